@@ -1,0 +1,1 @@
+"""Engines behind one Protocol: TensorRT and ONNX Runtime."""

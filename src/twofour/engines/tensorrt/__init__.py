@@ -1,0 +1,1 @@
+"""The TensorRT engine, built with Polygraphy on top of the Python bindings."""

@@ -1,0 +1,50 @@
+"""Every error a user can meet, each with its exit code; anything else that escapes is a bug of ours (exit 1).
+
+    TwofourError
+      BadInputError       2   a file, option or model that cannot be used as it is
+      MissingToolError    3   a package or tool that is not installed; the hint names what to install
+      PatternBrokenError  4   a pattern that does not hold, or a gate that is not met
+      BuildFailedError    5   an engine could not be built
+"""
+
+from __future__ import annotations
+
+INTERRUPTED = 130
+
+
+class TwofourError(Exception):
+    """What went wrong, where, the value found, and (as `hint`) what to do about it."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+
+
+class BadInputError(TwofourError):
+    """Input that cannot be used: missing, damaged, inconsistent or unsafe."""
+
+    exit_code = 2
+
+
+class MissingToolError(TwofourError):
+    """A package or tool that the request needs and this machine lacks."""
+
+    exit_code = 3
+
+
+class PatternBrokenError(TwofourError):
+    """A weight that was to be N:M is not, or a gate is not met."""
+
+    exit_code = 4
+
+
+class BuildFailedError(TwofourError):
+    """An engine build that ended without an engine."""
+
+    exit_code = 5

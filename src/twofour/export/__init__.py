@@ -1,0 +1,1 @@
+"""torch -> ONNX, with every weight mapped back to the module it came from."""

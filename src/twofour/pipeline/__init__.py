@@ -1,0 +1,1 @@
+"""Model sources, the run folder, the stages and the run."""

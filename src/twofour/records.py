@@ -1,0 +1,561 @@
+"""READ FIRST: every record that flows through twofour, in pipeline order. Standard library only.
+
+    source -> prune -> validate -> export -> build -> report
+    Weight    PruneResult  Validation  ExportResult  BuildResult  EligibilityReport
+
+Records are frozen; sequences in them are tuples; `None` means unknown and `()` means none.
+Names of the fields are a contract for whoever reads our JSON: fields may be added, never renamed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+
+from twofour.errors import BadInputError
+
+SCHEMA_VERSION = 1
+LARGEST_M = 32
+
+
+# --- the rule -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """N:M: at most `n` non-zeros in every `m` consecutive weights along the reduction axis.
+
+    Raises BadInputError unless 1 <= n < m <= 32.
+    """
+
+    n: int
+    m: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n < self.m <= LARGEST_M:
+            raise BadInputError(
+                f"pattern {self.n}:{self.m} is not an N:M pattern",
+                hint=f"N:M keeps N of M weights: 1 <= N < M <= {LARGEST_M}, for example 2:4",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """Read "2:4"; raises BadInputError for anything else than two numbers and a colon."""
+        match = re.fullmatch(r"\s*(\d{1,3})\s*:\s*(\d{1,3})\s*", text)
+        if match is None:
+            raise BadInputError(f"{text!r} is not an N:M pattern", hint="write it like 2:4")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.n}:{self.m}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternCheck:
+    """What the rule says about one array along one axis (the judge is pattern.py)."""
+
+    groups: int
+    """Groups looked at, tails included."""
+    violations: int
+    """Groups with more than N non-zeros."""
+    first_violation: tuple[int, ...] | None
+    """Index, in C order of the array, of the first element of the first violating group."""
+    tail: int
+    """Length of the last group where the axis is no multiple of M, else 0."""
+
+    @property
+    def holds(self) -> bool:
+        return self.violations == 0
+
+
+# --- reasons --------------------------------------------------------------------------------------
+
+
+class ReasonCode(str, Enum):
+    """Why a layer does not run sparse, or may not."""
+
+    PATTERN_BROKEN = "PATTERN_BROKEN"
+    WRONG_AXIS = "WRONG_AXIS"
+    GROUPED_CONV = "GROUPED_CONV"
+    DEPTHWISE_CONV = "DEPTHWISE_CONV"
+    AXIS_NOT_MULTIPLE = "AXIS_NOT_MULTIPLE"
+    SMALL_CHANNELS = "SMALL_CHANNELS"
+    NOT_CONSTANT = "NOT_CONSTANT"
+    UNSUPPORTED_OP = "UNSUPPORTED_OP"
+    DTYPE = "DTYPE"
+    INT8_OUTPUT_NOT_QUANTIZED = "INT8_OUTPUT_NOT_QUANTIZED"
+    ZERO_POINT = "ZERO_POINT"
+    SHARED_WEIGHT = "SHARED_WEIGHT"
+    EXCLUDED = "EXCLUDED"
+    DENSE_FASTER = "DENSE_FASTER"
+    TACTIC_SKIPPED = "TACTIC_SKIPPED"
+    IN_PLUGIN = "IN_PLUGIN"
+    GPU_HAS_NO_SPARSE = "GPU_HAS_NO_SPARSE"
+    SPARSITY_OFF = "SPARSITY_OFF"
+    LOG_SILENT = "LOG_SILENT"
+    LOG_CONTRADICTS = "LOG_CONTRADICTS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One reason: its code, a sentence with the numbers of this layer, and what it rests on."""
+
+    code: ReasonCode
+    message: str
+    source: str | None = None
+    """The rule's document, the log line with its number, or None where the message says it all."""
+
+
+# --- what could be sparse -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One weight of one layer, in a torch module or in an ONNX graph.
+
+    A layer whose weight is computed at run time has `weight=None` and a NOT_CONSTANT reason.
+    """
+
+    layer: str
+    """Module path ("encoder.0.fc1"); the ONNX node name where no module is known."""
+    node: str | None
+    """ONNX node name; None in a torch module."""
+    weight: str | None
+    """state_dict key, or the name of the ONNX initializer or Constant output."""
+    op: str
+    """ONNX: Conv, ConvTranspose, Gemm, MatMul. torch: name of the class, such as Linear."""
+    shape: tuple[int, ...]
+    """Of the array as it is stored."""
+    axis: int | None
+    """Reduction axis of the stored array; None where it has none."""
+    groups: int
+    """Convolution groups; 1 for everything else."""
+    in_channels: int
+    """C: the whole reduction width, all groups together (1x1 kernel position)."""
+    out_channels: int
+    """K."""
+    kernel: tuple[int, ...]
+    """Spatial kernel; () for a matrix product."""
+    dtype: str
+    """Of the stored array, numpy's name ("float32", "bfloat16", "int8", "float8_e4m3fn")."""
+    math_dtype: str
+    """What the layer computes in: the stored type behind Cast and Quantize/DequantizeLinear."""
+    output_quantized: bool | None = None
+    """For int8 math: whether the layer's output is quantised again; None elsewhere."""
+    trace: tuple[str, ...] = ()
+    """ONNX: the op types between the node and the constant, from the node's side."""
+    tied_to: tuple[str, ...] = ()
+    """Other layers (module paths or node names) that use the same stored array."""
+    reasons: tuple[Reason, ...] = ()
+    """What the module or graph alone says against sparse math in this layer."""
+
+
+# --- prune ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which weights are to be pruned; the globs match layer names (fnmatch, case-sensitive)."""
+
+    all_layers: bool = False
+    """Prune also what sparse math cannot use, as long as there is an axis to group along."""
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedWeight:
+    """A row of prune.json: one weight, what was done to it, and why not more."""
+
+    weight: Weight
+    pruned: bool
+    zeros: int
+    """Zeros in the saved array."""
+    kept_magnitude: float | None
+    """Sum of |w| after over sum of |w| before, 0 to 1; None where nothing was pruned."""
+    reasons: tuple[Reason, ...]
+    """Why it was left dense; for a pruned weight, what else the user should know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneResult:
+    """prune.json."""
+
+    source: str
+    pattern: Pattern
+    method: str
+    selection: Selection
+    weights: tuple[PrunedWeight, ...]
+    schema_version: int = SCHEMA_VERSION
+
+
+# --- validate -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightCheck:
+    """A row of validate.json: one weight, read back from a saved file."""
+
+    layer: str
+    node: str | None
+    weight: str
+    op: str
+    shape: tuple[int, ...]
+    axis: int
+    groups_checked: int
+    violations: int
+    first_violation: tuple[int, ...] | None
+    tail: int
+    holds_along: int | None
+    """Another axis along which the pattern does hold, looked for only where this one is broken."""
+    required: bool
+    """Whether this weight was to be pruned: a broken one fails the validation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """validate.json: the rule applied to every weight of the files that were saved."""
+
+    files: tuple[str, ...]
+    pattern: Pattern
+    checks: tuple[WeightCheck, ...]
+    skipped: tuple[Weight, ...] = ()
+    """Weights that cannot be checked (not constant, no axis), each with its reasons."""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def broken(self) -> tuple[WeightCheck, ...]:
+        return tuple(c for c in self.checks if c.required and c.violations)
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+
+class Precision(str, Enum):
+    """Type of weights and arithmetic written into the ONNX graph (strongly typed builds keep it)."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerName:
+    """Which module and parameter a weight of the ONNX file comes from."""
+
+    layer: str
+    parameter: str
+    """state_dict key."""
+    node: str
+    initializer: str
+    op: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerMap:
+    """layers.json: keyed by initializer and node name of the ONNX files beside it."""
+
+    layers: tuple[LayerName, ...]
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputAgreement:
+    """One output of two programs that were given the same inputs."""
+
+    output: str
+    shape: tuple[int, ...]
+    max_abs_error: float
+    cosine: float
+    """Over the whole output, flattened; 1.0 where both are zero everywhere."""
+    row_cosine_mean: float
+    """Mean over the first axis (the batch) of the cosine of each row."""
+    row_cosine_min: float
+    bound: float | None = None
+    """Largest max_abs_error that is accepted, in units of the output; None: not judged."""
+
+    @property
+    def within(self) -> bool:
+        return self.bound is None or self.max_abs_error <= self.bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedFile:
+    """One ONNX file (its weights may lie in `<name>.data` beside it)."""
+
+    variant: str
+    """"dense" or "sparse"."""
+    file: str
+    size_bytes: int
+    """Graph and external data together."""
+    agreement: tuple[OutputAgreement, ...]
+    """ONNX Runtime against the torch module; () where neither can run it here."""
+    not_compared: str | None = None
+    """Why `agreement` is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorShape:
+    """An input or output of an ONNX model; a dimension is a number or a name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult:
+    """export.json."""
+
+    precision: Precision | None
+    """None: the model came as ONNX and kept its types."""
+    opset: int
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
+    files: tuple[ExportedFile, ...]
+    pattern: Validation
+    """The rule applied to sparse.onnx as it was saved."""
+    schema_version: int = SCHEMA_VERSION
+
+
+# --- build ----------------------------------------------------------------------------------------
+
+
+class EngineName(str, Enum):
+    TENSORRT = "tensorrt"
+    ONNXRUNTIME = "onnxruntime"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """Whether an engine can run on this machine, established by trying."""
+
+    engine: EngineName
+    version: str | None
+    can_run: bool
+    why_not: str | None
+    hint: str | None = None
+    device: str | None = None
+    """What it runs on: a GPU's name or "CPU"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One NVIDIA GPU, as its driver describes it."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+    driver: str | None
+
+    @property
+    def has_sparse_tensor_cores(self) -> bool:
+        """2:4 sparse tensor cores exist from compute capability 8.0 on (TensorRT developer guide)."""
+        return self.compute_capability >= (8, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeProfile:
+    """Smallest, usual and largest shape of one input (a TensorRT optimization profile)."""
+
+    input: str
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """What both builds, dense and sparse, are given alike."""
+
+    shapes: tuple[ShapeProfile, ...] = ()
+    workspace_bytes: int | None = None
+    optimization_level: int | None = None
+    tf32: bool = True
+    iterations: int = 20
+    """Timed runs after the warm-up."""
+    warmup: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """Mean time of one engine layer or node over the profiled runs."""
+
+    name: str
+    mean_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantLatency:
+    """End-to-end times of one variant; all statistics derive from `samples_ms`."""
+
+    name: str
+    samples_ms: tuple[float, ...]
+    median_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
+    throughput: float | None
+    """Runs per second at the median."""
+    peak_memory_bytes: int | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantBuild:
+    """One engine: what it was built from, the files it left, how long its runs took."""
+
+    variant: str
+    """"dense" (sparse weights not allowed) or "sparse" (allowed)."""
+    onnx: str
+    sparse_weights: bool
+    """Whether the builder was allowed to use sparse kernels."""
+    providers: tuple[str, ...]
+    """ONNX Runtime: the providers in use, as the session reports them."""
+    build_s: float
+    size_bytes: int | None
+    """Of the plan; None where the engine keeps none."""
+    plan: str | None
+    log: str | None
+    layers: str | None
+    profile: str | None
+    latency: VariantLatency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildResult:
+    """build.json."""
+
+    engine: EngineStatus
+    asked_for: str
+    """auto, tensorrt or onnxruntime."""
+    not_used: tuple[EngineStatus, ...]
+    """Engines that were preferred and cannot run here, with their reasons."""
+    gpu: Gpu | None
+    options: BuildOptions
+    variants: tuple[VariantBuild, ...]
+    notes: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+# --- accuracy -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One figure of the user's own evaluation, for each variant."""
+
+    name: str
+    dense: float
+    sparse: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """accuracy.json: what pruning did to the outputs."""
+
+    drift: tuple[OutputAgreement, ...]
+    """sparse.onnx against dense.onnx on the example inputs."""
+    examples: int
+    """Rows of the example inputs."""
+    metrics: tuple[Metric, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+# --- report ---------------------------------------------------------------------------------------
+
+
+class VerdictName(str, Enum):
+    CHOSEN = "chosen"
+    ELIGIBLE = "eligible"
+    NOT_ELIGIBLE = "not-eligible"
+    NOT_IN_ENGINE = "not-in-engine"
+    UNKNOWN = "unknown"
+
+
+class Evidence(str, Enum):
+    MEASURED = "measured"
+    PREDICTED = "predicted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One layer: whether sparse math runs in it, why, and what to do."""
+
+    layer: str
+    node: str | None
+    op: str
+    engine_layer: str | None
+    shape: tuple[int, ...]
+    axis: int | None
+    groups: int
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, ...]
+    dtype: str
+    pattern_holds: bool | None
+    verdict: VerdictName
+    evidence: Evidence | None
+    """None only together with the verdict `unknown`."""
+    predicted: VerdictName
+    reasons: tuple[Reason, ...]
+    remedy: str | None
+    sparse_ms: float | None = None
+    dense_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EligibilitySummary:
+    """Totals over the layers of the report; weights are counted once each."""
+
+    layers: int
+    chosen: int
+    eligible: int
+    not_eligible: int
+    not_in_engine: int
+    unknown: int
+    weights: int
+    weights_eligible: int
+    """Weights in layers that are eligible or chosen."""
+    activation_products: int
+    """MatMul nodes without a constant operand: nothing to prune, not listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EligibilityReport:
+    """eligibility.json."""
+
+    model: str
+    pattern: Pattern
+    engine: str
+    """Which engine ran, in words; the verdicts say themselves whether they are measured."""
+    gpu: Gpu | None
+    verdicts: tuple[Verdict, ...]
+    summary: EligibilitySummary
+    unmatched_engine_layers: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRecord:
+    """One finished stage of a run folder: the key of its inputs and the hashes of its outputs."""
+
+    stage: str
+    key: str
+    """sha256 over the stage's inputs, options and versions."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    """File name in the run folder -> sha256."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunManifest:
+    """run.json: what makes a folder a run folder."""
+
+    source: str
+    twofour_version: str
+    stages: tuple[StageRecord, ...]
+    schema_version: int = SCHEMA_VERSION

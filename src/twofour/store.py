@@ -1,0 +1,130 @@
+"""Records to JSON and back, JSON Schema, sha256, and writes that are whole or not there.
+
+Source of the JSON mapping: pydantic's TypeAdapter over the dataclasses of records.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from twofour.errors import BadInputError
+
+T = TypeVar("T")
+_CHUNK_BYTES = 1 << 20
+
+
+@lru_cache(maxsize=None)
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def to_json(record: object) -> str:
+    """The record as indented JSON with a final newline; NaN and infinity become null."""
+    text = _adapter(type(record)).dump_json(record, indent=2).decode()
+    return text + "\n"
+
+
+def from_json(kind: type[T], text: str | bytes) -> T:
+    """Parse JSON into a record; raises BadInputError naming the first field that does not fit."""
+    try:
+        return _adapter(kind).validate_json(text)  # type: ignore[no-any-return]  # TypeAdapter[Any]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise BadInputError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
+
+
+def json_schema(kind: type[Any]) -> str:
+    """JSON Schema (2020-12) of a record, indented."""
+    return json.dumps(_adapter(kind).json_schema(), indent=2) + "\n"
+
+
+def write_record(path: Path, record: object) -> None:
+    """Write a record atomically; raises BadInputError where the file system refuses."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(to_json(record), encoding="utf-8")
+
+
+def read_record(kind: type[T], path: Path) -> T:
+    """Read a record back; raises BadInputError when the file is missing or of another shape."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        return from_json(kind, text)
+    except BadInputError as error:
+        raise BadInputError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; on success it is renamed to `path`, else removed.
+
+    Raises BadInputError for a full disk, a read-only folder and the like (OSError).
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except OSError as error:
+        raise _write_error(path, error) from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except OSError as error:
+        raise _write_error(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sha256_bytes(*parts: bytes) -> str:
+    """sha256 over the parts, each preceded by its length, as hex."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a file's content, as hex; raises BadInputError when it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    return digest.hexdigest()
+
+
+def _write_error(path: Path, error: OSError) -> BadInputError:
+    return BadInputError(
+        f"cannot write {path}: {error.strerror or error}",
+        hint="free some space or choose another folder with --out; nothing half-written was left",
+    )
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+@lru_cache(maxsize=1)
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
