@@ -1,10 +1,9 @@
-"""Every error a user can meet, each with its exit code; anything else that escapes is a bug of ours (exit 1).
+"""Every error a user can meet, each with its exit code.
 
-    TwofourError
-      BadInputError       2   a file, option or model that cannot be used as it is
-      MissingToolError    3   a package or tool that is not installed; the hint names what to install
-      PatternBrokenError  4   a pattern that does not hold, or a gate that is not met
-      BuildFailedError    5   an engine could not be built
+TwofourError is the root. BadInputError (2): a file, option or model that cannot be used as it is.
+MissingToolError (3): a package or tool is not installed; the hint names what to install.
+PatternBrokenError (4): a pattern does not hold, or a gate is not met. BuildFailedError (5): no
+engine came out of a build. Anything else that escapes is a bug of ours (1).
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ class PatternCheck:
 
     @property
     def holds(self) -> bool:
+        """No group violates the pattern."""
         return self.violations == 0
 
 
@@ -226,6 +227,7 @@ class Validation:
 
     @property
     def broken(self) -> tuple[WeightCheck, ...]:
+        """The rows that make the validation fail."""
         return tuple(c for c in self.checks if c.required and c.violations)
 
 
@@ -233,7 +235,7 @@ class Validation:
 
 
 class Precision(str, Enum):
-    """Type of weights and arithmetic written into the ONNX graph (strongly typed builds keep it)."""
+    """Type of weights and arithmetic in the ONNX graph; strongly typed builds keep it."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -277,6 +279,7 @@ class OutputAgreement:
 
     @property
     def within(self) -> bool:
+        """The error is not above its bound."""
         return self.bound is None or self.max_abs_error <= self.bound
 
 
@@ -323,6 +326,8 @@ class ExportResult:
 
 
 class EngineName(str, Enum):
+    """The engines there are."""
+
     TENSORRT = "tensorrt"
     ONNXRUNTIME = "onnxruntime"
 
@@ -351,7 +356,7 @@ class Gpu:
 
     @property
     def has_sparse_tensor_cores(self) -> bool:
-        """2:4 sparse tensor cores exist from compute capability 8.0 on (TensorRT developer guide)."""
+        """From compute capability 8.0 on (TensorRT developer guide, structured sparsity)."""
         return self.compute_capability >= (8, 0)
 
 
@@ -466,6 +471,8 @@ class Accuracy:
 
 
 class VerdictName(str, Enum):
+    """What becomes of a layer's weight in the engine."""
+
     CHOSEN = "chosen"
     ELIGIBLE = "eligible"
     NOT_ELIGIBLE = "not-eligible"
@@ -474,6 +481,8 @@ class VerdictName(str, Enum):
 
 
 class Evidence(str, Enum):
+    """From a log or layer information, or from the rules."""
+
     MEASURED = "measured"
     PREDICTED = "predicted"
 

@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +23,8 @@ T = TypeVar("T")
 _CHUNK_BYTES = 1 << 20
 
 
-@lru_cache(maxsize=None)
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
@@ -37,11 +37,12 @@ def to_json(record: object) -> str:
 def from_json(kind: type[T], text: str | bytes) -> T:
     """Parse JSON into a record; raises BadInputError naming the first field that does not fit."""
     try:
-        return _adapter(kind).validate_json(text)  # type: ignore[no-any-return]  # TypeAdapter[Any]
+        record: T = _adapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
         raise BadInputError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
+    return record
 
 
 def json_schema(kind: type[Any]) -> str:
@@ -123,7 +124,7 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-@lru_cache(maxsize=1)
+@cache
 def _umask() -> int:
     current = os.umask(0)
     os.umask(current)

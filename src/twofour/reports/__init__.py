@@ -1,1 +1,1 @@
-"""Rules and evidence -> a verdict for every layer, and its renderers. No torch, onnx or tensorrt here."""
+"""Rules and evidence -> a verdict for every layer, and its renderers; no torch, onnx, tensorrt."""
