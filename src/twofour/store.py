@@ -23,21 +23,16 @@ T = TypeVar("T")
 _CHUNK_BYTES = 1 << 20
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
 def to_json(record: object) -> str:
     """The record as indented JSON with a final newline; NaN and infinity become null."""
-    text = _adapter(type(record)).dump_json(record, indent=2).decode()
+    text = TypeAdapter(type(record)).dump_json(record, indent=2).decode()
     return text + "\n"
 
 
 def from_json(kind: type[T], text: str | bytes) -> T:
     """Parse JSON into a record; raises BadInputError naming the first field that does not fit."""
     try:
-        record: T = _adapter(kind).validate_json(text)
+        record: T = TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
@@ -47,7 +42,7 @@ def from_json(kind: type[T], text: str | bytes) -> T:
 
 def json_schema(kind: type[Any]) -> str:
     """JSON Schema (2020-12) of a record, indented."""
-    return json.dumps(_adapter(kind).json_schema(), indent=2) + "\n"
+    return json.dumps(TypeAdapter(kind).json_schema(), indent=2) + "\n"
 
 
 def write_record(path: Path, record: object) -> None:
