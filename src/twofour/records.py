@@ -549,6 +549,52 @@ class EligibilityReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Everything a run can be told; what it leaves out is decided once, when the run starts."""
+
+    pattern: Pattern = Pattern(2, 4)
+    selection: Selection = Selection()
+    precision: Precision | None = None
+    """None: float16 for a torch module (sparse kernels need it), as it is for an ONNX file."""
+    opset: int | None = None
+    dynamic_batch: bool = True
+    inputs: str | None = None
+    """Path of the example inputs: .npz, or .txt for a text model."""
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shapes of random float32 example inputs, by position."""
+    metric: str | None = None
+    """file.py:callable, called with a predict function for each variant."""
+    seed: int = 0
+    engine: str = "auto"
+    shapes: tuple[str, ...] = ()
+    """TensorRT optimization profiles as text, `input=min:opt:max`."""
+    build: BuildOptions = BuildOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedVariant:
+    """stages/export-<variant>.json: one export, before the two are put together."""
+
+    file: ExportedFile
+    precision: Precision | None
+    opset: int
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
+    layers: LayerMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantCheck:
+    """stages/check-<variant>.json: one ONNX file run by ONNX Runtime on the example inputs."""
+
+    variant: str
+    providers: tuple[str, ...]
+    session_s: float | None
+    metrics: dict[str, float]
+    latency: VariantLatency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageRecord:
     """One finished stage of a run folder: the key of its inputs and the hashes of its outputs."""
 

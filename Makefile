@@ -1,0 +1,37 @@
+# Two commands: `make demo` runs the main job on a small trained model, `make test` checks everything.
+# Both set up .venv first; only python3 (3.10 to 3.13), pip and a C compiler are assumed.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+BINDINGS := build/trt10/.ready build/trt11/.ready
+
+.PHONY: demo test lint types imports unit bindings clean
+
+demo: $(INSTALLED)
+	$(BIN)/twofour prune-export-build examples/digits.py:make \
+	    --metric examples/digits.py:evaluate --out runs/digits
+
+test: lint types imports unit
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+imports: $(INSTALLED)
+	$(BIN)/lint-imports
+
+unit: $(INSTALLED) bindings
+	$(BIN)/pytest
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint constraints.txt --editable '.[dev,examples,hf]'
+	touch $@
+
+clean:
+	rm -rf .venv build runs

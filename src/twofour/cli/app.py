@@ -1,0 +1,42 @@
+"""The Typer application: which command is which module."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from twofour import __version__
+from twofour.cli import build, doctor, export, prune, report, run, validate
+
+app = typer.Typer(
+    name="twofour",
+    help="From a dense PyTorch or ONNX model to a 2:4-sparse TensorRT engine, "
+    "with the reason for every layer that does not run sparse.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("prune-export-build")(run.prune_export_build)
+app.command("prune")(prune.prune)
+app.command("validate")(validate.validate)
+app.command("export")(export.export)
+app.command("build")(build.build)
+app.command("report")(report.report)
+app.command("doctor")(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001  # Typer's callback signature
+    if wanted:
+        typer.echo(f"twofour {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,106 @@
+"""Where the command line talks: data on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+WIDTH_WITHOUT_TERMINAL = 120
+
+
+def data_console() -> Console:
+    """Console of stdout, for reports; colour only on a terminal and without NO_COLOR."""
+    return Console(
+        width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL,
+        soft_wrap=False,
+        highlight=False,
+        no_color=_no_color(),
+    )
+
+
+def talk_console() -> Console:
+    """Console of stderr, for progress and errors."""
+    return Console(stderr=True, highlight=False, no_color=_no_color(), soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """A line on stderr, taken literally."""
+    talk_console().print(text, markup=False)
+
+
+def show(renderable: RenderableType) -> None:
+    """A report on stdout."""
+    data_console().print(renderable)
+
+
+def show_json(text: str) -> None:
+    """A record on stdout and nothing else there."""
+    sys.stdout.write(text)
+
+
+def _no_color() -> bool:
+    return bool(os.environ.get("NO_COLOR"))
+
+
+class TerminalProgress:
+    """Draws the stages of a run on stderr: a spinner and bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        console = talk_console()
+        self._console = console
+        self._quiet = quiet
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> TerminalProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def stage(self, name: str, title: str) -> None:  # noqa: ARG002  # the Protocol's names
+        """Start a new line for the stage."""
+        self._clear()
+        self._task = self._bar.add_task(title, total=None)
+        self._title = title
+
+    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
+        """Leave a finished line behind."""
+        self._clear()
+        if not self._quiet and self._console.is_terminal:
+            mark = "as before" if reused else f"{seconds:.1f} s"
+            self._bar.console.print(f"  {self._title} [dim]({mark})[/dim]", highlight=False)
+
+    def step(self, text: str, done: int, total: int | None) -> None:
+        """Move the bar of the running stage."""
+        if self._task is not None:
+            description = f"{self._title}: {text}" if text else self._title
+            self._bar.update(self._task, description=description, completed=done, total=total)
+
+    def note(self, text: str) -> None:
+        """Say something that matters even when the bar is not drawn."""
+        if not self._quiet:
+            self._bar.console.print(text, markup=False)
+
+    def _clear(self) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None

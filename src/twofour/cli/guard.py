@@ -1,0 +1,75 @@
+"""One handler for every command: errors become a message and an exit code, bugs a saved traceback.
+
+Exit codes: errors.py. A bug of ours ends in 1, and its traceback goes to a file.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from twofour import __version__
+from twofour.cli.console import say
+from twofour.errors import INTERRUPTED, TwofourError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_BUG = 1
+_traceback_folder: Path | None = None
+
+
+def keep_tracebacks_in(folder: Path) -> None:
+    """Name the run folder; a traceback of ours goes there once the folder exists."""
+    global _traceback_folder  # noqa: PLW0603  # one process runs one command
+    _traceback_folder = folder
+
+
+def guarded(command: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a command so that whatever it raises ends in the exit code of its kind."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except TwofourError as error:
+            say(f"error: {error}")
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            say("interrupted; the same command goes on from here")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _silence_stdout()
+            raise typer.Exit(0) from None
+        except Exception as error:  # noqa: BLE001  # the one place where a bug of ours ends
+            say(f"error: {type(error).__name__}: {error}")
+            say(f"This is a bug in twofour {__version__}; the traceback is in {_saved_traceback()}")
+            raise typer.Exit(_BUG) from None
+
+    return run
+
+
+def _saved_traceback() -> Path:
+    folder = _traceback_folder
+    inside = folder is not None and folder.is_dir() and os.access(folder, os.W_OK)
+    handle, name = tempfile.mkstemp(
+        prefix="traceback-", suffix=".txt", dir=folder if inside else None, text=True
+    )
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(f"twofour {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n")
+        file.write(traceback.format_exc())
+    return Path(name)
+
+
+def _silence_stdout() -> None:
+    """Keep the interpreter from complaining at exit about the pipe the reader closed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,110 @@
+"""Options that several commands share, and their translation into records."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twofour.errors import BadInputError
+from twofour.records import Precision
+
+
+class EngineChoice(str, Enum):
+    """What --engine takes."""
+
+    AUTO = "auto"
+    TENSORRT = "tensorrt"
+    ONNXRUNTIME = "onnxruntime"
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="file.onnx, a Hugging Face checkpoint folder, file.py:callable, "
+        "package.module:callable, or timm:NAME",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Run folder.", show_default="runs/<model name>"),
+]
+PatternText = Annotated[
+    str, typer.Option("--pattern", "-p", metavar="N:M", help="Keep N of every M weights.")
+]
+AllLayers = Annotated[
+    bool, typer.Option("--all-layers", help="Prune also what sparse math cannot use.")
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option("--include", metavar="GLOB", help="Prune these layers too; repeatable."),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="GLOB", help="Leave these layers dense; repeatable."),
+]
+PrecisionOption = Annotated[
+    Precision | None,
+    typer.Option(
+        "--precision",
+        help="Type written into the ONNX graph.",
+        show_default="float16; an ONNX file keeps its own",
+    ),
+]
+Opset = Annotated[
+    int | None, typer.Option("--opset", help="ONNX opset.", show_default="20; bfloat16: 22")
+]
+StaticBatch = Annotated[
+    bool, typer.Option("--static-batch", help="Fix the batch at that of the example inputs.")
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option("--inputs", help="Example inputs: .npz, or .txt (one sentence a line)."),
+]
+InputShapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-shape", metavar="2x3x224x224", help="Random example input; one per input."
+    ),
+]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metric", metavar="FILE.py:CALLABLE", help="Called with a predict function per variant."
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+EngineOption = Annotated[
+    EngineChoice, typer.Option("--engine", help="auto: TensorRT where a builder can be created.")
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shapes", metavar="INPUT=MIN:OPT:MAX", help="TensorRT optimization profile."),
+]
+Workspace = Annotated[
+    int | None, typer.Option("--workspace", metavar="MIB", min=1, help="TensorRT workspace limit.")
+]
+OptimizationLevel = Annotated[
+    int | None, typer.Option("--opt-level", min=0, max=5, help="TensorRT optimization level.")
+]
+Tf32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help="Allow TF32 in float32 layers.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the record on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
+
+
+def parse_input_shapes(texts: list[str] | None) -> tuple[tuple[int, ...], ...]:
+    """Read "2x3x224x224"; raises BadInputError for anything but positive numbers."""
+    return tuple(_dimensions(text) for text in texts or ())
+
+
+def _dimensions(text: str) -> tuple[int, ...]:
+    try:
+        dimensions = tuple(int(part) for part in text.lower().split("x"))
+    except ValueError:
+        dimensions = ()
+    if not dimensions or min(dimensions) < 1:
+        raise BadInputError(f"{text!r} is not a shape", hint="write it like 2x3x224x224")
+    return dimensions

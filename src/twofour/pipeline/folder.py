@@ -1,0 +1,136 @@
+"""The run folder: made, recognised, locked against a second run, and its run.json kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from twofour import __version__
+from twofour.errors import BadInputError
+from twofour.records import RunManifest, StageRecord
+from twofour.store import read_record, write_record
+
+MANIFEST = "run.json"
+_LOCK = ".lock"
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """A locked run folder; its lifetime is the `with` block of `open_run_folder`."""
+
+    path: Path
+    manifest: RunManifest
+
+    def stage(self, name: str) -> StageRecord | None:
+        """The last finished run of a stage, or None."""
+        return next((s for s in self.manifest.stages if s.stage == name), None)
+
+    def finish(self, record: StageRecord) -> None:
+        """Note in run.json that a stage is done, in place of what was noted before."""
+        others = tuple(s for s in self.manifest.stages if s.stage != record.stage)
+        self.manifest = replace(
+            self.manifest, twofour_version=__version__, stages=(*others, record)
+        )
+        write_record(self.path / MANIFEST, self.manifest)
+
+
+@contextlib.contextmanager
+def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
+    """Create or reopen the run folder of one source and hold its lock.
+
+    `source` identifies the model (an absolute path or a name). Raises BadInputError when the path
+    is a file or a folder of something else, belongs to another source, cannot be written, or is
+    in use by another process.
+    """
+    _make_folder(path)
+    with _locked(path):
+        manifest = _manifest(path, source)
+        if manifest is None:
+            manifest = RunManifest(source=source, twofour_version=__version__, stages=())
+            write_record(path / MANIFEST, manifest)
+        _remove_leftovers(path)
+        yield RunFolder(path, manifest)
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a folder was made by a run of ours."""
+    return (path / MANIFEST).is_file()
+
+
+def _make_folder(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise BadInputError(f"{path} is a file, not a run folder", hint="choose another --out")
+    if path.is_dir() and not is_run_folder(path) and _foreign(path):
+        raise BadInputError(
+            f"{path} exists and is not a run folder (it holds {_foreign(path)!r})",
+            hint="choose another folder with --out; nothing in it was touched",
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(
+            f"cannot create {path}: {error.strerror or error}", hint="choose another --out"
+        ) from error
+
+
+def _foreign(path: Path) -> str | None:
+    """Name of one entry that is not of our making; a run killed at its start leaves only ours."""
+    try:
+        names = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    return next((n for n in names if n != _LOCK and not n.endswith(".part")), None)
+
+
+def _manifest(path: Path, source: str) -> RunManifest | None:
+    if not is_run_folder(path):
+        return None
+    manifest = read_record(RunManifest, path / MANIFEST)
+    if manifest.source != source:
+        raise BadInputError(
+            f"{path} holds a run of {manifest.source}, not of {source}",
+            hint="choose another folder with --out, or remove that one",
+        )
+    return manifest
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Half-written files of a run that was killed: never renamed, so nobody refers to them."""
+    for leftover in path.glob(".*.part"):
+        leftover.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an advisory lock that the operating system drops when the process dies."""
+    try:
+        handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise BadInputError(
+            f"cannot write into {path}: {error.strerror or error}", hint="choose another --out"
+        ) from error
+    try:
+        _lock(handle, path)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, path: Path) -> None:
+    try:
+        if os.name == "nt":
+            import msvcrt  # exists on Windows only
+
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # Windows only
+        else:
+            import fcntl  # exists on POSIX only
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise BadInputError(
+            f"{path} is in use by another twofour run",
+            hint="wait for it to end, or choose another folder with --out",
+        ) from error

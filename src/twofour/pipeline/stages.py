@@ -1,0 +1,134 @@
+"""One stage: run it, or find that nothing it depends on has changed since it was done."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from twofour import __version__
+from twofour.pipeline.folder import RunFolder
+from twofour.records import StageRecord
+from twofour.store import read_record, sha256_bytes, sha256_file, write_record
+
+R = TypeVar("R")
+
+
+class Progress(Protocol):
+    """Where a run says what it is doing; the command line draws it, tests record it."""
+
+    def stage(self, name: str, title: str) -> None:
+        """A stage begins."""
+
+    def done(self, name: str, *, seconds: float, reused: bool) -> None:
+        """The stage is done, or was found done."""
+
+    def step(self, text: str, done: int, total: int | None) -> None:
+        """Progress inside the stage."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+
+
+class Silent:
+    """The Progress that says nothing."""
+
+    def stage(self, name: str, title: str) -> None:
+        """Say nothing."""
+
+    def done(self, name: str, *, seconds: float, reused: bool) -> None:
+        """Say nothing."""
+
+    def step(self, text: str, done: int, total: int | None) -> None:
+        """Say nothing."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What decides whether a stage must run: its options and versions, and the files it reads."""
+
+    name: str
+    title: str
+    record: str
+    """File of its record in the run folder, written last."""
+    depends: Mapping[str, object]
+    """Options and versions, as plain JSON values."""
+    reads: tuple[str, ...] = ()
+    """Files of the run folder, outputs of earlier stages."""
+
+
+class Runner:
+    """Runs stages in a folder and keeps the hashes of what they left, so that each is read once."""
+
+    def __init__(self, folder: RunFolder, progress: Progress) -> None:
+        self.folder = folder
+        self.progress = progress
+        self._hashes: dict[str, str] = {}
+
+    def run(self, stage: Stage, kind: type[R], work: Callable[[], tuple[R, Sequence[str]]]) -> R:
+        """The stage's record, read back where nothing changed, else made by `work`.
+
+        `work` writes the stage's files and returns its record with their names. The order on disk
+        is files, record, run.json: a run killed in between does the stage again.
+        """
+        self.progress.stage(stage.name, stage.title)
+        started = time.perf_counter()
+        key = self._key(stage)
+        before = self.folder.stage(stage.name)
+        if before is not None and before.key == key and self._intact(before):
+            record = read_record(kind, self.folder.path / stage.record)
+            self.progress.done(stage.name, seconds=time.perf_counter() - started, reused=True)
+            return record
+        record, files = work()
+        write_record(self.folder.path / stage.record, record)
+        seconds = time.perf_counter() - started
+        outputs = {name: self._hash_again(name) for name in (*files, stage.record)}
+        self.folder.finish(
+            StageRecord(stage=stage.name, key=key, outputs=outputs, seconds=round(seconds, 3))
+        )
+        self.progress.done(stage.name, seconds=seconds, reused=False)
+        return record
+
+    def _key(self, stage: Stage) -> str:
+        inputs = {name: self._hash(name) for name in stage.reads}
+        document = {"stage": stage.name, "depends": stage.depends, "inputs": inputs}
+        return sha256_bytes(json.dumps(document, sort_keys=True).encode())
+
+    def _intact(self, before: StageRecord) -> bool:
+        return all(
+            (self.folder.path / name).is_file() and self._hash(name) == value
+            for name, value in before.outputs.items()
+        )
+
+    def _hash(self, name: str) -> str:
+        if name not in self._hashes:
+            self._hashes[name] = sha256_file(self.folder.path / name)
+        return self._hashes[name]
+
+    def _hash_again(self, name: str) -> str:
+        self._hashes.pop(name, None)
+        return self._hash(name)
+
+
+def versions(*packages: str) -> dict[str, str | None]:
+    """Versions of our own and other packages, from their metadata, without importing them."""
+    found: dict[str, str | None] = {"twofour": __version__}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def size_of(path: Path) -> int:
+    """Bytes of an ONNX file together with its external data file `<name>.data`, if any."""
+    data = path.with_name(path.name + ".data")
+    return path.stat().st_size + (data.stat().st_size if data.is_file() else 0)

@@ -1,0 +1,84 @@
+"""The torch model of a run: loaded once, pruned in place, its weights saved and read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twofour.errors import BadInputError
+from twofour.records import Pattern, PruneResult, Selection
+from twofour.store import atomic_file
+
+if TYPE_CHECKING:
+    from twofour.pipeline.sources.loaded import LoadedModule
+    from twofour.pipeline.sources.protocol import TorchSource
+
+
+class TorchModel:
+    """Gives the module dense or pruned, loading it only when a stage needs it.
+
+    Only one copy of the weights is ever held: pruning is in place, and asking for the dense
+    module after that loads the source again.
+    """
+
+    def __init__(self, source: TorchSource) -> None:
+        self._source = source
+        self._loaded: LoadedModule | None = None
+        self._pruned = False
+
+    def dense(self) -> LoadedModule:
+        """The module with the weights of the source."""
+        if self._loaded is None or self._pruned:
+            from twofour.pruning.module_prune import make_permanent
+
+            self._loaded = None
+            self._loaded = self._source.load()
+            make_permanent(self._loaded.module)
+            self._pruned = False
+        return self._loaded
+
+    def prune(self, pattern: Pattern, selection: Selection, target: Path) -> PruneResult:
+        """Prune in place and save the whole state_dict to `target` (safetensors)."""
+        from twofour.pruning.module_prune import prune_module
+
+        loaded = self.dense()
+        result = prune_module(loaded.module, pattern, selection, source=self._source.text)
+        self._pruned = True
+        with atomic_file(target) as temporary:
+            save_weights(loaded.module, temporary)
+        return result
+
+    def pruned(self, weights: Path) -> LoadedModule:
+        """The module with the weights that were saved, read back unless they are at hand."""
+        if self._loaded is None or not self._pruned:
+            loaded = self.dense()
+            load_weights(loaded.module, weights)
+            self._pruned = True
+        assert self._loaded is not None
+        return self._loaded
+
+    def release(self) -> None:
+        """Let go of the module and its memory."""
+        self._loaded = None
+        self._pruned = False
+
+
+def save_weights(module: object, target: Path) -> None:
+    """Write a module's state_dict as safetensors, each shared tensor once."""
+    from safetensors.torch import save_model
+
+    save_model(module, str(target))
+
+
+def load_weights(module: object, path: Path) -> None:
+    """Fill a module from safetensors; raises BadInputError when keys or shapes do not fit."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    try:
+        load_model(module, str(path))
+    except (RuntimeError, SafetensorError, OSError) as error:
+        raise BadInputError(
+            f"{path} does not fit the model: {str(error).splitlines()[0]}",
+            hint="the source gives another model than when it was pruned; use another --out",
+        ) from error

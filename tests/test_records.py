@@ -1,0 +1,33 @@
+"""The records' own rules."""
+
+import pytest
+
+from twofour.errors import BadInputError
+from twofour.records import Gpu, Pattern
+
+
+def test_a_pattern_is_read_from_text() -> None:
+    assert Pattern.parse(" 2:4 ") == Pattern(2, 4)
+    assert str(Pattern(4, 16)) == "4:16"
+
+
+@pytest.mark.parametrize("text", ["", "2", "2/4", "a:b", "2:4:8", "-2:4", "9999:4"])
+def test_other_text_is_no_pattern(text: str) -> None:
+    with pytest.raises(BadInputError, match="not an N:M pattern"):
+        Pattern.parse(text)
+
+
+@pytest.mark.parametrize(("n", "m"), [(0, 4), (4, 4), (5, 4), (2, 33)])
+def test_n_must_be_positive_and_below_m_and_m_at_most_32(n: int, m: int) -> None:
+    with pytest.raises(BadInputError, match=f"{n}:{m}"):
+        Pattern(n, m)
+
+
+@pytest.mark.parametrize(
+    ("capability", "sparse"), [((7, 5), False), ((8, 0), True), ((8, 7), True), ((9, 0), True)]
+)
+def test_sparse_tensor_cores_begin_at_compute_capability_8_0(
+    capability: tuple[int, int], *, sparse: bool
+) -> None:
+    gpu = Gpu(name="g", compute_capability=capability, memory_bytes=1, driver=None)
+    assert gpu.has_sparse_tensor_cores is sparse

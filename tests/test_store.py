@@ -1,0 +1,96 @@
+"""Records on disk: whole or not there, and read back as they were."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from twofour.errors import BadInputError
+from twofour.records import Pattern, PruneResult, RunManifest, Selection, StageRecord
+from twofour.store import (
+    atomic_file,
+    from_json,
+    json_schema,
+    read_record,
+    sha256_bytes,
+    sha256_file,
+    to_json,
+    write_record,
+)
+
+MANIFEST = RunManifest(
+    source="m.onnx",
+    twofour_version="0.1.0",
+    stages=(StageRecord(stage="prune", key="ab", outputs={"weights.safetensors": "cd"}),),
+)
+
+
+def test_a_record_comes_back_from_json_as_it_was() -> None:
+    assert from_json(RunManifest, to_json(MANIFEST)) == MANIFEST
+
+
+def test_a_pattern_is_checked_when_it_is_read_from_json() -> None:
+    text = to_json(
+        PruneResult(
+            source="m", pattern=Pattern(2, 4), method="magnitude", selection=Selection(), weights=()
+        )
+    )
+    with pytest.raises(BadInputError, match="4:4 is not an N:M pattern"):
+        from_json(PruneResult, text.replace('"n": 2', '"n": 4'))
+
+
+def test_json_of_another_shape_names_the_first_field_that_does_not_fit() -> None:
+    with pytest.raises(BadInputError, match=r"not a RunManifest: source: Field required"):
+        from_json(RunManifest, '{"twofour_version": "1", "stages": []}')
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    write_record(target, MANIFEST)
+    before = target.read_text()
+
+    def fail() -> None:
+        with atomic_file(target) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert target.read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+    def fill() -> None:
+        with atomic_file(tmp_path / "weights.safetensors"):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(BadInputError, match=r"cannot write .*weights.*No space left on device"):
+        fill()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_a_clear_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(BadInputError, match="Permission denied"):
+        write_record(tmp_path / "run.json", MANIFEST)
+
+
+def test_a_missing_record_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"cannot read .*run\.json: No such file"):
+        read_record(RunManifest, tmp_path / "run.json")
+
+
+def test_sha256_of_a_file_is_the_standard_one(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "f").startswith("ba7816bf8f01cfea414140de5dae2223")
+
+
+def test_parts_do_not_run_into_each_other_in_a_hash() -> None:
+    assert sha256_bytes(b"ab", b"c") != sha256_bytes(b"a", b"bc")
+
+
+def test_the_schema_names_every_field_of_the_record() -> None:
+    schema = json_schema(RunManifest)
+    assert all(f'"{name}"' in schema for name in ("source", "stages", "schema_version"))
