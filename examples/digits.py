@@ -30,9 +30,9 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 SEED = 24
-EPOCHS = 10
-BATCH = 64
-PEAK_LEARNING_RATE = 4e-3
+EPOCHS = 12
+BATCH = 128
+PEAK_LEARNING_RATE = 2e-3
 
 Array = npt.NDArray[np.float32]
 Predict = Callable[..., tuple[npt.NDArray[np.generic], ...]]
@@ -63,7 +63,7 @@ def split() -> tuple[Array, npt.NDArray[np.int64], Array, npt.NDArray[np.int64]]
 
 
 def build() -> nn.Module:
-    """The network, untrained: 28 to 8x8 pixels in, ten logits out."""
+    """The network, untrained: images (n, 1, 8, 8) in, logits (n, 10) out."""
     return nn.Sequential(
         OrderedDict(
             stem=block(1, 64, 3),
@@ -98,9 +98,10 @@ def train(images: Array, labels: npt.NDArray[np.int64], *, epochs: int) -> nn.Mo
         optimizer = torch.optim.AdamW(network.parameters(), lr=PEAK_LEARNING_RATE)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_LEARNING_RATE, steps)
         for _ in range(epochs):
-            for batch in torch.randperm(len(x)).split(BATCH):
+            for batch in torch.split(torch.randperm(len(x)), BATCH):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(network(x[batch]), y[batch]).backward()
+                loss = nn.functional.cross_entropy(network(x[batch]), y[batch])
+                torch.autograd.backward(loss)
                 optimizer.step()
                 schedule.step()
     return network.eval()

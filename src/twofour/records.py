@@ -89,6 +89,7 @@ class ReasonCode(str, Enum):
     ZERO_POINT = "ZERO_POINT"
     SHARED_WEIGHT = "SHARED_WEIGHT"
     EXCLUDED = "EXCLUDED"
+    GUESSED = "GUESSED"
     DENSE_FASTER = "DENSE_FASTER"
     TACTIC_SKIPPED = "TACTIC_SKIPPED"
     IN_PLUGIN = "IN_PLUGIN"
@@ -96,6 +97,10 @@ class ReasonCode(str, Enum):
     SPARSITY_OFF = "SPARSITY_OFF"
     LOG_SILENT = "LOG_SILENT"
     LOG_CONTRADICTS = "LOG_CONTRADICTS"
+    QUALIFIES = "QUALIFIES"
+    """Nothing known speaks against sparse math: the reason of a plainly eligible layer."""
+    NOT_CHECKED = "NOT_CHECKED"
+    """The validation has no row for this weight, so nothing is known of its pattern."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +248,19 @@ class Precision(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """How a torch module becomes an ONNX file; the same for the dense and the sparse one."""
+
+    precision: Precision = Precision.FLOAT32
+    opset: int | None = None
+    """None: what torch takes by default, and 22 for bfloat16."""
+    dynamic_batch: bool = True
+    """Axis 0 of every input that has the batch there is the dimension `batch`."""
+    input_names: tuple[str, ...] | None = None
+    output_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerName:
     """Which module and parameter a weight of the ONNX file comes from."""
 
@@ -381,6 +399,8 @@ class BuildOptions:
     iterations: int = 20
     """Timed runs after the warm-up."""
     warmup: int = 3
+    threads: int | None = None
+    """ONNX Runtime on the CPU: threads inside an operator; None: every core of this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,6 +424,10 @@ class VariantLatency:
     """Runs per second at the median."""
     peak_memory_bytes: int | None
     error: str | None = None
+    threads: int | None = None
+    """CPU threads that were used; None on a GPU."""
+    timing: str | None = None
+    """What one sample spans, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -509,6 +533,8 @@ class Verdict:
     predicted: VerdictName
     reasons: tuple[Reason, ...]
     remedy: str | None
+    weight: str | None = None
+    """Name of the stored array; layers that share it share its weights in the totals."""
     sparse_ms: float | None = None
     dense_ms: float | None = None
 
@@ -588,10 +614,10 @@ class VariantCheck:
     """stages/check-<variant>.json: one ONNX file run by ONNX Runtime on the example inputs."""
 
     variant: str
-    providers: tuple[str, ...]
-    session_s: float | None
+    outputs: str | None
+    """The .npz with its outputs; None where ONNX Runtime cannot run the file here."""
+    not_run: str | None
     metrics: dict[str, float]
-    latency: VariantLatency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -613,4 +639,45 @@ class RunManifest:
     source: str
     twofour_version: str
     stages: tuple[StageRecord, ...]
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a whole run gives back: its folder and the records in it."""
+
+    folder: str
+    prune: PruneResult
+    validation: Validation
+    export: ExportResult
+    build: BuildResult
+    accuracy: Accuracy
+    report: EligibilityReport
+
+
+# --- doctor ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledPackage:
+    """One package twofour uses, and what for."""
+
+    name: str
+    version: str | None
+    """None: not installed."""
+    needed_for: str
+    install: str
+    """The command that installs it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What `twofour doctor` finds on this machine."""
+
+    twofour_version: str
+    python_version: str
+    platform: str
+    packages: tuple[InstalledPackage, ...]
+    engines: tuple[EngineStatus, ...]
+    gpu: Gpu | None
     schema_version: int = SCHEMA_VERSION

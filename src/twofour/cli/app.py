@@ -26,7 +26,7 @@ app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 
 
-def _version(wanted: bool) -> None:  # noqa: FBT001  # Typer's callback signature
+def _version(wanted: bool) -> None:  # Typer's callback signature
     if wanted:
         typer.echo(f"twofour {__version__}")
         raise typer.Exit

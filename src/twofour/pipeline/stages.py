@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from twofour import __version__
@@ -126,9 +125,3 @@ def versions(*packages: str) -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[package] = None
     return found
-
-
-def size_of(path: Path) -> int:
-    """Bytes of an ONNX file together with its external data file `<name>.data`, if any."""
-    data = path.with_name(path.name + ".data")
-    return path.stat().st_size + (data.stat().st_size if data.is_file() else 0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twofour.errors import BadInputError
+from twofour.pipeline.weights_file import load_weights, save_weights
 from twofour.records import Pattern, PruneResult, Selection
 from twofour.store import atomic_file
 
 if TYPE_CHECKING:
     from twofour.pipeline.sources.loaded import LoadedModule
-    from twofour.pipeline.sources.protocol import TorchSource
+    from twofour.pipeline.sources.source import TorchSource
 
 
 class TorchModel:
@@ -29,7 +29,7 @@ class TorchModel:
     def dense(self) -> LoadedModule:
         """The module with the weights of the source."""
         if self._loaded is None or self._pruned:
-            from twofour.pruning.module_prune import make_permanent
+            from twofour.pruning.module_layers import make_permanent
 
             self._loaded = None
             self._loaded = self._source.load()
@@ -45,7 +45,7 @@ class TorchModel:
         result = prune_module(loaded.module, pattern, selection, source=self._source.text)
         self._pruned = True
         with atomic_file(target) as temporary:
-            save_weights(loaded.module, temporary)
+            save_weights(loaded.module, temporary, first=_names(result))
         return result
 
     def pruned(self, weights: Path) -> LoadedModule:
@@ -63,22 +63,5 @@ class TorchModel:
         self._pruned = False
 
 
-def save_weights(module: object, target: Path) -> None:
-    """Write a module's state_dict as safetensors, each shared tensor once."""
-    from safetensors.torch import save_model
-
-    save_model(module, str(target))
-
-
-def load_weights(module: object, path: Path) -> None:
-    """Fill a module from safetensors; raises BadInputError when keys or shapes do not fit."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_model
-
-    try:
-        load_model(module, str(path))
-    except (RuntimeError, SafetensorError, OSError) as error:
-        raise BadInputError(
-            f"{path} does not fit the model: {str(error).splitlines()[0]}",
-            hint="the source gives another model than when it was pruned; use another --out",
-        ) from error
+def _names(result: PruneResult) -> frozenset[str]:
+    return frozenset(row.weight.weight for row in result.weights if row.weight.weight is not None)

@@ -1,0 +1,50 @@
+"""`twofour export`: a torch model as ONNX, with the layer map."""
+
+from __future__ import annotations
+
+from twofour.cli import options as opt
+from twofour.cli.console import TerminalProgress, say, show, show_json
+from twofour.cli.guard import guarded, keep_tracebacks_in
+from twofour.records import RunOptions
+
+
+@guarded
+def export(
+    model: opt.Model,
+    *,
+    out: opt.Out = None,
+    precision: opt.PrecisionOption = None,
+    opset: opt.Opset = None,
+    static_batch: opt.StaticBatch = False,
+    inputs: opt.Inputs = None,
+    input_shape: opt.InputShapes = None,
+    seed: opt.Seed = 0,
+    json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Export a model as it is to dense.onnx, and compare the file with the module.
+
+    Example: twofour export model.py:make --precision float16 --out runs/model
+    """
+    from twofour.cli.views import export_view
+    from twofour.pipeline.run import run_export
+    from twofour.store import to_json
+
+    options = RunOptions(
+        precision=precision,
+        opset=opset,
+        dynamic_batch=not static_batch,
+        inputs=None if inputs is None else str(inputs),
+        input_shapes=opt.parse_input_shapes(input_shape),
+        seed=seed,
+    )
+    if out is not None:
+        keep_tracebacks_in(out)
+    with TerminalProgress(quiet=quiet) as progress:
+        folder, exported = run_export(model, out, options, progress)
+    if json:
+        show_json(to_json(exported))
+        return
+    show(export_view(exported))
+    if not quiet:
+        say(f"everything is in {folder}")

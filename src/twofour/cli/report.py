@@ -1,0 +1,44 @@
+"""`twofour report`: the eligibility of every layer, from a run folder or an ONNX file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twofour.cli import options as opt
+from twofour.cli.console import show, show_json
+from twofour.cli.guard import guarded
+from twofour.errors import BadInputError
+
+
+@guarded
+def report(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[RUN_FOLDER]", help="A run folder.")
+    ] = None,
+    *,
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", help="An ONNX file, instead of a run folder.")
+    ] = None,
+    json: opt.AsJson = False,
+) -> None:
+    """Say for every layer whether sparse math can run in it, why not, and what to do.
+
+    Example: twofour report runs/model
+    """
+    from twofour.pipeline.reporting import report_folder, report_onnx
+    from twofour.reports.text import eligibility_table
+    from twofour.store import to_json
+
+    if (folder is None) == (onnx is None):
+        raise BadInputError(
+            "report takes a run folder or --onnx FILE, one of the two",
+            hint="twofour report runs/model, or twofour report --onnx model.onnx",
+        )
+    verdicts = report_folder(folder) if folder is not None else report_onnx(onnx or Path())
+    if json:
+        show_json(to_json(verdicts))
+    else:
+        show(eligibility_table(verdicts))

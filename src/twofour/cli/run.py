@@ -1,0 +1,93 @@
+"""`twofour prune-export-build`: the main job."""
+
+from __future__ import annotations
+
+from twofour.cli import options as opt
+from twofour.cli.console import TerminalProgress, say, show, show_json
+from twofour.cli.guard import guarded, keep_tracebacks_in
+from twofour.records import BuildOptions, Pattern, RunOptions, Selection
+
+_MIB = 1 << 20
+
+
+@guarded
+def prune_export_build(
+    model: opt.Model,
+    *,
+    out: opt.Out = None,
+    pattern: opt.PatternText = "2:4",
+    all_layers: opt.AllLayers = False,
+    include: opt.Include = None,
+    exclude: opt.Exclude = None,
+    precision: opt.PrecisionOption = None,
+    opset: opt.Opset = None,
+    static_batch: opt.StaticBatch = False,
+    inputs: opt.Inputs = None,
+    input_shape: opt.InputShapes = None,
+    metric: opt.MetricOption = None,
+    seed: opt.Seed = 0,
+    engine: opt.EngineOption = opt.EngineChoice.AUTO,
+    shapes: opt.Shapes = None,
+    workspace: opt.Workspace = None,
+    opt_level: opt.OptimizationLevel = None,
+    tf32: opt.Tf32 = True,
+    json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Prune to N:M, validate, export to ONNX, build engines and report on every layer.
+
+    The run folder holds everything that was made. The same command goes on where it was stopped,
+    and does again only what a changed option or input asks for.
+
+    Example: twofour prune-export-build model.py:make --out runs/model
+    """
+    from twofour.cli.views import run_view
+    from twofour.pipeline.run import run_all
+    from twofour.store import to_json
+
+    options = RunOptions(
+        pattern=Pattern.parse(pattern),
+        selection=selection(all_layers=all_layers, include=include, exclude=exclude),
+        precision=precision,
+        opset=opset,
+        dynamic_batch=not static_batch,
+        inputs=None if inputs is None else str(inputs),
+        input_shapes=opt.parse_input_shapes(input_shape),
+        metric=metric,
+        seed=seed,
+        engine=engine.value,
+        build=build_options(shapes=shapes, workspace=workspace, level=opt_level, tf32=tf32),
+    )
+    if out is not None:
+        keep_tracebacks_in(out)
+    with TerminalProgress(quiet=quiet) as progress:
+        result = run_all(model, out, options, progress)
+    if json:
+        show_json(to_json(result))
+        return
+    show(run_view(result))
+    if not quiet:
+        say(f"everything is in {result.folder}")
+
+
+def selection(
+    *, all_layers: bool, include: list[str] | None, exclude: list[str] | None
+) -> Selection:
+    """The selection options as a record."""
+    return Selection(
+        all_layers=all_layers, include=tuple(include or ()), exclude=tuple(exclude or ())
+    )
+
+
+def build_options(
+    *, shapes: list[str] | None, workspace: int | None, level: int | None, tf32: bool
+) -> BuildOptions:
+    """The engine options as a record; raises BadInputError for shapes that cannot be read."""
+    from twofour.engines.shapes import parse_shapes
+
+    return BuildOptions(
+        shapes=parse_shapes(shapes or ()),
+        workspace_bytes=None if workspace is None else workspace * _MIB,
+        optimization_level=level,
+        tf32=tf32,
+    )

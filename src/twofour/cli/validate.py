@@ -1,0 +1,61 @@
+"""`twofour validate`: does the pattern hold in the files that were saved?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twofour.cli import options as opt
+from twofour.cli.console import say, show, show_json
+from twofour.cli.guard import guarded
+from twofour.errors import PatternBrokenError
+from twofour.records import Pattern, Selection
+
+
+@guarded
+def validate(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="An .onnx or .safetensors file, a checkpoint folder, or a run folder.",
+        ),
+    ],
+    *,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--pattern", "-p", metavar="N:M", help="Pattern.", show_default="the run's, else 2:4"
+        ),
+    ] = None,
+    include: opt.Include = None,
+    exclude: opt.Exclude = None,
+    json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Check every weight of a saved file against the pattern; exit 4 when one is broken.
+
+    In a run folder the weights that were pruned must hold it; elsewhere all that sparse math
+    could use, less --exclude.
+
+    Example: twofour validate runs/model/sparse.onnx
+    """
+    from twofour.pipeline.validating import validate_path
+    from twofour.reports.text import validation_table
+    from twofour.store import to_json
+
+    chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
+    validation = validate_path(path, None if pattern is None else Pattern.parse(pattern), chosen)
+    if json:
+        show_json(to_json(validation))
+    elif not quiet:
+        show(validation_table(validation))
+    if validation.broken:
+        error = PatternBrokenError(
+            f"{len(validation.broken)} of {len(validation.checks)} weights "
+            f"in {path} are not {validation.pattern}"
+        )
+        say(f"error: {error}")
+        raise typer.Exit(error.exit_code)

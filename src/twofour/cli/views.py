@@ -1,0 +1,64 @@
+"""What the commands show at their end, put together from the reports' pieces."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from twofour.records import BuildResult, ExportedVariant, ExportResult, RunResult
+from twofour.reports.latency_text import latency_table
+from twofour.reports.text import drift_lines, eligibility_table
+
+_MB = 1e6
+
+
+def run_view(result: RunResult) -> RenderableType:
+    """The whole run: verdicts first, then what pruning cost, the engines and the files."""
+    return Group(
+        eligibility_table(result.report),
+        Text(),
+        drift_lines(result.accuracy),
+        Text(),
+        build_view(result.build),
+        Text(),
+        *_files(result.export),
+    )
+
+
+def build_view(built: BuildResult) -> RenderableType:
+    """Engine, why not another, and the times of its variants."""
+    status = built.engine
+    lines = [f"engine: {status.engine.value} {status.version} on {status.device}"]
+    lines += [f"not used: {s.engine.value}: {s.why_not}" for s in built.not_used]
+    table = latency_table([v.latency for v in built.variants], engine=status.engine)
+    return Group(*(Text(line) for line in (*lines, *built.notes)), table)
+
+
+def export_view(exported: ExportedVariant) -> RenderableType:
+    """The file, its types and how well it agrees with the module."""
+    file = exported.file
+    types = "its own types" if exported.precision is None else exported.precision.value
+    lines = [
+        f"{file.file}: {file.size_bytes / _MB:.1f} MB, {types}, opset {exported.opset}, "
+        f"{len(exported.layers.layers)} weights with a layer name"
+    ]
+    lines += [
+        f"output {row.output}: differs from the module by at most {row.max_abs_error:.3g} "
+        f"(allowed {row.bound:.3g}), cosine {row.cosine:.6f}"
+        for row in file.agreement
+        if row.bound is not None
+    ]
+    if file.not_compared:
+        lines.append(f"not compared with a module: {file.not_compared}")
+    return Group(*(Text(line) for line in lines))
+
+
+def _files(exported: ExportResult) -> list[Text]:
+    holding = sum(not check.violations for check in exported.pattern.checks)
+    checked = len(exported.pattern.checks)
+    lines = [
+        f"{exported.pattern.pattern} holds in {holding} of {checked} weights of "
+        f"{exported.pattern.files[0]}, read back from the file"
+    ]
+    lines += [f"{file.file}: {file.size_bytes / _MB:.1f} MB" for file in exported.files]
+    return [Text(line) for line in lines]

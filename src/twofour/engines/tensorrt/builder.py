@@ -1,0 +1,168 @@
+"""From an ONNX file to a serialized plan: network, builder configuration, timing cache."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from twofour.engines.protocol import BuildRequest, ProgressCallback, Untyped
+from twofour.engines.shapes import profiles_for
+from twofour.engines.tensorrt.failures import build_failed, failures_named
+from twofour.engines.tensorrt.logger import BuildLog, trt_logger
+from twofour.engines.tensorrt.precision import precisions_of
+from twofour.engines.tensorrt.progress import progress_monitor
+from twofour.errors import BuildFailedError
+from twofour.records import ShapeProfile, TensorShape
+from twofour.store import atomic_file
+
+DYNAMIC = "?"
+_ERRORS_SHOWN = 3
+
+
+def build_plan(
+    trt: ModuleType, request: BuildRequest, report: ProgressCallback, log: BuildLog
+) -> tuple[ShapeProfile, ...]:
+    """Build `<variant>.plan`, written whole or not at all; gives the optimization profiles it has.
+
+    Raises BuildFailedError with the parser's or the builder's own errors.
+    """
+    from polygraphy.backend.trt import EngineBytesFromNetwork
+
+    with failures_named(f"TensorRT cannot build {request.onnx}", log):
+        builder, network = create_network(trt, log)
+        parser = parse(trt, network, request.onnx, log)
+        profiles = profiles_for(request.options.shapes, network_inputs(network), request.inputs)
+        monitor = progress_monitor(trt, report, log)  # must outlive the build
+        report("building", 0, None)
+        config = create_config(trt, (builder, network), request, profiles, monitor)
+        if config.num_optimization_profiles != 1:
+            raise build_failed(
+                f"TensorRT refuses the shapes of {request.onnx}", log, _words(profiles)
+            )
+        with tempfile.TemporaryFile() as cache:
+            plan = EngineBytesFromNetwork(
+                (builder, network, parser), config=config, save_timing_cache=cache
+            )()
+            _keep_timing_cache(cache, request.timing_cache)
+    with atomic_file(request.file(".plan")) as temporary, temporary.open("wb") as file:
+        file.write(plan)
+    return profiles
+
+
+def create_network(trt: ModuleType, log: BuildLog) -> tuple[Any, Any]:
+    """A builder and an empty network, strongly typed where TensorRT knows that (10 and 11)."""
+    from polygraphy.backend.trt import CreateNetwork
+
+    builder, network = CreateNetwork(strongly_typed=is_strongly_typed(trt))()
+    if not trt.init_libnvinfer_plugins(trt_logger(trt), ""):
+        log.headline("TensorRT's plugin library could not be initialised")
+    return builder, network
+
+
+def is_strongly_typed(trt: ModuleType) -> bool:
+    """Whether networks take their types from the graph alone, which 8.6 cannot."""
+    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+
+def parse(trt: ModuleType, network: Untyped, onnx: Path, log: BuildLog) -> Untyped:
+    """Fill the network from the ONNX file (external data beside it); gives the parser to keep."""
+    parser = trt.OnnxParser(network, trt_logger(trt))
+    if parser.parse_from_file(str(onnx)) and not parser.num_errors:
+        return parser
+    errors = [_parser_error(parser.get_error(index)) for index in range(parser.num_errors)]
+    reason = "; ".join(errors[:_ERRORS_SHOWN]) or log.why("the parser gives no reason")
+    raise BuildFailedError(f"TensorRT cannot parse {onnx}: {reason}")
+
+
+def _parser_error(error: Untyped) -> str:
+    text = str(error.desc()).strip()
+    if not hasattr(error, "node_name"):  # 8.6 knows only the node's index
+        return f"node {error.node()}: {text}"
+    return f"node {error.node_name()!r} ({error.node_operator()}): {text}"
+
+
+def network_inputs(network: Untyped) -> tuple[TensorShape, ...]:
+    """The network's inputs; a dynamic dimension, -1 in TensorRT, is "?"."""
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    return tuple(
+        TensorShape(
+            name=tensor.name,
+            dtype=str(tensor.dtype).rsplit(".", maxsplit=1)[-1].lower(),
+            shape=tuple(DYNAMIC if dim < 0 else int(dim) for dim in tensor.shape),
+        )
+        for tensor in tensors
+    )
+
+
+def create_config(
+    trt: ModuleType,
+    target: tuple[Any, Any],
+    request: BuildRequest,
+    profiles: tuple[ShapeProfile, ...],
+    monitor: Untyped | None,
+) -> Untyped:
+    """The builder configuration for `target`, a builder and its network.
+
+    Both variants differ in SPARSE_WEIGHTS alone. TF32 is said outright because Polygraphy clears it
+    by default, and verbosity is DETAILED because the kernel of a layer shows only there.
+    """
+    from polygraphy.backend.trt import CreateConfig, Profile
+
+    profile = Profile()
+    for shapes in profiles:
+        profile.add(shapes.input, min=shapes.min, opt=shapes.opt, max=shapes.max)
+    workspace = request.options.workspace_bytes
+    with _timing_cache(request.timing_cache) as cache:
+        create = CreateConfig(
+            tf32=request.options.tf32,
+            **weak_typing_flags(trt, request.onnx),
+            profiles=[profile],
+            sparse_weights=request.sparse_weights,
+            profiling_verbosity=trt.ProfilingVerbosity.DETAILED,
+            memory_pool_limits=workspace and {trt.MemoryPoolType.WORKSPACE: workspace},
+            builder_optimization_level=request.options.optimization_level,
+            load_timing_cache=cache,
+            progress_monitor=monitor,
+        )
+        return create(*target)
+
+
+def weak_typing_flags(trt: ModuleType, onnx: Path) -> dict[str, bool]:
+    """Precision flags of CreateConfig: none for a strongly typed network, where they are errors.
+
+    A weakly typed builder takes the graph's types for a suggestion and runs float32 without these.
+    Raises BuildFailedError for bfloat16 on a TensorRT that has none.
+    """
+    if is_strongly_typed(trt):
+        return {}
+    found = precisions_of(onnx)
+    if found.bfloat16 and not hasattr(trt.BuilderFlag, "BF16"):
+        raise BuildFailedError(
+            f"TensorRT {trt.__version__} has no bfloat16, and {onnx} uses it",
+            hint="export with --precision float16, or use TensorRT 10 or newer",
+        )
+    return {"fp16": found.float16, "int8": found.int8, "bf16": found.bfloat16}
+
+
+def _timing_cache(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
+    """The cache's open file where there is one: for a path, Polygraphy leaves a lock beside it."""
+    if path is None or not path.is_file():
+        return contextlib.nullcontext()
+    return path.open("rb")
+
+
+def _keep_timing_cache(cache: Untyped, path: Path | None) -> None:
+    cache.seek(0)
+    content = cache.read()
+    if path is None or not content:
+        return
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def _words(profiles: tuple[ShapeProfile, ...]) -> str:
+    return "; ".join(f"{p.input} min {p.min} opt {p.opt} max {p.max}" for p in profiles) or "none"

@@ -1,0 +1,122 @@
+"""The TensorRT engine: meets the Engine Protocol for 8.6, 10.x and 11.x."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy.typing as npt
+
+from twofour.engines.inputs import at_shapes
+from twofour.engines.latency import no_latency
+from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
+from twofour.engines.shapes import opt_shapes
+from twofour.engines.tensorrt.builder import build_plan
+from twofour.engines.tensorrt.logger import BuildLog, build_log
+from twofour.engines.tensorrt.plan import LoadedPlan
+from twofour.engines.tensorrt.status import tensorrt_status
+from twofour.errors import BuildFailedError, MissingToolError
+from twofour.records import EngineName, EngineStatus, LayerTime, VariantBuild, VariantLatency
+from twofour.store import atomic_file
+
+PROFILED_RUNS = 10
+
+
+class TensorRtEngine:
+    """Builds with Polygraphy's loaders; its status is established once, because that loads CUDA."""
+
+    def __init__(self) -> None:
+        self._status: EngineStatus | None = None
+
+    @property
+    def name(self) -> EngineName:
+        """EngineName.TENSORRT."""
+        return EngineName.TENSORRT
+
+    def status(self) -> EngineStatus:
+        """Whether a builder can be created here, and if not why, in one line."""
+        if self._status is None:
+            self._status = tensorrt_status()
+        return self._status
+
+    def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
+        """Build the plan, load it back from its file, and keep its layers, times and messages.
+
+        Raises BuildFailedError when no plan comes out or it cannot be loaded. A plan that cannot
+        run the example inputs is returned with `latency.error`.
+        """
+        trt = self._module()
+        for stale in (".plan", ".layers.json", ".profile.json"):
+            request.file(stale).unlink(missing_ok=True)
+        sparsity = "Enabled" if request.sparse_weights else "Disabled"
+        with build_log(trt, request.file(".log"), (f"Sparsity: {sparsity}",)) as log:
+            started = time.perf_counter()
+            profiles = build_plan(trt, request, report, log)
+            build_s = time.perf_counter() - started
+            report("timing", 0, None)
+            inputs = at_shapes(request.inputs, opt_shapes(profiles))
+            latency = _time(trt, request, inputs, log)
+        return _variant(request, build_s, latency)
+
+    def run(self, model: Path, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """Outputs of a plan."""
+        trt = self._module()
+        with build_log(trt, None) as log, LoadedPlan(trt, model, log) as plan:
+            return plan.outputs(inputs)
+
+    def profile(self, model: Path, inputs: Arrays, iterations: int) -> tuple[LayerTime, ...]:
+        """Mean time of each layer of a plan."""
+        trt = self._module()
+        with build_log(trt, None) as log, LoadedPlan(trt, model, log) as plan:
+            return plan.layer_times(inputs, iterations).layers()
+
+    def _module(self) -> ModuleType:
+        status = self.status()
+        if not status.can_run:
+            raise MissingToolError(f"TensorRT cannot run here: {status.why_not}", hint=status.hint)
+        return importlib.import_module("tensorrt")
+
+
+def _time(trt: ModuleType, request: BuildRequest, inputs: Arrays, log: BuildLog) -> VariantLatency:
+    """Latency, layers.json and profile.json; a plan that loads and cannot run keeps its files."""
+    loaded = LoadedPlan(trt, request.file(".plan"), log)
+    try:
+        with loaded as plan:
+            latency = plan.measure(request.variant, inputs, request.options)
+            _keep(request.file(".layers.json"), plan.layer_information())
+            _keep(request.file(".profile.json"), plan.layer_times(inputs, PROFILED_RUNS).to_json())
+    except BuildFailedError as error:
+        log.headline(error.message)
+        return no_latency(request.variant, error.message)
+    return latency
+
+
+def _keep(path: Path, text: str | None) -> None:
+    if text is None:
+        return
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _variant(request: BuildRequest, build_s: float, latency: VariantLatency) -> VariantBuild:
+    plan = request.file(".plan")
+    return VariantBuild(
+        variant=request.variant,
+        onnx=request.onnx.name,
+        sparse_weights=request.sparse_weights,
+        providers=(),
+        build_s=build_s,
+        size_bytes=plan.stat().st_size,
+        plan=plan.name,
+        log=request.file(".log").name,
+        layers=_name_if_there(request.file(".layers.json")),
+        profile=_name_if_there(request.file(".profile.json")),
+        latency=latency,
+    )
+
+
+def _name_if_there(path: Path) -> str | None:
+    return path.name if path.is_file() else None

@@ -1,0 +1,36 @@
+"""TensorRT's and Polygraphy's failures as ours, with the reason from TensorRT's own messages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from twofour.engines.tensorrt.logger import BuildLog
+from twofour.errors import BuildFailedError
+
+# How pybind11 words a factory that returned null, as trt.Builder and trt.Runtime do without a GPU
+NULL_FACTORY = "factory function returned nullptr"
+
+
+def build_failed(what: str, log: BuildLog, otherwise: str) -> BuildFailedError:
+    """The error to raise: what was tried, and why TensorRT says it failed."""
+    return BuildFailedError(f"{what}: {log.why(otherwise)}")
+
+
+@contextlib.contextmanager
+def failures_named(what: str, log: BuildLog) -> Iterator[None]:
+    """Raise BuildFailedError for what Polygraphy, the bindings and the CUDA library raise."""
+    from polygraphy.exception import PolygraphyException
+
+    try:
+        yield
+    except (PolygraphyException, RuntimeError, OSError) as error:
+        raise build_failed(what, log, _first_line(error)) from error
+    except TypeError as error:
+        if NULL_FACTORY not in str(error):
+            raise
+        raise build_failed(what, log, NULL_FACTORY) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

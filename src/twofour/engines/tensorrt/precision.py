@@ -1,0 +1,54 @@
+"""Which precisions an ONNX file uses: what a weakly typed TensorRT (8.x, 9.x) must be allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twofour.errors import BadInputError
+
+if TYPE_CHECKING:
+    import onnx
+
+_QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precisions:
+    """Types a builder flag stands for; float32 needs none."""
+
+    float16: bool
+    bfloat16: bool
+    int8: bool
+    """The graph has QuantizeLinear or DequantizeLinear nodes."""
+
+
+def precisions_of(model: Path) -> Precisions:
+    """Read the graph without its external weights; raises BadInputError where it is no ONNX."""
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # ships none
+
+    try:
+        graph = onnx.load(model, load_external_data=False).graph
+    except (DecodeError, OSError) as error:
+        raise BadInputError(f"cannot read {model} as ONNX: {error}") from error
+    types = set(_types(graph))
+    return Precisions(
+        float16=onnx.TensorProto.FLOAT16 in types,
+        bfloat16=onnx.TensorProto.BFLOAT16 in types,
+        int8=any(node.op_type in _QUANTIZERS for node in graph.node),
+    )
+
+
+def _types(graph: onnx.GraphProto) -> Iterable[int]:
+    for initializer in graph.initializer:
+        yield initializer.data_type
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.type.tensor_type.elem_type
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        if attribute.name == "to":  # of Cast
+            yield attribute.i
+        elif attribute.name == "value":  # of Constant
+            yield attribute.t.data_type

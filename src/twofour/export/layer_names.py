@@ -1,0 +1,139 @@
+"""Which module and parameter every weight of an exported graph comes from.
+
+The optimizer renames weights that it transposes or rounds, and puts a folded batch norm's scope on
+the convolution; what it leaves is the trace's own record: `pkg.torch.onnx.fx_node` of the node
+names the placeholder, and the graph's signature names the parameter behind it.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from twofour.records import LayerMap, LayerName
+
+_PRODUCTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1), "MatMul": (0, 1)}
+_PASSED = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_FX_NODE = "pkg.torch.onnx.fx_node"
+_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_PLACEHOLDER = re.compile(r"%(\w+)")
+_SIGNATURE_LINE = re.compile(
+    r"^(\w+): (?:PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE
+)
+
+
+def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
+    """A row for every constant operand of Conv, ConvTranspose, Gemm and MatMul, in graph order.
+
+    A weight that comes from no single parameter (it is computed from several, say) keeps its node's
+    name as `layer` and has `parameter=""`.
+    """
+    names = _names(model, module)
+    return LayerMap(
+        layers=tuple(
+            _row(names, node, constant)
+            for node in model.graph.all_nodes()
+            for constant in weight_operands(node)
+        )
+    )
+
+
+def weight_operands(node: ir.Node) -> Iterator[ir.Value]:
+    """The constants of two axes or more that a product multiplies with; none for other ops."""
+    for index in _PRODUCTS.get(node.op_type, ()) if node.domain == "" else ():
+        if index < len(node.inputs):
+            constant = _constant_behind(node.inputs[index])
+            if constant is not None and constant.shape is not None and len(constant.shape) > 1:
+                yield constant
+
+
+def _constant_behind(value: ir.Value | None) -> ir.Value | None:
+    while value is not None:
+        producer = value.producer()
+        if producer is None:
+            return value if value.is_initializer() else None
+        if producer.op_type == "Constant":
+            return value
+        value = producer.inputs[0] if producer.op_type in _PASSED else None
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    """What names are looked up in: the module tree, and the signature of its trace."""
+
+    modules: dict[str, nn.Module]
+    tensors: dict[str, torch.Tensor]
+    placeholders: dict[str, str]
+
+
+def _names(model: ir.Model, module: nn.Module) -> _Names:
+    signature = model.graph.metadata_props.get(_SIGNATURE, "")
+    return _Names(
+        modules=dict(module.named_modules(remove_duplicate=False)),
+        tensors={
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers(remove_duplicate=False)),
+        },
+        placeholders=dict(_SIGNATURE_LINE.findall(signature)),
+    )
+
+
+def _row(names: _Names, node: ir.Node, constant: ir.Value) -> LayerName:
+    parameter = _parameter(names, node, constant)
+    layer, parameter = _layer(names, node, parameter) if parameter else (node.name or "", "")
+    return LayerName(
+        layer=layer,
+        parameter=parameter,
+        node=node.name or "",
+        initializer=constant.name or "",
+        op=node.op_type,
+    )
+
+
+def _parameter(names: _Names, node: ir.Node, constant: ir.Value) -> str | None:
+    name: str | None = constant.name
+    if name in names.tensors:
+        return name
+    size = math.prod(int(length) for length in constant.shape)
+    for placeholder in _PLACEHOLDER.findall(node.metadata_props.get(_FX_NODE, "")):
+        name = names.placeholders.get(placeholder)
+        if name in names.tensors and names.tensors[name].numel() == size:
+            return name
+    return None
+
+
+def _layer(names: _Names, node: ir.Node, parameter: str) -> tuple[str, str]:
+    """The module that runs, and the parameter under the name it has there.
+
+    That is the owner of the parameter, unless another module runs with it: a tied head holds the
+    same tensor under a name of its own, others borrow it. A folded batch norm does not count.
+    """
+    owner = parameter.rpartition(".")[0]
+    scopes = _scopes(node.metadata_props)
+    scope = next((scope for scope in reversed(scopes) if scope in names.modules), owner)
+    if scope == owner or isinstance(names.modules[scope], _BatchNorm):
+        return owner, parameter
+    for name, own in names.modules[scope].named_parameters(recurse=False):
+        if own is names.tensors[parameter]:
+            return scope, f"{scope}.{name}" if scope else name
+    is_part = scope == "" or owner.startswith(f"{scope}.")
+    return (owner if is_part else scope), parameter
+
+
+def _scopes(properties: Mapping[str, str]) -> list[str]:
+    """Module paths from the outside in; the last entry of torch's list is the call itself."""
+    try:
+        scopes = ast.literal_eval(properties.get(_NAME_SCOPES, "[]"))
+    except (SyntaxError, ValueError):
+        return []
+    return [str(scope) for scope in scopes][:-1]

@@ -1,0 +1,133 @@
+"""ONNX graph -> the weights that sparse math could use: node, axis, groups, types, constant."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import onnx
+
+from twofour.graph_files import load_external, parse_model, verify_external
+from twofour.graph_layer import Layer, find_layer, has_weight, weight_input
+from twofour.graph_precision import quantized_tensors
+from twofour.graph_scope import Node, Scope, scopes
+from twofour.records import Pattern, Weight
+
+_MOST_TIED = 64
+"""Names listed in tied_to: the rest would help nobody, and all of all would be quadratic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphWeights:
+    """The weights of a graph, each beside the tensor of the model that holds it."""
+
+    weights: tuple[Weight, ...]
+    tensors: tuple[onnx.TensorProto | None, ...]
+    """Part of the model, not a copy; beside `weights`, None where there is no constant."""
+    activation_products: int
+    """MatMul nodes with two inputs that are known at run time only."""
+    unseen: tuple[str, ...]
+    """Model functions with such nodes inside; they are not looked at."""
+
+
+def load_model(path: Path, *, weights: bool = True) -> onnx.ModelProto:
+    """Parse an ONNX file, and read its external data into it unless `weights` is false.
+
+    Raises BadInputError for a file that is missing, damaged or no ONNX model, and for external
+    data that is missing, truncated or outside the model's folder (looked at in both cases).
+    """
+    model = parse_model(path)
+    if weights:
+        load_external(model, path)
+    else:
+        verify_external(model, path)
+    return model
+
+
+def find_weights(
+    model: onnx.ModelProto, pattern: Pattern | None = None, *, path: Path | None = None
+) -> GraphWeights:
+    """Every Conv, ConvTranspose, Gemm and MatMul weight, subgraphs included, in graph order.
+
+    With a `pattern`, an axis that a Reshape merged or split is accepted where groups of M stay
+    whole; without one only an axis kept as it is. `path`, the model's file, is needed where
+    shapes or zero points lie in external data. Raises BadInputError for a damaged graph.
+    """
+    opened = list(scopes(model, path))
+    layers: list[Layer] = []
+    products = 0
+    for scope in opened:
+        quantized = quantized_tensors(scope)
+        for node in filter(has_weight, scope.nodes):
+            position = weight_input(scope, node)
+            if position is None:
+                products += 1
+                continue
+            goes_on = any(name in quantized for name in node.proto.output)
+            layers.append(find_layer(scope, node, position, pattern, quantized=goes_on))
+    return GraphWeights(
+        weights=_tied(layers, opened),
+        tensors=tuple(layer.found.tensor for layer in layers),
+        activation_products=products,
+        unseen=tuple(_unseen(model)),
+    )
+
+
+def storage_key(tensor: onnx.TensorProto) -> tuple[object, ...]:
+    """Equal for tensors that are stored in the same place of the model or of its data file."""
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return ("inline", id(tensor))
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return ("external", entries.get("location", ""), entries.get("offset", "0"))
+
+
+def _unseen(model: onnx.ModelProto) -> Iterator[str]:
+    for function in model.functions:
+        nodes = (Node(proto=proto, name="", label="") for proto in function.node)
+        if any(has_weight(node) for node in nodes):
+            yield f"{function.domain}::{function.name}"
+
+
+def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
+    """The weights, each with the names of whatever else uses the same stored array."""
+    known = {layer.node for layer in layers}
+    known |= {step.node for layer in layers for step in layer.found.steps}
+    sharing: dict[tuple[object, ...], list[Layer]] = defaultdict(list)
+    for layer in layers:
+        if layer.found.tensor is not None:
+            sharing[storage_key(layer.found.tensor)].append(layer)
+    twins = _external_twins(opened)
+    names: dict[Node, tuple[str, ...]] = {}
+    for key, group in sharing.items():
+        places = {place for layer in group for place in layer.found.places}
+        places.update(twins.get(key, ()))
+        others = _other_users(places, known)
+        labels = dict.fromkeys(layer.node.label for layer in group)
+        listed = tuple(islice(dict.fromkeys((*labels, *others)), _MOST_TIED + 1))
+        for layer in group:
+            mine = layer.node.label
+            names[layer.node] = tuple(n for n in listed if n != mine)[:_MOST_TIED]
+    return tuple(replace(layer.weight, tied_to=names.get(layer.node, ())) for layer in layers)
+
+
+def _external_twins(opened: list[Scope]) -> dict[tuple[object, ...], list[tuple[Scope, str]]]:
+    """Every external constant by the place where it is stored."""
+    twins: dict[tuple[object, ...], list[tuple[Scope, str]]] = defaultdict(list)
+    for scope in opened:
+        for name, tensor in scope.constants.items():
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                twins[storage_key(tensor)].append((scope, name))
+    return twins
+
+
+def _other_users(places: Iterable[tuple[Scope, str]], known: set[Node]) -> Iterator[str]:
+    """Users of the tensors on the way that lead to no weight: a Gather, a graph output."""
+    for scope, name in sorted(places, key=lambda place: place[1]):
+        if name in scope.outputs:
+            yield f"graph output {name}"
+        for user in scope.users.get(name, ()):
+            if user not in known:
+                yield user.label

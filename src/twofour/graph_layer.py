@@ -1,0 +1,199 @@
+"""One Conv, ConvTranspose, Gemm or MatMul node -> its Weight.
+
+Rules of the axes: ONNX operator schemas of these four.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from twofour.errors import BadInputError
+from twofour.graph_precision import math_dtype, zero_point_reason
+from twofour.graph_scope import Node, Scope, attribute, integer, is_standard, tensor_shape
+from twofour.graph_tensors import dtype_name, is_groupable
+from twofour.graph_trace import Landing, Trace, crossing, land, shapes, trace
+from twofour.records import Pattern, Reason, ReasonCode, Weight
+
+_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A node with the weight that was found, and the way to its constant."""
+
+    node: Node
+    weight: Weight
+    found: Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Geometry:
+    """A weight as its node sees it."""
+
+    axis: int | None
+    groups: int
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, ...] = ()
+
+
+def has_weight(node: Node) -> bool:
+    """Whether the op is one that sparse math knows."""
+    return node.proto.op_type in _OPS and is_standard(node.proto)
+
+
+def weight_input(scope: Scope, node: Node) -> int | None:
+    """Which input is the weight; None for a product of two activations.
+
+    Raises BadInputError for a node that has no second input.
+    """
+    inputs = node.proto.input
+    if len(inputs) < 2 or not (inputs[0] and inputs[1]):
+        raise BadInputError(f"{node.op} node {node.label!r} lacks an input: the model is damaged")
+    if node.op in ("Conv", "ConvTranspose") or scope.is_fixed(inputs[1]):
+        return 1
+    if scope.is_fixed(inputs[0]):
+        return 0
+    return 1 if node.op == "Gemm" else None
+
+
+def find_layer(
+    scope: Scope, node: Node, position: int, pattern: Pattern | None, *, quantized: bool
+) -> Layer:
+    """The Weight of a node; `quantized` says whether its output goes to QuantizeLinear."""
+    name = node.proto.input[position]
+    found = trace(scope, name)
+    if found.tensor is None:
+        assert found.stopped is not None
+        seen = _geometry(node, position, tensor_shape(scope, name)) or _unknown(node)
+        weight = _describe(node, seen, found, (found.stopped,))
+        return Layer(node=node, weight=weight, found=found)
+    weight = _constant_weight(node, position, found, pattern)
+    if weight.math_dtype == "int8":
+        weight = replace(weight, output_quantized=quantized)
+    return Layer(node=node, weight=weight, found=found)
+
+
+def _constant_weight(node: Node, position: int, found: Trace, pattern: Pattern | None) -> Weight:
+    known = shapes(found)
+    if isinstance(known, Reason):
+        return _describe(node, _unknown(node), found, (known,))
+    seen = _geometry(node, position, known[0])
+    if seen is None:
+        reason = Reason(
+            code=ReasonCode.UNSUPPORTED_OP,
+            message=f"a weight of shape {list(known[0])} does not fit {node.op}",
+        )
+        return _describe(node, _unknown(node), found, (reason,))
+    landing = _landing(node, seen, found, known, pattern)
+    reasons = tuple(
+        reason
+        for reason in (
+            landing if isinstance(landing, Reason) else None,
+            _dtype_reason(found),
+            zero_point_reason(found),
+        )
+        if reason is not None
+    )
+    axis = None if reasons or isinstance(landing, Reason) else landing.axis
+    return _describe(node, replace(seen, axis=axis), found, reasons)
+
+
+def _landing(
+    node: Node,
+    seen: _Geometry,
+    found: Trace,
+    known: tuple[tuple[int, ...], ...],
+    pattern: Pattern | None,
+) -> Landing | Reason:
+    """Where the reduction axis is stored, unless groups of the pattern would be cut there."""
+    assert seen.axis is not None
+    run = None
+    if node.op == "ConvTranspose" and seen.groups > 1 and pattern is not None:
+        # its axis 0 holds the input channels of all groups, one after the other
+        run = seen.in_channels // seen.groups
+        if run % pattern.m:
+            return Reason(
+                code=ReasonCode.AXIS_NOT_MULTIPLE,
+                message=f"each of the {seen.groups} groups has {run} input channels along"
+                f" axis 0, no multiple of {pattern.m}",
+            )
+    landing = land(found, known, Landing(axis=seen.axis, run=run))
+    if isinstance(landing, Reason) or landing.run is None:
+        return landing
+    if pattern is None or landing.run % pattern.m:
+        return crossing(found, landing)
+    return landing
+
+
+def _geometry(node: Node, position: int, shape: tuple[int, ...] | None) -> _Geometry | None:
+    """Axis and channels of a weight of this shape; None where it does not fit the op."""
+    if shape is None:
+        return None
+    if node.op in ("Conv", "ConvTranspose"):
+        return _convolution(node, shape)
+    if node.op == "Gemm":
+        if len(shape) != 2:
+            return None
+        flipped = bool(integer(node.proto, "transB" if position else "transA", 0))
+        axis = int(flipped) if position else int(not flipped)
+        width, out = shape[axis], shape[1 - axis]
+    else:
+        if not shape:
+            return None
+        axis = max(len(shape) - 2, 0) if position else len(shape) - 1
+        other = shape[-1] if position else shape[-2:][0]
+        width, out = shape[axis], other if len(shape) > 1 else 1
+    return _Geometry(axis=axis, groups=1, in_channels=width, out_channels=out)
+
+
+def _convolution(node: Node, shape: tuple[int, ...]) -> _Geometry | None:
+    groups = integer(node.proto, "group", 1)
+    if len(shape) < 2 or groups < 1:
+        return None
+    axis, width, out = 1, shape[1] * groups, shape[0]
+    if node.op == "ConvTranspose":
+        axis, width, out = 0, shape[0], shape[1] * groups
+    return _Geometry(
+        axis=axis, groups=groups, in_channels=width, out_channels=out, kernel=shape[2:]
+    )
+
+
+def _unknown(node: Node) -> _Geometry:
+    """What the attributes alone tell; channels that are not known are 0."""
+    kernel = attribute(node.proto, "kernel_shape")
+    return _Geometry(
+        axis=None,
+        groups=max(1, integer(node.proto, "group", 1)),
+        in_channels=0,
+        out_channels=0,
+        kernel=tuple(kernel.ints) if kernel is not None else (),
+    )
+
+
+def _dtype_reason(found: Trace) -> Reason | None:
+    assert found.tensor is not None
+    stored = dtype_name(found.tensor)
+    if is_groupable(stored):
+        return None
+    return Reason(code=ReasonCode.DTYPE, message=f"weight {found.constant!r} is stored as {stored}")
+
+
+def _describe(node: Node, seen: _Geometry, found: Trace, reasons: tuple[Reason, ...]) -> Weight:
+    known = found.tensor is not None
+    return Weight(
+        layer=node.label,
+        node=node.name,
+        weight=found.constant if known else None,
+        op=node.op,
+        shape=tuple(found.tensor.dims) if found.tensor is not None else (),
+        axis=seen.axis if known else None,
+        groups=seen.groups,
+        in_channels=seen.in_channels,
+        out_channels=seen.out_channels,
+        kernel=seen.kernel,
+        dtype=dtype_name(found.tensor) if found.tensor is not None else "unknown",
+        math_dtype=math_dtype(found),
+        trace=tuple(step.node.op for step in found.steps),
+        reasons=reasons,
+    )

@@ -1,0 +1,193 @@
+"""Names in an ONNX graph: which tensors are constants, which node makes or uses each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from twofour.graph_files import read_tensor, subgraphs
+from twofour.graph_tensors import shape_of
+
+_STANDARD_DOMAINS = ("", "ai.onnx")
+_RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
+_MOST_INTEGERS = 64
+"""Axes and shapes are shorter; a longer tensor is none, however it is used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Node:
+    """A node and what to call it; two nodes are the same when they are the same object."""
+
+    proto: onnx.NodeProto
+    name: str
+    """Its name, or op type and index ("Conv:12") where it has none."""
+    label: str
+    """The name, preceded by the way through the subgraphs it lies in ("If:3.then_branch/")."""
+
+    @property
+    def op(self) -> str:
+        """Op type, with its domain unless that is ONNX's own."""
+        domain = self.proto.domain
+        return self.proto.op_type if is_standard(self.proto) else f"{domain}::{self.proto.op_type}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scope:
+    """One graph; names that it does not define are looked up in the graph around it."""
+
+    graph: onnx.GraphProto
+    parent: Scope | None
+    path: Path | None
+    """The model's file, beside which external data lies."""
+    nodes: tuple[Node, ...]
+    constants: dict[str, onnx.TensorProto]
+    """Initializers and the tensors of Constant nodes. An initializer that is a graph input too
+    counts as a constant, as it does for TensorRT's parser."""
+    producers: dict[str, Node]
+    values: dict[str, onnx.ValueInfoProto]
+    """Graph inputs and value_info."""
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    fixed: set[str]
+    """Tensors that depend on constants alone."""
+    users: dict[str, list[Node]]
+    """Nodes of this graph and of its subgraphs that read the tensor."""
+
+    def owner(self, name: str) -> Scope | None:
+        """The graph that defines the name, seen from here; None where none does."""
+        scope: Scope | None = self
+        while scope is not None and not scope._defines(name):
+            scope = scope.parent
+        return scope
+
+    def is_fixed(self, name: str) -> bool:
+        """Whether the tensor depends on constants alone."""
+        owner = self.owner(name)
+        return owner is not None and name in owner.fixed
+
+    def _defines(self, name: str) -> bool:
+        return name in self.producers or name in self.fixed or name in self.inputs
+
+
+def scopes(model: onnx.ModelProto, path: Path | None) -> Iterator[Scope]:
+    """The main graph and, after the graph around them, all subgraphs of If, Loop and Scan."""
+    waiting = [_open(model.graph, None, path, "")]
+    for scope in waiting:
+        yield scope
+        for node in scope.nodes:
+            for name, graph in subgraphs(node.proto):
+                waiting.append(_open(graph, scope, path, f"{node.label}.{name}/"))
+
+
+def is_standard(node: onnx.NodeProto) -> bool:
+    """Whether the op is one of ONNX's own: other domains may mean anything by the same name."""
+    return node.domain in _STANDARD_DOMAINS
+
+
+def attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto | None:
+    """The attribute of that name, or None."""
+    return next((a for a in node.attribute if a.name == name), None)
+
+
+def integer(node: onnx.NodeProto, name: str, default: int) -> int:
+    """The integer attribute of that name, or the default."""
+    found = attribute(node, name)
+    return default if found is None else found.i
+
+
+def integers(node: Node, scope: Scope, position: int, name: str) -> tuple[int, ...] | None:
+    """A list such as axes, given as input `position` (newer opsets) or as attribute `name`.
+
+    None where the node has neither. Raises LookupError where the input is not a readable constant.
+    """
+    proto = node.proto
+    if position < len(proto.input) and proto.input[position]:
+        return _constant_integers(scope, proto.input[position])
+    found = attribute(proto, name)
+    return None if found is None else tuple(found.ints)
+
+
+def static_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
+    """Shape that graph inputs and value_info declare; None unless every dimension is a number."""
+    owner = scope.owner(name)
+    value = owner.values.get(name) if owner else None
+    if value is None or not value.type.tensor_type.HasField("shape"):
+        return None
+    dims = value.type.tensor_type.shape.dim
+    return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
+
+
+def tensor_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
+    """Shape of a constant or of a tensor with a declared static shape; None where unknown."""
+    owner = scope.owner(name)
+    if owner is not None and name in owner.constants:
+        return shape_of(owner.constants[name])
+    return static_shape(scope, name)
+
+
+def _constant_integers(scope: Scope, name: str) -> tuple[int, ...]:
+    owner = scope.owner(name)
+    tensor = owner.constants.get(name) if owner else None
+    if tensor is not None:
+        small = len(tensor.dims) <= 1 and all(0 <= dim <= _MOST_INTEGERS for dim in tensor.dims)
+        if small and tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32):
+            return tuple(int(value) for value in read_tensor(tensor, scope.path).reshape(-1))
+    elif owner and name in owner.producers and owner.producers[name].proto.op_type == "Constant":
+        node = owner.producers[name].proto
+        listed, single = attribute(node, "value_ints"), attribute(node, "value_int")
+        if listed is not None and len(listed.ints) <= _MOST_INTEGERS:
+            return tuple(listed.ints)
+        if single is not None:
+            return (single.i,)
+    raise LookupError(name)
+
+
+def _open(graph: onnx.GraphProto, parent: Scope | None, path: Path | None, prefix: str) -> Scope:
+    nodes = tuple(_nodes(graph, prefix))
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in nodes:
+        value = attribute(node.proto, "value") if node.proto.op_type == "Constant" else None
+        if value is not None and value.HasField("t") and is_standard(node.proto):
+            constants.update(dict.fromkeys(node.proto.output, value.t))
+    scope = Scope(
+        graph=graph,
+        parent=parent,
+        path=path,
+        nodes=nodes,
+        constants=constants,
+        producers={name: node for node in nodes for name in node.proto.output if name},
+        values={value.name: value for value in (*graph.value_info, *graph.input)},
+        inputs=frozenset(value.name for value in graph.input),
+        outputs=frozenset(value.name for value in graph.output),
+        fixed={*constants, *(sparse.values.name for sparse in graph.sparse_initializer)},
+        users={},
+    )
+    _connect(scope)
+    return scope
+
+
+def _nodes(graph: onnx.GraphProto, prefix: str) -> Iterator[Node]:
+    for index, proto in enumerate(graph.node):
+        name = proto.name or f"{proto.op_type}:{index}"
+        yield Node(proto=proto, name=name, label=prefix + name)
+
+
+def _connect(scope: Scope) -> None:
+    for node in scope.nodes:
+        names = [name for name in node.proto.input if name]
+        for name in dict.fromkeys(names):
+            owner = scope.owner(name)
+            if owner is not None:
+                owner.users.setdefault(name, []).append(node)
+        if node.proto.op_type == "Constant" or (names and _is_function_of(node, names, scope)):
+            scope.fixed.update(name for name in node.proto.output if name)
+
+
+def _is_function_of(node: Node, names: list[str], scope: Scope) -> bool:
+    """Whether constant inputs make constant outputs (nodes come in topological order)."""
+    if node.proto.op_type in _RANDOM or any(True for _ in subgraphs(node.proto)):
+        return False
+    return all(scope.is_fixed(name) for name in names)

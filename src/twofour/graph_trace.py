@@ -1,0 +1,237 @@
+"""From a node's weight back to its constant, and where the reduction axis lands on the way.
+
+Groups of M survive a Reshape as long as each lies within one run of the stored axis: equal inner
+dimensions, and M divides both lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+
+import onnx
+
+from twofour.graph_scope import Node, Scope, integer, integers, is_standard
+from twofour.graph_tensors import shape_of
+from twofour.records import Reason, ReasonCode
+
+QUANTIZE = ("QuantizeLinear", "TRT_FP8QuantizeLinear")
+DEQUANTIZE = ("DequantizeLinear", "TRT_FP8DequantizeLinear")
+_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+_FOLLOWED = (*QUANTIZE, *DEQUANTIZE, *_RESHAPES, "Cast", "CastLike", "Identity", "Transpose")
+_OWN_DOMAINS = ("TRT_FP8QuantizeLinear", "TRT_FP8DequantizeLinear")
+_MOST_STEPS = 64
+"""A longer way is no way that a weight takes; the bound keeps tracing linear in the graph."""
+_FOLD = "fold constants (onnxruntime offline optimisation, onnxsim) and try again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A node on the way, and the graph that it lies in."""
+
+    node: Node
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The way from a node's weight to its constant, from the node's side."""
+
+    steps: tuple[Step, ...]
+    places: tuple[tuple[Scope, str], ...]
+    """Every tensor on the way, the constant last, with the graph that defines it."""
+    tensor: onnx.TensorProto | None
+    stopped: Reason | None
+    """Why no constant was reached."""
+
+    @property
+    def constant(self) -> str:
+        """Name of the last tensor reached."""
+        return self.places[-1][1] if self.places else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landing:
+    """An axis, and the run of it that groups must not cross (None: the whole axis)."""
+
+    axis: int
+    run: int | None = None
+
+
+def trace(scope: Scope, name: str) -> Trace:
+    """Follow a tensor back to its constant through the ops that keep its values in place."""
+    steps: list[Step] = []
+    places: list[tuple[Scope, str]] = []
+    tensor = None
+    stopped: Reason | None = None
+    while tensor is None and stopped is None:
+        owner = scope.owner(name)
+        if owner is None or len(steps) > _MOST_STEPS:
+            stopped = _lost(name, steps)
+            break
+        places.append((owner, name))
+        tensor = owner.constants.get(name)
+        if tensor is None:
+            stopped = _stop(owner, name)
+        if tensor is None and stopped is None:
+            node = owner.producers[name]
+            steps.append(Step(node=node, scope=owner))
+            scope, name = owner, node.proto.input[0]
+    return Trace(steps=tuple(steps), places=tuple(places), tensor=tensor, stopped=stopped)
+
+
+def shapes(found: Trace) -> tuple[tuple[int, ...], ...] | Reason:
+    """Shape at the node, then behind each step, the stored one last; or why they are not known."""
+    assert found.tensor is not None
+    known = [shape_of(found.tensor)]
+    for step in reversed(found.steps):
+        shape = _shape_after(step, known[0])
+        if shape is None:
+            return Reason(
+                code=ReasonCode.UNSUPPORTED_OP,
+                message=f"{_called(step.node)} gives weight {found.constant!r} of shape"
+                f" {list(known[0])} a shape that cannot be worked out; {_FOLD}",
+            )
+        known.insert(0, shape)
+    return tuple(known)
+
+
+def land(found: Trace, known: tuple[tuple[int, ...], ...], start: Landing) -> Landing | Reason:
+    """Where the node's axis lies in the stored array, or which step takes it apart."""
+    landing = start
+    for step, after, before in zip(found.steps, known, known[1:], strict=False):
+        moved = _before(step.node, landing, after, before)
+        if moved is None:
+            return Reason(
+                code=ReasonCode.UNSUPPORTED_OP,
+                message=f"{_called(step.node)} from {list(before)} to {list(after)} takes the"
+                f" reduction axis of weight {found.constant!r} apart; {_FOLD}",
+            )
+        landing = moved
+    return landing
+
+
+def crossing(found: Trace, landing: Landing) -> Reason:
+    """What to say of a run that M does not divide."""
+    step = next(s for s in found.steps if s.node.proto.op_type in _RESHAPES)
+    return Reason(
+        code=ReasonCode.UNSUPPORTED_OP,
+        message=f"{_called(step.node)} lays runs of {landing.run} along axis {landing.axis} of"
+        f" weight {found.constant!r}, which groups would cross; {_FOLD}",
+    )
+
+
+def _stop(owner: Scope, name: str) -> Reason | None:
+    """Why the trace ends at this tensor, which is no dense constant; None where it goes on."""
+    node = owner.producers.get(name)
+    if node is None:
+        if name in owner.inputs:
+            return Reason(
+                code=ReasonCode.NOT_CONSTANT,
+                message=f"the weight is the graph input {name!r}, known at run time only",
+            )
+        return Reason(
+            code=ReasonCode.UNSUPPORTED_OP, message=f"weight {name!r} is a sparse initializer"
+        )
+    if name in owner.fixed:
+        return None if _is_followed(node) else _computed(node)
+    first = node.proto.input[0] if node.proto.input else ""
+    if _is_followed(node) and not owner.is_fixed(first):
+        return None
+    return Reason(
+        code=ReasonCode.NOT_CONSTANT,
+        message=f"the weight is computed at run time by {_called(node)}",
+    )
+
+
+def _lost(name: str, steps: list[Step]) -> Reason:
+    if len(steps) > _MOST_STEPS:
+        return Reason(
+            code=ReasonCode.UNSUPPORTED_OP,
+            message=f"more than {_MOST_STEPS} nodes lie before the weight; {_FOLD}",
+        )
+    return Reason(code=ReasonCode.NOT_CONSTANT, message=f"nothing in the graph makes {name!r}")
+
+
+def _computed(node: Node) -> Reason:
+    return Reason(
+        code=ReasonCode.UNSUPPORTED_OP,
+        message=f"the weight is computed from constants by {_called(node)}; {_FOLD}",
+    )
+
+
+def _called(node: Node) -> str:
+    return f"{node.op} node {node.label!r}"
+
+
+def _is_followed(node: Node) -> bool:
+    proto = node.proto
+    named = proto.op_type in _FOLLOWED and bool(proto.input) and bool(proto.input[0])
+    return named and (is_standard(proto) or proto.op_type in _OWN_DOMAINS)
+
+
+def _before(
+    node: Node, landing: Landing, after: tuple[int, ...], before: tuple[int, ...]
+) -> Landing | None:
+    """Where an axis behind the node lies before it; None where it is taken apart."""
+    if node.proto.op_type == "Transpose":
+        return Landing(axis=_permutation(node, len(before))[landing.axis], run=landing.run)
+    if node.proto.op_type not in _RESHAPES:
+        return landing
+    length, inner = after[landing.axis], prod(after[landing.axis + 1 :])
+    # with axes of length 1 several fit: the one of the same length first, else the one with data
+    fits = [a for a in range(len(before)) if prod(before[a + 1 :]) == inner]
+    same = [a for a in fits if before[a] == length]
+    if same:
+        return Landing(axis=same[0], run=landing.run)
+    if not fits:
+        return None
+    return Landing(axis=fits[0], run=gcd(before[fits[0]], landing.run or length))
+
+
+def _shape_after(step: Step, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Shape behind the node; None where it depends on something that is not a constant."""
+    try:
+        if step.node.proto.op_type == "Transpose":
+            return tuple(shape[a] for a in _permutation(step.node, len(shape)))
+        if step.node.proto.op_type in _RESHAPES:
+            after = _reshaped(step, shape)
+            return after if prod(after) == prod(shape) and min(after, default=1) >= 0 else None
+    except (LookupError, ValueError):
+        return None
+    return shape
+
+
+def _permutation(node: Node, rank: int) -> tuple[int, ...]:
+    perm = next((tuple(a.ints) for a in node.proto.attribute if a.name == "perm"), ())
+    if not perm:
+        return tuple(reversed(range(rank)))
+    if sorted(perm) != list(range(rank)):
+        raise ValueError(perm)
+    return perm
+
+
+def _reshaped(step: Step, shape: tuple[int, ...]) -> tuple[int, ...]:
+    node, scope, op = step.node, step.scope, step.node.proto.op_type
+    if op == "Flatten":
+        cut = integer(node.proto, "axis", 1)
+        cut = cut + len(shape) if cut < 0 else cut
+        return prod(shape[:cut]), prod(shape[cut:])
+    given = integers(node, scope, 1, "shape" if op == "Reshape" else "axes")
+    if op == "Reshape":
+        return _filled(given or (), shape, zero=bool(integer(node.proto, "allowzero", 0)))
+    if op == "Squeeze":
+        gone = {a % len(shape) for a in given} if given and shape else None
+        return tuple(n for a, n in enumerate(shape) if (n != 1 if gone is None else a not in gone))
+    rank = len(shape) + len(given or ())
+    added, rest = {a % rank for a in given or ()}, iter(shape)
+    return tuple(1 if a in added else next(rest, 1) for a in range(rank))
+
+
+def _filled(given: tuple[int, ...], shape: tuple[int, ...], *, zero: bool) -> tuple[int, ...]:
+    """Reshape's target with its 0 (copied, unless `zero`) and its -1 (the rest) worked out."""
+    copied = [shape[a] if n == 0 and not zero else n for a, n in enumerate(given)]
+    known = prod(n for n in copied if n != -1)
+    if -1 in copied and known:
+        copied[copied.index(-1)] = prod(shape) // known
+    return tuple(copied)

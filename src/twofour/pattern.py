@@ -1,0 +1,233 @@
+"""The N:M rule itself: whether an array keeps it along an axis. The one judge; numpy only."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twofour.errors import BadInputError
+from twofour.records import Pattern, PatternCheck
+
+TILE = 1 << 17
+"""Elements looked at in one go: scratch of a tile stays in a core's L2 cache (1 to 2 MiB)."""
+
+# The bits of a stored number that are all clear in a zero: all but the sign for the floats. The
+# fnuz float8 types have no -0.0 (0x80 is their NaN), and no integer has one. float8_e8m0fnu is
+# left out on purpose: it has no zero at all.
+# Source: OCP 8-bit floating point specification 1.0, table 1; ONNX documentation, "Float stored
+# in 8 bits", for the fnuz types; ml_dtypes for the names.
+_ZERO_MASKS = {
+    "float64": 0x7FFF_FFFF_FFFF_FFFF,
+    "float32": 0x7FFF_FFFF,
+    "float16": 0x7FFF,
+    "bfloat16": 0x7FFF,
+    "float8_e3m4": 0x7F,
+    "float8_e4m3": 0x7F,
+    "float8_e4m3fn": 0x7F,
+    "float8_e5m2": 0x7F,
+    "float8_e4m3b11fnuz": 0xFF,
+    "float8_e4m3fnuz": 0xFF,
+    "float8_e5m2fnuz": 0xFF,
+    "bool": 0xFF,
+}
+
+
+def nonzero(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which elements count as non-zero: -0.0 does not, NaN and the smallest subnormal do.
+
+    The bits are looked at, so a processor set to flush subnormals changes nothing. Raises
+    BadInputError for a type that is not a number's or has no zero.
+    """
+    mask = _mask_of(array)
+    result: NDArray[np.bool_] = (as_bits(array) & mask) != 0
+    return result
+
+
+def count_zeros(array: NDArray[Any], *, kind: str | None = None) -> int:
+    """Zeros in the array, -0.0 included; extra memory does not grow with it.
+
+    `kind` is numpy's name of the type where the array holds the raw bits of another one.
+    """
+    mask = _zero_mask(kind or array.dtype.name, array.dtype.itemsize)
+    tiled = tiles(np.atleast_1d(as_bits(array)), 0, 1)
+    return array.size - sum(np.count_nonzero(_nonzero_bytes(tile, mask)) for tile, _ in tiled)
+
+
+def check(array: NDArray[Any], axis: int, pattern: Pattern) -> PatternCheck:
+    """Count the groups along `axis` and those with more than N non-zeros.
+
+    A tail shorter than M is a group of its own. Extra memory does not grow with the array. Raises
+    BadInputError for an axis the array has not, a 0-d array, or an unsupported type.
+    """
+    axis = normalize_axis(array, axis)
+    length = array.shape[axis]
+    lines = array.size // length if length else 0
+    violations = sum(_violations(array, axis, pattern))
+    return PatternCheck(
+        groups=lines * -(-length // pattern.m),
+        violations=violations,
+        first_violation=_first_violation(array, axis, pattern) if violations else None,
+        tail=length % pattern.m,
+    )
+
+
+def holds_along(array: NDArray[Any], pattern: Pattern, *, except_axis: int) -> int | None:
+    """The first other axis along which the pattern holds, or None.
+
+    Axes shorter than M are passed over: the few elements of a tail prove nothing.
+    """
+    skipped = normalize_axis(array, except_axis)
+    for axis, length in enumerate(array.shape):
+        if axis != skipped and length >= pattern.m and not any(_violations(array, axis, pattern)):
+            return axis
+    return None
+
+
+def normalize_axis(array: NDArray[Any], axis: int) -> int:
+    """`axis` counted from the front; raises BadInputError where the array has no such axis."""
+    if not array.ndim:
+        raise BadInputError("a 0-d array has no axis to group along")
+    if not -array.ndim <= axis < array.ndim:
+        raise BadInputError(
+            f"axis {axis} is not an axis of an array of shape {array.shape}",
+            hint=f"use {-array.ndim} to {array.ndim - 1}",
+        )
+    return axis % array.ndim
+
+
+def as_bits(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory as unsigned integers of the same width and byte order."""
+    unsigned = np.dtype(f"u{array.dtype.itemsize}").newbyteorder(array.dtype.byteorder)
+    return array.view(unsigned)
+
+
+def split_tail(array: NDArray[Any], axis: int, m: int) -> Iterator[tuple[NDArray[Any], int]]:
+    """The full groups and the tail, each a view with its group length; empty parts are left out."""
+    length = array.shape[axis]
+    full = length - length % m
+    if full:
+        yield array[_along(axis, 0, full)], m
+    if full < length:
+        yield array[_along(axis, full, length)], length - full
+
+
+def tiles(array: NDArray[Any], axis: int, group: int) -> Iterator[tuple[NDArray[Any], int]]:
+    """Views that part the array into pieces of about TILE elements, each of whole groups.
+
+    `group` must divide the length of `axis`. The axes of a view are in the order of memory; beside
+    it comes the distance between neighbours of one group once the view is copied contiguously.
+    """
+    order = sorted(range(array.ndim), key=lambda a: -abs(array.strides[a]))
+    array, axis = array.transpose(order), order.index(axis)
+    pieces = _pieces(array.shape, axis, group)
+    starts = (range(0, n, p) for n, p in zip(array.shape, pieces, strict=True))
+    for corner in itertools.product(*starts):
+        at = tuple(slice(i, i + p) for i, p in zip(corner, pieces, strict=True))
+        tile = array[at]
+        yield tile, math.prod(tile.shape[axis + 1 :])
+
+
+def _pieces(shape: tuple[int, ...], axis: int, group: int) -> list[int]:
+    """Length of a tile along each axis, filled from the last axis on, never cutting a group."""
+    room = max(1, TILE // group)
+    pieces = [1] * len(shape)
+    for a in reversed(range(len(shape))):
+        unit = group if a == axis else 1
+        units = shape[a] // unit
+        count = -(-units // min(room, max(1, units)))
+        pieces[a] = unit * max(1, -(-units // max(1, count)))
+        room = max(1, room // (pieces[a] // unit))
+    return pieces
+
+
+def _violations(array: NDArray[Any], axis: int, pattern: Pattern) -> Iterator[int]:
+    """Violating groups, tile by tile."""
+    mask = _mask_of(array)
+    for part, group in split_tail(as_bits(array), axis, pattern.m):
+        if group <= pattern.n:
+            continue
+        starts = np.empty(0, np.bool_)
+        step_of_starts = 0
+        for tile, step in tiles(part, axis, group):
+            if step != step_of_starts or starts.size < tile.size:
+                starts, step_of_starts = _group_starts(tile.size, step, group), step
+            found = _group_sums(_nonzero_bytes(tile, mask), step, group) > pattern.n
+            found &= starts[: found.size]
+            yield int(np.count_nonzero(found))
+
+
+def _nonzero_bytes(tile: NDArray[Any], mask: np.unsignedinteger[Any]) -> NDArray[np.uint8]:
+    """1 where the tile is non-zero, flat, in the order of the tile's axes."""
+    magnitude = np.empty(tile.shape, tile.dtype.newbyteorder("="))
+    np.bitwise_and(tile, mask, out=magnitude)
+    ones: NDArray[np.uint8] = (magnitude.reshape(-1) != 0).view(np.uint8)
+    return ones
+
+
+def _group_sums(ones: NDArray[np.uint8], step: int, group: int) -> NDArray[np.uint8]:
+    """At each index the sum of `group` elements `step` apart, by doubling: log2(M) additions."""
+    if group == 1:
+        return ones
+    half = group // 2 * step
+    sums = _group_sums(ones, step, group // 2)
+    sums = sums[:-half] + sums[half:]
+    if group % 2:
+        sums = sums[:-step] + ones[2 * half :]
+    return sums
+
+
+def _group_starts(size: int, step: int, group: int) -> NDArray[np.bool_]:
+    """True at the first element of every group of a contiguous tile."""
+    starts = np.zeros((size // (step * group), group, step), np.bool_)
+    starts[:, 0] = True
+    return starts.reshape(-1)
+
+
+def _first_violation(array: NDArray[Any], axis: int, pattern: Pattern) -> tuple[int, ...]:
+    """Halve the array along each axis in turn; it must hold a violation.
+
+    The group whose first element comes first in C order is found whatever the memory layout.
+    """
+    index = []
+    for dim in range(array.ndim):
+        unit = pattern.m if dim == axis else 1
+        low, high = 0, -(-array.shape[dim] // unit)
+        while high - low > 1:
+            middle = (low + high) // 2
+            lower = array[_along(dim, low * unit, middle * unit)]
+            if any(_violations(lower, axis, pattern)):
+                high = middle
+            else:
+                low = middle
+        array = array[_along(dim, low * unit, high * unit)]
+        index.append(low * unit)
+    return tuple(index)
+
+
+def _along(axis: int, start: int, stop: int) -> tuple[slice, ...]:
+    return (*[slice(None)] * axis, slice(start, stop))
+
+
+def _mask_of(array: NDArray[Any]) -> np.unsignedinteger[Any]:
+    return _zero_mask(array.dtype.name, array.dtype.itemsize)
+
+
+def _zero_mask(kind: str, width: int) -> np.unsignedinteger[Any]:
+    """The bits that are clear in a zero; raises BadInputError for a type without a known zero."""
+    if re.fullmatch(r"u?int(8|16|32|64)", kind):
+        mask = (1 << (8 * width)) - 1
+    elif kind in _ZERO_MASKS:
+        mask = _ZERO_MASKS[kind]
+    else:
+        raise BadInputError(
+            f"weights of type {kind} cannot be judged for sparsity",
+            hint="supported: float16/32/64, bfloat16, float8 with a sign, integers and bool",
+        )
+    unsigned: np.unsignedinteger[Any] = np.dtype(f"u{width}").type(mask)
+    return unsigned

@@ -1,0 +1,50 @@
+"""What the stages of one run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twofour.pipeline.sessions import Sessions
+from twofour.pipeline.stages import Progress, Runner
+from twofour.records import RunOptions
+
+if TYPE_CHECKING:
+    from twofour.pipeline.sources.source import Source
+    from twofour.pipeline.torch_model import TorchModel
+
+DENSE = "dense"
+SPARSE = "sparse"
+INPUTS = "inputs.npz"
+WEIGHTS = "weights.safetensors"
+LAYERS = "layers.json"
+
+
+def onnx_name(variant: str) -> str:
+    """File of a variant in the run folder."""
+    return f"{variant}.onnx"
+
+
+def onnx_files(path: Path) -> tuple[str, ...]:
+    """Names of an ONNX file and of its external data files, `<name>.data` or `<name>.0.data`."""
+    data = [*path.parent.glob(f"{path.name}.data"), *path.parent.glob(f"{path.name}.*.data")]
+    return (path.name, *sorted(file.name for file in data))
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One run: where, of what, how, and the models and sessions that stages hand on."""
+
+    path: Path
+    runner: Runner
+    source: Source
+    options: RunOptions
+    progress: Progress
+    sessions: Sessions
+    model: TorchModel | None
+    """None for an ONNX file."""
+
+    def file(self, name: str) -> Path:
+        """Path of a file of the run folder."""
+        return self.path / name

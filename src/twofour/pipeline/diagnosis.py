@@ -1,0 +1,41 @@
+"""What is installed here, which engines can run, and whether the GPU has sparse tensor cores."""
+
+from __future__ import annotations
+
+import platform
+
+from twofour import __version__
+from twofour.pipeline.stages import versions
+from twofour.records import Diagnosis, InstalledPackage
+
+_PACKAGES = (
+    ("torch", "prune and export of torch models", "pip install torch"),
+    ("numpy", "the N:M rule", "pip install numpy"),
+    ("onnx", "reading and writing ONNX", "pip install onnx"),
+    ("onnxscript", "torch.onnx.export", "pip install onnxscript"),
+    ("onnxruntime-gpu", "the embedded engine (CPU, CUDA)", "pip install onnxruntime-gpu"),
+    ("onnxruntime", "the embedded engine (CPU), instead of the above", "pip install onnxruntime"),
+    ("polygraphy", "building TensorRT engines", "pip install polygraphy"),
+    ("tensorrt", "TensorRT engines", "pip install 'twofour[tensorrt]'"),
+    ("transformers", "Hugging Face checkpoint folders", "pip install 'twofour[hf]'"),
+    ("timm", "timm:NAME models", "pip install 'twofour[timm]'"),
+)
+
+
+def diagnose() -> Diagnosis:
+    """Look at this machine; nothing is guessed from version numbers where it can be tried."""
+    from twofour.engines.gpu import find_gpu
+    from twofour.engines.select import all_statuses
+
+    found = versions(*(name for name, _, _ in _PACKAGES))
+    return Diagnosis(
+        twofour_version=__version__,
+        python_version=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        packages=tuple(
+            InstalledPackage(name=name, version=found[name], needed_for=use, install=install)
+            for name, use, install in _PACKAGES
+        ),
+        engines=all_statuses(),
+        gpu=find_gpu(),
+    )

@@ -1,0 +1,88 @@
+"""The stage that puts both exports together and judges sparse.onnx by the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twofour.errors import PatternBrokenError
+from twofour.pipeline.context import LAYERS, SPARSE, Run, onnx_files, onnx_name
+from twofour.pipeline.stages import Stage, versions
+from twofour.records import (
+    ExportedVariant,
+    ExportResult,
+    LayerMap,
+    PruneResult,
+    Validation,
+    WeightCheck,
+)
+from twofour.store import write_record
+
+
+def put_together(
+    run: Run, pruned: PruneResult, dense: ExportedVariant, sparse: ExportedVariant
+) -> ExportResult:
+    """export.json and layers.json.
+
+    Raises PatternBrokenError when a weight that was pruned is not N:M in sparse.onnx.
+    """
+    from twofour.pruning.validate import validate_onnx
+
+    path = run.file(onnx_name(SPARSE))
+
+    def work() -> tuple[ExportResult, Sequence[str]]:
+        required = initializers_of_pruned(pruned, sparse.layers)
+        checked = validate_onnx(path, pruned.pattern, required=required)
+        refuse_broken(checked, path.name)
+        write_record(run.file(LAYERS), sparse.layers)
+        return ExportResult(
+            precision=sparse.precision,
+            opset=sparse.opset,
+            inputs=sparse.inputs,
+            outputs=sparse.outputs,
+            files=(dense.file, sparse.file),
+            pattern=checked,
+        ), (LAYERS,)
+
+    stage = Stage(
+        name="export",
+        title="validate the exported model",
+        record="export.json",
+        depends={
+            "dense": dense.file.size_bytes,
+            "versions": versions(),
+        },
+        reads=("prune.json", *onnx_files(path)),
+    )
+    return run.runner.run(stage, ExportResult, work)
+
+
+def pruned_names(pruned: PruneResult) -> frozenset[str]:
+    """state_dict keys, or initializers, of the weights that were pruned."""
+    names = (row.weight.weight for row in pruned.weights if row.pruned)
+    return frozenset(name for name in names if name is not None)
+
+
+def initializers_of_pruned(pruned: PruneResult, layers: LayerMap) -> frozenset[str]:
+    """Names, in the ONNX file, of the weights that were pruned."""
+    parameters = pruned_names(pruned)
+    return frozenset(name.initializer for name in layers.layers if name.parameter in parameters)
+
+
+def refuse_broken(validation: Validation, file: str) -> None:
+    """Raise PatternBrokenError naming the first weight that was to be N:M and is not."""
+    if validation.broken:
+        first = validation.broken[0]
+        raise PatternBrokenError(
+            f"{file}: {len(validation.broken)} pruned weights are not {validation.pattern}; "
+            f"{describe_broken(first)}",
+            hint="something changed the weights after pruning; `twofour validate` lists them all",
+        )
+
+
+def describe_broken(check: WeightCheck) -> str:
+    """One line: layer, weight, how many groups, and where the first is."""
+    return (
+        f"first: layer {check.layer}, weight {check.weight} {list(check.shape)}, axis "
+        f"{check.axis}: {check.violations} of {check.groups_checked} groups, "
+        f"first at {list(check.first_violation or ())}"
+    )

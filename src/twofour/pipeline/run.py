@@ -1,0 +1,165 @@
+"""The main job: every stage of prune-export-build, in order, in one run folder.
+
+Reading order of a run: torch_stages (or onnx_stages), exporting, checks, building, reporting.
+One ONNX Runtime session serves check and timing of a file, so each variant is finished before the
+next one is begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from twofour.errors import BadInputError
+from twofour.pipeline import onnx_stages, torch_stages
+from twofour.pipeline.building import (
+    build_result,
+    build_variant,
+    check_asked_shapes,
+    pick_engine,
+)
+from twofour.pipeline.checks import accuracy, check
+from twofour.pipeline.context import DENSE, SPARSE, Run
+from twofour.pipeline.exporting import put_together
+from twofour.pipeline.folder import open_run_folder
+from twofour.pipeline.reporting import report
+from twofour.pipeline.sessions import Sessions
+from twofour.pipeline.sources.onnx_file import OnnxSource
+from twofour.pipeline.sources.open import open_source
+from twofour.pipeline.sources.source import Source, SourceOptions
+from twofour.pipeline.stages import Progress, Runner, Silent
+from twofour.pipeline.torch_model import TorchModel
+from twofour.records import (
+    BuildResult,
+    ExportedVariant,
+    PruneResult,
+    RunOptions,
+    RunResult,
+    Validation,
+)
+
+RUNS = Path("runs")
+
+
+def run_all(
+    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+) -> RunResult:
+    """Prune, validate, export, build and report; resumes what is already in the run folder.
+
+    Raises the kinds of TwofourError that the stages name.
+    """
+    with open_run(model, out, options, progress or Silent()) as run:
+        chosen = pick_engine(run)
+        early = not chosen.builds_from_sparse
+        dense = export_dense(run)
+        check_asked_shapes(run, dense.inputs)
+        dense_check = check(run, DENSE)
+        dense_build = build_variant(run, chosen, DENSE) if early else None
+        pruned, validation, sparse = prune_and_export(run)
+        exported = put_together(run, pruned, dense, sparse)
+        sparse_check = check(run, SPARSE)
+        drift = accuracy(run, dense_check, sparse_check)
+        dense_build = dense_build or build_variant(run, chosen, DENSE)
+        built = build_result(run, chosen, (dense_build, build_variant(run, chosen, SPARSE)))
+        verdicts = report(run, pruned, exported, sparse.layers, built)
+        return RunResult(
+            folder=str(run.path),
+            prune=pruned,
+            validation=validation,
+            export=exported,
+            build=built,
+            accuracy=drift,
+            report=verdicts,
+        )
+
+
+def run_prune(
+    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+) -> tuple[Path, PruneResult, Validation]:
+    """Only prune and validate; the run folder can be gone on with."""
+    with open_run(model, out, options, progress or Silent()) as run:
+        if run.model is None:
+            onnx_stages.take_over(run)
+            pruned, _ = onnx_stages.prune(run)
+            return run.path, pruned, onnx_stages.validate(run, pruned)
+        pruned = torch_stages.prune(run)
+        return run.path, pruned, torch_stages.validate(run, pruned)
+
+
+def run_export(
+    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+) -> tuple[Path, ExportedVariant]:
+    """Only export the model as it is, with its layer map, and compare it with the module."""
+    with open_run(model, out, options, progress or Silent()) as run:
+        return run.path, export_dense(run)
+
+
+def run_build(
+    onnx: Path, out: Path | None, options: RunOptions, progress: Progress | None = None
+) -> tuple[Path, BuildResult]:
+    """Only build: the file is taken over as sparse.onnx, and timed as it is."""
+    if onnx.suffix != ".onnx":
+        raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
+    with open_run(str(onnx), out, options, progress or Silent()) as run:
+        chosen = pick_engine(run)
+        taken = onnx_stages.take_over(run, SPARSE)
+        check_asked_shapes(run, taken.inputs)
+        variants = (DENSE, SPARSE) if chosen.builds_from_sparse else (SPARSE,)
+        built = tuple(build_variant(run, chosen, variant) for variant in variants)
+        return run.path, build_result(run, chosen, built)
+
+
+@contextlib.contextmanager
+def open_run(
+    model: str, out: Path | None, options: RunOptions, progress: Progress
+) -> Iterator[Run]:
+    """Open the source and its run folder (default `runs/<model name>`), locked."""
+    source = open_source(
+        model,
+        SourceOptions(
+            inputs=None if options.inputs is None else Path(options.inputs),
+            input_shapes=options.input_shapes,
+            seed=options.seed,
+        ),
+    )
+    path = out if out is not None else RUNS / source.name
+    with open_run_folder(path, _identity(source)) as folder:
+        (path / "stages").mkdir(exist_ok=True)
+        sessions = Sessions(options.build.threads)
+        try:
+            yield Run(
+                path=path,
+                runner=Runner(folder, progress),
+                source=source,
+                options=options,
+                progress=progress,
+                sessions=sessions,
+                model=None if isinstance(source, OnnxSource) else TorchModel(source),
+            )
+        finally:
+            sessions.close()
+
+
+def export_dense(run: Run) -> ExportedVariant:
+    """dense.onnx from the source, or the ONNX file taken over."""
+    return onnx_stages.take_over(run) if run.model is None else torch_stages.export_dense(run)
+
+
+def prune_and_export(run: Run) -> tuple[PruneResult, Validation, ExportedVariant]:
+    """Pruned, read back and judged, and as sparse.onnx."""
+    if run.model is None:
+        pruned, sparse = onnx_stages.prune(run)
+        return pruned, onnx_stages.validate(run, pruned), sparse
+    pruned = torch_stages.prune(run)
+    validation = torch_stages.validate(run, pruned)
+    return pruned, validation, torch_stages.export_sparse(run)
+
+
+def _identity(source: Source) -> str:
+    """What a run folder belongs to: the absolute path where the source is one, else its text."""
+    place, colon, name = source.text.rpartition(":")
+    path = Path(source.text if not colon else place).expanduser()
+    if not path.exists():
+        return source.text
+    return f"{path.resolve()}{colon}{name if colon else ''}"

@@ -1,0 +1,171 @@
+"""Load a Hugging Face checkpoint with transformers: local files only, never code of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from twofour.errors import BadInputError, MissingToolError
+from twofour.pipeline.sources.blame import describe
+from twofour.pipeline.sources.checkpoint import Checkpoint
+from twofour.pipeline.sources.checkpoint_weights import check_weight_file
+from twofour.pipeline.sources.hf_inputs import checkpoint_inputs
+from twofour.pipeline.sources.hf_outputs import give_embedding, give_tensors
+from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
+from twofour.pipeline.sources.source import SourceOptions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NAMES_SHOWN = 5
+
+
+def load_checkpoint(checkpoint: Checkpoint, options: SourceOptions) -> LoadedModule:
+    """Model and example inputs of a checkpoint; a sentence encoder gives its embedding.
+
+    Weights are float32 whatever the file holds: the export brings them to the precision asked
+    for, and float32 holds float16 and bfloat16 exactly. Raises BadInputError where a weight of
+    the model is not in the files, and MissingToolError without transformers.
+    """
+    transformers = import_transformers()
+    for file in checkpoint.weights:
+        check_weight_file(file)
+    with _quiet(transformers):
+        model, unused = _trained_model(transformers, checkpoint)
+        inputs = checkpoint_inputs(model, checkpoint, options)
+    if checkpoint.pooling is None:
+        give_tensors(model)
+    else:
+        give_embedding(model, checkpoint.pooling)
+    return loaded_module(model, inputs.args, inputs.kwargs, _notes(model, unused))
+
+
+def import_transformers() -> ModuleType:
+    """The package; raises MissingToolError naming the extra where it is not installed."""
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingToolError(
+            f"a Hugging Face checkpoint needs the package transformers: {error}",
+            hint="pip install 'twofour[hf]'",
+        ) from error
+
+
+def _trained_model(
+    transformers: ModuleType, checkpoint: Checkpoint
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model, and the names of weights in the files that it has no place for."""
+    model_class = _model_class(transformers, checkpoint)
+    model, info = _from_pretrained(transformers, model_class, checkpoint)
+    missing = tuple(sorted(info["missing_keys"]))
+    if missing and all(name.startswith("pooler.") for name in missing):
+        # Saved without a pooler, as most encoders are: then the model is to have none either.
+        accepted = inspect.signature(type(model).__init__).parameters
+        if "add_pooling_layer" in accepted:
+            model, info = _from_pretrained(
+                transformers, model_class, checkpoint, add_pooling_layer=False
+            )
+            missing = tuple(sorted(info["missing_keys"]))
+    if missing or info["mismatched_keys"]:
+        raise _untrained(checkpoint, model, missing or tuple(map(str, info["mismatched_keys"])))
+    return model, tuple(sorted(info["unexpected_keys"]))
+
+
+def _model_class(transformers: ModuleType, checkpoint: Checkpoint) -> type[PreTrainedModel]:
+    """The class the weights were saved from; AutoModel where the config names none."""
+    name = checkpoint.architecture
+    if name is None:
+        automatic: type[PreTrainedModel] = transformers.AutoModel
+        return automatic
+    found: object = getattr(transformers, name, None)
+    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+        return found
+    config = checkpoint.model_folder / "config.json"
+    if "auto_map" in checkpoint.config:
+        raise BadInputError(
+            f"{config} wants to run Python code that comes with the checkpoint (auto_map, class "
+            f"{name}); it is refused",
+            hint="where you trust it, import that class in a file.py:callable of your own",
+        )
+    raise BadInputError(
+        f"{config} names the architecture {name!r}, which transformers "
+        f"{transformers.__version__} does not have",
+        hint="install the version of transformers the checkpoint was made with",
+    )
+
+
+def _from_pretrained(
+    transformers: ModuleType,
+    model_class: type[PreTrainedModel],
+    checkpoint: Checkpoint,
+    **model_options: bool,
+) -> tuple[Any, dict[str, Any]]:
+    try:
+        model, info = model_class.from_pretrained(
+            checkpoint.model_folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=checkpoint.weights[0].suffix == ".safetensors",
+            output_loading_info=True,
+            **{_dtype_option(transformers): torch.float32},
+            **model_options,
+        )
+    except ImportError as error:
+        raise MissingToolError(f"{checkpoint.folder} needs another package: {error}") from error
+    except Exception as error:
+        raise BadInputError(
+            f"transformers {transformers.__version__} cannot load {checkpoint.folder}: "
+            f"{describe(error)}",
+            hint="compare config.json with the weights: sizes and number of layers must agree",
+        ) from error
+    return model, info
+
+
+def _dtype_option(transformers: ModuleType) -> str:
+    """from_pretrained's argument was renamed in 4.56."""
+    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
+    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
+
+
+def _untrained(checkpoint: Checkpoint, model: nn.Module, names: tuple[str, ...]) -> BadInputError:
+    return BadInputError(
+        f"{checkpoint.folder} has no trained values for {len(names)} weights of "
+        f"{type(model).__name__}: {_some(names)}; they would be random",
+        hint="let 'architectures' in config.json name the class the weights were saved from",
+    )
+
+
+def _notes(model: nn.Module, unused: tuple[str, ...]) -> tuple[str, ...]:
+    if not unused:
+        return ()
+    return (
+        f"{len(unused)} weights of the checkpoint are not part of {type(model).__name__} "
+        f"and are left out: {_some(unused)}",
+    )
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more
+
+
+@contextlib.contextmanager
+def _quiet(transformers: ModuleType) -> Iterator[None]:
+    """Hold back transformers' progress bars and its report of weights; our own errors name them."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

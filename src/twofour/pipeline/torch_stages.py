@@ -1,0 +1,160 @@
+"""The stages of a torch source: export dense, prune, validate the weights, export sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from twofour.pipeline.agreement import compare_with_reference
+from twofour.pipeline.context import DENSE, INPUTS, SPARSE, WEIGHTS, Run, onnx_files, onnx_name
+from twofour.pipeline.exporting import pruned_names
+from twofour.pipeline.onnx_io import describe, save_arrays
+from twofour.pipeline.stages import Stage, versions
+from twofour.records import (
+    ExportedFile,
+    ExportedVariant,
+    ExportOptions,
+    Precision,
+    PruneResult,
+    Validation,
+)
+
+if TYPE_CHECKING:
+    from twofour.pipeline.sources.loaded import LoadedModule
+    from twofour.pipeline.torch_model import TorchModel
+
+_EXPORTERS = ("torch", "onnx", "onnxscript", "onnx-ir", "transformers", "timm")
+
+
+def export_dense(run: Run) -> ExportedVariant:
+    """dense.onnx, and inputs.npz with the example inputs as the file takes them."""
+    model = _model(run)
+
+    def work() -> tuple[ExportedVariant, Sequence[str]]:
+        exported = _export(run, model.dense(), DENSE)
+        return exported, (*onnx_files(run.file(onnx_name(DENSE))), INPUTS)
+
+    stage = Stage(
+        name="export-dense",
+        title="export dense model",
+        record="stages/export-dense.json",
+        depends={"source": run.source.key(), **_export_options(run)},
+    )
+    return run.runner.run(stage, ExportedVariant, work)
+
+
+def prune(run: Run) -> PruneResult:
+    """weights.safetensors and prune.json."""
+    model, options = _model(run), run.options
+
+    def work() -> tuple[PruneResult, Sequence[str]]:
+        return model.prune(options.pattern, options.selection, run.file(WEIGHTS)), (WEIGHTS,)
+
+    stage = Stage(
+        name="prune",
+        title=f"prune to {options.pattern}",
+        record="prune.json",
+        depends={
+            "source": run.source.key(),
+            "pattern": str(options.pattern),
+            "selection": repr(options.selection),
+            "versions": versions("torch"),
+        },
+    )
+    return run.runner.run(stage, PruneResult, work)
+
+
+def validate(run: Run, pruned: PruneResult) -> Validation:
+    """validate.json: the weights as they were saved, read back."""
+    from twofour.pruning.validate import validate_safetensors
+
+    weights = tuple(row.weight for row in pruned.weights)
+    required = pruned_names(pruned)
+
+    def work() -> tuple[Validation, Sequence[str]]:
+        path = run.file(WEIGHTS)
+        checked = validate_safetensors(path, weights, pruned.pattern, required=required)
+        return checked, ()
+
+    stage = Stage(
+        name="validate",
+        title="validate the saved weights",
+        record="validate.json",
+        depends={"versions": versions()},
+        reads=("prune.json", WEIGHTS),
+    )
+    return run.runner.run(stage, Validation, work)
+
+
+def export_sparse(run: Run) -> ExportedVariant:
+    """sparse.onnx, exported from the pruned module exactly as dense.onnx was."""
+    model = _model(run)
+
+    def work() -> tuple[ExportedVariant, Sequence[str]]:
+        exported = _export(run, model.pruned(run.file(WEIGHTS)), SPARSE)
+        model.release()
+        return exported, onnx_files(run.file(onnx_name(SPARSE)))
+
+    stage = Stage(
+        name="export-sparse",
+        title="export pruned model",
+        record="stages/export-sparse.json",
+        depends={"source": run.source.key(), **_export_options(run)},
+        reads=(WEIGHTS,),
+    )
+    return run.runner.run(stage, ExportedVariant, work)
+
+
+def _model(run: Run) -> TorchModel:
+    assert run.model is not None, "an ONNX source has stages of its own"
+    return run.model
+
+
+def _precision(run: Run) -> Precision:
+    """float16 unless asked otherwise: TensorRT has no sparse kernels for float32 layers."""
+    return run.options.precision or Precision.FLOAT16
+
+
+def _export_options(run: Run) -> dict[str, object]:
+    return {
+        "precision": _precision(run).value,
+        "opset": run.options.opset,
+        "dynamic_batch": run.options.dynamic_batch,
+        "versions": versions(*_EXPORTERS),
+    }
+
+
+def _export(run: Run, loaded: LoadedModule, variant: str) -> ExportedVariant:
+    from twofour.export.example_inputs import input_arrays
+    from twofour.export.onnx_export import export_onnx, reference_outputs
+
+    path, precision = run.file(onnx_name(variant)), _precision(run)
+    options = ExportOptions(
+        precision=precision,
+        opset=run.options.opset,
+        dynamic_batch=run.options.dynamic_batch,
+        input_names=loaded.input_names,
+    )
+    run.sessions.close()
+    reference = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
+    layers = export_onnx(loaded.module, loaded.args, loaded.kwargs, path, options)
+    inputs, outputs, opset = describe(path)
+    if variant == DENSE:
+        arrays = input_arrays(loaded.module, loaded.args, loaded.kwargs)
+        names = (shape.name for shape in inputs)
+        save_arrays(run.file(INPUTS), dict(zip(names, arrays, strict=True)))
+    agreement, not_compared = compare_with_reference(run, path, reference, precision)
+    return ExportedVariant(
+        file=ExportedFile(
+            variant=variant,
+            file=path.name,
+            size_bytes=sum((run.path / name).stat().st_size for name in onnx_files(path)),
+            agreement=agreement,
+            not_compared=not_compared,
+        ),
+        precision=precision,
+        opset=opset,
+        inputs=inputs,
+        outputs=outputs,
+        layers=layers,
+    )

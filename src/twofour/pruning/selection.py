@@ -1,0 +1,170 @@
+"""Which weights are pruned and which stay dense, each with its reasons; torch and ONNX alike."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from twofour.errors import BadInputError
+from twofour.records import Pattern, Reason, ReasonCode, Selection, Weight
+
+Choice = tuple[Weight, bool, tuple[Reason, ...]]
+"""A weight, whether it is to be pruned, and what speaks against sparse math in it."""
+
+_IMPOSSIBLE = {ReasonCode.NOT_CONSTANT, ReasonCode.ZERO_POINT}
+"""Reasons no option overrides: there is no stored array, or a stored 0 is not a zero."""
+_LEFT_DENSE = _IMPOSSIBLE | {
+    ReasonCode.GROUPED_CONV,
+    ReasonCode.DEPTHWISE_CONV,
+    ReasonCode.AXIS_NOT_MULTIPLE,
+    ReasonCode.UNSUPPORTED_OP,
+}
+"""Reasons that leave a weight dense unless the user asks for it; all others are only told."""
+
+
+def choose(weights: Sequence[Weight], pattern: Pattern, selection: Selection) -> tuple[Choice, ...]:
+    """Decide on every weight, in the order given; users of one array are decided together.
+
+    Raises BadInputError for a glob that matches nothing, an include that asks for the impossible,
+    and an array that two of its layers need pruned along different axes.
+    """
+    _check_globs(weights, selection)
+    choices = [_choose_one(weight, pattern, selection) for weight in weights]
+    users = [[c for c in choices if _same_array(w, c[0])] if w.tied_to else [] for w in weights]
+    return tuple(_with_users(choice, others) for choice, others in zip(choices, users, strict=True))
+
+
+def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
+    """What the weight's shape says against sparse math.
+
+    Source: TensorRT developer guide, "Structured Sparsity"; NVIDIA/TensorRT issue 4054 (grouped).
+    """
+    reasons = []
+    if weight.groups > 1:
+        reasons.append(_grouped(weight))
+    length = None if weight.axis is None else _reduction_length(weight)
+    if length is not None and length % pattern.m and weight.groups != weight.in_channels:
+        message = (
+            f"{length} weights along axis {weight.axis} are not a multiple of {pattern.m}: "
+            f"{length % pattern.m} are left over"
+        )
+        reasons.append(Reason(code=ReasonCode.AXIS_NOT_MULTIPLE, message=message))
+    return tuple(reasons)
+
+
+def _reduction_length(weight: Weight) -> int:
+    """Weights that one output sums over: C, or C of one group, for one kernel position."""
+    return weight.in_channels // weight.groups
+
+
+def _grouped(weight: Weight) -> Reason:
+    if weight.groups == weight.in_channels:
+        return Reason(
+            code=ReasonCode.DEPTHWISE_CONV,
+            message=f"depthwise convolution of {weight.groups} channels: each output sums over "
+            "1 input channel, so there is nothing to group",
+            source="NVIDIA/TensorRT issue 4054",
+        )
+    return Reason(
+        code=ReasonCode.GROUPED_CONV,
+        message=f"convolution with {weight.groups} groups of "
+        f"{_reduction_length(weight)} input channels: no sparse kernel takes groups",
+        source="NVIDIA/TensorRT issue 4054",
+    )
+
+
+def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choice:
+    known = {reason.code for reason in weight.reasons}
+    from_shape = (r for r in shape_reasons(weight, pattern) if r.code not in known)
+    reasons = (*weight.reasons, *from_shape)
+    excluded = _first_match(weight, selection.exclude)
+    if excluded is not None:
+        message = f"left dense by --exclude {excluded}"
+        return weight, False, (Reason(code=ReasonCode.EXCLUDED, message=message), *reasons)
+    impossible = _impossible(weight, reasons)
+    included = _first_match(weight, selection.include)
+    if included is not None and impossible is not None:
+        raise BadInputError(
+            f"layer {weight.layer or weight.weight!r} cannot be pruned: {impossible}",
+            hint=f"--include {included} asks for it; narrow the glob or --exclude the layer",
+        )
+    wanted = selection.all_layers or included is not None
+    usable = not any(reason.code in _LEFT_DENSE for reason in reasons)
+    return weight, impossible is None and (wanted or usable), reasons
+
+
+def _impossible(weight: Weight, reasons: Iterable[Reason]) -> str | None:
+    """Why no option can prune this weight, or None."""
+    for reason in reasons:
+        if reason.code in _IMPOSSIBLE:
+            return reason.message
+    if weight.weight is None:
+        return "its weight is not stored in the model"
+    if weight.axis is None:
+        return "; ".join(r.message for r in reasons) or "it has no axis to group along"
+    return None
+
+
+def _same_array(one: Weight, other: Weight) -> bool:
+    """Two rows for the same stored array: rows name each other, or the same initializer."""
+    if one is other or one.weight is None or one.shape != other.shape:
+        return False
+    if one.weight == other.weight and one.node is not None:
+        return True
+    return one.node is None and other.layer in one.tied_to and one.layer in other.tied_to
+
+
+def _with_users(choice: Choice, others: Sequence[Choice]) -> Choice:
+    """The choice, given the choices for the other users of the same array."""
+    weight, pruned, reasons = choice
+    for other, _, why in others:
+        if pruned and any(reason.code is ReasonCode.EXCLUDED for reason in why):
+            message = f"left dense: it shares its array with {other.layer}, which is excluded"
+            return weight, False, (Reason(code=ReasonCode.EXCLUDED, message=message), *reasons)
+    for other, other_pruned, _ in others:
+        if pruned and other_pruned and other.axis != weight.axis:
+            raise axis_conflict(weight, other)
+    excluded = any(r.code is ReasonCode.EXCLUDED for _, _, why in (choice, *others) for r in why)
+    for other, other_pruned, _ in others:
+        if not pruned and other_pruned and not excluded and weight.weight is not None:
+            message = f"its array is pruned along axis {other.axis} for {other.layer}"
+            shared = Reason(code=ReasonCode.SHARED_WEIGHT, message=message)
+            return weight, weight.axis == other.axis, (*reasons, shared)
+    return choice
+
+
+def axis_conflict(one: Weight, other: Weight) -> BadInputError:
+    """The error for one array that two layers sum over along different axes."""
+    return BadInputError(
+        f"layers {one.layer} (axis {one.axis}) and {other.layer} (axis {other.axis}) share the "
+        f"weight {one.weight} of shape {one.shape} and need it sparse along different axes",
+        hint=f"leave it dense with --exclude {one.layer}, or untie the two layers",
+    )
+
+
+def _names(weight: Weight) -> tuple[str, ...]:
+    return tuple(name for name in (weight.layer, weight.weight, weight.node) if name is not None)
+
+
+def _first_match(weight: Weight, globs: Sequence[str]) -> str | None:
+    names = _names(weight)
+    return next((glob for glob in globs if any(fnmatchcase(n, glob) for n in names)), None)
+
+
+def _check_globs(weights: Sequence[Weight], selection: Selection) -> None:
+    for option, globs in (("--include", selection.include), ("--exclude", selection.exclude)):
+        for glob in globs:
+            if not any(_first_match(weight, (glob,)) is not None for weight in weights):
+                raise BadInputError(
+                    f"{option} {glob} matches none of {len(weights)} layers",
+                    hint=_close_names(glob, [w.layer for w in weights]),
+                )
+
+
+def _close_names(glob: str, layers: Sequence[str]) -> str:
+    plain = "".join(c for c in glob if c not in "*?[]!")
+    lowered = {layer.lower(): layer for layer in layers}
+    close = difflib.get_close_matches(plain.lower(), lowered, n=5, cutoff=0.4)
+    names = [lowered[name] for name in close] or list(dict.fromkeys(layers))[:5]
+    return f"layers are named like {', '.join(names)}" if names else "the model has no such layers"

@@ -1,0 +1,194 @@
+"""Read saved files back and judge every weight in them with the rule of pattern.py.
+
+Nothing here looks at a model in memory: what counts is what the next program will read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from twofour.errors import BadInputError
+from twofour.graph import find_weights, load_model, storage_key
+from twofour.graph_files import map_tensor
+from twofour.graph_tensors import Array, is_groupable
+from twofour.pattern import check, holds_along
+from twofour.pruning.safetensors_file import StoredTensor, map_stored, read_header
+from twofour.pruning.selection import choose
+from twofour.records import (
+    Pattern,
+    PatternCheck,
+    Reason,
+    ReasonCode,
+    Selection,
+    Validation,
+    Weight,
+    WeightCheck,
+)
+
+_NO_PRODUCT = re.compile(r"(^|[._])(\w*emb\w*|wte|wpe|\w*norm\w*|ln|ln_\w+|bn\d*)\.", re.IGNORECASE)
+"""Parts of a key that name an embedding or a normalisation, in the usual checkpoints."""
+
+_Judged = tuple[PatternCheck, int | None]
+
+
+def validate_onnx(
+    path: Path, pattern: Pattern, *, required: Collection[str] | None = None
+) -> Validation:
+    """Judge every weight of an ONNX file; a broken one of the `required` fails the validation.
+
+    `required` are names of initializers (None: whatever sparse math could use). External data is
+    mapped, not read. Raises BadInputError for a damaged file, for a required weight that is not
+    there or cannot be judged, and where there is nothing to check.
+    """
+    found = find_weights(load_model(path, weights=False), pattern, path=path)
+    needed = _needed(found.weights, pattern, required, path)
+    judged: dict[object, _Judged] = {}
+    checks = []
+    for weight, tensor in zip(found.weights, found.tensors, strict=True):
+        if tensor is None or weight.axis is None:
+            continue
+        key = (storage_key(tensor), weight.axis, weight.shape)
+        if key not in judged:
+            judged[key] = _judge(map_tensor(tensor, path), weight.axis, pattern)
+        checks.append(_row(weight, judged[key], required=weight.weight in needed))
+    return _validation(path, pattern, found.weights, checks)
+
+
+def validate_safetensors(
+    path: Path,
+    weights: Sequence[Weight],
+    pattern: Pattern,
+    *,
+    required: Collection[str] | None = None,
+) -> Validation:
+    """Judge the named weights of a safetensors file, as validate_onnx does.
+
+    `weights` say which key and which axis, `required` are keys. Raises BadInputError also where a
+    weight is not in the file or has another shape there.
+    """
+    header = read_header(path)
+    needed = _needed(weights, pattern, required, path)
+    judged: dict[object, _Judged] = {}
+    checks = []
+    for weight in weights:
+        if weight.weight is None or weight.axis is None:
+            continue
+        key = (weight.weight, weight.axis)
+        if key not in judged:
+            array = map_stored(path, _stored(header, weight, path))
+            judged[key] = _judge(array, weight.axis, pattern)
+        checks.append(_row(weight, judged[key], required=weight.weight in needed))
+    return _validation(path, pattern, weights, checks)
+
+
+def guess_weights(path: Path) -> tuple[Weight, ...]:
+    """What the weights of a bare safetensors file may be, from keys and shapes alone.
+
+    Matrices and kernels whose key ends in "weight", grouped along axis 1 as torch stores Linear
+    and Conv; embeddings and normalisations are left out by name. Each says that it is a guess.
+    """
+    return tuple(
+        _guess(key, stored)
+        for key, stored in read_header(path).items()
+        if len(stored.shape) >= 2 and key.endswith("weight") and not _NO_PRODUCT.search(key)
+    )
+
+
+def _guess(key: str, stored: StoredTensor) -> Weight:
+    layer = re.sub(r"[._]?(in_proj_)?weight$", "", key)
+    groupable = stored.dtype is not None and is_groupable(stored.dtype)
+    reasons = [
+        Reason(
+            code=ReasonCode.GUESSED,
+            message="op and axis are guessed from the key and the shape: no record says more",
+        )
+    ]
+    if not groupable:
+        reasons.append(Reason(code=ReasonCode.DTYPE, message="stored in an unsupported type"))
+    return Weight(
+        layer=layer,
+        node=None,
+        weight=key,
+        op="Linear?" if len(stored.shape) == 2 else f"Conv{len(stored.shape) - 2}d?",
+        shape=stored.shape,
+        axis=1 if groupable else None,
+        groups=1,
+        in_channels=stored.shape[1],
+        out_channels=stored.shape[0],
+        kernel=stored.shape[2:],
+        dtype=stored.dtype or "unknown",
+        math_dtype=stored.dtype or "unknown",
+        reasons=tuple(reasons),
+    )
+
+
+def _needed(
+    weights: Sequence[Weight], pattern: Pattern, required: Collection[str] | None, path: Path
+) -> set[str]:
+    """Names of the weights that must hold; all of them must be there and have an axis."""
+    if required is None:
+        chosen = choose(weights, pattern, Selection())
+        return {weight.weight for weight, pruned, _ in chosen if pruned and weight.weight}
+    there = {weight.weight for weight in weights if weight.axis is not None}
+    missing = sorted(set(required) - there)
+    if missing:
+        raise BadInputError(
+            f"{path}: {len(missing)} of {len(set(required))} weights that were to be pruned cannot"
+            f" be found or judged in it, the first is {missing[0]!r}",
+            hint="the file belongs to another run, or an export step changed the weight",
+        )
+    return set(required)
+
+
+def _stored(header: Mapping[str, StoredTensor], weight: Weight, path: Path) -> StoredTensor:
+    stored = header.get(weight.weight or "")
+    if stored is None:
+        raise BadInputError(f"{path} has no weight {weight.weight!r} (layer {weight.layer!r})")
+    if stored.shape != weight.shape or stored.dtype is None:
+        raise BadInputError(
+            f"{path}: {weight.weight!r} has shape {list(stored.shape)} and type {stored.dtype},"
+            f" expected {list(weight.shape)} and {weight.dtype}",
+            hint="the file belongs to another model or run",
+        )
+    return stored
+
+
+def _judge(array: Array, axis: int, pattern: Pattern) -> _Judged:
+    result = check(array, axis, pattern)
+    other = None if result.holds else holds_along(array, pattern, except_axis=axis)
+    return result, other
+
+
+def _row(weight: Weight, judged: _Judged, *, required: bool) -> WeightCheck:
+    result, other = judged
+    assert weight.weight is not None
+    assert weight.axis is not None
+    return WeightCheck(
+        layer=weight.layer,
+        node=weight.node,
+        weight=weight.weight,
+        op=weight.op,
+        shape=weight.shape,
+        axis=weight.axis,
+        groups_checked=result.groups,
+        violations=result.violations,
+        first_violation=result.first_violation,
+        tail=result.tail,
+        holds_along=other,
+        required=required,
+    )
+
+
+def _validation(
+    path: Path, pattern: Pattern, weights: Sequence[Weight], checks: Sequence[WeightCheck]
+) -> Validation:
+    if not checks:
+        raise BadInputError(
+            f"{path}: nothing to check: it has no weight of a convolution or matrix product"
+            " that could be grouped",
+            hint="twofour validate takes ONNX files, safetensors checkpoints and run folders",
+        )
+    skipped = tuple(weight for weight in weights if weight.weight is None or weight.axis is None)
+    return Validation(files=(str(path),), pattern=pattern, checks=tuple(checks), skipped=skipped)

@@ -1,0 +1,106 @@
+"""Weights and their checks in, one verdict per layer out: the eligibility report, predicted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+
+from twofour.errors import BadInputError
+from twofour.records import (
+    EligibilityReport,
+    EligibilitySummary,
+    Evidence,
+    Validation,
+    Verdict,
+    VerdictName,
+    Weight,
+    WeightCheck,
+)
+from twofour.reports.context import ReportContext
+from twofour.reports.findings import Case
+from twofour.reports.obstacles import HARDWARE_PATTERN
+from twofour.reports.remedies import remedy
+from twofour.reports.rules import findings, verdict
+
+Checks = dict[tuple[str, int], WeightCheck]
+
+
+def predict(
+    weights: Sequence[Weight], validation: Validation, context: ReportContext
+) -> EligibilityReport:
+    """Judge every layer by the rules; each check is joined by the name and axis of its weight.
+
+    Raises BadInputError when the validation was made with another pattern than 2:4, the only one
+    that sparse tensor cores run.
+    """
+    if validation.pattern != HARDWARE_PATTERN:
+        raise BadInputError(
+            f"the report needs a validation of {HARDWARE_PATTERN}, not of {validation.pattern}",
+            hint=f"tensor cores run {HARDWARE_PATTERN} only; a 1:4 weight passes as 2:4",
+        )
+    checks = {(check.weight, check.axis): check for check in validation.checks}
+    verdicts = tuple(_judge(weight, checks, context) for weight in weights)
+    return EligibilityReport(
+        model=context.model,
+        pattern=context.pattern,
+        engine=context.engine,
+        gpu=context.gpu,
+        verdicts=verdicts,
+        summary=summarize(verdicts, context.activation_products),
+    )
+
+
+def summarize(verdicts: Sequence[Verdict], activation_products: int) -> EligibilitySummary:
+    """Totals; a weight that several layers share counts once, as eligible if one of them is."""
+    names = Counter(v.verdict for v in verdicts)
+    usable = [v for v in verdicts if v.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)]
+    return EligibilitySummary(
+        layers=len(verdicts),
+        chosen=names[VerdictName.CHOSEN],
+        eligible=names[VerdictName.ELIGIBLE],
+        not_eligible=names[VerdictName.NOT_ELIGIBLE],
+        not_in_engine=names[VerdictName.NOT_IN_ENGINE],
+        unknown=names[VerdictName.UNKNOWN],
+        weights=count_weights(verdicts),
+        weights_eligible=count_weights(usable),
+        activation_products=activation_products,
+    )
+
+
+def count_weights(verdicts: Sequence[Verdict]) -> int:
+    """Elements of the stored arrays, each array once; a computed weight has none."""
+    stored = {v.weight: prod(v.shape) for v in verdicts if v.weight is not None}
+    return sum(stored.values())
+
+
+def _judge(weight: Weight, checks: Checks, context: ReportContext) -> Verdict:
+    case = Case(weight=weight, check=_check_of(weight, checks), context=context)
+    found = findings(case)
+    name = verdict(found)
+    return Verdict(
+        layer=weight.layer,
+        node=weight.node,
+        weight=weight.weight,
+        op=weight.op,
+        engine_layer=None,
+        shape=weight.shape,
+        axis=weight.axis,
+        groups=weight.groups,
+        in_channels=weight.in_channels,
+        out_channels=weight.out_channels,
+        kernel=weight.kernel,
+        dtype=weight.math_dtype,
+        pattern_holds=None if case.check is None else case.check.violations == 0,
+        verdict=name,
+        evidence=None if name is VerdictName.UNKNOWN else Evidence.PREDICTED,
+        predicted=name,
+        reasons=tuple(f.reason for f in found),
+        remedy=remedy(case, found),
+    )
+
+
+def _check_of(weight: Weight, checks: Checks) -> WeightCheck | None:
+    if weight.weight is None or weight.axis is None:
+        return None
+    return checks.get((weight.weight, weight.axis))

@@ -1,0 +1,88 @@
+"""All rules in the order in which they explain a layer, and what they say together.
+
+The verdict of a layer is the worst of its findings: one obstacle outweighs all else.
+"""
+
+from __future__ import annotations
+
+from twofour.records import Reason, ReasonCode, VerdictName
+from twofour.reports import obstacles, speed
+from twofour.reports.findings import GUIDE, Case, Finding, Rule, eligible
+from twofour.reports.words import layer_size
+
+CAUSES: tuple[Rule, ...] = (
+    obstacles.old_gpu,
+    obstacles.computed_weight,
+    obstacles.depthwise,
+    obstacles.grouped,
+    obstacles.undocumented_op,
+    obstacles.product_in_tensorrt_8,
+    obstacles.narrow_tail,
+)
+CONSEQUENCES: tuple[Rule, ...] = (
+    obstacles.wrong_axis,
+    obstacles.broken_pattern,
+    speed.math_type,
+    speed.int8_output,
+    speed.small_layer,
+)
+RULED_OUT = frozenset(
+    {
+        ReasonCode.PATTERN_BROKEN,
+        ReasonCode.WRONG_AXIS,
+        ReasonCode.GROUPED_CONV,
+        ReasonCode.DEPTHWISE_CONV,
+        ReasonCode.NOT_CONSTANT,
+        ReasonCode.ZERO_POINT,
+        ReasonCode.IN_PLUGIN,
+        ReasonCode.GPU_HAS_NO_SPARSE,
+        ReasonCode.SPARSITY_OFF,
+    }
+)
+"""Codes that rule sparse math out when the module or graph states them; others only comment."""
+EXPLAIN_DENSE = frozenset({ReasonCode.EXCLUDED, ReasonCode.SHARED_WEIGHT})
+"""Codes for why a weight was left dense: where it is, they are the point."""
+_SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE)
+
+
+def findings(case: Case) -> tuple[Finding, ...]:
+    """Everything there is to say about a layer, the main point first; never empty.
+
+    What module or graph had noted (say, EXCLUDED) stands before the broken pattern it explains;
+    an open question comes last where something else rules the layer out.
+    """
+    causes, consequences = _apply(CAUSES, case), _apply(CONSEQUENCES, case)
+    ruled = {f.reason.code for f in causes + consequences}
+    noted = tuple(_noted(r, case) for r in case.weight.reasons if r.code not in ruled)
+    found = causes + noted + consequences
+    worst = verdict(found)
+    if worst is VerdictName.NOT_ELIGIBLE:
+        return tuple(sorted(found, key=lambda f: f.best is VerdictName.UNKNOWN))
+    if worst is VerdictName.UNKNOWN:
+        return found
+    if (missing := obstacles.unchecked(case)) is not None:
+        return (missing, *found)
+    return found if consequences else (*found, _qualifies(case))
+
+
+def verdict(found: tuple[Finding, ...]) -> VerdictName:
+    """The worst of the findings; eligible where there are none."""
+    return max((f.best for f in found), key=_SEVERITY.index, default=VerdictName.ELIGIBLE)
+
+
+def _apply(rules: tuple[Rule, ...], case: Case) -> tuple[Finding, ...]:
+    return tuple(found for rule in rules if (found := rule(case)) is not None)
+
+
+def _noted(reason: Reason, case: Case) -> Finding:
+    is_dense = case.check is not None and case.check.violations > 0
+    if reason.code in RULED_OUT or (reason.code in EXPLAIN_DENSE and is_dense):
+        return Finding(reason=reason, best=VerdictName.NOT_ELIGIBLE)
+    if reason.code is ReasonCode.UNSUPPORTED_OP:
+        return Finding(reason=reason, best=VerdictName.UNKNOWN)
+    return Finding(reason=reason, best=VerdictName.ELIGIBLE)
+
+
+def _qualifies(case: Case) -> Finding:
+    message = f"2:4 holds along input channels; {layer_size(case.weight)}, {case.weight.math_dtype}"
+    return eligible(ReasonCode.QUALIFIES, message, f"{GUIDE}; NVIDIA/TensorRT issue 3849")

@@ -1,0 +1,105 @@
+"""The report in a few lines: how much can run sparse, what never will, what to change first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from twofour.records import EligibilityReport, Evidence, ReasonCode, Verdict, VerdictName
+from twofour.reports.eligibility import count_weights
+from twofour.reports.remedies import headline
+from twofour.reports.words import count, printable, share
+
+CAN_RUN = "can run sparse"
+CHANGES_SHOWN = 3
+WORTH_CHANGING = 0.01
+"""Share of the weights below which a change is not proposed up here; its row has it."""
+
+
+def summary_lines(report: EligibilityReport) -> tuple[str, ...]:
+    """Lines for a reader in a hurry; each layer is counted under its main reason."""
+    return (
+        *_title(report),
+        *(
+            _counted(title, layers, report)
+            for title, layers in _kinds(report.verdicts)
+            if layers or title == CAN_RUN
+        ),
+        *_changes(report),
+        *_footnotes(report),
+    )
+
+
+def _title(report: EligibilityReport) -> tuple[str, ...]:
+    gpu = report.gpu
+    where = "GPU not known"
+    if gpu is not None:
+        major, minor = gpu.compute_capability
+        where = f"{printable(gpu.name)} (compute capability {major}.{minor})"
+    engine = printable(report.engine)
+    return (f"{printable(report.model)} · pattern {report.pattern} · {engine} · {where}",)
+
+
+def _kinds(verdicts: Sequence[Verdict]) -> tuple[tuple[str, list[Verdict]], ...]:
+    def of(name: VerdictName) -> list[Verdict]:
+        return [v for v in verdicts if v.verdict is name]
+
+    eligible = of(VerdictName.ELIGIBLE)
+    return (
+        ("runs sparse", of(VerdictName.CHOSEN)),
+        (CAN_RUN, [v for v in eligible if _main_code(v) is ReasonCode.QUALIFIES]),
+        ("eligible, doubtful", [v for v in eligible if _main_code(v) is not _FREE]),
+        ("cannot run sparse", of(VerdictName.NOT_ELIGIBLE)),
+        ("not in the engine", of(VerdictName.NOT_IN_ENGINE)),
+        ("not known", of(VerdictName.UNKNOWN)),
+    )
+
+
+def _counted(title: str, layers: list[Verdict], report: EligibilityReport) -> str:
+    weights, total = count_weights(layers), report.summary.weights
+    size = f"{weights:>13,} weights ({share(weights, total)})"
+    line = f"{title:<23}{count(len(layers), 'layer'):>11} {size}"
+    codes = Counter(code for v in layers if (code := _main_code(v)) is not _FREE)
+    return line + ("  " + _codes(codes) if codes else "")
+
+
+def _codes(codes: Counter[ReasonCode]) -> str:
+    ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0].value))
+    return ", ".join(f"{code.value} {number}" for code, number in ranked)
+
+
+def _changes(report: EligibilityReport) -> tuple[str, ...]:
+    by_code: dict[ReasonCode, list[Verdict]] = {}
+    for verdict in report.verdicts:
+        code = _main_code(verdict)
+        if verdict.verdict is not VerdictName.CHOSEN and headline(code) is not None:
+            by_code.setdefault(code, []).append(verdict)
+    least = WORTH_CHANGING * report.summary.weights
+    worth = [item for item in by_code.items() if count_weights(item[1]) >= least]
+    ranked = sorted(worth, key=lambda item: -count_weights(item[1]))
+    return tuple(
+        f"{'change first' if not i else f'then ({i + 1})'}: {headline(code)} "
+        f"({count(len(layers), 'layer')}, {share(count_weights(layers), report.summary.weights)}"
+        " of the weights)"
+        for i, (code, layers) in enumerate(ranked[:CHANGES_SHOWN])
+    )
+
+
+def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
+    notes = []
+    products = report.summary.activation_products
+    if products:
+        notes.append(f"not listed: {count(products, 'product')} of two activations (no weight)")
+    if report.unmatched_engine_layers:
+        found = count(len(report.unmatched_engine_layers), "engine layer")
+        notes.append(f"not matched to a layer of the model: {found}")
+    if all(v.evidence is not Evidence.MEASURED for v in report.verdicts):
+        notes.append("predicted from the rules; what TensorRT chose is in its build log only")
+    return tuple(notes)
+
+
+def _main_code(verdict: Verdict) -> ReasonCode:
+    return verdict.reasons[0].code
+
+
+_FREE = ReasonCode.QUALIFIES

@@ -1,0 +1,202 @@
+"""Reports for the terminal, as rich renderables: nothing here prints, colour carries no meaning.
+
+Names come from the user's model: they are shown as plain text, never as rich markup, and never cut.
+"""
+
+from __future__ import annotations
+
+import io
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from twofour.records import (
+    Accuracy,
+    EligibilityReport,
+    OutputAgreement,
+    PrunedWeight,
+    PruneResult,
+    Reason,
+    ReasonCode,
+    Validation,
+    Verdict,
+    VerdictName,
+    WeightCheck,
+)
+from twofour.reports.rows import Row, collapse
+from twofour.reports.summary import summary_lines
+from twofour.reports.words import count, printable, shape_cell, share, times
+
+PLAIN_WIDTH = 120
+"""Columns where the output is no terminal and so has no width."""
+AS_ABOVE = "as above"
+_STYLES = {
+    VerdictName.CHOSEN: "green",
+    VerdictName.ELIGIBLE: "green",
+    VerdictName.NOT_ELIGIBLE: "red",
+    VerdictName.NOT_IN_ENGINE: "yellow",
+    VerdictName.UNKNOWN: "yellow",
+}
+
+
+def plain_text(renderable: RenderableType, *, width: int = PLAIN_WIDTH) -> str:
+    """The renderable as text without colour or trailing blanks, for pipes and files."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def eligibility_table(report: EligibilityReport) -> RenderableType:
+    """A row per layer (repeated layers share one), then the summary, so that it stays in view."""
+    table = _table("layer", "op", "C x K kernel", "pattern", "verdict", "why", "what to do")
+    rows = collapse(report.verdicts)
+    _share_width(table, longest_name=max((len(_row_name(r)) for r in rows), default=1))
+    before: tuple[str, str] | None = None
+    for row in rows:
+        first = row.first
+        explained = (_why(row), printable(first.remedy or "-"))
+        why, what_to_do = (AS_ABOVE, AS_ABOVE) if explained == before else explained
+        before = explained
+        table.add_row(
+            Text(_row_name(row), overflow="fold"),
+            Text(first.op, overflow="fold"),
+            Text(shape_cell(first)),
+            Text(_pattern_word(first)),
+            _verdict_cell(first),
+            Text(why),
+            Text(what_to_do),
+        )
+    return Group(table, *(Text(line) for line in summary_lines(report)))
+
+
+def validation_table(validation: Validation) -> RenderableType:
+    """A row per weight that was read back from the files, then those that could not be checked."""
+    table = _table("layer", "op", "shape", "axis", "groups", "violations", "first at", "verdict")
+    for check in validation.checks:
+        table.add_row(
+            Text(printable(check.layer), overflow="fold"),
+            Text(check.op, overflow="fold"),
+            Text(times(check.shape)),
+            Text(str(check.axis)),
+            Text(f"{check.groups_checked:,}", justify="right"),
+            Text(f"{check.violations:,}", justify="right"),
+            Text("-" if check.first_violation is None else str(list(check.first_violation))),
+            _check_cell(check),
+        )
+    skipped = [
+        Text.assemble("not checked: ", printable(w.layer), ": ", _sentences(w.reasons))
+        for w in validation.skipped
+    ]
+    return Group(table, *skipped, Text(_validation_line(validation)))
+
+
+def prune_table(result: PruneResult) -> RenderableType:
+    """A row per weight: pruned or not, its zeros, the magnitude that is left, and why not."""
+    table = _table("layer", "op", "C x K kernel", "pruned", "zeros", "kept |w|", "why left dense")
+    for row in result.weights:
+        table.add_row(
+            Text(printable(row.weight.layer), overflow="fold"),
+            Text(row.weight.op, overflow="fold"),
+            Text(shape_cell(row.weight)),
+            Text("yes" if row.pruned else "no", style="green" if row.pruned else "yellow"),
+            Text(_zeros(row), justify="right"),
+            Text("-" if row.kept_magnitude is None else f"{100 * row.kept_magnitude:.1f} %"),
+            Text(_sentences(row.reasons)),
+        )
+    pruned = sum(row.pruned for row in result.weights)
+    line = f"{pruned} of {count(len(result.weights), 'weight')} pruned to {result.pattern}"
+    return Group(table, Text(f"{line} by {result.method}"))
+
+
+def drift_lines(accuracy: Accuracy) -> RenderableType:
+    """What pruning did to the outputs, and to the user's own metrics where there are any."""
+    drift = [_drift_line(output, accuracy.examples) for output in accuracy.drift]
+    metrics = [
+        f"{printable(m.name)}: dense {m.dense:.4g}, sparse {m.sparse:.4g} "
+        f"({m.sparse - m.dense:+.4g})"
+        for m in accuracy.metrics
+    ]
+    return Group(*(Text(line) for line in drift + metrics))
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def _share_width(table: Table, *, longest_name: int) -> None:
+    """Name, why and what to do share what the short columns leave; by ratio nothing is cut."""
+    table.expand = True
+    name, *_, why, what_to_do = table.columns
+    name.ratio, why.ratio, what_to_do.ratio = min(longest_name, 34), 28, 22
+
+
+def _row_name(row: Row) -> str:
+    repeated = len(row.members)
+    return printable(row.name) + (f"  x{repeated}" if repeated > 1 else "")
+
+
+def _verdict_cell(verdict: Verdict) -> Text:
+    cell = Text(verdict.verdict.value, style=_STYLES[verdict.verdict])
+    if verdict.predicted is not verdict.verdict:
+        cell.append(f" (rules said {verdict.predicted.value})")
+    return cell
+
+
+def _pattern_word(verdict: Verdict) -> str:
+    return {True: "2:4", False: "broken", None: "?"}[verdict.pattern_holds]
+
+
+def _why(row: Row) -> str:
+    main, *others = row.first.reasons
+    if main.code is ReasonCode.QUALIFIES:
+        return "nothing known against it"
+    text = f"{main.code.value}: {printable(main.message)}"
+    if not row.same_reasons:
+        text += " (figures of the first)"
+    if others:
+        text += "; also " + ", ".join(r.code.value for r in others)
+    return text
+
+
+def _check_cell(check: WeightCheck) -> Text:
+    if not check.violations:
+        return Text("holds", style="green")
+    word = "broken" if check.required else "dense"
+    if check.holds_along is not None:
+        word += f", holds along axis {check.holds_along}"
+    return Text(word, style="red" if check.required else "yellow")
+
+
+def _validation_line(validation: Validation) -> str:
+    holding = sum(not c.violations for c in validation.checks)
+    line = f"{validation.pattern} holds in {holding} of {count(len(validation.checks), 'weight')}"
+    broken = len(validation.broken)
+    if broken:
+        return f"{line}; broken in {count(broken, 'weight')} that had to be {validation.pattern}"
+    return f"{line}; every weight that had to be {validation.pattern} is"
+
+
+def _zeros(row: PrunedWeight) -> str:
+    total = 1
+    for length in row.weight.shape:
+        total *= length
+    return share(row.zeros, total)
+
+
+def _sentences(reasons: tuple[Reason, ...]) -> str:
+    return "; ".join(f"{r.code.value}: {printable(r.message)}" for r in reasons) or "-"
+
+
+def _drift_line(output: OutputAgreement, examples: int) -> str:
+    line = (
+        f"output {printable(output.output)} [{times(output.shape)}]: dense to sparse cosine "
+        f"{output.cosine:.6f}, by row mean {output.row_cosine_mean:.6f}, "
+        f"lowest {output.row_cosine_min:.6f}, largest difference {output.max_abs_error:.4g}"
+    )
+    return f"{line} ({count(examples, 'example')})"

@@ -1,0 +1,71 @@
+"""How layers, axes, sizes and untrusted names are put into words."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Shaped(Protocol):
+    """What a Weight and a Verdict both say about the shape of a layer."""
+
+    @property
+    def op(self) -> str: ...  # noqa: D102 -- see records.Weight
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102 -- see records.Weight
+    @property
+    def axis(self) -> int | None: ...  # noqa: D102 -- see records.Weight
+    @property
+    def groups(self) -> int: ...  # noqa: D102 -- see records.Weight
+    @property
+    def in_channels(self) -> int: ...  # noqa: D102 -- see records.Weight
+    @property
+    def out_channels(self) -> int: ...  # noqa: D102 -- see records.Weight
+    @property
+    def kernel(self) -> tuple[int, ...]: ...  # noqa: D102 -- see records.Weight
+
+
+def axis_name(layer: Shaped, axis: int) -> str:
+    """What runs along this axis of the stored array, such as "input channels"."""
+    if axis == layer.axis:
+        return "input channels"
+    rank = len(layer.shape)
+    first_kernel_axis = rank - len(layer.kernel)
+    if layer.kernel and axis >= first_kernel_axis:
+        names = ("depth", "height", "width")[-len(layer.kernel) :]
+        return f"kernel {names[axis - first_kernel_axis]}"
+    if layer.kernel or axis >= rank - 2:
+        return "output channels"
+    return f"batch axis {axis}"
+
+
+def layer_size(layer: Shaped) -> str:
+    """C, K and kernel as the rules name them: "C=64, K=128, 3x3"."""
+    kernel = f", {times(layer.kernel)}" if layer.kernel else ""
+    return f"C={layer.in_channels}, K={layer.out_channels}{kernel}"
+
+
+def shape_cell(layer: Shaped) -> str:
+    """The same for a narrow column: "64 x 128 3x3 g4" (C x K, kernel, groups)."""
+    kernel = f" {times(layer.kernel)}" if layer.kernel else ""
+    groups = f" g{layer.groups}" if layer.groups > 1 else ""
+    return f"{layer.in_channels} x {layer.out_channels}{kernel}{groups}"
+
+
+def times(lengths: tuple[int, ...]) -> str:
+    """Lengths joined by x: "3x3"; a scalar is "1"."""
+    return "x".join(map(str, lengths)) or "1"
+
+
+def printable(name: str) -> str:
+    """A name from a model with everything a terminal might obey written as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def count(number: int, noun: str) -> str:
+    """Number and noun: "1 layer", "1,234 layers"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def share(part: int, whole: int) -> str:
+    """Per cent with one decimal; "0 %" of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else "0 %"

@@ -1,0 +1,233 @@
+"""Magnitude N:M against a sort, and judged by pattern.check."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from twofour.errors import BadInputError
+from twofour.pattern import TILE, check, count_zeros, nonzero
+from twofour.pruning.masks import (
+    count_non_finite,
+    count_non_finite_bits,
+    prune_bits_in_place,
+    prune_in_place,
+)
+from twofour.records import Pattern
+
+TWO_FOUR = Pattern(2, 4)
+FLOAT8 = (
+    ml_dtypes.float8_e3m4,
+    ml_dtypes.float8_e4m3,
+    ml_dtypes.float8_e4m3b11fnuz,
+    ml_dtypes.float8_e4m3fn,
+    ml_dtypes.float8_e4m3fnuz,
+    ml_dtypes.float8_e5m2,
+    ml_dtypes.float8_e5m2fnuz,
+)
+FLOATS = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, *FLOAT8)
+TYPES = (*FLOATS, np.int8, np.uint8, np.int16, np.int32, np.int64)
+
+patterns = st.integers(2, 32).flatmap(
+    lambda m: st.builds(Pattern, st.integers(1, m - 1), st.just(m))
+)
+
+
+def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def sorted_prune(array: NDArray[Any], axis: int, pattern: Pattern) -> NDArray[Any]:
+    """The rule by a stable sort of each group, one group after the other."""
+    result = array.copy()
+    lines = np.moveaxis(result, axis, -1)
+    for corner in itertools.product(*map(range, lines.shape[:-1])):
+        for start in range(0, lines.shape[-1], pattern.m):
+            group = lines[corner][start : start + pattern.m]
+            exact = [abs(v) for v in group.astype(object).tolist()]
+            order = sorted(range(len(exact)), key=lambda i: (-float(exact[i]), i))
+            for i in range(len(exact)):
+                if i in order[pattern.n :] or exact[i] == 0:
+                    group[i] = 0
+    return result
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> NDArray[Any]:
+    """Any rank, type and layout; ties, zeros of both signs, the whole finite range."""
+    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
+    kind = np.dtype(draw(st.sampled_from(TYPES)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    if draw(st.booleans()):
+        array = rng.integers(-3, 4, shape).astype(kind)
+    else:
+        array = rng.bytes(int(np.prod(shape)) * kind.itemsize)
+        array = np.frombuffer(array, kind).reshape(shape).copy()
+        if kind.kind not in "iu":
+            array[~np.isfinite(array.astype(np.float64))] = -0.0
+    layout = draw(st.sampled_from(["C", "F", "transposed", "strided", "reversed"]))
+    if layout == "F":
+        return np.asfortranarray(array)
+    if layout == "transposed":
+        return array.transpose(draw(st.permutations(range(array.ndim))))
+    if layout == "strided":
+        return np.repeat(array, 2, axis=-1)[..., ::2]
+    return array[::-1] if layout == "reversed" else array
+
+
+@given(arrays(), patterns, st.data())
+@settings(max_examples=200)
+def test_the_mask_is_that_of_a_stable_sort(
+    array: NDArray[Any], pattern: Pattern, data: st.DataObject
+) -> None:
+    axis = data.draw(st.integers(-array.ndim, array.ndim - 1))
+    expected = sorted_prune(array, axis, pattern)
+    before = array.copy()
+    kept = prune_in_place(array, axis, pattern)
+    assert check(array, axis, pattern).holds
+    assert as_bytes(array).tolist() == as_bytes(expected).tolist()
+    total = np.abs(before.astype(np.float64)).sum()
+    if total == 0 or not np.isfinite(total):
+        assert kept is None
+    else:
+        assert kept == pytest.approx(np.abs(array.astype(np.float64)).sum() / total, rel=1e-5)
+    again = array.copy()
+    assert prune_in_place(again, axis, pattern) in {1.0, None}
+    assert as_bytes(again).tolist() == as_bytes(array).tolist()
+
+
+@given(patterns, st.integers(1, 5), st.integers(0, 2**32))
+def test_full_groups_keep_exactly_n_and_a_tail_at_most_n(
+    pattern: Pattern, groups: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    length = groups * pattern.m + int(rng.integers(0, pattern.m))
+    array = rng.uniform(1, 2, (3, length)).astype(np.float32)
+    prune_in_place(array, 1, pattern)
+    kept = nonzero(array)
+    body = kept[:, : groups * pattern.m].reshape(3, groups, pattern.m)
+    tail = length % pattern.m
+    assert (body.sum(axis=2) == pattern.n).all()
+    assert (kept[:, groups * pattern.m :].sum(axis=1) == min(pattern.n, tail)).all()
+
+
+@given(patterns, st.integers(0, 2**32))
+def test_permuting_a_group_permutes_its_mask(pattern: Pattern, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    array = rng.permutation(4 * pattern.m).reshape(4, pattern.m).astype(np.float32) + 1
+    order = rng.permutation(pattern.m)
+    permuted = array[:, order]
+    prune_in_place(array, 1, pattern)
+    prune_in_place(permuted, 1, pattern)
+    assert (array[:, order] == permuted).all()
+
+
+def test_ties_keep_the_lower_index() -> None:
+    array = np.array([[1, -1, 1, 1], [2, 1, -1, 1], [0, 0, -1, 0]], np.float32)
+    prune_in_place(array, 1, TWO_FOUR)
+    assert array.tolist() == [[1, -1, 0, 0], [2, 1, 0, 0], [0, 0, -1, 0]]
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
+def test_every_zero_is_written_without_a_sign(kind: Any) -> None:
+    array = np.array([-0.0, 3.0, -0.0, 0.0, -1.0, -2.0, -3.0, 4.0], np.float32).astype(kind)
+    prune_in_place(array, 0, TWO_FOUR)
+    assert array.tolist() == [0, 3, 0, 0, 0, 0, -3, 4]
+    assert not np.signbit(array[array == 0].astype(np.float32)).any()
+
+
+def test_most_negative_int8_is_the_largest_magnitude() -> None:
+    array = np.array([127, -128, 127, -127], np.int8)
+    assert prune_in_place(array, 0, TWO_FOUR) == pytest.approx(255 / 509)
+    assert array.tolist() == [127, -128, 0, 0]
+
+
+def test_kept_magnitude_of_half_floats_and_of_all_zeros() -> None:
+    for kind in (np.float16, ml_dtypes.bfloat16, *FLOAT8):
+        array = np.array([4.0, -3.0, 2.0, 1.0], np.float32).astype(kind)
+        assert prune_in_place(array, 0, TWO_FOUR) == 0.7
+    assert prune_in_place(np.zeros(8, np.float32), 0, TWO_FOUR) is None
+    largest = np.full(8, np.finfo(np.float32).max, np.float32)
+    assert prune_in_place(largest, 0, TWO_FOUR) == 0.5
+
+
+def test_raw_bfloat16_bits_are_pruned_as_bfloat16() -> None:
+    array = np.random.default_rng(0).normal(size=(8, 12)).astype(ml_dtypes.bfloat16)
+    bits = array.view(np.int16).copy()
+    kept = prune_bits_in_place(bits, 1, TWO_FOUR, kind="bfloat16")
+    assert kept == prune_in_place(array, 1, TWO_FOUR)
+    assert (bits == array.view(np.int16)).all()
+
+
+@pytest.mark.parametrize(("axis", "pattern"), [(0, TWO_FOUR), (1, TWO_FOUR), (1, Pattern(5, 7))])
+def test_the_result_does_not_depend_on_the_number_of_threads(axis: int, pattern: Pattern) -> None:
+    rng = np.random.default_rng(1)
+    weights = rng.integers(-9, 9, (1001, 8 * TILE // 1001)).astype(np.float32)
+    results = []
+    for threads in (1, 2, 3, 4):
+        array = weights.copy()
+        kept = prune_in_place(array, axis, pattern, threads=threads)
+        results.append((kept, array.tobytes()))
+    assert check(array, axis, pattern).holds
+    assert results == [results[0]] * 4
+
+
+def test_only_the_given_view_is_written() -> None:
+    whole = np.ones((8, 12), np.float32)
+    prune_in_place(whole[2:6, 4:8], 1, TWO_FOUR)
+    assert count_zeros(whole) == 8
+    assert whole[2:6, 4:8].tolist() == [[1, 1, 0, 0]] * 4
+
+
+def test_scratch_stays_below_a_third_of_a_large_weight() -> None:
+    array = np.random.default_rng(0).normal(size=(4096, 4096)).astype(np.float32)
+    tracemalloc.start()
+    prune_in_place(array, 1, TWO_FOUR)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.3 * array.nbytes
+    assert check(array, 1, TWO_FOUR).holds
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+def test_non_finite_values_are_counted(kind: Any) -> None:
+    codes = np.arange(1 << 8 * min(2, np.dtype(kind).itemsize), dtype=np.uint64)
+    codes <<= 8 * (np.dtype(kind).itemsize - min(2, np.dtype(kind).itemsize))
+    array = codes.astype(f"u{np.dtype(kind).itemsize}").view(kind)
+    with np.errstate(invalid="ignore"):
+        expected = int((~np.isfinite(array.astype(np.float64))).sum())
+    assert expected > 0
+    assert count_non_finite(array) == expected
+    bits = array.view(f"u{np.dtype(kind).itemsize}")
+    assert count_non_finite_bits(bits, kind=np.dtype(kind).name) == expected
+    assert count_non_finite(np.ones(9, np.int8)) == 0
+
+
+@pytest.mark.parametrize(
+    ("array", "axis", "message"),
+    [
+        (np.broadcast_to(np.float32(1), (4, 4)), 1, "read-only"),
+        (np.ones((4, 4), np.float32), 2, "axis 2"),
+        (np.array(1.0, np.float32), 0, "0-d"),
+        (np.ones(4, np.complex128), 0, "complex128"),
+        (np.ones(4, np.bool_), 0, "bool"),
+        (
+            np.lib.stride_tricks.as_strided(np.ones(4, np.float32), (4, 4), (0, 4)),
+            1,
+            "share one place",
+        ),
+    ],
+)
+def test_what_cannot_be_pruned_in_place_is_refused(
+    array: NDArray[Any], axis: int, message: str
+) -> None:
+    with pytest.raises(BadInputError, match=message):
+        prune_in_place(array, axis, TWO_FOUR)
