@@ -19,8 +19,9 @@ training never saw. The layers are chosen so that the report has something to ex
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +92,7 @@ def block(inputs: int, outputs: int, kernel: int, *, groups: int = 1) -> nn.Modu
 def train(images: Array, labels: npt.NDArray[np.int64], *, epochs: int) -> nn.Module:
     """Train from SEED; the same data give the same weights, and torch's own seed is untouched."""
     x, y = torch.from_numpy(images), torch.from_numpy(labels)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(SEED)
         network = build()
         steps = epochs * -(-len(x) // BATCH)
@@ -105,3 +106,14 @@ def train(images: Array, labels: npt.NDArray[np.int64], *, epochs: int) -> nn.Mo
                 optimizer.step()
                 schedule.step()
     return network.eval()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread sums in one order, so the weights do not depend on the number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

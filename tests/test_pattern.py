@@ -69,10 +69,12 @@ def arrays(draw: st.DrawFn) -> NDArray[Any]:
     if layout == "F":
         return np.asfortranarray(array)
     if layout == "transposed":
-        return array.transpose(draw(st.permutations(range(array.ndim))))
+        return np.transpose(array, draw(st.permutations(range(array.ndim))))
     if layout == "strided":
-        return array[..., ::2]
-    return array[::-1] if layout == "reversed" else array
+        array = array[..., ::2]
+    if layout == "reversed":
+        array = array[::-1]
+    return array
 
 
 @given(arrays(), patterns, st.data())

@@ -65,7 +65,7 @@ def load_external(model: onnx.ModelProto, path: Path) -> None:
     """Read every external tensor of the model into it, as raw_data."""
     for tensor in external_tensors(model):
         tensor.raw_data = _read_region(external_data(tensor, path))
-        tensor.data_location = onnx.TensorProto.DEFAULT
+        tensor.ClearField("data_location")
         del tensor.external_data[:]
 
 
@@ -186,10 +186,10 @@ def _resolve(location: str, path: Path, where: str) -> Path:
         folders = {path.parent.resolve(), path.resolve().parent}
     except (OSError, RuntimeError, ValueError) as error:
         raise missing from error
-    if not folders & {*file.parents}:
-        raise unsafe
     if not file.is_file():
         raise missing
+    if not folders & {*file.parents}:
+        raise unsafe
     return file
 
 

@@ -98,16 +98,20 @@ def shapes(found: Trace) -> tuple[tuple[int, ...], ...] | Reason:
 
 def land(found: Trace, known: tuple[tuple[int, ...], ...], start: Landing) -> Landing | Reason:
     """Where the node's axis lies in the stored array, or which step takes it apart."""
-    landing = start
-    for step, after, before in zip(found.steps, known, known[1:], strict=False):
-        moved = _before(step.node, landing, after, before)
+    landing, at = start, 0
+    while at < len(found.steps):
+        step, end = found.steps[at], at + 1
+        if step.node.proto.op_type in _RESHAPES:  # one after the other they are one
+            while end < len(found.steps) and found.steps[end].node.proto.op_type != "Transpose":
+                end += 1
+        moved = _before(step.node, landing, known[at], known[end])
         if moved is None:
             return Reason(
                 code=ReasonCode.UNSUPPORTED_OP,
-                message=f"{_called(step.node)} from {list(before)} to {list(after)} takes the"
-                f" reduction axis of weight {found.constant!r} apart; {_FOLD}",
+                message=f"{_called(step.node)} from {list(known[end])} to {list(known[at])} takes"
+                f" the reduction axis of weight {found.constant!r} apart; {_FOLD}",
             )
-        landing = moved
+        landing, at = moved, end
     return landing
 
 

@@ -80,7 +80,7 @@ def _max_abs_error(a: Array, b: Array) -> float:
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
         difference = np.where(same, 0.0, np.abs(a - b))
-    return float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
+    return float(np.nan_to_num(difference, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
 def _row_cosines(a: Array, b: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from twofour.errors import PatternBrokenError
 from twofour.pipeline.context import LAYERS, SPARSE, Run, onnx_files, onnx_name
@@ -32,6 +33,7 @@ def put_together(
     def work() -> tuple[ExportResult, Sequence[str]]:
         required = initializers_of_pruned(pruned, sparse.layers)
         checked = validate_onnx(path, pruned.pattern, required=required)
+        checked = replace(with_layer_names(checked, sparse.layers), files=(path.name,))
         refuse_broken(checked, path.name)
         write_record(run.file(LAYERS), sparse.layers)
         return ExportResult(
@@ -66,6 +68,13 @@ def initializers_of_pruned(pruned: PruneResult, layers: LayerMap) -> frozenset[s
     """Names, in the ONNX file, of the weights that were pruned."""
     parameters = pruned_names(pruned)
     return frozenset(name.initializer for name in layers.layers if name.parameter in parameters)
+
+
+def with_layer_names(validation: Validation, layers: LayerMap) -> Validation:
+    """The rows of an ONNX file under the names of its modules."""
+    names = {name.initializer: name.layer for name in layers.layers}
+    checks = tuple(replace(c, layer=names.get(c.weight) or c.layer) for c in validation.checks)
+    return replace(validation, checks=checks)
 
 
 def refuse_broken(validation: Validation, file: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -84,7 +85,8 @@ def validate(run: Run, pruned: PruneResult) -> Validation:
     required = pruned_names(pruned)
 
     def work() -> tuple[Validation, Sequence[str]]:
-        return validate_onnx(path, pruned.pattern, required=required), ()
+        checked = validate_onnx(path, pruned.pattern, required=required)
+        return replace(checked, files=(path.name,)), ()
 
     stage = Stage(
         name="validate",
@@ -97,8 +99,6 @@ def validate(run: Run, pruned: PruneResult) -> Validation:
 
 
 def _prune(run: Run, pattern: Pattern, selection: Selection) -> PruneResult:
-    from dataclasses import replace
-
     from twofour.pruning.onnx_prune import prune_onnx
 
     run.sessions.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from twofour.pipeline.agreement import compare_with_reference
@@ -74,7 +75,7 @@ def validate(run: Run, pruned: PruneResult) -> Validation:
     def work() -> tuple[Validation, Sequence[str]]:
         path = run.file(WEIGHTS)
         checked = validate_safetensors(path, weights, pruned.pattern, required=required)
-        return checked, ()
+        return replace(checked, files=(path.name,)), ()
 
     stage = Stage(
         name="validate",

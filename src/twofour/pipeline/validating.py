@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twofour.errors import BadInputError
 from twofour.pipeline.context import LAYERS, SPARSE, WEIGHTS, onnx_name
-from twofour.pipeline.exporting import initializers_of_pruned, pruned_names
+from twofour.pipeline.exporting import initializers_of_pruned, pruned_names, with_layer_names
 from twofour.pipeline.folder import is_run_folder
 from twofour.pruning.validate import guess_weights, validate_onnx, validate_safetensors
 from twofour.records import (
@@ -91,10 +91,12 @@ def _onnx(path: Path, pattern: Pattern | None) -> Validation:
     layers = path.parent / LAYERS
     if record is None:
         return validate_onnx(path, pattern or _DEFAULT)
-    required = pruned_names(record)
-    if layers.is_file():
-        required = initializers_of_pruned(record, read_record(LayerMap, layers))
-    return validate_onnx(path, pattern or record.pattern, required=required)
+    if not layers.is_file():
+        return validate_onnx(path, pattern or record.pattern, required=pruned_names(record))
+    names = read_record(LayerMap, layers)
+    required = initializers_of_pruned(record, names)
+    checked = validate_onnx(path, pattern or record.pattern, required=required)
+    return with_layer_names(checked, names)
 
 
 def _safetensors(path: Path, pattern: Pattern | None) -> Validation:

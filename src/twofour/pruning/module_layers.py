@@ -190,7 +190,7 @@ def _shared_reasons(others: tuple[str, ...], model: nn.Module) -> Iterator[Reaso
     for other in others:
         module = model.get_submodule(other)
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            message = f"the array is also the table of embedding {other}, which it changes with it"
+            message = f"the array is also the table of embedding {other}: pruning changes both"
         else:
             message = f"the array is shared with {other} ({_class_name(module)})"
         yield Reason(code=ReasonCode.SHARED_WEIGHT, message=message)

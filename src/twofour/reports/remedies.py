@@ -92,7 +92,7 @@ def _document_op(case: Case) -> str:
 
 
 def _quantize_output(case: Case) -> str:
-    return f"put a QuantizeLinear/DequantizeLinear pair behind this {case.weight.op}"
+    return f"quantise the output of this {case.weight.op} too (Q/DQ pair behind it)"
 
 
 def _newer_gpu(_: Case) -> str:
@@ -160,7 +160,6 @@ _HEADLINES: dict[ReasonCode, str] = {
     ReasonCode.INT8_OUTPUT_NOT_QUANTIZED: "quantise the outputs of these layers",
     ReasonCode.ZERO_POINT: "quantise weights symmetrically (zero point 0)",
     ReasonCode.NOT_CONSTANT: "fold these weights to constants before export",
-    ReasonCode.UNSUPPORTED_OP: "see these layers' own remedies",
     ReasonCode.AXIS_NOT_MULTIPLE: "widen to a multiple of 4 input channels, better of 64",
     ReasonCode.SMALL_CHANNELS: f"widen towards {LARGE_ENOUGH} channels, or expect dense kernels",
     ReasonCode.NOT_CHECKED: "run twofour validate on the saved file",

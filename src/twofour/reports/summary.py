@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from twofour.records import EligibilityReport, Evidence, ReasonCode, Verdict, VerdictName
 from twofour.reports.eligibility import count_weights
@@ -16,28 +17,39 @@ WORTH_CHANGING = 0.01
 """Share of the weights below which a change is not proposed up here; its row has it."""
 
 
-def summary_lines(report: EligibilityReport) -> tuple[str, ...]:
-    """Lines for a reader in a hurry; each layer is counted under its main reason."""
-    return (
-        *_title(report),
-        *(
-            _counted(title, layers, report)
-            for title, layers in _kinds(report.verdicts)
-            if layers or title == CAN_RUN
-        ),
-        *_changes(report),
-        *_footnotes(report),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """How many layers share one fate, and the main reasons for it."""
+
+    title: str
+    layers: str
+    weights: str
+    codes: str
+
+
+def totals(report: EligibilityReport) -> tuple[Total, ...]:
+    """Each layer is counted once, under its main reason; what can run sparse is always there."""
+    return tuple(
+        _total(title, layers, report)
+        for title, layers in _kinds(report.verdicts)
+        if layers or title == CAN_RUN
     )
 
 
-def _title(report: EligibilityReport) -> tuple[str, ...]:
+def title_line(report: EligibilityReport) -> str:
+    """Model, pattern, engine and GPU."""
     gpu = report.gpu
     where = "GPU not known"
     if gpu is not None:
         major, minor = gpu.compute_capability
         where = f"{printable(gpu.name)} (compute capability {major}.{minor})"
     engine = printable(report.engine)
-    return (f"{printable(report.model)} · pattern {report.pattern} · {engine} · {where}",)
+    return f"{printable(report.model)} · pattern {report.pattern} · {engine} · {where}"
+
+
+def advice_lines(report: EligibilityReport) -> tuple[str, ...]:
+    """What to change first, by the weights it concerns, and what the report leaves out."""
+    return (*_changes(report), *_footnotes(report))
 
 
 def _kinds(verdicts: Sequence[Verdict]) -> tuple[tuple[str, list[Verdict]], ...]:
@@ -55,12 +67,15 @@ def _kinds(verdicts: Sequence[Verdict]) -> tuple[tuple[str, list[Verdict]], ...]
     )
 
 
-def _counted(title: str, layers: list[Verdict], report: EligibilityReport) -> str:
-    weights, total = count_weights(layers), report.summary.weights
-    size = f"{weights:>13,} weights ({share(weights, total)})"
-    line = f"{title:<23}{count(len(layers), 'layer'):>11} {size}"
+def _total(title: str, layers: list[Verdict], report: EligibilityReport) -> Total:
+    weights = count_weights(layers)
     codes = Counter(code for v in layers if (code := _main_code(v)) is not _FREE)
-    return line + ("  " + _codes(codes) if codes else "")
+    return Total(
+        title=title,
+        layers=count(len(layers), "layer"),
+        weights=f"{count(weights, 'weight')} ({share(weights, report.summary.weights)})",
+        codes=_codes(codes),
+    )
 
 
 def _codes(codes: Counter[ReasonCode]) -> str:

@@ -26,7 +26,7 @@ from twofour.records import (
     WeightCheck,
 )
 from twofour.reports.rows import Row, collapse
-from twofour.reports.summary import summary_lines
+from twofour.reports.summary import advice_lines, title_line, totals
 from twofour.reports.words import count, printable, shape_cell, share, times
 
 PLAIN_WIDTH = 120
@@ -69,7 +69,7 @@ def eligibility_table(report: EligibilityReport) -> RenderableType:
             Text(why),
             Text(what_to_do),
         )
-    return Group(table, *(Text(line) for line in summary_lines(report)))
+    return Group(table, Text(title_line(report)), _totals_grid(report), *_texts(report))
 
 
 def validation_table(validation: Validation) -> RenderableType:
@@ -122,6 +122,19 @@ def drift_lines(accuracy: Accuracy) -> RenderableType:
     return Group(*(Text(line) for line in drift + metrics))
 
 
+def _totals_grid(report: EligibilityReport) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for justify in ("left", "right", "right", "left"):
+        grid.add_column(justify=justify, overflow="fold")
+    for total in totals(report):
+        grid.add_row(total.title, total.layers, total.weights, total.codes)
+    return grid
+
+
+def _texts(report: EligibilityReport) -> tuple[Text, ...]:
+    return tuple(Text(line) for line in advice_lines(report))
+
+
 def _table(*titles: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for title in titles:
@@ -133,12 +146,13 @@ def _share_width(table: Table, *, longest_name: int) -> None:
     """Name, why and what to do share what the short columns leave; by ratio nothing is cut."""
     table.expand = True
     name, *_, why, what_to_do = table.columns
-    name.ratio, why.ratio, what_to_do.ratio = min(longest_name, 34), 28, 22
+    name.ratio, why.ratio, what_to_do.ratio = min(longest_name, 26), 30, 24
 
 
 def _row_name(row: Row) -> str:
     repeated = len(row.members)
-    return printable(row.name) + (f"  x{repeated}" if repeated > 1 else "")
+    name = printable(row.name) or "(no name)"
+    return f"{name}  x{repeated}" if repeated > 1 else name
 
 
 def _verdict_cell(verdict: Verdict) -> Text:
@@ -179,7 +193,8 @@ def _validation_line(validation: Validation) -> str:
     broken = len(validation.broken)
     if broken:
         return f"{line}; broken in {count(broken, 'weight')} that had to be {validation.pattern}"
-    return f"{line}; every weight that had to be {validation.pattern} is"
+    required = sum(c.required for c in validation.checks)
+    return f"{line}; required: {required}, all hold" if required else f"{line}; none is required to"
 
 
 def _zeros(row: PrunedWeight) -> str:

@@ -230,6 +230,16 @@ def test_a_model_the_parser_refuses_fails_with_the_parsers_words(
         TensorRtEngine().build(request_for(tmp_path), say_nothing)
 
 
+def test_an_error_of_the_whole_file_names_no_node(tmp_path: Path, build: FakeBuild) -> None:
+    error = spec("ParserError")
+    error.desc.return_value, error.node_name.return_value = "Failed to parse the ONNX model.", ""
+    build.parser.parse_from_file.return_value = False
+    build.parser.num_errors = 1
+    build.parser.get_error.return_value = error
+    with pytest.raises(BuildFailedError, match=r"sparse\.onnx: Failed to parse the ONNX model\."):
+        TensorRtEngine().build(request_for(tmp_path), say_nothing)
+
+
 def test_a_parser_without_words_still_fails_the_build(tmp_path: Path, build: FakeBuild) -> None:
     build.parser.parse_from_file.return_value = False
     with pytest.raises(BuildFailedError, match=r"cannot parse .*sparse\.onnx"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
@@ -41,7 +40,6 @@ class FakeBuild:
         self.monitor_answers: list[Any] = []
         self.plan: bytes | None = PLAN
         self.messages: list[tuple[str, str]] = []
-        self.during_build: Callable[[], None] = lambda: None
         self.logger: Any = None
         self.config = self._config()
         self.network = self._network()
@@ -117,10 +115,12 @@ class FakeBuild:
         assert config is self.config
         for severity, text in self.messages:
             self.logger.log(getattr(trt.ILogger, severity), text)
-        monitor = config.progress_monitor
+        monitor: Any = config.progress_monitor
+        if not hasattr(trt, "IProgressMonitor"):
+            return self.plan
+        assert isinstance(monitor, trt.IProgressMonitor)
         monitor.phase_start("Building Engine", None, 2)
         self.monitor_answers.append(monitor.step_complete("Building Engine", 0))
-        self.during_build()
         self.monitor_answers.append(monitor.step_complete("Building Engine", 1))
         monitor.phase_finish("Building Engine")
         return self.plan

@@ -82,7 +82,8 @@ def _parser_error(error: Untyped) -> str:
     text = str(error.desc()).strip()
     if not hasattr(error, "node_name"):  # 8.6 knows only the node's index
         return f"node {error.node()}: {text}"
-    return f"node {error.node_name()!r} ({error.node_operator()}): {text}"
+    name = error.node_name()  # empty where the file as a whole is at fault
+    return f"node {name!r} ({error.node_operator()}): {text}" if name else text
 
 
 def network_inputs(network: Untyped) -> tuple[TensorShape, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,9 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise BadInputError(f"{path} holds one array without a name", hint=_NPZ_HINT)
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except BadInputError:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy each have their own for damage
         raise BadInputError(f"{path} is no readable .npz file: {error}", hint=_NPZ_HINT) from error
     if not arrays:
         raise BadInputError(f"{path} holds no array", hint=_NPZ_HINT)

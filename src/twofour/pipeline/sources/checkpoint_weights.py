@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import pickletools
 import re
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from safetensors import SafetensorError, safe_open
 
 from twofour.errors import BadInputError
 
-_CALLED = re.compile(r"(?:Unsupported global: )?GLOBAL (\S+)")
+_REFUSED = re.compile(r"GLOBAL (\S+)")
+"""In torch's message: the name its restricted unpickler did not allow."""
+_TENSOR_MODULES = ("torch.", "collections.")
 
 
 def check_weight_file(path: Path) -> None:
@@ -40,19 +44,44 @@ def _check_safetensors(path: Path) -> None:
 
 def _check_pickle(path: Path) -> None:
     try:
-        torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        zipped = zipfile.is_zipfile(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols
+            torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
-        called = _CALLED.search(str(error))
+        refused = _REFUSED.search(str(error))
+        called = refused[1] if refused else _foreign_global(path)
         if called is None:
             raise _damaged(path, error) from error
         raise BadInputError(
-            f"{path} is a pickle that wants to call {called[1]}: reading it would run code that "
+            f"{path} is a pickle that wants to call {called}: reading it would run code that "
             "came with the file, so it is refused",
             hint="where you trust its author, load it yourself and save it again with "
             "model.save_pretrained(folder), which writes .safetensors",
         ) from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError) as error:
+    except Exception as error:  # a damaged pickle ends in whatever its next opcode meets
         raise _damaged(path, error) from error
+
+
+def _foreign_global(path: Path) -> str | None:
+    """First function or class outside torch that a bare pickle names; nothing is run.
+
+    torch stops at opcodes of newer pickle protocols before it comes to the name.
+    """
+    strings: list[str] = []
+    try:
+        for opcode, argument, _ in pickletools.genops(path.read_bytes()):
+            if opcode.name == "GLOBAL":
+                strings.extend(str(argument).split(" ", 1))
+            elif isinstance(argument, str):
+                strings.append(argument)
+            if opcode.name in ("GLOBAL", "STACK_GLOBAL") and len(strings) >= 2:
+                name = ".".join(strings[-2:])
+                if not name.startswith(_TENSOR_MODULES):
+                    return name
+    except (ValueError, OSError, RecursionError):
+        return None
+    return None
 
 
 def _damaged(path: Path, error: Exception) -> BadInputError:

@@ -61,12 +61,16 @@ def external_data_files(path: Path) -> tuple[Path, ...]:
     except (DecodeError, OSError, ValueError):
         return ()
     folder = path.parent.resolve()
-    named = ((path.parent / location).resolve() for location in _locations(model))
+    locations = (text for text in _locations(model) if isinstance(text, str) and "\0" not in text)
+    named = ((path.parent / location).resolve() for location in locations)
     return tuple(sorted({f for f in named if f.is_relative_to(folder) and f.is_file()}))
 
 
-def _locations(model: onnx.ModelProto) -> Iterator[str]:
-    """File names of external tensors anywhere: initializers, attributes, subgraphs, functions."""
+def _locations(model: onnx.ModelProto) -> Iterator[str | bytes]:
+    """File names of external tensors anywhere: initializers, attributes, subgraphs, functions.
+
+    protobuf gives text that is not UTF-8 as bytes.
+    """
     graphs = [model.graph]
     nodes = [node for function in model.functions for node in function.node]
     while graphs or nodes:

@@ -1,0 +1,275 @@
+"""Time of choosing, writing and checking N:M masks, beside a copy of the weight and other tools.
+
+    python benchmarks/mask_speed.py [--repeats 15] [--skip-peers]
+
+All on the same values in one process, turn by turn, so that a busy machine hits all alike. The
+last line is JSON: per case the samples' median, min and max in ms, and G weights/s by the median.
+`ratio_to_clone` and `times_faster` compare medians. nvidia-modelopt is timed where it can be
+imported. Polygraphy's pruner is timed on a smaller Gemm of the same values, and scaled by the
+number of weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from twofour.pattern import check
+from twofour.pruning.masks import prune_bits_in_place
+from twofour.records import Pattern
+
+SIDE = 4096
+POLYGRAPHY_SIDE = 512
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of getting at the mask of one weight."""
+
+    name: str
+    weights: int
+    prepare: Callable[[], Any]
+    run: Callable[[Any], object]
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Samples of one case."""
+
+    name: str
+    weights: int
+    median_ms: float
+    min_ms: float
+    max_ms: float
+    gweights_per_s: float
+    samples_ms: tuple[float, ...]
+    note: str = ""
+
+
+def values(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def own_cases(repeats: int) -> list[Case]:
+    """prune_in_place, check and clone for each shape, type and pattern."""
+    linear, conv = values((SIDE, SIDE)), values((512, 512, 3, 3))
+    subjects = [
+        ("float32 2:4", linear, "float32", "2:4"),
+        ("float32 4:8", linear, "float32", "4:8"),
+        ("float32 16:32", linear, "float32", "16:32"),
+        ("bfloat16 2:4", linear.bfloat16(), "bfloat16", "2:4"),
+        ("float16 2:4", linear.half(), "float16", "2:4"),
+        ("float32 conv 512x512x3x3 2:4", conv, "float32", "2:4"),
+    ]
+    cases = []
+    for name, tensor, kind, text in subjects:
+        pattern = Pattern.parse(text)
+        cases.append(_clone_case(name, tensor, repeats))
+        cases.append(_prune_case(name, tensor, kind, pattern, repeats))
+        cases.append(_check_case(name, tensor, kind, pattern, repeats))
+    return cases
+
+
+def _bits(tensor: torch.Tensor) -> NDArray[Any]:
+    """The memory of the tensor as integers."""
+    width = torch.int16 if tensor.element_size() == 2 else torch.int32
+    bits: NDArray[Any] = tensor.view(width).numpy()
+    return bits
+
+
+def _clone_case(name: str, tensor: torch.Tensor, repeats: int) -> Case:
+    return Case(f"clone {name}", tensor.numel(), lambda: tensor, lambda t: t.clone(), repeats)
+
+
+def _prune_case(name: str, tensor: torch.Tensor, kind: str, pattern: Pattern, repeats: int) -> Case:
+    return Case(
+        f"prune {name}",
+        tensor.numel(),
+        lambda: _bits(tensor.clone()),
+        lambda bits: prune_bits_in_place(bits, 1, pattern, kind=kind),
+        repeats,
+    )
+
+
+def _check_case(name: str, tensor: torch.Tensor, kind: str, pattern: Pattern, repeats: int) -> Case:
+    """The check of a weight that keeps the pattern, on one core: the whole array is looked at."""
+    numpy_kind = ml_dtypes.bfloat16 if kind == "bfloat16" else np.dtype(kind)
+    pruned = tensor.clone()
+    prune_bits_in_place(_bits(pruned), 1, pattern, kind=kind)
+    array = _bits(pruned).view(numpy_kind)
+    assert check(array, 1, pattern).holds
+    return Case(
+        f"check {name}", tensor.numel(), lambda: array, lambda a: check(a, 1, pattern), repeats
+    )
+
+
+def weight_norm_sparsifier() -> Case:
+    """torch.ao.pruning: makes a mask for blocks of 1x4 with 2 zeros each; 2-D Linear only."""
+    pruning: Any = importlib.import_module("torch.ao.pruning")  # untyped
+
+    def prepare() -> Any:
+        layer = nn.Linear(SIDE, SIDE, bias=False)
+        layer.weight.data = values((SIDE, SIDE))
+        options = {"sparsity_level": 1.0, "sparse_block_shape": (1, 4), "zeros_per_block": 2}
+        sparsifier = pruning.WeightNormSparsifier(**options)
+        sparsifier.prepare(nn.Sequential(layer), [{"tensor_fqn": "0.weight"}])
+        return sparsifier
+
+    return Case("peer torch.ao WeightNormSparsifier", SIDE * SIDE, prepare, lambda s: s.step(), 3)
+
+
+def modelopt_magnitude() -> Case:
+    """nvidia-modelopt: sparse_magnitude on one Linear, its conversion of the module included."""
+    import modelopt.torch.sparsity as mts
+
+    def prepare() -> nn.Module:
+        layer = nn.Linear(SIDE, SIDE, bias=False)
+        layer.weight.data = values((SIDE, SIDE))
+        return nn.Sequential(layer)
+
+    return Case(
+        "peer nvidia-modelopt sparse_magnitude",
+        SIDE * SIDE,
+        prepare,
+        lambda model: mts.sparsify(model, "sparse_magnitude"),
+        3,
+    )
+
+
+def polygraphy_pruner() -> Case:
+    """Polygraphy: SparsityPruner on a model of one Gemm; in Python per group, so a small one."""
+    import onnx
+    from onnx import helper, numpy_helper
+    from polygraphy.tools.sparse import SparsityPruner
+
+    side = POLYGRAPHY_SIDE
+    weight = values((SIDE, SIDE))[:side, :side].contiguous().numpy()
+
+    def prepare() -> Any:
+        ends = [
+            helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, side]) for n in ("x", "y")
+        ]
+        node = helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)
+        stored = [numpy_helper.from_array(weight, "w")]
+        graph = helper.make_graph([node], "gemm", [ends[0]], [ends[1]], stored)
+        return SparsityPruner(helper.make_model(graph))
+
+    return Case("peer Polygraphy SparsityPruner", side * side, prepare, lambda p: p.prune(), 3)
+
+
+def measure(cases: list[Case]) -> list[Timing]:
+    """One sample of each case in turn, until each has its repeats; the first is thrown away."""
+    samples: dict[str, list[float]] = {case.name: [] for case in cases}
+    for turn in range(1 + max(case.repeats for case in cases)):
+        for case in cases:
+            if turn <= case.repeats:
+                samples[case.name].append(_sample(case))
+    return [_timing(case, samples[case.name][1:]) for case in cases]
+
+
+def _sample(case: Case) -> float:
+    subject = case.prepare()
+    gc.collect()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        start = time.perf_counter()
+        case.run(subject)
+        return (time.perf_counter() - start) * 1e3
+
+
+def _timing(case: Case, samples: list[float]) -> Timing:
+    median = statistics.median(samples)
+    scaled = SIDE * SIDE // case.weights if case.name.startswith("peer") else 1
+    return Timing(
+        name=case.name,
+        weights=case.weights * scaled,
+        median_ms=median * scaled,
+        min_ms=min(samples) * scaled,
+        max_ms=max(samples) * scaled,
+        gweights_per_s=case.weights / median / 1e6,
+        samples_ms=tuple(round(s, 3) for s in samples),
+        note="" if scaled == 1 else f"samples of {case.weights} weights, times {scaled}",
+    )
+
+
+def peers() -> tuple[list[Case], dict[str, str]]:
+    """The peers that can be imported, and why the others cannot."""
+    cases, missing = [], {}
+    for make in (weight_norm_sparsifier, modelopt_magnitude, polygraphy_pruner):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                cases.append(make())
+        except ImportError as error:
+            missing[make.__name__] = str(error)
+    return cases, missing
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on."""
+    versions = {}
+    for package in ("torch", "numpy", "polygraphy", "nvidia-modelopt"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_1min": os.getloadavg()[0],
+        "torch_threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--skip-peers", action="store_true")
+    arguments = parser.parse_args()
+    own = measure(own_cases(arguments.repeats))
+    cases, missing = ([], {}) if arguments.skip_peers else peers()
+    theirs = measure(cases) if cases else []
+    for timing in (*own, *theirs):
+        print(
+            f"{timing.name:42} {timing.median_ms:10.2f} ms "
+            f"[{timing.min_ms:.2f} to {timing.max_ms:.2f}] {timing.gweights_per_s:7.3g} G/s"
+        )
+    medians = {timing.name: timing.median_ms for timing in (*own, *theirs)}
+    prune = medians["prune float32 2:4"]
+    result = {
+        "benchmark": "mask_speed",
+        "machine": machine(),
+        "timings": [asdict(timing) for timing in (*own, *theirs)],
+        "ratio_to_clone": {
+            name.removeprefix("prune "): ms / medians[f"clone {name.removeprefix('prune ')}"]
+            for name, ms in medians.items()
+            if name.startswith("prune ")
+        },
+        "times_faster": {t.name.removeprefix("peer "): t.median_ms / prune for t in theirs},
+        "peers_missing": missing,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

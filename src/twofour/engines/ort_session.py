@@ -1,0 +1,186 @@
+"""One ONNX Runtime session on one model: opened quietly, run, timed; its exceptions as ours."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy.typing as npt
+
+from twofour.engines.gpu import find_gpu
+from twofour.engines.inputs import at_shapes, fit_inputs, numpy_dtype
+from twofour.engines.latency import latency_of, no_latency, time_runs
+from twofour.engines.ort_values import from_ort_value, to_ort_value
+from twofour.engines.protocol import Arrays, Untyped
+from twofour.engines.shapes import check_shapes, opt_shapes
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.records import BuildOptions, TensorShape, VariantLatency
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+_TIMING = "one session.run from host arrays to host arrays"
+_NO_MESSAGES = 4  # ONNX Runtime's severities: 4 is fatal
+_OUTSIDE_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+
+
+class CannotRunError(BuildFailedError):
+    """A valid model that this machine's ONNX Runtime has no kernel for."""
+
+
+class OrtSession:
+    """One loaded ONNX model: its outputs and times, from a single session.
+
+    `threads` of None takes every core this process may use. Raises BadInputError where the file is
+    missing, CannotRunError where a kernel is, and BuildFailedError where ONNX Runtime refuses the
+    model.
+    """
+
+    def __init__(
+        self, model: Path, *, threads: int | None = None, profile_prefix: Path | None = None
+    ) -> None:
+        if not model.is_file():
+            raise BadInputError(f"cannot read {model}: no such file")
+        self.model = model
+        self.threads = threads or usable_cores()
+        started = time.perf_counter()
+        with _errors_named(f"ONNX Runtime cannot load {model}"):
+            self._session = open_session(model, self.threads, profile_prefix)
+        self.load_s = time.perf_counter() - started
+
+    def __enter__(self) -> OrtSession:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the session; nothing can be run after."""
+        self._session = None
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The providers in use: what was asked for may have been left out silently."""
+        return tuple(self._session.get_providers())
+
+    @property
+    def inputs(self) -> tuple[TensorShape, ...]:
+        """The model's inputs; an unnamed dynamic dimension is "?"."""
+        return tuple(map(_tensor_shape, self._session.get_inputs()))
+
+    @property
+    def output_shapes(self) -> tuple[TensorShape, ...]:
+        """The model's outputs, likewise."""
+        return tuple(map(_tensor_shape, self._session.get_outputs()))
+
+    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """Every output by name, for inputs fitted by `fit_inputs` (BadInputError as there)."""
+        return self._run(fit_inputs(inputs, self.inputs))
+
+    def measure(self, variant: str, inputs: Arrays, options: BuildOptions) -> VariantLatency:
+        """Time runs from host arrays to host arrays, at the opt shapes where `options` has some.
+
+        A model that fails while it runs gives a record with `error`.
+        """
+        check_shapes(options.shapes, self.inputs)
+        feed = fit_inputs(at_shapes(inputs, opt_shapes(options.shapes)), self.inputs)
+        try:
+            samples = time_runs(lambda: self._run(feed), options)
+        except BuildFailedError as error:
+            return no_latency(variant, error.message)
+        threads = self.threads if self.providers == (CPU,) else None
+        return latency_of(variant, samples, timing=_TIMING, threads=threads)
+
+    def end_profiling(self) -> Path:
+        """The file of ONNX Runtime's events; only with `profile_prefix`."""
+        return Path(self._session.end_profiling())
+
+    def _run(self, feed: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        tensors = self.output_shapes
+        names = [tensor.name for tensor in tensors]
+        with _errors_named(f"ONNX Runtime failed while running {self.model}"):
+            if _OUTSIDE_NUMPY.isdisjoint(tensor.dtype for tensor in (*self.inputs, *tensors)):
+                return dict(zip(names, self._session.run(names, feed), strict=True))
+            wrapped = {name: to_ort_value(array) for name, array in feed.items()}
+            values = self._session.run_with_ort_values(names, wrapped)
+            return {
+                tensor.name: from_ort_value(value, numpy_dtype(tensor.dtype))
+                for tensor, value in zip(tensors, values, strict=True)
+            }
+
+
+def usable_cores() -> int:
+    """Cores this process may use, containers and affinity regarded where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def open_session(model: Path | bytes, threads: int, profile_prefix: Path | None = None) -> Untyped:
+    """A session of ONNX Runtime on CUDA where a GPU is found and the provider loads, else the CPU."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = _NO_MESSAGES
+    options.intra_op_num_threads = threads
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile_prefix)
+    source = model if isinstance(model, bytes) else str(model)
+    if CUDA not in ort.get_available_providers() or find_gpu() is None:
+        return ort.InferenceSession(source, options, providers=[CPU])
+    # a CUDA provider that cannot load says so on both streams and is then left out
+    ort.set_default_logger_severity(_NO_MESSAGES)
+    with contextlib.redirect_stdout(io.StringIO()):
+        if hasattr(ort, "preload_dlls"):  # from 1.21: takes CUDA's libraries from pip wheels
+            ort.preload_dlls()
+        return ort.InferenceSession(source, options, providers=[CUDA, CPU])
+
+
+@contextlib.contextmanager
+def _errors_named(what: str) -> Iterator[None]:
+    """ONNX Runtime's exceptions (direct children of Exception) as ours, with its own words."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    kinds = (
+        state.EPFail,
+        state.Fail,
+        state.InvalidArgument,
+        state.InvalidGraph,
+        state.InvalidProtobuf,
+        state.NoSuchFile,
+        state.RuntimeException,
+        RuntimeError,
+    )
+    try:
+        yield
+    except state.NotImplemented as error:
+        raise CannotRunError(f"{what}: {first_line(error)}") from error
+    except kinds as error:
+        raise BuildFailedError(f"{what}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Of its message: ONNX Runtime puts source locations after it."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _tensor_shape(argument: Untyped) -> TensorShape:
+    # "tensor(float8e4m3fn)" -> "float8_e4m3fn", "tensor(float)" -> "float32"
+    kind = str(argument.type).removeprefix("tensor(").removesuffix(")")
+    kind = {"float": "float32", "double": "float64"}.get(kind, kind)
+    return TensorShape(
+        name=str(argument.name),
+        dtype=kind.replace("float8e", "float8_e"),
+        shape=tuple("?" if dim is None else dim for dim in argument.shape),
+    )

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from twofour.engines.onnxruntime import CannotRunError, OnnxRuntimeEngine, OrtSession, node_times
+from twofour.engines.ort_session import CPU, usable_cores
+from twofour.engines.protocol import BuildRequest
+from twofour.engines.shapes import parse_shapes
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.records import BuildOptions, LayerTime, TensorShape
+
+WEIGHT = (np.arange(256).reshape(16, 16) % 7 - 3).astype(np.float32)
+X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)
+
+
+def save(path: Path, weight: npt.NDArray[np.generic]) -> Path:
+    kind = helper.np_dtype_to_tensor_dtype(weight.dtype)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["hidden"], name="fc"),
+        helper.make_node("Softmax", ["hidden"], ["y"], name="act"),
+    ]
+    return write(path, nodes, kind, kind, [numpy_helper.from_array(weight, "w")])
+
+
+def write(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    input_type: int,
+    output_type: int,
+    constants: list[onnx.TensorProto] | None = None,
+) -> Path:
+    x = helper.make_tensor_value_info("x", input_type, ["batch", 16])
+    y = helper.make_tensor_value_info("y", output_type, ["batch", 16])
+    graph = helper.make_graph(nodes, "g", [x], [y], constants or [])
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    return path
+
+
+def softmax(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True), np.float32)
+
+
+def request_for(onnx_file: Path, **options: object) -> BuildRequest:
+    return BuildRequest(
+        variant="dense",
+        onnx=onnx_file,
+        folder=onnx_file.parent,
+        sparse_weights=True,
+        options=BuildOptions(**options),  # type: ignore[arg-type]  # options by name
+        inputs={"x": X},
+    )
+
+
+def ignore(_text: str, _done: int, _total: int | None) -> None:
+    """Shows no progress."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save(tmp_path / "model.onnx", WEIGHT)
+
+
+def test_one_session_gives_outputs_shapes_providers_and_times(model: Path) -> None:
+    with OrtSession(model, threads=1) as session:
+        assert session.providers == (CPU,)
+        assert session.inputs == (TensorShape(name="x", dtype="float32", shape=("batch", 16)),)
+        assert session.load_s > 0
+        np.testing.assert_allclose(session.outputs({"x": X})["y"], softmax(X @ WEIGHT), rtol=1e-5)
+        latency = session.measure("dense", {"x": X}, BuildOptions(iterations=8))
+    assert len(latency.samples_ms) == 8
+    assert min(latency.samples_ms) > 0
+    assert latency.median_ms == pytest.approx(float(np.median(latency.samples_ms)))
+    assert (latency.threads, latency.error) == (1, None)
+
+
+def test_threads_are_every_core_unless_told_otherwise(model: Path) -> None:
+    with OrtSession(model) as session:
+        assert session.threads == usable_cores()
+
+
+def test_runs_are_timed_at_the_opt_shape(model: Path) -> None:
+    rows: list[int] = []
+
+    class Counting(OrtSession):
+        def _run(
+            self, feed: dict[str, npt.NDArray[np.generic]]
+        ) -> dict[str, npt.NDArray[np.generic]]:
+            rows.append(feed["x"].shape[0])
+            return super()._run(feed)
+
+    shapes = parse_shapes(["x=1x16:5x16:8x16"])
+    with Counting(model) as session:
+        session.measure("dense", {"x": X}, BuildOptions(shapes=shapes, iterations=1, warmup=0))
+    assert rows == [5]
+
+
+def test_shapes_of_an_unknown_input_are_bad_input(model: Path) -> None:
+    options = BuildOptions(shapes=parse_shapes(["image=1x16"]))
+    with OrtSession(model) as session, pytest.raises(BadInputError, match="no input 'image'"):
+        session.measure("dense", {"x": X}, options)
+
+
+def test_a_build_keeps_no_plan_and_claims_no_sparse_kernels(model: Path) -> None:
+    told: list[tuple[str, int]] = []
+    engine = OnnxRuntimeEngine()
+    built = engine.build(request_for(model), lambda text, done, _: told.append((text, done)))
+    assert (built.plan, built.log, built.layers, built.size_bytes) == (None, None, None, None)
+    assert built.onnx == "model.onnx"
+    assert built.sparse_weights is False
+    assert built.providers == (CPU,)
+    assert built.latency.median_ms is not None
+    assert told == [("loading the session", 0), ("timing", 1), ("timing", 2)]
+    assert [path.name for path in model.parent.iterdir()] == ["model.onnx"]
+
+
+def test_a_session_that_is_open_is_used_and_left_open(model: Path) -> None:
+    with OrtSession(model) as session:
+        built = OnnxRuntimeEngine().build_from(session, request_for(model), ignore)
+        assert built.build_s == session.load_s
+        assert session.outputs({"x": X})["y"].shape == (2, 16)
+
+
+def test_float32_examples_feed_a_float16_model(tmp_path: Path) -> None:
+    path = save(tmp_path / "half.onnx", WEIGHT.astype(np.float16))
+    y = OnnxRuntimeEngine().run(path, {"x": X})["y"]
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y, softmax(X @ WEIGHT), atol=2e-3)
+
+
+def test_a_model_without_kernels_here_is_a_row_with_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = save(tmp_path / "bf16.onnx", WEIGHT.astype(ml_dtypes.bfloat16))
+    built = OnnxRuntimeEngine().build(request_for(path), ignore)
+    assert "MatMul" in (built.latency.error or "")
+    assert (built.latency.median_ms, built.providers) == (None, ())
+    with pytest.raises(CannotRunError, match="Could not find an implementation"):
+        OrtSession(path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_bfloat16_goes_in_and_comes_out_where_kernels_are(tmp_path: Path) -> None:
+    cast = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)]
+    down = write(tmp_path / "down.onnx", cast, TensorProto.FLOAT, TensorProto.BFLOAT16)
+    narrow = OnnxRuntimeEngine().run(down, {"x": X})["y"]
+    assert narrow.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(narrow, X.astype(ml_dtypes.bfloat16))
+    cast = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)]
+    up = write(tmp_path / "up.onnx", cast, TensorProto.BFLOAT16, TensorProto.FLOAT)
+    wide = OnnxRuntimeEngine().run(up, {"x": narrow})["y"]
+    np.testing.assert_array_equal(wide, narrow.astype(np.float32))
+
+
+def test_a_model_that_is_invalid_fails_the_build(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Nope", ["x"], ["y"], name="bad")]
+    path = write(tmp_path / "bad.onnx", nodes, TensorProto.FLOAT, TensorProto.FLOAT)
+    with pytest.raises(BuildFailedError, match=r"cannot load .*bad\.onnx.*Nope") as failure:
+        OnnxRuntimeEngine().build(request_for(path), ignore)
+    assert not isinstance(failure.value, CannotRunError)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage"])
+def test_a_damaged_file_fails_the_build(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(content)
+    with pytest.raises(BuildFailedError, match=r"cannot load .*damaged\.onnx"):
+        OnnxRuntimeEngine().build(request_for(path), ignore)
+
+
+def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no such file"):
+        OrtSession(tmp_path / "none.onnx")
+
+
+def test_a_model_that_fails_while_it_runs_is_a_row_with_an_error(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"], name="three")]
+    shape = numpy_helper.from_array(np.array([3, 16]), "shape")
+    path = write(tmp_path / "model.onnx", nodes, TensorProto.FLOAT, TensorProto.FLOAT, [shape])
+    built = OnnxRuntimeEngine().build(request_for(path), ignore)
+    assert "failed while running" in (built.latency.error or "")
+    assert built.providers == (CPU,)
+
+
+def test_the_profile_names_nodes_with_their_mean_times(model: Path) -> None:
+    times = OnnxRuntimeEngine().profile(model, {"x": X}, 5)
+    assert [time.name for time in times] == ["fc", "act"]
+    assert all(0 < time.mean_ms < 1000 for time in times)
+
+
+def test_profiling_events_are_averaged_over_the_runs() -> None:
+    events = [
+        {"cat": "Session", "name": "model_loading", "dur": 9000},
+        {"cat": "Node", "name": "a_kernel_time", "dur": 1000},
+        {"cat": "Node", "name": "a_fence_before", "dur": 5000},
+        {"cat": "Node", "name": "b_kernel_time", "dur": 400},
+        {"cat": "Node", "name": "a_kernel_time", "dur": 3000},
+    ]
+    assert node_times(json.dumps(events), 2) == (
+        LayerTime(name="a", mean_ms=2.0),
+        LayerTime(name="b", mean_ms=0.2),
+    )
+
+
+def test_the_status_is_established_by_a_run_and_is_quiet(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    status = OnnxRuntimeEngine().status()
+    assert status.can_run
+    assert status.version
+    assert status.device
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,142 @@
+"""The parts of the TensorRT engine that need no TensorRT; the others run in trt/."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from twofour.engines.protocol import BuildRequest, say_nothing
+from twofour.engines.tensorrt.cudart import cuda_runtime_folders
+from twofour.engines.tensorrt.engine import TensorRtEngine
+from twofour.engines.tensorrt.plan import LayerProfile
+from twofour.engines.tensorrt.progress import PhaseTree
+from twofour.engines.tensorrt.status import tensorrt_status
+from twofour.errors import MissingToolError
+from twofour.records import BuildOptions
+
+
+@pytest.fixture
+def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    return monkeypatch
+
+
+def put_tensorrt(folder: Path, patch: pytest.MonkeyPatch, source: str) -> None:
+    (folder / "tensorrt.py").write_text(source)
+    patch.delitem(sys.modules, "tensorrt", raising=False)
+    patch.syspath_prepend(folder)
+
+
+def test_without_the_package_the_status_names_the_extra(no_tensorrt: pytest.MonkeyPatch) -> None:
+    assert no_tensorrt
+    status = tensorrt_status()
+    assert (status.can_run, status.version) == (False, None)
+    assert status.why_not == "the Python package tensorrt is not installed"
+    assert "twofour[tensorrt]" in (status.hint or "")
+
+
+def test_a_missing_library_is_named(tmp_path: Path, no_tensorrt: pytest.MonkeyPatch) -> None:
+    text = "libnvonnxparser.so.11: cannot open shared object file: No such file or directory"
+    put_tensorrt(tmp_path, no_tensorrt, f"raise ImportError({text!r})")
+    assert tensorrt_status().why_not == "its library libnvonnxparser.so.11 is missing"
+
+
+def test_a_package_that_is_too_old_is_named_with_its_version(
+    tmp_path: Path, no_tensorrt: pytest.MonkeyPatch
+) -> None:
+    put_tensorrt(tmp_path, no_tensorrt, "__version__ = '8.5.3.1'\nBuilder = object\n")
+    status = tensorrt_status()
+    assert status.version == "8.5.3.1"
+    assert status.why_not == "version 8.5.3.1 is older than 8.6"
+
+
+def test_a_folder_named_tensorrt_is_not_taken_for_it(
+    tmp_path: Path, no_tensorrt: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorrt").mkdir()
+    no_tensorrt.delitem(sys.modules, "tensorrt", raising=False)
+    no_tensorrt.syspath_prepend(tmp_path)
+    why_not = tensorrt_status().why_not or ""
+    assert why_not.startswith(str(tmp_path / "tensorrt"))
+
+
+def test_a_package_that_breaks_on_import_is_quoted(
+    tmp_path: Path, no_tensorrt: pytest.MonkeyPatch
+) -> None:
+    put_tensorrt(tmp_path, no_tensorrt, "raise RuntimeError('wrong driver\\nand more')")
+    expected = "the Python package tensorrt cannot be imported: wrong driver"
+    assert tensorrt_status().why_not == expected
+
+
+@pytest.mark.usefixtures("no_tensorrt")
+def test_building_without_tensorrt_is_a_missing_tool(tmp_path: Path) -> None:
+    request = BuildRequest(
+        variant="dense",
+        onnx=tmp_path / "sparse.onnx",
+        folder=tmp_path,
+        sparse_weights=False,
+        options=BuildOptions(),
+        inputs={},
+    )
+    with pytest.raises(MissingToolError, match="not installed"):
+        TensorRtEngine().build(request, say_nothing)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nested_phases_become_one_rising_count() -> None:
+    told: list[tuple[str, int, int | None]] = []
+
+    def report(text: str, done: int, total: int | None) -> None:
+        told.append((text, done, total))
+
+    tree = PhaseTree(report)
+    tree.start("build", None, 2)
+    tree.start("tactics", "build", 4)
+    tree.step("tactics", 0)
+    tree.step("tactics", 1)
+    tree.finish("tactics")
+    tree.step("build", 0)
+    tree.start("serialize", "build", 1)
+    tree.finish("serialize")
+    tree.step("build", 1)
+    tree.finish("build")
+    assert [done for _, done, _ in told] == [0, 0, 125, 250, 500, 500, 500, 1000, 1000, 1000]
+    assert {total for _, _, total in told} == {1000}
+    assert told[2][0] == "tactics"
+
+
+def test_phases_that_were_never_started_are_ignored() -> None:
+    told: list[str] = []
+    tree = PhaseTree(lambda text, *_: told.append(text))
+    tree.step("unknown", 3)
+    tree.finish("unknown")
+    tree.start("orphan", "unknown", 0)
+    assert told == ["orphan"]
+
+
+def test_a_second_outermost_phase_counts_from_the_start() -> None:
+    told: list[int] = []
+    tree = PhaseTree(lambda _text, done, _total: told.append(done))
+    for name in ("first", "second"):
+        tree.start(name, None, 1)
+        tree.finish(name)
+    assert told == [0, 1000, 0, 1000]
+
+
+def test_a_layer_profile_counts_runs_not_reports() -> None:
+    profile = LayerProfile(times_ms={"fc": [1.0, 2.0, 3.0, 4.0]}, runs=2)
+    (layer,) = profile.layers()
+    assert (layer.name, layer.mean_ms) == ("fc", 5.0)
+    assert '"medianMs": 2.5' in profile.to_json()
+
+
+def test_folders_of_cuda_runtime_wheels_are_found(tmp_path: Path) -> None:
+    for folder in ("cu13", "cuda_runtime"):
+        (tmp_path / "nvidia" / folder / "lib").mkdir(parents=True)
+        (tmp_path / "nvidia" / folder / "lib" / "libcudart.so.13").touch()
+    (tmp_path / "nvidia" / "cublas" / "lib").mkdir(parents=True)
+    found = cuda_runtime_folders([str(tmp_path), "", os.devnull])
+    assert [folder.parent.name for folder in found] == ["cu13", "cuda_runtime"]

@@ -1,0 +1,123 @@
+"""What is different on TensorRT 8.6, against the module of shim86.py; run by test_bindings.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import NonCallableMock
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+import tensorrt as trt
+from onnx import TensorProto, helper, numpy_helper
+from trt_fakes import FakeBuild
+
+from twofour.engines.protocol import BuildRequest, say_nothing
+from twofour.engines.tensorrt.engine import TensorRtEngine
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.records import BuildOptions, VariantBuild
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
+    return FakeBuild(monkeypatch)
+
+
+def model(weight: npt.NDArray[np.generic], *, quantized: bool = False) -> onnx.ModelProto:
+    kind = helper.np_dtype_to_tensor_dtype(weight.dtype)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    constants = [numpy_helper.from_array(weight, "w")]
+    if quantized:
+        kind = TensorProto.FLOAT
+        constants = [
+            numpy_helper.from_array(np.zeros((16, 16), np.int8), "q"),
+            numpy_helper.from_array(np.float32(0.1), "scale"),
+        ]
+        nodes.insert(0, helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]))
+    tensors = [helper.make_tensor_value_info(name, kind, ["n", 16]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", tensors[:1], tensors[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def build(folder: Path, proto: onnx.ModelProto) -> VariantBuild:
+    path = folder / "sparse.onnx"
+    onnx.save(proto, path)
+    request = BuildRequest(
+        variant="sparse",
+        onnx=path,
+        folder=folder,
+        sparse_weights=True,
+        options=BuildOptions(),
+        inputs={"x": np.ones((8, 16), np.float32)},
+    )
+    return TensorRtEngine().build(request, say_nothing)
+
+
+def test_the_version_and_what_it_lacks_are_those_of_86() -> None:
+    assert trt.__version__ == "8.6.1"
+    assert not hasattr(trt, "IProgressMonitor")
+    assert not hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+
+def test_a_float32_model_needs_no_precision_flag(tmp_path: Path, fake: FakeBuild) -> None:
+    result = build(tmp_path, model(np.ones((16, 16), np.float32)))
+    assert fake.flags == {trt.BuilderFlag.TF32, trt.BuilderFlag.SPARSE_WEIGHTS}
+    assert fake.network_flags == 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+    assert result.latency.error is None
+
+
+def test_a_float16_model_sets_the_float16_flag(tmp_path: Path, fake: FakeBuild) -> None:
+    build(tmp_path, model(np.ones((16, 16), np.float16)))
+    assert trt.BuilderFlag.FP16 in fake.flags
+    assert trt.BuilderFlag.INT8 not in fake.flags
+
+
+def test_a_model_with_dequantize_nodes_sets_the_int8_flag(tmp_path: Path, fake: FakeBuild) -> None:
+    fake.network.__getitem__.side_effect = [
+        SimpleNamespace(type=trt.LayerType.DEQUANTIZE, precision_is_set=False, name="dq"),
+        IndexError,
+        SimpleNamespace(type=trt.LayerType.DEQUANTIZE, precision_is_set=False, name="dq"),
+        IndexError,
+    ]
+    build(tmp_path, model(np.ones((16, 16), np.float32), quantized=True))
+    assert trt.BuilderFlag.INT8 in fake.flags
+    assert trt.BuilderFlag.FP16 not in fake.flags
+
+
+def test_a_bfloat16_model_fails_with_what_to_do(tmp_path: Path, fake: FakeBuild) -> None:
+    assert fake.plan is not None
+    with pytest.raises(BuildFailedError, match=r"8\.6\.1 has no bfloat16") as failure:
+        build(tmp_path, model(np.ones((16, 16), ml_dtypes.bfloat16)))
+    assert "--precision float16" in (failure.value.hint or "")
+
+
+def test_there_is_no_progress_monitor_to_set(tmp_path: Path, fake: FakeBuild) -> None:
+    build(tmp_path, model(np.ones((16, 16), np.float32)))
+    assert isinstance(fake.config.progress_monitor, NonCallableMock), "never assigned"
+
+
+def test_a_parser_error_is_told_by_the_index_of_its_node(tmp_path: Path, fake: FakeBuild) -> None:
+    fake.parser.parse_from_file.return_value = False
+    fake.parser.num_errors = 1
+    fake.parser.get_error.return_value = SimpleNamespace(desc=lambda: "bad", node=lambda: 3)
+    with pytest.raises(BuildFailedError, match="node 3: bad"):
+        build(tmp_path, model(np.ones((16, 16), np.float32)))
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_file_that_is_no_onnx_is_bad_input(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.onnx"
+    path.write_bytes(b"garbage")
+    request = BuildRequest(
+        variant="dense",
+        onnx=path,
+        folder=tmp_path,
+        sparse_weights=False,
+        options=BuildOptions(),
+        inputs={"x": np.ones((8, 16), np.float32)},
+    )
+    with pytest.raises(BadInputError, match=r"cannot read .*sparse\.onnx as ONNX"):
+        TensorRtEngine().build(request, say_nothing)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+from twofour.export.example_inputs import (
+    batch_size,
+    bind,
+    dynamic_batch,
+    input_arrays,
+    with_two_rows,
+)
+from twofour.export.onnx_export import export_onnx, reference_outputs
+from twofour.records import ExportOptions
+
+
+class Many(nn.Module):
+    """Optional, nested, keyword-only and constant arguments; unequal effects of each."""
+
+    def forward(
+        self,
+        x: Any,
+        pair: Any,
+        mask: Any = None,
+        factor: int = 2,
+        *,
+        scale: Any,
+        shift: Any = None,
+    ) -> dict[str, Any]:
+        assert mask is None
+        y = x * factor + pair[0] * 10 + pair[1] * 100 + scale * 1000
+        return {"y": y, "more": (y if shift is None else y + shift * 10_000, pair[1] + 1)}
+
+
+def many_args() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    rows = torch.arange(4.0).reshape(1, 4)
+    args = (rows, [rows + 1, rows + 2], None, 3)
+    return args, {"shift": rows + 3, "scale": rows + 4}
+
+
+def test_arrays_come_in_the_order_of_the_onnx_inputs(tmp_path: Path) -> None:
+    args, kwargs = many_args()
+    export_onnx(Many(), args, kwargs, tmp_path / "many.onnx", ExportOptions())
+    session = onnxruntime.InferenceSession(
+        tmp_path / "many.onnx", providers=["CPUExecutionProvider"]
+    )
+    names = [i.name for i in session.get_inputs()]
+    assert names == ["x", "pair_0", "pair_1", "scale", "shift"]
+    assert [i.shape for i in session.get_inputs()] == [["batch", 4]] * 5
+    assert [o.name for o in session.get_outputs()] == ["y", "more_0", "more_1"]
+    feeds = dict(zip(names, input_arrays(Many(), args, kwargs), strict=True))
+    outputs = session.run(None, feeds)
+    for ours, theirs in zip(outputs, reference_outputs(Many(), args, kwargs), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+class OneDict(nn.Module):
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return batch["b"] - batch["a"]
+
+
+def test_a_single_dict_argument_is_an_argument_and_not_keywords(tmp_path: Path) -> None:
+    batch = {"b": torch.ones(1, 2), "a": torch.full((1, 2), 3.0)}
+    export_onnx(OneDict(), (batch,), {}, tmp_path / "net.onnx", ExportOptions())
+    session = onnxruntime.InferenceSession(
+        tmp_path / "net.onnx", providers=["CPUExecutionProvider"]
+    )
+    arrays = input_arrays(OneDict(), (batch,), {})
+    names = [i.name for i in session.get_inputs()]
+    (output,) = session.run(None, dict(zip(names, arrays, strict=True)))
+    np.testing.assert_array_equal(output, [[-2.0, -2.0]])
+
+
+def test_only_tensors_as_long_as_the_batch_are_dynamic() -> None:
+    call = bind(Many(), (torch.ones(2, 4), [torch.ones(2), torch.ones(3, 4)]), {"scale": 1.0})
+    specs = dynamic_batch(call)
+    assert set(specs) == {"x", "pair", "scale"}
+    assert [0 in specs["x"], 0 in specs["pair"][0]] == [True, True]
+    assert (specs["pair"][1], specs["scale"]) == (None, None)
+
+
+def test_a_batch_of_one_is_doubled_and_others_are_left() -> None:
+    one = bind(Many(), (torch.ones(1, 4), [torch.ones(1), torch.ones(3, 4)]), {"scale": 1.0})
+    doubled = with_two_rows(one)
+    assert [tuple(t.shape) for t in doubled.tensors] == [(2, 4), (2,), (3, 4)]
+    assert [tuple(t.shape) for t in one.tensors] == [(1, 4), (1,), (3, 4)]
+    assert with_two_rows(doubled) is doubled
+
+
+def test_scalars_have_no_batch() -> None:
+    call = bind(Many(), (torch.tensor(1.0), [2, 3]), {"scale": torch.tensor(4.0)})
+    assert batch_size(call) is None
+    assert with_two_rows(call) is call
+
+
+def test_floating_point_inputs_become_float32_and_others_keep_their_type() -> None:
+    kwargs = {"scale": torch.tensor([True])}
+    args = (torch.ones(1, dtype=torch.bfloat16), [torch.ones(1, dtype=torch.float64), 7])
+    arrays = input_arrays(Many(), args, kwargs)
+    assert [a.dtype for a in arrays] == [np.float32, np.float32, np.bool_]

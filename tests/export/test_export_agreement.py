@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from twofour.errors import BadInputError
+from twofour.export.agreement import BOUND_FACTORS, SMALLEST_SCALE, agreement
+from twofour.records import OutputAgreement, Precision
+
+Floats = NDArray[np.float32]
+arrays = hnp.arrays(
+    np.float32,
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+    elements=st.floats(width=32, allow_nan=True, allow_infinity=True),
+)
+
+
+def compare(
+    reference: object, other: object, bounds: Precision | None = Precision.FLOAT32
+) -> OutputAgreement:
+    (row,) = agreement(["y"], [np.asarray(reference)], [np.asarray(other)], bounds=bounds)
+    return row
+
+
+@given(arrays)
+def test_an_array_agrees_with_itself(array: Floats) -> None:
+    row = compare(array, array)
+    assert (row.max_abs_error, row.within, row.shape) == (0.0, True, array.shape)
+    assert math.isclose(row.cosine, 1.0, abs_tol=1e-9)
+    assert math.isclose(row.row_cosine_min, 1.0, abs_tol=1e-9)
+
+
+@given(arrays, st.data())
+def test_every_figure_is_a_number_in_its_range(array: Floats, data: st.DataObject) -> None:
+    other = data.draw(hnp.arrays(np.float32, array.shape, elements=st.floats(width=32)))
+    row = compare(array, other)
+    assert row.max_abs_error >= 0
+    for cosine in (row.cosine, row.row_cosine_min, row.row_cosine_mean):
+        assert -1.0 <= cosine <= 1.0
+    assert row.row_cosine_min <= row.row_cosine_mean + 1e-12
+
+
+def test_figures_by_hand() -> None:
+    row = compare([[3.0, 4.0], [1.0, 0.0]], [[3.0, 4.5], [0.0, 1.0]])
+    assert row.max_abs_error == 1.0
+    first = (9 + 18) / (5 * math.hypot(3, 4.5))
+    assert math.isclose(row.row_cosine_mean, first / 2, rel_tol=1e-6)
+    assert row.row_cosine_min == 0.0
+    assert math.isclose(row.cosine, 27 / (math.sqrt(26) * math.sqrt(30.25)), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_in_one_only_is_an_infinite_error(broken: float) -> None:
+    for row in (compare([1.0, 2.0], [1.0, broken]), compare([1.0, broken], [1.0, 2.0])):
+        assert row.max_abs_error == math.inf
+        assert not row.within
+    assert compare([1.0, broken], [1.0, broken]).max_abs_error == 0.0
+
+
+def test_the_bound_grows_with_the_output_and_with_coarser_types() -> None:
+    reference = np.array([0.0, -50.0])
+    for precision in Precision:
+        bound = compare(reference, reference, precision).bound
+        assert bound == pytest.approx(50 * BOUND_FACTORS[precision])
+    assert sorted(BOUND_FACTORS.values()) == [BOUND_FACTORS[p] for p in Precision]
+    assert compare([0.0], [0.0]).bound == SMALLEST_SCALE * BOUND_FACTORS[Precision.FLOAT32]
+
+
+def test_an_error_above_the_bound_is_not_within_it() -> None:
+    assert compare([10.0], [10.0009]).within
+    assert not compare([10.0], [10.0011]).within
+
+
+def test_without_bounds_and_for_whole_numbers_nothing_is_judged() -> None:
+    assert compare([1.0], [9.0], None).bound is None
+    labels = compare(np.array([3]), np.array([4]))
+    assert (labels.bound, labels.max_abs_error, labels.within) == (None, 1.0, True)
+
+
+def test_a_row_of_zeros_agrees_only_with_zeros() -> None:
+    row = compare([[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]])
+    assert (row.row_cosine_mean, row.row_cosine_min) == (0.5, 0.0)
+
+
+def test_another_shape_or_number_of_outputs_is_an_error() -> None:
+    with pytest.raises(BadInputError, match=r"output y: shape \[3\] where \[2\] is expected"):
+        compare(np.zeros(2), np.zeros(3))
+    with pytest.raises(BadInputError, match="1 outputs are compared with 0"):
+        agreement(["y"], [np.zeros(2)], [], bounds=None)

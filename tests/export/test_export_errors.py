@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from twofour.errors import BadInputError
+from twofour.export.onnx_export import export_onnx, reference_outputs
+from twofour.records import ExportOptions, Precision
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+
+class OneRow(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.fc(x.reshape(1, 8))
+
+
+class FourRows(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.fc(x) if x.shape[0] == 4 else x
+
+
+class DataDependent(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.fc(x) if x.sum() > 0 else x
+
+
+class OwnFloat32(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.fc(x + torch.arange(8.0))
+
+
+class NoOnnxOp(Net):
+    def forward(self, x: Tensor) -> Any:
+        return torch.special.bessel_j0(self.fc(x))
+
+
+def failure(
+    net: nn.Module, x: Tensor, folder: Path, options: ExportOptions | None = None
+) -> BadInputError:
+    with pytest.raises(BadInputError) as caught:
+        export_onnx(net, (x,), {}, folder / "net.onnx", options or ExportOptions())
+    assert list(folder.iterdir()) == []
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_forward_that_fails_is_quoted(tmp_path: Path) -> None:
+    error = failure(nn.Linear(8, 8), torch.randn(2, 7), tmp_path)
+    assert error.message.startswith(
+        "Linear.forward fails on the example inputs: RuntimeError: mat1"
+    )
+    with pytest.raises(BadInputError, match=r"Linear\.forward fails"):
+        reference_outputs(nn.Linear(8, 8), (torch.randn(2, 7),), {})
+
+
+def test_arguments_that_the_forward_does_not_take_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="unexpected keyword argument 'y'"):
+        export_onnx(
+            OneRow(), (torch.randn(1, 8),), {"y": 1}, tmp_path / "net.onnx", ExportOptions()
+        )
+    with pytest.raises(BadInputError, match="missing a required argument: 'x'"):
+        reference_outputs(OneRow(), (), {})
+
+
+@pytest.mark.parametrize(("net", "rows"), [(OneRow(), 1), (FourRows(), 4)])
+def test_a_batch_that_cannot_be_dynamic_is_said_and_can_be_static(
+    net: nn.Module, rows: int, tmp_path: Path
+) -> None:
+    error = failure(net, torch.randn(rows, 8), tmp_path)
+    assert f"{type(net).__name__} cannot be exported with a dynamic batch" in error.message
+    assert "--static-batch" in str(error)
+    options = ExportOptions(dynamic_batch=False)
+    export_onnx(net, (torch.randn(rows, 8),), {}, tmp_path / "net.onnx", options)
+
+
+def test_what_torch_cannot_export_is_one_line_with_the_whole_account_behind(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    error = failure(DataDependent(), torch.randn(2, 8), tmp_path)
+    assert error.message.startswith("torch cannot export DataDependent to ONNX: GuardOnData")
+    assert "\n" not in error.message
+    assert len(str(error.__cause__).splitlines()) > 5
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_operation_without_onnx_equivalent_is_named(tmp_path: Path) -> None:
+    error = failure(NoOnnxOp(), torch.randn(2, 8), tmp_path)
+    assert "bessel_j0" in error.message
+
+
+def test_a_forward_that_mixes_types_in_half_precision_is_refused(tmp_path: Path) -> None:
+    options = ExportOptions(precision=Precision.FLOAT16)
+    error = failure(OwnFloat32(), torch.randn(2, 8), tmp_path, options)
+    assert "--precision float32" in str(error)
+
+
+def test_a_parameter_too_large_for_float16_is_named(tmp_path: Path) -> None:
+    net = OneRow()
+    with torch.no_grad():
+        net.fc.bias[3] = -7e4
+    error = failure(net, torch.randn(1, 8), tmp_path, ExportOptions(precision=Precision.FLOAT16))
+    assert error.message.startswith("fc.bias: 70000 does not fit float16")
+
+
+@pytest.mark.parametrize(
+    ("opset", "precision", "message"),
+    [
+        (1000, Precision.FLOAT32, "opset 1000 is newer than"),
+        (20, Precision.BFLOAT16, "opset 20 has no bfloat16 convolution"),
+        (3, Precision.FLOAT32, "torch cannot write this model in opset 3"),
+    ],
+)
+def test_an_opset_that_cannot_be_written_is_refused(
+    opset: int, precision: Precision, message: str, tmp_path: Path
+) -> None:
+    options = ExportOptions(opset=opset, precision=precision)
+    assert message in failure(nn.Linear(8, 8), torch.randn(2, 8), tmp_path, options).message
+
+
+def test_a_module_that_cannot_be_copied_is_refused_in_half_precision(tmp_path: Path) -> None:
+    net = OneRow()
+    net.generator = (step for step in range(3))  # type: ignore[assignment]  # no copy of a generator
+    error = failure(net, torch.randn(1, 8), tmp_path, ExportOptions(precision=Precision.FLOAT16))
+    assert "OneRow cannot be copied to float16" in error.message
+
+
+def test_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"cannot write .*nowhere/net\.onnx: No such file"):
+        export_onnx(
+            nn.Linear(2, 2),
+            (torch.randn(2, 2),),
+            {},
+            tmp_path / "nowhere" / "net.onnx",
+            ExportOptions(),
+        )

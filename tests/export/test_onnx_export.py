@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import copy
+import getpass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from export_nets import LAYERS, REDUCTION_AXIS, Exported, example, kinds
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+from torch import Tensor, nn
+
+from twofour.export.agreement import agreement
+from twofour.export.example_inputs import input_arrays
+from twofour.export.onnx_export import export_onnx, reference_outputs
+from twofour.records import ExportOptions, Precision
+
+ELEMENT_TYPES = {
+    Precision.FLOAT32: TensorProto.FLOAT,
+    Precision.FLOAT16: TensorProto.FLOAT16,
+    Precision.BFLOAT16: TensorProto.BFLOAT16,
+}
+
+
+def weights(exported: Exported) -> dict[str, NDArray[np.generic]]:
+    """The array of each parameter, as it lies in the file."""
+    stored = {t.name: numpy_helper.to_array(t) for t in exported.model.graph.initializer}
+    return {row.parameter: stored[row.initializer] for row in exported.layers.layers}
+
+
+def test_the_file_computes_what_the_module_computes_at_another_batch_size(
+    exported: Exported,
+) -> None:
+    if exported.precision is Precision.BFLOAT16:
+        pytest.skip("ONNX Runtime has no bfloat16 kernels on the CPU")
+    session = onnxruntime.InferenceSession(exported.path, providers=["CPUExecutionProvider"])
+    arrays = input_arrays(kinds(), example(3), {})
+    feeds = dict(zip(["image", "ids"], arrays, strict=True))
+    outputs = session.run(["small", "large"], feeds)
+    rows = agreement(
+        ["small", "large"],
+        reference_outputs(kinds(), example(3), {}),
+        outputs,
+        bounds=exported.precision,
+    )
+    assert [(row.shape, row.within) for row in rows] == [((3, 5, 40), True), ((3, 5, 300), True)]
+    assert min(row.row_cosine_min for row in rows) > 0.9999
+
+
+def test_inputs_and_outputs_are_float32_in_every_precision_and_named(exported: Exported) -> None:
+    graph = exported.model.graph
+    described = {
+        value.name: (
+            value.type.tensor_type.elem_type,
+            [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim],
+        )
+        for value in (*graph.input, *graph.output)
+    }
+    assert described == {
+        "image": (TensorProto.FLOAT, ["batch", 8, 6, 6]),
+        "ids": (TensorProto.INT64, ["batch", 5]),
+        "small": (TensorProto.FLOAT, ["batch", 5, 40]),
+        "large": (TensorProto.FLOAT, ["batch", 5, 300]),
+    }
+
+
+def test_every_floating_point_constant_has_the_precision_of_the_export(exported: Exported) -> None:
+    floats = set(ELEMENT_TYPES.values())
+    types = {t.data_type for t in exported.model.graph.initializer} & floats
+    assert types == {ELEMENT_TYPES[exported.precision]}
+
+
+def test_the_bfloat16_file_has_an_opset_with_a_bfloat16_convolution(exported: Exported) -> None:
+    opset = next(o.version for o in exported.model.opset_import if o.domain == "")
+    assert (opset >= 22) == (exported.precision is Precision.BFLOAT16)
+
+
+def test_the_pattern_of_every_weight_is_in_the_file_zero_for_zero(exported: Exported) -> None:
+    stored = weights(exported)
+    assert stored.keys() == REDUCTION_AXIS.keys()
+    for name, array in stored.items():
+        parameter = kinds().get_parameter(name).detach().numpy()
+        ours = array if array.shape == parameter.shape else array.T
+        np.testing.assert_array_equal(ours == 0, parameter == 0, err_msg=name)
+        assert (parameter == 0).mean() == 0.5, name
+
+
+def test_weights_that_nothing_is_folded_into_are_the_parameters_rounded(
+    exported: Exported,
+) -> None:
+    for name, array in weights(exported).items():
+        if name in {"conv.weight", "up.weight"}:
+            continue
+        parameter = kinds().get_parameter(name).detach()
+        dtype = getattr(torch, exported.precision.value)
+        expected = parameter.to(dtype).float().numpy()
+        ours = array.astype(np.float32)
+        ours = ours if ours.shape == expected.shape else ours.T
+        np.testing.assert_array_equal(ours, expected, err_msg=name)
+
+
+def test_a_folded_batch_norm_is_rounded_once(exported: Exported) -> None:
+    net = kinds()
+    assert isinstance(net.bn.running_var, Tensor)
+    scale = net.bn.weight / torch.sqrt(net.bn.running_var + net.bn.eps)
+    weight = net.conv.weight
+    ours = weights(exported)["conv.weight"].astype(np.float32)
+    # one rounding of the weight and one of the product, half a step each
+    step = torch.finfo(getattr(torch, exported.precision.value)).eps
+    tolerance = max(step, 4 * torch.finfo(torch.float32).eps)
+    np.testing.assert_allclose(
+        ours,
+        (weight * scale[:, None, None, None]).detach().numpy(),
+        rtol=tolerance,
+        atol=1e-7,
+    )
+
+
+def test_no_weight_has_a_negative_zero(exported: Exported) -> None:
+    zeros = [array[array == 0].astype(np.float32) for array in weights(exported).values()]
+    assert all(len(z) for z in zeros)
+    assert not any(np.signbit(z).any() for z in zeros)
+
+
+def test_no_path_of_this_machine_is_in_the_files(exported: Exported) -> None:
+    content = exported.path.read_bytes() + exported.path.with_suffix(".onnx.data").read_bytes()
+    places = [Path.cwd(), Path(__file__).parent, Path(torch.__file__).parent, exported.path.parent]
+    for text in (*map(str, places), "stack_trace", ".py", getpass.getuser() + "/"):
+        assert text.encode() not in content, text
+
+
+def test_the_trace_of_each_node_stays_in_the_file(exported: Exported) -> None:
+    keys = {p.key for node in exported.model.graph.node for p in node.metadata_props}
+    assert {"pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"} <= keys
+
+
+def test_the_module_is_left_as_it_was(tmp_path: Path) -> None:
+    net = copy.deepcopy(kinds()).train()
+    net.mha.eval()
+    before = {name: (t, t.clone()) for name, t in net.state_dict(keep_vars=True).items()}
+    flags = [part.training for part in net.modules()]
+    for precision in (Precision.FLOAT32, Precision.FLOAT16):
+        target = tmp_path / "net.onnx"
+        export_onnx(net, example(2), {}, target, ExportOptions(precision=precision))
+    assert [part.training for part in net.modules()] == flags
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        assert tensor is before[name][0]
+        assert tensor.dtype == before[name][1].dtype
+        assert torch.equal(tensor, before[name][1])
+
+
+def test_both_files_appear_whole_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "tiny.onnx"
+    target.write_text("an older file")
+    export_onnx(nn.Linear(2, 2), (torch.randn(2, 2),), {}, target, ExportOptions())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.onnx", "tiny.onnx.data"]
+    assert len(onnx.load(target).graph.initializer) == 2
+
+
+def test_external_data_is_found_under_the_final_name(exported: Exported) -> None:
+    model = onnx.load(exported.path, load_external_data=False)
+    entries = [e for t in model.graph.initializer for e in t.external_data if e.key == "location"]
+    assert {entry.value for entry in entries} == {f"{exported.precision.value}.onnx.data"}
+    assert len(entries) > len(LAYERS)
+
+
+def test_a_static_batch_keeps_its_number(tmp_path: Path) -> None:
+    target = tmp_path / "static.onnx"
+    options = ExportOptions(dynamic_batch=False, opset=18, output_names=("score",))
+    export_onnx(nn.Linear(8, 4), (torch.randn(1, 8),), {}, target, options)
+    model = onnx.load(target)
+    shape = model.graph.input[0].type.tensor_type.shape
+    assert [d.dim_value for d in shape.dim] == [1, 8]
+    assert [o.name for o in model.graph.output] == ["score"]
+    assert [o.version for o in model.opset_import if o.domain == ""] == [18]
+
+
+def test_a_half_precision_module_is_exported_in_float32_and_compared_in_float32(
+    tmp_path: Path,
+) -> None:
+    net = nn.Linear(8, 4).to(torch.bfloat16)
+    x = torch.randn(2, 8, dtype=torch.bfloat16)
+    export_onnx(net, (x,), {}, tmp_path / "net.onnx", ExportOptions())
+    session = onnxruntime.InferenceSession(
+        tmp_path / "net.onnx", providers=["CPUExecutionProvider"]
+    )
+    arrays = input_arrays(net, (x,), {})
+    outputs = session.run(None, {"input": arrays[0]})
+    reference = reference_outputs(net, (x,), {})
+    assert reference[0].dtype == np.float32
+    np.testing.assert_allclose(outputs[0], reference[0], rtol=1e-5, atol=1e-6)
+    assert net.weight.dtype == torch.bfloat16

@@ -1,0 +1,274 @@
+"""The main job on a small model: what it leaves, and what it does again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twofour import pattern
+from twofour.errors import BadInputError
+from twofour.pipeline.run import run_all, run_export, run_prune
+from twofour.pipeline.stages import Silent
+from twofour.pipeline.weights_file import read_checkpoint
+from twofour.records import (
+    EligibilityReport,
+    Evidence,
+    Pattern,
+    Precision,
+    ReasonCode,
+    RunOptions,
+    RunResult,
+    Selection,
+    VerdictName,
+)
+from twofour.store import read_record
+
+MODEL = f"{Path(__file__).with_name('small_model.py')}:make"
+OPTIONS = RunOptions(precision=Precision.FLOAT32)
+ALL_STAGES = [
+    "export-dense",
+    "check-dense",
+    "build-dense",
+    "prune",
+    "validate",
+    "export-sparse",
+    "export",
+    "check-sparse",
+    "accuracy",
+    "build-sparse",
+    "build",
+    "report",
+]
+
+
+@dataclass
+class Recorder(Silent):
+    """Remembers which stages were done and which were found done."""
+
+    did: list[str] = field(default_factory=list)
+    reused: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
+        """Remember."""
+        (self.reused if reused else self.did).append(name)
+
+    def note(self, text: str) -> None:
+        """Remember."""
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult, Recorder]:
+    """One whole run, shared by the tests that only look at it."""
+    recorder = Recorder()
+    path = tmp_path_factory.mktemp("run") / "small"
+    return path, run_all(MODEL, path, OPTIONS, recorder), recorder
+
+
+@pytest.fixture
+def copy(finished: tuple[Path, RunResult, Recorder], tmp_path: Path) -> Path:
+    """A copy of the finished run folder to change."""
+    import shutil
+
+    return Path(shutil.copytree(finished[0], tmp_path / "small"))
+
+
+def test_a_run_does_every_stage_once_and_in_order(
+    finished: tuple[Path, RunResult, Recorder],
+) -> None:
+    assert finished[2].did == ALL_STAGES
+    assert finished[2].reused == []
+
+
+def test_a_run_leaves_the_files_of_the_design(finished: tuple[Path, RunResult, Recorder]) -> None:
+    names = {p.name for p in finished[0].iterdir()}
+    assert {
+        "run.json",
+        "prune.json",
+        "weights.safetensors",
+        "validate.json",
+        "export.json",
+        "dense.onnx",
+        "sparse.onnx",
+        "layers.json",
+        "build.json",
+        "accuracy.json",
+        "eligibility.json",
+    } <= names
+    assert not [name for name in names if name.endswith(".part")]
+
+
+def test_a_run_prunes_what_sparse_math_can_use_and_says_why_not_the_rest(
+    finished: tuple[Path, RunResult, Recorder],
+) -> None:
+    rows = {row.weight.layer: row for row in finished[1].prune.weights}
+    assert {name: row.pruned for name, row in rows.items()} == {
+        "stem": False,
+        "body": True,
+        "grouped": False,
+        "head": True,
+    }
+    assert [r.code for r in rows["stem"].reasons] == [ReasonCode.AXIS_NOT_MULTIPLE]
+    assert ReasonCode.GROUPED_CONV in [r.code for r in rows["grouped"].reasons]
+
+
+def test_the_saved_weights_are_two_of_four_by_the_judge(
+    finished: tuple[Path, RunResult, Recorder],
+) -> None:
+    from safetensors.numpy import load_file
+
+    weights = load_file(finished[0] / "weights.safetensors")
+    assert pattern.check(weights["body.weight"], 1, Pattern(2, 4)).holds
+    assert pattern.check(weights["head.weight"], 1, Pattern(2, 4)).holds
+    assert not pattern.check(weights["grouped.weight"], 1, Pattern(2, 4)).holds
+    assert float(np.mean(weights["body.weight"] == 0)) == 0.5
+
+
+def test_every_layer_gets_a_predicted_verdict_under_its_module_name(
+    finished: tuple[Path, RunResult, Recorder],
+) -> None:
+    report = finished[1].report
+    verdicts = {v.layer: v for v in report.verdicts}
+    assert set(verdicts) == {"stem", "body", "grouped", "head"}
+    assert all(v.evidence is Evidence.PREDICTED for v in report.verdicts)
+    assert verdicts["grouped"].verdict is VerdictName.NOT_ELIGIBLE
+    assert ReasonCode.DTYPE in [r.code for r in verdicts["body"].reasons]
+    assert read_record(EligibilityReport, finished[0] / "eligibility.json") == report
+
+
+def test_without_tensorrt_the_build_says_what_ran_instead(
+    finished: tuple[Path, RunResult, Recorder],
+) -> None:
+    built = finished[1].build
+    if built.engine.engine.value == "tensorrt":
+        pytest.skip("TensorRT runs here")
+    assert [s.engine.value for s in built.not_used] == ["tensorrt"]
+    assert [v.variant for v in built.variants] == ["dense", "sparse"]
+    assert all(v.providers == ("CPUExecutionProvider",) for v in built.variants)
+    assert all((v.latency.median_ms or 0) > 0 for v in built.variants)
+    assert sum("tensorrt cannot run here" in note for note in finished[2].notes) == 1
+
+
+def test_the_exports_agree_with_the_module(finished: tuple[Path, RunResult, Recorder]) -> None:
+    for file in finished[1].export.files:
+        assert len(file.agreement) == 1
+        assert file.agreement[0].max_abs_error < 1e-5
+        assert file.agreement[0].cosine > 0.99999
+    drift = finished[1].accuracy.drift[0]
+    assert 0.3 < drift.cosine < 0.99999
+
+
+def test_a_second_run_does_nothing_again(copy: Path) -> None:
+    recorder = Recorder()
+    run_all(MODEL, copy, OPTIONS, recorder)
+    assert recorder.did == []
+    assert recorder.reused == ALL_STAGES
+
+
+@pytest.mark.parametrize(
+    ("change", "redone"),
+    [
+        (
+            lambda o: replace(o, pattern=Pattern(1, 4)),
+            set(ALL_STAGES) - {"export-dense", "check-dense", "build-dense"},
+        ),
+        (
+            lambda o: replace(o, selection=Selection(exclude=("head",))),
+            set(ALL_STAGES) - {"export-dense", "check-dense", "build-dense"},
+        ),
+        (
+            lambda o: replace(o, build=replace(o.build, iterations=7)),
+            {"build-dense", "build-sparse", "build", "report"},
+        ),
+        # the outputs come out the same to the bit, so they are not compared again
+        (lambda o: replace(o, opset=21), set(ALL_STAGES) - {"prune", "validate", "accuracy"}),
+    ],
+)
+def test_a_changed_option_redoes_what_depends_on_it_and_no_more(
+    copy: Path, change: Callable[[RunOptions], RunOptions], redone: set[str]
+) -> None:
+    recorder = Recorder()
+    run_all(MODEL, copy, change(OPTIONS), recorder)
+    assert set(recorder.did) == redone
+
+
+@pytest.mark.parametrize(
+    ("name", "redone"),
+    [
+        ("weights.safetensors", {"prune"}),
+        ("sparse.onnx.data", {"export-sparse"}),
+        ("eligibility.json", {"report"}),
+        ("dense.onnx", {"export-dense"}),
+    ],
+)
+def test_a_missing_file_is_made_again_and_the_rest_is_kept(
+    copy: Path, name: str, redone: set[str]
+) -> None:
+    before = (copy / name).read_bytes()
+    (copy / name).unlink()
+    recorder = Recorder()
+    run_all(MODEL, copy, OPTIONS, recorder)
+    assert set(recorder.did) == redone
+    assert (copy / name).read_bytes() == before
+
+
+def test_a_metric_is_called_for_both_variants(copy: Path, tmp_path: Path) -> None:
+    metric = tmp_path / "metric.py"
+    metric.write_text(
+        "import numpy as np\n"
+        "def evaluate(predict):\n"
+        "    out, = predict(np.ones((5, 3, 8, 8), np.float32))\n"
+        "    return {'rows': out.shape[0], 'first': float(out[0, 0])}\n"
+    )
+    recorder = Recorder()
+    options = replace(OPTIONS, metric=f"{metric}:evaluate")
+    metrics = {m.name: m for m in run_all(MODEL, copy, options, recorder).accuracy.metrics}
+    assert (metrics["rows"].dense, metrics["rows"].sparse) == (5.0, 5.0)
+    assert metrics["first"].dense != metrics["first"].sparse
+    assert set(recorder.did) == {"check-dense", "check-sparse", "accuracy"}
+
+
+def test_prune_alone_can_be_gone_on_with(tmp_path: Path) -> None:
+    path, result, validation = run_prune(MODEL, tmp_path / "r", OPTIONS)
+    assert [row.pruned for row in result.weights] == [False, True, False, True]
+    assert validation.broken == ()
+    recorder = Recorder()
+    run_all(MODEL, path, OPTIONS, recorder)
+    assert recorder.reused == ["prune", "validate"]
+
+
+def test_export_alone_writes_the_dense_model_only(tmp_path: Path) -> None:
+    path, exported = run_export(MODEL, tmp_path / "r", OPTIONS)
+    assert {name.layer for name in exported.layers.layers} == {"stem", "body", "grouped", "head"}
+    assert (path / "dense.onnx").is_file()
+    assert not (path / "sparse.onnx").exists()
+
+
+def test_an_onnx_file_goes_through_the_whole_chain(
+    finished: tuple[Path, RunResult, Recorder], tmp_path: Path
+) -> None:
+    result = run_all(str(finished[0] / "dense.onnx"), tmp_path / "r", RunOptions(), Recorder())
+    assert result.export.precision is None
+    assert [row.pruned for row in result.prune.weights] == [False, True, False, True]
+    assert result.validation.broken == ()
+    assert result.accuracy.drift[0].shape == (2, 10)
+    sparse = (tmp_path / "r" / "sparse.onnx.data").read_bytes()
+    assert len(sparse) == (finished[0] / "sparse.onnx.data").stat().st_size
+
+
+def test_shapes_that_do_not_fit_are_refused_whatever_engine_runs(tmp_path: Path) -> None:
+    from twofour.engines.shapes import parse_shapes
+
+    build = replace(OPTIONS.build, shapes=parse_shapes(["y=1x3x8x8"]))
+    with pytest.raises(BadInputError, match="no input 'y'"):
+        run_all(MODEL, tmp_path / "r", replace(OPTIONS, build=build))
+
+
+def test_a_checkpoint_of_torch_is_read_as_tensors(tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"state_dict": {"a.weight": torch.ones(2, 4)}}, tmp_path / "c.pt")
+    assert read_checkpoint(tmp_path / "c.pt")["a.weight"].shape == (2, 4)

@@ -1,0 +1,365 @@
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from twofour.errors import BadInputError
+from twofour.pipeline.sources.callable_source import CallableSource
+from twofour.pipeline.sources.loaded import LoadedModule, run_forward
+from twofour.pipeline.sources.reference import code_files, parse_reference
+from twofour.pipeline.sources.source import SourceOptions
+from twofour.pipeline.sources.user_code import user_code
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.fc = nn.Linear(width, 2)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x, scale=None):
+        y = self.drop(self.fc(x))
+        return y if scale is None else y * scale
+"""
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write a Python file of the user's into the current folder; its modules are forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write_file(name: str, code: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    yield write_file
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def _source(text: str, options: SourceOptions | None = None) -> CallableSource:
+    return CallableSource(
+        text=text, reference=parse_reference(text), options=options or SourceOptions()
+    )
+
+
+def _load(text: str, options: SourceOptions | None = None) -> LoadedModule:
+    return _source(text, options).load()
+
+
+def _message(text: str, options: SourceOptions | None = None) -> str:
+    with pytest.raises(BadInputError) as caught:
+        _load(text, options)
+    return str(caught.value)
+
+
+def test_a_module_with_a_tensor_as_example_is_loaded_in_eval_mode(write: Write) -> None:
+    write("zoo.py", NET + "\ndef make():\n    return Net(), torch.ones(3, 4)\n")
+    loaded = _load("zoo.py:make")
+    assert not loaded.module.training
+    assert not loaded.module.get_submodule("drop").training
+    assert [tuple(a.shape) for a in loaded.args] == [(3, 4)]
+    assert (loaded.kwargs, loaded.input_names, loaded.examples) == ({}, ("x",), 3)
+    assert run_forward(loaded).shape == (3, 2)  # type: ignore[attr-defined]  # a tensor
+
+
+@pytest.mark.parametrize(
+    ("examples", "count", "names"),
+    [
+        ("[torch.ones(3, 4), torch.ones(2)]", 2, ("x", "scale")),
+        ("(torch.ones(3, 4),)", 1, ("x",)),
+        ("{'scale': torch.ones(2), 'x': torch.ones(3, 4)}", 0, ("x", "scale")),
+        ("__import__('numpy').ones((3, 4), 'float32')", 1, ("x",)),
+    ],
+)
+def test_example_inputs_come_by_position_or_by_name_in_the_order_of_forward(
+    write: Write, examples: str, count: int, names: tuple[str, ...]
+) -> None:
+    write("zoo.py", NET + f"\ndef make():\n    return Net(), {examples}\n")
+    loaded = _load("zoo.py:make")
+    assert len(loaded.args) == count
+    assert (*loaded.args, *loaded.kwargs.values())[0].shape == (3, 4)
+    assert loaded.input_names == names
+    assert loaded.examples == 3
+
+
+def test_a_class_of_a_package_in_the_current_folder_can_be_named(write: Write) -> None:
+    write("export/__init__.py", "")
+    write("export/nets.py", NET)
+    loaded = _load("export.nets:Net", SourceOptions(input_shapes=((5, 4),)))
+    assert type(loaded.module).__name__ == "Net"
+    assert loaded.examples == 5
+
+
+def test_a_name_that_holds_a_module_is_taken_as_it_is(write: Write) -> None:
+    write("zoo.py", NET + "\nnet = Net()\nnet.example_input_array = torch.zeros(7, 4)\n")
+    first, second = _load("zoo.py:net"), _load("zoo.py:net")
+    assert first.examples == 7
+    states = [m.module.state_dict()["fc.weight"] for m in (first, second)]
+    assert torch.equal(*states)
+
+
+def test_random_weights_and_inputs_are_the_same_on_every_load_and_follow_the_seed(
+    write: Write,
+) -> None:
+    code = "\nimport random, numpy\ndef make():\n    net = Net()\n"
+    code += "    net.draws = (random.random(), numpy.random.rand())\n    return net\n"
+    write("zoo.py", NET + code)
+    shapes = ((2, 4),)
+    first = _load("zoo.py:make", SourceOptions(input_shapes=shapes))
+    torch.rand(5)
+    again = _load("zoo.py:make", SourceOptions(input_shapes=shapes))
+    other = _load("zoo.py:make", SourceOptions(input_shapes=shapes, seed=1))
+    state, same, different = (m.module.state_dict()["fc.weight"] for m in (first, again, other))
+    assert torch.equal(state, same)
+    assert not torch.equal(state, different)
+    assert torch.equal(first.args[0], again.args[0])
+    assert not torch.equal(first.args[0], other.args[0])
+    assert first.module.draws == again.module.draws
+
+
+def test_arrays_by_name_and_by_position_come_from_the_npz_file(
+    write: Write, tmp_path: Path
+) -> None:
+    write("zoo.py", NET + "\ndef make():\n    return Net(), torch.ones(1, 4)\n")
+    np.savez(tmp_path / "named.npz", scale=np.full(2, 3.0), x=np.ones((6, 4)))
+    np.savez(tmp_path / "plain.npz", np.ones((5, 4)), np.full(2, 3.0))
+    named = _load("zoo.py:make", SourceOptions(inputs=tmp_path / "named.npz"))
+    plain = _load("zoo.py:make", SourceOptions(inputs=tmp_path / "plain.npz"))
+    assert list(named.kwargs) == ["x", "scale"]
+    assert named.kwargs["x"].dtype == torch.float32
+    assert (named.examples, plain.examples) == (6, 5)
+    assert plain.args[1].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.npz", b"PK\x03\x04garbage", "is no readable .npz file"),
+        ("empty.npz", b"", "is no readable .npz file"),
+        ("text.txt", b"A sentence.", "cannot be used as inputs of Net"),
+    ],
+)
+def test_a_file_of_inputs_that_cannot_be_read_is_refused(
+    write: Write, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    write("zoo.py", NET)
+    (tmp_path / name).write_bytes(content)
+    assert message in _message("zoo.py:Net", SourceOptions(inputs=tmp_path / name))
+
+
+def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
+    write: Write, tmp_path: Path
+) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    write("zoo.py", NET)
+    np.savez(tmp_path / "evil.npz", x=np.array([Payload()], dtype=object))
+    text = _message("zoo.py:Net", SourceOptions(inputs=tmp_path / "evil.npz"))
+    assert "is no readable .npz file" in text
+    assert not (tmp_path / "ran").exists()
+
+
+def test_names_that_forward_does_not_take_are_refused(write: Write, tmp_path: Path) -> None:
+    write("zoo.py", NET)
+    np.savez(tmp_path / "in.npz", image=np.ones((1, 4)))
+    text = _message("zoo.py:Net", SourceOptions(inputs=tmp_path / "in.npz"))
+    assert "Net.forward takes (x, scale) and is given image" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "messages"),
+    [
+        (
+            "def make():\n    depth = 3\n    raise ValueError(f'bad depth {depth}')\n",
+            ["raised ValueError: bad depth 3 (bad.py, line 3: raise ValueError"],
+        ),
+        ("import sys\ndef make():\n    sys.exit(7)\n", ["raised SystemExit: 7 (bad.py, line 3"]),
+        (
+            "import torch\ndef make():\n    return torch.ones(2) @ torch.ones(3)\n",
+            ["raised RuntimeError", "bad.py, line 3: return torch.ones(2)"],
+        ),
+        ("def make():\n    return 3\n", ["returned a value of type int", "return an nn.Module"]),
+        ("def make():\n    return (1, 2)\n", ["returned a tuple of int, int"]),
+        ("def make(depth, *, width):\n    ...\n", ["needs arguments: depth, width"]),
+        ("def mkae():\n    ...\n", ["bad.py has no 'make'", "hint: it has mkae"]),
+        ("x = 1\n", ["bad.py has no 'make'", "it defines no callable at all"]),
+        ("make = 3\n", ["is of type int, not a callable"]),
+        ("def make(:\n", ["cannot be imported: SyntaxError", "bad.py, line 1: def make(:"]),
+        ("1 / 0\n", ["cannot be imported: ZeroDivisionError", "bad.py, line 1: 1 / 0"]),
+        ("import nowhere_to_be_found\n", ["No module named 'nowhere_to_be_found'", "line 1"]),
+        (
+            "import torch\ndef make():\n    return {'w': torch.ones(1)}\n",
+            ["a state_dict, which says nothing of the architecture"],
+        ),
+        (
+            "from torch import nn\ndef make():\n    return nn.Linear(2, 2)\n",
+            ["without example inputs", "--input-shape"],
+        ),
+        (
+            "from torch import nn\ndef make():\n    return nn.Linear(2, 2), ('a', 1)\n",
+            ["example input #0 is of type str, not a tensor"],
+        ),
+        (
+            "from torch import nn\ndef make():\n    return nn.Linear(2, 2), {}\n",
+            ["the example inputs are a dict of 0"],
+        ),
+        (
+            "from torch import nn, ones\ndef make():\n    return nn.LazyLinear(2), ones(1, 2)\n",
+            ["weight has no shape yet"],
+        ),
+        (
+            "from torch import nn, ones\n"
+            "def make():\n    return nn.Linear(2, 2, device='meta'), ones(1, 2)\n",
+            ["weight has no values (it is on the meta device)"],
+        ),
+        (
+            "import torch\ndef make():\n"
+            "    return torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2))\n",
+            ["returned a TorchScript module", "return the nn.Module it was made from"],
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_user_code_that_gives_no_module_is_an_error_that_names_its_line(
+    write: Write, code: str, messages: list[str]
+) -> None:
+    write("bad.py", code)
+    text = _message("bad.py:make")
+    for message in messages:
+        assert message in text
+
+
+def test_the_users_exception_is_kept_as_the_cause(write: Write) -> None:
+    write("bad.py", "def make():\n    raise KeyError('k')\n")
+    with pytest.raises(BadInputError) as caught:
+        _load("bad.py:make")
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.exit_code == 2
+
+
+def test_an_interrupt_in_user_code_passes_through(write: Write) -> None:
+    write("bad.py", "def make():\n    raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        _load("bad.py:make")
+
+
+def test_a_module_that_is_not_there_is_named(write: Write) -> None:
+    write("package/__init__.py", "")
+    assert "there is no module 'nowhere'" in _message("nowhere.deep:make")
+    assert "there is no module 'package.gone'" in _message("package.gone:make")
+    for text in ("nowhere.deep:make", "package.gone:make"):
+        with pytest.raises(BadInputError, match="there is no module"):
+            _source(text).key()
+
+
+def test_what_user_code_prints_goes_to_stderr(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("zoo.py", NET + "\nprint('import')\ndef make():\n    print('make')\n    return Net()\n")
+    _load("zoo.py:make", SourceOptions(input_shapes=((1, 4),)))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.split() == ["import", "make"]
+
+
+def test_user_modules_win_while_they_are_imported_and_ours_afterwards(write: Write) -> None:
+    write("sub/sibling.py", "VALUE = 4\n")
+    write("rich/__init__.py", "MINE = True\n")
+    path = write("sub/zoo.py", "import sys\nseen = list(sys.path)\n" + NET + "import sibling\n")
+    before = list(sys.path)
+    _load("sub/zoo.py:Net", SourceOptions(input_shapes=((1, 4),)))
+    assert sys.modules["zoo"].seen[:2] == [str(path.parent), str(Path.cwd())]
+    assert sys.path[: len(before)] == before
+    assert str(path.parent) in sys.path[len(before) :]
+
+
+def test_an_edited_file_is_run_anew_and_a_file_called_like_the_library_does_no_harm(
+    write: Write,
+) -> None:
+    options = SourceOptions(input_shapes=((1, 4),))
+    write("random.py", NET + "VERSION = 1\nnet = Net(4)\n")
+    assert _load("random.py:net", options).module.state_dict()["fc.weight"].shape == (2, 4)
+    write("random.py", NET + "VERSION = 2\nnet = Net(8)\n")
+    options = SourceOptions(input_shapes=((1, 8),))
+    assert _load("random.py:net", options).module.state_dict()["fc.weight"].shape == (2, 8)
+    assert not hasattr(sys.modules["random"], "VERSION")
+
+
+def test_a_forward_that_fails_names_the_shapes_and_the_line(write: Write) -> None:
+    write("zoo.py", NET)
+    loaded = _load("zoo.py:Net", SourceOptions(input_shapes=((2, 5),)))
+    with pytest.raises(BadInputError) as caught:
+        run_forward(loaded)
+    assert "Net.forward fails on the example inputs (x 2x5 float32): RuntimeError" in str(
+        caught.value
+    )
+    assert "zoo.py, line 12: y = self.drop(self.fc(x))" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (SourceOptions(input_shapes=((0, 4),)), "has a dimension below 1"),
+        (
+            SourceOptions(input_shapes=((1, 4),), inputs=Path("in.npz")),
+            "--inputs and --input-shape exclude each other",
+        ),
+        (SourceOptions(input_shapes=((1, 4),) * 3), "is given #0, #1, #2"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    write: Write, options: SourceOptions, message: str
+) -> None:
+    write("zoo.py", NET)
+    assert message in _message("zoo.py:Net", options)
+
+
+def test_the_key_follows_the_file_its_own_imports_the_name_and_the_options(write: Write) -> None:
+    write("blocks/__init__.py", "")
+    write("blocks/conv.py", "SIZE = 3\n")
+    write("zoo.py", "from blocks import conv\nimport torch\ndef make(): ...\ndef other(): ...\n")
+    keys = [_source("zoo.py:make").key(), _source("zoo.py:other").key()]
+    keys.append(_source("zoo.py:make", SourceOptions(seed=3)).key())
+    keys.append(_source("zoo.py:make", SourceOptions(input_shapes=((1, 2),))).key())
+    write("blocks/conv.py", "SIZE = 5\n")
+    keys.append(_source("zoo.py:make").key())
+    write("zoo.py", "from blocks import conv\ndef make(): ...\n")
+    keys.append(_source("zoo.py:make").key())
+    assert len(set(keys)) == 6
+    write("unrelated.py", "")
+    assert _source("zoo.py:make").key() == keys[-1]
+
+
+def test_the_files_behind_a_reference_are_those_of_the_user(write: Write) -> None:
+    write("pack/__init__.py", "from . import deep\n")
+    write("pack/deep.py", "from ..other import x\nimport pack.leaf, json\n")
+    write("pack/leaf.py", "def broken(:\n")
+    write("pack/model.py", "from .leaf import y\n")
+    files = code_files(parse_reference("pack.model:make"))
+    assert [f.name for f in files] == ["__init__.py", "deep.py", "leaf.py", "model.py"]
+    (installed,) = code_files(parse_reference("torch.nn.modules.linear:Linear"))
+    assert installed.name == "linear.py"
+
+
+def test_an_error_of_ours_inside_user_code_is_not_rewritten(write: Write) -> None:
+    write("zoo.py", NET)
+    ours = BadInputError("ours")
+    with pytest.raises(BadInputError) as caught, user_code(parse_reference("zoo.py:Net"), "raised"):
+        raise ours
+    assert caught.value is ours

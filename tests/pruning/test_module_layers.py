@@ -1,0 +1,201 @@
+"""Every kind of layer is found, with its axis and its name in the state dict."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
+
+from twofour.errors import BadInputError
+from twofour.pruning.module_layers import find_weights, make_permanent
+from twofour.records import ReasonCode, Weight
+
+
+def only(module: nn.Module) -> Weight:
+    (weight,) = find_weights(nn.Sequential(module))
+    return weight
+
+
+def facts(weight: Weight) -> tuple[object, ...]:
+    channels = (weight.in_channels, weight.out_channels)
+    return weight.op, weight.shape, weight.axis, weight.groups, channels, weight.kernel
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (nn.Linear(12, 8), ("Linear", (8, 12), 1, 1, (12, 8), ())),
+        (nn.Conv1d(12, 8, 3), ("Conv1d", (8, 12, 3), 1, 1, (12, 8), (3,))),
+        (nn.Conv2d(12, 8, (3, 1)), ("Conv2d", (8, 12, 3, 1), 1, 1, (12, 8), (3, 1))),
+        (nn.Conv3d(4, 8, 1), ("Conv3d", (8, 4, 1, 1, 1), 1, 1, (4, 8), (1, 1, 1))),
+        (nn.Conv2d(12, 8, 3, groups=4), ("Conv2d", (8, 3, 3, 3), 1, 4, (12, 8), (3, 3))),
+        (nn.Conv2d(8, 8, 3, groups=8), ("Conv2d", (8, 1, 3, 3), 1, 8, (8, 8), (3, 3))),
+        (nn.ConvTranspose1d(12, 8, 3), ("ConvTranspose1d", (12, 8, 3), 0, 1, (12, 8), (3,))),
+        (
+            nn.ConvTranspose2d(12, 8, 2, groups=2),
+            ("ConvTranspose2d", (12, 4, 2, 2), 0, 2, (12, 8), (2, 2)),
+        ),
+        (
+            nn.ConvTranspose3d(4, 8, 2),
+            ("ConvTranspose3d", (4, 8, 2, 2, 2), 0, 1, (4, 8), (2, 2, 2)),
+        ),
+    ],
+)
+def test_each_kind_of_layer_has_its_axis(module: nn.Module, expected: tuple[object, ...]) -> None:
+    weight = only(module)
+    assert facts(weight) == expected
+    assert (weight.layer, weight.weight, weight.node) == ("0", "0.weight", None)
+    assert (weight.dtype, weight.math_dtype, weight.reasons) == ("float32", "float32", ())
+
+
+class OwnLinear(nn.Linear):
+    pass
+
+
+class OwnConv(nn.Conv2d):
+    pass
+
+
+def test_sub_classes_are_found_under_their_own_name() -> None:
+    assert facts(only(OwnLinear(8, 4)))[:3] == ("OwnLinear", (4, 8), 1)
+    assert facts(only(OwnConv(8, 4, 1)))[:3] == ("OwnConv", (4, 8, 1, 1), 1)
+
+
+def test_a_model_that_is_itself_a_layer_has_a_plain_key() -> None:
+    (weight,) = find_weights(nn.Linear(8, 4, dtype=torch.bfloat16))
+    assert (weight.layer, weight.weight, weight.dtype) == ("", "weight", "bfloat16")
+
+
+def test_packed_attention_is_one_weight_beside_its_output_projection() -> None:
+    packed, out = find_weights(nn.Sequential(nn.MultiheadAttention(8, 2)))
+    assert (packed.weight, *facts(packed)) == (
+        *("0.in_proj_weight", "MultiheadAttention", (24, 8), 1, 1, (8, 24), ()),
+    )
+    assert (out.layer, out.weight) == ("0.out_proj", "0.out_proj.weight")
+    assert out.op == "NonDynamicallyQuantizableLinear"
+
+
+def test_attention_of_unequal_widths_has_three_weights() -> None:
+    attention = nn.MultiheadAttention(8, 2, kdim=4, vdim=12)
+    rows = find_weights(nn.Sequential(attention))
+    assert [(w.weight, w.shape, w.axis) for w in rows] == [
+        ("0.q_proj_weight", (8, 8), 1),
+        ("0.k_proj_weight", (8, 4), 1),
+        ("0.v_proj_weight", (8, 12), 1),
+        ("0.out_proj.weight", (8, 8), 1),
+    ]
+
+
+def test_conv1d_of_transformers_reduces_over_its_first_axis() -> None:
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    for kind in (conv1d, type("Own", (conv1d,), {})):
+        weight = only(kind(24, 8))
+        assert facts(weight) == (kind.__name__, (8, 24), 0, 1, (8, 24), ())
+
+
+def test_every_key_is_in_the_state_dict() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16)
+    names = {w.weight for w in find_weights(model)}
+    assert names == {
+        "self_attn.in_proj_weight",
+        "self_attn.out_proj.weight",
+        "linear1.weight",
+        "linear2.weight",
+    }
+    assert names <= set(model.state_dict())
+
+
+def test_a_lazy_layer_is_refused_by_name() -> None:
+    with pytest.raises(BadInputError, match=r"'1' .LazyLinear. is lazy"):
+        find_weights(nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4)))
+
+
+class Hyper(nn.Linear):
+    """A layer whose weight is made in every forward."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        del self.weight
+        self.weight = torch.zeros(8, 8)  # no parameter on purpose
+
+
+def test_a_computed_weight_is_not_constant() -> None:
+    weight = only(Hyper())
+    assert (weight.weight, weight.axis) == (None, None)
+    assert [r.code for r in weight.reasons] == [ReasonCode.NOT_CONSTANT]
+
+
+def test_a_weight_in_a_buffer_is_constant() -> None:
+    module = Hyper()
+    del module.weight
+    module.register_buffer("weight", torch.ones(8, 8))
+    assert (only(module).weight, only(module).axis) == ("0.weight", 1)
+
+
+def test_a_packed_type_is_left_alone_and_says_so() -> None:
+    module = nn.Linear(8, 8)
+    module.weight = nn.Parameter(torch.ones(8, 8, dtype=torch.int8), requires_grad=False)
+    weight = only(module)
+    assert weight.axis is None
+    assert [r.code for r in weight.reasons] == [ReasonCode.DTYPE]
+
+
+class TiedHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+        self.head = nn.Linear(8, 16)
+        self.other = nn.Linear(8, 16)
+        self.head.weight = self.table.weight
+        self.other.weight = nn.Parameter(self.table.weight.detach())
+
+
+def test_users_of_one_array_name_each_other_and_the_embedding() -> None:
+    head, other = find_weights(TiedHead())
+    assert head.tied_to == ("table", "other")
+    assert other.tied_to == ("table", "head")
+    assert [r.code for r in head.reasons] == [ReasonCode.SHARED_WEIGHT] * 2
+    assert "embedding table" in head.reasons[0].message
+
+
+def test_a_module_used_twice_has_a_row_for_each_path() -> None:
+    layer = nn.Linear(8, 8)
+    rows = find_weights(nn.Sequential(layer, nn.ReLU(), layer))
+    assert [(w.weight, w.tied_to) for w in rows] == [("0.weight", ("2",)), ("2.weight", ("0",))]
+
+
+class Halve(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight / 2
+
+
+def parametrized(layer: nn.Module) -> nn.Module:
+    return parametrize.register_parametrization(layer, "weight", Halve())
+
+
+def masked(layer: nn.Module) -> nn.Module:
+    prune.l1_unstructured(layer, "weight", amount=0.5)  # type: ignore[no-untyped-call]
+    prune.l1_unstructured(layer, "bias", amount=0.5)  # type: ignore[no-untyped-call]
+    return layer
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [parametrized, masked, weight_norm, spectral_norm, parametrizations.weight_norm],
+    ids=["parametrize", "prune", "weight_norm", "spectral_norm", "parametrized weight_norm"],
+)
+def test_making_weights_permanent_changes_no_output(wrap: object) -> None:
+    assert callable(wrap)
+    torch.manual_seed(0)
+    model = nn.Sequential(wrap(OwnLinear(8, 4)), nn.ReLU()).eval()
+    inputs = torch.randn(3, 8)
+    expected = model(inputs)
+    (before,) = find_weights(model)
+    assert "0.weight" in make_permanent(model)
+    (after,) = find_weights(model)
+    assert (before.weight, before.op, before.shape) == (after.weight, after.op, after.shape)
+    assert sorted(model.state_dict()) == ["0.bias", "0.weight"]
+    assert (after.op, type(model[0])) == ("OwnLinear", OwnLinear)
+    assert torch.allclose(model(inputs), expected)
+    assert make_permanent(model) == ()

@@ -1,0 +1,240 @@
+"""Pruning torch modules in place, judged by pattern.check."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.utils import parametrize
+
+from twofour.errors import BadInputError
+from twofour.pattern import check
+from twofour.pruning.module_prune import prune_module
+from twofour.records import Pattern, PrunedWeight, ReasonCode, Selection
+
+TWO_FOUR = Pattern(2, 4)
+
+
+def numbers(tensor: torch.Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().double().numpy()
+    return array
+
+
+def by_layer(model: nn.Module, selection: Selection | None = None) -> dict[str, PrunedWeight]:
+    result = prune_module(model, TWO_FOUR, selection)
+    return {str(row.weight.weight): row for row in result.weights}
+
+
+class Mixed(nn.Module):
+    """One of each kind of layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 16, 3)
+        self.grouped = nn.Conv2d(16, 16, 3, groups=2)
+        self.depthwise = nn.Conv1d(8, 8, 3, groups=8)
+        self.up = nn.ConvTranspose2d(8, 6, 2)
+        self.deep = nn.Conv3d(4, 4, 3)
+        self.odd = nn.Linear(10, 8)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.cross = nn.MultiheadAttention(8, 2, kdim=4, vdim=12)
+
+
+PRUNED = {
+    "conv.weight",
+    "up.weight",
+    "deep.weight",
+    "attention.in_proj_weight",
+    "attention.out_proj.weight",
+    "cross.q_proj_weight",
+    "cross.k_proj_weight",
+    "cross.v_proj_weight",
+    "cross.out_proj.weight",
+}
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_every_layer_is_pruned_along_its_axis_and_nothing_else_is_touched(kind: Any) -> None:
+    model = Mixed().to(kind)
+    before = copy.deepcopy(model.state_dict())
+    rows = by_layer(model)
+    assert {name for name, row in rows.items() if row.pruned} == PRUNED
+    for name, tensor in model.state_dict().items():
+        if name not in PRUNED:
+            assert torch.equal(tensor, before[name])
+            continue
+        row, array, old = rows[name], numbers(tensor), numbers(before[name])
+        assert row.weight.axis is not None
+        assert check(array, row.weight.axis, TWO_FOUR).holds
+        assert row.zeros == array.size // 2
+        assert ((array == old) | (array == 0)).all()
+        assert row.kept_magnitude == pytest.approx(abs(array).sum() / abs(old).sum(), rel=1e-5)
+    assert [r.code.value for r in rows["grouped.weight"].reasons] == ["GROUPED_CONV"]
+    assert [r.code.value for r in rows["depthwise.weight"].reasons] == ["DEPTHWISE_CONV"]
+    assert [r.code.value for r in rows["odd.weight"].reasons] == ["AXIS_NOT_MULTIPLE"]
+    assert rows["odd.weight"].kept_magnitude is None
+
+
+def test_all_layers_prunes_the_rest_too() -> None:
+    model = Mixed()
+    rows = by_layer(model, Selection(all_layers=True))
+    assert all(row.pruned for row in rows.values())
+    assert check(numbers(model.odd.weight), 1, TWO_FOUR).tail == 2
+    assert rows["odd.weight"].zeros == 8 * 4
+    assert check(numbers(model.grouped.weight), 1, TWO_FOUR).holds
+
+
+def test_the_result_records_what_was_asked() -> None:
+    selection = Selection(exclude=("0",))
+    result = prune_module(
+        nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), Pattern(1, 8), selection, source="a.py:f"
+    )
+    assert (result.source, str(result.pattern), result.method) == ("a.py:f", "1:8", "magnitude")
+    assert result.selection == selection
+    assert [row.pruned for row in result.weights] == [False, True]
+    assert result.weights[1].zeros == 56
+    assert result.weights[0].reasons[0].code is ReasonCode.EXCLUDED
+
+
+def test_zeros_of_a_dense_weight_are_counted_minus_zero_too() -> None:
+    layer = nn.Linear(8, 1, dtype=torch.bfloat16)
+    layer.weight.data = torch.tensor([[-0.0, 0, 1, 2, 3, 4, 5, 6]], dtype=torch.bfloat16)
+    rows = by_layer(layer, Selection(exclude=("*",)))
+    assert (rows["weight"].zeros, rows["weight"].pruned) == (2, False)
+
+
+def test_pruning_writes_into_the_memory_of_any_layout() -> None:
+    conv, linear = nn.Conv2d(8, 8, 3), nn.Linear(8, 12)
+    conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+    linear.weight = nn.Parameter(torch.randn(8, 12).t())
+    model = nn.Sequential(conv, linear)
+    places = [(p.data_ptr(), p.stride()) for p in model.parameters()]
+    prune_module(model, TWO_FOUR)
+    assert [(p.data_ptr(), p.stride()) for p in model.parameters()] == places
+    for weight in (conv.weight, linear.weight):
+        assert check(numbers(weight), 1, TWO_FOUR).holds
+        assert int(weight.count_nonzero()) == weight.numel() // 2
+
+
+def test_gradients_and_parameter_objects_are_kept() -> None:
+    model = nn.Linear(8, 8)
+    weight = model.weight
+    prune_module(model, TWO_FOUR)
+    assert model.weight is weight
+    assert weight.requires_grad
+    assert weight.grad_fn is None
+
+
+class Double(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2
+
+
+def test_a_parametrized_weight_is_made_permanent_and_pruned() -> None:
+    layer = nn.Linear(8, 8)
+    model = nn.Sequential(layer)
+    parametrize.register_parametrization(layer, "weight", Double())
+    doubled = layer.weight.detach().clone()
+    (row,) = prune_module(model, TWO_FOUR).weights
+    assert row.pruned
+    assert "0.weight" in model.state_dict()
+    kept = layer.weight.detach().bool()
+    assert int(kept.count_nonzero()) == 32
+    assert torch.equal(layer.weight[kept], doubled[kept])
+
+
+class Tied(nn.Module):
+    """An embedding, a head, and a third layer on one array."""
+
+    def __init__(self, third: nn.Module) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 16)
+        self.head = nn.Linear(16, 16)
+        self.third = third
+        self.head.weight = self.table.weight
+        third.weight = self.table.weight
+
+
+def test_a_tied_array_is_pruned_once_for_all_its_users() -> None:
+    model = Tied(nn.Linear(16, 16))
+    total = model.table.weight.abs().sum().item()
+    rows = by_layer(model)
+    kept = model.table.weight.abs().sum().item() / total
+    assert check(numbers(model.table.weight), 1, TWO_FOUR).holds
+    for name in ("head.weight", "third.weight"):
+        row = rows[name]
+        assert (row.pruned, row.zeros) == (True, 128)
+        assert row.kept_magnitude == pytest.approx(kept)
+        assert ReasonCode.SHARED_WEIGHT in {r.code for r in row.reasons}
+        assert any("embedding table" in r.message for r in row.reasons)
+    assert model.head.weight is model.table.weight
+
+
+def test_a_tied_array_needed_along_two_axes_names_both_layers_and_stays() -> None:
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    model = Tied(conv1d(16, 16))
+    before = model.table.weight.detach().clone()
+    with pytest.raises(BadInputError, match=r"head .axis 1. and third .axis 0."):
+        prune_module(model, TWO_FOUR)
+    assert torch.equal(model.table.weight, before)
+    rows = by_layer(model, Selection(exclude=("third",)))
+    assert not any(row.pruned for row in rows.values())
+
+
+def test_a_transposed_view_of_an_array_is_an_axis_conflict() -> None:
+    one, other = nn.Linear(8, 16), nn.Linear(16, 8)
+    other.weight = nn.Parameter(one.weight.detach().t())
+    model = nn.Sequential(one, other)
+    with pytest.raises(BadInputError, match=r"0 .axis 1. and 1 .axis 1."):
+        prune_module(model, TWO_FOUR)
+    assert int(one.weight.count_nonzero()) == 8 * 16
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_are_refused_before_anything_changes(kind: Any, value: float) -> None:
+    linear, conv = nn.Linear(8, 8), nn.Conv2d(8, 8, 3)
+    model = nn.Sequential(linear, conv).to(kind)
+    conv.weight.data[3, 2, :, 1] = value
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(BadInputError, match=r"layer '1': 3 of 576 values of 1.weight are NaN"):
+        prune_module(model, TWO_FOUR)
+    assert all(
+        torch.equal(before[k].nan_to_num(), v.nan_to_num()) for k, v in model.state_dict().items()
+    )
+    assert int(linear.weight.count_nonzero()) == 64
+
+
+def test_a_meta_tensor_is_refused() -> None:
+    with pytest.raises(BadInputError, match="meta tensor"):
+        prune_module(nn.Sequential(nn.Linear(8, 8, device="meta")), TWO_FOUR)
+
+
+def test_a_model_without_layers_gives_no_rows() -> None:
+    assert prune_module(nn.Sequential(nn.ReLU()), TWO_FOUR).weights == ()
+
+
+def test_the_same_model_gives_the_same_result_every_time() -> None:
+    torch.manual_seed(0)
+    model = Mixed()
+    twin = copy.deepcopy(model)
+    assert prune_module(model, TWO_FOUR) == prune_module(twin, TWO_FOUR)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert np.array_equal(numbers(one), numbers(other))
+
+
+@pytest.mark.gpu
+def test_a_weight_on_the_gpu_is_pruned_there() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model = nn.Linear(16, 16, dtype=torch.bfloat16, device="cuda")
+    place = model.weight.data_ptr()
+    prune_module(model, TWO_FOUR)
+    assert model.weight.data_ptr() == place
+    assert check(numbers(model.weight.cpu()), 1, TWO_FOUR).holds

@@ -1,0 +1,114 @@
+"""Weights, checks and contexts as the stages before the report would hand them over."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from twofour.records import (
+    EligibilityReport,
+    Gpu,
+    Pattern,
+    Reason,
+    ReasonCode,
+    Validation,
+    Verdict,
+    Weight,
+    WeightCheck,
+)
+from twofour.reports.context import ReportContext
+from twofour.reports.eligibility import predict
+
+TWO_FOUR = Pattern(2, 4)
+
+
+def context(**changes: Any) -> ReportContext:
+    given: dict[str, Any] = {
+        "model": "digits.py:make",
+        "pattern": TWO_FOUR,
+        "engine": "onnxruntime 1.23.2 on CPU",
+        "gpu": None,
+        "activation_products": 0,
+    }
+    return ReportContext(**{**given, **changes})
+
+
+def gpu(name: str, major: int, minor: int) -> Gpu:
+    return Gpu(name=name, compute_capability=(major, minor), memory_bytes=1 << 34, driver=None)
+
+
+def conv(
+    layer: str, c: int, k: int, kernel: tuple[int, ...] = (3, 3), groups: int = 1, **changes: Any
+) -> Weight:
+    given: dict[str, Any] = {
+        "layer": layer,
+        "node": f"node_{layer}",
+        "weight": f"{layer}.weight",
+        "op": "Conv",
+        "shape": (k, c // groups, *kernel),
+        "axis": 1,
+        "groups": groups,
+        "in_channels": c,
+        "out_channels": k,
+        "kernel": kernel,
+        "dtype": "float16",
+        "math_dtype": "float16",
+    }
+    return Weight(**{**given, **changes})
+
+
+def matmul(layer: str, c: int, k: int, **changes: Any) -> Weight:
+    return conv(layer, c, k, (), **{"op": "MatMul", "shape": (c, k), "axis": 0, **changes})
+
+
+def int8(weight_bits: bool = True, *, output: bool | None = None) -> dict[str, Any]:
+    return {"dtype": "int8" if weight_bits else "float32", "math_dtype": "int8"} | {
+        "output_quantized": output
+    }
+
+
+def reason(code: ReasonCode, message: str = "noted before") -> Reason:
+    return Reason(code=code, message=message)
+
+
+def check(weight: Weight, violations: int = 0, holds_along: int | None = None) -> WeightCheck:
+    assert weight.weight is not None
+    assert weight.axis is not None
+    width = weight.shape[weight.axis]
+    return WeightCheck(
+        layer=weight.layer,
+        node=weight.node,
+        weight=weight.weight,
+        op=weight.op,
+        shape=weight.shape,
+        axis=weight.axis,
+        groups_checked=prod(weight.shape) // width * -(-width // 4),
+        violations=violations,
+        first_violation=(0,) * len(weight.shape) if violations else None,
+        tail=width % 4,
+        holds_along=holds_along,
+        required=False,
+    )
+
+
+def validation(*checks: WeightCheck, pattern: Pattern = TWO_FOUR) -> Validation:
+    return Validation(files=("sparse.onnx",), pattern=pattern, checks=checks)
+
+
+def report(*judged: Weight | tuple[Weight, WeightCheck], **changes: Any) -> EligibilityReport:
+    """A report on weights that hold the pattern, or on weights with the check that is given."""
+    pairs = [w if isinstance(w, tuple) else (w, check(w)) for w in judged]
+    checks = validation(*(c for _, c in pairs))
+    return predict([w for w, _ in pairs], checks, context(**changes))
+
+
+def verdict(weight: Weight, weight_check: WeightCheck | None = None, **changes: Any) -> Verdict:
+    """The one verdict of a report on one weight; it holds the pattern where no check is given."""
+    known = weight.weight is not None and weight.axis is not None
+    checks = [weight_check or check(weight)] if known else []
+    (found,) = predict([weight], validation(*checks), context(**changes)).verdicts
+    return found
+
+
+def codes(found: Verdict) -> list[str]:
+    return [r.code.value for r in found.reasons]

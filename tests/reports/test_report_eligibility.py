@@ -1,0 +1,359 @@
+"""Verdicts on the cases that users of TensorRT met, and on any mixture of layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_cases import (
+    check,
+    codes,
+    context,
+    conv,
+    gpu,
+    int8,
+    matmul,
+    reason,
+    report,
+    validation,
+    verdict,
+)
+
+from twofour.errors import BadInputError
+from twofour.records import (
+    EligibilityReport,
+    Evidence,
+    Pattern,
+    ReasonCode,
+    VerdictName,
+    Weight,
+    WeightCheck,
+)
+from twofour.reports.eligibility import predict
+from twofour.store import from_json, to_json
+
+
+def test_a_large_float16_layer_that_holds_the_pattern_qualifies() -> None:
+    found = verdict(conv("mix", 512, 512))
+    assert (found.verdict, found.evidence) == (VerdictName.ELIGIBLE, Evidence.PREDICTED)
+    assert codes(found) == ["QUALIFIES"]
+    message = "2:4 holds along input channels; C=512, K=512, 3x3, float16"
+    assert found.reasons[0].message == message
+    assert found.remedy is None
+    assert found.pattern_holds is True
+
+
+def test_a_grouped_convolution_is_never_eligible_though_it_is_2_to_4() -> None:
+    found = verdict(conv("resnext", 128, 128, groups=32))
+    assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["GROUPED_CONV"])
+    message = "32 groups of 4 input channels: no sparse kernel for groups"
+    assert found.reasons[0].message == message
+    assert found.reasons[0].source == "NVIDIA/TensorRT issue 4054"
+    assert found.remedy is not None
+    assert "groups=32 -> 1 makes 4,608 weights 147,456" in found.remedy
+
+
+def test_a_depthwise_convolution_is_told_apart_from_a_grouped_one() -> None:
+    found = verdict(conv("dw", 96, 96, (7, 7), groups=96))
+    assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["DEPTHWISE_CONV"])
+    assert found.reasons[0].message == "depthwise: 96 groups of one input channel"
+
+
+def test_the_image_stem_is_ruled_out_by_its_three_channels() -> None:
+    stem = conv("stem", 3, 64, (7, 7))
+    found = verdict(stem, check(stem, violations=3136))
+    assert found.verdict is VerdictName.NOT_ELIGIBLE
+    assert codes(found) == ["AXIS_NOT_MULTIPLE", "PATTERN_BROKEN", "SMALL_CHANNELS"]
+    assert found.reasons[0].message == "C=3 is no multiple of 4"
+    assert found.remedy == "leave it dense: too few input channels to gain"
+
+
+def test_a_one_channel_convolution_is_listed_as_logs_of_three_versions_show() -> None:
+    found = verdict(conv("stem", 1, 256, (5, 5)))
+    assert found.verdict is VerdictName.ELIGIBLE
+    assert codes(found) == ["AXIS_NOT_MULTIPLE", "SMALL_CHANNELS"]
+    assert found.reasons[0].message == "C=1 is no multiple of 4, passes as if zero-padded"
+    assert "8.4.1, 10.14, 10.16" in (found.reasons[0].source or "")
+    assert found.remedy == "leave it dense: too few input channels to gain"
+
+
+def test_a_matrix_product_with_a_rest_is_not_assumed_to_be_padded() -> None:
+    found = verdict(matmul("fc", 1022, 512))
+    assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["AXIS_NOT_MULTIPLE"])
+    assert found.remedy == "make its 1022 input channels 1024"
+
+
+def test_a_rest_is_cured_by_the_next_multiple_of_4_and_better_of_64() -> None:
+    found = verdict(matmul("fc", 510, 512))
+    assert found.remedy == "make its 510 input channels 512"
+    assert verdict(matmul("fc", 322, 512)).remedy == "make its 322 input channels 324 (better 384)"
+
+
+def test_a_mask_along_the_output_channels_is_named_as_such() -> None:
+    weight = conv("conv", 256, 512, (1, 1))
+    found = verdict(weight, check(weight, violations=30000, holds_along=0))
+    assert found.verdict is VerdictName.NOT_ELIGIBLE
+    assert codes(found) == ["WRONG_AXIS", "PATTERN_BROKEN"]
+    assert found.reasons[0].message == (
+        "2:4 holds along output channels (axis 0), but must along input channels (axis 1)"
+    )
+    assert found.reasons[1].message == (
+        "30,000 of 32,768 groups have over 2 non-zeros, first at [0, 0, 0, 0]"
+    )
+    assert found.remedy == "prune it 2:4 along input channels (axis 1)"
+    assert found.pattern_holds is False
+
+
+def test_a_mask_along_the_flattened_kernel_is_named_by_its_kernel_axis() -> None:
+    weight = conv("conv", 64, 64, (1, 4))
+    found = verdict(weight, check(weight, violations=9, holds_along=3))
+    assert "2:4 holds along kernel width (axis 3)" in found.reasons[0].message
+
+
+def test_float32_layers_of_bert_are_listed_but_have_no_sparse_kernel() -> None:
+    found = verdict(matmul("query", 768, 768, dtype="float32", math_dtype="float32"))
+    assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["DTYPE"])
+    message = "float32: the builder lists it, but no sparse kernel is known"
+    assert found.reasons[0].message == message
+    assert found.remedy == "export with --precision float16"
+
+
+def test_tensorrt_8_lists_matrix_products_in_int8_only() -> None:
+    found = verdict(matmul("query", 768, 768), tensorrt_version="8.4.2.4")
+    assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["UNSUPPORTED_OP"])
+    assert found.reasons[0].message == "TensorRT 8.4.2.4 lists MatMul only in int8, not in float"
+    assert found.remedy == "build with TensorRT 10.3 or later, or in int8"
+    in_int8 = matmul("query", 768, 768, **int8(output=True))
+    assert codes(verdict(in_int8, tensorrt_version="8.4.2.4")) == ["QUALIFIES"]
+    assert codes(verdict(matmul("query", 768, 768), tensorrt_version="10.3.0")) == ["QUALIFIES"]
+    assert codes(verdict(conv("mix", 512, 512), tensorrt_version="8.6.1")) == ["QUALIFIES"]
+
+
+def test_int8_without_a_quantised_output_is_eligible_and_loses_to_dense() -> None:
+    found = verdict(matmul("up", 1536, 8960, **int8(output=False)))
+    assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["INT8_OUTPUT_NOT_QUANTIZED"])
+    assert found.remedy == "quantise the output of this MatMul too (Q/DQ pair behind it)"
+    assert codes(verdict(matmul("up", 1536, 8960, **int8(output=True)))) == ["QUALIFIES"]
+    assert codes(verdict(matmul("up", 1536, 8960, **int8(output=None)))) == ["QUALIFIES"]
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "expected", "remedy"),
+    [
+        (160, (1, 1), "SMALL_CHANNELS", "widen C from 160 to 256 and K from 160 to 256"),
+        (160, (3, 3), "SMALL_CHANNELS", "widen K from 160 to 256"),
+        (512, (1, 1), "QUALIFIES", None),
+        (512, (3, 3), "QUALIFIES", None),
+        (256, (1, 1), "QUALIFIES", None),
+        (252, (1, 1), "SMALL_CHANNELS", "widen C from 252 to 256 and K from 252 to 256"),
+    ],
+)
+def test_small_layers_are_eligible_and_warned_about(
+    channels: int, kernel: tuple[int, ...], expected: str, remedy: str | None
+) -> None:
+    found = verdict(conv("c", channels, channels, kernel))
+    assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, [expected])
+    assert found.remedy == (remedy and f"{remedy}, or accept dense")
+
+
+def test_a_kernel_of_nine_positions_counts_the_input_channels_ninefold() -> None:
+    assert codes(verdict(conv("c", 32, 256, (3, 3)))) == ["QUALIFIES"]
+    found = verdict(conv("c", 28, 256, (3, 3)))
+    assert codes(found) == ["SMALL_CHANNELS"]
+    assert found.remedy == "widen C from 28 to 32, or accept dense"
+
+
+def test_a_gpu_before_ampere_rules_out_every_layer() -> None:
+    found = verdict(conv("mix", 512, 512), gpu=gpu("Tesla T4", 7, 5))
+    assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["GPU_HAS_NO_SPARSE"])
+    message = "Tesla T4 (compute capability 7.5) has no sparse tensor cores"
+    assert found.reasons[0].message == message
+    assert codes(verdict(conv("mix", 512, 512), gpu=gpu("A100", 8, 0))) == ["QUALIFIES"]
+
+
+def test_float8_is_fine_from_h100_on_and_doubtful_before() -> None:
+    weight = matmul("up", 4096, 4096, dtype="float8_e4m3fn", math_dtype="float8_e4m3fn")
+    assert codes(verdict(weight, gpu=gpu("H100", 9, 0))) == ["QUALIFIES"]
+    found = verdict(weight, gpu=gpu("RTX 4090", 8, 9))
+    assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["DTYPE"])
+    assert found.reasons[0].message.endswith("faster on RTX 4090; here: RTX 4090")
+    assert codes(verdict(weight)) == ["DTYPE"]
+
+
+def test_bfloat16_is_eligible_with_a_word_of_caution() -> None:
+    found = verdict(matmul("up", 4096, 4096, dtype="bfloat16", math_dtype="bfloat16"))
+    assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["DTYPE"])
+    assert "guide promises only float16 and int8" in found.reasons[0].message
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint8", "float4_e2m1fn"])
+def test_types_nobody_wrote_about_stay_unknown(dtype: str) -> None:
+    found = verdict(matmul("up", 4096, 4096, dtype=dtype, math_dtype=dtype))
+    assert (found.verdict, found.evidence) == (VerdictName.UNKNOWN, None)
+    assert codes(found) == ["DTYPE"]
+
+
+def test_transposed_and_3_d_convolutions_stay_unknown_until_a_log_names_them() -> None:
+    up = conv("up", 256, 256, op="ConvTranspose", shape=(256, 256, 3, 3), axis=0)
+    for weight in (up, conv("volume", 256, 256, (3, 3, 3))):
+        found = verdict(weight)
+        assert (found.verdict, found.evidence) == (VerdictName.UNKNOWN, None)
+        assert codes(found) == ["UNSUPPORTED_OP"]
+    broken = verdict(up, check(up, violations=1))
+    assert broken.verdict is VerdictName.NOT_ELIGIBLE
+    assert codes(broken) == ["PATTERN_BROKEN", "UNSUPPORTED_OP"]
+    assert broken.remedy == "prune it 2:4 along input channels (axis 0)"
+
+
+def test_a_weight_computed_at_run_time_is_not_eligible_and_keeps_the_words_of_the_graph() -> None:
+    noted = (reason(ReasonCode.NOT_CONSTANT, "the weight is the graph input 'w'"),)
+    unsized = {"shape": (), "axis": None, "dtype": "unknown", "math_dtype": "unknown"}
+    found = verdict(matmul("fc", 0, 0, weight=None, **unsized, reasons=noted))
+    assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["NOT_CONSTANT"])
+    assert found.reasons[0].message == "the weight is the graph input 'w'"
+    assert found.pattern_holds is None
+
+
+def test_a_weight_computed_from_constants_stays_unknown_because_the_builder_may_fold_it() -> None:
+    noted = (reason(ReasonCode.UNSUPPORTED_OP, "computed from constants by Mul"),)
+    unsized = {"shape": (), "axis": None, "dtype": "unknown", "math_dtype": "unknown"}
+    found = verdict(matmul("fc", 0, 0, weight=None, **unsized, reasons=noted))
+    assert (found.verdict, codes(found)) == (VerdictName.UNKNOWN, ["UNSUPPORTED_OP"])
+    assert found.remedy == "fold constants, so that the weight is stored as the layer uses it"
+
+
+def test_a_zero_point_rules_the_layer_out() -> None:
+    noted = (reason(ReasonCode.ZERO_POINT, "zero point 3"),)
+    found = verdict(matmul("fc", 512, 512, axis=None, **int8(output=True), reasons=noted))
+    assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["ZERO_POINT"])
+    assert found.remedy == "quantise the weight symmetrically (zero point 0)"
+
+
+def test_an_excluded_layer_is_explained_by_the_exclusion_first() -> None:
+    weight = conv("head", 512, 512, reasons=(reason(ReasonCode.EXCLUDED, "--exclude head"),))
+    found = verdict(weight, check(weight, violations=5))
+    assert codes(found) == ["EXCLUDED", "PATTERN_BROKEN"]
+    assert found.remedy == "change --include/--exclude so that it is pruned"
+    untouched = verdict(weight)
+    assert (untouched.verdict, codes(untouched)) == (
+        VerdictName.ELIGIBLE,
+        ["EXCLUDED", "QUALIFIES"],
+    )
+
+
+def test_a_weight_without_a_check_is_unknown() -> None:
+    (found,) = predict([conv("mix", 512, 512)], validation(), context()).verdicts
+    assert (found.verdict, found.evidence) == (VerdictName.UNKNOWN, None)
+    assert codes(found) == ["NOT_CHECKED"]
+
+
+def test_a_check_along_another_axis_does_not_count() -> None:
+    weight = matmul("fc", 512, 512)
+    along_other = replace(check(weight), axis=1)
+    assert codes(verdict(weight, along_other)) == ["NOT_CHECKED"]
+
+
+def test_a_model_pruned_to_another_pattern_is_told_so() -> None:
+    weight = conv("mix", 512, 512)
+    found = verdict(weight, check(weight, violations=7), pattern=Pattern(4, 8))
+    assert "; pruned 4:8, tensor cores know 2:4" in found.reasons[0].message
+    assert found.remedy == "prune to 2:4 instead of 4:8"
+
+
+def test_a_validation_of_another_pattern_is_refused() -> None:
+    with pytest.raises(BadInputError, match="a validation of 2:4, not of 4:8"):
+        predict([], validation(pattern=Pattern(4, 8)), context())
+
+
+def test_totals_count_a_shared_weight_once() -> None:
+    embed = matmul("head", 64, 1000, weight="embed.weight")
+    tied = matmul("embed", 64, 1000, weight="embed.weight")
+    grouped = conv("grouped", 128, 128, groups=4)
+    runtime = matmul("runtime", 0, 0, weight=None, axis=None, shape=(), math_dtype="unknown")
+    found = predict(
+        [embed, tied, grouped, runtime],
+        validation(check(embed), check(grouped)),
+        context(activation_products=24),
+    ).summary
+    assert (found.layers, found.eligible, found.not_eligible) == (4, 2, 2)
+    assert (found.chosen, found.not_in_engine, found.unknown) == (0, 0, 0)
+    assert found.weights == 64_000 + 128 * 32 * 9
+    assert found.weights_eligible == 64_000
+    assert found.activation_products == 24
+
+
+def test_a_report_survives_json() -> None:
+    made = report(conv("a", 3, 64), conv("b", 512, 512), gpu=gpu("H100", 9, 0))
+    assert from_json(EligibilityReport, to_json(made)) == made
+
+
+_CODES = st.sampled_from(
+    [
+        ReasonCode.NOT_CONSTANT,
+        ReasonCode.UNSUPPORTED_OP,
+        ReasonCode.ZERO_POINT,
+        ReasonCode.DTYPE,
+        ReasonCode.EXCLUDED,
+        ReasonCode.SHARED_WEIGHT,
+        ReasonCode.AXIS_NOT_MULTIPLE,
+        ReasonCode.IN_PLUGIN,
+    ]
+)
+_DTYPES = st.sampled_from(["float32", "float16", "bfloat16", "int8", "uint8", "float8_e5m2"])
+
+
+@st.composite
+def _weights(draw: st.DrawFn) -> tuple[Weight, WeightCheck | None]:
+    width = st.integers(1, 600)
+    layer, dtype = draw(st.text(max_size=12)), draw(_DTYPES)
+    noted = tuple(reason(code) for code in draw(st.lists(_CODES, max_size=2, unique=True)))
+    more: dict[str, Any] = {"math_dtype": dtype, "reasons": noted}
+    if dtype == "int8":
+        more["output_quantized"] = draw(st.booleans())
+    if draw(st.booleans()):
+        weight = matmul(layer, draw(width), draw(width), **more)
+    else:
+        groups = draw(st.sampled_from([1, 1, 2, 32]))
+        kernel = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
+        op = draw(st.sampled_from(["Conv", "ConvTranspose"]))
+        weight = conv(
+            layer, draw(width) * groups, draw(width) * groups, kernel, groups, op=op, **more
+        )
+    if draw(st.integers(0, 9)) == 0:
+        return replace(weight, weight=None, axis=None), None
+    if draw(st.integers(0, 9)) == 0:
+        return replace(weight, axis=None), None
+    violations = draw(st.integers(0, 3))
+    axis = draw(st.sampled_from([None, 0])) if violations else None
+    return weight, check(weight, violations=violations, holds_along=axis)
+
+
+@given(
+    st.lists(_weights(), max_size=8),
+    st.sampled_from([None, gpu("V100", 7, 0), gpu("A100", 8, 0), gpu("H100", 9, 0)]),
+    st.sampled_from([None, "8.6.1", "10.14.1"]),
+)
+def test_any_layers_get_exactly_one_predicted_verdict_each(
+    drawn: list[tuple[Weight, WeightCheck | None]], device: object, version: str | None
+) -> None:
+    weights = [replace(w, weight=w.weight and f"{i}.weight") for i, (w, _) in enumerate(drawn)]
+    checks = [replace(c, weight=f"{i}.weight") for i, (_, c) in enumerate(drawn) if c is not None]
+    made = predict(weights, validation(*checks), context(gpu=device, tensorrt_version=version))
+    assert [v.layer for v in made.verdicts] == [w.layer for w in weights]
+    for found, weight in zip(made.verdicts, weights, strict=True):
+        assert found.predicted is found.verdict
+        assert (found.evidence is None) == (found.verdict is VerdictName.UNKNOWN)
+        assert found.reasons
+        assert len(set(codes(found))) == len(found.reasons)
+        assert found.remedy or codes(found) == ["QUALIFIES"]
+        if found.verdict is VerdictName.ELIGIBLE:
+            assert found.pattern_holds is True
+            assert weight.groups == 1
+    totals = made.summary
+    assert totals.eligible + totals.not_eligible + totals.unknown == totals.layers == len(weights)
+    assert totals.weights == sum(prod(w.shape) for w in weights if w.weight is not None)
+    assert totals.weights_eligible <= totals.weights

@@ -1,0 +1,65 @@
+"""The small table of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from twofour.records import EngineName, VariantLatency
+from twofour.reports.latency_text import latency_table, within_noise
+from twofour.reports.text import plain_text
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def _variant(name: str, *samples: float, error: str | None = None) -> VariantLatency:
+    median = sorted(samples)[len(samples) // 2] if samples else None
+    return VariantLatency(
+        name=name,
+        samples_ms=samples,
+        median_ms=median,
+        p90_ms=max(samples, default=None),
+        p99_ms=max(samples, default=None),
+        throughput=1000 / median if median else None,
+        peak_memory_bytes=None,
+        error=error,
+    )
+
+
+def test_the_latency_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    variants = (
+        _variant("dense", 2.0, 2.1, 1.9, 2.0, 2.05),
+        _variant("sparse", 1.25, 1.2, 1.3, 1.25, 1.28),
+        _variant("[bold]failed", error="out of [memory]"),
+    )
+    golden(GOLDEN / "latency.txt", plain_text(latency_table(variants, engine=EngineName.TENSORRT)))
+
+
+def test_onnx_runtime_times_come_with_the_note_that_zeros_bring_no_speed() -> None:
+    variants = (_variant("dense", 2.0, 2.1, 1.9, 2.0), _variant("sparse", 2.0, 2.05, 1.9, 2.1))
+    text = plain_text(latency_table(variants, engine=EngineName.ONNXRUNTIME))
+    assert "zeros bring no speed here" in text
+    assert "1.000 (no difference)" in text or "0.976 (no difference)" in text
+    assert "zeros" not in plain_text(latency_table(variants, engine=EngineName.TENSORRT))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ((1.0, 1.1, 1.2, 1.3), (1.25, 1.3, 1.4, 1.5), True),
+        ((1.0, 1.0, 1.1, 1.1), (2.0, 2.0, 2.1, 2.1), False),
+        ((1.0, 1.0, 1.0), (2.0, 2.0, 2.0, 2.0), True),
+    ],
+)
+def test_a_difference_counts_when_the_middle_halves_do_not_touch(
+    a: tuple[float, ...], b: tuple[float, ...], *, expected: bool
+) -> None:
+    assert within_noise(a, b) is expected
+    assert within_noise(b, a) is expected
+
+
+def test_without_a_dense_variant_there_is_no_ratio() -> None:
+    text = plain_text(latency_table((_variant("sparse", 2.0),), engine=EngineName.TENSORRT))
+    assert text.splitlines()[-1].split() == ["sparse", "2", "2", "500", "-"]

@@ -1,0 +1,177 @@
+"""The terminal tables, against golden files and with hostile names."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_cases import (
+    TWO_FOUR,
+    check,
+    conv,
+    gpu,
+    int8,
+    matmul,
+    reason,
+    report,
+    validation,
+)
+from rich.console import Console
+
+from twofour.records import (
+    Accuracy,
+    EligibilityReport,
+    Metric,
+    OutputAgreement,
+    PrunedWeight,
+    PruneResult,
+    ReasonCode,
+    Selection,
+)
+from twofour.reports.text import (
+    drift_lines,
+    eligibility_table,
+    plain_text,
+    prune_table,
+    validation_table,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+LONG = "blocks." + "very_long_module_name." * 13 + "fc1"
+HOSTILE = ("[red]x", "[/red]", "\x1b[31mred\x1b[0m", "two\nlines", LONG, ":smile:", "")
+
+
+def _known_cases() -> EligibilityReport:
+    float32 = {"dtype": "float32", "math_dtype": "float32"}
+    stem, wrong = conv("stem", 3, 64, (7, 7)), conv("flattened", 256, 512, (1, 1))
+    up = conv("up", 256, 256, op="ConvTranspose", shape=(256, 256, 3, 3), axis=0)
+    return report(
+        (stem, check(stem, violations=3136)),
+        conv("resnext", 128, 128, groups=32),
+        conv("depthwise", 96, 96, (7, 7), groups=96),
+        (wrong, check(wrong, violations=30000, holds_along=0)),
+        conv("small", 160, 160, (1, 1)),
+        conv("large", 512, 512),
+        up,
+        *(
+            matmul(f"encoder.layer.{i}.attention.self.{name}", 768, 768, **float32)
+            for i in range(12)
+            for name in ("query", "key", "value")
+        ),
+        *(matmul(f"decoder.{i}.fc", 1024, 4096, **int8(output=bool(i % 2))) for i in range(6)),
+        gpu=gpu("NVIDIA H200", 9, 0),
+        activation_products=24,
+    )
+
+
+def test_the_eligibility_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / "eligibility.txt", plain_text(eligibility_table(_known_cases())))
+
+
+def test_hostile_names_are_shown_literally(golden: Callable[[Path, str], None]) -> None:
+    made = report(*(matmul(name, 512, 512, weight=f"w{i}") for i, name in enumerate(HOSTILE)))
+    golden(GOLDEN / "hostile_names.txt", plain_text(eligibility_table(made)))
+
+
+@pytest.mark.parametrize("width", [100, 120, 200])
+def test_no_line_is_wider_than_the_console_and_no_name_is_cut(width: int) -> None:
+    made = report(*(matmul(name, 512, 512, weight=f"w{i}") for i, name in enumerate(HOSTILE)))
+    text = plain_text(eligibility_table(made), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert LONG in "".join(line.split("  ")[0].strip() for line in text.splitlines())
+    assert "[red]x" in text
+    assert "\x1b" not in text
+    assert r"\x1b[31mred" in text
+    assert r"two\nlines" in text
+
+
+def test_the_table_says_the_same_without_colour() -> None:
+    coloured = Console(
+        width=120, force_terminal=True, color_system="truecolor", record=True, file=io.StringIO()
+    )
+    coloured.print(eligibility_table(_known_cases()))
+    assert "\x1b[31mnot-eligible" in coloured.export_text(clear=False, styles=True)
+    plain = [line.rstrip() for line in coloured.export_text(styles=False).splitlines()]
+    assert plain == plain_text(eligibility_table(_known_cases())).splitlines()
+
+
+def test_the_summary_counts_each_layer_once_and_names_the_largest_change_first() -> None:
+    lines = plain_text(eligibility_table(_known_cases())).splitlines()
+    summary = {line[:18].strip(): line[18:].split() for line in lines}
+    assert summary["can run sparse"][:4] == ["4", "layers", "14,942,208", "weights"]
+    assert summary["eligible, doubtful"][0] == "40"
+    assert summary["cannot run sparse"][0] == "4"
+    assert summary["not known"][0] == "1"
+    (first,) = [line for line in lines if line.startswith("change first")]
+    assert first.startswith("change first: export with --precision float16 (36 layers")
+
+
+def test_an_empty_report_is_a_report() -> None:
+    text = plain_text(eligibility_table(report()))
+    assert "can run sparse  0 layers  0 weights (0 %)" in text
+
+
+def test_the_validation_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    stem, mix, wrong = conv("stem", 3, 64), conv("mix", 512, 512), matmul("[b]fc", 512, 512)
+    made = validation(
+        check(stem, violations=500),
+        replace(check(mix), required=True),
+        replace(check(wrong, violations=1200, holds_along=1), required=True),
+    )
+    runtime = matmul("runtime", 0, 0, weight=None, reasons=(reason(ReasonCode.NOT_CONSTANT),))
+    golden(
+        GOLDEN / "validation.txt", plain_text(validation_table(replace(made, skipped=(runtime,))))
+    )
+
+
+def test_a_validation_says_how_many_weights_had_to_hold() -> None:
+    row = check(conv(LONG, 512, 512))
+    text = plain_text(validation_table(validation(row)))
+    assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; none is required to"
+    assert LONG in "".join(line.split("  ")[0].strip() for line in text.splitlines())
+    text = plain_text(validation_table(validation(replace(row, required=True))))
+    assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; required: 1, all hold"
+
+
+def test_the_prune_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    mix, grouped = conv("mix", 512, 512), conv("grouped", 128, 128, groups=4)
+    rows = (
+        PrunedWeight(weight=mix, pruned=True, zeros=1_179_648, kept_magnitude=0.7731, reasons=()),
+        PrunedWeight(
+            weight=grouped,
+            pruned=False,
+            zeros=3,
+            kept_magnitude=None,
+            reasons=(reason(ReasonCode.GROUPED_CONV, "4 groups of 32 input channels"),),
+        ),
+    )
+    made = PruneResult(
+        source="digits.py:make",
+        pattern=TWO_FOUR,
+        method="magnitude",
+        selection=Selection(),
+        weights=rows,
+    )
+    golden(GOLDEN / "prune.txt", plain_text(prune_table(made)))
+
+
+def test_the_drift_lines_give_cosine_error_and_metrics(
+    golden: Callable[[Path, str], None],
+) -> None:
+    drift = OutputAgreement(
+        output="logits",
+        shape=(8, 10),
+        max_abs_error=1.25,
+        cosine=0.98765432,
+        row_cosine_mean=0.98,
+        row_cosine_min=0.91,
+    )
+    made = Accuracy(
+        drift=(drift,),
+        examples=8,
+        metrics=(Metric(name="accuracy", dense=0.9867, sparse=0.9844),),
+    )
+    golden(GOLDEN / "drift.txt", plain_text(drift_lines(made)))

@@ -1,0 +1,232 @@
+"""Models at their full size, with random weights: prune, export, validate and run each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from twofour.export.agreement import agreement
+from twofour.export.example_inputs import input_arrays
+from twofour.export.onnx_export import export_onnx, reference_outputs
+from twofour.graph import find_weights, load_model
+from twofour.graph_files import map_tensor
+from twofour.pattern import check
+from twofour.pruning import module_layers
+from twofour.pruning.module_prune import prune_module
+from twofour.pruning.validate import validate_onnx
+from twofour.records import ExportOptions, LayerMap, Pattern, Precision, PruneResult
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+TWO_FOUR = Pattern(2, 4)
+
+
+@dataclass(frozen=True)
+class Model:
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], dict[str, Tensor]]
+    weights: int
+    """Weights of all its convolutions and matrix products, from the paper's layer counts."""
+    dense: tuple[str, ...]
+    """Layers that sparse math cannot use; every other one is pruned."""
+
+
+def image() -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(1, 3, 224, 224)}
+
+
+def text() -> dict[str, Tensor]:
+    return {"input_ids": torch.randint(0, 1000, (1, 16))}
+
+
+def resnet50() -> nn.Module:
+    config = transformers.ResNetConfig(num_labels=1000, return_dict=False)
+    return set_batch_norms(transformers.ResNetForImageClassification(config))
+
+
+def set_batch_norms(model: nn.Module) -> nn.Module:
+    """Statistics as after training: scales of both signs, which folding multiplies zeros by."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight, mean=0.5, std=0.5)
+            assert isinstance(module.running_mean, Tensor)
+            assert isinstance(module.running_var, Tensor)
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return model
+
+
+def convnext_tiny() -> nn.Module:
+    config = transformers.ConvNextConfig(num_labels=1000)
+    model: nn.Module = transformers.ConvNextForImageClassification(config)
+    return model
+
+
+def vit_base() -> nn.Module:
+    model: nn.Module = transformers.ViTForImageClassification(
+        transformers.ViTConfig(num_labels=1000, return_dict=False)
+    )
+    return model
+
+
+def bert_base() -> nn.Module:
+    model: nn.Module = transformers.BertModel(transformers.BertConfig(return_dict=False))
+    return model
+
+
+def gpt2() -> nn.Module:
+    model: nn.Module = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False))
+    return model
+
+
+def llama_of_4_layers() -> nn.Module:
+    """Llama 2 7B's proportions and its own attention, at a quarter of the width."""
+    config = transformers.LlamaConfig(
+        hidden_size=1024,
+        intermediate_size=2752,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        vocab_size=8000,
+        use_cache=False,
+    )
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model
+
+
+DEPTHWISE = tuple(
+    f"convnext.encoder.stages.{stage}.layers.{block}.dwconv"
+    for stage, blocks in enumerate((3, 3, 9, 3))
+    for block in range(blocks)
+)
+
+MODELS = {
+    "resnet50": Model(resnet50, image, 53 + 1, ("resnet.embedder.embedder.convolution",)),
+    "convnext_tiny": Model(
+        convnext_tiny,
+        image,
+        1 + 3 + 18 * 3 + 1,
+        ("convnext.embeddings.patch_embeddings", *DEPTHWISE),
+    ),
+    "vit_base": Model(
+        vit_base, image, 1 + 12 * 6 + 1, ("vit.embeddings.patch_embeddings.projection",)
+    ),
+    "bert_base": Model(bert_base, text, 12 * 6 + 1, ()),
+    "gpt2": Model(gpt2, text, 12 * 4 + 1, ()),
+    "llama_of_4_layers": Model(llama_of_4_layers, text, 4 * 7 + 1, ()),
+}
+
+
+@dataclass(frozen=True)
+class Done:
+    expected: Model
+    module: nn.Module
+    inputs: dict[str, Tensor]
+    pruned: PruneResult
+    path: Path
+    layers: LayerMap
+
+    def parameter_of(self) -> dict[str, str]:
+        """Initializer -> state_dict key."""
+        return {row.initializer: row.parameter for row in self.layers.layers}
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=str)
+def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    expected = MODELS[request.param]
+    torch.manual_seed(0)
+    module, inputs = expected.build().eval(), expected.inputs()
+    pruned = prune_module(module, TWO_FOUR)
+    path = tmp_path_factory.mktemp(request.param) / "sparse.onnx"
+    layers = export_onnx(module, (), inputs, path, ExportOptions())
+    return Done(expected, module, inputs, pruned, path, layers)
+
+
+def layers_of(module: nn.Module) -> dict[str, tuple[nn.Module, int]]:
+    """Layers with a weight, by path, with its reduction axis: found by class name alone."""
+    axes = {"Linear": 1, "Conv2d": 1, "Conv1D": 0}
+    return {
+        path: (part, axes[type(part).__name__])
+        for path, part in module.named_modules()
+        if type(part).__name__ in axes
+    }
+
+
+def weight_of(part: nn.Module) -> Any:
+    weight = part.get_parameter("weight")
+    return weight.detach().numpy()
+
+
+def test_every_weight_is_found_and_all_that_can_be_are_pruned(done: Done) -> None:
+    expected = layers_of(done.module)
+    assert len(expected) == done.expected.weights
+    found = module_layers.find_weights(done.module)
+    assert {weight.layer for weight in found} == set(expected)
+    dense = {row.weight.layer for row in done.pruned.weights if not row.pruned}
+    assert dense == set(done.expected.dense)
+
+
+def test_every_pruned_weight_holds_the_pattern_along_its_reduction_axis(done: Done) -> None:
+    for path, (part, axis) in layers_of(done.module).items():
+        result = check(weight_of(part), axis, TWO_FOUR)
+        assert result.holds == (path not in done.expected.dense), path
+        assert result.groups >= weight_of(part).size // 4
+
+
+def test_every_weight_of_the_file_is_named_after_its_module(done: Done) -> None:
+    named = {row.layer: row.parameter for row in done.layers.layers}
+    expected = {path: f"{path}.weight" for path in layers_of(done.module)}
+    assert {layer: named.get(layer) for layer in expected} == expected
+    state = done.module.state_dict(keep_vars=True)
+    others = set(named.values()) - set(expected.values())
+    assert all(name in dict(done.module.named_buffers()) for name in others)
+    assert all(name in state for name in expected.values())
+
+
+def test_the_file_still_holds_the_pattern_zero_for_zero(done: Done) -> None:
+    state = dict(done.module.named_parameters(remove_duplicate=False))
+    parameter_of = done.parameter_of()
+    required = {
+        name for name, key in parameter_of.items() if key.rpartition(".")[0] in pruned_of(done)
+    }
+    validation = validate_onnx(done.path, TWO_FOUR, required=required)
+    assert validation.broken == ()
+    checked = {row.weight for row in validation.checks if row.required and not row.violations}
+    assert checked == required
+    assert len(required) == done.expected.weights - len(done.expected.dense)
+    found = find_weights(load_model(done.path, weights=False), path=done.path)
+    for weight, tensor in zip(found.weights, found.tensors, strict=True):
+        if weight.weight in required and tensor is not None:
+            stored = map_tensor(tensor, done.path) == 0
+            ours = state[parameter_of[weight.weight]].detach().numpy() == 0
+            if stored.shape != ours.shape or weight.op == "MatMul":
+                ours = ours.T
+            np.testing.assert_array_equal(stored, ours, err_msg=weight.layer)
+
+
+def pruned_of(done: Done) -> set[str]:
+    return {row.weight.layer for row in done.pruned.weights if row.pruned}
+
+
+def test_the_file_computes_what_the_module_computes(done: Done) -> None:
+    reference = reference_outputs(done.module, (), done.inputs)
+    session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
+    arrays = input_arrays(done.module, (), done.inputs)
+    names = [i.name for i in session.get_inputs()]
+    outputs = session.run(None, dict(zip(names, arrays, strict=True)))
+    rows = agreement(
+        [o.name for o in session.get_outputs()], reference, outputs, bounds=Precision.FLOAT32
+    )
+    assert rows
+    for row in rows:
+        assert row.within, row
+        assert row.row_cosine_min > 0.99999
