@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twofour.version import __version__
+
 if TYPE_CHECKING:
     from torch import nn
 
     from twofour.records import PruneResult, RunOptions, RunResult, Validation
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "prune", "run", "validate"]
 
 

@@ -56,7 +56,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
         raise BadInputError(
             f"{path} is not an ONNX model: it has no graph or no IR version", hint=_REEXPORT
         )
-    if not all(isinstance(name, str) for graph in graphs(model) for name in _texts(graph)):
+    if not all(isinstance(text, str) for text in _texts(model)):
         raise BadInputError(f"{path}: a name in the graph is not UTF-8 text", hint=_REEXPORT)
     return model
 
@@ -235,16 +235,20 @@ def _parse_into(model: onnx.ModelProto, path: Path) -> None:
             model.ParseFromString(view)
 
 
-def _texts(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[object]:
-    # protobuf gives bytes where a string field holds no UTF-8
-    for node in graph.node:
-        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-        yield from (attribute.name for attribute in node.attribute)
-    if isinstance(graph, onnx.GraphProto):
-        yield from (value.name for value in (*graph.input, *graph.output, *graph.value_info))
-        yield from (tensor.name for tensor in graph.initializer)
-    else:
-        yield from (graph.name, graph.domain)
+def _texts(model: onnx.ModelProto) -> Iterator[object]:
+    """Every name that is looked at; protobuf gives bytes where a string field holds no UTF-8."""
+    for graph in graphs(model):
+        for node in graph.node:
+            yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+            yield from (attribute.name for attribute in node.attribute)
+        if isinstance(graph, onnx.GraphProto):
+            yield from (value.name for value in (*graph.input, *graph.output, *graph.value_info))
+        else:
+            yield from (graph.name, graph.domain)
+    for tensor in tensors(model):
+        yield tensor.name
+        for entry in tensor.external_data:
+            yield from (entry.key, entry.value)
 
 
 def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from test_run import ALL_STAGES, MODEL, OPTIONS, Recorder
+
 from twofour.pipeline.run import run_all
 
 _SCRIPT = Path(__file__).with_name("killed_run.py")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +40,8 @@ def _chain() -> bytes:
         "z": np.array(0, np.int8),
         "shape": np.array([16, 8], np.int64),
     }
-    return om.before_matmul(nodes, constants, 8).SerializeToString()
+    content: bytes = om.before_matmul(nodes, constants, 8).SerializeToString()
+    return content
 
 
 def _external() -> bytes:
@@ -50,7 +51,8 @@ def _external() -> bytes:
         size = len(tensor.raw_data)
         om.make_external(tensor, "w.bin", offset=offset)
         offset += size
-    return model.SerializeToString()
+    content: bytes = model.SerializeToString()
+    return content
 
 
 MODELS = [om.two_weights().SerializeToString(), _chain(), _external()]
@@ -93,19 +95,19 @@ def mutations(draw: st.DrawFn) -> Mutation:
 
 
 def _bounded(work: Callable[[], object]) -> None:
-    """Run it; only a TwofourError may come out, within seconds and tens of megabytes."""
-    tracemalloc.start()
-    start = time.monotonic()
-    try:
-        with contextlib.suppress(TwofourError):
-            work()
-        assert time.monotonic() - start < 5
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
+    """Run it; only a TwofourError may come out, within seconds and without much memory."""
+    start, before = time.monotonic(), _peak_bytes()
+    with contextlib.suppress(TwofourError):
+        work()
+    assert time.monotonic() - start < 5
+    assert _peak_bytes() - before < 64 << 20
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
 @given(content=st.sampled_from(MODELS), mutate=mutations())
 def test_a_mutated_onnx_file_gives_an_answer_or_a_clear_error(
     content: bytes, mutate: Mutation

@@ -30,7 +30,7 @@ EVERY = Selection(all_layers=True)
 
 def oracle(values: om.Array, axis: int, n: int = 2, m: int = 4) -> om.Array:
     """Magnitude N:M by sorting each group: slow, and nothing like the code under test."""
-    result = values.copy()
+    result: om.Array = values.copy()
     for line in np.ndindex(*np.delete(values.shape, axis)):
         index = [*line[:axis], slice(None), *line[axis:]]
         row = result[tuple(index)]
@@ -88,7 +88,7 @@ def quantize_pair() -> onnx.ModelProto:
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["v"]),
         helper.make_node("Conv", ["x", "v"], ["y"], name="conv"),
     ]
-    scale = {"s": np.array(0.02, np.float32), "z": np.array(0, np.int8)}
+    scale: dict[str, om.Array] = {"s": np.array(0.02, np.float32), "z": np.array(0, np.int8)}
     return om.model(nodes, {"w": om.weights(16, 32, 3, 3), **scale}, inputs={"x": [1, 32, 8, 8]})
 
 
@@ -505,7 +505,7 @@ def chains(draw: st.DrawFn) -> tuple[list[onnx.NodeProto], dict[str, om.Array], 
         name = f"s{k}"
         nodes.append(helper.make_node(op, inputs, [name], name=f"{op}{k}", **attributes))
     nodes.append(helper.make_node("Identity", [name], ["v"]))
-    return nodes, constants, value.shape[-2] if value.ndim > 1 else value.shape[0]
+    return nodes, constants, value.shape[max(value.ndim - 2, 0)]
 
 
 def factors(size: int) -> list[tuple[int, ...]]:
@@ -519,7 +519,8 @@ def seen_groups(
     """Which stored values share a group at the MatMul, found by running the graph."""
     model = om.model(nodes, constants, outputs=["v"])
     evaluator = ReferenceEvaluator(model)
-    seen = np.asarray(evaluator.run(["v"], {})[0])
+    (found,) = list(evaluator.run(["v"], {}))
+    seen = np.asarray(found)
     axis = max(seen.ndim - 2, 0)
     if seen.shape[axis] % m:
         return None
@@ -539,7 +540,7 @@ def test_groups_along_the_traced_axis_are_those_that_the_matmul_sums_over(
     w = constants["w"]
     if expected is None:
         return
-    possible = {
+    possible: dict[int, set[frozenset[float]]] = {
         axis: {frozenset(map(float, line)) for line in np.moveaxis(w, axis, -1).reshape(-1, m)}
         for axis in range(w.ndim)
         if w.shape[axis] % m == 0

@@ -93,7 +93,7 @@ def test_a_pruned_file_holds_and_a_dense_one_fails_with_the_first_violation(
     ("model", "row"),
     [
         (om.conv(sparse(16, 32, 3, 3, axis=1)), (1, 0, None, None)),
-        (om.conv(sparse(16, 32, 3, 3, axis=0)), (1, 512, (0, 0, 0, 0), 0)),
+        (om.conv(sparse(16, 32, 3, 3, axis=0)), (1, 576, (0, 0, 0, 0), 0)),
         (om.matmul(sparse(32, 16, axis=0)), (0, 0, None, None)),
         (om.matmul(sparse(32, 16, axis=1)), (0, 64, (0, 0), 1)),
         (om.matmul(sparse(4, 32, 16, axis=1), rank=3), (1, 0, None, None)),
@@ -229,6 +229,7 @@ def test_a_bare_checkpoint_is_guessed_at_and_says_so(tmp_path: Path) -> None:
         "attn.in_proj_weight": (24, 8),
         "stem.conv.weight": (8, 4, 3, 3),
         "stem.bn1.weight": (8,),
+        "patch_embed.proj.weight": (8, 4, 2, 2),
         "lm_head.weight": (50, 8),
         "remember.weight": (8, 8),
     }
@@ -239,11 +240,12 @@ def test_a_bare_checkpoint_is_guessed_at_and_says_so(tmp_path: Path) -> None:
         ("layers.0.fc1", "layers.0.fc1.weight", "Linear?", 1),
         ("attn", "attn.in_proj_weight", "Linear?", 1),
         ("stem.conv", "stem.conv.weight", "Conv2d?", 1),
+        ("patch_embed.proj", "patch_embed.proj.weight", "Conv2d?", 1),
         ("lm_head", "lm_head.weight", "Linear?", 1),
         ("remember", "remember.weight", "Linear?", 1),
     ]
     assert {w.reasons[0].code for w in guessed} == {ReasonCode.GUESSED}
-    assert len(validate_safetensors(path, guessed, TWO_FOUR).broken) == 5
+    assert len(validate_safetensors(path, guessed, TWO_FOUR).broken) == 6
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from twofour import __version__
 from twofour.cli import build, doctor, export, prune, report, run, validate
+from twofour.version import __version__
 
 app = typer.Typer(
     name="twofour",

@@ -16,9 +16,9 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
-from twofour import __version__
 from twofour.cli.console import say
 from twofour.errors import INTERRUPTED, TwofourError
+from twofour.version import __version__
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -127,7 +127,7 @@ def usable_cores() -> int:
 
 
 def open_session(model: Path | bytes, threads: int, profile_prefix: Path | None = None) -> Untyped:
-    """A session of ONNX Runtime on CUDA where a GPU is found and the provider loads, else the CPU."""
+    """A session on CUDA where a GPU is found and the provider loads, else on the CPU."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 
-from twofour import __version__
 from twofour.pipeline.stages import versions
 from twofour.records import Diagnosis, InstalledPackage
+from twofour.version import __version__
 
 _PACKAGES = (
     ("torch", "prune and export of torch models", "pip install torch"),

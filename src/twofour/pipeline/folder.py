@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from twofour import __version__
 from twofour.errors import BadInputError
 from twofour.records import RunManifest, StageRecord
 from twofour.store import read_record, write_record
+from twofour.version import __version__
 
 MANIFEST = "run.json"
 _LOCK = ".lock"

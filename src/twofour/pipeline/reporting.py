@@ -15,6 +15,7 @@ from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
     BuildResult,
     EligibilityReport,
+    EngineName,
     ExportResult,
     LayerMap,
     LayerName,
@@ -49,6 +50,7 @@ def report(
             engine=_engine(built),
             gpu=built.gpu,
             activation_products=found.activation_products,
+            tensorrt_version=_builder_version(built),
         )
         return predict(weights, _hardware_validation(run, exported), context), ()
 
@@ -108,6 +110,10 @@ def _hardware_validation(run: Run, exported: ExportResult) -> Validation:
     if exported.pattern.pattern == HARDWARE:
         return exported.pattern
     return validate_onnx(run.file(onnx_name(SPARSE)), HARDWARE, required=frozenset())
+
+
+def _builder_version(built: BuildResult) -> str | None:
+    return built.engine.version if built.engine.engine is EngineName.TENSORRT else None
 
 
 def _engine(built: BuildResult) -> str:

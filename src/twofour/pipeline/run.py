@@ -135,7 +135,7 @@ def open_run(
                 options=options,
                 progress=progress,
                 sessions=sessions,
-                model=None if isinstance(source, OnnxSource) else TorchModel(source),
+                model=None if isinstance(source, OnnxSource) else TorchModel(source, progress.note),
             )
         finally:
             sessions.close()

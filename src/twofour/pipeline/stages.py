@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Protocol, TypeVar
 
-from twofour import __version__
 from twofour.pipeline.folder import RunFolder
 from twofour.records import StageRecord
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
+from twofour.version import __version__
 
 R = TypeVar("R")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,9 @@ class TorchModel:
     module after that loads the source again.
     """
 
-    def __init__(self, source: TorchSource) -> None:
+    def __init__(self, source: TorchSource, note: Callable[[str], None]) -> None:
         self._source = source
+        self._note = note
         self._loaded: LoadedModule | None = None
         self._pruned = False
 
@@ -34,6 +36,8 @@ class TorchModel:
             self._loaded = None
             self._loaded = self._source.load()
             make_permanent(self._loaded.module)
+            for text in self._loaded.notes:
+                self._note(text)
             self._pruned = False
         return self._loaded
 

@@ -44,7 +44,7 @@ def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
     if weight.groups > 1:
         reasons.append(_grouped(weight))
     length = None if weight.axis is None else _reduction_length(weight)
-    if length is not None and length % pattern.m and weight.groups != weight.in_channels:
+    if length is not None and length % pattern.m and not _is_depthwise(weight):
         message = (
             f"{length} weights along axis {weight.axis} are not a multiple of {pattern.m}: "
             f"{length % pattern.m} are left over"
@@ -58,8 +58,12 @@ def _reduction_length(weight: Weight) -> int:
     return weight.in_channels // weight.groups
 
 
+def _is_depthwise(weight: Weight) -> bool:
+    return weight.groups > 1 and weight.groups == weight.in_channels
+
+
 def _grouped(weight: Weight) -> Reason:
-    if weight.groups == weight.in_channels:
+    if _is_depthwise(weight):
         return Reason(
             code=ReasonCode.DEPTHWISE_CONV,
             message=f"depthwise convolution of {weight.groups} channels: each output sums over "

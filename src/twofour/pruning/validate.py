@@ -27,8 +27,10 @@ from twofour.records import (
     WeightCheck,
 )
 
-_NO_PRODUCT = re.compile(r"(^|[._])(\w*emb\w*|wte|wpe|\w*norm\w*|ln|ln_\w+|bn\d*)\.", re.IGNORECASE)
-"""Parts of a key that name an embedding or a normalisation, in the usual checkpoints."""
+_NO_PRODUCT = re.compile(
+    r"(^|[._])(emb|embed\w*|wte|wpe|\w*norm\d*|ln|ln_\w+|bn\d*)\.weight$", re.IGNORECASE
+)
+"""Keys of embeddings and normalisations in the usual checkpoints, told by the last module name."""
 
 _Judged = tuple[PatternCheck, int | None]
 

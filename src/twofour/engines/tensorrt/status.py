@@ -44,7 +44,7 @@ def _try_builder(trt: ModuleType, version: str) -> EngineStatus:
         reason = log.why(f"no builder could be created: {text}")
     gpu = find_gpu()
     if reason is None:
-        device = gpu.name if gpu else None
+        device = gpu.name if gpu else "GPU"
         return EngineStatus(
             engine=EngineName.TENSORRT, version=version, can_run=True, why_not=None, device=device
         )

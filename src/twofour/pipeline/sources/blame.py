@@ -7,11 +7,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-import twofour
-
 _LONGEST_MESSAGE = 300
 _NOT_THE_USERS = (
-    Path(twofour.__file__).parent,
+    Path(__file__).parents[2],
     *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
 )
 
