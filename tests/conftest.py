@@ -1,9 +1,17 @@
-"""Options of the whole suite."""
+"""Options and fixtures of the whole suite."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from twofour.records import ExportOptions, Precision
+
+if TYPE_CHECKING:
+    from export_nets import Exported
 
 Golden = Callable[[Path, str], None]
 
@@ -24,3 +32,18 @@ def golden(request: pytest.FixtureRequest) -> Golden:
         assert text == path.read_text(encoding="utf-8"), f"{path.name}: look, then --regen"
 
     return compare
+
+
+@pytest.fixture(scope="session", params=list(Precision), ids=lambda p: p.value)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """One export of `Kinds` for each precision; torch is imported only where it is asked for."""
+    import onnx
+    from export_nets import Exported, example, kinds
+
+    from twofour.export.onnx_export import export_onnx
+
+    precision: Precision = request.param
+    path = tmp_path_factory.mktemp("exported") / f"{precision.value}.onnx"
+    options = ExportOptions(precision=precision)
+    layers = export_onnx(kinds().train(), example(), {}, path, options)
+    return Exported(precision, path, layers, onnx.load(path))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 from twofour.errors import BadInputError
 
@@ -283,6 +284,9 @@ class LayerMap:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputAgreement:
     """One output of two programs that were given the same inputs."""
+
+    # an overflow is an infinite error, and JSON has no word for it
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
 
     output: str
     shape: tuple[int, ...]
@@ -599,9 +603,13 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedVariant:
-    """stages/export-<variant>.json: one export, before the two are put together."""
+    """stages/export-<variant>.json: one ONNX file as it was written, before anything ran it."""
 
-    file: ExportedFile
+    variant: str
+    file: str
+    size_bytes: int
+    reference: str | None
+    """The .npz with the module's outputs on the example inputs; None: it came as ONNX."""
     precision: Precision | None
     opset: int
     inputs: tuple[TensorShape, ...]
@@ -616,7 +624,10 @@ class VariantCheck:
     variant: str
     outputs: str | None
     """The .npz with its outputs; None where ONNX Runtime cannot run the file here."""
-    not_run: str | None
+    agreement: tuple[OutputAgreement, ...]
+    """Against the module's outputs; () where there is nothing to compare."""
+    not_compared: str | None
+    """Why `agreement` is empty."""
     metrics: dict[str, float]
 
 

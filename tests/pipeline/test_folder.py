@@ -52,9 +52,20 @@ def test_a_run_of_another_model_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_half_written_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
-    (tmp_path / ".dense.onnx.abc.part").write_text("half")
     with open_run_folder(tmp_path, "m"):
-        assert not (tmp_path / ".dense.onnx.abc.part").exists()
+        pass
+    (tmp_path / ".weights.safetensors.abc.part").write_text("half")
+    (tmp_path / ".dense.onnx.abc").mkdir()
+    (tmp_path / ".dense.onnx.abc" / "dense.onnx.data").write_text("half")
+    with open_run_folder(tmp_path, "m"):
+        assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "run.json"]
+
+
+def test_a_run_killed_before_its_first_record_can_be_started_again(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".run.json.abc.part").write_text("half")
+    with open_run_folder(tmp_path, "m") as folder:
+        assert folder.manifest.stages == ()
 
 
 def test_a_second_run_in_the_same_folder_is_a_clear_error(tmp_path: Path) -> None:

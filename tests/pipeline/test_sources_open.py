@@ -29,8 +29,8 @@ def test_each_form_is_told_by_its_text_alone(
     assert found == {
         "net one.onnx": (SourceKind.ONNX, "net-one"),
         "ckpt/": (SourceKind.HF, "ckpt"),
-        "zoo.py:make": (SourceKind.CALLABLE, "make"),
-        "a.b:Net.make": (SourceKind.CALLABLE, "Net.make"),
+        "zoo.py:make": (SourceKind.CALLABLE, "zoo-make"),
+        "a.b:Net.make": (SourceKind.CALLABLE, "b-Net.make"),
         "timm:resnet50": (SourceKind.TIMM, "resnet50"),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +193,21 @@ def test_a_bfloat16_weight_that_is_2_4_already_keeps_its_values(tmp_path: Path) 
     after, result = prune(om.gemm(dense, trans_b=1), tmp_path)
     np.testing.assert_array_equal(stored(after), dense)
     assert (result.weights[0].kept_magnitude, result.weights[0].zeros) == (1.0, 256)
+
+
+@pytest.mark.parametrize("external", [True, False])
+def test_pruning_a_pruned_file_changes_no_byte_of_it(tmp_path: Path, external: bool) -> None:
+    save = om.save_external if external else om.save
+    source = save(om.two_weights(), tmp_path / "dense.onnx")
+    once, twice = tmp_path / "a" / "m.onnx", tmp_path / "b" / "m.onnx"
+    for folder in (once.parent, twice.parent):
+        folder.mkdir()
+    prune_onnx(source, once, TWO_FOUR)
+    result = prune_onnx(once, twice, TWO_FOUR)
+    assert [row.kept_magnitude for row in result.weights] == [1.0, 1.0]
+    assert listing(once.parent) == listing(twice.parent)
+    for name in listing(once.parent):
+        assert (once.parent / name).read_bytes() == (twice.parent / name).read_bytes()
 
 
 def test_minus_zero_counts_as_zero(tmp_path: Path) -> None:
@@ -460,12 +474,11 @@ def test_more_than_two_gigabytes_of_external_data_take_the_memory_of_one_weight(
         file.seek((count - 1) * size)
         file.write(np.arange(1, shape[1] + 1, dtype=np.float32).tobytes())
         file.truncate(count * size)
-    source, start = om.save(model, tmp_path / "dense.onnx"), time.monotonic()
+    source = om.save(model, tmp_path / "dense.onnx")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = prune_onnx(source, tmp_path / "sparse.onnx", TWO_FOUR, Selection(exclude=("fc[1-7]",)))
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < 1.6 * size
-    assert time.monotonic() - start < 60
     zeros = [row.zeros for row in result.weights]
     assert zeros == [shape[0] * shape[1]] * 8 + [shape[0] * shape[1] - shape[1] // 2]
     assert (tmp_path / "sparse.onnx.data").stat().st_size == count * size > 2**31

@@ -41,10 +41,10 @@ def export(
     if out is not None:
         keep_tracebacks_in(out)
     with TerminalProgress(quiet=quiet) as progress:
-        folder, exported = run_export(model, out, options, progress)
+        folder, exported, checked = run_export(model, out, options, progress)
     if json:
         show_json(to_json(exported))
         return
-    show(export_view(exported))
+    show(export_view(exported, checked))
     if not quiet:
         say(f"everything is in {folder}")

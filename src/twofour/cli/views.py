@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from twofour.records import BuildResult, ExportedVariant, ExportResult, RunResult
+from twofour.records import BuildResult, ExportedVariant, ExportResult, RunResult, VariantCheck
 from twofour.reports.latency_text import latency_table
 from twofour.reports.text import drift_lines, eligibility_table
 
@@ -34,22 +34,21 @@ def build_view(built: BuildResult) -> RenderableType:
     return Group(*(Text(line) for line in (*lines, *built.notes)), table)
 
 
-def export_view(exported: ExportedVariant) -> RenderableType:
+def export_view(exported: ExportedVariant, checked: VariantCheck) -> RenderableType:
     """The file, its types and how well it agrees with the module."""
-    file = exported.file
     types = "its own types" if exported.precision is None else exported.precision.value
     lines = [
-        f"{file.file}: {file.size_bytes / _MB:.1f} MB, {types}, opset {exported.opset}, "
+        f"{exported.file}: {exported.size_bytes / _MB:.1f} MB, {types}, opset {exported.opset}, "
         f"{len(exported.layers.layers)} weights with a layer name"
     ]
     lines += [
         f"output {row.output}: differs from the module by at most {row.max_abs_error:.3g} "
         f"(allowed {row.bound:.3g}), cosine {row.cosine:.6f}"
-        for row in file.agreement
+        for row in checked.agreement
         if row.bound is not None
     ]
-    if file.not_compared:
-        lines.append(f"not compared with a module: {file.not_compared}")
+    if checked.not_compared:
+        lines.append(f"not compared with a module: {checked.not_compared}")
     return Group(*(Text(line) for line in lines))
 
 

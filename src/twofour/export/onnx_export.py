@@ -19,6 +19,7 @@ from twofour.export.precision import (
     float32_borders,
     in_precision,
     match_weight_types,
+    release_copy,
 )
 from twofour.export.trace import in_eval_mode, trace
 from twofour.records import ExportOptions, LayerMap, Precision
@@ -47,6 +48,8 @@ def export_onnx(
     names = layer_map(model, ready)
     strip_paths(model)
     save(model, target)
+    if ready is not module:
+        release_copy(ready, module)
     return names
 
 

@@ -9,32 +9,41 @@ import numpy as np
 from twofour.engines.onnxruntime import CannotRunError, OrtSession
 from twofour.errors import BadInputError
 from twofour.export.agreement import agreement
-from twofour.pipeline.agreement import example_inputs
-from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, onnx_name
+from twofour.pipeline.agreement import compare_with_reference, example_inputs, load_arrays
+from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files
 from twofour.pipeline.onnx_io import save_arrays
 from twofour.pipeline.sources.metric import load_metric, run_metric
 from twofour.pipeline.sources.reference import parse_reference, reference_key
 from twofour.pipeline.stages import Stage, versions
-from twofour.records import Accuracy, Metric, OutputAgreement, VariantCheck
+from twofour.records import Accuracy, ExportedVariant, Metric, OutputAgreement, VariantCheck
 
+_NO_MODULE = "the model came as ONNX: there is no module to compare it with"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
-def check(run: Run, variant: str) -> VariantCheck:
-    """Outputs on the example inputs, and the user's metric, by ONNX Runtime."""
-    path = run.file(onnx_name(variant))
+def check(run: Run, exported: ExportedVariant) -> VariantCheck:
+    """Run one file: against the module, its outputs kept, and the user's metric.
+
+    Raises PatternBrokenError when it does not agree with the module.
+    """
+    path, variant = run.file(exported.file), exported.variant
 
     def work() -> tuple[VariantCheck, Sequence[str]]:
         try:
             session = run.sessions.open(path)
         except CannotRunError as error:
-            if run.options.metric is not None:
-                run.progress.note(f"no metric for {path.name}: {error.message}")
+            run.progress.note(f"{path.name} was not compared with the module: {error.message}")
             return _not_run(variant, error.message), ()
         name = f"stages/outputs-{variant}.npz"
-        save_arrays(run.file(name), session.outputs(example_inputs(run)))
+        outputs = session.outputs(example_inputs(run))
+        compared = compare_with_reference(run, exported, outputs)
+        save_arrays(run.file(name), outputs)
         checked = VariantCheck(
-            variant=variant, outputs=name, not_run=None, metrics=_metrics(run, session)
+            variant=variant,
+            outputs=name,
+            agreement=compared,
+            not_compared=None if compared else _NO_MODULE,
+            metrics=_metrics(run, session),
         )
         return checked, (name,)
 
@@ -47,7 +56,11 @@ def check(run: Run, variant: str) -> VariantCheck:
             "threads": run.options.build.threads,
             "versions": versions(*_RUNTIMES),
         },
-        reads=(INPUTS, *onnx_files(path)),
+        reads=(
+            INPUTS,
+            *onnx_files(path),
+            *(() if exported.reference is None else (exported.reference,)),
+        ),
     )
     return run.runner.run(stage, VariantCheck, work)
 
@@ -105,7 +118,7 @@ def _predictor(session: OrtSession) -> Callable[..., tuple[np.ndarray, ...]]:
 
 
 def _not_run(variant: str, why: str) -> VariantCheck:
-    return VariantCheck(variant=variant, outputs=None, not_run=why, metrics={})
+    return VariantCheck(variant=variant, outputs=None, agreement=(), not_compared=why, metrics={})
 
 
 def _outputs(*checks: VariantCheck) -> tuple[str, ...]:
@@ -115,6 +128,5 @@ def _outputs(*checks: VariantCheck) -> tuple[str, ...]:
 def _drift(run: Run, dense: VariantCheck, sparse: VariantCheck) -> tuple[OutputAgreement, ...]:
     if dense.outputs is None or sparse.outputs is None:
         return ()
-    with np.load(run.file(dense.outputs)) as a, np.load(run.file(sparse.outputs)) as b:
-        names = tuple(a.files)
-        return agreement(names, [a[n] for n in names], [b[n] for n in names], bounds=None)
+    before, after = load_arrays(run.file(dense.outputs)), load_arrays(run.file(sparse.outputs))
+    return agreement(tuple(before), tuple(before.values()), [after[n] for n in before], bounds=None)

@@ -26,6 +26,11 @@ def onnx_name(variant: str) -> str:
     return f"{variant}.onnx"
 
 
+def reference_name(variant: str) -> str:
+    """File with the torch module's outputs on the example inputs."""
+    return f"stages/reference-{variant}.npz"
+
+
 def onnx_files(path: Path) -> tuple[str, ...]:
     """Names of an ONNX file and of its external data files, `<name>.data` or `<name>.0.data`."""
     data = [*path.parent.glob(f"{path.name}.data"), *path.parent.glob(f"{path.name}.*.data")]

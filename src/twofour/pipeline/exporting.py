@@ -6,29 +6,35 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from twofour.errors import PatternBrokenError
-from twofour.pipeline.context import LAYERS, SPARSE, Run, onnx_files, onnx_name
+from twofour.pipeline.context import LAYERS, Run, onnx_files
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
+    ExportedFile,
     ExportedVariant,
     ExportResult,
     LayerMap,
     PruneResult,
     Validation,
+    VariantCheck,
     WeightCheck,
 )
 from twofour.store import write_record
 
 
 def put_together(
-    run: Run, pruned: PruneResult, dense: ExportedVariant, sparse: ExportedVariant
+    run: Run,
+    pruned: PruneResult,
+    variants: Sequence[ExportedVariant],
+    checks: Sequence[VariantCheck],
 ) -> ExportResult:
-    """export.json and layers.json.
+    """export.json and layers.json over the variants, the sparse one last.
 
     Raises PatternBrokenError when a weight that was pruned is not N:M in sparse.onnx.
     """
     from twofour.pruning.validate import validate_onnx
 
-    path = run.file(onnx_name(SPARSE))
+    sparse = variants[-1]
+    path = run.file(sparse.file)
 
     def work() -> tuple[ExportResult, Sequence[str]]:
         required = initializers_of_pruned(pruned, sparse.layers)
@@ -41,7 +47,7 @@ def put_together(
             opset=sparse.opset,
             inputs=sparse.inputs,
             outputs=sparse.outputs,
-            files=(dense.file, sparse.file),
+            files=tuple(map(exported_file, variants, checks)),
             pattern=checked,
         ), (LAYERS,)
 
@@ -49,13 +55,26 @@ def put_together(
         name="export",
         title="validate the exported model",
         record="export.json",
-        depends={
-            "dense": dense.file.size_bytes,
-            "versions": versions(),
-        },
-        reads=("prune.json", *onnx_files(path)),
+        depends={"versions": versions()},
+        reads=(
+            "prune.json",
+            *onnx_files(path),
+            *(f"stages/export-{v.variant}.json" for v in variants),
+            *(f"stages/check-{v.variant}.json" for v in variants),
+        ),
     )
     return run.runner.run(stage, ExportResult, work)
+
+
+def exported_file(exported: ExportedVariant, checked: VariantCheck) -> ExportedFile:
+    """What was written, and how well it agrees with the module."""
+    return ExportedFile(
+        variant=exported.variant,
+        file=exported.file,
+        size_bytes=exported.size_bytes,
+        agreement=checked.agreement,
+        not_compared=checked.not_compared,
+    )
 
 
 def pruned_names(pruned: PruneResult) -> frozenset[str]:

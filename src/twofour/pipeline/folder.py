@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,7 +83,7 @@ def _foreign(path: Path) -> str | None:
         names = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
-    return next((n for n in names if n != _LOCK and not n.endswith(".part")), None)
+    return next((n for n in names if not n.startswith(".run.json.") and n != _LOCK), None)
 
 
 def _manifest(path: Path, source: str) -> RunManifest | None:
@@ -99,8 +100,13 @@ def _manifest(path: Path, source: str) -> RunManifest | None:
 
 def _remove_leftovers(path: Path) -> None:
     """Half-written files of a run that was killed: never renamed, so nobody refers to them."""
-    for leftover in path.glob(".*.part"):
-        leftover.unlink(missing_ok=True)
+    for leftover in path.glob(".*"):
+        if leftover.name == _LOCK:
+            continue
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

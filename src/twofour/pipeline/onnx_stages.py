@@ -15,7 +15,6 @@ from twofour.pipeline.exporting import pruned_names
 from twofour.pipeline.onnx_io import describe, load_inputs, random_inputs, save_arrays
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
-    ExportedFile,
     ExportedVariant,
     LayerMap,
     LayerName,
@@ -28,16 +27,17 @@ from twofour.records import (
 if TYPE_CHECKING:
     from twofour.pipeline.sources.onnx_file import OnnxSource
 
-_OWN_TYPES = "the model came as ONNX; there is no module to compare it with"
-
 
 def take_over(run: Run, variant: str = DENSE) -> ExportedVariant:
     """<variant>.onnx: the user's file, as it is; inputs.npz: the example inputs."""
     source = cast("OnnxSource", run.source)
 
     def work() -> tuple[ExportedVariant, Sequence[str]]:
+        from twofour.pruning.onnx_prune import copy_onnx
+
         target = run.file(onnx_name(variant))
-        files = _copy(source.path, target)
+        _remove_data(target)
+        files = copy_onnx(source.path, target)
         exported = _described(target, variant)
         save_arrays(run.file(INPUTS), _inputs(run, exported))
         return exported, (*files, INPUTS)
@@ -55,7 +55,7 @@ def take_over(run: Run, variant: str = DENSE) -> ExportedVariant:
     return run.runner.run(stage, ExportedVariant, work)
 
 
-def prune(run: Run) -> tuple[PruneResult, ExportedVariant]:
+def prune(run: Run) -> PruneResult:
     """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
     pattern, selection = run.options.pattern, run.options.selection
     target = run.file(onnx_name(SPARSE))
@@ -72,9 +72,9 @@ def prune(run: Run) -> tuple[PruneResult, ExportedVariant]:
             "selection": repr(selection),
             "versions": versions("onnx"),
         },
-        reads=tuple(onnx_files(run.file(onnx_name(DENSE)))),
+        reads=onnx_files(run.file(onnx_name(DENSE))),
     )
-    return run.runner.run(stage, PruneResult, work), _described(target, SPARSE)
+    return run.runner.run(stage, PruneResult, work)
 
 
 def validate(run: Run, pruned: PruneResult) -> Validation:
@@ -98,24 +98,44 @@ def validate(run: Run, pruned: PruneResult) -> Validation:
     return run.runner.run(stage, Validation, work)
 
 
+def describe_sparse(run: Run) -> ExportedVariant:
+    """stages/export-sparse.json: what an export would say of sparse.onnx, which pruning wrote."""
+    path = run.file(onnx_name(SPARSE))
+
+    def work() -> tuple[ExportedVariant, Sequence[str]]:
+        return _described(path, SPARSE), ()
+
+    stage = Stage(
+        name="export-sparse",
+        title="describe the pruned model",
+        record="stages/export-sparse.json",
+        depends={"versions": versions("onnx")},
+        reads=onnx_files(path),
+    )
+    return run.runner.run(stage, ExportedVariant, work)
+
+
 def _prune(run: Run, pattern: Pattern, selection: Selection) -> PruneResult:
     from twofour.pruning.onnx_prune import prune_onnx
 
-    run.sessions.close()
     dense, sparse = run.file(onnx_name(DENSE)), run.file(onnx_name(SPARSE))
+    _remove_data(sparse)
     return replace(prune_onnx(dense, sparse, pattern, selection), source=run.source.text)
+
+
+def _remove_data(path: Path) -> None:
+    """Data files of what stood there before: the new model may have none, or fewer."""
+    for name in onnx_files(path)[1:]:
+        (path.parent / name).unlink(missing_ok=True)
 
 
 def _described(path: Path, variant: str) -> ExportedVariant:
     inputs, outputs, opset = describe(path)
     return ExportedVariant(
-        file=ExportedFile(
-            variant=variant,
-            file=path.name,
-            size_bytes=sum((path.parent / name).stat().st_size for name in onnx_files(path)),
-            agreement=(),
-            not_compared=_OWN_TYPES,
-        ),
+        variant=variant,
+        file=path.name,
+        size_bytes=sum((path.parent / name).stat().st_size for name in onnx_files(path)),
+        reference=None,
         precision=None,
         opset=opset,
         inputs=inputs,
@@ -126,7 +146,7 @@ def _described(path: Path, variant: str) -> ExportedVariant:
 
 def _own_names(path: Path) -> LayerMap:
     """Without a module, the node is the layer and the initializer the parameter."""
-    weights = find_weights(load_model(path, weights=False)).weights
+    weights = find_weights(load_model(path, weights=False), path=path).weights
     return LayerMap(
         layers=tuple(
             LayerName(
@@ -146,8 +166,3 @@ def _inputs(run: Run, exported: ExportedVariant) -> dict[str, np.ndarray]:
     if run.options.inputs is not None:
         return load_inputs(Path(run.options.inputs), exported.inputs)
     return random_inputs(exported.inputs, run.options.seed, run.options.input_shapes)
-
-
-def _copy(source: Path, target: Path) -> Sequence[str]:
-    """Copy a model and its external data, which then lies in one `<target>.data`."""
-    raise NotImplementedError

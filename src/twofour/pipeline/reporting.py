@@ -42,7 +42,7 @@ def report(
     path = run.file(onnx_name(SPARSE))
 
     def work() -> tuple[EligibilityReport, Sequence[str]]:
-        found = find_weights(load_model(path, weights=False))
+        found = find_weights(load_model(path, weights=False), HARDWARE, path=path)
         weights = named(found.weights, layers, excluded(pruned))
         context = ReportContext(
             model=run.source.name,
@@ -128,7 +128,7 @@ def report_onnx(path: Path, layers: LayerMap | None = None) -> EligibilityReport
     """
     from twofour.pruning.validate import validate_onnx
 
-    found = find_weights(load_model(path, weights=False))
+    found = find_weights(load_model(path, weights=False), HARDWARE, path=path)
     context = ReportContext(
         model=path.stem,
         pattern=HARDWARE,

@@ -1,8 +1,8 @@
 """The main job: every stage of prune-export-build, in order, in one run folder.
 
 Reading order of a run: torch_stages (or onnx_stages), exporting, checks, building, reporting.
-One ONNX Runtime session serves check and timing of a file, so each variant is finished before the
-next one is begun.
+The torch module is let go before any engine runs, and one ONNX Runtime session at a time serves
+check and timing of a file, so that memory holds the model about once.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from twofour.records import (
     RunOptions,
     RunResult,
     Validation,
+    VariantCheck,
 )
 
 RUNS = Path("runs")
@@ -51,23 +52,22 @@ def run_all(
     """
     with open_run(model, out, options, progress or Silent()) as run:
         chosen = pick_engine(run)
-        early = not chosen.builds_from_sparse
         dense = export_dense(run)
         check_asked_shapes(run, dense.inputs)
-        dense_check = check(run, DENSE)
-        dense_build = build_variant(run, chosen, DENSE) if early else None
         pruned, validation, sparse = prune_and_export(run)
-        exported = put_together(run, pruned, dense, sparse)
-        sparse_check = check(run, SPARSE)
-        drift = accuracy(run, dense_check, sparse_check)
-        dense_build = dense_build or build_variant(run, chosen, DENSE)
-        built = build_result(run, chosen, (dense_build, build_variant(run, chosen, SPARSE)))
-        verdicts = report(run, pruned, exported, sparse.layers, built)
+        checks, builds = [], []
+        for exported in (dense, sparse):
+            checks.append(check(run, exported))
+            builds.append(build_variant(run, chosen, exported.variant))
+        exports = put_together(run, pruned, (dense, sparse), checks)
+        drift = accuracy(run, *checks)
+        built = build_result(run, chosen, tuple(builds))
+        verdicts = report(run, pruned, exports, sparse.layers, built)
         return RunResult(
             folder=str(run.path),
             prune=pruned,
             validation=validation,
-            export=exported,
+            export=exports,
             build=built,
             accuracy=drift,
             report=verdicts,
@@ -81,7 +81,7 @@ def run_prune(
     with open_run(model, out, options, progress or Silent()) as run:
         if run.model is None:
             onnx_stages.take_over(run)
-            pruned, _ = onnx_stages.prune(run)
+            pruned = onnx_stages.prune(run)
             return run.path, pruned, onnx_stages.validate(run, pruned)
         pruned = torch_stages.prune(run)
         return run.path, pruned, torch_stages.validate(run, pruned)
@@ -89,10 +89,11 @@ def run_prune(
 
 def run_export(
     model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
-) -> tuple[Path, ExportedVariant]:
+) -> tuple[Path, ExportedVariant, VariantCheck]:
     """Only export the model as it is, with its layer map, and compare it with the module."""
     with open_run(model, out, options, progress or Silent()) as run:
-        return run.path, export_dense(run)
+        exported = export_dense(run)
+        return run.path, exported, check(run, exported)
 
 
 def run_build(
@@ -149,8 +150,9 @@ def export_dense(run: Run) -> ExportedVariant:
 def prune_and_export(run: Run) -> tuple[PruneResult, Validation, ExportedVariant]:
     """Pruned, read back and judged, and as sparse.onnx."""
     if run.model is None:
-        pruned, sparse = onnx_stages.prune(run)
-        return pruned, onnx_stages.validate(run, pruned), sparse
+        pruned = onnx_stages.prune(run)
+        validation = onnx_stages.validate(run, pruned)
+        return pruned, validation, onnx_stages.describe_sparse(run)
     pruned = torch_stages.prune(run)
     validation = torch_stages.validate(run, pruned)
     return pruned, validation, torch_stages.export_sparse(run)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,15 +62,8 @@ def prune_onnx(
     keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
     jobs = _jobs(found, chosen, keys, source)
     _refuse_overlaps(model, jobs, source)
-    with ExitStack() as stack:
-        # left in reverse: data files are in place before the model that names them
-        temporary = stack.enter_context(atomic_file(target))
-        data = {file: stack.enter_context(atomic_file(copy)) for file, copy in copies.items()}
-        for file, copy in data.items():
-            shutil.copyfile(file, copy)
+    with _written(model, source, target, copies) as data:
         outcomes = {key: _run(job, source, data, pattern) for key, job in jobs.items()}
-        _relocate(model, source, copies)
-        temporary.write_bytes(model.SerializeToString())
     return PruneResult(
         source=str(source),
         pattern=pattern,
@@ -78,6 +71,34 @@ def prune_onnx(
         selection=selection,
         weights=tuple(_rows(chosen, keys, outcomes)),
     )
+
+
+def copy_onnx(source: Path, target: Path) -> tuple[str, ...]:
+    """Copy a model as it is, external data included; the names of the files that were written.
+
+    Raises BadInputError for a damaged source, and a target that would overwrite the source.
+    """
+    model = load_model(source, weights=False)
+    copies = _data_copies(model, source, target)
+    with _written(model, source, target, copies):
+        pass
+    return (target.name, *(copy.name for copy in copies.values()))
+
+
+@contextmanager
+def _written(
+    model: onnx.ModelProto, source: Path, target: Path, copies: Mapping[Path, Path]
+) -> Iterator[dict[Path, Path]]:
+    """Copies of the data files to change; the model, as it is at the end, is written last."""
+    with ExitStack() as stack:
+        # left in reverse: data files are in place before the model that names them
+        temporary = stack.enter_context(atomic_file(target))
+        data = {file: stack.enter_context(atomic_file(copy)) for file, copy in copies.items()}
+        for file, copy in data.items():
+            shutil.copyfile(file, copy)
+        yield data
+        _relocate(model, source, copies)
+        temporary.write_bytes(model.SerializeToString())
 
 
 def _data_copies(model: onnx.ModelProto, source: Path, target: Path) -> dict[Path, Path]:

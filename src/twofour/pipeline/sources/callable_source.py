@@ -28,8 +28,10 @@ class CallableSource:
 
     @property
     def name(self) -> str:
-        """The callable's name."""
-        return safe_name(self.reference.attribute)
+        """File or module, and callable: two files often both have a `make`."""
+        file = self.reference.file
+        module = file.stem if file is not None else self.reference.target.rpartition(".")[2]
+        return safe_name(f"{module}-{self.reference.attribute}")
 
     @property
     def kind(self) -> SourceKind:
