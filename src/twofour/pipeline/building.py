@@ -139,6 +139,6 @@ def _notes(chosen: ChosenEngine) -> tuple[str, ...]:
     if chosen.builds_from_sparse:
         return (f"both engines were built from {onnx_name(SPARSE)}; {DENSE} had sparsity off",)
     return (
-        "no TensorRT engine was built: ONNX Runtime ran both models with dense kernels, "
+        "no TensorRT engine was built: ONNX Runtime ran dense kernels, "
         "and every verdict is predicted from the rules",
     )

@@ -1,0 +1,5 @@
+"""`python -m twofour`: the same as the `twofour` command."""
+
+from twofour.cli import main
+
+main()

