@@ -25,7 +25,7 @@ imports: $(INSTALLED)
 	$(BIN)/lint-imports
 
 unit: $(INSTALLED) $(BINDINGS)
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 # the Python bindings of TensorRT 10 and 11 over stand-ins for its libraries, to check calls against
 bindings: $(BINDINGS)

@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from twofour.records import ExportOptions, Precision
 
 if TYPE_CHECKING:
     from export_nets import Exported
+
+# the machine's load must not decide whether a property holds
+settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+settings.load_profile("suite")
 
 Golden = Callable[[Path, str], None]
 

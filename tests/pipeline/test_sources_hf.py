@@ -64,6 +64,12 @@ def _load(folder: Path, options: SourceOptions | None = None) -> LoadedModule:
     return _source(folder, options).load()
 
 
+def _outputs(loaded: LoadedModule) -> dict[str, torch.Tensor]:
+    outputs = run_forward(loaded)
+    assert isinstance(outputs, dict)
+    return outputs
+
+
 def _message(folder: Path, options: SourceOptions | None = None) -> str:
     with pytest.raises(BadInputError) as caught:
         _load(folder, options)
@@ -99,8 +105,7 @@ def _add_pooling(folder: Path, config: dict[str, object], *kinds: str) -> None:
 def test_all_minilm_gives_its_embeddings_under_the_names_of_its_checkpoint() -> None:
     before = sha256_file(MINILM / "model.safetensors")
     loaded = _load(MINILM)
-    embedding = run_forward(loaded)
-    assert isinstance(embedding, torch.Tensor)
+    embedding = _outputs(loaded)["sentence_embedding"]
     assert embedding.shape == (20, 384)
     assert torch.allclose(embedding[[0, 3, 19], :3], torch.tensor(MINILM_EMBEDDINGS), atol=1e-5)
     assert loaded.input_names == ("input_ids", "attention_mask", "token_type_ids")
@@ -117,8 +122,7 @@ def test_all_minilm_gives_the_embeddings_of_sentence_transformers() -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     reference = sentence_transformers.SentenceTransformer(str(MINILM), device="cpu")
     encoded = reference.encode(list(read_sentences(None)), show_progress_bar=False)
-    embedding = run_forward(_load(MINILM))
-    assert isinstance(embedding, torch.Tensor)
+    embedding = _outputs(_load(MINILM))["sentence_embedding"]
     assert torch.allclose(embedding, torch.tensor(encoded), atol=1e-5, rtol=0)
 
 
@@ -160,8 +164,7 @@ def test_every_pooling_mode_is_that_of_its_config(
     with torch.no_grad():
         hidden = model(**loaded.kwargs).last_hidden_state
     mask = loaded.kwargs["attention_mask"].bool().unsqueeze(-1)
-    result = run_forward(loaded)
-    assert isinstance(result, torch.Tensor)
+    result = _outputs(loaded)["sentence_embedding"]
     assert torch.allclose(result, expected(hidden, mask), atol=1e-6)
 
 
@@ -204,13 +207,11 @@ def test_a_text_model_without_tokenizer_gets_random_ids_and_returns_its_logits(
     loaded = _load(_saved(tmp_path, model))
     assert loaded.kwargs["input_ids"].shape == (2, 16)
     assert loaded.kwargs["attention_mask"].min().item() == 1
-    outputs = run_forward(loaded)
-    logits = outputs[0] if isinstance(outputs, tuple) else outputs
+    outputs = _outputs(loaded)
     with torch.no_grad():
         expected = model(**loaded.kwargs).logits
-    assert isinstance(logits, torch.Tensor)
-    assert torch.equal(logits, expected)
-    assert isinstance(outputs, tuple) == (family == "t5")
+    assert torch.equal(outputs["logits"], expected)
+    assert (len(outputs) == 1) == (family != "t5")
     assert set(loaded.module.state_dict()) == set(model.state_dict())
     again = _load(tmp_path)
     assert torch.equal(loaded.kwargs["input_ids"], again.kwargs["input_ids"])
@@ -274,9 +275,8 @@ def test_a_transformers_model_from_a_callable_needs_no_example_inputs(
         text=text, reference=parse_reference(text), options=SourceOptions()
     ).load()
     sys.modules.pop("hf_zoo", None)
-    outputs = run_forward(loaded)
-    assert isinstance(outputs, tuple)
-    assert [tuple(t.shape) for t in outputs] == [(2, 16, 16), (2, 16)]
+    shapes = {name: tuple(t.shape) for name, t in _outputs(loaded).items()}
+    assert shapes == {"last_hidden_state": (2, 16, 16), "pooler_output": (2, 16)}
 
 
 # --- trained weights only -------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_an_encoder_saved_without_its_pooler_is_loaded_without_one(tmp_path: Pat
     )
     loaded = _load(_saved(tmp_path, model))
     assert not [name for name in loaded.module.state_dict() if "pooler" in name]
-    assert isinstance(run_forward(loaded), torch.Tensor)
+    assert list(_outputs(loaded)) == ["last_hidden_state"]
 
 
 def test_a_layer_without_trained_values_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from twofour.errors import BadInputError
 from twofour.pipeline.context import (
     DENSE,
     INPUTS,
@@ -143,7 +144,7 @@ def _left(run: Run, variant: str) -> tuple[str, ...]:
 
 def _export(run: Run, loaded: LoadedModule, variant: str) -> ExportedVariant:
     from twofour.export.example_inputs import input_arrays
-    from twofour.export.onnx_export import export_onnx, reference_outputs
+    from twofour.export.onnx_export import export_onnx
 
     path, precision = run.file(onnx_name(variant)), _precision(run)
     options = ExportOptions(
@@ -152,7 +153,7 @@ def _export(run: Run, loaded: LoadedModule, variant: str) -> ExportedVariant:
         dynamic_batch=run.options.dynamic_batch,
         input_names=loaded.input_names,
     )
-    outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
+    outputs = _reference(loaded)
     layers = export_onnx(loaded.module, loaded.args, loaded.kwargs, path, options)
     gc.collect()  # torch.export leaves cycles that hold the weights it traced
     took, gives, opset = describe(path)
@@ -170,6 +171,18 @@ def _export(run: Run, loaded: LoadedModule, variant: str) -> ExportedVariant:
         outputs=gives,
         layers=layers,
     )
+
+
+def _reference(loaded: LoadedModule) -> tuple[np.ndarray, ...]:
+    """The module's outputs; where it fails, it is run once more to name the user's own line."""
+    from twofour.export.onnx_export import reference_outputs
+    from twofour.pipeline.sources.loaded import run_forward
+
+    try:
+        return reference_outputs(loaded.module, loaded.args, loaded.kwargs)
+    except BadInputError:
+        run_forward(loaded)
+        raise
 
 
 def _save(path: Path, tensors: Sequence[TensorShape], arrays: Sequence[np.ndarray]) -> None:

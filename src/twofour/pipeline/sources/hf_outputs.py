@@ -22,30 +22,32 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
 
+EMBEDDING = "sentence_embedding"
+
+
 def give_tensors(model: PreTrainedModel) -> None:
-    """Let forward return its tensors in order, without names, caches and None; one alone bare."""
+    """Let forward return its tensors by name (the ONNX outputs'), without caches and None."""
     _set_config(model)
 
     def plain(outputs: object, inputs: Mapping[str, Any]) -> object:  # noqa: ARG001  # as embedding
-        if not isinstance(outputs, (Mapping, tuple, list)):
-            return outputs
-        tensors = tuple(_tensors(outputs))
-        return tensors[0] if len(tensors) == 1 else tensors
+        return dict(_named(outputs)) if isinstance(outputs, Mapping) else outputs
 
     _replace_forward(model, plain)
 
 
 def give_embedding(model: PreTrainedModel, pooling: Pooling) -> None:
-    """Let forward return the sentence embedding alone, [rows, modes * hidden size]."""
+    """Let forward return `sentence_embedding` alone, [rows, modes * hidden size]."""
     _set_config(model)
 
-    def embedding(outputs: ModelOutput, inputs: Mapping[str, Any]) -> torch.Tensor:
+    def embedding(outputs: ModelOutput, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         hidden = outputs.last_hidden_state
         mask = inputs.get("attention_mask")
         if mask is None:
             mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
         vector = torch.cat([_POOL[mode](hidden, mask) for mode in pooling.modes], dim=-1)
-        return nn.functional.normalize(vector, p=2.0, dim=-1) if pooling.normalize else vector
+        if pooling.normalize:
+            vector = nn.functional.normalize(vector, p=2.0, dim=-1)
+        return {EMBEDDING: vector}
 
     _replace_forward(model, embedding)
 
@@ -73,15 +75,14 @@ def _replace_forward(
     model.__class__ = type(base.__name__, (base,), members)
 
 
-def _tensors(outputs: object) -> Iterator[torch.Tensor]:
-    if isinstance(outputs, torch.Tensor):
-        yield outputs
-    elif isinstance(outputs, Mapping):
-        for value in outputs.values():
-            yield from _tensors(value)
-    elif isinstance(outputs, (tuple, list)):
-        for value in outputs:
-            yield from _tensors(value)
+def _named(outputs: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors under their names; those of a tuple (hidden states of each layer) numbered."""
+    for name, value in outputs.items():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, (tuple, list)):
+            numbered = {f"{name}_{number}": item for number, item in enumerate(value)}
+            yield from _named(numbered)
 
 
 def _first(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModule:
-    """A module in eval mode on the CPU; `module(*args, **kwargs)` gives tensors or tuples."""
+    """A module in eval mode on the CPU; `module(*args, **kwargs)` gives tensors."""
 
     module: nn.Module
     args: tuple[Any, ...]

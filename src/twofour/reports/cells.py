@@ -1,0 +1,88 @@
+"""What a table's cells say about one verdict, in the same words for every format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+from twofour.records import ReasonCode, Verdict
+from twofour.reports.words import axis_name, printable, times
+
+NO_NAME = "(no name)"
+
+
+def name_cell(name: str) -> str:
+    """A name with its control characters as escapes; never empty."""
+    return printable(name) or NO_NAME
+
+
+def pattern_word(verdict: Verdict) -> str:
+    """Whether the stored array is 2:4; "?" where nobody looked."""
+    return {True: "2:4", False: "broken", None: "?"}[verdict.pattern_holds]
+
+
+def surprise(verdict: Verdict) -> str | None:
+    """What the rules had said, where the engine showed something else."""
+    same = verdict.predicted is verdict.verdict
+    return None if same else f"rules said {verdict.predicted.value}"
+
+
+def main_reason(verdict: Verdict) -> str:
+    """The sentence of the main reason, without its code."""
+    main = verdict.reasons[0]
+    if main.code is ReasonCode.QUALIFIES:
+        return "nothing known against it"
+    return printable(main.message)
+
+
+def other_codes(verdict: Verdict) -> str:
+    """Codes of the further reasons: "also SMALL_CHANNELS", or nothing."""
+    others = dict.fromkeys(r.code.value for r in verdict.reasons[1:])
+    return f"also {', '.join(others)}" if others else ""
+
+
+def facts(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    """Label and value of everything known about a layer that the table's columns do not say."""
+    axis = verdict.axis
+    return (
+        *_known("node", verdict.node),
+        *_known("weight", verdict.weight),
+        ("stored shape", times(verdict.shape)),
+        ("reduction axis", "none" if axis is None else f"{axis} ({axis_name(verdict, axis)})"),
+        ("input channels C", f"{verdict.in_channels:,}"),
+        ("output channels K", f"{verdict.out_channels:,}"),
+        *((("kernel", times(verdict.kernel)),) if verdict.kernel else ()),
+        ("groups", f"{verdict.groups:,}"),
+        ("evidence", "none" if verdict.evidence is None else verdict.evidence.value),
+        ("by the rules", verdict.predicted.value),
+        *_known("engine layer", verdict.engine_layer),
+        *_known("tactic times", times_words(verdict)),
+    )
+
+
+def times_words(verdict: Verdict) -> str | None:
+    """Both tactic times and their ratio in words; None where one of them is not known."""
+    both = tactic_times(verdict)
+    if both is None:
+        return None
+    sparse, dense = both
+    return f"sparse {sparse:.4g} ms, dense {dense:.4g} ms, dense / sparse {dense / sparse:.3f}"
+
+
+def tactic_times(verdict: Verdict) -> tuple[float, float] | None:
+    """Milliseconds of the fastest sparse and the fastest dense tactic, where both were timed."""
+    sparse, dense = verdict.sparse_ms, verdict.dense_ms
+    if sparse is None or dense is None:
+        return None
+    if not (isfinite(sparse) and isfinite(dense) and sparse > 0 and dense > 0):
+        return None
+    return sparse, dense
+
+
+def timed(verdicts: Sequence[Verdict]) -> bool:
+    """Whether any layer has times of both a sparse and a dense tactic."""
+    return any(tactic_times(v) is not None for v in verdicts)
+
+
+def _known(label: str, value: str | None) -> tuple[tuple[str, str], ...]:
+    return () if value is None else ((label, name_cell(value)),)

@@ -1,0 +1,132 @@
+"""The eligibility report as GitHub Markdown: summary, what to change, a row per kind of layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from twofour.records import EligibilityReport, ReasonCode, Verdict
+from twofour.reports.cells import (
+    main_reason,
+    name_cell,
+    other_codes,
+    pattern_word,
+    surprise,
+    tactic_times,
+    timed,
+)
+from twofour.reports.rows import Row, collapse
+from twofour.reports.summary import advice_lines, title_line, totals
+from twofour.reports.words import printable, shape_cell
+
+_LITERAL = {
+    **{c: f"\\{c}" for c in "`*_[]~$#"},
+    "\\": "&#92;",
+    "|": "&#124;",
+    "<": "&lt;",
+    "&": "&amp;",
+}
+"""How a character that Markdown or a table of it might obey is written where it is just text."""
+_NOT_FOR_BACKTICKS = re.compile(r"[`|\\]|^\s|\s$")
+_TITLES = ("layer", "op", "C x K kernel", "type", "pattern", "verdict", "why", "what to do")
+_TIMES = ("sparse ms", "dense ms")
+
+
+def to_markdown(report: EligibilityReport) -> str:
+    """Layers that differ in one number of their names share a row; names are never markup.
+
+    Ordinary names stand in backticks, those with a backtick, a pipe or a backslash in <code> with
+    character references: both read the same when rendered, in a table too.
+    """
+    parts = [
+        "# Sparsity report",
+        _plain(title_line(report)),
+        _table(("", "layers", "weights", "main reasons"), _totals(report)),
+        "\n".join(f"- {_plain(line)}" for line in advice_lines(report)),
+        "## Layers",
+        _layers(report.verdicts),
+        *_sources(report.verdicts),
+        *_unmatched(report.unmatched_engine_layers),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _totals(report: EligibilityReport) -> Iterable[Sequence[str]]:
+    return ((t.title, t.layers, t.weights, _plain(t.codes)) for t in totals(report))
+
+
+def _layers(verdicts: Sequence[Verdict]) -> str:
+    with_times = timed(verdicts)
+    rows = ((*_cells(row), *(_times(row) if with_times else ())) for row in collapse(verdicts))
+    return _table(_TITLES + (_TIMES if with_times else ()), rows)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    first = row.first
+    also = surprise(first)
+    return (
+        _code(name_cell(row.name)) + (f" x{len(row.members)}" if len(row.members) > 1 else ""),
+        _plain(first.op),
+        shape_cell(first),
+        _plain(first.dtype),
+        pattern_word(first),
+        first.verdict.value + (f" ({also})" if also else ""),
+        _why(row),
+        _plain(first.remedy or "-"),
+    )
+
+
+def _why(row: Row) -> str:
+    first = row.first
+    text = _plain(main_reason(first))
+    if first.reasons[0].code is not ReasonCode.QUALIFIES:
+        text = f"`{first.reasons[0].code.value}`: {text}"
+    if not row.same_reasons:
+        text += " (figures of the first)"
+    return "; ".join(part for part in (text, _plain(other_codes(first))) if part)
+
+
+def _times(row: Row) -> tuple[str, str]:
+    known = [both for member in row.members if (both := tactic_times(member)) is not None]
+    sparse, dense = ([both[i] for both in known] for i in (0, 1))
+    return _span(sparse), _span(dense)
+
+
+def _span(figures: Sequence[float]) -> str:
+    if not figures:
+        return "-"
+    low, high = f"{min(figures):.4g}", f"{max(figures):.4g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _sources(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    pairs = dict.fromkeys(
+        (r.code.value, r.source) for v in verdicts for r in v.reasons if r.source is not None
+    )
+    if not pairs:
+        return ()
+    lines = (f"- `{code}`: {_plain(source)}" for code, source in sorted(pairs))
+    return ("## What the reasons rest on", "\n".join(lines))
+
+
+def _unmatched(names: Sequence[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    lines = (f"- {_code(name_cell(name))}" for name in names)
+    return ("## Engine layers not matched to a layer of the model", "\n".join(lines))
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = (titles, tuple("---" for _ in titles), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _plain(text: str) -> str:
+    """Text that no Markdown reader takes for markup, emphasis, a link or the end of a cell."""
+    return "".join(_LITERAL.get(c, c) for c in printable(text))
+
+
+def _code(name: str) -> str:
+    if not _NOT_FOR_BACKTICKS.search(name):
+        return f"`{name}`"
+    return f"<code>{''.join(c if c.isalnum() else f'&#{ord(c)};' for c in name)}</code>"
