@@ -12,7 +12,6 @@ from twofour.export.agreement import agreement
 from twofour.pipeline.agreement import compare_with_reference, example_inputs, load_arrays
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files
 from twofour.pipeline.onnx_io import save_arrays
-from twofour.pipeline.sources.metric import load_metric, run_metric
 from twofour.pipeline.sources.reference import parse_reference, reference_key
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import Accuracy, ExportedVariant, Metric, OutputAgreement, VariantCheck
@@ -101,6 +100,8 @@ def metric_key(metric: str | None) -> str | None:
 def _metrics(run: Run, session: OrtSession) -> dict[str, float]:
     if run.options.metric is None:
         return {}
+    from twofour.pipeline.sources.metric import load_metric, run_metric
+
     return run_metric(load_metric(run.options.metric), _predictor(session), seed=run.options.seed)
 
 

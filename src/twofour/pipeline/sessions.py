@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twofour.engines.onnxruntime import OrtSession
+from twofour.engines.onnxruntime import CannotRunError, OrtSession
 
 
 class Sessions:
@@ -20,10 +20,17 @@ class Sessions:
         self._session: OrtSession | None = None
 
     def open(self, path: Path) -> OrtSession:
-        """The session of this file; raises what OrtSession raises."""
+        """The session of this file.
+
+        Raises what OrtSession raises, and CannotRunError where ONNX Runtime is not installed: a
+        box with TensorRT alone can go on without it.
+        """
         if self._session is None or self._path != path:
             self.close()
-            self._session = OrtSession(path, threads=self._threads)
+            try:
+                self._session = OrtSession(path, threads=self._threads)
+            except ImportError as error:
+                raise CannotRunError(f"ONNX Runtime cannot be imported: {error}") from error
             self._path = path
         return self._session
 

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TextIO
 
 from twofour.engines.protocol import Untyped
 from twofour.errors import BadInputError
+from twofour.version import __version__
 
 # The letters of trt.Logger's own output
 _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V"}
@@ -71,7 +71,7 @@ def build_log(
     with contextlib.ExitStack() as stack:
         file = None if path is None else stack.enter_context(_open(path))
         log = BuildLog(file)
-        log.headline(f"twofour {metadata.version('twofour')} with TensorRT {trt.__version__}")
+        log.headline(f"twofour {__version__} with TensorRT {trt.__version__}")
         for text in headlines:
             log.headline(text)
         stack.enter_context(_receiving(trt, log))

@@ -1,0 +1,71 @@
+"""ONNX in, ONNX out: nothing of that chain needs torch, so that a TensorRT box can do it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+_WITHOUT = (
+    "import sys\n"
+    "for name in {blocked!r}: sys.modules[name] = None\n"
+    "sys.argv = ['twofour', *sys.argv[1:]]\n"
+    "from twofour.cli import main\n"
+    "main()\n"
+)
+_TORCH = ("torch", "onnxscript", "onnx_ir", "transformers", "safetensors")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """One Conv of 8 to 8 channels."""
+    weight = np.random.default_rng(0).standard_normal((8, 8, 3, 3)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], name="conv")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8, 6, 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8, 4, 4])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    path = tmp_path / "conv.onnx"
+    opset = helper.make_opsetid("", 18)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    return path
+
+
+def _run(blocked: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _WITHOUT.format(blocked=blocked), *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_the_whole_chain_runs_on_an_onnx_file_without_torch(model: Path, tmp_path: Path) -> None:
+    done = _run(_TORCH, "prune-export-build", str(model), "--out", str(tmp_path / "r"))
+    assert done.returncode == 0, done.stderr
+    weights = {
+        t.name: numpy_helper.to_array(t)
+        for t in onnx.load(tmp_path / "r" / "sparse.onnx").graph.initializer
+    }
+    assert float(np.mean(weights["w"] == 0)) == 0.5
+
+
+@pytest.mark.parametrize("command", ["prune", "validate", "report"])
+def test_onnx_commands_need_neither_torch_nor_onnxruntime(
+    model: Path, tmp_path: Path, command: str
+) -> None:
+    arguments = {
+        "prune": ["prune", str(model), "--out", str(tmp_path / "r")],
+        "validate": ["validate", str(model)],
+        "report": ["report", "--onnx", str(model)],
+    }[command]
+    done = _run((*_TORCH, "onnxruntime"), *arguments)
+    assert done.returncode == (4 if command == "validate" else 0), done.stderr
+    assert "conv" in done.stdout
+
+
+def test_a_missing_engine_is_exit_3_with_what_to_install(model: Path, tmp_path: Path) -> None:
+    done = _run(("onnxruntime", "tensorrt"), "build", str(model), "--out", str(tmp_path / "r"))
+    assert done.returncode == 3
+    assert "pip install onnxruntime" in done.stderr
