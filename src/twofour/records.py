@@ -218,6 +218,8 @@ class WeightCheck:
     """Another axis along which the pattern does hold, looked for only where this one is broken."""
     required: bool
     """Whether this weight was to be pruned: a broken one fails the validation."""
+    file: str = ""
+    """Which of the validation's files it is from, where there are several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -492,6 +494,8 @@ class Accuracy:
     examples: int
     """Rows of the example inputs."""
     metrics: tuple[Metric, ...] = ()
+    not_compared: str | None = None
+    """Why `drift` and `metrics` are empty."""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -74,8 +74,12 @@ def accuracy(run: Run, dense: VariantCheck, sparse: VariantCheck) -> Accuracy:
             if name in sparse.metrics
         )
         rows = next(iter(example_inputs(run).values()), np.zeros(0)).shape
+        not_run = next((c.not_compared for c in (dense, sparse) if c.outputs is None), None)
         return Accuracy(
-            drift=_drift(run, dense, sparse), examples=rows[0] if rows else 1, metrics=metrics
+            drift=_drift(run, dense, sparse),
+            examples=rows[0] if rows else 1,
+            metrics=metrics,
+            not_compared=not_run,
         ), ()
 
     stage = Stage(

@@ -45,11 +45,13 @@ def validate_path(path: Path, pattern: Pattern | None, selection: Selection) -> 
 
 
 def merged(parts: Sequence[Validation]) -> Validation:
-    """One validation over several files."""
+    """One validation over several files, every row with its file."""
+    if len(parts) == 1:
+        return parts[0]
     return replace(
         parts[0],
         files=tuple(file for part in parts for file in part.files),
-        checks=tuple(check for part in parts for check in part.checks),
+        checks=tuple(replace(c, file=part.files[0]) for part in parts for c in part.checks),
         skipped=tuple(weight for part in parts for weight in part.skipped),
     )
 

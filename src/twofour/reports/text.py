@@ -6,6 +6,7 @@ Names come from the user's model: they are shown as plain text, never as rich ma
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -73,9 +74,23 @@ def eligibility_table(report: EligibilityReport) -> RenderableType:
 
 
 def validation_table(validation: Validation) -> RenderableType:
-    """A row per weight that was read back from the files, then those that could not be checked."""
+    """A row per weight that was read back, file by file, then those that could not be checked."""
+    files = tuple(dict.fromkeys(check.file for check in validation.checks))
+    tables: list[RenderableType] = []
+    for file in files:
+        if file:
+            tables.append(Text(printable(file), style="bold"))
+        tables.append(_checks_table([c for c in validation.checks if c.file == file]))
+    skipped = [
+        Text.assemble("not checked: ", printable(w.layer), ": ", _sentences(w.reasons))
+        for w in validation.skipped
+    ]
+    return Group(*tables, *skipped, Text(_validation_line(validation)))
+
+
+def _checks_table(checks: Sequence[WeightCheck]) -> Table:
     table = _table("layer", "op", "shape", "axis", "groups", "violations", "first at", "verdict")
-    for check in validation.checks:
+    for check in checks:
         table.add_row(
             Text(printable(check.layer), overflow="fold"),
             Text(check.op, overflow="fold"),
@@ -86,11 +101,7 @@ def validation_table(validation: Validation) -> RenderableType:
             Text("-" if check.first_violation is None else str(list(check.first_violation))),
             _check_cell(check),
         )
-    skipped = [
-        Text.assemble("not checked: ", printable(w.layer), ": ", _sentences(w.reasons))
-        for w in validation.skipped
-    ]
-    return Group(table, *skipped, Text(_validation_line(validation)))
+    return table
 
 
 def prune_table(result: PruneResult) -> RenderableType:
@@ -119,7 +130,9 @@ def drift_lines(accuracy: Accuracy) -> RenderableType:
         f"({m.sparse - m.dense:+.4g})"
         for m in accuracy.metrics
     ]
-    return Group(*(Text(line) for line in drift + metrics))
+    why_not = accuracy.not_compared
+    missing = [] if why_not is None else [f"outputs not compared: {printable(why_not)}"]
+    return Group(*(Text(line) for line in drift + metrics + missing))
 
 
 def _totals_grid(report: EligibilityReport) -> Table:

@@ -1,0 +1,82 @@
+"""The CSV table: exact, one line per layer, and nothing in it that a spreadsheet would run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from render_cases import HOSTILE, every_fate, hostile
+from report_cases import matmul, report
+
+from twofour.reports.csv_table import COLUMNS, to_csv
+from twofour.reports.words import printable
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_the_table_of_every_fate_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / "report.csv", to_csv(every_fate()))
+
+
+def test_every_layer_is_a_row_with_its_figures() -> None:
+    made = every_fate()
+    rows = _rows(to_csv(made))
+    assert [row["layer"] for row in rows] == [v.layer for v in made.verdicts]
+    assert tuple(rows[0]) == COLUMNS
+    large = next(row for row in rows if row["layer"] == "large")
+    assert (large["shape"], large["in_channels"], large["kernel"]) == ("512x512x3x3", "512", "3x3")
+    assert (large["sparse_ms"], large["dense_ms"]) == ("0.031", "0.042")
+    assert (large["verdict"], large["evidence"]) == ("chosen", "measured")
+    assert rows[0]["pattern_holds"] == "false"
+
+
+def test_what_is_not_known_is_empty() -> None:
+    made = report(matmul("fc", 512, 512))
+    unknown = replace(
+        made.verdicts[0], pattern_holds=None, axis=None, remedy=None, sparse_ms=float("nan")
+    )
+    (row,) = _rows(to_csv(replace(made, verdicts=(unknown,))))
+    empty = ("pattern_holds", "axis", "remedy", "engine_layer", "sparse_ms", "dense_ms", "kernel")
+    assert {row[name] for name in empty} == {""}
+
+
+def test_hostile_names_stay_one_line_each() -> None:
+    text = to_csv(hostile())
+    assert len(text.splitlines()) == 1 + len(HOSTILE)
+    assert [row["layer"].removeprefix("'") for row in _rows(text)] == list(map(printable, HOSTILE))
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+x", "'+x"),
+        ("-x", "'-x"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("  =1+1", "'  =1+1"),
+        ("\uff1d1", "'\uff1d1"),
+        ("'quoted", "''quoted"),
+        ("\t=1", r"\t=1"),
+        ("fc-1=2", "fc-1=2"),
+    ],
+)
+def test_a_name_that_a_spreadsheet_would_run_gets_an_apostrophe(name: str, cell: str) -> None:
+    (row,) = _rows(to_csv(report(matmul(name, 512, 512, weight="w"))))
+    assert row["layer"] == cell
+
+
+@given(st.text())
+def test_the_exact_name_comes_back_by_dropping_one_apostrophe(name: str) -> None:
+    (row,) = _rows(to_csv(report(matmul(name, 512, 512, weight="w"))))
+    assert row["layer"].removeprefix("'") == printable(name)
+    assert row["layer"].lstrip()[:1] not in tuple("=+-@\t\r\n")

@@ -1,0 +1,81 @@
+"""The Markdown report: as expected, every layer in it, and no name that turns into markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from render_cases import HOSTILE, every_fate, hostile, large
+from report_cases import matmul, report
+
+from twofour.reports.markdown import to_markdown
+from twofour.reports.words import printable
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def _tables(text: str) -> list[list[str]]:
+    """Cells of every table line; a pipe is only ever the end of a cell."""
+    lines = (line for line in text.splitlines() if line.startswith("|"))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def _first_cells(text: str) -> list[str]:
+    rows = _tables(text.split("## Layers")[1])
+    return [row[0] for row in rows[2:]]
+
+
+def _shown(cell: str) -> str:
+    """A name as a reader of the rendered page sees it."""
+    if cell.startswith("<code>"):
+        return unescape(cell.removeprefix("<code>").removesuffix("</code>"))
+    return cell.removeprefix("`").removesuffix("`")
+
+
+def test_the_report_of_every_fate_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / "report.md", to_markdown(every_fate()))
+
+
+def test_the_report_of_hostile_names_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / "hostile.md", to_markdown(hostile()))
+
+
+def test_no_name_adds_a_cell_or_a_tag() -> None:
+    text = to_markdown(hostile())
+    widths = {len(row) for row in _tables(text.split("## Layers")[1])}
+    assert widths == {8}
+    tags = set(re.findall(r"<[^>\s]*", re.sub(r"`[^`\n]*`", "", text)))
+    assert tags <= {"<code", "</code"}
+
+
+@given(st.text(min_size=1))
+def test_a_name_reads_as_it_is(name: str) -> None:
+    (cell,) = _first_cells(to_markdown(report(matmul(name, 512, 512, weight="w"))))
+    assert _shown(cell) == printable(name)
+
+
+def test_repeated_layers_share_a_row_and_their_times_are_a_range() -> None:
+    rows = {row[0]: row for row in _tables(to_markdown(every_fate()))}
+    assert rows["`encoder.{0-1}.fc` x2"][-2:] == ["0.0105 to 0.0107", "0.0169 to 0.0171"]
+    assert rows["`encoder.{2,10}.fc` x2"][-2:] == ["-", "-"]
+    assert rows["`resnext`"][5] == "eligible (rules said not-eligible)"
+
+
+def test_times_have_no_column_where_no_layer_was_timed() -> None:
+    assert "sparse ms" not in to_markdown(large(8))
+
+
+@pytest.mark.parametrize("name", ["Reformatting CopyNode for Input Tensor 0", HOSTILE[0]])
+def test_unmatched_engine_layers_are_listed(name: str) -> None:
+    made = to_markdown(every_fate() if "Copy" in name else hostile())
+    listed = made.split("## Engine layers not matched")[1].splitlines()
+    assert f"- `{name}`" in listed
+
+
+def test_an_empty_report_is_a_report() -> None:
+    assert "| can run sparse | 0 layers | 0 weights (0 %) |  |" in to_markdown(report())
