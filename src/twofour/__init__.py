@@ -1,6 +1,7 @@
 """From a dense model to a 2:4-sparse TensorRT engine, with a reason for every layer.
 
-The Python API is these three functions; they do what the commands of the same names do.
+The Python API is these three functions: `run` is the command prune-export-build, `prune` takes a
+module in memory, `validate` is the command of that name.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def prune(
     model: nn.Module,
     pattern: str = "2:4",
     *,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     all_layers: bool = False,
 ) -> PruneResult:
     """Prune a torch module in place to N:M by magnitude, and say what was done to each weight.
@@ -36,7 +37,7 @@ def prune(
     from twofour.pruning.module_prune import prune_module
     from twofour.records import Pattern, Selection
 
-    selection = Selection(all_layers=all_layers, include=tuple(include), exclude=tuple(exclude))
+    selection = Selection(all_layers=all_layers, include=_globs(include), exclude=_globs(exclude))
     return prune_module(model, Pattern.parse(pattern), selection)
 
 
@@ -44,8 +45,8 @@ def validate(
     path: str | Path,
     pattern: str | None = None,
     *,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
 ) -> Validation:
     """Judge the weights in a saved file or folder; its `broken` names those that fail.
 
@@ -55,7 +56,7 @@ def validate(
     from twofour.pipeline.validating import validate_path
     from twofour.records import Pattern, Selection
 
-    selection = Selection(include=tuple(include), exclude=tuple(exclude))
+    selection = Selection(include=_globs(include), exclude=_globs(exclude))
     chosen = None if pattern is None else Pattern.parse(pattern)
     return validate_path(Path(path), chosen, selection)
 
@@ -72,3 +73,8 @@ def run(
 
     folder = None if out is None else Path(out)
     return run_all(str(model), folder, options or RunOptions())
+
+
+def _globs(text: str | Sequence[str]) -> tuple[str, ...]:
+    """One glob, or several: a text alone is not a sequence of letters here."""
+    return (text,) if isinstance(text, str) else tuple(text)

@@ -90,6 +90,7 @@ class ReasonCode(str, Enum):
     ZERO_POINT = "ZERO_POINT"
     SHARED_WEIGHT = "SHARED_WEIGHT"
     EXCLUDED = "EXCLUDED"
+    NOT_A_LAYER = "NOT_A_LAYER"
     GUESSED = "GUESSED"
     DENSE_FASTER = "DENSE_FASTER"
     TACTIC_SKIPPED = "TACTIC_SKIPPED"
@@ -102,6 +103,14 @@ class ReasonCode(str, Enum):
     """Nothing known speaks against sparse math: the reason of a plainly eligible layer."""
     NOT_CHECKED = "NOT_CHECKED"
     """The validation has no row for this weight, so nothing is known of its pattern."""
+    NOT_LISTED = "NOT_LISTED"
+    """The builder printed its list of eligible layers, and this one is not in it."""
+    NO_SPARSE_TACTIC = "NO_SPARSE_TACTIC"
+    """The builder timed kernels for an eligible layer, and none of them was sparse."""
+    SPARSITY_FORCED = "SPARSITY_FORCED"
+    """trtexec overwrote the weights, so the log says nothing about those of the model."""
+    FOLDED = "FOLDED"
+    """No layer of the engine holds the node: folded into a constant, or fused or left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +307,9 @@ class OutputAgreement:
     row_cosine_mean: float
     """Mean over the first axis (the batch) of the cosine of each row."""
     row_cosine_min: float
+    """Cosines leave out what is not finite; NaN where nothing is left to compare."""
+    not_finite: int = 0
+    """Values that are NaN or infinity in one of the two, or in both."""
     bound: float | None = None
     """Largest max_abs_error that is accepted, in units of the output; None: not judged."""
 
@@ -520,6 +532,26 @@ class Evidence(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraphNode:
+    """One node of an ONNX graph, as far as joining it with an engine needs it."""
+
+    name: str
+    """As in Weight.node: the node's name, or op type and index where it has none."""
+    label: str
+    """The name, preceded by the way through the subgraphs it lies in."""
+    op: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: tuple[str, ...] = ()
+    """Those of `inputs` that are initializers or outputs of Constant nodes."""
+    output_shape: tuple[int | None, ...] | None = None
+    """Of the first output, as declared; None inside for a dimension that is no number."""
+    unnamed: bool = False
+    """The ONNX file gives it no name, so the builder makes one up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """One layer: whether sparse math runs in it, why, and what to do."""
 
@@ -544,7 +576,11 @@ class Verdict:
     weight: str | None = None
     """Name of the stored array; layers that share it share its weights in the totals."""
     sparse_ms: float | None = None
+    """Fastest sparse tactic that the builder timed."""
     dense_ms: float | None = None
+    """Fastest dense tactic."""
+    profile_ms: float | None = None
+    """Mean time of its engine layer in the profile of the sparse engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -565,6 +601,81 @@ class EligibilitySummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConfusionCell:
+    """How many layers the rules judged one way and the evidence another (or the same)."""
+
+    predicted: VerdictName
+    measured: VerdictName
+    layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement:
+    """One layer whose measured verdict the rules did not foretell."""
+
+    layer: str
+    predicted: VerdictName
+    measured: VerdictName
+    message: str
+
+
+class ShareUnit(str, Enum):
+    """What a share is a share of."""
+
+    WEIGHTS = "weights"
+    MULTIPLY_ADDS = "multiply-adds"
+    MILLISECONDS = "milliseconds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How much of the whole runs sparse, could, and never can; the parts add up to `total`."""
+
+    unit: ShareUnit
+    total: float
+    runs_sparse: float
+    eligible: float
+    """Eligible and dense."""
+    never: float
+    """Not eligible as the model is."""
+    unknown: float
+    """No verdict, or one engine layer that holds layers of several verdicts."""
+    other: float = 0.0
+    """Milliseconds in engine layers without a weight that sparse math could use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainCeiling:
+    """The most that sparse math could gain end to end (Amdahl's law), from one profile."""
+
+    profile: str
+    """Which profile it is computed from, in words."""
+    total_ms: float
+    eligible_ms: float
+    """Time in layers that are eligible and run dense."""
+    weighted_ms: float
+    """Time in all layers with a weight that run dense, whether eligible or not."""
+    eligible_gain: float
+    """total / (total - eligible / 2): 1.0 is no gain."""
+    weighted_gain: float
+    """The same with every layer that has a weight made eligible."""
+    assumption: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EligibilityTotals:
+    """What can still be won, and how well the rules foretold what was measured."""
+
+    confusion: tuple[ConfusionCell, ...]
+    """Layers with measured evidence and a prediction; cells without a layer are left out."""
+    disagreements: tuple[Disagreement, ...]
+    shares: tuple[Share, ...]
+    ceilings: tuple[GainCeiling, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What could not be computed, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EligibilityReport:
     """eligibility.json."""
 
@@ -576,6 +687,11 @@ class EligibilityReport:
     verdicts: tuple[Verdict, ...]
     summary: EligibilitySummary
     unmatched_engine_layers: tuple[str, ...] = ()
+    """Names in the engine, its log or profile that lead to no node of the model."""
+    totals: EligibilityTotals | None = None
+    """None in a report that is predicted alone."""
+    notes: tuple[str, ...] = ()
+    """What holds for the whole report: contradictions in the log, a cache that hides timings."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -599,6 +715,8 @@ class RunOptions:
     metric: str | None = None
     """file.py:callable, called with a predict function for each variant."""
     seed: int = 0
+    fresh: bool = False
+    """Do every stage again, whatever is in the run folder."""
     engine: str = "auto"
     shapes: tuple[str, ...] = ()
     """TensorRT optimization profiles as text, `input=min:opt:max`."""
@@ -644,6 +762,8 @@ class StageRecord:
     """sha256 over the stage's inputs, options and versions."""
     outputs: dict[str, str] = field(default_factory=dict)
     """File name in the run folder -> sha256."""
+    watched: dict[str, str] = field(default_factory=dict)
+    """Data file that the user's code read -> its size and time of change."""
     seconds: float = 0.0
 
 

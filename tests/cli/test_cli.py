@@ -238,7 +238,7 @@ def test_a_bug_of_ours_is_exit_1_with_a_saved_traceback(
     monkeypatch.setattr("twofour.cli.guard._traceback_folder", None)
     assert result.exit_code == 1
     assert "surprise" in result.stderr
-    (saved,) = tmp_path.glob("traceback-*.txt")
+    (saved,) = tmp_path.glob("twofour-*-traceback.txt")
     assert "AssertionError: surprise" in saved.read_text()
 
 

@@ -97,6 +97,8 @@ def test_a_run_leaves_the_files_of_the_design(finished: tuple[Path, RunResult, R
         "build.json",
         "accuracy.json",
         "eligibility.json",
+        "report.md",
+        "report.html",
     } <= names
     assert not [name for name in names if name.endswith(".part")]
 
@@ -168,6 +170,12 @@ def test_a_second_run_does_nothing_again(copy: Path) -> None:
     assert recorder.reused == ALL_STAGES
 
 
+def test_fresh_does_everything_again(copy: Path) -> None:
+    recorder = Recorder()
+    run_all(MODEL, copy, replace(OPTIONS, fresh=True), recorder)
+    assert recorder.did == ALL_STAGES
+
+
 @pytest.mark.parametrize(
     ("change", "redone"),
     [
@@ -229,7 +237,7 @@ def test_a_metric_is_called_for_both_variants(copy: Path, tmp_path: Path) -> Non
     assert (metrics["rows"].dense, metrics["rows"].sparse) == (5.0, 5.0)
     assert metrics["first"].dense != metrics["first"].sparse
     # the figures are in the checks, so what reads those is written again
-    assert set(recorder.did) == {"check-dense", "check-sparse", "export", "accuracy"}
+    assert set(recorder.did) == {"check-dense", "check-sparse", "export", "accuracy", "report"}
 
 
 def test_prune_alone_can_be_gone_on_with(tmp_path: Path) -> None:

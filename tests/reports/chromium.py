@@ -104,7 +104,7 @@ def browser() -> Iterator[Browser]:
 def _port(driver: subprocess.Popen[str]) -> int:
     assert driver.stdout is not None
     for line in driver.stdout:
-        if match := re.search(r"on port (\d+)", line):
+        if match := re.search(r"started successfully on port (\d+)", line):
             return int(match[1])
     raise RuntimeError("chromedriver ended before it named its port")
 

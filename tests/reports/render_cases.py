@@ -1,4 +1,4 @@
-"""Reports for the renderers: one with every fate and figures, one with hostile names, a large one."""
+"""Reports for the renderers: one with every fate and figures, one with hostile names, one large."""
 
 from __future__ import annotations
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from render_cases import HOSTILE, every_fate, hostile, large
-from report_cases import matmul, report
+from report_cases import matmul, reason, report
 
+from twofour.records import ReasonCode
 from twofour.reports.markdown import to_markdown
 from twofour.reports.words import printable
 
@@ -25,16 +28,11 @@ def _tables(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def _first_cells(text: str) -> list[str]:
-    rows = _tables(text.split("## Layers")[1])
-    return [row[0] for row in rows[2:]]
-
-
-def _shown(cell: str) -> str:
-    """A name as a reader of the rendered page sees it."""
-    if cell.startswith("<code>"):
-        return unescape(cell.removeprefix("<code>").removesuffix("</code>"))
-    return cell.removeprefix("`").removesuffix("`")
+def _rendered_names(text: str) -> list[str]:
+    """The first cells of the table of layers, as a reader of the rendered page sees them."""
+    page = MarkdownIt("commonmark").enable("table").render(text)
+    rows = re.findall(r"<tr>\n<td>(.*?)</td>", page.split("<h2>Layers</h2>")[1])
+    return [unescape(re.sub(r"</?code>", "", row)) for row in rows]
 
 
 def test_the_report_of_every_fate_is_as_expected(golden: Callable[[Path, str], None]) -> None:
@@ -55,8 +53,8 @@ def test_no_name_adds_a_cell_or_a_tag() -> None:
 
 @given(st.text(min_size=1))
 def test_a_name_reads_as_it_is(name: str) -> None:
-    (cell,) = _first_cells(to_markdown(report(matmul(name, 512, 512, weight="w"))))
-    assert _shown(cell) == printable(name)
+    (shown,) = _rendered_names(to_markdown(report(matmul(name, 512, 512, weight="w"))))
+    assert shown == printable(name)
 
 
 def test_repeated_layers_share_a_row_and_their_times_are_a_range() -> None:
@@ -79,3 +77,20 @@ def test_unmatched_engine_layers_are_listed(name: str) -> None:
 
 def test_an_empty_report_is_a_report() -> None:
     assert "| can run sparse | 0 layers | 0 weights (0 %) |  |" in to_markdown(report())
+
+
+def test_codes_stay_readable_in_the_source_and_emphasis_does_not_happen() -> None:
+    text = to_markdown(every_fate())
+    assert _rendered_names(to_markdown(hostile()))[:-1] == list(map(printable, HOSTILE[:-1]))
+    assert "also PATTERN_BROKEN, SMALL_CHANNELS" in text
+    assert r"d\*e\*\_f\_ \[g\](http://x)" in to_markdown(hostile())
+
+
+@given(st.text(alphabet="ab_*`|\\\\[](){}<>&#~$! .:/-\u00e9", min_size=1))
+def test_a_sentence_reads_as_it_is(text: str) -> None:
+    made = report(matmul("fc", 512, 512))
+    said = replace(made.verdicts[0], reasons=(reason(ReasonCode.DENSE_FASTER, text),), remedy=None)
+    page = MarkdownIt("commonmark").enable("table")
+    shown = page.render(to_markdown(replace(made, verdicts=(said,))).split("## What")[0])
+    cells = re.findall(r"<td>(.*?)</td>", shown)
+    assert unescape(cells[-2]).split() == ["<code>DENSE_FASTER</code>:", *text.split()]

@@ -119,7 +119,7 @@ def test_float32_layers_of_bert_are_listed_but_have_no_sparse_kernel() -> None:
     assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["DTYPE"])
     message = "float32: the builder lists it, but no sparse kernel is known"
     assert found.reasons[0].message == message
-    assert found.remedy == "export with --precision float16"
+    assert (found.remedy or "").startswith("export with --precision float16")
 
 
 def test_tensorrt_8_lists_matrix_products_in_int8_only() -> None:

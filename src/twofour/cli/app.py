@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twofour.cli import build, doctor, export, prune, report, run, validate
+from twofour.cli import build, doctor, export, log, prune, report, run, validate
 from twofour.version import __version__
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("prune")(prune.prune)
 app.command("validate")(validate.validate)
 app.command("export")(export.export)
 app.command("build")(build.build)
+app.command("log")(log.log)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 

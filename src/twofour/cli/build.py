@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import TerminalProgress, say, show, show_json
+from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.cli.run import build_options
 from twofour.records import RunOptions
@@ -53,7 +53,7 @@ def build(
     with TerminalProgress(quiet=quiet) as progress:
         folder, built = run_build(onnx, out, options, progress)
     if json:
-        show_json(to_json(built))
+        show_text(to_json(built))
         return
     show(build_view(built))
     if not quiet:

@@ -37,8 +37,8 @@ def show(renderable: RenderableType) -> None:
     data_console().print(renderable)
 
 
-def show_json(text: str) -> None:
-    """A record on stdout and nothing else there."""
+def show_text(text: str) -> None:
+    """A record or a document on stdout, and nothing else there."""
     sys.stdout.write(text)
 
 

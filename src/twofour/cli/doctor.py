@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twofour.cli.console import show, show_json
+from twofour.cli.console import show, show_text
 from twofour.cli.guard import guarded
 from twofour.cli.options import AsJson
 from twofour.records import Diagnosis, EngineStatus, Gpu
@@ -23,7 +23,7 @@ def doctor(*, json: AsJson = False) -> None:
 
     diagnosis = diagnose()
     if json:
-        show_json(to_json(diagnosis))
+        show_text(to_json(diagnosis))
     else:
         show(_view(diagnosis))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofour.cli import options as opt
-from twofour.cli.console import TerminalProgress, say, show, show_json
+from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.records import RunOptions
 
@@ -43,7 +43,7 @@ def export(
     with TerminalProgress(quiet=quiet) as progress:
         folder, exported, checked = run_export(model, out, options, progress)
     if json:
-        show_json(to_json(exported))
+        show_text(to_json(exported))
         return
     show(export_view(exported, checked))
     if not quiet:

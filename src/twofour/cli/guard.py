@@ -59,15 +59,22 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def _saved_traceback() -> Path:
-    folder = _traceback_folder
-    inside = folder is not None and folder.is_dir() and os.access(folder, os.W_OK)
-    handle, name = tempfile.mkstemp(
-        prefix="traceback-", suffix=".txt", dir=folder if inside else None, text=True
-    )
+    handle, name = _traceback_file()
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(f"twofour {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n")
         file.write(traceback.format_exc())
     return Path(name)
+
+
+def _traceback_file() -> tuple[int, str]:
+    """In the run folder; elsewhere where that is not there, not writable, or on a full disk."""
+    for folder in (_traceback_folder, None):
+        try:
+            if folder is None or folder.is_dir():
+                return tempfile.mkstemp("-traceback.txt", "twofour-", folder, text=True)
+        except OSError:
+            continue
+    return os.open(os.devnull, os.O_WRONLY), os.devnull
 
 
 def _silence_stdout() -> None:

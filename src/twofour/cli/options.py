@@ -77,6 +77,7 @@ MetricOption = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Do every stage again.")]
 EngineOption = Annotated[
     EngineChoice, typer.Option("--engine", help="auto: TensorRT where a builder can be created.")
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofour.cli import options as opt
-from twofour.cli.console import TerminalProgress, say, show, show_json
+from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.cli.run import selection
 from twofour.records import Pattern, RunOptions
@@ -43,7 +43,7 @@ def prune(
     with TerminalProgress(quiet=quiet) as progress:
         folder, result, _ = run_prune(model, out, options, progress)
     if json:
-        show_json(to_json(result))
+        show_text(to_json(result))
         return
     show(prune_table(result))
     if not quiet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofour.cli import options as opt
-from twofour.cli.console import TerminalProgress, say, show, show_json
+from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.records import BuildOptions, Pattern, RunOptions, Selection
 
@@ -26,6 +26,7 @@ def prune_export_build(
     input_shape: opt.InputShapes = None,
     metric: opt.MetricOption = None,
     seed: opt.Seed = 0,
+    fresh: opt.Fresh = False,
     engine: opt.EngineOption = opt.EngineChoice.AUTO,
     shapes: opt.Shapes = None,
     workspace: opt.Workspace = None,
@@ -55,6 +56,7 @@ def prune_export_build(
         input_shapes=opt.parse_input_shapes(input_shape),
         metric=metric,
         seed=seed,
+        fresh=fresh,
         engine=engine.value,
         build=build_options(shapes=shapes, workspace=workspace, level=opt_level, tf32=tf32),
     )
@@ -63,7 +65,7 @@ def prune_export_build(
     with TerminalProgress(quiet=quiet) as progress:
         result = run_all(model, out, options, progress)
     if json:
-        show_json(to_json(result))
+        show_text(to_json(result))
         return
     show(run_view(result))
     if not quiet:

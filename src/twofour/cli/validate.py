@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import say, show, show_json
+from twofour.cli.console import say, show, show_text
 from twofour.cli.guard import guarded
 from twofour.errors import PatternBrokenError
 from twofour.records import Pattern, Selection
@@ -20,7 +20,7 @@ def validate(
         Path,
         typer.Argument(
             metavar="PATH",
-            help="An .onnx or .safetensors file, a checkpoint folder, or a run folder.",
+            help="An .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint or a run folder.",
         ),
     ],
     *,
@@ -30,8 +30,14 @@ def validate(
             "--pattern", "-p", metavar="N:M", help="Pattern.", show_default="the run's, else 2:4"
         ),
     ] = None,
-    include: opt.Include = None,
-    exclude: opt.Exclude = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="GLOB", help="Hold only these layers to it; repeatable."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="GLOB", help="Let these layers pass; repeatable."),
+    ] = None,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -49,7 +55,7 @@ def validate(
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
     validation = validate_path(path, None if pattern is None else Pattern.parse(pattern), chosen)
     if json:
-        show_json(to_json(validation))
+        show_text(to_json(validation))
     elif not quiet:
         show(validation_table(validation))
     if validation.broken:

@@ -14,6 +14,7 @@ from twofour.engines.gpu import find_gpu
 from twofour.engines.latency import no_latency
 from twofour.engines.ort_session import CUDA, CannotRunError, OrtSession, first_line, open_session
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
+from twofour.errors import BuildFailedError
 from twofour.records import EngineName, EngineStatus, LayerTime, VariantBuild, VariantLatency
 
 __all__ = ["CannotRunError", "OnnxRuntimeEngine", "OrtSession", "node_times"]
@@ -50,9 +51,7 @@ class OnnxRuntimeEngine:
         try:
             session = OrtSession(request.onnx, threads=request.options.threads)
         except CannotRunError as error:
-            return _variant(
-                request, build_s=0.0, latency=no_latency(request.variant, error.message)
-            )
+            return self.not_built(request, error)
         with session:
             return self.build_from(session, request, report)
 
@@ -66,6 +65,10 @@ class OnnxRuntimeEngine:
         return _variant(
             request, build_s=session.load_s, latency=latency, providers=session.providers
         )
+
+    def not_built(self, request: BuildRequest, error: BuildFailedError) -> VariantBuild:
+        """The record of a model that ONNX Runtime does not take."""
+        return _variant(request, build_s=0.0, latency=no_latency(request.variant, error.message))
 
     def run(self, model: Path, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Outputs of the ONNX file."""

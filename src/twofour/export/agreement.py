@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,8 +65,9 @@ def _output(name: str, reference: Array, other: Array, bounds: Precision | None)
         shape=tuple(reference.shape),
         max_abs_error=_max_abs_error(a, b),
         cosine=float(_row_cosines(a.reshape(1, -1), b.reshape(1, -1))[0]),
-        row_cosine_mean=float(rows.mean()) if rows.size else 1.0,
-        row_cosine_min=float(rows.min()) if rows.size else 1.0,
+        row_cosine_mean=float(np.nanmean(rows)) if np.isfinite(rows).any() else math.nan,
+        row_cosine_min=float(np.nanmin(rows)) if np.isfinite(rows).any() else math.nan,
+        not_finite=int(np.count_nonzero(~(np.isfinite(a) & np.isfinite(b)))),
         bound=_bound(a, bounds) if judged and bounds else None,
     )
 
@@ -84,9 +86,9 @@ def _max_abs_error(a: Array, b: Array) -> float:
 
 
 def _row_cosines(a: Array, b: Array) -> Array:
-    """Cosine of each row over the first axis; 1 where both rows are zero, NaN never.
+    """Cosine of each row over the first axis; 1 where both rows are zero.
 
-    Entries that are not finite in both count as zero in both, so a row is compared by the rest.
+    Entries that are not finite in both are left out; NaN where no entry of a row is left.
     """
     rows = a.shape[0] if a.ndim else 1
     a, b = (x.reshape(rows, -1) if x.size else x.reshape(rows, 0) for x in (a, b))
@@ -95,4 +97,5 @@ def _row_cosines(a: Array, b: Array) -> Array:
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     both_zero = ~a.any(axis=1) & ~b.any(axis=1)
     cosines = np.divide((a * b).sum(axis=1), norms, out=np.zeros(rows), where=norms > 0)
-    return np.where(both_zero, 1.0, np.clip(cosines, -1.0, 1.0))
+    cosines = np.where(both_zero, 1.0, np.clip(cosines, -1.0, 1.0))
+    return np.where(usable.any(axis=1), cosines, np.nan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
 from twofour.records import Precision
+
+_MESSAGE_LENGTH = 500
+"""Of an error of the user's forward, which may carry a whole tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +56,10 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def forward_error(
-    module: nn.Module, error: Exception, precision: Precision = Precision.FLOAT32
+    module: nn.Module, error: BaseException, precision: Precision = Precision.FLOAT32
 ) -> BadInputError:
     """The error to raise for a forward that fails on the example inputs in that precision."""
-    text = str(error).strip() or "no message"
+    text = textwrap.shorten(str(error), _MESSAGE_LENGTH) or "no message"
     name, kind = type(module).__name__, type(error).__name__
     if precision is Precision.FLOAT32:
         return BadInputError(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from twofour.errors import BadInputError
 from twofour.export.clean import positive_zeros, strip_paths
 from twofour.export.example_inputs import as_array, bind, converted, forward_error
 from twofour.export.layer_names import layer_map
@@ -62,9 +66,19 @@ def reference_outputs(
     """
     call = converted(bind(module, args, kwargs), TORCH_DTYPES[Precision.FLOAT32])
     ready = in_precision(module, Precision.FLOAT32)
-    with in_eval_mode(ready):
+    # what the forward prints goes to stderr: stdout may carry our JSON
+    with in_eval_mode(ready), contextlib.redirect_stdout(sys.stderr):
         try:
             outputs = ready(*call.args, **call.kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise forward_error(module, error) from error
-    return tuple(as_array(leaf) for leaf in pytree.tree_leaves(outputs) if hasattr(leaf, "detach"))
+    leaves = pytree.tree_leaves(outputs)
+    tensors = tuple(as_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    strange = next((leaf for leaf in leaves if isinstance(leaf, str | bytes)), None)
+    if not tensors or strange is not None:
+        given = "no tensor" if strange is None else f"a {type(strange).__name__}"
+        raise BadInputError(
+            f"{type(module).__name__}.forward gives {given}, which ONNX cannot hold",
+            hint="let forward return tensors: one, a tuple, or a dict of them",
+        )
+    return tensors

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from twofour.engines.gpu import find_gpu
 from twofour.engines.onnxruntime import CannotRunError, OnnxRuntimeEngine
 from twofour.engines.protocol import BuildRequest, Engine
-from twofour.engines.select import choose_engine
+from twofour.engines.select import AUTO, choose_engine
 from twofour.engines.shapes import check_shapes
+from twofour.errors import BuildFailedError
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, onnx_name
 from twofour.pipeline.stages import Stage, versions
@@ -125,8 +126,11 @@ def _build(run: Run, engine: Engine, request: BuildRequest) -> VariantBuild:
         return engine.build(request, run.progress.step)
     try:
         session = run.sessions.open(request.onnx)
-    except CannotRunError:
-        return engine.build(request, run.progress.step)
+    except BuildFailedError as error:
+        # a type without a kernel is a row that says so; all else only where nobody asked for it
+        if run.options.engine != AUTO and not isinstance(error, CannotRunError):
+            raise
+        return engine.not_built(request, error)
     return engine.build_from(session, request, run.progress.step)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from twofour.engines.onnxruntime import CannotRunError, OrtSession
-from twofour.errors import BadInputError
+from twofour.engines.onnxruntime import OrtSession
+from twofour.errors import BadInputError, BuildFailedError
 from twofour.export.agreement import agreement
 from twofour.pipeline.agreement import compare_with_reference, example_inputs, load_arrays
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files
 from twofour.pipeline.onnx_io import save_arrays
 from twofour.pipeline.sources.reference import parse_reference, reference_key
+from twofour.pipeline.sources.watched import files_read
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import Accuracy, ExportedVariant, Metric, OutputAgreement, VariantCheck
 
@@ -26,11 +28,12 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
     Raises PatternBrokenError when it does not agree with the module.
     """
     path, variant = run.file(exported.file), exported.variant
+    metric_files: list[Path] = []
 
     def work() -> tuple[VariantCheck, Sequence[str]]:
         try:
             session = run.sessions.open(path)
-        except CannotRunError as error:
+        except BuildFailedError as error:  # custom operators, types without a kernel, a crash
             run.progress.note(f"{path.name} was not compared with the module: {error.message}")
             return _not_run(variant, error.message), ()
         name = f"stages/outputs-{variant}.npz"
@@ -42,7 +45,7 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
             outputs=name,
             agreement=compared,
             not_compared=None if compared else _NO_MODULE,
-            metrics=_metrics(run, session),
+            metrics=_metrics(run, session, metric_files),
         )
         return checked, (name,)
 
@@ -61,7 +64,7 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
             *(() if exported.reference is None else (exported.reference,)),
         ),
     )
-    return run.runner.run(stage, VariantCheck, work)
+    return run.runner.run(stage, VariantCheck, work, lambda: metric_files)
 
 
 def accuracy(run: Run, dense: VariantCheck, sparse: VariantCheck) -> Accuracy:
@@ -101,12 +104,17 @@ def metric_key(metric: str | None) -> str | None:
     return None if metric is None else f"{metric} {reference_key(parse_reference(metric))}"
 
 
-def _metrics(run: Run, session: OrtSession) -> dict[str, float]:
+def _metrics(run: Run, session: OrtSession, files: list[Path]) -> dict[str, float]:
     if run.options.metric is None:
         return {}
     from twofour.pipeline.sources.metric import load_metric, run_metric
 
-    return run_metric(load_metric(run.options.metric), _predictor(session), seed=run.options.seed)
+    with files_read() as read:
+        metrics = run_metric(
+            load_metric(run.options.metric), _predictor(session), seed=run.options.seed
+        )
+    files.extend(read)
+    return metrics
 
 
 def _predictor(session: OrtSession) -> Callable[..., tuple[np.ndarray, ...]]:

@@ -42,6 +42,9 @@ class Run:
     """One run: where, of what, how, and the models and sessions that stages hand on."""
 
     path: Path
+    """Absolute: user code may change the working directory."""
+    shown: Path
+    """The same as the user named it."""
     runner: Runner
     source: Source
     options: RunOptions

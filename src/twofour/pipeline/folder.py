@@ -37,6 +37,11 @@ class RunFolder:
         )
         write_record(self.path / MANIFEST, self.manifest)
 
+    def forget(self) -> None:
+        """Note in run.json that no stage is done."""
+        self.manifest = replace(self.manifest, stages=())
+        write_record(self.path / MANIFEST, self.manifest)
+
 
 @contextlib.contextmanager
 def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
@@ -62,6 +67,16 @@ def is_run_folder(path: Path) -> bool:
 
 
 def _make_folder(path: Path) -> None:
+    try:
+        _check_folder(path)
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(
+            f"cannot create {path}: {error.strerror or error}", hint="choose another --out"
+        ) from error
+
+
+def _check_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise BadInputError(f"{path} is a file, not a run folder", hint="choose another --out")
     if path.is_dir() and not is_run_folder(path) and _foreign(path):
@@ -69,12 +84,6 @@ def _make_folder(path: Path) -> None:
             f"{path} exists and is not a run folder (it holds {_foreign(path)!r})",
             hint="choose another folder with --out; nothing in it was touched",
         )
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInputError(
-            f"cannot create {path}: {error.strerror or error}", hint="choose another --out"
-        ) from error
 
 
 def _foreign(path: Path) -> str | None:
@@ -89,7 +98,12 @@ def _foreign(path: Path) -> str | None:
 def _manifest(path: Path, source: str) -> RunManifest | None:
     if not is_run_folder(path):
         return None
-    manifest = read_record(RunManifest, path / MANIFEST)
+    try:
+        manifest = read_record(RunManifest, path / MANIFEST)
+    except BadInputError as error:
+        raise BadInputError(
+            f"{error.message}", hint="the folder is damaged: remove it, or choose another --out"
+        ) from error
     if manifest.source != source:
         raise BadInputError(
             f"{path} holds a run of {manifest.source}, not of {source}",

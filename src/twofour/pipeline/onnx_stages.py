@@ -14,6 +14,7 @@ from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, onn
 from twofour.pipeline.exporting import pruned_names
 from twofour.pipeline.onnx_io import describe, load_inputs, random_inputs, save_arrays
 from twofour.pipeline.stages import Stage, versions
+from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.records import (
     ExportedVariant,
     LayerMap,
@@ -120,7 +121,9 @@ def _prune(run: Run, pattern: Pattern, selection: Selection) -> PruneResult:
 
     dense, sparse = run.file(onnx_name(DENSE)), run.file(onnx_name(SPARSE))
     _remove_data(sparse)
-    return replace(prune_onnx(dense, sparse, pattern, selection), source=run.source.text)
+    result = replace(prune_onnx(dense, sparse, pattern, selection), source=run.source.text)
+    refuse_nothing_pruned(result)
+    return result
 
 
 def _remove_data(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twofour.engines.gpu import find_gpu
@@ -13,6 +13,7 @@ from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run, onnx_files, onn
 from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
+    Accuracy,
     BuildResult,
     EligibilityReport,
     EngineName,
@@ -28,22 +29,37 @@ from twofour.records import (
 )
 from twofour.reports.context import ReportContext
 from twofour.reports.eligibility import predict
-from twofour.store import read_record
+from twofour.reports.html import to_html
+from twofour.reports.markdown import to_markdown
+from twofour.store import atomic_file, read_record
 
 REPORT = "eligibility.json"
+MARKDOWN = "report.md"
+HTML = "report.html"
+_KNOWN_TO_PRUNING = {ReasonCode.EXCLUDED, ReasonCode.SHARED_WEIGHT}
 HARDWARE = Pattern(2, 4)
 """The only pattern sparse tensor cores run (TensorRT developer guide, structured sparsity)."""
 
 
-def report(
-    run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
-) -> EligibilityReport:
-    """eligibility.json."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the earlier stages found, for the report to put together."""
+
+    pruned: PruneResult
+    exported: ExportResult
+    layers: LayerMap
+    built: BuildResult
+    accuracy: Accuracy
+
+
+def report(run: Run, facts: Facts) -> EligibilityReport:
+    """eligibility.json, report.md and report.html."""
+    pruned, built = facts.pruned, facts.built
     path = run.file(onnx_name(SPARSE))
 
     def work() -> tuple[EligibilityReport, Sequence[str]]:
         found = find_weights(load_model(path, weights=False), HARDWARE, path=path)
-        weights = named(found.weights, layers, excluded(pruned))
+        weights = named(found.weights, facts.layers, said_by_pruning(pruned))
         context = ReportContext(
             model=run.source.name,
             pattern=pruned.pattern,
@@ -52,14 +68,24 @@ def report(
             activation_products=found.activation_products,
             tensorrt_version=_builder_version(built),
         )
-        return predict(weights, _hardware_validation(run, exported), context), ()
+        report = predict(weights, _hardware_validation(run, facts.exported), context)
+        _write(run.file(MARKDOWN), to_markdown(report))
+        _write(run.file(HTML), to_html(report, accuracy=facts.accuracy, build=built))
+        return report, (MARKDOWN, HTML)
 
     stage = Stage(
         name="report",
         title="report",
         record=REPORT,
         depends={"versions": versions()},
-        reads=("prune.json", "export.json", LAYERS, "build.json", *onnx_files(path)),
+        reads=(
+            "prune.json",
+            "export.json",
+            LAYERS,
+            "build.json",
+            "accuracy.json",
+            *onnx_files(path),
+        ),
     )
     return run.runner.run(stage, EligibilityReport, work)
 
@@ -85,12 +111,12 @@ def named(
     )
 
 
-def excluded(pruned: PruneResult) -> dict[str, tuple[Reason, ...]]:
-    """Why the user's own choice left a weight dense, by state_dict key."""
+def said_by_pruning(pruned: PruneResult) -> dict[str, tuple[Reason, ...]]:
+    """What only pruning knows of a weight: the user's choice, and who else uses it; by key."""
     return {
-        row.weight.weight: tuple(r for r in row.reasons if r.code is ReasonCode.EXCLUDED)
+        row.weight.weight: tuple(r for r in row.reasons if r.code in _KNOWN_TO_PRUNING)
         for row in pruned.weights
-        if row.weight.weight is not None and not row.pruned
+        if row.weight.weight is not None
     }
 
 
@@ -99,8 +125,21 @@ def _renamed(
 ) -> Weight:
     if name is None:
         return weight
-    reasons = weight.reasons + more.get(name.parameter, ())
+    reasons = weight.reasons + more.get(name.parameter, (_not_a_layer(name),) if more else ())
     return replace(weight, layer=name.layer or weight.layer, reasons=reasons)
+
+
+def _not_a_layer(name: LayerName) -> Reason:
+    return Reason(
+        code=ReasonCode.NOT_A_LAYER,
+        message=f"{name.parameter or name.initializer} belongs to no layer that pruning knows: "
+        "the model's own code multiplies by it",
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _hardware_validation(run: Run, exported: ExportResult) -> Validation:

@@ -20,10 +20,10 @@ from twofour.pipeline.building import (
     pick_engine,
 )
 from twofour.pipeline.checks import accuracy, check
-from twofour.pipeline.context import DENSE, SPARSE, Run
+from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run
 from twofour.pipeline.exporting import put_together
 from twofour.pipeline.folder import open_run_folder
-from twofour.pipeline.reporting import report
+from twofour.pipeline.reporting import Facts, report
 from twofour.pipeline.sessions import Sessions
 from twofour.pipeline.sources.onnx_file import OnnxSource
 from twofour.pipeline.sources.open import open_source
@@ -39,6 +39,7 @@ from twofour.records import (
     Validation,
     VariantCheck,
 )
+from twofour.store import write_record
 
 RUNS = Path("runs")
 
@@ -51,6 +52,7 @@ def run_all(
     Raises the kinds of TwofourError that the stages name.
     """
     with open_run(model, out, options, progress or Silent()) as run:
+        _refuse_export_options(run)
         chosen = pick_engine(run)
         dense = export_dense(run)
         check_asked_shapes(run, dense.inputs)
@@ -62,9 +64,12 @@ def run_all(
         exports = put_together(run, pruned, (dense, sparse), checks)
         drift = accuracy(run, *checks)
         built = build_result(run, chosen, tuple(builds))
-        verdicts = report(run, pruned, exports, sparse.layers, built)
+        facts = Facts(
+            pruned=pruned, exported=exports, layers=sparse.layers, built=built, accuracy=drift
+        )
+        verdicts = report(run, facts)
         return RunResult(
-            folder=str(run.path),
+            folder=str(run.shown),
             prune=pruned,
             validation=validation,
             export=exports,
@@ -82,9 +87,9 @@ def run_prune(
         if run.model is None:
             onnx_stages.take_over(run)
             pruned = onnx_stages.prune(run)
-            return run.path, pruned, onnx_stages.validate(run, pruned)
+            return run.shown, pruned, onnx_stages.validate(run, pruned)
         pruned = torch_stages.prune(run)
-        return run.path, pruned, torch_stages.validate(run, pruned)
+        return run.shown, pruned, torch_stages.validate(run, pruned)
 
 
 def run_export(
@@ -92,8 +97,11 @@ def run_export(
 ) -> tuple[Path, ExportedVariant, VariantCheck]:
     """Only export the model as it is, with its layer map, and compare it with the module."""
     with open_run(model, out, options, progress or Silent()) as run:
+        _refuse_export_options(run)
         exported = export_dense(run)
-        return run.path, exported, check(run, exported)
+        checked = check(run, exported)
+        write_record(run.file(LAYERS), exported.layers)
+        return run.shown, exported, checked
 
 
 def run_build(
@@ -108,7 +116,7 @@ def run_build(
         check_asked_shapes(run, taken.inputs)
         variants = (DENSE, SPARSE) if chosen.builds_from_sparse else (SPARSE,)
         built = tuple(build_variant(run, chosen, variant) for variant in variants)
-        return run.path, build_result(run, chosen, built)
+        return run.shown, build_result(run, chosen, built)
 
 
 @contextlib.contextmanager
@@ -124,13 +132,18 @@ def open_run(
             seed=options.seed,
         ),
     )
-    path = out if out is not None else RUNS / source.name
+    # absolute: user code may change the working directory
+    shown = out if out is not None else RUNS / source.name
+    path = shown.absolute()
     with open_run_folder(path, _identity(source)) as folder:
         (path / "stages").mkdir(exist_ok=True)
-        sessions = Sessions(options.build.threads)
+        if options.fresh:
+            folder.forget()
+        sessions = Sessions(path / "stages" / "loading", options.build.threads)
         try:
             yield Run(
                 path=path,
+                shown=shown,
                 runner=Runner(folder, progress),
                 source=source,
                 options=options,
@@ -156,6 +169,17 @@ def prune_and_export(run: Run) -> tuple[PruneResult, Validation, ExportedVariant
     pruned = torch_stages.prune(run)
     validation = torch_stages.validate(run, pruned)
     return pruned, validation, torch_stages.export_sparse(run)
+
+
+def _refuse_export_options(run: Run) -> None:
+    """An ONNX file is not exported: saying nothing would look as if it had been converted."""
+    asked = run.options.precision is not None or run.options.opset is not None
+    if run.model is None and asked:
+        raise BadInputError(
+            f"{run.source.text} is ONNX already: --precision and --opset are for torch models",
+            hint="export the torch model with twofour, or convert the file first "
+            "(onnxconverter-common or NVIDIA ModelOpt write float16)",
+        )
 
 
 def _identity(source: Source) -> str:

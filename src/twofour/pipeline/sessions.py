@@ -6,15 +6,24 @@ them; the stages are ordered so that one session serves the check, the metric an
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from twofour.engines.onnxruntime import CannotRunError, OrtSession
+
+_LOAD = (
+    "import sys, onnxruntime\n"
+    "onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])"
+)
 
 
 class Sessions:
     """Opens a session for a file, closing the one of another file."""
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, marker: Path, threads: int | None = None) -> None:
+        self._marker = marker
+        """Holds the name of the file that is being loaded: what is left of it if that crashes."""
         self._threads = threads
         self._path: Path | None = None
         self._session: OrtSession | None = None
@@ -22,17 +31,34 @@ class Sessions:
     def open(self, path: Path) -> OrtSession:
         """The session of this file.
 
-        Raises what OrtSession raises, and CannotRunError where ONNX Runtime is not installed: a
-        box with TensorRT alone can go on without it.
+        Raises what OrtSession raises, and CannotRunError where ONNX Runtime is not installed (a
+        box with TensorRT alone can go on without it) or takes the process down with it.
         """
         if self._session is None or self._path != path:
             self.close()
+            self._refuse_crashing(path)
+            self._marker.write_text(path.name, encoding="utf-8")
             try:
                 self._session = OrtSession(path, threads=self._threads)
             except ImportError as error:
                 raise CannotRunError(f"ONNX Runtime cannot be imported: {error}") from error
+            finally:
+                self._marker.unlink(missing_ok=True)
             self._path = path
         return self._session
+
+    def _refuse_crashing(self, path: Path) -> None:
+        """Where the last run died while it loaded this file, try that in a process apart."""
+        if not self._marker.is_file() or self._marker.read_text(encoding="utf-8") != path.name:
+            return
+        command = [sys.executable, "-c", _LOAD, str(path)]
+        done = subprocess.run(command, check=False, capture_output=True)  # noqa: S603  # ours
+        code = done.returncode
+        if code < 0:
+            raise CannotRunError(
+                f"ONNX Runtime crashes with signal {-code} while it loads {path.name}",
+                hint="--precision float32 or --static-batch may avoid it",
+            )
 
     def close(self) -> None:
         """Let go of the session and its memory; also after a file was written again."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from twofour.pipeline.folder import RunFolder
+from twofour.pipeline.sources.watched import state_of
 from twofour.records import StageRecord
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.version import __version__
@@ -71,11 +73,18 @@ class Runner:
         self.progress = progress
         self._hashes: dict[str, str] = {}
 
-    def run(self, stage: Stage, kind: type[R], work: Callable[[], tuple[R, Sequence[str]]]) -> R:
+    def run(
+        self,
+        stage: Stage,
+        kind: type[R],
+        work: Callable[[], tuple[R, Sequence[str]]],
+        watched: Callable[[], Iterable[Path]] = tuple,
+    ) -> R:
         """The stage's record, read back where nothing changed, else made by `work`.
 
         `work` writes the stage's files and returns its record with their names. The order on disk
-        is files, record, run.json: a run killed in between does the stage again.
+        is files, record, run.json: a run killed in between does the stage again. `watched`, asked
+        after `work`, names data files outside the folder that the result depends on.
         """
         self.progress.stage(stage.name, stage.title)
         started = time.perf_counter()
@@ -90,7 +99,13 @@ class Runner:
         seconds = time.perf_counter() - started
         outputs = {name: self._hash_again(name) for name in (*files, stage.record)}
         self.folder.finish(
-            StageRecord(stage=stage.name, key=key, outputs=outputs, seconds=round(seconds, 3))
+            StageRecord(
+                stage=stage.name,
+                key=key,
+                outputs=outputs,
+                watched={str(path): state_of(path) for path in watched()},
+                seconds=round(seconds, 3),
+            )
         )
         self.progress.done(stage.name, seconds=seconds, reused=False)
         return record
@@ -101,6 +116,8 @@ class Runner:
         return sha256_bytes(json.dumps(document, sort_keys=True).encode())
 
     def _intact(self, before: StageRecord) -> bool:
+        if any(state_of(Path(name)) != state for name, state in before.watched.items()):
+            return False
         return all(
             (self.folder.path / name).is_file() and self._hash(name) == value
             for name, value in before.outputs.items()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twofour.errors import BadInputError
+from twofour.pipeline.sources.watched import files_read
 from twofour.pipeline.weights_file import load_weights, save_weights
 from twofour.records import Pattern, PruneResult, Selection
 from twofour.store import atomic_file
@@ -27,6 +30,8 @@ class TorchModel:
         self._note = note
         self._loaded: LoadedModule | None = None
         self._pruned = False
+        self.data_files: Sequence[Path] = ()
+        """What the source read when it was loaded last, its own code apart."""
 
     def dense(self) -> LoadedModule:
         """The module with the weights of the source."""
@@ -34,7 +39,8 @@ class TorchModel:
             from twofour.pruning.module_layers import make_permanent
 
             self._loaded = None
-            self._loaded = self._source.load()
+            with files_read() as self.data_files:
+                self._loaded = self._source.load()
             make_permanent(self._loaded.module)
             for text in self._loaded.notes:
                 self._note(text)
@@ -47,6 +53,7 @@ class TorchModel:
 
         loaded = self.dense()
         result = prune_module(loaded.module, pattern, selection, source=self._source.text)
+        refuse_nothing_pruned(result)
         self._pruned = True
         with atomic_file(target) as temporary:
             save_weights(loaded.module, temporary, first=_names(result))
@@ -65,6 +72,24 @@ class TorchModel:
         """Let go of the module and its memory."""
         self._loaded = None
         self._pruned = False
+
+
+def refuse_nothing_pruned(result: PruneResult) -> None:
+    """Raise BadInputError where no weight was pruned: what follows would be a dense model."""
+    if any(row.pruned for row in result.weights):
+        return
+    if not result.weights:
+        raise BadInputError(
+            f"{result.source} has no layer that could be pruned",
+            hint="layers are Linear, Conv, ConvTranspose, MultiheadAttention and their sub-classes "
+            "(in ONNX: Conv, ConvTranspose, Gemm and MatMul with a constant weight)",
+        )
+    codes = Counter(row.reasons[0].code.value for row in result.weights if row.reasons)
+    why = ", ".join(f"{code} {count}" for code, count in codes.most_common())
+    raise BadInputError(
+        f"none of the {len(result.weights)} weights of {result.source} is pruned: {why}",
+        hint="--include GLOB or --all-layers prunes what sparse math cannot use",
+    )
 
 
 def _names(result: PruneResult) -> frozenset[str]:

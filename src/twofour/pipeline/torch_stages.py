@@ -54,7 +54,7 @@ def export_dense(run: Run) -> ExportedVariant:
         record="stages/export-dense.json",
         depends={"source": run.source.key(), **_export_options(run)},
     )
-    return run.runner.run(stage, ExportedVariant, work)
+    return run.runner.run(stage, ExportedVariant, work, lambda: model.data_files)
 
 
 def prune(run: Run) -> PruneResult:
@@ -75,7 +75,7 @@ def prune(run: Run) -> PruneResult:
             "versions": versions("torch"),
         },
     )
-    return run.runner.run(stage, PruneResult, work)
+    return run.runner.run(stage, PruneResult, work, lambda: model.data_files)
 
 
 def validate(run: Run, pruned: PruneResult) -> Validation:

@@ -11,12 +11,13 @@ from pathlib import Path
 from twofour.errors import BadInputError
 from twofour.pipeline.context import LAYERS, SPARSE, WEIGHTS, onnx_name
 from twofour.pipeline.exporting import initializers_of_pruned, pruned_names, with_layer_names
-from twofour.pipeline.folder import is_run_folder
+from twofour.pipeline.folder import MANIFEST, is_run_folder
 from twofour.pruning.validate import guess_weights, validate_onnx, validate_safetensors
 from twofour.records import (
     LayerMap,
     Pattern,
     PruneResult,
+    RunManifest,
     Selection,
     Validation,
     WeightCheck,
@@ -24,7 +25,7 @@ from twofour.records import (
 from twofour.store import read_record
 
 _DEFAULT = Pattern(2, 4)
-_HINT = "give an .onnx or .safetensors file, a checkpoint folder, or a run folder"
+_HINT = "give an .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint folder, or a run folder"
 _PRUNE = "prune.json"
 _PICKLES = (".bin", ".pt", ".pth")
 
@@ -73,12 +74,26 @@ def _judges(path: Path) -> Iterator[_Judge]:
 
 
 def _of_folder(path: Path) -> Iterator[_Judge]:
-    names = [WEIGHTS, onnx_name(SPARSE)] if is_run_folder(path) else []
-    files = [path / name for name in names if (path / name).is_file()]
-    if not names:
+    if is_run_folder(path):
+        files = [path / name for name in _written_by_run(path)]
+    else:
         files = sorted(path.glob("*.safetensors")) or sorted(path.glob("*.bin"))
     for file in files:
         yield from _judges(file)
+
+
+def _written_by_run(path: Path) -> tuple[str, ...]:
+    """Files with weights that finished stages of a run left; one that is gone is an error."""
+    manifest = read_record(RunManifest, path / MANIFEST)
+    written = {name for stage in manifest.stages for name in stage.outputs}
+    names = tuple(name for name in (WEIGHTS, onnx_name(SPARSE)) if name in written)
+    for name in names:
+        if not (path / name).is_file():
+            raise BadInputError(
+                f"{path / name} is gone, and run.json says that the run wrote it",
+                hint="the command that made the folder makes it again",
+            )
+    return names
 
 
 def _record_beside(path: Path) -> PruneResult | None:

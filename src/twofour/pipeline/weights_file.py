@@ -23,6 +23,7 @@ def save_weights(module: nn.Module, target: Path, *, first: Collection[str]) -> 
 
 def save_tensors(state: Mapping[str, Tensor], target: Path, *, first: Collection[str] = ()) -> None:
     """Write tensors by key, as `save_weights` does for a module."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     written: dict[tuple[object, ...], str] = {}
@@ -32,7 +33,10 @@ def save_tensors(state: Mapping[str, Tensor], target: Path, *, first: Collection
         if same != key:
             aliases[key] = same
     tensors = {key: state[key] for key in sorted(written.values())}
-    save_file(_apart(tensors), str(target), metadata=aliases or None)
+    try:
+        save_file(_apart(tensors), str(target), metadata=aliases or None)
+    except SafetensorError as error:  # a full disk, among others
+        raise OSError(f"safetensors: {str(error).splitlines()[0]}") from error
 
 
 def load_weights(module: nn.Module, path: Path) -> None:

@@ -76,6 +76,8 @@ def prune_bits_in_place(
     axis = normalize_axis(bits, axis)
     if not bits.flags.writeable:
         raise BadInputError("the array is read-only and cannot be pruned in place")
+    if not bits.size:
+        return None
     if any(n > 1 and not stride for n, stride in zip(bits.shape, bits.strides, strict=True)):
         raise BadInputError("several indices of the array share one place in memory (expanded)")
     bits = as_bits(bits)

@@ -55,7 +55,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """All entries by key; raises BadInputError for a damaged file or data that is not all there."""
+    """All entries by key, aliases of tied weights too; raises BadInputError for a damaged file."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -71,8 +71,20 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise _damaged(path, "its header is not JSON") from error
     if not isinstance(entries, dict):
         raise _damaged(path, "its header is not a table")
-    entries.pop("__metadata__", None)
-    return {key: _entry(path, key, entries[key], (8 + length, size)) for key in entries}
+    aliases = entries.pop("__metadata__", None)
+    found = {key: _entry(path, key, entries[key], (8 + length, size)) for key in entries}
+    return found | _aliases(aliases, found)
+
+
+def _aliases(metadata: object, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Further keys of a tied weight: safetensors stores it once and maps the others to it."""
+    if not isinstance(metadata, Mapping):
+        return {}
+    return {
+        str(alias): found[key]
+        for alias, key in metadata.items()
+        if isinstance(key, str) and key in found and alias not in found
+    }
 
 
 def map_stored(path: Path, stored: StoredTensor) -> Array:

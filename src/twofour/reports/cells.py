@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from twofour.records import ReasonCode, Verdict
+from twofour.records import Evidence, ReasonCode, Verdict, VerdictName
 from twofour.reports.words import axis_name, printable, times
 
 NO_NAME = "(no name)"
@@ -22,15 +22,19 @@ def pattern_word(verdict: Verdict) -> str:
 
 
 def surprise(verdict: Verdict) -> str | None:
-    """What the rules had said, where the engine showed something else."""
-    same = verdict.predicted is verdict.verdict
-    return None if same else f"rules said {verdict.predicted.value}"
+    """What the rules had said, where the engine showed something else.
+
+    That a layer they called eligible was chosen is no surprise: they do not foretell more.
+    """
+    said, is_so = verdict.predicted, verdict.verdict
+    foretold = is_so is VerdictName.CHOSEN and said is VerdictName.ELIGIBLE
+    return None if said is is_so or foretold else f"rules said {said.value}"
 
 
 def main_reason(verdict: Verdict) -> str:
     """The sentence of the main reason, without its code."""
     main = verdict.reasons[0]
-    if main.code is ReasonCode.QUALIFIES:
+    if main.code is ReasonCode.QUALIFIES and verdict.evidence is not Evidence.MEASURED:
         return "nothing known against it"
     return printable(main.message)
 

@@ -20,13 +20,15 @@ from twofour.reports.summary import advice_lines, title_line, totals
 from twofour.reports.words import printable, shape_cell
 
 _LITERAL = {
-    **{c: f"\\{c}" for c in "`*_[]~$#"},
+    **{c: f"\\{c}" for c in "`*[]~$#"},
     "\\": "&#92;",
     "|": "&#124;",
     "<": "&lt;",
     "&": "&amp;",
 }
 """How a character that Markdown or a table of it might obey is written where it is just text."""
+_EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+"""An underscore within a word is never emphasis (CommonMark 6.2), and codes are full of them."""
 _NOT_FOR_BACKTICKS = re.compile(r"[`|\\]|^\s|\s$")
 _TITLES = ("layer", "op", "C x K kernel", "type", "pattern", "verdict", "why", "what to do")
 _TIMES = ("sparse ms", "dense ms")
@@ -123,7 +125,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _plain(text: str) -> str:
     """Text that no Markdown reader takes for markup, emphasis, a link or the end of a cell."""
-    return "".join(_LITERAL.get(c, c) for c in printable(text))
+    return _EMPHASIS.sub(r"\\_", "".join(_LITERAL.get(c, c) for c in printable(text)))
 
 
 def _code(name: str) -> str:

@@ -78,7 +78,7 @@ def _change_type(case: Case) -> str:
         return "use int8 or float16 on a GPU before H100"
     if dtype == "bfloat16":
         return "if the builder takes dense kernels, export with --precision float16"
-    return "export with --precision float16"
+    return "export with --precision float16 (an ONNX file: convert it to float16)"
 
 
 def _document_op(case: Case) -> str:
@@ -115,6 +115,10 @@ def _include(_: Case) -> str:
     return "change --include/--exclude so that it is pruned"
 
 
+def _prune_file(_: Case) -> str:
+    return "prune the ONNX file itself: twofour prune dense.onnx"
+
+
 def _check(_: Case) -> str:
     return "run twofour validate on the saved file"
 
@@ -145,6 +149,7 @@ _REMEDIES: dict[ReasonCode, Callable[[Case], str]] = {
     ReasonCode.ZERO_POINT: _zero_point,
     ReasonCode.SHARED_WEIGHT: _untie,
     ReasonCode.EXCLUDED: _include,
+    ReasonCode.NOT_A_LAYER: _prune_file,
     ReasonCode.GPU_HAS_NO_SPARSE: _newer_gpu,
     ReasonCode.NOT_CHECKED: _check,
     ReasonCode.IN_PLUGIN: _no_plugin,
@@ -156,6 +161,7 @@ _HEADLINES: dict[ReasonCode, str] = {
     ReasonCode.PATTERN_BROKEN: "prune 2:4 along the input channels",
     ReasonCode.WRONG_AXIS: "prune along the input channels instead",
     ReasonCode.EXCLUDED: "change --include/--exclude",
+    ReasonCode.NOT_A_LAYER: "prune the ONNX file itself, which has every weight",
     ReasonCode.SHARED_WEIGHT: "give tied layers weights of their own",
     ReasonCode.INT8_OUTPUT_NOT_QUANTIZED: "quantise the outputs of these layers",
     ReasonCode.ZERO_POINT: "quantise weights symmetrically (zero point 0)",

@@ -40,7 +40,7 @@ RULED_OUT = frozenset(
     }
 )
 """Codes that rule sparse math out when the module or graph states them; others only comment."""
-EXPLAIN_DENSE = frozenset({ReasonCode.EXCLUDED, ReasonCode.SHARED_WEIGHT})
+EXPLAIN_DENSE = frozenset({ReasonCode.EXCLUDED, ReasonCode.NOT_A_LAYER, ReasonCode.SHARED_WEIGHT})
 """Codes for why a weight was left dense: where it is, they are the point."""
 _SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE)
 

@@ -101,7 +101,7 @@ def _changes(report: EligibilityReport) -> tuple[str, ...]:
 
 
 def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
-    notes = []
+    notes = ["percentages are of the weights of the layers listed"]
     products = report.summary.activation_products
     if products:
         notes.append(f"not listed: {count(products, 'product')} of two activations (no weight)")

@@ -6,6 +6,7 @@ Names come from the user's model: they are shown as plain text, never as rich ma
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 
 from rich import box
@@ -30,6 +31,7 @@ from twofour.reports.rows import Row, collapse
 from twofour.reports.summary import advice_lines, title_line, totals
 from twofour.reports.words import count, printable, shape_cell, share, times
 
+_NAME_WIDTH = 26
 PLAIN_WIDTH = 120
 """Columns where the output is no terminal and so has no width."""
 AS_ABOVE = "as above"
@@ -54,7 +56,8 @@ def eligibility_table(report: EligibilityReport) -> RenderableType:
     """A row per layer (repeated layers share one), then the summary, so that it stays in view."""
     table = _table("layer", "op", "C x K kernel", "pattern", "verdict", "why", "what to do")
     rows = collapse(report.verdicts)
-    _share_width(table, longest_name=max((len(_row_name(r)) for r in rows), default=1))
+    names = ["layer", *map(_row_name, rows)]
+    _share_width(table, longest_name=max(map(len, names)))
     before: tuple[str, str] | None = None
     for row in rows:
         first = row.first
@@ -106,7 +109,7 @@ def _checks_table(checks: Sequence[WeightCheck]) -> Table:
 
 def prune_table(result: PruneResult) -> RenderableType:
     """A row per weight: pruned or not, its zeros, the magnitude that is left, and why not."""
-    table = _table("layer", "op", "C x K kernel", "pruned", "zeros", "kept |w|", "why left dense")
+    table = _table("layer", "op", "C x K kernel", "pruned", "zeros", "kept |w|", "notes")
     for row in result.weights:
         table.add_row(
             Text(printable(row.weight.layer), overflow="fold"),
@@ -159,7 +162,8 @@ def _share_width(table: Table, *, longest_name: int) -> None:
     """Name, why and what to do share what the short columns leave; by ratio nothing is cut."""
     table.expand = True
     name, *_, why, what_to_do = table.columns
-    name.ratio, why.ratio, what_to_do.ratio = min(longest_name, 26), 30, 24
+    name.min_width = min(longest_name, _NAME_WIDTH)
+    name.ratio, why.ratio, what_to_do.ratio = min(longest_name, _NAME_WIDTH), 30, 24
 
 
 def _row_name(row: Row) -> str:
@@ -222,9 +226,15 @@ def _sentences(reasons: tuple[Reason, ...]) -> str:
 
 
 def _drift_line(output: OutputAgreement, examples: int) -> str:
-    line = (
-        f"output {printable(output.output)} [{times(output.shape)}]: dense to sparse cosine "
-        f"{output.cosine:.6f}, by row mean {output.row_cosine_mean:.6f}, "
-        f"lowest {output.row_cosine_min:.6f}, largest difference {output.max_abs_error:.4g}"
-    )
+    line = f"output {printable(output.output)} [{times(output.shape)}]: "
+    if math.isnan(output.cosine):
+        line += "no finite value to compare"
+    else:
+        line += (
+            f"dense to sparse cosine {output.cosine:.6f}, by row mean "
+            f"{output.row_cosine_mean:.6f}, lowest {output.row_cosine_min:.6f}, "
+            f"largest difference {output.max_abs_error:.4g}"
+        )
+    if output.not_finite:
+        line += f"; {count(output.not_finite, 'value')} NaN or infinite and left out"
     return f"{line} ({count(examples, 'example')})"

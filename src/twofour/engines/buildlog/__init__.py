@@ -1,1 +1,1 @@
-"""Build logs, layer information and profiles of TensorRT: text in, records out, standard library."""
+"""Build logs, layer information and profiles of TensorRT: text in, records out."""

@@ -75,25 +75,21 @@ class NameSplitter:
         self._known = set(known)
         self._awkward: dict[str, list[str]] = {}
         for name in self._known:
-            entries, depth = _bracket_split(name)
-            if len(entries) != 1 or depth:
+            if _entry_end(name, 0) != (len(name), False):
                 self._awkward.setdefault(name[:_KEY_LENGTH], []).append(name)
+        self._key_lengths = sorted({len(key) for key in self._awkward}, reverse=True)
         for names in self._awkward.values():
             names.sort(key=len, reverse=True)
 
     def split(self, text: str, printed: int | None) -> tuple[tuple[str, ...], bool, bool]:
         """Entries, whether the list was elided, and whether the split is uncertain."""
         text = text.strip().lstrip(",").strip()
-        depth, guarded = 0, False
-        entries, depth = _bracket_split(text)
-        if self._awkward:
-            aware, guarded = self._split_around_known(text)
-            entries = aware if guarded else entries
-        if depth and not guarded:
+        entries, odd, guarded = self._scan(text)
+        if odd:
             plain = [part.strip() for part in text.split(_SEPARATOR)]
             entries = max(entries, plain, key=lambda found: self._fit(found, printed))
         names, elided = _without_dots(entries)
-        return names, elided, bool(depth) or guarded
+        return names, elided, odd or guarded
 
     def knows(self, name: str) -> bool:
         """Whether the name was seen as a layer elsewhere in the build."""
@@ -103,67 +99,44 @@ class NameSplitter:
         fits = printed is not None and printed in {len(entries), len(constituents(entries))}
         return sum(entry in self._known for entry in entries), fits
 
-    def _split_around_known(self, text: str) -> tuple[list[str], bool]:
-        entries, start, used = [], 0, False
-        plain, _ = _bracket_split(text)
-        ends = _ends(plain)
+    def _scan(self, text: str) -> tuple[list[str], bool, bool]:
+        """Entries, whether a bracket has no partner, and whether a known odd name was met."""
+        entries, start, odd, guarded = [], 0, False, False
         while start < len(text):
             name = self._awkward_at(text, start)
-            if name is None:
-                end = next((e for e in ends if e > start), len(text))
-                end = self._cut_at_known(text, start, end)
-                name = text[start:end]
-            else:
-                used = True
-            entries.append(name.strip())
-            start += len(name) + len(_SEPARATOR)
-        return entries, used
-
-    def _cut_at_known(self, text: str, start: int, end: int) -> int:
-        """End of an entry whose odd bracket hides the separator before an awkward name."""
-        place = text.find(_SEPARATOR, start, end)
-        while place != -1:
-            after = place + len(_SEPARATOR)
-            if text[start:place].strip() in self._known or self._awkward_at(text, after):
-                return place
-            place = text.find(_SEPARATOR, after, end)
-        return end
+            end, unpaired = _entry_end(text, start) if name is None else (start + len(name), False)
+            guarded = guarded or name is not None
+            odd = odd or unpaired
+            entries.append(text[start:end].strip())
+            start = end + len(_SEPARATOR)
+        return entries, odd, guarded
 
     def _awkward_at(self, text: str, start: int) -> str | None:
-        for name in self._awkward.get(text[start : start + _KEY_LENGTH], ()):
-            end = start + len(name)
-            if text.startswith(name, start) and (
-                end >= len(text) or text.startswith(_SEPARATOR.rstrip(), end)
-            ):
-                return name
+        for length in self._key_lengths:
+            for name in self._awkward.get(text[start : start + length], ()):
+                end = start + len(name)
+                if text.startswith(name, start) and (
+                    end >= len(text) or text.startswith(_SEPARATOR.rstrip(), end)
+                ):
+                    return name
         return None
 
 
-def _bracket_split(text: str) -> tuple[list[str], int]:
-    """Split on ", " outside brackets; the second value is 0 when every bracket was paired."""
-    entries, start, depth, odd = [], 0, 0, 0
-    for match in _BRACKET_OR_SEPARATOR.finditer(text):
-        token = match[0]
-        if token in "([{":
+def _entry_end(text: str, start: int) -> tuple[int, bool]:
+    """Where the entry ends (", " outside brackets), and whether a bracket has no partner."""
+    depth, odd = 0, False
+    for match in _BRACKET_OR_SEPARATOR.finditer(text, start):
+        found = match[0]
+        if found in {"(", "[", "{"}:
             depth += 1
-        elif token == _SEPARATOR:
+        elif found == _SEPARATOR:
             if depth == 0:
-                entries.append(text[start : match.start()])
-                start = match.end()
+                return match.start(), odd
         elif depth:
             depth -= 1
         else:
-            odd = 1
-    entries.append(text[start:])
-    return [entry.strip() for entry in entries], depth or odd
-
-
-def _ends(entries: list[str]) -> list[int]:
-    ends, place = [], 0
-    for entry in entries:
-        ends.append(place + len(entry))
-        place = ends[-1] + len(_SEPARATOR)
-    return ends
+            odd = True
+    return len(text), odd or depth > 0
 
 
 def _without_dots(entries: list[str]) -> tuple[tuple[str, ...], bool]:

@@ -69,7 +69,7 @@ def run_forward(loaded: LoadedModule) -> object:
     try:
         with torch.no_grad(), contextlib.redirect_stdout(sys.stderr):
             outputs: object = loaded.module(*loaded.args, **loaded.kwargs)
-    except Exception as error:  # the user's forward may raise anything
+    except (Exception, SystemExit) as error:  # the user's forward may raise anything
         raise BadInputError(
             f"{type(loaded.module).__name__}.forward fails on the example inputs "
             f"({_shapes(loaded)}): {describe(error)}",

@@ -1,0 +1,43 @@
+"""`twofour log`: what build logs say about sparsity; facts only, no model needed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from twofour.cli import options as opt
+from twofour.cli.console import show, show_text
+from twofour.cli.guard import guarded
+from twofour.errors import BadInputError
+
+
+@guarded
+def log(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="Build logs: text, .gz, .ipynb, or - for stdin."),
+    ],
+    *,
+    json: opt.AsJson = False,
+) -> None:
+    """Say what TensorRT's build logs hold: eligible and chosen layers, and the tactics timed.
+
+    Logs of trtexec, Python, Polygraphy, Torch-TensorRT, ONNX Runtime and others; TensorRT 7 to 11.
+
+    Example: trtexec --onnx=model.onnx --sparsity=enable --verbose 2>&1 | twofour log -
+    """
+    from twofour.engines.buildlog.read import read_build_log
+    from twofour.reports.log_text import log_view
+    from twofour.store import to_json
+
+    found = read_build_log(*files)
+    if json:
+        show_text(to_json(found))
+    elif found.builds:
+        show(log_view(found))
+    if not found.builds:
+        raise BadInputError(
+            f"no message of TensorRT in {', '.join(files)}",
+            hint="build with a verbose logger (trtexec --verbose) and keep stdout and stderr",
+        )

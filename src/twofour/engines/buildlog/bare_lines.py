@@ -1,0 +1,171 @@
+"""Lines without a prefix: layer lists, the rest of broken lines, and what other programs print."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from twofour.engines.buildlog.engine_layers import detailed_layer, listed_layer
+from twofour.engines.buildlog.joining import Broken, glue
+from twofour.engines.buildlog.sparsity import MARK, raw_line
+from twofour.log_records import EngineLayer
+
+if TYPE_CHECKING:
+    from twofour.engines.buildlog.parser import LogParser
+
+_NUMBER_TAIL = re.compile(r"[\d.][\d.e+-]{0,12}\s*")
+_EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading model: ")
+"""Words other programs print too; believed only in a log whose lines have no prefixes at all."""
+_MOST_PIECES = 40
+_NAME = "Name: "
+_LISTED = "Layer("
+_FOREIGN_WORDS = ("Tactic", "-----", "*****", ">>>>>", "=====", "(Sparsity)", "(foreignNode)")
+
+
+class BareLines:
+    """What is open between one line and the next."""
+
+    def __init__(self, parser: LogParser) -> None:
+        self._parser = parser
+        self.broken: Broken | None = None
+        self.in_list = False
+        """Inside a list of bare layer names, after `Layers:`."""
+        self.physical = 0
+        self.prefixed_seen = False
+        self._unknown_seen = False
+        self._pieces = 0
+        self._completed = (0, 0)
+        """First and last line of the last message that was put together."""
+
+    def begin(self, message: str, number: int, physical: int) -> None:
+        """A message that may go on in the next line."""
+        self.flush()
+        self.broken = Broken(message, number, physical)
+        self._pieces = 0
+        self._parser.calm = False
+
+    def flush(self) -> None:
+        """Nothing continues the open message: take it as it is."""
+        broken, self.broken = self.broken, None
+        self.in_list = False
+        if broken is None:
+            return
+        if broken.is_sparsity:
+            self._sparsity(broken)
+        elif broken.text.startswith(_NAME):
+            layer = detailed_layer(broken.text)
+            if layer is not None:
+                self._parser.segments.build.add_engine_layer(layer, detailed=True)
+
+    def line(self, text: str, number: int) -> None:
+        """One line that carries no prefix."""
+        if self.broken is not None and self._continues(text, number):
+            return
+        tuning = self._parser.segments.build.tuning
+        just = tuning.last_line == number - 1 or self._completed == (tuning.last_line, number - 1)
+        if just and _NUMBER_TAIL.fullmatch(text):
+            tuning.lengthen(text.strip())
+            return
+        stripped = text.strip()
+        if self.in_list and stripped and stripped != "Bindings:":
+            self._list_entry(stripped)
+            return
+        self.flush()
+        if stripped:
+            self._start(stripped, text, number)
+
+    # --- continuation ------------------------------------------------------------------------
+
+    def _continues(self, text: str, number: int) -> bool:
+        broken = self.broken
+        if broken is None or not text.strip() or self._begins_something(text.strip()):
+            return False
+        if broken.is_sparsity:
+            seen = self._unknown_seen or not self.prefixed_seen
+            if not broken.goes_on(text, self._parser.width(), bare_seen=seen):
+                return False
+            broken.add(text)
+            return True
+        if broken.full:
+            return False
+        if broken.text.startswith(_NAME):
+            broken.add(text)
+            return True
+        return self._completes(broken, text, number)
+
+    def _completes(self, broken: Broken, text: str, number: int) -> bool:
+        """Try the message with the next piece, joined with and without a blank."""
+        self._pieces += 1
+        if self._pieces > _MOST_PIECES:
+            return False
+        before = broken.text
+        for between in ("", " "):
+            if self._complete(before + between + text.strip(), broken.line):
+                self.broken = None if self.broken is broken else self.broken
+                self._completed = (broken.line, number)
+                return True
+        joined = before + glue(before[-4:], text) + text.strip("\r\n")
+        self.broken = Broken(joined, broken.line, len(text))
+        return True
+
+    def _complete(self, message: str, number: int) -> bool:
+        build = self._parser.segments.build
+        if message.startswith(_LISTED):
+            layer = listed_layer(message)
+            if layer is not None:
+                build.add_engine_layer(layer, detailed=False)
+            return layer is not None
+        if "Set Tactic Name: " in message:
+            return build.tuning.set_name(message)
+        for start, handler in self._parser.table.get(message[:7], ()):
+            if message.startswith(start):
+                return handler(build, message, number)
+        return False
+
+    def _begins_something(self, text: str) -> bool:
+        if text.startswith((_LISTED, _NAME, "Layers:", "Bindings:", "&&&& ")):
+            return True
+        return any(text.startswith(start) for start, _ in self._parser.table.get(text[:7], ()))
+
+    # --- a new line --------------------------------------------------------------------------
+
+    def _start(self, text: str, whole: str, number: int) -> None:
+        parser = self._parser
+        build = parser.segments.build
+        if text.startswith(_LISTED):
+            layer = listed_layer(text)
+            if layer is None:
+                self.begin(text, number, len(whole))
+            else:
+                build.add_engine_layer(layer, detailed=False)
+        elif text.startswith(_NAME):
+            self.begin(text, number, len(whole))
+        elif text == "Layers:":
+            self.in_list = True
+        elif text == "Bindings:":
+            self.in_list = False
+        elif MARK in text[:60]:
+            self.begin(text, number, len(whole))
+        elif build.results.in_profile and build.results.row(text):
+            return
+        elif self._is_everyday(text) or not parser.listed(text, number):
+            self._unknown_seen = True
+            if any(word in text for word in _FOREIGN_WORDS):
+                parser.unlisted(text, number)
+
+    def _is_everyday(self, text: str) -> bool:
+        believed = self._parser.segments.build.touched and not self.prefixed_seen
+        return text.startswith(_EVERYDAY) and not believed
+
+    def _list_entry(self, text: str) -> None:
+        if text.startswith(_NAME):
+            self.begin(text, 0, len(text))
+            return
+        build = self._parser.segments.build
+        build.add_engine_layer(EngineLayer(name=text), detailed=False)
+
+    def _sparsity(self, broken: Broken) -> None:
+        raw = raw_line(broken.text, broken.line)
+        if raw is None:
+            return
+        self._parser.segments.before_sparsity(raw).add_sparsity(raw)

@@ -1,0 +1,58 @@
+"""Graph optimisations: which layers were fused, merged, removed, or turned into another kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from twofour.log_records import Fusion, FusionKind
+
+FUSING = ": Fusing "
+_SWAP = re.compile(r"Swap the layer type of (.*) from (\w+) to (\w+)$")
+_TRANSFORM = re.compile(r"Running: (\w*Transform\w*) on (.*)$")
+
+
+def fused(message: str, line: int) -> Fusion | None:
+    """`RULE: Fusing A with B`."""
+    rule, found, rest = message.partition(FUSING)
+    first, between, second = rest.partition(" with ")
+    if not found or not between or " " in rule.strip():
+        return None
+    return Fusion(
+        line=line, kind=FusionKind.FUSED, rule=rule.strip(), layers=(first, second.strip())
+    )
+
+
+def _merged(message: str, line: int) -> Fusion | None:
+    names = message[len("Merging layers: ") :].strip()
+    layers = tuple(names.split(" || "))
+    return Fusion(line=line, kind=FusionKind.MERGED, rule=None, layers=layers) if names else None
+
+
+def _removed(message: str, line: int) -> Fusion | None:
+    name = message[len("Removing ") :].strip()
+    return Fusion(line=line, kind=FusionKind.REMOVED, rule=None, layers=(name,)) if name else None
+
+
+def _swapped(message: str, line: int) -> Fusion | None:
+    match = _SWAP.match(message)
+    if match is None:
+        return None
+    rule = f"{match[2]} to {match[3]}"
+    return Fusion(line=line, kind=FusionKind.SWAPPED, rule=rule, layers=(match[1],))
+
+
+def _transformed(message: str, line: int) -> Fusion | None:
+    match = _TRANSFORM.match(message)
+    if match is None:
+        return None
+    layers = (match[2].strip(),)
+    return Fusion(line=line, kind=FusionKind.TRANSFORMED, rule=match[1], layers=layers)
+
+
+BY_START: tuple[tuple[str, Callable[[str, int], Fusion | None]], ...] = (
+    ("Merging layers: ", _merged),
+    ("Removing ", _removed),
+    ("Swap the layer type of ", _swapped),
+    ("Running: ", _transformed),
+)

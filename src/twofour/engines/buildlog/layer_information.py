@@ -1,0 +1,193 @@
+"""Layer information and profiles as JSON: trtexec, IEngineInspector, Torch-TensorRT.
+
+Several documents in one file, with free text between them, are read too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from twofour.engines.buildlog.engine_layers import detailed_layer, onnx_nodes
+from twofour.engines.buildlog.names import is_sparse_kernel, normal_id
+from twofour.errors import BadInputError
+from twofour.log_records import EngineLayer, LayerInformation, LayerProfile, Profile
+
+_DOCUMENT_START = re.compile(r"^[ \t]*[{\[](?=\s*(?:[\"{\[\]}]|$))", re.MULTILINE)
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+_MOST_UNCLOSED = 8
+_LARGEST_FILE = 1 << 30
+_FORMAT = "Format/Datatype"
+
+
+def read_layer_information(path: Path) -> LayerInformation:
+    """Layers of an engine from JSON, or from text with `Name: ..., LayerType: ...` lines.
+
+    Raises BadInputError for a file that cannot be read, or has no layer in it.
+    """
+    text = _text(path)
+    layers: list[EngineLayer] = []
+    bindings: list[str] = []
+    for document in documents(text):
+        layers += _layers(document)
+        bindings += _bindings(document)
+    if not layers:
+        lines = (line.strip() for line in text.splitlines())
+        layers = [layer for line in lines if (layer := detailed_layer(line)) is not None]
+    if not layers:
+        raise BadInputError(
+            f"no layer information in {path}",
+            hint="trtexec --exportLayerInfo=FILE --profilingVerbosity=detailed writes it",
+        )
+    return LayerInformation(
+        file=str(path),
+        layers=tuple(layers),
+        bindings=tuple(dict.fromkeys(bindings)),
+        detailed=any(layer.layer_type is not None for layer in layers),
+    )
+
+
+def read_profile(path: Path) -> Profile:
+    """Per-layer times as trtexec's --exportProfile writes them; raises BadInputError."""
+    iterations: int | None = None
+    rows: list[LayerProfile] = []
+    for document in documents(_text(path)):
+        for item in document if isinstance(document, list) else [document]:
+            if isinstance(item, dict) and isinstance(item.get("count"), int):
+                iterations = item["count"]
+            elif isinstance(item, dict) and isinstance(item.get("name"), str):
+                rows.append(_profile_row(item))
+    if not rows:
+        raise BadInputError(f"no profile in {path}", hint="trtexec --exportProfile=FILE writes it")
+    times = [row.total_ms for row in rows if row.total_ms is not None]
+    total = sum(times) if times else None
+    return Profile(iterations=iterations, layers=tuple(rows), total_ms=total, file=str(path))
+
+
+def documents(text: str) -> Iterator[object]:
+    """Every JSON object or array that begins a line, in order; damaged ones are passed over."""
+    place, unclosed = 0, 0
+    while unclosed < _MOST_UNCLOSED:
+        start = _DOCUMENT_START.search(text, place)
+        if start is None:
+            return
+        end = _document_end(text, start.start())
+        if end is None:
+            unclosed += 1
+            place = start.end()
+            continue
+        try:
+            yield json.loads(text[start.start() : end])
+        except (ValueError, RecursionError):
+            place = start.end()
+            unclosed += 1
+        else:
+            place = end
+
+
+def _document_end(text: str, start: int) -> int | None:
+    depth = 0
+    for match in _TOKEN.finditer(text, start):
+        found = match[0]
+        if found in {"[", "{"}:
+            depth += 1
+        elif found in {"]", "}"}:
+            depth -= 1
+            if depth == 0:
+                return match.end()
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE)
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    return data.decode("utf-8-sig", "replace")
+
+
+def _layers(document: object) -> list[EngineLayer]:
+    """Layers of `{"Layers": [...]}`, of a bare array, or the one layer the document is."""
+    if isinstance(document, list):
+        return [layer for item in document for layer in _layers(item)]
+    if not isinstance(document, dict):
+        return []
+    listed = document.get("Layers", document.get("layers"))
+    if isinstance(listed, list):
+        return [layer for item in listed if (layer := _layer(item)) is not None]
+    single = _layer(document) if "LayerType" in document else None
+    return [] if single is None else [single]
+
+
+def _bindings(document: object) -> list[str]:
+    found = document.get("Bindings") if isinstance(document, dict) else None
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+def _layer(item: object) -> EngineLayer | None:
+    if isinstance(item, str):
+        return EngineLayer(name=item)
+    if not isinstance(item, dict) or not isinstance(item.get("Name"), str):
+        return None
+    kernel = _string(item, "TacticName") or None
+    weights = item.get("Weights")
+    weights = weights if isinstance(weights, dict) else {}
+    metadata = _string(item, "Metadata")
+    sparse = item.get("HasSparseWeights", item.get("ConvHasSparseWeights"))
+    shape = item.get("Kernel")
+    return EngineLayer(
+        name=item["Name"],
+        layer_type=_string(item, "LayerType"),
+        tactic_id=normal_id(_string(item, "TacticValue")),
+        kernel=kernel,
+        sparse=is_sparse_kernel(kernel),
+        has_sparse_weights=None if sparse is None else bool(sparse),
+        parameter_type=_string(item, "ParameterType"),
+        groups=_whole(item, "Groups"),
+        out_maps=_whole(item, "OutMaps"),
+        kernel_shape=_whole_tuple(shape) if isinstance(shape, list) else None,
+        weights_type=_string(weights, "Type"),
+        weights_count=_whole(weights, "Count"),
+        input_formats=_formats(item.get("Inputs")),
+        output_formats=_formats(item.get("Outputs")),
+        onnx_nodes=onnx_nodes(metadata),
+        metadata=metadata,
+    )
+
+
+def _string(item: dict[str, object], key: str) -> str | None:
+    value = item.get(key)
+    return value if isinstance(value, str) else None
+
+
+def _whole(item: dict[str, object], key: str) -> int | None:
+    value = item.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _whole_tuple(values: list[object]) -> tuple[int, ...]:
+    return tuple(value for value in values if isinstance(value, int))
+
+
+def _formats(tensors: object) -> tuple[str, ...] | None:
+    if not isinstance(tensors, list):
+        return None
+    found = (t.get(_FORMAT) for t in tensors if isinstance(t, dict))
+    return tuple(value for value in found if isinstance(value, str))
+
+
+def _profile_row(item: dict[str, object]) -> LayerProfile:
+    def figure(*keys: str) -> float | None:
+        values = (item.get(key) for key in keys)
+        return next((float(v) for v in values if isinstance(v, (int, float))), None)
+
+    return LayerProfile(
+        name=str(item["name"]),
+        total_ms=figure("timeMs", "time_ms"),
+        average_ms=figure("averageMs", "average_ms"),
+        median_ms=figure("medianMs", "median_ms"),
+        percent=figure("percentage"),
+    )

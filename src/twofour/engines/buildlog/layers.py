@@ -1,0 +1,120 @@
+"""What is gathered of one tuned layer, kept to a bounded number of its tactics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from twofour.engines.buildlog.names import finite_ms, is_sparse_kernel, normal_id
+from twofour.log_records import Tactic, TunedLayer
+
+KEPT_TACTICS = 512
+"""Per layer; beyond it the slower half goes. Real layers time up to some 300."""
+_WHOLE_REGIONS = frozenset({"Myelin"})
+"""Runners whose one time covers many kernels, dense and sparse alike."""
+
+
+class Timing:
+    """One tactic's fastest time so far."""
+
+    __slots__ = ("kernel", "line", "ms", "timings")
+
+    def __init__(self, kernel: str | None, ms: float, line: int) -> None:
+        self.kernel = kernel
+        self.ms = ms
+        self.line = line
+        self.timings = 1
+
+
+@dataclass(slots=True)
+class Layer:
+    """One layer (or one operation inside a Myelin region: `foreign`) while the log is read."""
+
+    foreign: bool = False
+    runner: str | None = None
+    by_runner: dict[str | None, dict[str, Timing]] = field(default_factory=dict)
+    empty_runners: dict[str, None] = field(default_factory=dict)
+    kept: int = 0
+    dropped: int = 0
+    cached: int = 0
+    pruned: int = 0
+    dropped_dense_ms: float = math.inf
+    """Fastest among those that had no room."""
+    dropped_sparse_ms: float = math.inf
+
+    def timed_by(self, runner: str | None) -> dict[str, Timing]:
+        """The tactics of one runner, by the number as it is printed."""
+        timed = self.by_runner.get(runner)
+        if timed is None:
+            timed = self.by_runner[runner] = {}
+        return timed
+
+    def drop(self, kernel: str | None, ms: float) -> None:
+        """Keep of a tactic only what it does to the fastest times."""
+        self.dropped += 1
+        if is_sparse_kernel(kernel):
+            self.dropped_sparse_ms = min(self.dropped_sparse_ms, ms)
+        else:
+            self.dropped_dense_ms = min(self.dropped_dense_ms, ms)
+
+    def keep_fastest(self) -> None:
+        """Give up the slower half of the tactics, but no sparse one that is its layer's best."""
+        rows = sorted(
+            (
+                (t.ms, key, timed, t)
+                for timed in self.by_runner.values()
+                for key, t in timed.items()
+            ),
+            key=lambda row: row[0],
+        )
+        kept = KEPT_TACTICS // 2
+        for _, key, timed, timing in rows[kept:]:
+            self.drop(timing.kernel, timing.ms)
+            del timed[key]
+        self.kept = kept
+
+
+def tactics_of(layer: Layer) -> tuple[Tactic, ...]:
+    """The kept tactics, fastest first."""
+    found = [
+        Tactic(
+            kernel=timing.kernel,
+            id=normal_id(key),
+            ms=finite_ms(timing.ms),
+            sparse=is_sparse_kernel(timing.kernel),
+            runner=runner,
+            line=timing.line,
+            timings=timing.timings,
+        )
+        for runner, timed in layer.by_runner.items()
+        for key, timing in timed.items()
+    ]
+    return tuple(sorted(found, key=lambda t: (t.ms is None, t.ms or 0.0)))
+
+
+def tuned_layer(name: str, layer: Layer) -> TunedLayer:
+    """The record of one layer; whether it is eligible or chosen is not known here."""
+    tactics = tactics_of(layer)
+    timed = [t for t in tactics if t.ms is not None]
+    sparse = [t.ms for t in timed if t.sparse and t.ms is not None]
+    dense = [t.ms for t in timed if _is_dense(t, foreign=layer.foreign) and t.ms is not None]
+    return TunedLayer(
+        name=name,
+        runner=layer.runner,
+        tactics=tactics,
+        best_dense_ms=finite_ms(min([*dense, layer.dropped_dense_ms])),
+        best_sparse_ms=finite_ms(min([*sparse, layer.dropped_sparse_ms])),
+        runners=tuple(runner for runner in layer.by_runner if runner is not None),
+        runners_without_tactics=tuple(layer.empty_runners),
+        foreign_node=layer.foreign,
+        cached=layer.cached,
+        pruned_tactics=layer.pruned,
+        dropped_tactics=layer.dropped,
+    )
+
+
+def _is_dense(tactic: Tactic, *, foreign: bool) -> bool:
+    """A whole Myelin region says nothing of the kernels in it; a named kernel does."""
+    if tactic.sparse is None:
+        return foreign or tactic.runner not in _WHOLE_REGIONS
+    return not tactic.sparse

@@ -1,0 +1,250 @@
+"""One build while its lines are read, and the record it becomes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from twofour.engines.buildlog.budget import Budget
+from twofour.engines.buildlog.facts import Facts
+from twofour.engines.buildlog.foreign import ForeignTables
+from twofour.engines.buildlog.layers import tuned_layer
+from twofour.engines.buildlog.names import NameSplitter, constituents, is_sparse_kernel
+from twofour.engines.buildlog.prefix import DATED, PLAIN
+from twofour.engines.buildlog.sparsity import RawLine, contradictions, sparsity_line, union
+from twofour.engines.buildlog.tables import Results
+from twofour.engines.buildlog.tuning import Tuning
+from twofour.log_records import (
+    Build,
+    BuildOutcome,
+    CheckedTensor,
+    EngineLayer,
+    Fusion,
+    LogMessage,
+    Producer,
+    SparsityFlag,
+    SparsityKind,
+    SparsityLine,
+    TimingCache,
+    TunedLayer,
+)
+
+_MOST_MESSAGES = 500
+_BUILD_FAILED = re.compile(
+    r"Could not find any implementation|Engine could not be created|Builder failed"
+    r"|buildSerializedNetwork: Error|buildEngine\w*: Error|Building engine failed|Failed to parse"
+    r"|Engine set up failed"
+)
+
+
+class OpenBuild:
+    """Everything read so far of one build or run."""
+
+    def __init__(self, file: str, first_line: int, budget: Budget) -> None:
+        self.file = file
+        self.first_line = self.last_line = first_line
+        self.budget = budget
+        self.facts = Facts()
+        self.tuning = Tuning(budget)
+        self.tables = ForeignTables()
+        self.results = Results(budget)
+        self.styles: Counter[Producer | str] = Counter()
+        self.sparsity: list[RawLine] = []
+        self.fusions: list[Fusion] = []
+        self.engine_layers: list[EngineLayer] | None = None
+        self.listed_layers: list[EngineLayer] = []
+        self.checked: list[CheckedTensor] = []
+        self.warnings: list[LogMessage] = []
+        self.errors: list[LogMessage] = []
+        self.warning_count = self.error_count = 0
+        self.dropped = 0
+        self.replayed: str | None = None
+        self.touched = False
+        """Something worth a record was found."""
+        self.is_run = False
+        """Opened by trtexec's or Polygraphy's RUNNING line, and so closed by it alone."""
+        self.finished = False
+        self.generated = self.failed = self.passed = self.loaded = False
+        self.native_chosen = False
+        """The (Sparsity) lines of the whole network are complete."""
+
+    def complain(self, severity: str, text: str, line: int) -> None:
+        """Keep a warning or an error, the first some hundred of each."""
+        if severity == "W":
+            self.warning_count += 1
+            kept = self.warnings
+        else:
+            self.error_count += 1
+            kept = self.errors
+            if _BUILD_FAILED.search(text[:2000]):
+                self.failed = True
+        self.touched = True
+        if len(kept) < _MOST_MESSAGES and self.budget.take(len(text)):
+            kept.append(LogMessage(line=line, text=text))
+        else:
+            self.dropped += 1
+
+    def add_sparsity(self, raw: RawLine) -> None:
+        """Keep a (Sparsity) line."""
+        self.touched = True
+        if not self.budget.take(3 * len(raw.names or "")):
+            self.dropped += 1
+            return
+        self.sparsity.append(raw)
+        if not raw.foreign:
+            self.native_chosen = raw.kind is SparsityKind.CHOSEN
+
+    def add_fusion(self, fusion: Fusion) -> None:
+        """Keep a graph optimisation."""
+        if self.budget.take_spare(sum(map(len, fusion.layers))):
+            self.fusions.append(fusion)
+        else:
+            self.dropped += 1
+
+    def add_engine_layer(self, layer: EngineLayer, *, detailed: bool) -> None:
+        """Keep a layer of the finished engine; detailed records stand before mere lists."""
+        self.touched = True
+        if not self.budget.take(len(layer.name) + 2 * len(layer.metadata or "")):
+            self.dropped += 1
+            return
+        if detailed:
+            self.engine_layers = self.engine_layers or []
+            self.engine_layers.append(layer)
+        else:
+            self.listed_layers.append(layer)
+
+
+def finished_build(build: OpenBuild) -> Build:
+    """The record of a build."""
+    facts, tuning = build.facts, build.tuning
+    tuning.end_combination()
+    names = _known_names(build)
+    splitter = NameSplitter(names if build.sparsity else ())
+    lines = tuple(sparsity_line(raw, splitter) for raw in build.sparsity)
+    flag = facts.flag or (SparsityFlag.ENABLED if lines else SparsityFlag.UNKNOWN)
+    eligible, chosen = union(lines, SparsityKind.ELIGIBLE), union(lines, SparsityKind.CHOSEN)
+    found = contradictions(lines, flag)
+    return Build(
+        file=build.file,
+        first_line=build.first_line,
+        last_line=build.last_line,
+        producer=_producer(build),
+        tensorrt_version=facts.version,
+        gpu=facts.gpu,
+        compute_capability=facts.capability,
+        outcome=_outcome(build),
+        command=facts.command,
+        model=facts.model,
+        sparsity=flag,
+        precision=facts.precision,
+        optimization_level=facts.level,
+        profiling_verbosity=facts.verbosity,
+        build_s=facts.build_s,
+        eligible=eligible,
+        chosen=chosen,
+        sparsity_lines=lines,
+        contradictions=tuple(found),
+        layers=tuple(_layers(build, lines)),
+        counts=tuning.counts(),
+        skipped_tactics=tuple(tuning.skipped),
+        timing_cache=_timing_cache(build),
+        fusions=tuple(build.fusions),
+        warnings=tuple(build.warnings),
+        errors=tuple(build.errors),
+        warning_count=build.warning_count,
+        error_count=build.error_count,
+        memory=facts.memory(),
+        engine_layers=_engine_layers(build),
+        latency=build.results.summary(),
+        profile=build.results.profile(),
+        checked_tensors=tuple(build.checked),
+        workspace_wanted_bytes=facts.workspace_bytes,
+        dropped=build.dropped + tuning.dropped + build.results.dropped,
+    )
+
+
+def _known_names(build: OpenBuild) -> set[str]:
+    listed = (*build.listed_layers, *(build.engine_layers or ()))
+    return {*build.tuning.layers, *(layer.name for layer in listed)}
+
+
+def _layers(build: OpenBuild, lines: tuple[SparsityLine, ...]) -> Iterator[TunedLayer]:
+    """Tuned layers, marked with the lists they stand on and the kernel the engine uses."""
+    eligible, chosen = (_marks(lines, kind) for kind in SparsityKind)
+    final = {layer.name: layer for layer in build.listed_layers}
+    final |= {layer.name: layer for layer in build.engine_layers or ()}
+    for name, state in build.tuning.layers.items():
+        layer = tuned_layer(name, state)
+        if not layer.tactics and not layer.runners and not layer.cached and not state.runner:
+            continue
+        yield replace(
+            layer,
+            eligible=None if eligible is None else name in eligible,
+            chosen=None if chosen is None else name in chosen,
+            kernel=_final_kernel(layer, final.get(name)),
+        )
+
+
+def _marks(lines: tuple[SparsityLine, ...], kind: SparsityKind) -> set[str] | None:
+    names = union(lines, kind)
+    return None if names is None else {*names, *constituents(names)}
+
+
+def _final_kernel(layer: TunedLayer, final: EngineLayer | None) -> str | None:
+    if final is None:
+        return None
+    if final.kernel is not None or final.tactic_id is None:
+        return final.kernel
+    return next((t.kernel for t in layer.tactics if t.id == final.tactic_id and t.kernel), None)
+
+
+def _engine_layers(build: OpenBuild) -> tuple[EngineLayer, ...] | None:
+    """Detailed layers where there are any; else the list, with kernels looked up by number."""
+    if build.engine_layers is not None:
+        return tuple(build.engine_layers)
+    if not build.listed_layers:
+        return None
+    return tuple(_with_kernel(build, layer) for layer in build.listed_layers)
+
+
+def _with_kernel(build: OpenBuild, layer: EngineLayer) -> EngineLayer:
+    state = build.tuning.layers.get(layer.name)
+    kernel = _final_kernel(tuned_layer(layer.name, state), layer) if state is not None else None
+    return replace(layer, kernel=kernel, sparse=is_sparse_kernel(kernel)) if kernel else layer
+
+
+def _timing_cache(build: OpenBuild) -> TimingCache:
+    facts, tuning = build.facts, build.tuning
+    return TimingCache(
+        mode=facts.cache_mode,
+        entries=facts.cache_entries,
+        hits=facts.cache_hits,
+        cached_results=tuning.cached,
+        silent_combinations=tuning.silent,
+    )
+
+
+def _outcome(build: OpenBuild) -> BuildOutcome:
+    if build.generated:
+        return BuildOutcome.BUILT
+    if build.failed:
+        return BuildOutcome.FAILED
+    if build.loaded:
+        return BuildOutcome.LOADED
+    return BuildOutcome.BUILT if build.passed else BuildOutcome.UNFINISHED
+
+
+def _producer(build: OpenBuild) -> Producer:
+    """The producer most of the prefixes speak for; a plain `[V]` alone means Python."""
+    styles = build.styles
+    for certain in (Producer.TENSORRT_LLM, Producer.POLYGRAPHY, Producer.TENSORRT_RTX):
+        if styles[certain]:
+            return certain
+    named = [style for style, _ in styles.most_common() if isinstance(style, Producer)]
+    if named:
+        return named[0]
+    if styles[DATED]:
+        return Producer.TRTEXEC
+    return Producer.PYTHON if styles[PLAIN] else Producer.UNKNOWN

@@ -1,0 +1,152 @@
+"""What stands before a message: date, producer's tag and severity, in every producer's order."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+from twofour.log_records import Producer
+
+PLAIN = "plain"
+"""Style of `[V] message`, which several producers share."""
+DATED = "dated"
+"""Style of `[date] [I] message`: trtexec's own lines, and whoever imitates them."""
+
+
+class Prefixed(NamedTuple):
+    """A line taken apart."""
+
+    style: Producer | str | None
+    """The producer its prefix speaks for; PLAIN; None where it could be any."""
+    severity: str
+    """F E W I V, of TensorRT; "" where the prefix has none."""
+    message: str
+
+
+_TAGS = re.compile(
+    r"(?P<date>\[\d\d/\d\d/\d{2,4}-[\d:.]{8,15}\] ?)?"
+    r"(?P<tags>(?:\[(?:TRT|TRT-LLM|TensorRT|[FEWIVXUSD!])\]:?[ \t]?){1,3})"
+    r"(?:(?P<word>INTERNAL_ERROR|ERROR|WARNING|INFO|VERBOSE): )?"
+)
+_POLYGRAPHY_EXTRA = re.compile(r"(?:\(\d\d:\d\d:\d\d\) )?(?:\[[\w./\\-]+\.py:\d+\] )?")
+_DATE = re.compile(r"\[\d\d/\d\d/\d{2,4}-[\d:.]{8,15}\] ?")
+_WORD = re.compile(
+    r"(?P<word>INTERNAL_ERROR|ERROR|WARNING|INFO|DEBUG|VERBOSE|GRAPH): ?-? ?"
+    r"(?P<tag>\[TRT\]: ?|\[Torch-TensorRT[^\]]{0,60}\] ?- ?)"
+)
+_ORT = re.compile(
+    r"\d{4}-\d\d-\d\d[ T]\S{5,24} \[\w:onnxruntime:[^\]]{0,200}\] "
+    r"\[\d{4}-\d\d-\d\d [\d:.]{5,18} +(?P<word>\w+)\] ?"
+)
+_GLOG = re.compile(r"(?P<letter>[FEWIV])\d{4} [\d:.]{8,20} +\d+ [\w./-]{1,60}:\d+\] ")
+_BANNER = re.compile(r"&&&& (?:RUNNING|PASSED|FAILED|WAIVED) TensorRT")
+_INNER = re.compile(
+    r"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[|&&&& (?:RUNNING|PASSED|FAILED) TensorRT"
+    r"|(?:\(foreignNode\) )?\(Sparsity\) (?:Found|Chose|Layers eligible|TRT inference)"
+    r"|-{15} Timing Runner: |\*{15} Autotuning format|>{15} Chose Runner"
+)
+_LETTERS = {
+    "INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V",
+    "DEBUG": "V", "GRAPH": "V", "!": "F", "X": "V", "U": "V", "S": "V", "D": "V",
+}  # fmt: skip
+_OUTER = 200
+"""Characters of somebody else's prefix (a container's clock, say) that are looked through."""
+
+
+def take_apart(line: str) -> Prefixed | None:
+    """The line's message without what stands before it; None where nothing known does."""
+    first = line[:1]
+    if first == "[":
+        found = _tagged(line)
+    elif first.isdigit():
+        found = _matched(_ORT, line, Producer.ONNXRUNTIME)
+    elif first.isupper():
+        found = _worded(line)
+    elif first in {'"', " ", "\t"}:
+        found = _quoted(line)
+    else:
+        found = Prefixed(Producer.TRTEXEC, "", line) if _BANNER.match(line) else None
+    return found or _inside(line)
+
+
+def unquoted(line: str) -> str | None:
+    """The text of a line that is one element of a JSON array of strings."""
+    text = line.strip().rstrip(",")
+    if len(text) < 2 or text[0] != '"' or text[-1] != '"':
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _tagged(line: str) -> Prefixed | None:
+    match = _TAGS.match(line)
+    if match is None:
+        return _python_free_date(line)
+    tags, word = match["tags"].rstrip(), match["word"]
+    message = line[match.end() :]
+    letter = next((tag for tag in re.findall(r"\[([FEWIVXUSD!])\]", tags)), "")
+    severity = _LETTERS.get(word or letter, letter)
+    return Prefixed(_tag_style(tags, letter, dated=bool(match["date"])), severity, message)
+
+
+def _tag_style(tags: str, letter: str, *, dated: bool) -> Producer | str | None:
+    if letter in {"X", "U"}:
+        return Producer.POLYGRAPHY
+    if tags.startswith("[TRT-LLM]"):
+        return Producer.TENSORRT_LLM
+    if "[TensorRT]" in tags:
+        return Producer.PYTHON
+    if "[TRT]" in tags:
+        if not letter:
+            return Producer.JETSON_INFERENCE
+        return Producer.PYTHON if tags.startswith("[TRT]") else Producer.TRTEXEC
+    return DATED if dated else PLAIN
+
+
+def _python_free_date(line: str) -> Prefixed | None:
+    match = _DATE.match(line)
+    return None if match is None else Prefixed(None, "", line[match.end() :])
+
+
+def _worded(line: str) -> Prefixed | None:
+    match = _WORD.match(line)
+    if match is not None:
+        torch = match["tag"].startswith("[Torch")
+        style = Producer.TORCH_TENSORRT if torch else Producer.DEEPSTREAM
+        return Prefixed(style, _LETTERS[match["word"]], line[match.end() :])
+    glog = _GLOG.match(line)
+    if glog is None:
+        return None
+    inner = take_apart(line[glog.end() :])
+    return inner or Prefixed(None, glog["letter"], line[glog.end() :])
+
+
+def _matched(pattern: re.Pattern[str], line: str, style: Producer) -> Prefixed | None:
+    match = pattern.match(line)
+    if match is None:
+        return None
+    return Prefixed(style, _LETTERS.get(match["word"], ""), line[match.end() :])
+
+
+def _quoted(line: str) -> Prefixed | None:
+    text = unquoted(line)
+    return None if text is None or text[:1] in {'"', " "} else take_apart(text.rstrip("\r\n"))
+
+
+def _inside(line: str) -> Prefixed | None:
+    """A message behind a prefix of somebody else."""
+    match = _INNER.search(line, 1, _OUTER)
+    if match is None:
+        return None
+    rest = line[match.start() :]
+    return _tagged(rest) if rest[0] == "[" else Prefixed(None, "", rest)
+
+
+def without_polygraphy_extras(message: str) -> str:
+    """The message without the clock and source position Polygraphy puts before it on request."""
+    match = _POLYGRAPHY_EXTRA.match(message)
+    return message if match is None else message[match.end() :]

@@ -1,0 +1,176 @@
+"""Where log text comes from: a file, stdin, .gz, a notebook's outputs; as batches of lines."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from twofour.errors import BadInputError
+
+STDIN = "-"
+CHUNK_BYTES = 1 << 20
+LONGEST_LINE = 1 << 20
+"""Characters; a line beyond it is cut (the longest real ones have some 50,000)."""
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_GZIP_MAGIC = b"\x1f\x8b"
+_LARGEST_NOTEBOOK = 256 << 20
+
+
+@dataclass(slots=True)
+class Reading:
+    """What is learned of a source while it is read."""
+
+    name: str
+    size_bytes: int = 0
+    lines: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def batches(source: Path | str, reading: Reading) -> Iterator[list[str]]:
+    """Lines of the source without their ends, some thousand at a time.
+
+    `-` is stdin. Compression is told by the content. Raises BadInputError for a file that cannot be
+    opened; damage further in ends the reading with a note.
+    """
+    if str(source) == STDIN:
+        yield from _lines(sys.stdin.buffer, reading)
+        return
+    path = Path(source)
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".ipynb":
+                yield from _notebook(file, reading)
+            else:
+                yield from _lines(file, reading)
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def lines_of(chunks: Iterator[bytes], reading: Reading) -> Iterator[list[str]]:
+    """Decode and split chunks of bytes; ANSI codes are removed, undecodable bytes replaced."""
+    decoder: codecs.IncrementalDecoder | None = None
+    rest = ""
+    for chunk in chunks:
+        reading.size_bytes += len(chunk)
+        decoder = decoder or _decoder(chunk)
+        lines = _cleaned(rest + decoder.decode(chunk)).split("\n")
+        rest = lines.pop()
+        if len(rest) > LONGEST_LINE:
+            rest = _cut(rest, reading)
+        if lines:
+            reading.lines += len(lines)
+            yield lines
+    rest = _cleaned(rest + (decoder.decode(b"", True) if decoder else ""))
+    if rest:
+        reading.lines += 1
+        yield [rest]
+
+
+def _lines(file: BinaryIO, reading: Reading) -> Iterator[list[str]]:
+    start = file.read(len(_GZIP_MAGIC))
+    joined = _Rejoined(start, file)
+    if start != _GZIP_MAGIC:
+        yield from lines_of(_chunks(joined, reading), reading)
+        return
+    with gzip.GzipFile(fileobj=cast("BinaryIO", io.BufferedReader(joined))) as unpacked:
+        yield from lines_of(_chunks(unpacked, reading), reading)
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream whose first bytes were already taken, for a stdin that cannot seek."""
+
+    def __init__(self, start: bytes, rest: BinaryIO) -> None:
+        super().__init__()
+        self._start = start
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        start, self._start = self._start, b""
+        return start or self._rest.read(size)
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # Buffer is 3.12
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _chunks(file: io.RawIOBase | gzip.GzipFile, reading: Reading) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = file.read(CHUNK_BYTES)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            reading.notes.append(f"the compressed file is damaged or cut: {error}")
+            return
+        if not chunk:
+            return
+        yield chunk
+
+
+def _decoder(start: bytes) -> codecs.IncrementalDecoder:
+    """UTF-8, or UTF-16 where a byte order mark says so (redirected by PowerShell)."""
+    wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")(errors="replace")
+
+
+def _cleaned(text: str) -> str:
+    if "\r\n" in text:
+        text = text.replace("\r\n", "\n")
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    return text
+
+
+def _cut(rest: str, reading: Reading) -> str:
+    note = f"a line of more than {LONGEST_LINE:,} characters was cut"
+    if note not in reading.notes:
+        reading.notes.append(note)
+    return rest[:LONGEST_LINE]
+
+
+def _notebook(file: BinaryIO, reading: Reading) -> Iterator[list[str]]:
+    data = file.read(_LARGEST_NOTEBOOK)
+    try:
+        texts = _output_texts(json.loads(data))
+    except (ValueError, RecursionError):
+        reading.notes.append("not a whole notebook: read as plain text")
+        yield from lines_of(iter([data]), reading)
+        return
+    yield from lines_of((text.encode("utf-8", "replace") for text in texts), reading)
+
+
+def _output_texts(notebook: object) -> Iterator[str]:
+    """Text of every output, each ending its last line (nbformat 3 and 4)."""
+    for output in _outputs(notebook):
+        text = output.get("text")
+        if text is None and isinstance(data := output.get("data"), dict):
+            text = data.get("text/plain")
+        if isinstance(text, list):
+            text = "".join(part for part in text if isinstance(part, str))
+        if isinstance(text, str):
+            yield text if text.endswith("\n") else f"{text}\n"
+
+
+def _outputs(notebook: object) -> Iterator[dict[str, object]]:
+    if not isinstance(notebook, dict):
+        return
+    sheets = [notebook, *_dicts(notebook.get("worksheets"))]
+    for sheet in sheets:
+        for cell in _dicts(sheet.get("cells")):
+            yield from _dicts(cell.get("outputs"))
+
+
+def _dicts(value: object) -> Iterator[dict[str, object]]:
+    if isinstance(value, list):
+        yield from (item for item in value if isinstance(item, dict))

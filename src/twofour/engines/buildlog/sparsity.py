@@ -1,0 +1,123 @@
+"""The (Sparsity) lines: which layers are eligible, which were chosen, and what does not fit.
+
+Wording: "Layers eligible for sparse math:" and "TRT inference plan picked sparse implementation for
+layers:" in TensorRT 8, "Found N layer(s) ..." and "Chose N layer(s) ..." from some 10.x on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from twofour.engines.buildlog.names import NameSplitter, constituents
+from twofour.log_records import Contradiction, SparsityFlag, SparsityKind, SparsityLine
+
+MARK = "(Sparsity)"
+_FORMS = (
+    (
+        SparsityKind.ELIGIBLE,
+        re.compile(r"Layers eligible for sparse math(?P<n>)(?P<rest>\s*:.*)?$"),
+    ),
+    (
+        SparsityKind.CHOSEN,
+        re.compile(
+            r"TRT inference plan picked sparse implementation for layers(?P<n>)(?P<rest>\s*:.*)?$"
+        ),
+    ),
+    (
+        SparsityKind.ELIGIBLE,
+        re.compile(
+            r"Found (?P<n>\d{1,9}) layer\(s\) eligible to use sparse tactics(?P<rest>\W.*)?$"
+        ),
+    ),
+    (
+        SparsityKind.CHOSEN,
+        re.compile(r"Chose (?P<n>\d{1,9}) layer\(s\) using sparse tactics(?P<rest>\W.*)?$"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RawLine:
+    """A (Sparsity) line whose list is not split yet: the names that help come later."""
+
+    line: int
+    kind: SparsityKind
+    foreign: bool
+    printed: int | None
+    names: str | None
+
+
+def raw_line(message: str, line: int) -> RawLine | None:
+    """The line's parts; None where it is none of the known forms, or cut before its colon."""
+    before, mark, text = message.partition(MARK)
+    if not mark:
+        return None
+    foreign = "(foreignNode)" in before
+    text = text.strip()
+    for kind, form in _FORMS:
+        match = form.match(text)
+        if match is not None:
+            printed = int(match["n"]) if match["n"] else None
+            return RawLine(line, kind, foreign, printed, _list(match["rest"]))
+    return None
+
+
+def _list(rest: str | None) -> str | None:
+    rest = (rest or "").strip()
+    return rest[1:] if rest.startswith(":") else None
+
+
+def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:
+    """The record, its list split with the help of the layer names known by now."""
+    names: tuple[str, ...] | None = None
+    elided = uncertain = False
+    if raw.names is not None:
+        names, elided, uncertain = splitter.split(raw.names, raw.printed)
+    elif raw.printed == 0:
+        names = ()
+    return SparsityLine(
+        line=raw.line,
+        kind=raw.kind,
+        foreign_node=raw.foreign,
+        printed_count=raw.printed,
+        names=names,
+        constituents=None if names is None else constituents(names),
+        elided=elided,
+        uncertain=uncertain,
+    )
+
+
+def union(lines: Iterable[SparsityLine], kind: SparsityKind) -> tuple[str, ...] | None:
+    """Names of all lines of a kind, each once, in order; None where no line carries a list."""
+    lists = [line.names for line in lines if line.kind is kind and line.names is not None]
+    return tuple(dict.fromkeys(name for names in lists for name in names)) if lists else None
+
+
+def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[Contradiction]:
+    """Counts that fit no list, chosen layers that are not eligible, lines in a dense build."""
+    found = [c for line in lines for c in _count_against_names(line)]
+    eligible, chosen = (union(lines, kind) for kind in SparsityKind)
+    if eligible is not None and not any(line.elided or line.uncertain for line in lines):
+        known = {*eligible, *constituents(eligible)}
+        found += [
+            Contradiction(line=None, message=f"chosen but not listed as eligible: {name}")
+            for name in chosen or ()
+            if name not in known and not known.issuperset(constituents([name]))
+        ]
+    if lines and flag is SparsityFlag.DISABLED:
+        message = "the options say that sparsity is disabled, and the builder lists sparse layers"
+        found.append(Contradiction(line=lines[0].line, message=message))
+    return found
+
+
+def _count_against_names(line: SparsityLine) -> list[Contradiction]:
+    names, parts, printed = line.names, line.constituents, line.printed_count
+    if names is None or parts is None or printed is None or line.elided:
+        return []
+    if printed in {len(names), len(parts)}:
+        return []
+    alone = "" if len(parts) == len(names) else f" ({len(parts)} layers, fusions taken apart)"
+    message = f"prints {printed} {line.kind.value} layers and lists {len(names)}{alone}"
+    return [Contradiction(line=line.line, message=message)]

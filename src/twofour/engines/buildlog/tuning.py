@@ -1,0 +1,323 @@
+"""Autotuning lines: which kernels were timed for which layer, in the three forms since TensorRT 7.
+
+7.x to 8.5 name the kernel on one line and time it on the next; 8.6 on do both on one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from twofour.engines.buildlog.budget import Budget
+from twofour.engines.buildlog.layers import KEPT_TACTICS, Layer, Timing
+from twofour.engines.buildlog.names import finite_ms, normal_id
+from twofour.log_records import AutotuningCounts, SkippedTactic, SkipReason
+
+RUNNER = "--------------- Timing Runner: "
+COMBINATION = "*************** Autotuning format combination:"
+CHOICE = ">>>>>>>>>>>>>>> Chose Runner Type: "
+COSTS = "=============== Computing costs for"
+NAME = "Tactic Name:"
+SET_NAME = "Set Tactic Name: "
+FOREIGN_RUNNER = "Myelin"
+_REFORMAT = "Optimizer Reformat"
+"""Timings of format changes between layers, not of a layer of the engine."""
+_RUNNER_ID = re.compile(r"\[0x[0-9a-fA-F]+\]$")
+_SCRATCH = re.compile(r"Tactic: (\S+) skipped\. Scratch requested: (\d+), available: (\d+)")
+_SKIPPING = re.compile(
+    r"Skipping tactic (?P<id>\S+) due to (?P<why>insufficient memory|oom|exception|.{0,40}error)"
+    r"(?:.*?requested size of (?P<size>\d+))?(?:.*?detected for tactic (?P<real>0x\w+|-?\d+))?"
+)
+_CACHED = "] got cached result: "
+_PRUNED = re.compile(r"(.*): \d+ available tactics, \d+ unparsable, (\d+) pruned")
+_NO_TACTICS_10 = re.compile(r"Skipping (\w+): No valid tactics for (.*)")
+_MAX_LAYERS = 50_000
+
+
+class Tuning:
+    """The state of autotuning at one place of a log."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.layers: dict[str, Layer] = {}
+        self.skipped: list[SkippedTactic] = []
+        self.dropped = 0
+        self.names = self.runners = self.combinations = self.choices = self.tables = 0
+        self.cached = self.silent = 0
+        self._budget = budget
+        self._layer: Layer | None = None
+        self._name: str | None = None
+        self._kernels: dict[str | None, str | None] = {}
+        self._timed: dict[str, Timing] | None = None
+        self._kernel: str | None = None
+        self._kernel_id: str | None = None
+        self._explained = True
+        self._alone = 0
+        self._last = ""
+        self.last_line = 0
+        """Of the last tactic that was timed."""
+        self._undo: tuple[dict[str, Timing], str, float | None, int] | None = None
+
+    # --- the lines that matter for speed -----------------------------------------------------
+
+    def named_and_timed(self, message: str, line: int) -> bool:
+        """`Tactic Name: K Tactic: ID Time: T` (8.6 on); False for a line that may go on.
+
+        8.5 has the name alone on the line for some runners, and the time on the next.
+        """
+        parts = message.split()
+        if len(parts) == 7 and parts[3] == "Tactic:":
+            kernel, tactic, ms = parts[2], parts[4], parts[6]
+        else:
+            kernel, found, rest = message[len(NAME) :].rpartition(" Tactic: ")
+            if not found:
+                self._name_alone(rest.strip(), line)
+                return False
+            cells = rest.split()
+            if len(cells) != 3:
+                return False
+            kernel, tactic, ms = kernel.strip(), cells[0], cells[2]
+        if not self._add(tactic, ms, kernel or None, line):
+            return False
+        self._last, self.last_line = message, line
+        self.names += line != self._alone
+        return True
+
+    def _name_alone(self, kernel: str, line: int) -> None:
+        self.names += line != self._alone
+        self._alone = line
+        self._kernel, self._kernel_id = kernel or None, ""
+
+    def timed(self, message: str, line: int) -> bool:
+        """`Tactic: ID Time: T` and, where scratch memory was short, `Tactic: ID skipped. ...`."""
+        parts = message.split()
+        if len(parts) == 4 and parts[2][:4].lower() == "time":
+            tactic = parts[1]
+            kernel = self._kernel if self._kernel_id in {tactic, ""} else None
+            self._kernel = None
+            self._last, self.last_line = message, line
+            return self._add(tactic, parts[3], kernel, line)
+        return self._scratch(message, line)
+
+    def set_name(self, message: str) -> bool:
+        """`LAYER Set Tactic Name: K Tactic: ID` (to 8.5; 7.x without the number)."""
+        before, _, after = message.partition(SET_NAME)
+        kernel, found, tactic = after.rstrip().rpartition("Tactic: ")
+        tactic = tactic.split(" ", 1)[0]
+        if not tactic:
+            return False
+        self.names += 1
+        self._kernel = (kernel if found else tactic).strip() or None
+        self._kernel_id = tactic if found else ""
+        if self._timed is None and before.strip() and not before.startswith(_REFORMAT):
+            self._start(before.strip(), None)
+            self._kernel = (kernel if found else tactic).strip() or None
+        return True
+
+    def _add(self, tactic: str, text: str, kernel: str | None, line: int) -> bool:
+        try:
+            ms = float(text)
+        except ValueError:
+            return False
+        self._undo = None
+        timed = self._timed
+        if timed is None:
+            return True
+        known = timed.get(tactic)
+        if known is None:
+            self._new(timed, tactic, kernel, ms, line)
+            return True
+        known.timings += 1
+        if ms < known.ms:
+            self._undo = (timed, tactic, known.ms, known.line)
+            known.ms, known.line = ms, line
+        return True
+
+    def _new(
+        self, timed: dict[str, Timing], tactic: str, kernel: str | None, ms: float, line: int
+    ) -> None:
+        layer = self._layer
+        if layer is None:
+            return
+        if not self._budget.take_spare(len(tactic)):
+            layer.drop(kernel, ms)
+            return
+        timed[tactic] = Timing(self._kernels.setdefault(kernel, kernel), ms, line)
+        self._undo = (timed, tactic, None, line)
+        layer.kept += 1
+        if layer.kept > KEPT_TACTICS:
+            layer.keep_fastest()
+
+    def lengthen(self, digits: str) -> None:
+        """The number of the last time went on in the next line of a wrapped paste."""
+        self._take_back()
+        message, line = self._last + digits, self.last_line
+        if message.startswith(NAME):
+            self.names -= 1
+            self.named_and_timed(message, line)
+        else:
+            self.timed(message, line)
+
+    def _take_back(self) -> None:
+        if self._undo is None:
+            return
+        timed, tactic, ms, line = self._undo
+        if ms is None:
+            timed.pop(tactic, None)
+        elif tactic in timed:
+            timed[tactic].ms, timed[tactic].line = ms, line
+            timed[tactic].timings -= 1
+        self._undo = None
+
+    # --- the lines around them ---------------------------------------------------------------
+
+    def runner(self, message: str) -> bool:
+        """`--------------- Timing Runner: LAYER (RUNNER[0x...])`; False for a cut line."""
+        body = message[len(RUNNER) :].rstrip()
+        name, bracket, runner = body.rpartition(" (")
+        if not bracket or not runner.endswith(")"):
+            return False
+        self.runners += 1
+        self._explained = True
+        self._start(name, _RUNNER_ID.sub("", runner[:-1]))
+        return True
+
+    def _start(self, name: str, runner: str | None) -> None:
+        self._kernel, self._undo = None, None
+        self._name = name
+        if name.startswith(_REFORMAT):
+            self._layer, self._timed = None, None
+            return
+        layer = self._layer_named(name)
+        self._layer = layer
+        self._timed = None if layer is None else layer.timed_by(runner)
+
+    def _layer_named(self, name: str, *, foreign: bool = False) -> Layer | None:
+        layer = self.layers.get(name)
+        if layer is None:
+            if len(self.layers) >= _MAX_LAYERS or not self._budget.take(len(name)):
+                self.dropped += 1
+                return None
+            layer = self.layers[name] = Layer(foreign=foreign)
+        return layer
+
+    def combination(self) -> None:
+        """A new combination of formats begins."""
+        self.combinations += 1
+        self.silent += not self._explained
+        self._explained = False
+
+    def costs(self, message: str) -> None:
+        """`=============== Computing costs for LAYER`: the layer's name is often missing."""
+        self.end_combination()
+        self._layer, self._timed = None, None
+        self._name = name = message[len(COSTS) :].strip()
+        if name and not name.startswith("all"):
+            self._layer = self._layer_named(name)
+
+    def end_combination(self) -> None:
+        """No more timings of the last combination can come."""
+        self.silent += not self._explained
+        self._explained = True
+
+    def choice(self, message: str) -> None:
+        """`>>>>>>>>>>>>>>> Chose Runner Type: RUNNER Tactic: ID`: of one combination, not final."""
+        self.choices += 1
+        words = message[len(CHOICE) :].split(" ", 1)
+        if self._layer is not None and words[0]:
+            self._layer.runner = words[0]
+
+    def no_tactics(self, message: str) -> None:
+        """A runner had nothing to offer: `RUNNER has no valid tactics ...` or the form of 10.x."""
+        self._explained = True
+        match = _NO_TACTICS_10.match(message)
+        runner = match[1] if match else message.split(" ", 1)[0]
+        layer = self.layers.get(match[2]) if match else self._layer
+        if layer is not None and len(layer.empty_runners) < 32:
+            layer.empty_runners[runner] = None
+
+    def cached_result(self, message: str) -> None:
+        """`LAYER [formats] got cached result: RUNNER, tactic ID, T ms` (10.x)."""
+        name = message.partition(_CACHED)[0].rpartition(" [")[0]
+        self.cached += 1
+        self._explained = True
+        layer = self._layer_named(name) if name else None
+        if layer is not None:
+            layer.cached += 1
+
+    def pruned(self, message: str) -> None:
+        """`LAYER: N available tactics, U unparsable, P pruned, ...` (8.5, 8.6)."""
+        match = _PRUNED.match(message)
+        layer = self._layer_named(match[1]) if match else None
+        if match and layer is not None:
+            layer.pruned += int(match[2][:9])
+
+    # --- skipped -----------------------------------------------------------------------------
+
+    def _scratch(self, message: str, line: int) -> bool:
+        match = _SCRATCH.match(message)
+        if match is None:
+            return False
+        self.skip(line, match[1], SkipReason.WORKSPACE, (match[2], match[3]))
+        return True
+
+    def skipping(self, message: str, line: int) -> bool:
+        """`Skipping tactic ID due to ...`, in whatever severity it comes."""
+        match = _SKIPPING.search(message)
+        if match is None:
+            return False
+        memory = match["why"] in {"insufficient memory", "oom"} or match["size"]
+        reason = SkipReason.MEMORY if memory else SkipReason.ERROR
+        self.skip(line, match["real"] or match["id"], reason, (match["size"], None), message)
+        return True
+
+    def skip(
+        self,
+        line: int,
+        tactic: str | None,
+        reason: SkipReason,
+        sizes: tuple[str | None, str | None] = (None, None),
+        message: str | None = None,
+    ) -> None:
+        """Note a tactic that was not timed; `sizes` are the bytes requested and available."""
+        self._explained = True
+        if not self._budget.take(len(message or "")):
+            self.dropped += 1
+            return
+        requested, available = (None if s is None else int(s[:19]) for s in sizes)
+        self.skipped.append(
+            SkippedTactic(
+                line=line,
+                layer=self._name or None,
+                id=normal_id(tactic),
+                reason=reason,
+                requested_bytes=requested,
+                available_bytes=available,
+                message=message,
+            )
+        )
+
+    # --- Myelin ------------------------------------------------------------------------------
+
+    def foreign_rows(self, name: str, rows: Iterable[tuple[str, str, float, int]]) -> None:
+        """Rows (kernel, number, ms, line) of Myelin's table for one operation."""
+        layer = self._layer_named(name, foreign=True)
+        if layer is None:
+            return
+        timed = layer.timed_by(FOREIGN_RUNNER)
+        outer = self._layer, self._timed
+        self._layer, self._timed = layer, timed
+        for kernel, tactic, ms, line in rows:
+            if finite_ms(ms) is not None:
+                self._add(tactic, repr(ms), kernel, line)
+        self._layer, self._timed = outer
+        self._undo = None
+
+    def counts(self) -> AutotuningCounts:
+        """The counts of lines so far."""
+        return AutotuningCounts(
+            tactic_names=self.names,
+            timing_runners=self.runners,
+            format_combinations=self.combinations,
+            runner_choices=self.choices,
+            foreign_node_tables=self.tables,
+        )

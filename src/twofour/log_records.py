@@ -1,0 +1,389 @@
+"""Records of what build logs, layer information and profiles say. Standard library only.
+
+Facts only, of anyone's files: nothing here needs the model, and nothing is judged.
+Frozen; sequences are tuples; `None` means the file is silent and `()` that it lists nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+LOG_SCHEMA_VERSION = 1
+
+
+class Producer(str, Enum):
+    """Which program wrote the lines of a build."""
+
+    TRTEXEC = "trtexec"
+    PYTHON = "python"
+    POLYGRAPHY = "polygraphy"
+    TORCH_TENSORRT = "torch-tensorrt"
+    TENSORRT_LLM = "tensorrt-llm"
+    ONNXRUNTIME = "onnxruntime"
+    DEEPSTREAM = "deepstream"
+    JETSON_INFERENCE = "jetson-inference"
+    TENSORRT_RTX = "tensorrt-rtx"
+    UNKNOWN = "unknown"
+
+
+class SparsityFlag(str, Enum):
+    """Whether the builder was allowed to use sparse kernels."""
+
+    ENABLED = "enabled"
+    DISABLED = "disabled"
+    FORCED = "forced"
+    """trtexec overwrote the weights: what the log calls eligible says nothing of the model."""
+    UNKNOWN = "unknown"
+
+
+class SparsityKind(str, Enum):
+    """Which of the two lists a (Sparsity) line is."""
+
+    ELIGIBLE = "eligible"
+    CHOSEN = "chosen"
+
+
+class BuildOutcome(str, Enum):
+    """How a build or run ended, as far as the log shows."""
+
+    BUILT = "built"
+    LOADED = "loaded"
+    """An engine was loaded, none built."""
+    FAILED = "failed"
+    UNFINISHED = "unfinished"
+    """No end in the log: cut, still running, or not verbose enough to say."""
+
+
+class SkipReason(str, Enum):
+    """Why the builder did not time a tactic."""
+
+    WORKSPACE = "workspace"
+    MEMORY = "memory"
+    ERROR = "error"
+
+
+class FusionKind(str, Enum):
+    """What a graph optimisation did to its layers."""
+
+    FUSED = "fused"
+    MERGED = "merged"
+    REMOVED = "removed"
+    SWAPPED = "swapped"
+    TRANSFORMED = "transformed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparsityLine:
+    """One "(Sparsity) ..." message."""
+
+    line: int
+    kind: SparsityKind
+    foreign_node: bool
+    """It speaks of the layers inside one Myelin region."""
+    printed_count: int | None
+    """TensorRT up to 8.4 prints none."""
+    names: tuple[str, ...] | None
+    """The entries of its list; None where the line carries no list at all."""
+    constituents: tuple[str, ...] | None = None
+    """The entries with every `A || B` taken apart."""
+    elided: bool = False
+    """The list was shortened by hand (`....`): there are more names."""
+    uncertain: bool = False
+    """The list cannot be split with certainty: a name holds the separator or an odd bracket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """Two things the log says that cannot both be right."""
+
+    line: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tactic:
+    """One kernel that was timed for a layer, at its fastest over all formats."""
+
+    kernel: str | None
+    """None: the runner prints no kernel names."""
+    id: str | None
+    """64 bits as 0x and sixteen digits, however the log writes them."""
+    ms: float | None
+    """None: it was named and no finite time was printed."""
+    sparse: bool | None
+    """By the kernel's name alone; None where there is no name."""
+    runner: str | None = None
+    line: int = 0
+    """Where its fastest time stands."""
+    timings: int = 1
+    """How often it was timed (once per combination of formats)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedLayer:
+    """What autotuning printed of one engine layer, or of one operation inside a Myelin region."""
+
+    name: str
+    runner: str | None
+    """The runner chosen last; None where none is named."""
+    tactics: tuple[Tactic, ...]
+    """Fastest first."""
+    best_dense_ms: float | None
+    """Fastest kernel that is not sparse; a whole Myelin region counts as neither."""
+    best_sparse_ms: float | None
+    runners: tuple[str, ...] = ()
+    """Runners that were timed."""
+    runners_without_tactics: tuple[str, ...] = ()
+    foreign_node: bool = False
+    """An operation inside a Myelin region, from its table of sorted tactics."""
+    eligible: bool | None = None
+    """Named on an eligible line; None where the log has none."""
+    chosen: bool | None = None
+    """Named on a chosen line; None where the log has none."""
+    kernel: str | None = None
+    """Kernel of the tactic in the engine, where layer information gives its number or name."""
+    cached: int = 0
+    """Format combinations answered by the timing cache, as far as the log says so."""
+    pruned_tactics: int = 0
+    """Tactics left out by the builder's own estimate."""
+    dropped_tactics: int = 0
+    """Slower tactics that were read and not kept, to bound memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedTactic:
+    """A tactic that was not timed."""
+
+    line: int
+    layer: str | None
+    id: str | None
+    reason: SkipReason
+    requested_bytes: int | None = None
+    available_bytes: int | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingCache:
+    """What the log says of the timing cache."""
+
+    mode: str | None
+    """"local", "global", or None."""
+    entries: int | None = None
+    hits: int | None = None
+    cached_results: int = 0
+    """Single lookups that the log reports."""
+    silent_combinations: int = 0
+    """Format combinations without any timing or reason, as a hit looks up to TensorRT 8."""
+
+    @property
+    def hides_timings(self) -> bool:
+        """Whether some layer may have been tuned without a timing in this log."""
+        return bool(self.hits or self.cached_results or self.silent_combinations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """Layers that became one, went away or changed their kind."""
+
+    line: int
+    kind: FusionKind
+    rule: str | None
+    """TensorRT's name of the optimisation."""
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMessage:
+    """A warning or an error."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFigures:
+    """Bytes, as printed at the end of a build."""
+
+    host_persistent_bytes: int | None = None
+    device_persistent_bytes: int | None = None
+    scratch_bytes: int | None = None
+    activation_bytes: int | None = None
+    weights_bytes: int | None = None
+    engine_bytes: int | None = None
+    peak_cpu_bytes: int | None = None
+    peak_gpu_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLayer:
+    """One layer of the finished engine, from layer information."""
+
+    name: str
+    layer_type: str | None = None
+    tactic_id: str | None = None
+    """Normalised like Tactic.id."""
+    kernel: str | None = None
+    sparse: bool | None = None
+    """By the kernel's name alone; None where no kernel is named."""
+    has_sparse_weights: bool | None = None
+    """The weights satisfy the pattern: eligibility, not a sparse kernel."""
+    parameter_type: str | None = None
+    groups: int | None = None
+    out_maps: int | None = None
+    kernel_shape: tuple[int, ...] | None = None
+    weights_type: str | None = None
+    weights_count: int | None = None
+    input_formats: tuple[str, ...] | None = None
+    output_formats: tuple[str, ...] | None = None
+    onnx_nodes: tuple[str, ...] = ()
+    """Source layers named in Metadata."""
+    metadata: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInformation:
+    """One file of layer information (or the part of a log that holds it)."""
+
+    file: str
+    layers: tuple[EngineLayer, ...]
+    bindings: tuple[str, ...] = ()
+    detailed: bool = True
+    """False: the layers are bare names, so nothing is known of kernels or sparsity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile:
+    """Time of one engine layer over all profiled iterations."""
+
+    name: str
+    total_ms: float | None
+    average_ms: float | None
+    median_ms: float | None
+    percent: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One per-layer profile: a file, or a table in a log."""
+
+    iterations: int | None
+    layers: tuple[LayerProfile, ...]
+    total_ms: float | None = None
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Percentile:
+    """One percentile of a latency."""
+
+    percent: float
+    ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyMetric:
+    """One line (or block, in TensorRT 7) of trtexec's summary."""
+
+    name: str
+    min_ms: float | None = None
+    max_ms: float | None = None
+    mean_ms: float | None = None
+    median_ms: float | None = None
+    percentiles: tuple[Percentile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencySummary:
+    """trtexec's performance summary."""
+
+    throughput_qps: float | None
+    metrics: tuple[LatencyMetric, ...]
+    walltime_s: float | None = None
+    gpu_compute_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedTensor:
+    """One weight that `polygraphy inspect sparsity` looked at."""
+
+    name: str
+    sparse: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutotuningCounts:
+    """How many lines of each kind there are."""
+
+    tactic_names: int = 0
+    timing_runners: int = 0
+    format_combinations: int = 0
+    runner_choices: int = 0
+    foreign_node_tables: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """One engine build, or one run of a loaded engine, in a log."""
+
+    file: str
+    first_line: int
+    last_line: int
+    producer: Producer
+    tensorrt_version: str | None
+    gpu: str | None
+    compute_capability: tuple[int, int] | None
+    outcome: BuildOutcome
+    command: str | None
+    model: str | None
+    sparsity: SparsityFlag
+    precision: str | None
+    optimization_level: int | None
+    """None: the default, or not said."""
+    profiling_verbosity: str | None
+    build_s: float | None
+    eligible: tuple[str, ...] | None
+    """Union by name over all passes; None: the log has no such line with names."""
+    chosen: tuple[str, ...] | None
+    sparsity_lines: tuple[SparsityLine, ...]
+    contradictions: tuple[Contradiction, ...]
+    layers: tuple[TunedLayer, ...]
+    counts: AutotuningCounts
+    skipped_tactics: tuple[SkippedTactic, ...]
+    timing_cache: TimingCache
+    fusions: tuple[Fusion, ...]
+    warnings: tuple[LogMessage, ...]
+    errors: tuple[LogMessage, ...]
+    warning_count: int
+    error_count: int
+    memory: MemoryFigures
+    engine_layers: tuple[EngineLayer, ...] | None
+    latency: LatencySummary | None
+    profile: Profile | None
+    checked_tensors: tuple[CheckedTensor, ...] = ()
+    workspace_wanted_bytes: int | None = None
+    """Largest workspace that would have allowed more tactics."""
+    dropped: int = 0
+    """Facts that were read and not kept, to bound memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFile:
+    """One input, as it was read."""
+
+    name: str
+    lines: int
+    size_bytes: int
+    """After decompression."""
+    notes: tuple[str, ...] = ()
+    """Damage that was met: a truncated archive, lines that were cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildLog:
+    """Everything the given logs say, build by build in the order of the files."""
+
+    files: tuple[LogFile, ...]
+    builds: tuple[Build, ...]
+    schema_version: int = LOG_SCHEMA_VERSION

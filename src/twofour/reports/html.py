@@ -1,0 +1,233 @@
+"""The report as one HTML file that needs no network: cards, bars, plots, a table to search in.
+
+The page trusts no name: text is escaped by the template engine, data for the script is JSON
+without a character HTML knows, and a policy in the page lets only its own script and style run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from twofour.records import Accuracy, BuildResult, EligibilityReport, Verdict
+from twofour.reports import cells, plots
+from twofour.reports.eligibility import count_weights
+from twofour.reports.fates import Fate, fate_of
+from twofour.reports.latency_text import latency_table
+from twofour.reports.speed import LARGE_ENOUGH
+from twofour.reports.summary import Total, advice_lines, title_line, totals
+from twofour.reports.text import drift_lines, plain_text
+from twofour.reports.words import printable, shape_cell
+
+_TEMPLATES = PackageLoader("twofour.reports", "templates")
+_PAGE = "report.html.j2"
+_ONE_LINE = 10_000
+"""Columns in which no line of text is folded: the browser folds it."""
+_NOT_IN_JSON = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One layer as the table shows it."""
+
+    verdict: Verdict
+    fate: Fate
+    name: Markup
+    op: str
+    size: str
+    dtype: str
+    pattern: str
+    surprise: str | None
+    code: str
+    reason: str
+    also: str
+    remedy: str
+    times: tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Card:
+    """A total of the summary, and the fate whose layers it counts."""
+
+    fate: Fate
+    total: Total
+
+
+def to_html(
+    report: EligibilityReport,
+    *,
+    accuracy: Accuracy | None = None,
+    build: BuildResult | None = None,
+) -> str:
+    """A whole page with its style, script and data inside; the same report gives the same bytes.
+
+    The table holds every layer and can be read without its script, which adds the filter, the
+    sorting and the details of a layer.
+    """
+    environment = Environment(
+        loader=_TEMPLATES,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, script = (_asset(environment, name) for name in ("report.css", "report.js"))
+    return environment.get_template(_PAGE).render(
+        policy=_policy(style, script),
+        style=style,
+        script=script,
+        **_of_report(report),
+        drift=() if accuracy is None else _lines(accuracy),
+        engine=() if build is None else _engine_lines(build),
+        latency=None if build is None else _latency(build),
+    )
+
+
+def _of_report(report: EligibilityReport) -> dict[str, object]:
+    """What the template knows about the report, by the names it uses."""
+    verdicts = report.verdicts
+    return {
+        "model": cells.name_cell(report.model),
+        "title": title_line(report),
+        "cards": tuple(_Card(fate=Fate(t.title), total=t) for t in totals(report)),
+        "advice": advice_lines(report),
+        "bars": _bars(verdicts),
+        "markers": tuple((fate, _svg(plots.marker(fate))) for fate in _present(verdicts)),
+        "size_plot": _svg(plots.size_plot(verdicts)),
+        "time_plot": _svg(plots.time_plot(verdicts)),
+        "with_times": sum(cells.tactic_times(v) is not None for v in verdicts),
+        "large_enough": LARGE_ENOUGH,
+        "rows": tuple(map(_row, verdicts)),
+        "fates": Counter(map(fate_of, verdicts)),
+        "codes": sorted(Counter(code for v in verdicts for code in _codes(v)).items()),
+        "unmatched": tuple(map(cells.name_cell, report.unmatched_engine_layers)),
+        "data": _script_data(verdicts),
+    }
+
+
+def _row(verdict: Verdict) -> _Row:
+    return _Row(
+        verdict=verdict,
+        fate=fate_of(verdict),
+        name=_breakable(cells.name_cell(verdict.layer)),
+        op=printable(verdict.op),
+        size=shape_cell(verdict),
+        dtype=printable(verdict.dtype),
+        pattern=cells.pattern_word(verdict),
+        surprise=cells.surprise(verdict),
+        code=verdict.reasons[0].code.value,
+        reason=cells.main_reason(verdict),
+        also=cells.other_codes(verdict),
+        remedy=printable(verdict.remedy or "-"),
+        times=_times(verdict),
+    )
+
+
+def _times(verdict: Verdict) -> tuple[str, str, str]:
+    both = cells.tactic_times(verdict)
+    if both is None:
+        return ("-", "-", "-")
+    sparse, dense = both
+    return (f"{sparse:.4g}", f"{dense:.4g}", f"{dense / sparse:.3f}")
+
+
+def _bars(verdicts: Sequence[Verdict]) -> tuple[tuple[str, Markup | None], ...]:
+    by_fate = {fate: [v for v in verdicts if fate_of(v) is fate] for fate in Fate}
+    layers = [(fate, len(members)) for fate, members in by_fate.items()]
+    weights = [(fate, count_weights(members)) for fate, members in by_fate.items()]
+    return (
+        ("by layers", _svg(plots.fate_bar(layers, "layer"))),
+        ("by weights", _svg(plots.fate_bar(weights, "weight"))),
+    )
+
+
+def _present(verdicts: Sequence[Verdict]) -> tuple[Fate, ...]:
+    there = set(map(fate_of, verdicts))
+    return tuple(fate for fate in Fate if fate in there)
+
+
+def _codes(verdict: Verdict) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(r.code.value for r in verdict.reasons))
+
+
+def _script_data(verdicts: Sequence[Verdict]) -> Markup:
+    """What the script sorts and filters by and the details it shows, as JSON that is safe here."""
+    text = json.dumps([_layer_data(v) for v in verdicts], separators=(",", ":"), allow_nan=False)
+    # everything but ASCII is an escape already, U+2028 and lone surrogates among it
+    return Markup(text.translate(_NOT_IN_JSON))  # noqa: S704 -- no character of HTML is left
+
+
+def _layer_data(verdict: Verdict) -> dict[str, object]:
+    fate = fate_of(verdict)
+    sparse, dense = cells.tactic_times(verdict) or (None, None)
+    return {
+        "name": cells.name_cell(verdict.layer),
+        "fate": fate.slug,
+        "codes": _codes(verdict),
+        "sort": {
+            "layer": cells.name_cell(verdict.layer),
+            "op": printable(verdict.op),
+            "size": verdict.in_channels * verdict.out_channels,
+            "type": printable(verdict.dtype),
+            "pattern": cells.pattern_word(verdict),
+            "verdict": list(Fate).index(fate),
+            "why": verdict.reasons[0].code.value,
+            "remedy": printable(verdict.remedy) if verdict.remedy else None,
+            "sparse": sparse,
+            "dense": dense,
+            "ratio": None if sparse is None or dense is None else dense / sparse,
+        },
+        "size": shape_cell(verdict),
+        "verdict": verdict.verdict.value,
+        "facts": cells.facts(verdict),
+        "reasons": [
+            (r.code.value, printable(r.message), printable(r.source or "")) for r in verdict.reasons
+        ],
+        "remedy": printable(verdict.remedy or ""),
+    }
+
+
+def _lines(accuracy: Accuracy) -> tuple[str, ...]:
+    return tuple(plain_text(drift_lines(accuracy), width=_ONE_LINE).splitlines())
+
+
+def _engine_lines(build: BuildResult) -> tuple[str, ...]:
+    not_used = (f"not used: {s.engine.value}: {printable(s.why_not or '')}" for s in build.not_used)
+    return (*not_used, *map(printable, build.notes))
+
+
+def _latency(build: BuildResult) -> str:
+    table = latency_table([v.latency for v in build.variants], engine=build.engine.engine)
+    return plain_text(table)
+
+
+def _policy(style: Markup, script: Markup) -> str:
+    """Content Security Policy: nothing is fetched, nothing runs but what this module put there."""
+    allowed = f"style-src {_hash(style)}; script-src {_hash(script)}"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _asset(environment: Environment, name: str) -> Markup:
+    text, _, _ = _TEMPLATES.get_source(environment, name)
+    return Markup(f"\n{text}")  # noqa: S704 -- a file of this package
+
+
+def _breakable(name: str) -> Markup:
+    """The name with a place to break the line behind each dot and slash, rather than anywhere."""
+    return escape(name).replace(".", Markup(".<wbr>")).replace("/", Markup("/<wbr>"))
+
+
+def _svg(text: str | None) -> Markup | None:
+    return None if text is None else Markup(text)  # noqa: S704 -- plots.py escapes what it is given

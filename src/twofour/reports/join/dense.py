@@ -1,0 +1,129 @@
+"""Why an eligible layer runs dense: sparse was slower, skipped, never offered, or not to be seen."""
+
+from __future__ import annotations
+
+from twofour.log_records import SkippedTactic, SkipReason, Tactic, TunedLayer
+from twofour.records import Reason, ReasonCode, VerdictName
+from twofour.reports.join.outcome import JoinCase, times_words
+from twofour.reports.join.sources import tactic_source
+
+_MIB = 1 << 20
+_FASTER_WINS = "NVIDIA/TensorRT issue 2169: the builder keeps the faster"
+_LARGER = "try a larger batch, where sparse kernels gain most; else dense is right here"
+_NO_CACHE = "delete the timing cache and rebuild, to see the times"
+
+
+def why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
+    """Reasons, the main one first, and the remedy; what the rules said against it comes along."""
+    sparse, dense = case.sparse_ms, case.dense_ms
+    skipped = _workspace(case.seen.skipped)
+    if sparse is not None and dense is not None:
+        found, remedy = _both_timed(case, sparse, dense), case.row.remedy or _LARGER
+    elif skipped is not None and sparse is None:
+        found, remedy = _skipped(case, skipped), _more_workspace(case, skipped)
+    elif _hidden(case):
+        found, remedy = _cached(case), _NO_CACHE
+    elif case.seen.tuned is not None and _all_named(case.seen.tuned):
+        found, remedy = _none_offered(case, case.seen.tuned), case.row.remedy or _typed()
+    else:
+        found, remedy = _taken(case), case.row.remedy or _LARGER
+    return (found, *_rules_against(case)), remedy
+
+
+def _both_timed(case: JoinCase, sparse: float, dense: float) -> Reason:
+    tactic = _fastest_sparse(case.seen.tuned)
+    words = times_words(sparse, dense)
+    if sparse < dense:
+        message = f"dense was taken although {words}: times are the best over all formats, "
+        message += "and reformats around the layer count too"
+    else:
+        message = f"dense was faster: {words}"
+    source = None if tactic is None else tactic_source(case.around.file, tactic)
+    return Reason(code=ReasonCode.DENSE_FASTER, message=message, source=source)
+
+
+def _skipped(case: JoinCase, tactic: SkippedTactic) -> Reason:
+    what = "workspace" if tactic.reason is SkipReason.WORKSPACE else "memory"
+    message = f"tactics were skipped for {what}: {_asked(tactic)}; no sparse one was timed"
+    number = "" if tactic.id is None else f"Tactic: {tactic.id} "
+    source = f"{case.around.file}:{tactic.line}: {tactic.message or f'{number}skipped'}"
+    return Reason(code=ReasonCode.TACTIC_SKIPPED, message=message, source=source)
+
+
+def _asked(tactic: SkippedTactic) -> str:
+    asked = "size not said" if tactic.requested_bytes is None else f"{tactic.requested_bytes:,}"
+    if tactic.requested_bytes is not None:
+        asked += " bytes wanted"
+    if tactic.available_bytes is None:
+        return asked
+    return f"{asked}, {tactic.available_bytes:,} available"
+
+
+def _more_workspace(case: JoinCase, tactic: SkippedTactic) -> str:
+    build = case.around.build
+    wishes = [tactic.requested_bytes or 0, (build.workspace_wanted_bytes if build else 0) or 0]
+    most = max(*wishes, *(s.requested_bytes or 0 for s in case.seen.skipped))
+    if tactic.reason is not SkipReason.WORKSPACE or not most:
+        return "build with more free GPU memory and a larger workspace"
+    return f"build with a workspace of {-(-most // _MIB):,} MiB or more (--memPoolSize=workspace:)"
+
+
+def _cached(case: JoinCase) -> Reason:
+    message = "eligible, a dense kernel was taken; a timing cache hides what was timed"
+    return Reason(code=ReasonCode.DENSE_FASTER, message=message, source=_FASTER_WINS + _in(case))
+
+
+def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
+    message = f"none of the {len(tuned.tactics)} kernels that were timed is sparse"
+    first = tuned.tactics[0]
+    source = tactic_source(case.around.file, first) if first.ms is not None else None
+    return Reason(code=ReasonCode.NO_SPARSE_TACTIC, message=message, source=source)
+
+
+def _taken(case: JoinCase) -> Reason:
+    holder = case.kernel_holder
+    kernel = "a dense kernel" if holder is None else f"the dense kernel {holder.kernel}"
+    message = f"eligible, and {kernel} was taken; no time of a sparse one is in the log"
+    return Reason(code=ReasonCode.DENSE_FASTER, message=message, source=_FASTER_WINS)
+
+
+def _rules_against(case: JoinCase) -> tuple[Reason, ...]:
+    """What the rules already said of an eligible layer, such as DTYPE or SMALL_CHANNELS."""
+    if case.row.predicted is not VerdictName.ELIGIBLE:
+        return ()
+    return tuple(r for r in case.row.reasons if r.code is not ReasonCode.QUALIFIES)
+
+
+def _hidden(case: JoinCase) -> bool:
+    build, tuned = case.around.build, case.seen.tuned
+    if build is None or case.sparse_ms is not None:
+        return False
+    if tuned is not None and tuned.cached:
+        return True
+    untimed = tuned is None or not tuned.tactics
+    return untimed and build.timing_cache.hides_timings
+
+
+def _all_named(tuned: TunedLayer) -> bool:
+    named = [t for t in tuned.tactics if t.kernel is not None]
+    return bool(named) and not tuned.dropped_tactics and not any(t.sparse for t in named)
+
+
+def _fastest_sparse(tuned: TunedLayer | None) -> Tactic | None:
+    if tuned is None:
+        return None
+    return next((t for t in tuned.tactics if t.sparse and t.ms is not None), None)
+
+
+def _workspace(skipped: tuple[SkippedTactic, ...]) -> SkippedTactic | None:
+    """The skipped tactic that wanted most."""
+    wanting = [s for s in skipped if s.reason is not SkipReason.ERROR]
+    return max(wanting, key=lambda s: s.requested_bytes or 0, default=None)
+
+
+def _typed() -> str:
+    return "set FP16 or INT8 in the graph (export with --precision float16)"
+
+
+def _in(case: JoinCase) -> str:
+    return f"; {case.around.file}" if case.around.file else ""

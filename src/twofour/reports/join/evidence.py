@@ -1,0 +1,84 @@
+"""What was found about an engine: its build log, layer information and profile, and the dense ones.
+
+Every part may be missing: what is not there proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from twofour.log_records import Build, EngineLayer, LayerInformation, Profile, Tactic, TunedLayer
+from twofour.records import GraphNode, LayerMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildEvidence:
+    """Everything there is about one model's engines, as it was read from their files."""
+
+    build: Build | None = None
+    """The build with sparse weights allowed."""
+    layers: LayerInformation | None = None
+    """Of the sparse engine."""
+    profile: Profile | None = None
+    """Of the sparse engine."""
+    dense_build: Build | None = None
+    dense_profile: Profile | None = None
+    nodes: tuple[GraphNode, ...] = ()
+    """Of the ONNX model, in graph order; () where only the predicted report is known."""
+    layer_map: LayerMap | None = None
+    """Which modules the nodes come from."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to join."""
+        parts = (self.build, self.layers, self.profile, self.dense_build, self.dense_profile)
+        return all(part is None for part in parts)
+
+
+def engine_layers(evidence: BuildEvidence) -> tuple[tuple[EngineLayer, ...] | None, str | None]:
+    """The layers of the sparse engine and the file that lists them; None where none does.
+
+    A layer whose kernel is not named gets the one that was timed under the number it states.
+    """
+    listed = evidence.layers
+    build = evidence.build
+    in_log = build.engine_layers if build is not None else None
+    tuned = _by_name(build.layers if build is not None else ())
+    if listed is not None and (listed.detailed or in_log is None):
+        return tuple(_with_kernel(layer, tuned) for layer in listed.layers), listed.file
+    if in_log is None or build is None:
+        return None, None
+    return tuple(_with_kernel(layer, tuned) for layer in in_log), build.file
+
+
+def profile_of(evidence: BuildEvidence) -> Profile | None:
+    """The profile of the sparse engine: its own file, else the table in the log."""
+    if evidence.profile is not None:
+        return evidence.profile
+    return evidence.build.profile if evidence.build is not None else None
+
+
+def dense_profile_of(evidence: BuildEvidence) -> Profile | None:
+    """The same of the dense engine."""
+    if evidence.dense_profile is not None:
+        return evidence.dense_profile
+    return evidence.dense_build.profile if evidence.dense_build is not None else None
+
+
+def _by_name(layers: Iterable[TunedLayer]) -> dict[str, TunedLayer]:
+    return {layer.name: layer for layer in layers}
+
+
+def _with_kernel(layer: EngineLayer, tuned: dict[str, TunedLayer]) -> EngineLayer:
+    timed = tuned.get(layer.name)
+    if layer.kernel is not None or timed is None or layer.tactic_id is None:
+        return layer
+    tactic = _tactic(timed, layer.tactic_id)
+    if tactic is None or tactic.kernel is None:
+        return layer
+    return replace(layer, kernel=tactic.kernel, sparse=tactic.sparse)
+
+
+def _tactic(timed: TunedLayer, number: str) -> Tactic | None:
+    return next((t for t in timed.tactics if t.id == number and t.kernel is not None), None)

@@ -1,0 +1,113 @@
+"""A report on a build log alone: engine layers, without the model they come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+
+from twofour.log_records import Build, EngineLayer
+from twofour.records import (
+    EligibilityReport,
+    Pattern,
+    Reason,
+    ReasonCode,
+    Verdict,
+    VerdictName,
+)
+from twofour.reports.eligibility import summarize
+from twofour.reports.join.evidence import BuildEvidence, engine_layers
+from twofour.reports.join.joined import join_report
+from twofour.reports.join.name_parts import KnownNames, split_name
+
+_PRODUCT = re.compile(r"conv|gemm|matmul|matrix.?multiply|fullyconnected|fully connected", re.IGNORECASE)
+_COPIES = re.compile(r"Reformatting CopyNode|Optimizer Reformat|ONNXTRT_")
+_KINDS = (
+    (re.compile(r"deconv|convtranspose|conv_transpose", re.IGNORECASE), "ConvTranspose"),
+    (re.compile(r"conv", re.IGNORECASE), "Conv"),
+    (re.compile(r"gemm|fully.?connected", re.IGNORECASE), "Gemm"),
+    (re.compile(r"mat(?:rix)?.?mul", re.IGNORECASE), "MatMul"),
+)
+_UNKNOWN_OP = "unknown"
+
+
+def report_from_log(build: Build) -> EligibilityReport:
+    """What a log says of the engine's own layers; nothing is predicted, for there is no model.
+
+    Rows are the layers on the (Sparsity) lines and those that are convolutions or matrix products
+    by their type, runner or kernel, under the names that the builder gives them.
+    """
+    return report_from_engine(BuildEvidence(build=build))
+
+
+def report_from_engine(evidence: BuildEvidence) -> EligibilityReport:
+    """The same with layer information and profiles beside the log, or in its place."""
+    build = evidence.build
+    layers, file = engine_layers(evidence)
+    known = {layer.name: layer for layer in layers or ()}
+    rows = tuple(_row(name, known.get(name), kind) for name, kind in _names(build, layers or ()))
+    model = (build.model if build is not None else None) or file or "a build log"
+    predicted = EligibilityReport(
+        model=model if build is None or build.model else build.file,
+        pattern=Pattern(2, 4),
+        engine="an engine of unknown version",
+        gpu=None,
+        verdicts=rows,
+        summary=summarize(rows, 0),
+    )
+    return join_report(predicted, evidence)
+
+
+def _names(build: Build | None, engine: tuple[EngineLayer, ...]) -> Iterator[tuple[str, str]]:
+    """Names of the rows, each layer once, with what tells its kind."""
+    lines = build.sparsity_lines if build is not None else ()
+    listed = dict.fromkeys(chain.from_iterable(line.constituents or () for line in lines))
+    seen: set[str] = set()
+    for name in listed:
+        if seen.isdisjoint(parts := _parts(name)):
+            yield name, name
+        seen.update(parts)
+    others = [
+        (x.name, f"{x.parameter_type or ''} {x.layer_type or ''} {x.kernel or ''}") for x in engine
+    ]
+    if build is not None and not engine:
+        others += [(x.name, " ".join(x.runners)) for x in build.layers]
+    for name, kind in others:
+        parts = _parts(name)
+        is_product = _PRODUCT.search(kind) is not None and not _COPIES.match(name)
+        if is_product and seen.isdisjoint(parts):
+            yield name, f"{kind} {name}"
+            seen.update(parts)
+
+
+_NO_NAMES = KnownNames.of(())
+
+
+def _parts(name: str) -> set[str]:
+    """What a name is made of, to tell that two names are of one layer."""
+    return {re.sub(r"_myl\d+_\d+$", "", part.text) for part in split_name(name, _NO_NAMES)}
+
+
+def _row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
+    op = next((op for pattern, op in _KINDS if pattern.search(kind)), _UNKNOWN_OP)
+    said = Reason(code=ReasonCode.NOT_CHECKED, message="there is no model to check")
+    out = layer.out_maps if layer is not None else None
+    return Verdict(
+        layer=name,
+        node=name,
+        op=op,
+        engine_layer=None,
+        shape=(),
+        axis=None,
+        groups=(layer.groups if layer is not None else None) or 1,
+        in_channels=0,
+        out_channels=out or 0,
+        kernel=(layer.kernel_shape if layer is not None else None) or (),
+        dtype=(layer.weights_type if layer is not None else None) or "unknown",
+        pattern_holds=None,
+        verdict=VerdictName.UNKNOWN,
+        evidence=None,
+        predicted=VerdictName.UNKNOWN,
+        reasons=(said,),
+        remedy=None,
+    )

@@ -1,0 +1,256 @@
+"""One layer and its evidence in, its one measured verdict out: the first rule that applies.
+
+What proves a choice, best first: the kernel's name in layer information, the layer's name on the
+chosen line, the count on it. Weights marked as sparse in layer information prove eligibility only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twofour.log_records import SparsityKind
+from twofour.records import Evidence, Reason, ReasonCode, VerdictName
+from twofour.reports.join.absent import Whereabouts
+from twofour.reports.join.circumstances import in_myelin, is_version_8, silence
+from twofour.reports.join.dense import why_dense
+from twofour.reports.join.outcome import JoinCase, Outcome, measured, surprises, times_words
+from twofour.reports.join.sources import line_source, mention_source
+from twofour.reports.words import count
+
+_VERBOSE = (
+    "rebuild with sparse weights allowed and a verbose log "
+    "(trtexec --sparsity=enable --verbose, or a logger of severity VERBOSE)"
+)
+_NOT_FORCED = "rebuild with --sparsity=enable, which keeps the weights as they are"
+_SWITCH_ON = "build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)"
+_SAME_MODEL = "check that the engine was built from this very ONNX file"
+_SAME_BUILD = "check that the log and the layer information are of one build"
+_Rule = Callable[[JoinCase, Whereabouts], "Outcome | None"]
+
+
+def judge(case: JoinCase, whereabouts: Whereabouts) -> Outcome:
+    """The verdict of one layer; predicted still, where the evidence does not speak of it."""
+    rules: tuple[_Rule, ...] = (_chosen, _off, _eligible, _absent, _plugin, _old_gpu, _not_listed)
+    found = next((o for rule in rules if (o := rule(case, whereabouts)) is not None), None)
+    if found is None:
+        return _unsaid(case)
+    reasons = (*found.reasons, *_disagreement(case, found), *_log_contradicts(case))
+    return measured(found.verdict, tuple(dict.fromkeys(reasons)), found.remedy)
+
+
+def _chosen(case: JoinCase, _: Whereabouts) -> Outcome | None:
+    reason = _by_kernel(case) or (None if case.runs_dense else _by_line(case))
+    if reason is None:
+        return None
+    forced = (_forced(),) if case.around.forced else ()
+    return measured(VerdictName.CHOSEN, (reason, *forced), _NOT_FORCED if forced else None)
+
+
+def _by_kernel(case: JoinCase) -> Reason | None:
+    holder = case.kernel_holder
+    if holder is None or not holder.sparse:
+        return None
+    message = f"the engine runs the sparse kernel {holder.kernel}{_with_times(case)}"
+    source = f"{case.around.seen.engine_file}: {holder.name}: {holder.kernel}"
+    return Reason(code=ReasonCode.QUALIFIES, message=message, source=source)
+
+
+def _by_line(case: JoinCase) -> Reason | None:
+    around, mention = case.around, case.seen.chosen
+    if mention is not None:
+        message = f"the builder chose a sparse kernel{_with_times(case)}"
+        source = mention_source(around.file, mention)
+        return Reason(code=ReasonCode.QUALIFIES, message=message, source=source)
+    line = around.counted_as_all(case.seen)
+    if line is None:
+        return None
+    message = (
+        f"the builder chose sparse kernels for as many layers as are eligible{_with_times(case)}"
+    )
+    source = line_source(around.file, line)
+    return Reason(code=ReasonCode.QUALIFIES, message=message, source=source)
+
+
+def _off(case: JoinCase, _: Whereabouts) -> Outcome | None:
+    if not case.around.off:
+        return None
+    message = "sparse weights were not allowed in this build"
+    said = Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=f"{case.around.file}")
+    against = case.row.reasons if case.row.predicted is VerdictName.NOT_ELIGIBLE else ()
+    remedy = case.row.remedy if against else _SWITCH_ON
+    return measured(VerdictName.NOT_ELIGIBLE, (said, *against), remedy)
+
+
+def _eligible(case: JoinCase, _: Whereabouts) -> Outcome | None:
+    if case.around.forced:
+        return None
+    proof = _proof_of_eligibility(case)
+    if proof is None:
+        return None
+    if not _choice_known(case):
+        message = "nothing says whether a sparse kernel was chosen for it"
+        silent = Reason(
+            code=ReasonCode.LOG_SILENT, message=message, source=case.around.file or None
+        )
+        return measured(VerdictName.ELIGIBLE, (proof, silent), _VERBOSE)
+    reasons, remedy = why_dense(case)
+    if case.seen.chosen is not None:
+        return measured(VerdictName.ELIGIBLE, (_choice_denied(case), *reasons), _SAME_BUILD)
+    return measured(VerdictName.ELIGIBLE, (*reasons, proof), remedy)
+
+
+def _proof_of_eligibility(case: JoinCase) -> Reason | None:
+    mention = case.seen.eligible or case.seen.chosen
+    code = ReasonCode.QUALIFIES
+    if mention is not None:
+        source = mention_source(case.around.file, mention)
+        message = "the builder lists it as eligible"
+        return Reason(code=code, message=message, source=source)
+    marked = next((h for h in case.seen.holders if h.has_sparse_weights), None)
+    if marked is None:
+        return None
+    message = "layer information marks its weights as sparse, which makes it eligible, not chosen"
+    source = f"{case.around.seen.engine_file}: {marked.name}: HasSparseWeights: 1"
+    return Reason(code=code, message=message, source=source)
+
+
+def _choice_known(case: JoinCase) -> bool:
+    """Whether the kernel in the engine is named, or a whole list of chosen layers was printed."""
+    if case.runs_dense:
+        return True
+    mention = case.seen.eligible
+    passes = (False, True) if mention is None else (mention.line.foreign_node,)
+    return any(case.around.lists(SparsityKind.CHOSEN, foreign=foreign) for foreign in passes)
+
+
+def _choice_denied(case: JoinCase) -> Reason:
+    holder, mention = case.kernel_holder, case.seen.chosen
+    assert holder is not None
+    assert mention is not None
+    message = f"the log calls it chosen, and the engine runs the dense kernel {holder.kernel}"
+    source = mention_source(case.around.file, mention)
+    return Reason(code=ReasonCode.LOG_CONTRADICTS, message=message, source=source)
+
+
+def _absent(case: JoinCase, whereabouts: Whereabouts) -> Outcome | None:
+    seen, around = case.seen, case.around
+    is_there = bool(seen.holders) or seen.region is not None
+    if is_there or not around.seen.engine_complete or not around.seen.engine:
+        return None
+    return measured(VerdictName.NOT_IN_ENGINE, (whereabouts.reason(seen.node),), None)
+
+
+def _plugin(case: JoinCase, _: Whereabouts) -> Outcome | None:
+    kinds = [(h.name, h.layer_type or "") for h in case.seen.holders]
+    if case.seen.tuned is not None:
+        kinds.append((case.seen.tuned.name, case.seen.tuned.runner or ""))
+    name = next((name for name, kind in kinds if kind.lower().startswith("plugin")), None)
+    if name is None:
+        return None
+    message = f"it runs in the plugin {name}, whose kernels TensorRT does not choose"
+    source = case.around.seen.engine_file or case.around.file
+    reason = Reason(code=ReasonCode.IN_PLUGIN, message=message, source=f"{source}: {name}")
+    remedy = "build without the plugin that takes this layer"
+    return measured(VerdictName.NOT_ELIGIBLE, (reason,), remedy)
+
+
+def _old_gpu(case: JoinCase, _: Whereabouts) -> Outcome | None:
+    build = case.around.build
+    if build is None or not case.around.old_gpu or build.compute_capability is None:
+        return None
+    major, minor = build.compute_capability
+    gpu = build.gpu or "the GPU"
+    message = f"{gpu} (compute capability {major}.{minor}) has no sparse tensor cores"
+    reason = Reason(code=ReasonCode.GPU_HAS_NO_SPARSE, message=message, source=build.file)
+    remedy = "run on a GPU of compute capability 8.0 or later (Ampere and newer)"
+    return measured(VerdictName.NOT_ELIGIBLE, (reason,), remedy)
+
+
+def _not_listed(case: JoinCase, _: Whereabouts) -> Outcome | None:
+    """A whole list of eligible layers without it; or layer information that leaves it unmarked."""
+    if case.around.forced:
+        return None
+    reason = _left_out(case) or _unmarked(case)
+    if reason is None:
+        return None
+    if case.row.predicted is VerdictName.NOT_ELIGIBLE:
+        return measured(VerdictName.NOT_ELIGIBLE, (*case.row.reasons, reason), case.row.remedy)
+    return measured(VerdictName.NOT_ELIGIBLE, (reason,), _SAME_MODEL)
+
+
+def _left_out(case: JoinCase) -> Reason | None:
+    around = case.around
+    if around.build is None or silence(around, case.seen) is not None:
+        return None
+    own = in_myelin(case.seen) and not is_version_8(around.build)
+    lists = around.lists(SparsityKind.ELIGIBLE, foreign=own)
+    listed = {name for line in lists for name in line.constituents or line.names or ()}
+    message = f"not among the {count(len(listed), 'layer')} that the builder lists as eligible"
+    source = line_source(around.file, lists[0])
+    return Reason(code=ReasonCode.NOT_LISTED, message=message, source=source)
+
+
+def _unmarked(case: JoinCase) -> Reason | None:
+    """HasSparseWeights: 0 where other layers of the engine have 1, so that sparsity was allowed."""
+    unmarked = next((h for h in case.seen.holders if h.has_sparse_weights is False), None)
+    if unmarked is None or not case.around.sparse_weights_seen:
+        return None
+    message = "layer information marks weights as sparse in other layers, not in this one"
+    source = f"{case.around.seen.engine_file}: {unmarked.name}: HasSparseWeights: 0"
+    return Reason(code=ReasonCode.NOT_LISTED, message=message, source=source)
+
+
+def _unsaid(case: JoinCase) -> Outcome:
+    """The prediction, and why the evidence neither confirms nor refutes it."""
+    around, row = case.around, case.row
+    if around.forced:
+        said, remedy = _forced(), _NOT_FORCED
+    else:
+        code, why = silence(around, case.seen) or (ReasonCode.LOG_SILENT, "nothing speaks of it")
+        kernel = case.kernel_holder
+        if kernel is not None:
+            why = f"it runs the dense kernel {kernel.kernel}; {why}"
+        said, remedy = Reason(code=code, message=why, source=around.file or None), _VERBOSE
+    evidence = None if row.predicted is VerdictName.UNKNOWN else Evidence.PREDICTED
+    remedies = (row.remedy, remedy) if row.remedy else (remedy,)
+    return Outcome(
+        verdict=row.predicted,
+        evidence=evidence,
+        reasons=(*row.reasons, said),
+        remedy="; ".join(dict.fromkeys(r for r in remedies if r)),
+    )
+
+
+def _forced() -> Reason:
+    message = "--sparsity=force overwrote the weights: the log says nothing about the model's own"
+    source = "trtexec, samples/common/sampleUtils.cpp"
+    return Reason(code=ReasonCode.SPARSITY_FORCED, message=message, source=source)
+
+
+def _with_times(case: JoinCase) -> str:
+    words = times_words(case.sparse_ms, case.dense_ms)
+    return f": {words}" if words else ""
+
+
+def _disagreement(case: JoinCase, found: Outcome) -> tuple[Reason, ...]:
+    row, main = case.row, found.reasons[0]
+    if not surprises(row.predicted, found.verdict, main.code):
+        return ()
+    why = f"{row.reasons[0].code.value}: {row.reasons[0].message}" if row.reasons else "no reason"
+    message = f"the rules said {row.predicted.value} ({why}), the evidence says otherwise"
+    return (Reason(code=ReasonCode.LOG_CONTRADICTS, message=message),)
+
+
+def _log_contradicts(case: JoinCase) -> tuple[Reason, ...]:
+    """What the log says against itself on the lines that name this layer."""
+    build = case.around.build
+    lines = {m.line.line for m in (case.seen.eligible, case.seen.chosen) if m is not None}
+    return tuple(
+        Reason(
+            code=ReasonCode.LOG_CONTRADICTS,
+            message=f"the log {c.message}",
+            source=f"{build.file}:{c.line}",
+        )
+        for c in (build.contradictions if build is not None else ())
+        if build is not None and c.line in lines
+    )

@@ -1,0 +1,175 @@
+"""Which node of the model a name in an engine or log means: every way builders change names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from twofour.records import GraphNode
+from twofour.reports.join.name_parts import KnownNames
+
+_MYELIN_SUFFIX = re.compile(r"_myl\d+_\d+$")
+_CLONE_SUFFIX = re.compile(r"_clone(?:_\d+)?$")
+_COPY_SUFFIX = re.compile(r"_\d+$")
+_ODD_CHARACTER = re.compile(r"\W")
+_TORCH = re.compile(r"\[[^\[\]]*\]-\[[^\[\]]*\]-\[(?P<path>[^\[\]]*)\]$")
+_SOURCE = re.compile(r"\[ONNX Layer: (?P<name>.*)\]$", re.DOTALL)
+_AROUND = re.compile(r"(?:reshape|squeeze|unsqueeze|transpose|shuffle)(?:_node)?_(?:before|after)_")
+"""What the builder puts around a layer: it moves or casts data and computes nothing."""
+_HELPER = re.compile(r"ONNXTRT_|Optimizer Reformat\(")
+"""Names made up by TensorRT's ONNX parser and builder, for which the model has no node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What one name leads to."""
+
+    nodes: tuple[int, ...] = ()
+    """Indices of the nodes whose work it does."""
+    around: tuple[int, ...] = ()
+    """Indices of nodes that it only brings data to or from."""
+    recognised: bool = False
+    """It is a constant or one of the builder's own layers, if it leads to no node."""
+
+    @property
+    def anything(self) -> bool:
+        """Whether the name is accounted for."""
+        return bool(self.nodes or self.around or self.recognised)
+
+
+NOTHING = Found()
+
+
+class NodeIndex:
+    """The names of a model's nodes, in every spelling an engine may use for them."""
+
+    def __init__(self, nodes: Sequence[GraphNode], modules: Mapping[str, int] | None) -> None:
+        self.nodes = nodes
+        self._exact: dict[str, list[int]] = {}
+        self._first_use: dict[str, int] = {}
+        for index, node in enumerate(nodes):
+            for name in _spellings(node):
+                self._exact.setdefault(name, []).append(index)
+            for constant in node.constants:
+                self._first_use.setdefault(constant, index)
+            if node.op == "Constant":
+                self._first_use.update(dict.fromkeys(node.outputs, index))
+        self._mangled = _unique((_mangle(name), at[0]) for name, at in self._exact.items())
+        self._numbered = {_COPY_SUFFIX.sub("", n) for n in self._exact if _COPY_SUFFIX.search(n)}
+        self._modules = dict(modules or {})
+        self._unnamed: dict[str, int] = {}
+        self.known = KnownNames.of([*self._exact, *self._first_use])
+
+    def number_unnamed(self, unnamed: Mapping[str, int]) -> None:
+        """Settle what `(Unnamed Layer* 12) [Convolution]` and its like mean (see unnamed.py)."""
+        self._unnamed.update(unnamed)
+
+    def find(self, name: str) -> Found:
+        """What a name means, its exact spelling first; NOTHING where no rule applies."""
+        for rule in self._rules():
+            found = rule(name)
+            if found is not None:
+                return found
+        return Found(recognised=_HELPER.match(name) is not None)
+
+    def place(self, name: str) -> int | None:
+        """Where in the graph a name stands: its node, or the first user of a constant."""
+        found = self.find(name)
+        at = (*found.nodes, *found.around)
+        if at:
+            return at[0]
+        return self._first_use.get(_CLONE_SUFFIX.sub("", name))
+
+    def _rules(self) -> tuple[Callable[[str], Found | None], ...]:
+        return (
+            self._by_name,
+            self._by_unnamed_number,
+            self._by_myelin_name,
+            self._by_torch_name,
+            self._by_source,
+            self._by_surroundings,
+            self._by_clone,
+            self._by_copy,
+        )
+
+    def _by_name(self, name: str) -> Found | None:
+        if name in self._exact:
+            return Found(nodes=(self._exact[name][0],))
+        return Found(recognised=True) if name in self._first_use else None
+
+    def _by_unnamed_number(self, name: str) -> Found | None:
+        return Found(nodes=(self._unnamed[name],)) if name in self._unnamed else None
+
+    def _by_myelin_name(self, name: str) -> Found | None:
+        """`/fc/Gemm_myl0_2`, with dots as underscores (TensorRT 10), or several joined by +."""
+        base = _MYELIN_SUFFIX.sub("", name)
+        if base == name:
+            return None
+        nodes = [at for piece in base.split("+") for at in self._plain(piece)]
+        whole = self._plain(base) or tuple(nodes)
+        return Found(nodes=tuple(dict.fromkeys(whole))) if whole else None
+
+    def _plain(self, name: str) -> tuple[int, ...]:
+        found = self._by_name(name)
+        if found is not None:
+            return found.nodes
+        mangled = self._mangled.get(_mangle(name))
+        return () if mangled is None else (mangled,)
+
+    def _by_torch_name(self, name: str) -> Found | None:
+        """`[CONVOLUTION]-[aten_ops.convolution.default]-[/conv1/convolution]` (Torch-TensorRT)."""
+        match = _TORCH.match(name)
+        if match is None:
+            return None
+        path = match["path"]
+        if path in self._exact:
+            return Found(nodes=(self._exact[path][0],))
+        module = path.strip("/").rpartition("/")[0].replace("/", ".")
+        return Found(nodes=(self._modules[module],)) if module in self._modules else None
+
+    def _by_source(self, name: str) -> Found | None:
+        match = _SOURCE.match(name)
+        return None if match is None else self._by_name(match["name"])
+
+    def _by_surroundings(self, name: str) -> Found | None:
+        match = _AROUND.match(name)
+        if match is None:
+            return None
+        near = self._by_name(name[match.end() :])
+        return Found(around=near.nodes if near else (), recognised=True)
+
+    def _by_clone(self, name: str) -> Found | None:
+        base = _CLONE_SUFFIX.sub("", name)
+        return None if base == name else self._by_name(base)
+
+    def _by_copy(self, name: str) -> Found | None:
+        """`Gemm_12`: the parser numbers a second layer of one node, or a second node of a name.
+
+        Not where the model numbers its own names that way: then it is a node that is not there.
+        """
+        base = _COPY_SUFFIX.sub("", name)
+        nodes = self._exact.get(base, [])
+        if base == name or not nodes or base in self._numbered or len(nodes) > 2:
+            return None
+        return Found(nodes=(nodes[-1],))
+
+
+def _spellings(node: GraphNode) -> tuple[str, ...]:
+    """Names of a node; TensorRT's parser calls one without a name after its first output."""
+    names = [node.name, node.label]
+    if node.unnamed and node.outputs:
+        names.append(f"node_of_{node.outputs[0]}")
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _mangle(name: str) -> str:
+    return _ODD_CHARACTER.sub("_", name)
+
+
+def _unique(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Keys that mean one index alone."""
+    found: dict[str, int | None] = {}
+    for key, index in pairs:
+        found[key] = index if found.get(key, index) == index else None
+    return {key: index for key, index in found.items() if index is not None}

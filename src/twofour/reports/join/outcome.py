@@ -1,0 +1,80 @@
+"""What the evidence makes of one layer: a case to judge and the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twofour.log_records import EngineLayer
+from twofour.records import Evidence, Reason, ReasonCode, Verdict, VerdictName
+from twofour.reports.join.circumstances import Circumstances
+from twofour.reports.join.sightings import Sighting
+
+UNFORETOLD = frozenset({ReasonCode.SPARSITY_OFF, ReasonCode.FOLDED, ReasonCode.IN_PLUGIN})
+"""Outcomes the rules say nothing about, so that they cannot be wrong about them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinCase:
+    """One row of the predicted report, and everything that was seen of it."""
+
+    row: Verdict
+    seen: Sighting
+    around: Circumstances
+
+    @property
+    def kernel_holder(self) -> EngineLayer | None:
+        """The engine layer whose kernel is named, one with a sparse kernel first."""
+        return next((h for h in self.seen.holders if h.kernel is not None), None)
+
+    @property
+    def runs_dense(self) -> bool:
+        """Whether kernels are named for it in the engine, none of them sparse."""
+        holder = self.kernel_holder
+        return holder is not None and not holder.sparse
+
+    @property
+    def sparse_ms(self) -> float | None:
+        """Fastest sparse tactic."""
+        return self.seen.tuned.best_sparse_ms if self.seen.tuned is not None else None
+
+    @property
+    def dense_ms(self) -> float | None:
+        """Fastest dense tactic, of the sparse build where it timed one."""
+        both = (self.seen.tuned, self.seen.dense_tuned)
+        found = (t.best_dense_ms for t in both if t is not None)
+        return next((ms for ms in found if ms is not None), None)
+
+    def cites(self, code: ReasonCode) -> Reason | None:
+        """What the rules said under this code."""
+        return next((r for r in self.row.reasons if r.code is code), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What is to be changed in the row."""
+
+    verdict: VerdictName
+    evidence: Evidence | None
+    reasons: tuple[Reason, ...]
+    remedy: str | None
+
+
+def measured(verdict: VerdictName, reasons: tuple[Reason, ...], remedy: str | None) -> Outcome:
+    """An outcome that a log or layer information shows."""
+    return Outcome(verdict=verdict, evidence=Evidence.MEASURED, reasons=reasons, remedy=remedy)
+
+
+def surprises(predicted: VerdictName, found: VerdictName, code: ReasonCode) -> bool:
+    """Whether the rules were wrong: they foretell no choice, and unknown is no forecast."""
+    if predicted is VerdictName.UNKNOWN or code in UNFORETOLD:
+        return False
+    foretold = found is VerdictName.CHOSEN and predicted is VerdictName.ELIGIBLE
+    return predicted is not found and not foretold
+
+
+def times_words(sparse_ms: float | None, dense_ms: float | None) -> str:
+    """Both times and how many times faster sparse is; "" where one is missing."""
+    if sparse_ms is None or dense_ms is None:
+        return ""
+    ratio = f", dense / sparse {dense_ms / sparse_ms:.3f}" if sparse_ms > 0 else ""
+    return f"sparse {sparse_ms:.4g} ms, dense {dense_ms:.4g} ms{ratio}"

@@ -1,0 +1,176 @@
+"""How well the rules foretold what was measured, and what sparse math could still win."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+
+from twofour.records import (
+    ConfusionCell,
+    Disagreement,
+    EligibilityTotals,
+    Evidence,
+    GainCeiling,
+    GraphNode,
+    Share,
+    ShareUnit,
+    Verdict,
+    VerdictName,
+)
+from twofour.reports.join.outcome import surprises
+from twofour.reports.join.sightings import Sightings, Timed
+from twofour.reports.words import count
+
+SPARSE_SPEEDUP = 2.0
+"""Of the arithmetic of sparse tensor cores over dense ones (NVIDIA A100 whitepaper, 2:4)."""
+_ASSUMPTION = (
+    "every layer counted is bound by arithmetic and runs 2x as fast when sparse; "
+    "real kernels gain less"
+)
+_PARTS = {
+    VerdictName.CHOSEN: "runs_sparse",
+    VerdictName.ELIGIBLE: "eligible",
+    VerdictName.NOT_ELIGIBLE: "never",
+    VerdictName.NOT_IN_ENGINE: "other",
+    VerdictName.UNKNOWN: "unknown",
+}
+_BEST_FIRST = tuple(VerdictName)
+
+
+def count_totals(verdicts: Sequence[Verdict], seen: Sightings) -> EligibilityTotals:
+    """Confusion, disagreements, shares by weights, multiply-adds and time, and the ceilings."""
+    shares = [_by_weights(verdicts)]
+    products, missing = _by_products(verdicts, seen)
+    notes = []
+    if missing:
+        unknown = count(missing, "layer")
+        notes.append(f"no shares of multiply-adds: {unknown} without a declared output shape")
+    elif verdicts:
+        shares.append(products)
+    ceilings = []
+    for words, profile in (("sparse engine", seen.profile), ("dense engine", seen.dense_profile)):
+        if profile:
+            share = _by_time(verdicts, seen, profile)
+            ceilings.append(_ceiling(share, words, dense=words == "dense engine"))
+            if words == "sparse engine" or not seen.profile:
+                shares.append(share)
+    if not ceilings:
+        notes.append("no shares of time and no ceiling of the gain: there is no profile")
+    return EligibilityTotals(
+        confusion=_confusion(verdicts),
+        disagreements=tuple(_disagreements(verdicts)),
+        shares=tuple(shares),
+        ceilings=tuple(ceilings),
+        notes=tuple(notes),
+    )
+
+
+def multiply_adds(verdict: Verdict, node: GraphNode) -> int | None:
+    """Of one run with the declared shapes; a first dimension that is no number counts as 1.
+
+    A convolution: output elements x input channels of a group x kernel. A transposed one uses each
+    input element for that many outputs, so it is left out (None), like a shape that is not known.
+    """
+    if verdict.weight is None:
+        return 0
+    shape = node.output_shape
+    if shape is None or not shape or verdict.op == "ConvTranspose":
+        return None
+    first, *rest = shape
+    if any(dim is None for dim in rest):
+        return None
+    elements = prod(dim for dim in (first or 1, *rest) if dim is not None)
+    return elements * (verdict.in_channels // verdict.groups) * prod(verdict.kernel)
+
+
+def _confusion(verdicts: Iterable[Verdict]) -> tuple[ConfusionCell, ...]:
+    cells = Counter((v.predicted, v.verdict) for v in verdicts if v.evidence is Evidence.MEASURED)
+    order = sorted(cells, key=lambda cell: tuple(map(_BEST_FIRST.index, cell)))
+    return tuple(
+        ConfusionCell(predicted=said, measured=found, layers=cells[said, found])
+        for said, found in order
+    )
+
+
+def _disagreements(verdicts: Iterable[Verdict]) -> Iterator[Disagreement]:
+    for v in verdicts:
+        main = v.reasons[0]
+        if v.evidence is Evidence.MEASURED and surprises(v.predicted, v.verdict, main.code):
+            yield Disagreement(
+                layer=v.layer, predicted=v.predicted, measured=v.verdict, message=main.message
+            )
+
+
+def _by_weights(verdicts: Sequence[Verdict]) -> Share:
+    """Each stored array once, under the best of the verdicts of the layers that share it."""
+    best: dict[str, Verdict] = {}
+    for v in verdicts:
+        if v.weight is not None:
+            old = best.get(v.weight)
+            better = old is None or _rank(v) < _rank(old)
+            best[v.weight] = v if better or old is None else old
+    return _share(ShareUnit.WEIGHTS, ((v.verdict, float(prod(v.shape))) for v in best.values()))
+
+
+def _rank(verdict: Verdict) -> int:
+    return _BEST_FIRST.index(verdict.verdict)
+
+
+def _by_products(verdicts: Sequence[Verdict], seen: Sightings) -> tuple[Share, int]:
+    """The share, and how many layers have no known number of multiply-adds."""
+    amounts = [
+        (v.verdict, multiply_adds(v, seen.nodes[row.node]))
+        for v, row in zip(verdicts, seen.rows, strict=True)
+    ]
+    known = ((name, float(n)) for name, n in amounts if n is not None)
+    missing = sum(n is None for _, n in amounts)
+    return _share(ShareUnit.MULTIPLY_ADDS, known), missing
+
+
+def _by_time(verdicts: Sequence[Verdict], seen: Sightings, profile: Sequence[Timed]) -> Share:
+    """Time of each engine layer under the verdict that all its layers have in common."""
+    of_node = {row.node: v for v, row in zip(verdicts, seen.rows, strict=True)}
+    amounts: list[tuple[VerdictName, float]] = []
+    for row in profile:
+        names = {of_node[node].verdict for node in row.nodes if node in of_node}
+        if not names:
+            amounts.append((VerdictName.NOT_IN_ENGINE, row.ms))
+        else:
+            amounts.append((names.pop() if len(names) == 1 else VerdictName.UNKNOWN, row.ms))
+    return _share(ShareUnit.MILLISECONDS, amounts)
+
+
+def _share(unit: ShareUnit, amounts: Iterable[tuple[VerdictName, float]]) -> Share:
+    parts: dict[str, float] = defaultdict(float)
+    for name, amount in amounts:
+        parts[_PARTS[name]] += amount
+    return Share(
+        unit=unit,
+        total=sum(parts.values()),
+        runs_sparse=parts["runs_sparse"],
+        eligible=parts["eligible"],
+        never=parts["never"],
+        unknown=parts["unknown"],
+        other=parts["other"],
+    )
+
+
+def _ceiling(share: Share, words: str, *, dense: bool) -> GainCeiling:
+    """Amdahl's law; in a dense engine the layers that now run sparse still have all to gain."""
+    eligible = share.eligible + (share.runs_sparse if dense else 0.0)
+    weighted = eligible + share.never + share.unknown
+    return GainCeiling(
+        profile=words,
+        total_ms=share.total,
+        eligible_ms=eligible,
+        weighted_ms=weighted,
+        eligible_gain=_gain(share.total, eligible),
+        weighted_gain=_gain(share.total, weighted),
+        assumption=_ASSUMPTION,
+    )
+
+
+def _gain(total: float, part: float) -> float:
+    left = total - part * (1 - 1 / SPARSE_SPEEDUP)
+    return total / left if left > 0 else 1.0

@@ -1,0 +1,110 @@
+"""What build logs say about sparsity, for the terminal: a summary and the layers that could win."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from twofour.log_records import Build, BuildLog, SparsityKind, TunedLayer
+from twofour.reports.words import count, printable
+
+_MOST_ROWS = 200
+_SILENT = "the log has no such line"
+
+
+def log_view(log: BuildLog) -> RenderableType:
+    """Every build with its summary, then the table of its tuned layers."""
+    parts: list[RenderableType] = []
+    for number, build in enumerate(log.builds, 1):
+        parts += [Text(line) for line in _summary(build, number)]
+        if build.layers:
+            parts.append(_table(build))
+        parts.append(Text())
+    notes = [f"{file.name}: {note}" for file in log.files for note in file.notes]
+    return Group(*parts, *(Text(printable(note)) for note in notes))
+
+
+def _summary(build: Build, number: int) -> Iterator[str]:
+    version = build.tensorrt_version or "version not stated"
+    gpu = build.gpu or "GPU not stated"
+    if build.compute_capability is not None:
+        gpu += f" (compute capability {'.'.join(map(str, build.compute_capability))})"
+    where = f"{build.file}:{build.first_line}-{build.last_line}"
+    yield printable(f"build {number}: {where}: {build.outcome.value}")
+    yield printable(f"  {build.producer.value}, TensorRT {version}, {gpu}")
+    yield printable(
+        f"  sparsity {build.sparsity.value}, precision {build.precision or 'not stated'}"
+    )
+    yield f"  eligible: {_listed(build, SparsityKind.ELIGIBLE)}"
+    yield f"  chosen: {_listed(build, SparsityKind.CHOSEN)}"
+    for found in build.contradictions:
+        line = "" if found.line is None else f"line {found.line}: "
+        yield printable(f"  contradiction: {line}{found.message}")
+    if build.timing_cache.hides_timings:
+        yield "  a timing cache answered for some layers: a missing timing means nothing there"
+    if build.skipped_tactics:
+        yield f"  {count(len(build.skipped_tactics), 'tactic')} skipped (memory, workspace, errors)"
+    if build.latency is not None and build.latency.throughput_qps is not None:
+        yield f"  throughput {build.latency.throughput_qps:g} qps"
+    if build.error_count or build.warning_count:
+        errors = count(build.error_count, "error")
+        yield f"  {errors}, {count(build.warning_count, 'warning')}"
+    yield from (printable(f"  error at line {e.line}: {e.text}") for e in build.errors[:3])
+    if build.dropped:
+        yield f"  {count(build.dropped, 'fact')} not kept, to bound memory"
+
+
+def _listed(build: Build, kind: SparsityKind) -> str:
+    names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
+    printed = [
+        f"{line.printed_count} printed at line {line.line}"
+        for line in build.sparsity_lines
+        if line.kind is kind and line.printed_count is not None
+    ]
+    counts = f" ({', '.join(printed[:4])}{', ...' if len(printed) > 4 else ''})" if printed else ""
+    if names is None:
+        return (printed[0] + ", no names") if printed else _SILENT
+    return f"{count(len(names), 'layer')}{counts}"
+
+
+def _table(build: Build) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    titles = ("layer", "runner", "best sparse ms", "best dense ms", "sparse / dense", "chosen")
+    for title in titles:
+        justify = "right" if "ms" in title or "/" in title else "left"
+        table.add_column(title, overflow="fold", justify="right" if justify == "right" else "left")
+    rows = sorted(build.layers, key=_interest)
+    for layer in rows[:_MOST_ROWS]:
+        table.add_row(*(Text(cell, overflow="fold") for cell in _cells(layer)))
+    if len(rows) <= _MOST_ROWS:
+        return table
+    return Group(table, Text(f"  {len(rows) - _MOST_ROWS} more layers: see --json"))
+
+
+def _interest(layer: TunedLayer) -> tuple[bool, bool, bool]:
+    """Chosen, then eligible, then whatever has a sparse time; the log's order within."""
+    return not layer.chosen, not layer.eligible, layer.best_sparse_ms is None
+
+
+def _cells(layer: TunedLayer) -> tuple[str, ...]:
+    sparse, dense = layer.best_sparse_ms, layer.best_dense_ms
+    return (
+        printable(layer.name),
+        printable(layer.runner or ", ".join(layer.runners) or "-"),
+        _ms(sparse),
+        _ms(dense),
+        "-" if sparse is None or not dense else f"{sparse / dense:.3f}",
+        "yes" if layer.chosen else "eligible" if layer.eligible else _no(layer),
+    )
+
+
+def _no(layer: TunedLayer) -> str:
+    return "-" if layer.chosen is None else "no"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

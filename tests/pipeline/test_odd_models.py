@@ -1,0 +1,243 @@
+"""Models as users have them: tied, printing, reading files, with nothing to prune."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_run import OPTIONS, Recorder
+from typer.testing import CliRunner
+
+from twofour.cli.app import app
+from twofour.engines.onnxruntime import CannotRunError
+from twofour.errors import BadInputError
+from twofour.pipeline import sessions
+from twofour.pipeline.run import run_all
+from twofour.pipeline.validating import validate_path
+from twofour.records import Precision, ReasonCode, RunOptions, Selection
+
+HEAD = "import json, os, sys, torch\nfrom torch import nn\n"
+
+
+def _write(path: Path, body: str) -> str:
+    path.write_text(HEAD + body)
+    return f"{path}:make"
+
+
+def test_two_layers_that_share_a_weight_are_pruned_once_and_both_checked(tmp_path: Path) -> None:
+    model = _write(
+        tmp_path / "tied.py",
+        "def make():\n"
+        "    m = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))\n"
+        "    m[2].weight = m[0].weight\n"
+        "    return m, torch.randn(2, 16)\n",
+    )
+    result = run_all(model, tmp_path / "r", OPTIONS)
+    assert [c.layer for c in result.validation.checks] == ["0", "2"]
+    assert result.validation.broken == ()
+    assert validate_path(tmp_path / "r", None, Selection()).broken == ()
+
+
+def test_a_table_tied_to_the_head_is_named_in_the_report(tmp_path: Path) -> None:
+    model = _write(
+        tmp_path / "head.py",
+        "class M(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.emb = nn.Embedding(32, 16)\n"
+        "        self.head = nn.Linear(16, 32, bias=False)\n"
+        "        self.head.weight = self.emb.weight\n"
+        "    def forward(self, ids):\n"
+        "        return self.head(self.emb(ids))\n"
+        "def make():\n    return M(), torch.zeros(2, 4, dtype=torch.int64)\n",
+    )
+    result = run_all(model, tmp_path / "r", OPTIONS)
+    (verdict,) = result.report.verdicts
+    shared = [r.message for r in verdict.reasons if r.code is ReasonCode.SHARED_WEIGHT]
+    assert len(shared) == 1
+    assert "emb" in shared[0]
+
+
+def test_a_parameter_outside_any_layer_is_told_from_a_broken_one(tmp_path: Path) -> None:
+    model = _write(
+        tmp_path / "raw.py",
+        "class M(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.w = nn.Parameter(torch.randn(16, 16))\n"
+        "        self.fc = nn.Linear(16, 16)\n"
+        "    def forward(self, x):\n"
+        "        return self.fc(x @ self.w)\n"
+        "def make():\n    return M(), torch.randn(2, 16)\n",
+    )
+    verdicts = run_all(model, tmp_path / "r", OPTIONS).report.verdicts
+    raw = next(v for v in verdicts if v.layer != "fc")
+    assert raw.reasons[0].code is ReasonCode.NOT_A_LAYER
+    assert "w belongs to no layer" in raw.reasons[0].message
+    assert "twofour prune dense.onnx" in (raw.remedy or "")
+
+
+def test_a_data_file_of_the_model_that_changed_redoes_the_run(tmp_path: Path) -> None:
+    model = _write(
+        tmp_path / "reads.py",
+        f"def make():\n"
+        f"    scale = json.load(open({str(tmp_path / 'scale.json')!r}))\n"
+        f"    m = nn.Linear(16, 16)\n"
+        f"    m.weight.data.mul_(scale)\n"
+        f"    return m, torch.randn(2, 16)\n",
+    )
+    (tmp_path / "scale.json").write_text("1")
+    first = run_all(model, tmp_path / "r", OPTIONS, Recorder())
+    again = Recorder()
+    run_all(model, tmp_path / "r", OPTIONS, again)
+    assert again.did == []
+    (tmp_path / "scale.json").write_text("100")
+    changed = Recorder()
+    second = run_all(model, tmp_path / "r", OPTIONS, changed)
+    assert {"export-dense", "prune", "export-sparse"} <= set(changed.did)
+    assert second.accuracy.drift[0].max_abs_error > 10 * first.accuracy.drift[0].max_abs_error
+
+
+def test_a_data_file_of_the_metric_that_changed_runs_it_again(tmp_path: Path) -> None:
+    model = _write(
+        tmp_path / "plain.py", "def make():\n    return nn.Linear(16, 16), torch.randn(2, 16)\n"
+    )
+    truth = tmp_path / "truth.json"
+    _write(
+        tmp_path / "metric.py",
+        f"def evaluate(predict):\n    return float(json.load(open({str(truth)!r})))\n",
+    )
+    options = replace(OPTIONS, metric=f"{tmp_path / 'metric.py'}:evaluate")
+    for value in (1.0, 2.0):
+        truth.write_text(f"{value}00")
+        (metric,) = run_all(model, tmp_path / "r", options).accuracy.metrics
+        assert (metric.dense, metric.sparse) == (value, value)
+
+
+def test_what_the_forward_prints_never_reaches_stdout(tmp_path: Path) -> None:
+    model = _write(
+        tmp_path / "prints.py",
+        "class M(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        print('HELLO')\n"
+        "        return super().forward(x)\n"
+        "def make():\n    return M(16, 16), torch.randn(2, 16)\n",
+    )
+    command = ["prune-export-build", model, "--out", str(tmp_path / "r"), "--json"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0
+    assert isinstance(json.loads(result.stdout), dict)
+    assert "HELLO" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        ("sys.exit('bye')", "SystemExit: bye"),
+        ("raise ValueError('long ' * 100000)", "ValueError: long long"),
+        ("return None", "gives no tensor"),
+        ("return 'text'", "gives a str"),
+    ],
+)
+def test_a_forward_that_gives_nothing_usable_is_a_short_clear_error(
+    tmp_path: Path, forward: str, words: str
+) -> None:
+    model = _write(
+        tmp_path / "odd.py",
+        f"class M(nn.Linear):\n    def forward(self, x):\n        {forward}\n"
+        "def make():\n    return M(16, 16), torch.randn(2, 16)\n",
+    )
+    with pytest.raises(BadInputError) as caught:
+        run_all(model, tmp_path / "r", OPTIONS)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 1500
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("nn.Sequential(nn.ReLU(), nn.LayerNorm(16))", "has no layer that could be pruned"),
+        ("nn.Linear(6, 16)", "AXIS_NOT_MULTIPLE 1"),
+    ],
+)
+def test_a_model_with_nothing_to_prune_says_why(tmp_path: Path, model: str, words: str) -> None:
+    width = 6 if "Linear(6" in model else 16
+    text = _write(
+        tmp_path / "nothing.py", f"def make():\n    return {model}, torch.randn(2, {width})\n"
+    )
+    with pytest.raises(BadInputError, match=words):
+        run_all(text, tmp_path / "r", OPTIONS)
+
+
+def test_user_code_that_changes_the_folder_does_not_move_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    model = _write(
+        tmp_path / "moves.py",
+        "def make():\n"
+        f"    os.chdir({str(tmp_path / 'elsewhere')!r})\n"
+        "    return nn.Linear(16, 16), torch.randn(2, 16)\n",
+    )
+    result = run_all(model, Path("r"), OPTIONS)
+    assert result.folder == "r"
+    assert (tmp_path / "r" / "eligibility.json").is_file()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_precision_is_refused_for_an_onnx_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"")
+    with pytest.raises(BadInputError, match="ONNX already"):
+        run_all(str(path), tmp_path / "r", RunOptions(precision=Precision.FLOAT16))
+
+
+def test_nan_outputs_are_not_called_agreement(tmp_path: Path) -> None:
+    model = _write(
+        tmp_path / "nan.py",
+        "class M(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return (super().forward(x) - 1e9).sqrt()\n"
+        "def make():\n    return M(16, 16), torch.randn(2, 16)\n",
+    )
+    result = run_all(model, tmp_path / "r", OPTIONS)
+    (drift,) = result.accuracy.drift
+    assert np.isnan(drift.cosine)
+    assert drift.not_finite == 2 * 16
+    shown = CliRunner().invoke(
+        app, ["prune-export-build", model, "--out", str(tmp_path / "r"), "--precision", "float32"]
+    )
+    assert "no finite value to compare; 32 values NaN or infinite" in shown.stdout
+
+
+def test_a_file_that_crashes_the_runtime_is_not_loaded_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "loading"
+    marker.write_text("dense.onnx")
+    monkeypatch.setattr(sessions, "_LOAD", "import os; os.abort()")
+    with pytest.raises(CannotRunError, match=r"crashes with signal 6 while it loads dense\.onnx"):
+        sessions.Sessions(marker).open(tmp_path / "dense.onnx")
+
+
+def test_a_damaged_run_folder_is_not_called_valid(tmp_path: Path) -> None:
+    model = _write(
+        tmp_path / "plain.py", "def make():\n    return nn.Linear(16, 16), torch.randn(2, 16)\n"
+    )
+    run_all(model, tmp_path / "r", OPTIONS)
+    (tmp_path / "r" / "weights.safetensors").unlink()
+    with pytest.raises(BadInputError, match=r"weights\.safetensors is gone"):
+        validate_path(tmp_path / "r", None, Selection())
+    run_all(model, tmp_path / "r", OPTIONS)
+    assert validate_path(tmp_path / "r", None, Selection()).broken == ()
+
+
+def test_a_name_the_file_system_does_not_take_is_a_clear_error(tmp_path: Path) -> None:
+    model = _write(
+        tmp_path / "plain.py", "def make():\n    return nn.Linear(16, 16), torch.randn(2, 16)\n"
+    )
+    result = CliRunner().invoke(app, ["prune", model, "--out", str(tmp_path / ("x" * 300))])
+    assert result.exit_code == 2
+    assert "File name too long" in result.stderr

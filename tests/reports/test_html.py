@@ -1,0 +1,269 @@
+"""The HTML report as text: escaped, self-contained, and every layer in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from render_cases import HOSTILE, every_fate, hostile, large
+from report_cases import matmul, report, verdict
+
+from twofour.records import (
+    Accuracy,
+    BuildOptions,
+    BuildResult,
+    EligibilityReport,
+    EngineName,
+    EngineStatus,
+    OutputAgreement,
+    VariantBuild,
+    VariantLatency,
+)
+from twofour.reports.fates import Fate, fate_of
+from twofour.reports.html import to_html
+from twofour.reports.plots import fate_bar, size_plot, time_plot
+from twofour.reports.summary import totals
+from twofour.reports.words import count, printable
+
+GOLDEN = Path(__file__).parent / "golden"
+FETCHING = {"link", "img", "iframe", "object", "embed", "base", "video", "audio", "source"}
+
+
+class _Page(HTMLParser):
+    """Tags, attributes and texts of a page, as a reader of HTML finds them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.texts.setdefault(self._open[-1], []).append(data)
+
+
+def _data(text: str) -> list[dict[str, Any]]:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert match is not None
+    found: list[dict[str, Any]] = json.loads(match[1])
+    return found
+
+
+def _latency(name: str, ms: float) -> VariantLatency:
+    return VariantLatency(
+        name=name,
+        samples_ms=(ms,) * 8,
+        median_ms=ms,
+        p90_ms=ms,
+        p99_ms=ms,
+        throughput=1000 / ms,
+        peak_memory_bytes=None,
+    )
+
+
+def _build() -> BuildResult:
+    variants = tuple(
+        VariantBuild(
+            variant=name,
+            onnx=f"{name}.onnx",
+            sparse_weights=name == "sparse",
+            providers=("CPUExecutionProvider",),
+            build_s=1.0,
+            size_bytes=None,
+            plan=None,
+            log=None,
+            layers=None,
+            profile=None,
+            latency=_latency(name, ms),
+        )
+        for name, ms in (("dense", 2.0), ("sparse", 1.0))
+    )
+    absent = EngineStatus(
+        engine=EngineName.TENSORRT, version=None, can_run=False, why_not="<b>not installed</b>"
+    )
+    used = EngineStatus(
+        engine=EngineName.ONNXRUNTIME, version="1.23.2", can_run=True, why_not=None, device="CPU"
+    )
+    return BuildResult(
+        engine=used,
+        asked_for="auto",
+        not_used=(absent,),
+        gpu=None,
+        options=BuildOptions(),
+        variants=variants,
+        notes=("a note & more",),
+    )
+
+
+def test_the_page_fetches_nothing() -> None:
+    page = _Page(to_html(every_fate()))
+    assert FETCHING.isdisjoint(tag for tag, _ in page.tags)
+    links = [a.get(key) for _, a in page.tags for key in ("src", "href", "action") if key in a]
+    assert links == ["#layers"]
+    assert "url(" not in "".join(page.texts["style"])
+    assert "@import" not in "".join(page.texts["style"])
+
+
+def test_only_the_script_and_style_of_the_page_are_allowed_to_run() -> None:
+    text = to_html(hostile())
+    page = _Page(text)
+    (policy,) = [a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert not [a for _, a in page.tags if "style" in a or any(k.startswith("on") for k in a)]
+
+
+def test_hostile_names_make_no_tag_and_are_shown_as_they_are() -> None:
+    made = hostile()
+    text = to_html(made).replace("<wbr>", "")
+    plain = Counter(tag for tag, _ in _Page(to_html(_renamed(made)).replace("<wbr>", "")).tags)
+    page = _Page(text)
+    assert Counter(tag for tag, _ in page.tags) == plain
+    shown = "".join(page.texts["button"])
+    assert all(printable(name) in shown for name in HOSTILE)
+    assert "49" not in "".join(page.texts["td"])
+    assert not {"\u2028", "\u2029", "\u202e", "\x1b"} & set(text)
+
+
+def _renamed(made: EligibilityReport) -> EligibilityReport:
+    """The same report under harmless names, of the same number."""
+    verdicts = tuple(
+        replace(v, layer=f"l{i}", node="n", op="MatMul", engine_layer="e", remedy="r")
+        for i, v in enumerate(made.verdicts)
+    )
+    unmatched = tuple(f"u{i}" for i in range(len(made.unmatched_engine_layers)))
+    return replace(made, model="m", verdicts=verdicts, unmatched_engine_layers=unmatched)
+
+
+@settings(max_examples=30)
+@given(st.text())
+def test_the_data_of_the_script_cannot_end_it_and_come_back_as_they_were(name: str) -> None:
+    text = to_html(report(matmul(name, 512, 512, weight="w")))
+    (layer,) = _data(text)
+    assert layer["name"] == (printable(name) or "(no name)")
+    inside = text.split('id="data">')[1].split("</script>")[0]
+    assert inside.isascii()
+    assert not set("<>&") & set(inside)
+
+
+def test_every_layer_has_a_row_and_data_in_the_order_of_the_model() -> None:
+    made = every_fate()
+    text = to_html(made).replace("<wbr>", "")
+    assert [layer["name"] for layer in _data(text)] == [v.layer for v in made.verdicts]
+    rows = re.findall(r'class="more" aria-expanded="false">([^<]*)<', text)
+    assert rows == [v.layer for v in made.verdicts]
+    stem = _data(text)[0]
+    assert ["reduction axis", "1 (input channels)"] in stem["facts"]
+    assert stem["codes"] == ["AXIS_NOT_MULTIPLE", "PATTERN_BROKEN", "SMALL_CHANNELS"]
+
+
+def test_the_fates_are_those_of_the_summary() -> None:
+    for made in (every_fate(), hostile(), large(300), report()):
+        counted = Counter(fate_of(v).value for v in made.verdicts)
+        titles = {t.title: t.layers for t in totals(made)}
+        assert {Fate(title) for title in titles} <= set(Fate)
+        assert {t: n for t, n in titles.items() if not n.startswith("0 ")} == {
+            title: count(number, "layer") for title, number in counted.items()
+        }
+
+
+def test_the_plot_of_times_is_there_only_where_there_are_figures() -> None:
+    timed = to_html(every_fate())
+    assert timed.count('<svg class="plot"') == 2
+    assert "4 of 11 layers have the times of both" in timed
+    assert 'data-sort="ratio"' in timed
+    silent = to_html(large(20))
+    assert silent.count('<svg class="plot"') == 1
+    assert "No layer has the times of both" in silent
+    assert 'data-sort="ratio"' not in silent
+
+
+def test_what_pruning_and_the_engines_did_is_shown_where_it_is_known() -> None:
+    drift = OutputAgreement(
+        output="<logits>",
+        shape=(8, 10),
+        max_abs_error=1.25,
+        cosine=0.98765432,
+        row_cosine_mean=0.98,
+        row_cosine_min=0.91,
+    )
+    text = to_html(every_fate(), accuracy=Accuracy(drift=(drift,), examples=8), build=_build())
+    assert "output &lt;logits&gt; [8x10]: dense to sparse cosine 0.987654" in text
+    assert "not used: tensorrt: &lt;b&gt;not installed&lt;/b&gt;" in text
+    assert re.search(r"sparse\s+1\s+1\s+1000\s+2\.000", text)
+    assert "Engines and times" not in to_html(every_fate())
+
+
+def test_an_empty_report_is_a_page() -> None:
+    text = to_html(report())
+    assert "0 layers" in text
+    assert _data(text) == []
+    assert 'class="bar"' not in text
+
+
+def test_the_same_report_gives_the_same_bytes() -> None:
+    assert to_html(every_fate()) == to_html(every_fate())
+
+
+def test_the_bar_has_a_segment_per_fate_in_proportion() -> None:
+    bar = fate_bar([(Fate.RUNS, 1), (Fate.CAN, 0), (Fate.CANNOT, 3)], "layer")
+    widths = [float(w) for w in re.findall(r'x="[\d.]+%" y="0" width="([\d.]+)%"', bar)]
+    assert widths == [25.0, 75.0]
+    assert "<title>cannot run sparse: 3 layers (75.0 %)</title>" in bar
+
+
+def test_a_point_below_the_diagonal_is_a_faster_sparse_tactic() -> None:
+    plot = time_plot(every_fate().verdicts)
+    assert plot is not None
+    points = re.findall(r'translate\(([\d.]+) ([\d.]+)\)"><title>(\S+)', plot)
+    places = {name: (float(x), float(y)) for x, y, name in points}
+    diagonal = re.search(r'class="guide" d="M(\S+) (\S+)L(\S+) (\S+)"', plot)
+    assert diagonal is not None
+    x0, y0, x1, y1 = map(float, diagonal.groups())
+    below = {n for n, (x, y) in places.items() if y > y0 + (x - x0) / (x1 - x0) * (y1 - y0)}
+    assert below == {"large", "encoder.0.fc", "encoder.1.fc"}
+    assert set(places) == {*below, "small"}
+
+
+def test_layers_of_one_size_share_a_mark_for_each_fate() -> None:
+    plot = size_plot(large(2000).verdicts)
+    assert plot is not None
+    titles = re.findall(r"<title>C=(\d+), K=(\d+): [^:]*, ([\d,]+) layers?\n", plot)
+    assert sum(int(number.replace(",", "")) for *_, number in titles) == 2000
+    assert len(titles) < 200
+    assert "more</title>" in plot
+
+
+def test_a_layer_without_channels_is_not_drawn() -> None:
+    assert size_plot((verdict(matmul("runtime", 0, 0, weight=None, axis=None)),)) is None
+
+
+def test_the_plots_of_every_fate_are_as_expected(golden: Callable[[Path, str], None]) -> None:
+    made = every_fate().verdicts
+    text = f"{size_plot(made)}\n{time_plot(made)}\n"
+    golden(GOLDEN / "plots.svg.txt", text.replace("<g", "\n<g").replace("<path", "\n<path"))

@@ -1,0 +1,221 @@
+"""The HTML report in a real browser: filter, sorting, details, keyboard, themes, speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import Browser, browser, why_not
+from render_cases import HOSTILE, every_fate, hostile, large
+
+from twofour.records import EligibilityReport
+from twofour.reports.html import to_html
+from twofour.reports.words import printable
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
+]
+ENTER, SPACE, TAB = "\ue007", " ", "\ue004"
+LOAD_MS, FILTER_MS = 1000, 100
+SHOWN = """return [...document.querySelectorAll('tbody tr:not(.details)')]
+    .filter(r => r.offsetParent).map(r => r.cells[0].textContent)"""
+NAMES = [v.layer for v in every_fate().verdicts]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as session:
+        yield session
+
+
+def _open(chromium: Browser, folder: Path, report: EligibilityReport) -> Browser:
+    page = folder / "report.html"
+    page.write_text(to_html(report), encoding="utf-8")
+    chromium.open(page)
+    return chromium
+
+
+@pytest.fixture
+def page(chromium: Browser, tmp_path: Path) -> Browser:
+    return _open(chromium, tmp_path, every_fate())
+
+
+def _choose(page: Browser, select: str, value: str) -> None:
+    page.run(
+        "const s = document.querySelector(arguments[0]); s.value = arguments[1];"
+        "s.dispatchEvent(new Event('change'))",
+        select,
+        value,
+    )
+
+
+def test_the_text_filter_keeps_the_layers_that_have_every_word(page: Browser) -> None:
+    assert page.run(SHOWN) == NAMES
+    page.type("#text", "ENCODER 3072")
+    assert page.run(SHOWN) == [n for n in NAMES if n.startswith("encoder")]
+    assert page.run("return document.querySelector('#shown').value") == "4 of 11 layers"
+    page.type("#text", " nothing-like-it")
+    assert page.run(SHOWN) == []
+    assert page.run("return document.querySelector('#none').offsetHeight > 0")
+    page.click("#clear")
+    assert page.run(SHOWN) == NAMES
+
+
+def test_verdict_and_reason_filters_work_together(page: Browser) -> None:
+    _choose(page, "#code", "PATTERN_BROKEN")
+    assert page.run(SHOWN) == ["stem", "flattened"]
+    _choose(page, "#code", "WRONG_AXIS")
+    assert page.run(SHOWN) == ["flattened"]
+    _choose(page, "#fate", "runs")
+    assert page.run(SHOWN) == []
+    _choose(page, "#code", "")
+    assert page.run(SHOWN) == ["large", "encoder.0.fc", "encoder.1.fc"]
+
+
+def test_a_card_shows_its_layers_and_a_second_click_all_of_them(page: Browser) -> None:
+    page.click(".card.doubtful")
+    assert page.run(SHOWN) == ["resnext", "small"]
+    pressed = "return document.querySelector('.card.doubtful').getAttribute('aria-pressed')"
+    assert page.run(pressed) == "true"
+    page.click(".card.doubtful")
+    assert page.run(SHOWN) == NAMES
+
+
+def test_a_column_sorts_up_then_down_then_as_the_model_is(page: Browser) -> None:
+    page.click("[data-sort=layer]")
+    up = page.run(SHOWN)
+    assert up.index("encoder.2.fc") < up.index("encoder.10.fc")
+    assert up[0] == "decoder.fc"
+    assert page.run("return document.querySelector('th').getAttribute('aria-sort')") == "ascending"
+    page.click("[data-sort=layer]")
+    assert page.run(SHOWN) == up[::-1]
+    page.click("[data-sort=layer]")
+    assert page.run(SHOWN) == NAMES
+
+
+def test_numbers_sort_as_numbers_and_what_is_not_known_comes_last(page: Browser) -> None:
+    timed = ["small", "encoder.0.fc", "encoder.1.fc", "large"]
+    page.click("[data-sort=sparse]")
+    assert page.run(SHOWN)[:4] == timed
+    page.click("[data-sort=sparse]")
+    assert page.run(SHOWN)[:4] == timed[::-1]
+    page.click("[data-sort=size]")
+    assert page.run(SHOWN)[0] == "stem"
+
+
+def test_details_open_move_with_their_row_and_close(page: Browser) -> None:
+    page.click("tbody tr:nth-child(3) .more")
+    told = page.run("return document.querySelector('.details').textContent")
+    for text in ("1 (input channels)", "WRONG_AXIS", "source:"):
+        assert text in told
+    page.click("[data-sort=layer]")
+    before = "return document.querySelector('.details').previousElementSibling.textContent"
+    assert page.run(before).startswith("flattened")
+    page.type("#text", "decoder")
+    assert page.run("return document.querySelector('.details').offsetHeight") == 0
+    page.click("#clear")
+    page.run(
+        "document.querySelector('.details').previousElementSibling.querySelector('.more').click()"
+    )
+    assert page.run("return document.querySelector('.details')") is None
+
+
+def test_the_table_can_be_used_with_the_keyboard_alone(page: Browser) -> None:
+    page.run("document.querySelector('#clear').focus()")
+    page.press(TAB, ENTER)
+    focused = "return document.activeElement.dataset.sort || document.activeElement.textContent"
+    assert page.run(focused) == "layer"
+    assert page.run(SHOWN)[0] == "decoder.fc"
+    columns = page.run("return document.querySelectorAll('thead th').length")
+    page.press(*[TAB] * columns, SPACE)
+    assert page.run(focused) == "decoder.fc"
+    assert page.run("return document.activeElement.getAttribute('aria-expanded')") == "true"
+
+
+def test_hostile_names_do_nothing_and_are_shown(chromium: Browser, tmp_path: Path) -> None:
+    page = _open(chromium, tmp_path, hostile())
+    assert page.run(SHOWN) == [printable(name) or "(no name)" for name in HOSTILE]
+    for number in range(len(HOSTILE)):
+        page.run("document.querySelectorAll('.more')[arguments[0]].click()", number)
+    told = page.run("return [...document.querySelectorAll('.details')].map(d => d.textContent)")
+    assert all(printable(name) in text for name, text in zip(HOSTILE, told, strict=True))
+    assert page.run("return document.title").endswith(": sparsity report")
+    assert page.run("return document.querySelectorAll('tbody img, tbody b').length") == 0
+    assert page.problems() == []
+
+
+def test_a_script_in_the_page_that_is_not_ours_is_refused(page: Browser) -> None:
+    page.run(
+        "const s = document.createElement('script'); s.textContent = 'document.title = \"owned\"';"
+        "document.body.append(s)"
+    )
+    assert page.run("return document.title") == "digits.py:make: sparsity report"
+    assert any("Content Security Policy" in line for line in page.problems())
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen(page: Browser) -> None:
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    page.emulate(prefers_color_scheme="light")
+    light = page.run(paper)
+    page.emulate(prefers_color_scheme="dark")
+    dark = page.run(paper)
+    assert light != dark
+    page.click("#theme")
+    assert (page.run(paper), page.run("return theme.textContent")) == (light, "Theme: light")
+    page.click("#theme")
+    page.emulate(prefers_color_scheme="light")
+    assert (page.run(paper), page.run("return theme.textContent")) == (dark, "Theme: dark")
+    page.click("#theme")
+    assert page.run(paper) == light
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_in_the_colour_of_a_verdict_has_enough_contrast(page: Browser, scheme: str) -> None:
+    """At least 4.5 to 1 (WCAG 2.1, criterion 1.4.3)."""
+    page.emulate(prefers_color_scheme=scheme)
+    ratios: dict[str, float] = page.run("""
+      const light = (css) => { const [r, g, b] = css.match(/\\d+/g).map(v => v / 255)
+          .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+      const sheet = light(getComputedStyle(document.querySelector('figure')).backgroundColor);
+      const found = {};
+      for (const badge of document.querySelectorAll('.badge, .sub, .legend span')) {
+        const text = light(getComputedStyle(badge).color);
+        found[badge.className] =
+            (Math.max(text, sheet) + 0.05) / (Math.min(text, sheet) + 0.05); }
+      return found""")
+    assert len(ratios) >= 6
+    assert min(ratios.values()) >= 4.5, ratios
+
+
+def test_two_thousand_layers_open_and_filter_without_delay(
+    chromium: Browser, tmp_path: Path, record_property: Any
+) -> None:
+    page = _open(chromium, tmp_path, large(2000))
+    load = page.run("return performance.getEntriesByType('navigation')[0].loadEventEnd")
+    keys = page.wait_for("""
+      const done = arguments[arguments.length - 1], times = [];
+      const text = document.querySelector('#text');
+      const words = 'blocks.17 512'; let at = 0;
+      const press = () => {
+        if (at > words.length) { done(times); return; }
+        text.value = words.slice(0, at++);
+        const begin = performance.now();
+        text.dispatchEvent(new Event('input'));
+        document.body.offsetHeight;
+        times.push(performance.now() - begin);
+        requestAnimationFrame(press);
+      };
+      press()""")
+    sort = page.run("""const begin = performance.now();
+      document.querySelector('[data-sort=layer]').click(); document.body.offsetHeight;
+      return performance.now() - begin""")
+    for name, value in (("load_ms", load), ("slowest_key_ms", max(keys)), ("sort_ms", sort)):
+        record_property(name, round(value, 1))
+        print(f"{name} {value:.1f}")  # noqa: T201 -- shown by pytest -s, where speed is looked at
+    assert page.run(SHOWN)
+    assert load < LOAD_MS
+    assert max(keys) < FILTER_MS

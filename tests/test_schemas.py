@@ -1,0 +1,50 @@
+"""The published JSON Schemas are those of the records, and real records fit them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from render_cases import every_fate
+
+from twofour import records
+from twofour.store import json_schema, to_json
+
+FOLDER = Path(__file__).parents[1] / "docs" / "schema"
+PUBLISHED: list[type[Any]] = [
+    kind
+    for kind in vars(records).values()
+    if dataclasses.is_dataclass(kind)
+    and isinstance(kind, type)
+    and any(field.name == "schema_version" for field in dataclasses.fields(kind))
+]
+
+
+def _file(kind: type[Any]) -> Path:
+    return FOLDER / f"{kind.__name__}.v{records.SCHEMA_VERSION}.json"
+
+
+@pytest.mark.parametrize("kind", PUBLISHED, ids=lambda kind: kind.__name__)
+def test_the_published_schema_is_that_of_the_record(
+    kind: type[Any], golden: Callable[[Path, str], None]
+) -> None:
+    golden(_file(kind), json_schema(kind))
+
+
+def test_every_file_is_the_schema_of_a_record_with_a_version() -> None:
+    of_this_version = set(FOLDER.glob(f"*.v{records.SCHEMA_VERSION}.json"))
+    assert of_this_version == set(map(_file, PUBLISHED))
+    assert records.EligibilityReport in PUBLISHED
+
+
+def test_a_report_has_exactly_the_fields_of_its_schema() -> None:
+    schema = json.loads(_file(records.EligibilityReport).read_text(encoding="utf-8"))
+    report = json.loads(to_json(every_fate()))
+    assert set(report) == set(schema["properties"])
+    verdict = schema["$defs"]["Verdict"]
+    assert all(set(row) == set(verdict["properties"]) for row in report["verdicts"])
+    assert all(set(verdict["required"]) <= set(row) for row in report["verdicts"])
