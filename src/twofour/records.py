@@ -414,9 +414,9 @@ class BuildOptions:
     workspace_bytes: int | None = None
     optimization_level: int | None = None
     tf32: bool = True
-    iterations: int = 20
+    iterations: int = 10
     """Timed runs after the warm-up."""
-    warmup: int = 3
+    warmup: int = 2
     threads: int | None = None
     """ONNX Runtime on the CPU: threads inside an operator; None: every core of this process."""
 
@@ -482,6 +482,43 @@ class BuildResult:
     options: BuildOptions
     variants: tuple[VariantBuild, ...]
     notes: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrtexecVariant:
+    """One engine that trtexec builds elsewhere: its command, and the files that it leaves."""
+
+    variant: str
+    """"dense" (sparse weights not allowed) or "sparse" (allowed)."""
+    sparse_weights: bool
+    arguments: tuple[str, ...]
+    """Of trtexec, without the program."""
+    plan: str
+    log: str
+    """Standard output and error: build, times and per-layer profile."""
+    layers: str | None
+    """None: this TensorRT has no layer information."""
+    profile: str
+    times: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrtexecFolder:
+    """emitted.json: a folder that is built on another machine and reported on here."""
+
+    source: str
+    """The ONNX file it was made from, as the user named it."""
+    twofour_version: str
+    tensorrt: str
+    """Which TensorRT releases the commands are for, in words."""
+    onnx: str
+    script: str
+    layer_map: str | None
+    """A LayerMap from the run folder that the model came from."""
+    options: BuildOptions
+    """As asked for; `shapes` are those of the commands."""
+    variants: tuple[TrtexecVariant, ...]
     schema_version: int = SCHEMA_VERSION
 
 

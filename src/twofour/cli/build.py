@@ -27,20 +27,32 @@ def build(
     workspace: opt.Workspace = None,
     opt_level: opt.OptimizationLevel = None,
     tf32: opt.Tf32 = True,
+    emit_trtexec: Annotated[
+        Path | None,
+        typer.Option(
+            "--emit-trtexec",
+            metavar="DIR",
+            help="Build nothing here: write a folder with a build.sh for a machine with trtexec.",
+        ),
+    ] = None,
+    tensorrt_version: Annotated[
+        str,
+        typer.Option(
+            "--tensorrt-version", help="TensorRT of that machine: 8.0 to 8.6, 10.x or 11.x."
+        ),
+    ] = "10",
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Build a TensorRT engine with sparse weights allowed and one without, and time both.
 
     Leaves plan, verbose log, layer information and per-layer profile of each. Without TensorRT
-    the model is run by ONNX Runtime, and the record says so.
+    the model is run by ONNX Runtime, and the record says so. With --emit-trtexec the engines are
+    built by trtexec elsewhere: run build.sh there, bring the folder back, then twofour report DIR.
+    A dynamic batch without --shapes is 1:8:8 then.
 
     Example: twofour build sparse.onnx --shapes x=1x3x224x224:8x3x224x224:16x3x224x224
     """
-    from twofour.cli.views import build_view
-    from twofour.pipeline.run import run_build
-    from twofour.store import to_json
-
     options = RunOptions(
         inputs=None if inputs is None else str(inputs),
         input_shapes=opt.parse_input_shapes(input_shape),
@@ -48,6 +60,19 @@ def build(
         engine=engine.value,
         build=build_options(shapes=shapes, workspace=workspace, level=opt_level, tf32=tf32),
     )
+    if emit_trtexec is not None:
+        if (engine is not opt.EngineChoice.AUTO or out is not None) and not quiet:
+            say("--emit-trtexec builds nothing here: --engine and --out are not used")
+        _emit(onnx, emit_trtexec, options, version=tensorrt_version, json=json)
+    else:
+        _build(onnx, out, options, json=json, quiet=quiet)
+
+
+def _build(onnx: Path, out: Path | None, options: RunOptions, *, json: bool, quiet: bool) -> None:
+    from twofour.cli.views import build_view
+    from twofour.pipeline.run import run_build
+    from twofour.store import to_json
+
     if out is not None:
         keep_tracebacks_in(out)
     with TerminalProgress(quiet=quiet) as progress:
@@ -58,3 +83,18 @@ def build(
     show(build_view(built))
     if not quiet:
         say(f"everything is in {folder}")
+
+
+def _emit(onnx: Path, folder: Path, options: RunOptions, *, version: str, json: bool) -> None:
+    from twofour.pipeline.emitting import emit_trtexec
+    from twofour.store import to_json
+
+    emitted = emit_trtexec(onnx, folder, options, version)
+    if json:
+        show_text(to_json(emitted))
+        return
+    show_text(
+        f"{folder} is ready for trtexec of TensorRT {emitted.tensorrt}\n"
+        f"copy it there, run: sh {emitted.script}\n"
+        f"copy it back, then: twofour report {folder}\n"
+    )

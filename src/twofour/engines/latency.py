@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from twofour.records import BuildOptions, VariantLatency
 
-BUDGET_S = 2.0
+BUDGET_S = 1.0
 LEAST_SAMPLES = 5
 
 

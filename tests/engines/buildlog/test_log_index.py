@@ -74,11 +74,13 @@ def check_fact(log: BuildLog, fact: str, lines: list[SparsityLine]) -> None:
     elif (found := re.fullmatch(r"Sparsity option: (\w+)", fact)) is not None:
         flags = {build.sparsity for build in builds if build.producer is Producer.TRTEXEC}
         assert SparsityFlag(found[1].lower()) in flags
-    elif (found := re.fullmatch(r"[Tt]hroughput: (\S+) qps(?: \(\+(\d+) more\))?", fact)) is not None:
+    elif (
+        found := re.fullmatch(r"[Tt]hroughput: (\S+) qps(?: \(\+(\d+) more\))?", fact)
+    ) is not None:
         rates = [b.latency.throughput_qps for b in builds if b.latency is not None]
         assert rates[0] == float(found[1])
         assert len(rates) == 1 + int(found[2] or 0)
-    elif (found := re.fullmatch(r"HasSparseWeights: (\d+)×0, (\d+)×1", fact)) is not None:
+    elif (found := re.fullmatch(r"HasSparseWeights: (\d+)\W0, (\d+)\W1", fact)) is not None:
         layers = [layer for b in builds for layer in b.engine_layers or ()]
         held = [layer.has_sparse_weights for layer in layers]
         assert (held.count(False), held.count(True)) == (int(found[1]), int(found[2]))
@@ -154,7 +156,7 @@ def test_real_layer_information_gives_the_flags_of_its_row(row: Row) -> None:
     layers = read_layer_information(FOLDER / row.file).layers
     held = [layer.has_sparse_weights for layer in layers]
     (fact,) = (f for f in row.facts if f.startswith("HasSparseWeights"))
-    found = re.fullmatch(r"HasSparseWeights: (\d+)×0, (\d+)×1", fact)
+    found = re.fullmatch(r"HasSparseWeights: (\d+)\W0, (\d+)\W1", fact)
     assert found is not None
     assert (held.count(False), held.count(True)) == (int(found[1]), int(found[2]))
     assert all(layer.layer_type for layer in layers)

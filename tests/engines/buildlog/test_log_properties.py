@@ -136,7 +136,9 @@ FIXTURES = [p for p in sorted(LOGS.glob("*.log")) if p.name not in {"elided.log"
 def test_two_logs_in_one_file_give_the_builds_of_both(first: str, second: Path) -> None:
     one, two = (path.read_text(encoding="utf-8").splitlines() for path in (LOGS / first, second))
     together = parse_lines([*one, *two])
-    assert [facts(b) for b in together] == [facts(b) for b in (*parse_lines(one), *parse_lines(two))]
+    assert [facts(b) for b in together] == [
+        facts(b) for b in (*parse_lines(one), *parse_lines(two))
+    ]
 
 
 def test_lists_that_follow_a_whole_list_belong_to_the_next_build() -> None:
@@ -203,14 +205,43 @@ def test_a_number_in_decimal_and_in_hex_is_the_same_tactic(value: int) -> None:
 # --- anything -------------------------------------------------------------------------------------
 
 WORDS = [m.encode() for m in MESSAGES] + [
-    b"[07/07/2026-10:00:00] [TRT] [V] ", b"[V] ", b"\n", b"\r", b"\x1b[1m", b"(Sparsity) ", b"Found ",
-    b"Layers:", b"Name: a, LayerType: ", b"Layer(Cask): a, Tactic: ", b"=== Profile (3 iterations ) ===",
-    b"   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer", b"&&&& RUNNING TensorRT", b"....", b"[",
-    b" (foreignNode) Autotuning op a: [", b" (foreignNode) tactic_id, cost(in ms), kernel_name",
-    b" (foreignNode)   1, 0.5, a", b"Throughput: ", b"GPU Compute", b"min: 1 ms", b"||", b", ", b"(", b"\xff",
-    b"Tactic: ", b" Time: ", b"0x", b"Engine generation completed in ", b"[MemUsageChange] Init CUDA",
-    b"Set Tactic Name: ", b"\x00", b'"', b"Total Weights Memory: 9", b"Deleting timing cache: 9", b"9" * 30,
-]  # fmt: skip
+    b"[07/07/2026-10:00:00] [TRT] [V] ",
+    b"[V] ",
+    b"\n",
+    b"\r",
+    b"\x1b[1m",
+    b"(Sparsity) ",
+    b"Found ",
+    b"Layers:",
+    b"Name: a, LayerType: ",
+    b"Layer(Cask): a, Tactic: ",
+    b"=== Profile (3 iterations ) ===",
+    b"   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer",
+    b"&&&& RUNNING TensorRT",
+    b"....",
+    b"[",
+    b" (foreignNode) Autotuning op a: [",
+    b" (foreignNode) tactic_id, cost(in ms), kernel_name",
+    b" (foreignNode)   1, 0.5, a",
+    b"Throughput: ",
+    b"GPU Compute",
+    b"min: 1 ms",
+    b"||",
+    b", ",
+    b"(",
+    b"\xff",
+    b"Tactic: ",
+    b" Time: ",
+    b"0x",
+    b"Engine generation completed in ",
+    b"[MemUsageChange] Init CUDA",
+    b"Set Tactic Name: ",
+    b"\x00",
+    b'"',
+    b"Total Weights Memory: 9",
+    b"Deleting timing cache: 9",
+    b"9" * 30,
+]
 
 
 @settings(max_examples=300, deadline=None)
@@ -250,14 +281,30 @@ def test_a_damaged_archive_or_notebook_never_raises(
 @pytest.mark.parametrize(
     "unit",
     [
-        b"[", b"(Sparsity) Found 9 layer(s) eligible to use sparse tactics: a\n", b" [", b"(", b"a, ",
-        b"[ONNX Layer: ", b"Name: a, LayerType: b, Metadata: [ONNX Layer: [", b"Layer(a): \n", b"\r", b"{\n",
-        b"Tactic Name: a\n", b" || ", b"Setting workspace to 9", b"[07/07/2026-10:00:00] [",
-        b"--------------- Timing Runner: a (", b"(Sparsity) Found 99999 layer(s) eligible to use sparse "
-        b"tactics: a,\na,\n", b"\x1b[", b'"', b"1 ", b"Skipping tactic 1 due to ", b"] got cached result: ",
+        b"[",
+        b"(Sparsity) Found 9 layer(s) eligible to use sparse tactics: a\n",
+        b" [",
+        b"(",
+        b"a, ",
+        b"[ONNX Layer: ",
+        b"Name: a, LayerType: b, Metadata: [ONNX Layer: [",
+        b"Layer(a): \n",
+        b"\r",
+        b"{\n",
+        b"Tactic Name: a\n",
+        b" || ",
+        b"Setting workspace to 9",
+        b"[07/07/2026-10:00:00] [",
+        b"--------------- Timing Runner: a (",
+        b"(Sparsity) Found 99999 layer(s) eligible to use sparse tactics: a,\na,\n",
+        b"\x1b[",
+        b'"',
+        b"1 ",
+        b"Skipping tactic 1 due to ",
+        b"] got cached result: ",
     ],
     ids=range(21),
-)  # fmt: skip
+)
 @pytest.mark.parametrize("start", [b"", b"[07/07/2026-10:00:00] [TRT] [V] (Sparsity) Found 3 "])
 def test_no_repetition_makes_it_slow(unit: bytes, start: bytes) -> None:
     data = start + unit * (1_000_000 // len(unit))

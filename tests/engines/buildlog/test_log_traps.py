@@ -150,7 +150,10 @@ def test_a_timing_cache_that_may_hide_timings_is_reported() -> None:
     assert (build.warning_count, build.error_count) == (1, 1)
     first = build.layers[0]
     assert (first.name, first.runners_without_tactics) == ("conv1", ("CaskConvolution",))
-    assert {layer.name: layer.cached for layer in build.layers} == {"conv1": 0, "conv1 [profile 1]": 1}
+    assert {layer.name: layer.cached for layer in build.layers} == {
+        "conv1": 0,
+        "conv1 [profile 1]": 1,
+    }
 
 
 def test_names_with_the_separator_or_an_odd_bracket_are_found_by_the_names_known() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from twofour.engines.buildlog.engine_layers import detailed_layer, listed_layer
 from twofour.engines.buildlog.joining import Broken, glue
+from twofour.engines.buildlog.messages import KEY_LENGTH
 from twofour.engines.buildlog.sparsity import MARK, raw_line
 from twofour.log_records import EngineLayer
 
@@ -99,7 +100,7 @@ class BareLines:
         if self._pieces > _MOST_PIECES:
             return False
         before = broken.text
-        for between in ("", " "):
+        for between in dict.fromkeys((glue(before[-4:], text), "", " ")):
             if self._complete(before + between + text.strip(), broken.line):
                 self.broken = None if self.broken is broken else self.broken
                 self._completed = (broken.line, number)
@@ -117,15 +118,19 @@ class BareLines:
             return layer is not None
         if "Set Tactic Name: " in message:
             return build.tuning.set_name(message)
-        for start, handler in self._parser.table.get(message[:7], ()):
+        whole = False
+        for start, handler in self._parser.table.get(message[:KEY_LENGTH], ()):
             if message.startswith(start):
-                return handler(build, message, number)
-        return False
+                whole = handler(self._parser.segments.build, message, number)
+        return whole
 
     def _begins_something(self, text: str) -> bool:
         if text.startswith((_LISTED, _NAME, "Layers:", "Bindings:", "&&&& ")):
             return True
-        return any(text.startswith(start) for start, _ in self._parser.table.get(text[:7], ()))
+        if MARK in text[:60]:
+            return True
+        known = self._parser.table.get(text[:KEY_LENGTH], ())
+        return any(text.startswith(start) for start, _ in known)
 
     # --- a new line --------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from twofour.engines.buildlog.names import finite_ms, is_sparse_kernel, normal_id
@@ -38,9 +39,8 @@ class Layer:
     dropped: int = 0
     cached: int = 0
     pruned: int = 0
-    dropped_dense_ms: float = math.inf
-    """Fastest among those that had no room."""
-    dropped_sparse_ms: float = math.inf
+    best_dropped: dict[bool, tuple[dict[str, Timing], str, Timing]] = field(default_factory=dict)
+    """The fastest dense and sparse (True) tactic among those that had no room."""
 
     def timed_by(self, runner: str | None) -> dict[str, Timing]:
         """The tactics of one runner, by the number as it is printed."""
@@ -49,13 +49,13 @@ class Layer:
             timed = self.by_runner[runner] = {}
         return timed
 
-    def drop(self, kernel: str | None, ms: float) -> None:
-        """Keep of a tactic only what it does to the fastest times."""
-        self.dropped += 1
-        if is_sparse_kernel(kernel):
-            self.dropped_sparse_ms = min(self.dropped_sparse_ms, ms)
-        else:
-            self.dropped_dense_ms = min(self.dropped_dense_ms, ms)
+    def drop(self, timed: dict[str, Timing], tactic: str, timing: Timing) -> None:
+        """Keep a tactic only where it is the fastest dense or sparse one without room."""
+        sparse = bool(is_sparse_kernel(timing.kernel))
+        known = self.best_dropped.get(sparse)
+        if known is None or timing.ms < known[2].ms:
+            self.best_dropped[sparse] = (timed, tactic, timing)
+        self.dropped += known is not None
 
     def keep_fastest(self) -> None:
         """Give up the slower half of the tactics, but no sparse one that is its layer's best."""
@@ -69,9 +69,18 @@ class Layer:
         )
         kept = KEPT_TACTICS // 2
         for _, key, timed, timing in rows[kept:]:
-            self.drop(timing.kernel, timing.ms)
+            self.drop(timed, key, timing)
             del timed[key]
         self.kept = kept
+
+    def rows(self) -> Iterator[tuple[str | None, str, Timing]]:
+        """Runner, number and timing of every kept tactic."""
+        for runner, timed in self.by_runner.items():
+            for key, timing in timed.items():
+                yield runner, key, timing
+            for place, key, timing in self.best_dropped.values():
+                if place is timed and key not in timed:
+                    yield runner, key, timing
 
 
 def tactics_of(layer: Layer) -> tuple[Tactic, ...]:
@@ -86,8 +95,7 @@ def tactics_of(layer: Layer) -> tuple[Tactic, ...]:
             line=timing.line,
             timings=timing.timings,
         )
-        for runner, timed in layer.by_runner.items()
-        for key, timing in timed.items()
+        for runner, key, timing in layer.rows()
     ]
     return tuple(sorted(found, key=lambda t: (t.ms is None, t.ms or 0.0)))
 
@@ -102,8 +110,8 @@ def tuned_layer(name: str, layer: Layer) -> TunedLayer:
         name=name,
         runner=layer.runner,
         tactics=tactics,
-        best_dense_ms=finite_ms(min([*dense, layer.dropped_dense_ms])),
-        best_sparse_ms=finite_ms(min([*sparse, layer.dropped_sparse_ms])),
+        best_dense_ms=finite_ms(min(dense, default=math.inf)),
+        best_sparse_ms=finite_ms(min(sparse, default=math.inf)),
         runners=tuple(runner for runner in layer.by_runner if runner is not None),
         runners_without_tactics=tuple(layer.empty_runners),
         foreign_node=layer.foreign,

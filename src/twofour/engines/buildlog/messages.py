@@ -87,8 +87,7 @@ def _combination(build: OpenBuild, _message: str, _line: int) -> bool:
 
 def _choice(build: OpenBuild, message: str, _line: int) -> bool:
     build.touched = True
-    build.tuning.choice(message)
-    return True
+    return build.tuning.choice(message)
 
 
 def _costs(build: OpenBuild, message: str, _line: int) -> bool:

@@ -15,9 +15,10 @@ from twofour.engines.buildlog.fusions import FUSING, fused
 from twofour.engines.buildlog.messages import KEY_LENGTH, Handler, dispatch_table
 from twofour.engines.buildlog.open_build import OpenBuild
 from twofour.engines.buildlog.prefix import PLAIN, take_apart, without_polygraphy_extras
+from twofour.engines.buildlog.skipped import GPU_ERROR
 from twofour.engines.buildlog.sparsity import MARK
 from twofour.engines.buildlog.tuning import COSTS, RUNNER
-from twofour.log_records import Build, Producer, SkipReason
+from twofour.log_records import Build, Producer
 
 _DATE_END, _MESSAGE = 22, 32
 """Places in `[MM/DD/YYYY-HH:MM:SS] [V] [TRT] message`."""
@@ -56,6 +57,8 @@ class LogParser:
         """Prefixes that are the same on every line (no clock in them), with their length."""
         for start in (*segments.STARTS, segments.PERHAPS, *_EVENTS):
             self._put_first(start, self._event)
+        for start in ("PASSED | ", "FAILED | "):
+            self._put_first(start, self._polygraphy_end)
         for start in (RUNNER, COSTS):
             self._put_first(start, self._tuning_event)
 
@@ -199,7 +202,7 @@ class LogParser:
         if "Set Tactic Name: " in message:
             if not tuning.set_name(message):
                 self.bare.begin(message, number, self.bare.physical)
-        elif "Skipping tactic " in message:
+        elif "Skipping tactic " in message or GPU_ERROR in message:
             tuning.skipping(message, number)
         elif "no valid tactics for" in message:
             tuning.no_tactics(message)
@@ -209,12 +212,6 @@ class LogParser:
             tuning.cached_result(message)
         elif FUSING in message and (fusion := fused(message, number)) is not None:
             build.add_fusion(fusion)
-        elif "GPU error during getBestTactic" in message:
-            self._gpu_error(message, number)
-
-    def _gpu_error(self, message: str, number: int) -> None:
-        tuning = self.segments.build.tuning
-        tuning.skip(number, None, SkipReason.ERROR, message=message.strip())
 
     def _foreign(self, message: str, number: int) -> None:
         build = self.segments.build
@@ -238,6 +235,12 @@ class LogParser:
             segments.notes_end(parts.build, message)
         if self._style is not None:
             parts.build.styles[self._style] += 1
+        return True
+
+    def _polygraphy_end(self, _message: str, _number: int) -> bool:
+        """`PASSED | Runtime: ...`: a run of Polygraphy's command line is over."""
+        self.segments.build.finished = True
+        self.calm = False
         return True
 
     def _tuning_event(self, message: str, number: int) -> bool:

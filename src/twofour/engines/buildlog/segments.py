@@ -12,7 +12,7 @@ STARTS = (
     "Applying generic optimizations", "ONNX IR version", "Input filename:",
     "Local timing cache in use", "Global timing cache in use", "Building engine with configuration",
     "Adding network input: ", "Original: ", "Constructing optimization profile number 0",
-    "RUNNING | Command: ",
+    "RUNNING | Command: ", "Loaded Module: polygraphy",
 )  # fmt: skip
 """A builder at work on a network: after a finished build, the next one."""
 PERHAPS = "[MemUsageChange] Init CUDA"

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 
 from twofour.engines.buildlog.budget import Budget
 from twofour.engines.buildlog.layers import KEPT_TACTICS, Layer, Timing
-from twofour.engines.buildlog.names import finite_ms, normal_id
-from twofour.log_records import AutotuningCounts, SkippedTactic, SkipReason
+from twofour.engines.buildlog.names import finite_ms
+from twofour.engines.buildlog.skipped import skipped_tactic
+from twofour.log_records import AutotuningCounts, SkippedTactic
 
 RUNNER = "--------------- Timing Runner: "
 COMBINATION = "*************** Autotuning format combination:"
@@ -23,11 +24,6 @@ FOREIGN_RUNNER = "Myelin"
 _REFORMAT = "Optimizer Reformat"
 """Timings of format changes between layers, not of a layer of the engine."""
 _RUNNER_ID = re.compile(r"\[0x[0-9a-fA-F]+\]$")
-_SCRATCH = re.compile(r"Tactic: (\S+) skipped\. Scratch requested: (\d+), available: (\d+)")
-_SKIPPING = re.compile(
-    r"Skipping tactic (?P<id>\S+) due to (?P<why>insufficient memory|oom|exception|.{0,40}error)"
-    r"(?:.*?requested size of (?P<size>\d+))?(?:.*?detected for tactic (?P<real>0x\w+|-?\d+))?"
-)
 _CACHED = "] got cached result: "
 _PRUNED = re.compile(r"(.*): \d+ available tactics, \d+ unparsable, (\d+) pruned")
 _NO_TACTICS_10 = re.compile(r"Skipping (\w+): No valid tactics for (.*)")
@@ -96,7 +92,7 @@ class Tuning:
             self._kernel = None
             self._last, self.last_line = message, line
             return self._add(tactic, parts[3], kernel, line)
-        return self._scratch(message, line)
+        return self.skipping(message, line)
 
     def set_name(self, message: str) -> bool:
         """`LAYER Set Tactic Name: K Tactic: ID` (to 8.5; 7.x without the number)."""
@@ -139,7 +135,7 @@ class Tuning:
         if layer is None:
             return
         if not self._budget.take_spare(len(tactic)):
-            layer.drop(kernel, ms)
+            layer.drop(timed, tactic, Timing(kernel, ms, line))
             return
         timed[tactic] = Timing(self._kernels.setdefault(kernel, kernel), ms, line)
         self._undo = (timed, tactic, None, line)
@@ -219,12 +215,15 @@ class Tuning:
         self.silent += not self._explained
         self._explained = True
 
-    def choice(self, message: str) -> None:
+    def choice(self, message: str) -> bool:
         """`>>>>>>>>>>>>>>> Chose Runner Type: RUNNER Tactic: ID`: of one combination, not final."""
+        runner, found, _ = message[len(CHOICE) :].partition(" Tactic: ")
+        if not found:
+            return False
         self.choices += 1
-        words = message[len(CHOICE) :].split(" ", 1)
-        if self._layer is not None and words[0]:
-            self._layer.runner = words[0]
+        if self._layer is not None:
+            self._layer.runner = runner
+        return True
 
     def no_tactics(self, message: str) -> None:
         """A runner had nothing to offer: `RUNNER has no valid tactics ...` or the form of 10.x."""
@@ -253,48 +252,17 @@ class Tuning:
 
     # --- skipped -----------------------------------------------------------------------------
 
-    def _scratch(self, message: str, line: int) -> bool:
-        match = _SCRATCH.match(message)
-        if match is None:
-            return False
-        self.skip(line, match[1], SkipReason.WORKSPACE, (match[2], match[3]))
-        return True
-
     def skipping(self, message: str, line: int) -> bool:
-        """`Skipping tactic ID due to ...`, in whatever severity it comes."""
-        match = _SKIPPING.search(message)
-        if match is None:
+        """A tactic that was not timed, whatever the reason; False where the line is none."""
+        found = skipped_tactic(message, line, self._name or None)
+        if found is None:
             return False
-        memory = match["why"] in {"insufficient memory", "oom"} or match["size"]
-        reason = SkipReason.MEMORY if memory else SkipReason.ERROR
-        self.skip(line, match["real"] or match["id"], reason, (match["size"], None), message)
-        return True
-
-    def skip(
-        self,
-        line: int,
-        tactic: str | None,
-        reason: SkipReason,
-        sizes: tuple[str | None, str | None] = (None, None),
-        message: str | None = None,
-    ) -> None:
-        """Note a tactic that was not timed; `sizes` are the bytes requested and available."""
         self._explained = True
-        if not self._budget.take(len(message or "")):
+        if self._budget.take(len(found.message or "")):
+            self.skipped.append(found)
+        else:
             self.dropped += 1
-            return
-        requested, available = (None if s is None else int(s[:19]) for s in sizes)
-        self.skipped.append(
-            SkippedTactic(
-                line=line,
-                layer=self._name or None,
-                id=normal_id(tactic),
-                reason=reason,
-                requested_bytes=requested,
-                available_bytes=available,
-                message=message,
-            )
-        )
+        return True
 
     # --- Myelin ------------------------------------------------------------------------------
 

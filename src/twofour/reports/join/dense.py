@@ -1,4 +1,4 @@
-"""Why an eligible layer runs dense: sparse was slower, skipped, never offered, or not to be seen."""
+"""Why an eligible layer runs dense: sparse was slower, skipped, never offered, or is not logged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from twofour.log_records import SkippedTactic, SkipReason, Tactic, TunedLayer
 from twofour.records import Reason, ReasonCode, VerdictName
 from twofour.reports.join.outcome import JoinCase, times_words
 from twofour.reports.join.sources import tactic_source
+from twofour.reports.words import count
 
 _MIB = 1 << 20
 _FASTER_WINS = "NVIDIA/TensorRT issue 2169: the builder keeps the faster"
@@ -24,7 +25,7 @@ def why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
     elif _hidden(case):
         found, remedy = _cached(case), _NO_CACHE
     elif case.seen.tuned is not None and _all_named(case.seen.tuned):
-        found, remedy = _none_offered(case, case.seen.tuned), case.row.remedy or _typed()
+        found, remedy = _none_offered(case, case.seen.tuned), case.row.remedy or _other_type(case)
     else:
         found, remedy = _taken(case), case.row.remedy or _LARGER
     return (found, *_rules_against(case)), remedy
@@ -74,10 +75,21 @@ def _cached(case: JoinCase) -> Reason:
 
 
 def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
-    message = f"none of the {len(tuned.tactics)} kernels that were timed is sparse"
-    first = tuned.tactics[0]
-    source = tactic_source(case.around.file, first) if first.ms is not None else None
+    named = [t for t in tuned.tactics if t.kernel is not None]
+    message = f"none of the {count(len(named), 'kernel')} that were timed by name is sparse"
+    if tuned.pruned_tactics:
+        message += f"; {tuned.pruned_tactics:,} more were left out by the builder's estimate"
+    first = next((t for t in named if t.ms is not None), None)
+    source = None if first is None else tactic_source(case.around.file, first)
     return Reason(code=ReasonCode.NO_SPARSE_TACTIC, message=message, source=source)
+
+
+def _other_type(case: JoinCase) -> str:
+    build = case.around.build
+    types = (build.precision if build is not None else None) or ""
+    if "FP16" in types or "INT8" in types or case.row.dtype in ("float16", "int8"):
+        return "accept dense: this builder offers no sparse kernel for the layer as it is"
+    return "set FP16 or INT8 in the graph (export with --precision float16)"
 
 
 def _taken(case: JoinCase) -> Reason:
@@ -119,10 +131,6 @@ def _workspace(skipped: tuple[SkippedTactic, ...]) -> SkippedTactic | None:
     """The skipped tactic that wanted most."""
     wanting = [s for s in skipped if s.reason is not SkipReason.ERROR]
     return max(wanting, key=lambda s: s.requested_bytes or 0, default=None)
-
-
-def _typed() -> str:
-    return "set FP16 or INT8 in the graph (export with --precision float16)"
 
 
 def _in(case: JoinCase) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 
 from twofour.log_records import Build, EngineLayer
@@ -20,7 +21,7 @@ from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.joined import join_report
 from twofour.reports.join.name_parts import KnownNames, split_name
 
-_PRODUCT = re.compile(r"conv|gemm|matmul|matrix.?multiply|fullyconnected|fully connected", re.IGNORECASE)
+_PRODUCT = re.compile(r"conv|gemm|matmul|matrix.?multiply|fully.?connected", re.IGNORECASE)
 _COPIES = re.compile(r"Reformatting CopyNode|Optimizer Reformat|ONNXTRT_")
 _KINDS = (
     (re.compile(r"deconv|convtranspose|conv_transpose", re.IGNORECASE), "ConvTranspose"),
@@ -46,16 +47,17 @@ def report_from_engine(evidence: BuildEvidence) -> EligibilityReport:
     layers, file = engine_layers(evidence)
     known = {layer.name: layer for layer in layers or ()}
     rows = tuple(_row(name, known.get(name), kind) for name, kind in _names(build, layers or ()))
-    model = (build.model if build is not None else None) or file or "a build log"
+    model = build.model or build.file if build is not None else file or "an engine"
     predicted = EligibilityReport(
-        model=model if build is None or build.model else build.file,
+        model=model,
         pattern=Pattern(2, 4),
         engine="an engine of unknown version",
         gpu=None,
         verdicts=rows,
         summary=summarize(rows, 0),
     )
-    return join_report(predicted, evidence)
+    # the engine's other layers are no surprise where there is no model they could belong to
+    return replace(join_report(predicted, evidence), unmatched_engine_layers=())
 
 
 def _names(build: Build | None, engine: tuple[EngineLayer, ...]) -> Iterator[tuple[str, str]]:

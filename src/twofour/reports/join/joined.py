@@ -1,4 +1,4 @@
-"""A predicted report and what was found about the engine in, the report with measured verdicts out."""
+"""A predicted report and what was found about the engine in, one with measured verdicts out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from twofour.reports.join.judge import judge
 from twofour.reports.join.outcome import JoinCase
 from twofour.reports.join.sightings import Sighting, Sightings, look
 from twofour.reports.join.totals import count_totals
-from twofour.reports.words import count
 
 
 def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> EligibilityReport:
@@ -38,13 +37,8 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
         summary=summarize(verdicts, predicted.summary.activation_products),
         unmatched_engine_layers=seen.unmatched,
         totals=count_totals(verdicts, seen),
-        notes=(*predicted.notes, *_notes(evidence, seen)),
+        notes=(*predicted.notes, *_notes(evidence)),
     )
-
-
-def case_of(row: Verdict, sighting: Sighting, around: Circumstances) -> JoinCase:
-    """What is judged for one layer."""
-    return JoinCase(row=row, seen=sighting, around=around)
 
 
 def _judged(
@@ -53,7 +47,9 @@ def _judged(
     around = Circumstances(build=evidence.build, seen=seen)
     whereabouts = Whereabouts(seen.nodes, seen.holders_of, evidence.build)
     rows = zip(predicted.verdicts, seen.rows, strict=True)
-    return tuple(_row(case_of(row, sighting, around), whereabouts) for row, sighting in rows)
+    return tuple(
+        _row(JoinCase(row=row, seen=sighting, around=around), whereabouts) for row, sighting in rows
+    )
 
 
 def _row(case: JoinCase, whereabouts: Whereabouts) -> Verdict:
@@ -89,7 +85,7 @@ def _engine(build: Build | None) -> str | None:
     return f"tensorrt {build.tensorrt_version} ({build.producer.value}){where}"
 
 
-def _notes(evidence: BuildEvidence, seen: Sightings) -> Iterator[str]:
+def _notes(evidence: BuildEvidence) -> Iterator[str]:
     build = evidence.build
     if build is not None:
         for said in build.contradictions:
@@ -104,5 +100,3 @@ def _notes(evidence: BuildEvidence, seen: Sightings) -> Iterator[str]:
     layers, file = engine_layers(evidence)
     if layers is not None and all(layer.kernel is None for layer in layers):
         yield f"{file} names no kernels: build with detailed profiling verbosity to see them"
-    if seen.unmatched:
-        yield f"{count(len(seen.unmatched), 'engine layer')} led to no node of the model"

@@ -216,7 +216,7 @@ def _unsaid(case: JoinCase) -> Outcome:
     return Outcome(
         verdict=row.predicted,
         evidence=evidence,
-        reasons=(*row.reasons, said),
+        reasons=(*row.reasons, said) if evidence is not None else (said, *row.reasons),
         remedy="; ".join(dict.fromkeys(r for r in remedies if r)),
     )
 

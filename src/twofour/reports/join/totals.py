@@ -40,13 +40,14 @@ _BEST_FIRST = tuple(VerdictName)
 
 def count_totals(verdicts: Sequence[Verdict], seen: Sightings) -> EligibilityTotals:
     """Confusion, disagreements, shares by weights, multiply-adds and time, and the ceilings."""
-    shares = [_by_weights(verdicts)]
+    weights = _by_weights(verdicts)
+    shares = [weights] if weights.total else []
     products, missing = _by_products(verdicts, seen)
     notes = []
     if missing:
         unknown = count(missing, "layer")
         notes.append(f"no shares of multiply-adds: {unknown} without a declared output shape")
-    elif verdicts:
+    elif products.total:
         shares.append(products)
     ceilings = []
     for words, profile in (("sparse engine", seen.profile), ("dense engine", seen.dense_profile)):

@@ -1,0 +1,224 @@
+"""The trtexec command that builds, times and profiles one engine, for each TensorRT there is.
+
+Which release takes which flag: help texts and parsers of samples/common/sampleOptions.cpp in
+NVIDIA/TensorRT (8.0, 8.4, 8.5, 8.6, 10.x, 11.1), the help of trtexec 10.5, and NVIDIA's page
+"Migrating trtexec usage from TensorRT 8.x to 10.x".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from twofour.engines.tensorrt.precision import Precisions
+from twofour.errors import BadInputError
+from twofour.records import BuildOptions, ShapeProfile, TrtexecVariant
+
+ONNX = "sparse.onnx"
+TIMING_CACHE = "timing.cache"
+DENSE, SPARSE = "dense", "sparse"
+
+_MIB = 1 << 20
+_WORKSPACE_BYTES = 4096 * _MIB
+_NOT_IN_SHAPES = ",'*"
+
+
+class Typing(str, Enum):
+    """Where the builder takes the types of layers from."""
+
+    WEAK = "weak"
+    """Precision flags allow types; the graph's own are a suggestion."""
+    STRONG_BY_FLAG = "strong by flag"
+    STRONG = "strong"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Releases:
+    """TensorRT releases of one major version whose trtexec takes the same flags."""
+
+    major: int
+    first_minor: int
+    last_minor: int | None
+    """None: the newest of this major version."""
+    typing: Typing
+    layer_information: bool
+    """--exportLayerInfo and --profilingVerbosity, from 8.2 on."""
+    memory_pools: bool
+    """--memPoolSize in place of --workspace, from 8.4 on."""
+    optimization_level: bool
+    """--builderOptimizationLevel, from 8.6 on."""
+    steady_by_default: bool
+    """CUDA graph, spin wait and no data transfers without being asked, from 11.0 on."""
+
+    def __str__(self) -> str:
+        if self.last_minor is None:
+            newer = "" if self.first_minor == 0 else f" from {self.major}.{self.first_minor} on"
+            return f"{self.major}.x{newer}"
+        return f"{self.major}.{self.first_minor} or {self.major}.{self.last_minor}"
+
+    def takes(self, minor: int) -> bool:
+        """Whether a minor version of this major one is among them."""
+        return self.first_minor <= minor and (self.last_minor is None or minor <= self.last_minor)
+
+
+def _releases(major: int, first_minor: int, last_minor: int | None) -> Releases:
+    version = (major, first_minor)
+    strong = Typing.STRONG_BY_FLAG if major == 10 else Typing.STRONG
+    return Releases(
+        major=major,
+        first_minor=first_minor,
+        last_minor=last_minor,
+        typing=Typing.WEAK if major == 8 else strong,
+        layer_information=version >= (8, 2),
+        memory_pools=version >= (8, 4),
+        optimization_level=version >= (8, 6),
+        steady_by_default=version >= (11, 0),
+    )
+
+
+RELEASES = (
+    _releases(8, 0, 1),
+    _releases(8, 2, 3),
+    _releases(8, 4, 5),
+    _releases(8, 6, None),
+    _releases(10, 0, None),
+    _releases(11, 0, None),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrtexecScript:
+    """What a build script runs: for which releases, and one command for each engine, in order."""
+
+    releases: Releases
+    variants: tuple[TrtexecVariant, ...]
+
+
+def releases_of(version: str) -> Releases:
+    """The releases like "8.4", "10.3.0" or "11"; a major version alone stands for its newest.
+
+    Raises BadInputError for anything else: sparsity starts with 8.0, and 9 never was for everyone.
+    """
+    match = re.fullmatch(r"\s*v?(\d{1,3})(?:\.(\d{1,4}))?(?:\.\d{1,6}){0,2}(?:\.x)?\s*", version)
+    of_major = [r for r in RELEASES if match is not None and r.major == int(match[1])]
+    if match is None or not of_major:
+        raise BadInputError(
+            f"--tensorrt-version: there is no build script for TensorRT {version!r}",
+            hint="write it like 8.6, 10.3 or 11.0; trtexec says its version in its first line",
+        )
+    if match[2] is None:
+        return of_major[-1]
+    return next(r for r in of_major if r.takes(int(match[2])))
+
+
+def trtexec_script(
+    releases: Releases, options: BuildOptions, precisions: Precisions
+) -> TrtexecScript:
+    """Commands for a sparse and a dense engine from `sparse.onnx`, alike but for the sparsity.
+
+    The sparse engine comes first and starts the timing cache: a builder does not log the times of
+    tactics it finds there, and those of the sparse build are the evidence. Raises BadInputError
+    for what these releases cannot do, and for input names that trtexec cannot be told.
+    """
+    same = (
+        *_precision(releases, precisions),
+        *_shapes(options.shapes),
+        *_limits(releases, options),
+        f"--timingCacheFile={TIMING_CACHE}",
+        "--verbose",
+        *_measuring(releases, options),
+    )
+    variants = tuple(_variant(releases, name, same) for name in (SPARSE, DENSE))
+    return TrtexecScript(releases=releases, variants=variants)
+
+
+def _variant(releases: Releases, name: str, same: Sequence[str]) -> TrtexecVariant:
+    layers = f"{name}.layers.json" if releases.layer_information else None
+    plan, profile, times = f"{name}.plan", f"{name}.profile.json", f"{name}.times.json"
+    arguments = (
+        f"--onnx={ONNX}",
+        f"--saveEngine={plan}",
+        f"--sparsity={'enable' if name == SPARSE else 'disable'}",
+        *same,
+        *(("--profilingVerbosity=detailed", f"--exportLayerInfo={layers}") if layers else ()),
+        "--dumpProfile",
+        f"--exportProfile={profile}",
+        f"--exportTimes={times}",
+    )
+    return TrtexecVariant(
+        variant=name,
+        sparse_weights=name == SPARSE,
+        arguments=arguments,
+        plan=plan,
+        log=f"{name}.log",
+        layers=layers,
+        profile=profile,
+        times=times,
+    )
+
+
+def _precision(releases: Releases, precisions: Precisions) -> Iterator[str]:
+    """A weakly typed builder runs float32 unless it is allowed the types of the graph."""
+    if releases.typing is Typing.STRONG_BY_FLAG:
+        yield "--stronglyTyped"
+    if releases.typing is not Typing.WEAK:
+        return
+    if precisions.bfloat16:
+        raise BadInputError(
+            f"the model uses bfloat16, which TensorRT {releases} does not have",
+            hint="export it with --precision float16, or build with TensorRT 10 or newer",
+        )
+    if precisions.float16:
+        yield "--fp16"
+    if precisions.int8:
+        yield "--int8"
+
+
+def _shapes(profiles: Sequence[ShapeProfile]) -> Iterator[str]:
+    """The optimization profile; trtexec times at its opt shapes."""
+    for profile in profiles:
+        if found := sorted(set(profile.input) & set(_NOT_IN_SHAPES)):
+            raise BadInputError(
+                f"trtexec cannot be told shapes of input {profile.input!r}: its name holds "
+                f"{' and '.join(found)}",
+                hint="rename the input, or export the model with fixed shapes",
+            )
+    if profiles:
+        yield "--minShapes=" + ",".join(f"{p.input}:{_dims(p.min)}" for p in profiles)
+        yield "--optShapes=" + ",".join(f"{p.input}:{_dims(p.opt)}" for p in profiles)
+        yield "--maxShapes=" + ",".join(f"{p.input}:{_dims(p.max)}" for p in profiles)
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _limits(releases: Releases, options: BuildOptions) -> Iterator[str]:
+    """Before 8.4 trtexec gives tactics 16 MiB of workspace unless told; since, all there is."""
+    workspace = options.workspace_bytes
+    if releases.memory_pools and workspace is not None:
+        yield f"--memPoolSize=workspace:{max(1, workspace // _MIB)}"
+    if not releases.memory_pools:
+        yield f"--workspace={max(1, (workspace or _WORKSPACE_BYTES) // _MIB)}"
+    if not options.tf32:
+        yield "--noTF32"
+    if options.optimization_level is None:
+        return
+    if not releases.optimization_level:
+        raise BadInputError(
+            f"trtexec of TensorRT {releases} has no builder optimization level",
+            hint="leave --opt-level out, or name a --tensorrt-version from 8.6 on",
+        )
+    yield f"--builderOptimizationLevel={options.optimization_level}"
+
+
+def _measuring(releases: Releases, options: BuildOptions) -> Iterator[str]:
+    """Time the engine alone, on every release as trtexec 11 does unasked; the profile comes after.
+
+    A profiler in the timed run would slow it down.
+    """
+    yield f"--iterations={options.iterations}"
+    if not releases.steady_by_default:
+        yield from ("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun")

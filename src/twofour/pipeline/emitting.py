@@ -1,0 +1,189 @@
+"""A folder to build elsewhere: the ONNX file, a build.sh around trtexec, and what comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from twofour.engines.shapes import check_shapes, profiles_for
+from twofour.engines.tensorrt.precision import precisions_of
+from twofour.engines.trtexec import ONNX, TrtexecScript, releases_of, trtexec_script
+from twofour.engines.trtexec_shell import script_text
+from twofour.errors import BadInputError
+from twofour.pipeline.context import LAYERS
+from twofour.pipeline.folder import is_run_folder
+from twofour.pipeline.onnx_io import describe, load_inputs, random_inputs
+from twofour.records import (
+    LayerMap,
+    RunOptions,
+    ShapeProfile,
+    TensorShape,
+    TrtexecFolder,
+    TrtexecVariant,
+)
+from twofour.store import atomic_file, read_record, write_record
+from twofour.version import __version__
+
+EMITTED = "emitted.json"
+SCRIPT = "build.sh"
+README = "README.txt"
+DEFAULT_BATCH = 8
+"""Opt and max of a dynamic batch without --shapes: tactics are chosen at opt, and a batch of 1
+gives sparse kernels little to win."""
+
+_EXECUTABLE = 0o111
+
+
+def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) -> TrtexecFolder:
+    """Fill a new or empty folder with all that a machine with trtexec of `version` needs.
+
+    Raises BadInputError for a file that is no ONNX model, a folder that holds something, a version
+    without a script, and a dynamic shape that is not given; nothing is left in the folder then.
+    """
+    from twofour.pruning.onnx_prune import copy_onnx
+
+    releases = releases_of(version)
+    if onnx.suffix != ".onnx":
+        raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
+    inputs, _, _ = describe(onnx)
+    build = replace(options.build, shapes=_profiles(options, inputs))
+    script = trtexec_script(releases, build, precisions_of(onnx))
+    with _fresh_folder(folder):
+        copy_onnx(onnx, folder / ONNX)
+        emitted = TrtexecFolder(
+            source=str(onnx),
+            twofour_version=__version__,
+            tensorrt=str(releases),
+            onnx=ONNX,
+            script=SCRIPT,
+            layer_map=_take_layer_map(onnx, folder),
+            options=build,
+            variants=script.variants,
+        )
+        _write(folder, script, emitted)
+    return emitted
+
+
+def is_emitted_folder(path: Path) -> bool:
+    """Whether a folder was made by `emit_trtexec`, built in or not."""
+    return (path / EMITTED).is_file()
+
+
+def read_emitted(folder: Path) -> TrtexecFolder:
+    """The record of an emitted folder that came back with at least the log of the sparse engine.
+
+    Every other file that it names may be missing: a build can fail, and a plan is large.
+    """
+    emitted = read_record(TrtexecFolder, folder / EMITTED)
+    for variant in emitted.variants:
+        if variant.sparse_weights and not (folder / variant.log).is_file():
+            raise BadInputError(
+                f"{folder} holds no {variant.log}: nothing was built in it yet",
+                hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
+                "and copy the folder back",
+            )
+    return emitted
+
+
+def _profiles(options: RunOptions, inputs: Sequence[TensorShape]) -> tuple[ShapeProfile, ...]:
+    """--shapes; then the example inputs, where the user gave some; then the default batch."""
+    asked = options.build.shapes
+    if options.inputs is not None:
+        return profiles_for(asked, inputs, load_inputs(Path(options.inputs), tuple(inputs)))
+    if options.input_shapes:
+        examples = random_inputs(tuple(inputs), options.seed, options.input_shapes)
+        return profiles_for(asked, inputs, examples)
+    check_shapes(asked, inputs)
+    given = {profile.input: profile for profile in asked}
+    return tuple(
+        given.get(tensor.name) or _default_profile(tensor)
+        for tensor in inputs
+        if tensor.name in given or any(not isinstance(dim, int) for dim in tensor.shape)
+    )
+
+
+def _default_profile(tensor: TensorShape) -> ShapeProfile:
+    """1:8:8 for a dynamic first dimension; nothing is guessed for any other."""
+    fixed = tuple(dim for dim in tensor.shape[1:] if isinstance(dim, int))
+    if len(fixed) != len(tensor.shape) - 1:
+        words = "x".join(map(str, tensor.shape))
+        raise BadInputError(
+            f"input {tensor.name!r} ({words}) is dynamic in more than its first dimension",
+            hint=f"give its shapes with --shapes {tensor.name}=min:opt:max, or with --input-shape",
+        )
+    largest = (DEFAULT_BATCH, *fixed)
+    return ShapeProfile(input=tensor.name, min=(1, *fixed), opt=largest, max=largest)
+
+
+@contextlib.contextmanager
+def _fresh_folder(folder: Path) -> Iterator[None]:
+    """A new or empty folder, empty again where writing fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = next((entry.name for entry in folder.iterdir()), None)
+    except OSError as error:
+        raise BadInputError(f"cannot use {folder}: {error.strerror or error}") from error
+    if found is not None:
+        raise BadInputError(
+            f"{folder} is not empty (it holds {found!r})",
+            hint="name a new folder; nothing in this one was touched",
+        )
+    try:
+        yield
+    except BaseException:
+        for entry in folder.iterdir():
+            entry.unlink()
+        raise
+
+
+def _write(folder: Path, script: TrtexecScript, emitted: TrtexecFolder) -> None:
+    """The record comes last: it is what makes the folder one of ours."""
+    with atomic_file(folder / SCRIPT) as temporary:
+        temporary.write_text(script_text(script), encoding="utf-8")
+    (folder / SCRIPT).chmod((folder / SCRIPT).stat().st_mode | _EXECUTABLE)
+    with atomic_file(folder / README) as temporary:
+        temporary.write_text(_readme(emitted), encoding="utf-8")
+    write_record(folder / EMITTED, emitted)
+
+
+def _take_layer_map(onnx: Path, folder: Path) -> str | None:
+    """Names of modules, where the model lies in a run folder that knows them."""
+    layers = onnx.parent / LAYERS
+    if not is_run_folder(onnx.parent) or not layers.is_file():
+        return None
+    read_record(LayerMap, layers)
+    shutil.copyfile(layers, folder / LAYERS)
+    return LAYERS
+
+
+def _readme(emitted: TrtexecFolder) -> str:
+    lines = [
+        f"A sparse and a dense TensorRT engine from {emitted.onnx}, to be built where trtexec is.",
+        "",
+        f"1. Copy this folder to a machine with TensorRT {emitted.tensorrt} and the GPU to run on.",
+        f"2. There: sh {emitted.script}",
+        "3. Copy the folder back (the .plan files and timing.cache may stay).",
+        "4. Here: twofour report FOLDER",
+        "",
+        f"Both commands stand in {emitted.script}; they differ in --sparsity and in file names.",
+        "Each engine leaves:",
+        *(f"  {variant.variant}: {_left_by(variant)}" for variant in emitted.variants),
+        "",
+        "Shapes (min, opt, max; timed at opt):",
+        *(_shape_line(profile) for profile in emitted.options.shapes),
+        *(["  fixed by the model"] if not emitted.options.shapes else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _left_by(variant: TrtexecVariant) -> str:
+    files = (variant.plan, variant.log, variant.layers, variant.profile, variant.times)
+    return ", ".join(file for file in files if file is not None)
+
+
+def _shape_line(profile: ShapeProfile) -> str:
+    shapes = (profile.min, profile.opt, profile.max)
+    return f"  {profile.input}: " + ", ".join("x".join(map(str, shape)) for shape in shapes)

@@ -1,0 +1,163 @@
+"""One layer's whole story for the terminal: weight, rules, log lines, tactics, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from itertools import islice
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from twofour.errors import BadInputError
+from twofour.log_records import TunedLayer
+from twofour.records import EligibilityReport, GraphNode, Verdict
+from twofour.reports.cells import facts, pattern_word, surprise
+from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.sightings import Sighting, look
+from twofour.reports.join.sources import mention_source
+from twofour.reports.words import count, printable
+
+_TACTICS_SHOWN = 12
+_SUGGESTIONS = 5
+_LONGEST_TRACE = 64
+
+
+def explain(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> RenderableType:
+    """Everything known about one layer, named by its layer, node or engine layer.
+
+    Raises BadInputError for a name that no layer has, or that several have.
+    """
+    at = find_layer(report, layer)
+    verdict = report.verdicts[at]
+    seen = look(report, evidence)
+    sighting = seen.rows[at]
+    file = evidence.build.file if evidence.build is not None else ""
+    tables = [_tactics(tuned) for tuned in (sighting.tuned,) if tuned is not None and tuned.tactics]
+    return Group(
+        _headline(verdict),
+        _grid(_weight_facts(verdict, seen.nodes, sighting)),
+        Text("\nreasons"),
+        *_reasons(verdict),
+        *_section("seen in the engine", _engine_lines(sighting)),
+        *_section("seen in the log", _log_lines(sighting, file)),
+        *tables,
+    )
+
+
+def find_layer(report: EligibilityReport, name: str) -> int:
+    """Index of the one verdict of that name; raises BadInputError, with the names that are near."""
+    names = [(v.layer, v.node, v.engine_layer, v.weight) for v in report.verdicts]
+    for place in range(4):
+        found = [at for at, row in enumerate(names) if row[place] == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise BadInputError(
+                f"{count(len(found), 'layer')} are named {printable(name)!r}",
+                hint="name one of: " + ", ".join(printable(names[at][0]) for at in found[:5]),
+            )
+    known = list(dict.fromkeys(text for row in names for text in row[:2] if text))
+    near = [text for text in known if name and name in text][:_SUGGESTIONS]
+    near = near or get_close_matches(name, known, n=_SUGGESTIONS)
+    hint = "did you mean " + ", ".join(map(printable, near)) if near else "see twofour report"
+    raise BadInputError(f"the report has no layer {printable(name)!r}", hint=hint)
+
+
+def trace_of(verdict: Verdict, nodes: Sequence[GraphNode], node: int) -> tuple[str, ...]:
+    """Op types between the layer and its stored weight, from the layer's side; () where direct."""
+    if verdict.weight is None or verdict.weight in nodes[node].inputs:
+        return ()
+    producers = {name: at for at, n in enumerate(nodes) for name in n.outputs}
+    waiting: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name in nodes[node].inputs]
+    seen: set[str] = set()
+    for name, way in waiting:
+        if name == verdict.weight:
+            return way
+        at = producers.get(name)
+        if at is None or name in seen or len(way) >= _LONGEST_TRACE:
+            continue
+        seen.add(name)
+        waiting += [(given, (*way, nodes[at].op)) for given in nodes[at].inputs]
+    return ()
+
+
+def _headline(verdict: Verdict) -> Text:
+    said = surprise(verdict)
+    how = "" if verdict.evidence is None else f", {verdict.evidence.value}"
+    line = f"{printable(verdict.layer)} ({verdict.op}): {verdict.verdict.value}{how}"
+    return Text(line if said is None else f"{line}; {said}", style="bold")
+
+
+def _weight_facts(
+    verdict: Verdict, nodes: Sequence[GraphNode], sighting: Sighting
+) -> Iterator[tuple[str, str]]:
+    yield "pattern", pattern_word(verdict)
+    yield from facts(verdict)
+    way = trace_of(verdict, nodes, sighting.node)
+    if verdict.weight is not None:
+        yield "way to the constant", " <- ".join(("layer", *way, verdict.weight))
+    if verdict.profile_ms is not None:
+        yield "time in the profile", f"{verdict.profile_ms:.4g} ms"
+
+
+def _reasons(verdict: Verdict) -> Iterator[Text]:
+    for reason in verdict.reasons:
+        yield Text(f"  {reason.code.value}: {printable(reason.message)}", overflow="fold")
+        if reason.source:
+            yield Text(f"      source: {printable(reason.source)}", overflow="fold")
+    yield Text(f"  what to do: {printable(verdict.remedy or 'nothing')}", overflow="fold")
+
+
+def _engine_lines(sighting: Sighting) -> Iterator[str]:
+    for holder in sighting.holders:
+        kernel = holder.kernel or "kernel not named"
+        marked = {True: ", weights sparse", False: ", weights dense", None: ""}
+        yield f"{holder.name}: {kernel}{marked[holder.has_sparse_weights]}"
+    if sighting.region is not None:
+        yield f"inside the Myelin region {sighting.region.name}"
+
+
+def _log_lines(sighting: Sighting, file: str) -> Iterator[str]:
+    for mention in (sighting.eligible, sighting.chosen):
+        if mention is not None:
+            yield mention_source(file, mention)
+    for skipped in islice(sighting.skipped, _TACTICS_SHOWN):
+        wanted = skipped.requested_bytes
+        size = "" if wanted is None else f", {wanted:,} bytes wanted"
+        yield f"{file}:{skipped.line}: tactic skipped for {skipped.reason.value}{size}"
+
+
+def _section(title: str, lines: Iterator[str]) -> tuple[Text, ...]:
+    texts = tuple(Text(f"  {printable(line)}", overflow="fold") for line in lines)
+    return (Text(f"\n{title}"), *texts) if texts else ()
+
+
+def _tactics(tuned: TunedLayer) -> Table:
+    """The fastest tactics; the fastest sparse one is always among them."""
+    title = f"tactics of {printable(tuned.name)} ({len(tuned.tactics):,} timed)"
+    table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left", show_edge=False)
+    for column in ("ms", "sparse", "kernel", "runner", "line"):
+        table.add_column(column, overflow="fold")
+    shown = list(tuned.tactics[:_TACTICS_SHOWN])
+    rest = tuned.tactics[_TACTICS_SHOWN:]
+    if not any(t.sparse for t in shown):
+        shown += [t for t in rest if t.sparse][:1]
+    for tactic in shown:
+        table.add_row(
+            Text("-" if tactic.ms is None else f"{tactic.ms:g}"),
+            Text({True: "sparse", False: "dense", None: "?"}[tactic.sparse]),
+            Text(printable(tactic.kernel or "(no name)")),
+            Text(printable(tactic.runner or "-")),
+            Text(str(tactic.line)),
+        )
+    return table
+
+
+def _grid(rows: Iterator[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 2))
+    for label, value in rows:
+        grid.add_row(Text(label), Text(printable(value), overflow="fold"))
+    return grid

@@ -1,0 +1,211 @@
+"""Which arguments each trtexec gets, and that the script around them is one a shell reads."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofour.engines.tensorrt.precision import Precisions
+from twofour.engines.trtexec import RELEASES, releases_of, trtexec_script
+from twofour.engines.trtexec_shell import script_text
+from twofour.errors import BadInputError
+from twofour.records import BuildOptions, ShapeProfile
+
+FLOAT32 = Precisions(float16=False, bfloat16=False, int8=False)
+FLOAT16 = Precisions(float16=True, bfloat16=False, int8=False)
+BFLOAT16 = Precisions(float16=False, bfloat16=True, int8=False)
+QUANTIZED = Precisions(float16=True, bfloat16=False, int8=True)
+STEADY = ("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun")
+
+
+def sparse_arguments(
+    version: str, options: BuildOptions | None = None, precisions: Precisions = FLOAT16
+) -> tuple[str, ...]:
+    script = trtexec_script(releases_of(version), options or BuildOptions(), precisions)
+    assert [v.variant for v in script.variants] == ["sparse", "dense"]
+    return script.variants[0].arguments
+
+
+def profile(name: str) -> ShapeProfile:
+    return ShapeProfile(input=name, min=(1, 3), opt=(8, 3), max=(16, 3))
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("8.0", "8.0 or 8.1"),
+        ("8.2.1", "8.2 or 8.3"),
+        ("8.5.10", "8.4 or 8.5"),
+        ("8", "8.x from 8.6 on"),
+        ("8.6.1.6", "8.x from 8.6 on"),
+        ("10", "10.x"),
+        ("10.3", "10.x"),
+        ("10.x", "10.x"),
+        ("v10.16.1.11", "10.x"),
+        ("11.4.0", "11.x"),
+    ],
+)
+def test_a_version_belongs_to_the_releases_with_its_flags(version: str, words: str) -> None:
+    assert str(releases_of(version)) == words
+
+
+@pytest.mark.parametrize("version", ["7.2", "9.0", "12", "", "ten", "8.6-ea", "10,3", "-8"])
+def test_a_version_without_a_script_is_refused(version: str) -> None:
+    with pytest.raises(BadInputError, match="no build script for TensorRT") as error:
+        releases_of(version)
+    assert "10.3" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("version", "from_there"),
+    [
+        (
+            "8.0",
+            (
+                *("--fp16", "--workspace=4096", "--timingCacheFile=timing.cache", "--verbose"),
+                *("--iterations=20", *STEADY),
+            ),
+        ),
+        (
+            "8.2",
+            (
+                *("--fp16", "--workspace=4096", "--timingCacheFile=timing.cache", "--verbose"),
+                *("--iterations=20", *STEADY),
+                *("--profilingVerbosity=detailed", "--exportLayerInfo=sparse.layers.json"),
+            ),
+        ),
+        (
+            "10.3",
+            (
+                *("--stronglyTyped", "--timingCacheFile=timing.cache", "--verbose"),
+                *("--iterations=20", *STEADY),
+                *("--profilingVerbosity=detailed", "--exportLayerInfo=sparse.layers.json"),
+            ),
+        ),
+        (
+            "11",
+            (
+                *("--timingCacheFile=timing.cache", "--verbose", "--iterations=20"),
+                *("--profilingVerbosity=detailed", "--exportLayerInfo=sparse.layers.json"),
+            ),
+        ),
+    ],
+)
+def test_each_release_gets_exactly_the_flags_it_takes(
+    version: str, from_there: tuple[str, ...]
+) -> None:
+    assert sparse_arguments(version) == (
+        "--onnx=sparse.onnx",
+        "--saveEngine=sparse.plan",
+        "--sparsity=enable",
+        *from_there,
+        "--dumpProfile",
+        "--exportProfile=sparse.profile.json",
+        "--exportTimes=sparse.times.json",
+    )
+
+
+@pytest.mark.parametrize("releases", RELEASES, ids=str)
+def test_both_engines_differ_in_sparsity_and_file_names_alone(releases: object) -> None:
+    chosen = next(r for r in RELEASES if r is releases)
+    sparse, dense = trtexec_script(chosen, BuildOptions(shapes=(profile("x"),)), FLOAT16).variants
+    differing = [
+        (one, other)
+        for one, other in zip(sparse.arguments, dense.arguments, strict=True)
+        if one != other
+    ]
+    assert differing[:2] == [
+        ("--saveEngine=sparse.plan", "--saveEngine=dense.plan"),
+        ("--sparsity=enable", "--sparsity=disable"),
+    ]
+    assert all(one.replace("sparse.", "dense.") == other for one, other in differing[2:])
+    assert (sparse.sparse_weights, dense.sparse_weights) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("version", "precisions", "flags"),
+    [
+        ("8.6", FLOAT32, set()),
+        ("8.6", FLOAT16, {"--fp16"}),
+        ("8.6", QUANTIZED, {"--fp16", "--int8"}),
+        ("10", QUANTIZED, {"--stronglyTyped"}),
+        ("10", BFLOAT16, {"--stronglyTyped"}),
+        ("11", QUANTIZED, set()),
+    ],
+)
+def test_types_come_from_flags_before_10_and_from_the_graph_since(
+    version: str, precisions: Precisions, flags: set[str]
+) -> None:
+    known = {"--fp16", "--int8", "--bf16", "--best", "--stronglyTyped"}
+    assert known & set(sparse_arguments(version, precisions=precisions)) == flags
+
+
+def test_bfloat16_is_refused_before_10() -> None:
+    with pytest.raises(BadInputError, match=r"bfloat16, which TensorRT 8\.x from 8\.6 on"):
+        sparse_arguments("8.6", precisions=BFLOAT16)
+
+
+@pytest.mark.parametrize(
+    ("version", "flag"),
+    [
+        ("8.0", "--workspace=1536"),
+        ("8.3", "--workspace=1536"),
+        ("8.4", "--memPoolSize=workspace:1536"),
+        ("10", "--memPoolSize=workspace:1536"),
+        ("11", "--memPoolSize=workspace:1536"),
+    ],
+)
+def test_the_workspace_is_given_in_mib_by_the_flag_of_its_release(version: str, flag: str) -> None:
+    arguments = sparse_arguments(version, BuildOptions(workspace_bytes=1536 << 20))
+    assert [a for a in arguments if "orkspace" in a] == [flag]
+
+
+def test_tf32_iterations_and_the_optimization_level_are_passed_on() -> None:
+    options = BuildOptions(tf32=False, iterations=7, optimization_level=5)
+    arguments = sparse_arguments("8.6", options)
+    assert {"--noTF32", "--iterations=7", "--builderOptimizationLevel=5"} <= set(arguments)
+    assert "--noTF32" not in sparse_arguments("8.6")
+
+
+def test_an_optimization_level_is_refused_before_8_6() -> None:
+    with pytest.raises(BadInputError, match=r"8\.4 or 8\.5 has no builder optimization level"):
+        sparse_arguments("8.5", BuildOptions(optimization_level=3))
+
+
+def test_shapes_of_several_inputs_stand_in_one_flag_each() -> None:
+    arguments = sparse_arguments("10", BuildOptions(shapes=(profile("x:0"), profile("in put"))))
+    assert [a for a in arguments if "Shapes" in a] == [
+        "--minShapes=x:0:1x3,in put:1x3",
+        "--optShapes=x:0:8x3,in put:8x3",
+        "--maxShapes=x:0:16x3,in put:16x3",
+    ]
+
+
+@pytest.mark.parametrize("name", ["a,b", "it's", "tokens*"])
+def test_a_name_that_trtexec_would_misread_is_refused(name: str) -> None:
+    with pytest.raises(BadInputError, match="cannot be told shapes of input") as error:
+        sparse_arguments("10", BuildOptions(shapes=(profile(name),)))
+    assert name in error.value.message
+
+
+@given(name=st.text(st.characters(exclude_characters="\0,'*", exclude_categories=["Cs"])))
+def test_a_shell_reads_back_every_argument_whatever_the_input_is_called(name: str) -> None:
+    options = BuildOptions(shapes=(profile(name),))
+    script = trtexec_script(releases_of("10"), options, FLOAT16)
+    _, found, call = script_text(script).partition("\nbuild sparse \\\n")
+    words = shlex.split(call.replace("\\\n", " ")) if found else []
+    arguments = script.variants[0].arguments
+    assert tuple(words[: len(arguments) + 1]) == (*arguments, "$@")
+
+
+@pytest.mark.parametrize("releases", RELEASES, ids=str)
+def test_every_script_is_valid_for_a_posix_shell(releases: object) -> None:
+    chosen = next(r for r in RELEASES if r is releases)
+    options = BuildOptions(shapes=(profile('$(reboot) `x` "\\ \n# é'),))
+    text = script_text(trtexec_script(chosen, options, FLOAT16))
+    done = subprocess.run(["sh", "-n"], input=text.encode(), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from join_cases import (
+    DENSE,
+    SPARSE,
+    build,
+    chosen,
+    eligible,
+    information,
+    layer,
+    node,
+    profile,
+    tuned,
+)
+from report_cases import check, conv, matmul, report
+
+from twofour.errors import BadInputError
+from twofour.records import EligibilityReport, EligibilityTotals, ReasonCode, ShareUnit, VerdictName
+from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.explain_text import explain, find_layer
+from twofour.reports.join.gates import Gates, check_gates
+from twofour.reports.join.joined import join_report
+from twofour.reports.text import plain_text
+
+NODES = (
+    node("a", "Conv", "x", output_shape=(None, 512, 7, 7)),
+    node("b", "Conv", "a_out", output_shape=(None, 512, 7, 7)),
+    node("g", "Conv", "b_out", output_shape=(None, 128, 7, 7)),
+)
+LOG = build(
+    *tuned("b + relu", (DENSE, 0.02), (SPARSE, 0.03)), eligible("a", "b + relu"), chosen("a")
+)
+
+
+def whole(**changes: Any) -> EligibilityReport:
+    """Chosen a, eligible b, grouped g."""
+    weights = [conv(n, 512, 512, node=n) for n in "ab"]
+    weights.append(conv("g", 128, 128, groups=32, node="g"))
+    given: dict[str, Any] = {"build": LOG, "nodes": NODES}
+    return join_report(report(*weights), BuildEvidence(**{**given, **changes}))
+
+
+def totals(**changes: Any) -> EligibilityTotals:
+    found = whole(**changes).totals
+    assert found is not None
+    return found
+
+
+def test_the_confusion_table_counts_every_measured_layer() -> None:
+    cells = {(c.predicted.value, c.measured.value): c.layers for c in totals().confusion}
+    assert cells == {
+        ("eligible", "chosen"): 1,
+        ("eligible", "eligible"): 1,
+        ("not-eligible", "not-eligible"): 1,
+    }
+
+
+def test_shares_of_weights_and_multiply_adds_add_up() -> None:
+    weights, products = totals().shares
+    assert weights.unit is ShareUnit.WEIGHTS
+    assert (weights.runs_sparse, weights.eligible, weights.never) == (
+        *(512 * 512 * 9, 512 * 512 * 9, 128 * 4 * 9),
+    )
+    assert products.unit is ShareUnit.MULTIPLY_ADDS
+    assert products.runs_sparse == 512 * 7 * 7 * 512 * 9
+    assert products.never == 128 * 7 * 7 * 4 * 9
+    assert products.total == products.runs_sparse * 2 + products.never
+
+
+def test_without_shapes_the_multiply_adds_are_left_out_and_that_is_said() -> None:
+    found = totals(nodes=())
+    assert [s.unit for s in found.shares] == [ShareUnit.WEIGHTS]
+    assert found.notes[0] == "no shares of multiply-adds: 3 layers without a declared output shape"
+
+
+def test_a_shared_weight_counts_once_under_its_best_verdict() -> None:
+    weights = [matmul(n, 512, 512, node=n, weight="tied") for n in "ab"]
+    found = join_report(report(*weights), BuildEvidence(build=build(eligible("b"), chosen("b"))))
+    assert found.totals is not None
+    share = found.totals.shares[0]
+    assert (share.total, share.runs_sparse, share.never) == (512 * 512, 512 * 512, 0)
+
+
+def test_shares_of_time_come_from_the_profile_of_engine_layers() -> None:
+    times = profile(**{"a": 1.0, "b + relu": 2.0, "g": 3.0, "pool": 4.0})
+    found = totals(profile=times)
+    share = found.shares[-1]
+    assert share.unit is ShareUnit.MILLISECONDS
+    assert (share.runs_sparse, share.eligible, share.never, share.other) == (1.0, 2.0, 3.0, 4.0)
+    (ceiling,) = found.ceilings
+    assert ceiling.eligible_gain == pytest.approx(10 / 9)
+    assert ceiling.weighted_gain == pytest.approx(10 / 7.5)
+    assert "2x" in ceiling.assumption
+
+
+def test_in_a_dense_profile_the_chosen_layers_still_have_all_to_gain() -> None:
+    times = profile(**{"a": 4.0, "b": 2.0, "g": 2.0, "pool": 2.0})
+    (ceiling,) = totals(dense_profile=times).ceilings
+    assert ceiling.profile == "dense engine"
+    assert ceiling.eligible_gain == pytest.approx(10 / 7)
+
+
+def test_an_engine_layer_of_several_verdicts_is_nobodys_time() -> None:
+    found = totals(profile=profile(**{"a || b": 5.0}))
+    assert found.shares[-1].unknown == 5.0
+
+
+# --- gates ------------------------------------------------------------------------------------------
+
+
+def test_gates_that_are_met_offend_nobody() -> None:
+    gates = Gates(min_eligible=0.6, min_chosen=0.3, no_broken=True)
+    assert check_gates(whole(), gates) == ()
+
+
+def test_a_gate_names_the_layers_that_miss_it() -> None:
+    (line,) = check_gates(whole(), Gates(min_eligible=0.9))
+    assert line.startswith("g: not-eligible, GROUPED_CONV: 32 groups")
+
+
+def test_an_allowed_reason_does_not_count() -> None:
+    gates = Gates(min_eligible=1.0, allow_reasons=(ReasonCode.GROUPED_CONV,))
+    assert check_gates(whole(), gates) == ()
+
+
+def test_allowed_reasons_alone_demand_that_all_else_is_eligible() -> None:
+    (line,) = check_gates(whole(), Gates(allow_reasons=(ReasonCode.DTYPE,)))
+    assert line.startswith("g: ")
+
+
+def test_too_few_chosen_layers_are_named_in_order() -> None:
+    lines = check_gates(whole(), Gates(min_chosen=0.5))
+    assert [line.split(":")[0] for line in lines] == ["b", "g"]
+
+
+def test_a_broken_pattern_offends_where_none_may_be() -> None:
+    weight = conv("a", 512, 512, node="a")
+    found = report((weight, check(weight, violations=3)))
+    assert check_gates(found, Gates(no_broken=True))[0].startswith(
+        "a: not-eligible, PATTERN_BROKEN"
+    )
+    assert check_gates(found, Gates()) == ()
+
+
+def test_a_share_above_one_is_refused() -> None:
+    with pytest.raises(BadInputError, match="--min-eligible 90 is no share"):
+        Gates(min_eligible=90)
+
+
+# --- explain ----------------------------------------------------------------------------------------
+
+
+def test_explain_tells_the_story_of_one_layer() -> None:
+    evidence = BuildEvidence(build=LOG, nodes=NODES, layers=information(layer("b + relu", DENSE)))
+    text = plain_text(explain(whole(), evidence, "b"), width=200)
+    for line in (
+        "b (Conv): eligible, measured",
+        "DENSE_FASTER: dense was faster: sparse 0.03 ms, dense 0.02 ms, dense / sparse 0.667",
+        f"b + relu: {DENSE}",
+        "build.log:10: (Sparsity) Found 2 layer(s) eligible to use sparse tactics: ..., b + relu",
+        "tactics of b + relu (2 timed)",
+    ):
+        assert line in text
+    assert [w for w in text.split() if w in {"0.02", "0.03"}][-2:] == ["0.02", "0.03"]
+
+
+def test_explain_shows_the_way_to_the_constant() -> None:
+    nodes = (
+        node("dq", "DequantizeLinear", "a.weight", "scale", constants=("a.weight", "scale")),
+        node("t", "Transpose", "dq_out"),
+        node("a", "MatMul", "x", "t_out"),
+    )
+    predicted = report(matmul("a", 512, 512, node="a"))
+    text = plain_text(explain(predicted, BuildEvidence(nodes=nodes), "a"), width=200)
+    assert "layer <- Transpose <- DequantizeLinear <- a.weight" in text
+
+
+def test_a_layer_is_found_by_its_engine_layer_too() -> None:
+    assert find_layer(whole(), "b + relu") == 1
+    assert whole().verdicts[1].verdict is VerdictName.ELIGIBLE
+
+
+def test_an_unknown_layer_names_those_that_are_near() -> None:
+    predicted = report(matmul("encoder.0.fc1", 512, 512), matmul("encoder.0.fc2", 512, 512))
+    with pytest.raises(BadInputError, match="no layer 'fc1'") as caught:
+        find_layer(predicted, "fc1")
+    assert caught.value.hint == "did you mean encoder.0.fc1, node_encoder.0.fc1"

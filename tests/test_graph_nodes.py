@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto, helper
+from onnx_models import model, weights
+
+from twofour.graph import find_weights
+from twofour.graph_nodes import graph_nodes
+
+
+def test_nodes_come_in_graph_order_under_the_names_of_their_weights() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Gather", ["r", "i"], ["g"], name="own", domain="custom"),
+        helper.make_node("Conv", ["g", "w"], ["y"]),
+    ]
+    built = model(
+        nodes, {"w": weights(8, 8, 3, 3), "i": np.zeros(1, np.int64)}, inputs={"x": [1, 8, 9, 9]}
+    )
+    found = graph_nodes(built)
+    assert [n.name for n in found] == ["conv", "Relu:1", "own", "Conv:3"]
+    assert [n.unnamed for n in found] == [False, True, False, True]
+    assert [n.domain for n in found] == ["", "", "custom", ""]
+    assert found[0].inputs == ("x", "w")
+    assert found[0].constants == ("w",)
+    assert {w.node for w in find_weights(built).weights} == {"conv", "Conv:3"}
+
+
+def test_shapes_are_those_that_the_file_declares() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="a"),
+        helper.make_node("Conv", ["c", "w"], ["y"], name="b"),
+        helper.make_node("Relu", ["y"], ["z"], name="c"),
+    ]
+    built = model(nodes, {"w": weights(8, 8, 1, 1)}, inputs={"x": [1, 8, 9, 9]}, outputs=["z"])
+    built.graph.value_info.append(
+        helper.make_tensor_value_info("c", TensorProto.FLOAT, ["batch", 8, 9, 9])
+    )
+    assert [n.output_shape for n in graph_nodes(built)] == [(None, 8, 9, 9), None, None]
+
+
+def test_nodes_of_subgraphs_follow_under_their_way() -> None:
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["b"], name="inner")],
+        "body",
+        [],
+        [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)],
+    )
+    branch = helper.make_node("If", ["cond"], ["y"], name="if", then_branch=body, else_branch=body)
+    built = model([branch], {"w": weights(8, 8)}, inputs={"x": [1, 8]})
+    found = graph_nodes(built)
+    assert [n.label for n in found] == ["if", "if.then_branch/inner", "if.else_branch/inner"]
+    assert found[1].constants == ("w",)
