@@ -50,5 +50,5 @@ def test_nodes_of_subgraphs_follow_under_their_way() -> None:
     branch = helper.make_node("If", ["cond"], ["y"], name="if", then_branch=body, else_branch=body)
     built = model([branch], {"w": weights(8, 8)}, inputs={"x": [1, 8]})
     found = graph_nodes(built)
-    assert [n.label for n in found] == ["if", "if.then_branch/inner", "if.else_branch/inner"]
+    assert [n.label for n in found] == ["if", "if.else_branch/inner", "if.then_branch/inner"]
     assert found[1].constants == ("w",)

@@ -25,7 +25,9 @@ STEADY = ("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separatePro
 def sparse_arguments(
     version: str, options: BuildOptions | None = None, precisions: Precisions = FLOAT16
 ) -> tuple[str, ...]:
-    script = trtexec_script(releases_of(version), options or BuildOptions(), precisions)
+    script = trtexec_script(
+        releases_of(version), options or BuildOptions(iterations=20), precisions
+    )
     assert [v.variant for v in script.variants] == ["sparse", "dense"]
     return script.variants[0].arguments
 

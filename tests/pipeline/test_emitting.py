@@ -159,7 +159,7 @@ def test_trtexec_gets_exactly_the_arguments_of_its_version(
     workspace: list[str],
     layers: bool,
 ) -> None:
-    emit(model(tmp_path / "m.onnx"), tmp_path / "out", version)
+    emit(model(tmp_path / "m.onnx"), tmp_path / "out", version, iterations=20)
     ran = Machine(root=tmp_path, version=number).run(tmp_path / "out")
     assert ran.code == 0, ran.stderr
     information = ["--profilingVerbosity=detailed", "--exportLayerInfo={}.layers.json"]

@@ -1,4 +1,4 @@
-"""Graphs, logs and layer information for the join: log lines are written by hand, in real wording."""
+"""Graphs, logs and layer information for the join: lines written by hand, in real wording."""
 
 from __future__ import annotations
 

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from join_cases import chain, node
+from report_cases import conv, report
 
 from twofour.records import GraphNode
 from twofour.reports.join.name_parts import KnownNames, split_name
 from twofour.reports.join.resolve import NameInUse, Resolved, index_nodes, resolve
+from twofour.reports.join.rows import pair
 
 MNIST = (
     *chain(
@@ -244,3 +246,16 @@ def test_a_very_long_name_is_split_in_linear_time(text: str) -> None:
     before = time.perf_counter()
     split_name(text * 100_000, KnownNames.of(["a", "x, y + z"]))
     assert time.perf_counter() - before < 3
+
+
+def test_nodes_of_one_name_go_to_their_verdicts_by_label_and_else_by_order() -> None:
+    nodes = (node("fc"), node("fc", label="if.then/fc"), node("fc", label="if.else/fc"))
+    weights = [conv(n, 64, 64, node="fc") for n in ("if.else/fc", "module.a", "module.b")]
+    complete, found = pair(report(*weights).verdicts, nodes)
+    assert (complete, found) == (nodes, (2, 0, 1))
+
+
+def test_a_verdict_without_a_node_gets_one_of_its_own_name() -> None:
+    complete, found = pair(report(conv("fc", 64, 64, node="other")).verdicts, (node("fc"),))
+    assert found == (1,)
+    assert (complete[1].name, complete[1].label) == ("other", "fc")

@@ -97,7 +97,7 @@ def test_shares_of_time_come_from_the_profile_of_engine_layers() -> None:
 
 
 def test_in_a_dense_profile_the_chosen_layers_still_have_all_to_gain() -> None:
-    times = profile(**{"a": 4.0, "b": 2.0, "g": 2.0, "pool": 2.0})
+    times = profile(a=4.0, b=2.0, g=2.0, pool=2.0)
     (ceiling,) = totals(dense_profile=times).ceilings
     assert ceiling.profile == "dense engine"
     assert ceiling.eligible_gain == pytest.approx(10 / 7)
@@ -108,7 +108,7 @@ def test_an_engine_layer_of_several_verdicts_is_nobodys_time() -> None:
     assert found.shares[-1].unknown == 5.0
 
 
-# --- gates ------------------------------------------------------------------------------------------
+# --- gates ----------------------------------------------------------------------------------------
 
 
 def test_gates_that_are_met_offend_nobody() -> None:
@@ -150,7 +150,7 @@ def test_a_share_above_one_is_refused() -> None:
         Gates(min_eligible=90)
 
 
-# --- explain ----------------------------------------------------------------------------------------
+# --- explain --------------------------------------------------------------------------------------
 
 
 def test_explain_tells_the_story_of_one_layer() -> None:

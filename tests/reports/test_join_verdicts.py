@@ -44,7 +44,7 @@ def verdict(weight: Weight | tuple[Weight, Any], **evidence: Any) -> Verdict:
     return found
 
 
-# --- what proves a choice --------------------------------------------------------------------------
+# --- what proves a choice -------------------------------------------------------------------------
 
 
 def test_a_sparse_kernel_in_layer_information_means_chosen() -> None:
@@ -132,7 +132,7 @@ def test_the_kernel_of_a_tactic_number_is_looked_up_in_the_log() -> None:
     assert (found.sparse_ms, found.dense_ms) == (0.01, 0.02)
 
 
-# --- why an eligible layer is dense -----------------------------------------------------------------
+# --- why an eligible layer is dense ---------------------------------------------------------------
 
 
 def test_dense_faster_states_both_times_and_their_ratio() -> None:
@@ -183,7 +183,7 @@ def test_a_timing_cache_is_named_where_it_may_hide_the_times() -> None:
     assert "delete the timing cache" in (found.remedy or "")
 
 
-# --- not eligible, not there, not known -------------------------------------------------------------
+# --- not eligible, not there, not known -----------------------------------------------------------
 
 
 def test_grouped_convolutions_are_not_listed_as_the_rules_say() -> None:
