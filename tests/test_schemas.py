@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from render_cases import every_fate
 
-from twofour import records
+from twofour import log_records, records
 from twofour.store import json_schema, to_json
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schema"
 PUBLISHED: list[type[Any]] = [
     kind
-    for kind in vars(records).values()
+    for kind in (*vars(records).values(), *vars(log_records).values())
     if dataclasses.is_dataclass(kind)
     and isinstance(kind, type)
     and any(field.name == "schema_version" for field in dataclasses.fields(kind))

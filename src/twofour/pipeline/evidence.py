@@ -16,7 +16,7 @@ from twofour.reports.join.evidence import BuildEvidence
 _ALLOWED = (SparsityFlag.ENABLED, SparsityFlag.FORCED)
 
 
-def read_evidence(
+def read_evidence(  # noqa: PLR0913 - one keyword for each file
     *,
     onnx: Path | None = None,
     log: Path | None = None,

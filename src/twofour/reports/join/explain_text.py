@@ -13,7 +13,7 @@ from rich.text import Text
 
 from twofour.errors import BadInputError
 from twofour.log_records import TunedLayer
-from twofour.records import EligibilityReport, GraphNode, Verdict
+from twofour.records import EligibilityReport, GraphNode, Verdict, VerdictName
 from twofour.reports.cells import facts, pattern_word, surprise
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.sightings import Sighting, look
@@ -85,7 +85,7 @@ def trace_of(verdict: Verdict, nodes: Sequence[GraphNode], node: int) -> tuple[s
 
 
 def _headline(verdict: Verdict) -> Text:
-    said = surprise(verdict)
+    said = None if verdict.predicted is VerdictName.UNKNOWN else surprise(verdict)
     how = "" if verdict.evidence is None else f", {verdict.evidence.value}"
     line = f"{printable(verdict.layer)} ({verdict.op}): {verdict.verdict.value}{how}"
     return Text(line if said is None else f"{line}; {said}", style="bold")
@@ -94,8 +94,11 @@ def _headline(verdict: Verdict) -> Text:
 def _weight_facts(
     verdict: Verdict, nodes: Sequence[GraphNode], sighting: Sighting
 ) -> Iterator[tuple[str, str]]:
-    yield "pattern", pattern_word(verdict)
-    yield from facts(verdict)
+    if verdict.shape:
+        yield "pattern", pattern_word(verdict)
+        yield from facts(verdict)
+    elif verdict.engine_layer is not None:
+        yield "engine layer", verdict.engine_layer
     way = trace_of(verdict, nodes, sighting.node)
     if verdict.weight is not None:
         yield "way to the constant", " <- ".join(("layer", *way, verdict.weight))

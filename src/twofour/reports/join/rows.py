@@ -30,7 +30,7 @@ def pair(
     found = []
     for verdict in verdicts:
         named = by_name[verdict.node or verdict.layer, verdict.op]
-        labelled = by_label[verdict.layer, verdict.op] if len(named) != 1 else []
+        labelled = by_label[verdict.layer, verdict.op] if len(named) > 1 else []
         index = _first_free(labelled, taken)
         if index < 0:
             index = _first_free(named, taken)
