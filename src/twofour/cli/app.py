@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twofour.cli import build, doctor, export, log, prune, report, run, validate
+from twofour.cli import build, doctor, explain, export, log, prune, report, run, validate
 from twofour.version import __version__
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("export")(export.export)
 app.command("build")(build.build)
 app.command("log")(log.log)
 app.command("report")(report.report)
+app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
 
 

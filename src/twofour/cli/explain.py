@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from twofour.cli import options as opt
 from twofour.cli.console import show
 from twofour.cli.guard import guarded
-from twofour.errors import BadInputError
 
 
 @guarded
@@ -17,39 +17,33 @@ def explain(
     layer: Annotated[
         str, typer.Argument(metavar="LAYER", help="A layer, ONNX node or engine layer.")
     ],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FOLDER]", help="A run folder, or one of build --emit-trtexec."),
+    ] = None,
     *,
-    onnx: Annotated[Path | None, typer.Option("--onnx", help="The ONNX model.")] = None,
-    log: Annotated[Path | None, typer.Option("--log", help="Build log of the engine.")] = None,
-    layers: Annotated[
-        Path | None, typer.Option("--layers", help="Layer information of the engine (JSON).")
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option("--profile", help="Per-layer profile of the engine (JSON).")
-    ] = None,
-    dense_log: Annotated[
-        Path | None, typer.Option("--dense-log", help="Build log of the dense engine.")
-    ] = None,
+    onnx: opt.OnnxFile = None,
+    log: opt.LogFile = None,
+    layers: opt.LayersFile = None,
+    profile: opt.ProfileFile = None,
+    dense_log: opt.DenseLogFile = None,
+    dense_profile: opt.DenseProfileFile = None,
 ) -> None:
     """Tell one layer's whole story: weight, rules, log lines, tactics, and what to do.
 
-    Example: twofour explain /model.2/cv1/conv/Conv --onnx model.onnx --log build.log
+    Example: twofour explain layer1.0.conv1 runs/resnet
     """
-    from twofour.pipeline.evidence import read_evidence
-    from twofour.pipeline.reporting import report_onnx
+    from twofour.pipeline.reporting import report_files, report_folder
     from twofour.reports.join.explain_text import explain as story
-    from twofour.reports.join.from_log import report_from_engine
-    from twofour.reports.join.joined import join_report
 
-    if onnx is None and log is None and layers is None:
-        raise BadInputError(
-            "explain needs the model, a log or layer information",
-            hint="twofour explain LAYER --onnx model.onnx --log build.log",
-        )
-    evidence = read_evidence(
-        onnx=onnx, log=log, layers=layers, profile=profile, dense_log=dense_log
+    files = opt.evidence_files(
+        onnx=onnx,
+        log=log,
+        layers=layers,
+        profile=profile,
+        dense_log=dense_log,
+        dense_profile=dense_profile,
     )
-    if onnx is None:
-        report = report_from_engine(evidence)
-    else:
-        report = join_report(report_onnx(onnx), evidence)
+    opt.one_of(folder, files)
+    report, evidence = report_folder(folder) if folder is not None else report_files(files)
     show(story(report, evidence, layer))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twofour.errors import BadInputError
 from twofour.records import Precision
+
+if TYPE_CHECKING:
+    from twofour.pipeline.evidence import EvidenceFiles
 
 
 class EngineChoice(str, Enum):
@@ -92,8 +95,41 @@ OptimizationLevel = Annotated[
     int | None, typer.Option("--opt-level", min=0, max=5, help="TensorRT optimization level.")
 ]
 Tf32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help="Allow TF32 in float32 layers.")]
+OnnxFile = Annotated[Path | None, typer.Option("--onnx", help="The ONNX model.")]
+LogFile = Annotated[
+    Path | None, typer.Option("--log", help="Log of the build with sparse weights allowed.")
+]
+LayersFile = Annotated[
+    Path | None, typer.Option("--layers", help="Layer information of that engine (JSON).")
+]
+ProfileFile = Annotated[
+    Path | None, typer.Option("--profile", help="Per-layer profile of that engine (JSON).")
+]
+DenseLogFile = Annotated[
+    Path | None, typer.Option("--dense-log", help="Log of the build without sparse weights.")
+]
+DenseProfileFile = Annotated[
+    Path | None, typer.Option("--dense-profile", help="Per-layer profile of the dense engine.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the record on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
+
+
+def evidence_files(**paths: Path | None) -> EvidenceFiles:
+    """The files of a report as a record."""
+    from twofour.pipeline.evidence import EvidenceFiles
+
+    return EvidenceFiles(**paths)
+
+
+def one_of(folder: Path | None, files: EvidenceFiles) -> None:
+    """Raise BadInputError unless there is a folder or there are files, and not both."""
+    named = files.onnx is not None or bool(files.names())
+    if (folder is not None) == named:
+        raise BadInputError(
+            "name a run folder, or files with --onnx, --log or --layers, one of the two",
+            hint="for example runs/model, or --onnx model.onnx --log build.log",
+        )
 
 
 def parse_input_shapes(texts: list[str] | None) -> tuple[tuple[int, ...], ...]:

@@ -1,18 +1,21 @@
-"""`twofour report`: the eligibility of every layer, from a run folder or an ONNX file."""
+"""`twofour report`: the eligibility of every layer, from a run folder or from files of anyone."""
 
 from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import show, show_text
+from twofour.cli.console import say, show, show_text
 from twofour.cli.guard import guarded
-from twofour.errors import BadInputError
-from twofour.records import EligibilityReport
+from twofour.errors import PatternBrokenError
+from twofour.records import EligibilityReport, ReasonCode
+
+if TYPE_CHECKING:
+    from twofour.reports.join.gates import Gates
 
 
 class Format(str, Enum):
@@ -27,11 +30,28 @@ class Format(str, Enum):
 @guarded
 def report(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[RUN_FOLDER]", help="A run folder.")
+        Path | None,
+        typer.Argument(metavar="[FOLDER]", help="A run folder, or one of build --emit-trtexec."),
     ] = None,
     *,
-    onnx: Annotated[
-        Path | None, typer.Option("--onnx", help="An ONNX file, instead of a run folder.")
+    onnx: opt.OnnxFile = None,
+    log: opt.LogFile = None,
+    layers: opt.LayersFile = None,
+    profile: opt.ProfileFile = None,
+    dense_log: opt.DenseLogFile = None,
+    dense_profile: opt.DenseProfileFile = None,
+    min_eligible: Annotated[
+        float | None, typer.Option("--min-eligible", help="Gate: share of layers, 0 to 1.")
+    ] = None,
+    min_chosen: Annotated[
+        float | None, typer.Option("--min-chosen", help="Gate: share of layers, 0 to 1.")
+    ] = None,
+    no_broken: Annotated[
+        bool, typer.Option("--no-broken", help="Gate: no layer with a broken pattern.")
+    ] = False,
+    allow_reason: Annotated[
+        list[ReasonCode] | None,
+        typer.Option("--allow-reason", help="Layers with this reason pass the gates; repeatable."),
     ] = None,
     layout: Annotated[
         Format, typer.Option("--format", "-f", help="Of what is printed on stdout.")
@@ -40,31 +60,59 @@ def report(
 ) -> None:
     """Say for every layer whether sparse math can run in it, why not, and what to do.
 
-    Example: twofour report runs/model --format html > report.html
+    From a run folder, an ONNX file, or what a build left (of trtexec, Polygraphy and others):
+    then the verdicts are measured. With gates, layers that do not meet them end in exit 4.
+
+    Example: twofour report --onnx model.onnx --log build.log --layers layers.json
     """
-    from twofour.pipeline.reporting import report_folder, report_onnx
-    from twofour.reports.text import eligibility_table
+    from twofour.pipeline.reporting import report_files, report_folder
+    from twofour.reports.join.gates import Gates
     from twofour.store import to_json
 
-    if (folder is None) == (onnx is None):
-        raise BadInputError(
-            "report takes a run folder or --onnx FILE, one of the two",
-            hint="twofour report runs/model, or twofour report --onnx model.onnx",
-        )
-    verdicts = report_folder(folder) if folder is not None else report_onnx(onnx or Path())
+    gates = Gates(
+        min_eligible=min_eligible,
+        min_chosen=min_chosen,
+        no_broken=no_broken,
+        allow_reasons=tuple(allow_reason or ()),
+    )
+    files = opt.evidence_files(
+        onnx=onnx,
+        log=log,
+        layers=layers,
+        profile=profile,
+        dense_log=dense_log,
+        dense_profile=dense_profile,
+    )
+    opt.one_of(folder, files)
+    found = report_folder(folder) if folder is not None else report_files(files)
+    verdicts = found[0]
     if json:
         show_text(to_json(verdicts))
-    elif layout is Format.TABLE:
-        show(eligibility_table(verdicts))
     else:
-        show_text(_as_text(verdicts, layout))
+        _show(verdicts, layout)
+    _hold_to(verdicts, gates)
 
 
-def _as_text(verdicts: EligibilityReport, layout: Format) -> str:
+def _show(verdicts: EligibilityReport, layout: Format) -> None:
     from twofour.reports.csv_table import to_csv
     from twofour.reports.html import to_html
     from twofour.reports.markdown import to_markdown
+    from twofour.reports.text import eligibility_table
 
-    return {Format.MARKDOWN: to_markdown, Format.CSV: to_csv, Format.HTML: to_html}[layout](
-        verdicts
-    )
+    if layout is Format.TABLE:
+        show(eligibility_table(verdicts))
+        return
+    writers = {Format.MARKDOWN: to_markdown, Format.CSV: to_csv, Format.HTML: to_html}
+    show_text(writers[layout](verdicts))
+
+
+def _hold_to(verdicts: EligibilityReport, gates: Gates) -> None:
+    from twofour.reports.join.gates import check_gates
+
+    failing = check_gates(verdicts, gates)
+    if failing:
+        error = PatternBrokenError(f"{len(failing)} layers do not meet the gates")
+        say(f"error: {error}")
+        for line in failing:
+            say(f"  {line}")
+        raise typer.Exit(error.exit_code)

@@ -1,60 +1,84 @@
-"""Files of anyone about one engine -> the evidence that a report is joined with."""
+"""Evidence about an engine, read from its files: build logs, layer information, profiles."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from twofour.engines.buildlog.layer_information import read_layer_information, read_profile
-from twofour.engines.buildlog.read import read_build_log
 from twofour.errors import BadInputError
-from twofour.graph import load_model
-from twofour.graph_nodes import graph_nodes
-from twofour.log_records import Build, BuildOutcome, SparsityFlag
-from twofour.records import LayerMap
+from twofour.log_records import Build, SparsityFlag
+from twofour.records import GraphNode, LayerMap
 from twofour.reports.join.evidence import BuildEvidence
 
-_ALLOWED = (SparsityFlag.ENABLED, SparsityFlag.FORCED)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceFiles:
+    """Where the evidence lies; every part may be missing."""
+
+    onnx: Path | None = None
+    log: Path | None = None
+    """Of the build with sparse weights allowed."""
+    layers: Path | None = None
+    profile: Path | None = None
+    dense_log: Path | None = None
+    dense_profile: Path | None = None
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the files that are there, for a stage that reads them."""
+        paths = (self.log, self.layers, self.profile, self.dense_log, self.dense_profile)
+        return tuple(path.name for path in paths if path is not None)
 
 
-def read_evidence(  # noqa: PLR0913 - one keyword for each file
-    *,
-    onnx: Path | None = None,
-    log: Path | None = None,
-    layers: Path | None = None,
-    profile: Path | None = None,
-    dense_log: Path | None = None,
-    dense_profile: Path | None = None,
-    layer_map: LayerMap | None = None,
-) -> BuildEvidence:
-    """Read what is there; of a log with several builds the last that speaks of sparsity.
+def read_evidence(files: EvidenceFiles, layer_map: LayerMap | None = None) -> BuildEvidence:
+    """Read what is there; raises BadInputError for a file that cannot be read."""
+    from twofour.engines.buildlog.layer_information import read_layer_information, read_profile
 
-    Raises BadInputError for a file that cannot be read, and for a log without a build.
-    """
     return BuildEvidence(
-        build=None if log is None else sparse_build(log),
-        layers=None if layers is None else read_layer_information(layers),
-        profile=None if profile is None else read_profile(profile),
-        dense_build=None if dense_log is None else _builds(dense_log)[-1],
-        dense_profile=None if dense_profile is None else read_profile(dense_profile),
-        nodes=() if onnx is None else graph_nodes(load_model(onnx, weights=False)),
+        build=None if files.log is None else read_build(files.log),
+        layers=None if files.layers is None else read_layer_information(files.layers),
+        profile=None if files.profile is None else read_profile(files.profile),
+        dense_build=None if files.dense_log is None else read_build(files.dense_log, dense=True),
+        dense_profile=None if files.dense_profile is None else read_profile(files.dense_profile),
+        nodes=() if files.onnx is None else _nodes(files.onnx),
         layer_map=layer_map,
     )
 
 
-def sparse_build(log: Path) -> Build:
-    """The last build with (Sparsity) lines, else with sparse weights allowed, else the last."""
-    return max(enumerate(_builds(log)), key=lambda item: (*_says(item[1]), item[0]))[1]
+def read_build(log: Path, *, dense: bool = False) -> Build:
+    """The build of a log that the report is about: of several, the last with that sparsity.
 
+    Raises BadInputError for a log without a message of TensorRT.
+    """
+    from twofour.engines.buildlog.read import read_build_log
 
-def _says(build: Build) -> tuple[bool, bool, bool]:
-    built = build.outcome is not BuildOutcome.LOADED
-    return bool(build.sparsity_lines), build.sparsity in _ALLOWED, built
-
-
-def _builds(log: Path) -> tuple[Build, ...]:
-    found = read_build_log(log).builds
-    if not found:
+    builds = read_build_log(log).builds
+    if not builds:
         raise BadInputError(
-            f"{log} holds no build", hint="give the log of trtexec or of the builder's logger"
+            f"{log} holds no message of TensorRT",
+            hint="build with a verbose logger (trtexec --verbose), stdout and stderr in one file",
         )
-    return found
+    wanted = SparsityFlag.DISABLED if dense else SparsityFlag.ENABLED
+    return next((b for b in reversed(builds) if b.sparsity is wanted), builds[-1])
+
+
+def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:
+    """What TensorRT builds left in a run folder, or trtexec in an emitted one, as far as it is."""
+
+    def there(name: str) -> Path | None:
+        return folder / name if (folder / name).is_file() else None
+
+    return EvidenceFiles(
+        onnx=folder / onnx,
+        log=there("sparse.log"),
+        layers=there("sparse.layers.json"),
+        profile=there("sparse.profile.json"),
+        dense_log=there("dense.log"),
+        dense_profile=there("dense.profile.json"),
+    )
+
+
+def _nodes(path: Path) -> tuple[GraphNode, ...]:
+    from twofour.graph import load_model
+    from twofour.graph_nodes import graph_nodes
+
+    return graph_nodes(load_model(path, weights=False))

@@ -10,6 +10,8 @@ from twofour.engines.gpu import find_gpu
 from twofour.errors import BadInputError
 from twofour.graph import find_weights, load_model
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run, onnx_files, onnx_name
+from twofour.pipeline.emitting import is_emitted_folder, read_emitted
+from twofour.pipeline.evidence import EvidenceFiles, files_of_folder, read_evidence
 from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
@@ -30,6 +32,9 @@ from twofour.records import (
 from twofour.reports.context import ReportContext
 from twofour.reports.eligibility import predict
 from twofour.reports.html import to_html
+from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.from_log import report_from_engine
+from twofour.reports.join.joined import join_report
 from twofour.reports.markdown import to_markdown
 from twofour.store import atomic_file, read_record
 
@@ -56,6 +61,7 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
     """eligibility.json, report.md and report.html."""
     pruned, built = facts.pruned, facts.built
     path = run.file(onnx_name(SPARSE))
+    files = files_of_folder(run.path, onnx_name(SPARSE))
 
     def work() -> tuple[EligibilityReport, Sequence[str]]:
         found = find_weights(load_model(path, weights=False), HARDWARE, path=path)
@@ -69,6 +75,7 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
             tensorrt_version=_builder_version(built),
         )
         report = predict(weights, _hardware_validation(run, facts.exported), context)
+        report = join_report(report, read_evidence(files, facts.layers))
         _write(run.file(MARKDOWN), to_markdown(report))
         _write(run.file(HTML), to_html(report, accuracy=facts.accuracy, build=built))
         return report, (MARKDOWN, HTML)
@@ -84,6 +91,7 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
             LAYERS,
             "build.json",
             "accuracy.json",
+            *files.names(),
             *onnx_files(path),
         ),
     )
@@ -179,22 +187,48 @@ def report_onnx(path: Path, layers: LayerMap | None = None) -> EligibilityReport
     return predict(named(found.weights, layers or LayerMap(layers=()), {}), validation, context)
 
 
-def report_folder(folder: Path) -> EligibilityReport:
-    """The verdicts of a run folder: eligibility.json, else from the ONNX file that is there.
+def report_files(
+    files: EvidenceFiles, layers: LayerMap | None = None
+) -> tuple[EligibilityReport, BuildEvidence]:
+    """Verdicts from files of anyone; without an ONNX file, for the layers of the engine alone.
 
-    Raises BadInputError for a folder that is no run folder or holds no ONNX file yet.
+    Raises BadInputError where there is neither a model nor anything about an engine.
     """
+    evidence = read_evidence(files, layers)
+    if files.onnx is not None:
+        return join_report(report_onnx(files.onnx, layers), evidence), evidence
+    if evidence.is_empty:
+        raise BadInputError(
+            "there is nothing to report on",
+            hint="name a run folder, --onnx, or what a build left: --log, --layers",
+        )
+    return report_from_engine(evidence), evidence
+
+
+def report_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
+    """The verdicts of a run folder, or of one that `build --emit-trtexec` wrote and that came back.
+
+    Raises BadInputError for another folder, and one that holds no ONNX file yet.
+    """
+    if is_emitted_folder(folder):
+        emitted = read_emitted(folder)
+        return report_files(files_of_folder(folder, emitted.onnx), _layer_map(folder))
     if not is_run_folder(folder):
         raise BadInputError(
             f"{folder} is not a run folder", hint="name one that prune-export-build made, or --onnx"
         )
+    layers = _layer_map(folder)
     if (folder / REPORT).is_file():
-        return read_record(EligibilityReport, folder / REPORT)
+        evidence = read_evidence(files_of_folder(folder, onnx_name(SPARSE)), layers)
+        return read_record(EligibilityReport, folder / REPORT), evidence
     for variant in (SPARSE, DENSE):
         if (folder / onnx_name(variant)).is_file():
-            layers = folder / LAYERS
-            names = read_record(LayerMap, layers) if layers.is_file() else None
-            return report_onnx(folder / onnx_name(variant), names)
+            return report_files(files_of_folder(folder, onnx_name(variant)), layers)
     raise BadInputError(
         f"{folder} holds no ONNX file yet", hint="run prune-export-build, export or build first"
     )
+
+
+def _layer_map(folder: Path) -> LayerMap | None:
+    path = folder / LAYERS
+    return read_record(LayerMap, path) if path.is_file() else None

@@ -24,11 +24,14 @@ def pattern_word(verdict: Verdict) -> str:
 def surprise(verdict: Verdict) -> str | None:
     """What the rules had said, where the engine showed something else.
 
-    That a layer they called eligible was chosen is no surprise: they do not foretell more.
+    That a layer they called eligible was chosen is no surprise: they do not foretell more. Nor is
+    anything where they had nothing to say, as for a layer known from the engine alone.
     """
     said, is_so = verdict.predicted, verdict.verdict
     foretold = is_so is VerdictName.CHOSEN and said is VerdictName.ELIGIBLE
-    return None if said is is_so or foretold else f"rules said {said.value}"
+    if said is is_so or said is VerdictName.UNKNOWN or foretold:
+        return None
+    return f"rules said {said.value}"
 
 
 def main_reason(verdict: Verdict) -> str:

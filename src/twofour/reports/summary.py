@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from twofour.records import EligibilityReport, Evidence, ReasonCode, Verdict, VerdictName
 from twofour.reports.eligibility import count_weights
+from twofour.reports.evidence_lines import evidence_lines
 from twofour.reports.remedies import headline
 from twofour.reports.words import count, printable, share
 
@@ -49,7 +50,7 @@ def title_line(report: EligibilityReport) -> str:
 
 def advice_lines(report: EligibilityReport) -> tuple[str, ...]:
     """What to change first, by the weights it concerns, and what the report leaves out."""
-    return (*_changes(report), *_footnotes(report))
+    return (*_changes(report), *evidence_lines(report), *_footnotes(report))
 
 
 def _kinds(verdicts: Sequence[Verdict]) -> tuple[tuple[str, list[Verdict]], ...]:

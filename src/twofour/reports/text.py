@@ -27,6 +27,7 @@ from twofour.records import (
     VerdictName,
     WeightCheck,
 )
+from twofour.reports.cells import main_reason, surprise
 from twofour.reports.rows import Row, collapse
 from twofour.reports.summary import advice_lines, title_line, totals
 from twofour.reports.words import count, printable, shape_cell, share, times
@@ -174,8 +175,8 @@ def _row_name(row: Row) -> str:
 
 def _verdict_cell(verdict: Verdict) -> Text:
     cell = Text(verdict.verdict.value, style=_STYLES[verdict.verdict])
-    if verdict.predicted is not verdict.verdict:
-        cell.append(f" (rules said {verdict.predicted.value})")
+    if (said := surprise(verdict)) is not None:
+        cell.append(f" ({said})")
     return cell
 
 
@@ -186,7 +187,7 @@ def _pattern_word(verdict: Verdict) -> str:
 def _why(row: Row) -> str:
     main, *others = row.first.reasons
     if main.code is ReasonCode.QUALIFIES:
-        return "nothing known against it"
+        return main_reason(row.first)
     text = f"{main.code.value}: {printable(main.message)}"
     if not row.same_reasons:
         text += " (figures of the first)"

@@ -45,7 +45,9 @@ def layer_size(layer: Shaped) -> str:
 
 
 def shape_cell(layer: Shaped) -> str:
-    """The same for a narrow column: "64 x 128 3x3 g4" (C x K, kernel, groups)."""
+    """The same for a narrow column: "64 x 128 3x3 g4"; "?" where an engine names no sizes."""
+    if not (layer.in_channels or layer.out_channels):
+        return "?"
     kernel = f" {times(layer.kernel)}" if layer.kernel else ""
     groups = f" g{layer.groups}" if layer.groups > 1 else ""
     return f"{layer.in_channels} x {layer.out_channels}{kernel}{groups}"
@@ -66,6 +68,6 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def share(part: int, whole: int) -> str:
+def share(part: float, whole: float) -> str:
     """Per cent with one decimal; "0 %" of nothing."""
     return f"{100 * part / whole:.1f} %" if whole else "0 %"
