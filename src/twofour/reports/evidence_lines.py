@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from twofour.records import EligibilityReport, EligibilityTotals, GainCeiling, Share, ShareUnit, VerdictName
+from twofour.records import (
+    EligibilityReport,
+    EligibilityTotals,
+    GainCeiling,
+    Share,
+    ShareUnit,
+    VerdictName,
+)
 from twofour.reports.words import count, printable, share
 
 DISAGREEMENTS_SHOWN = 5
