@@ -729,6 +729,8 @@ class EligibilityReport:
     """None in a report that is predicted alone."""
     notes: tuple[str, ...] = ()
     """What holds for the whole report: contradictions in the log, a cache that hides timings."""
+    not_evidence: str | None = None
+    """Why what was given about an engine proves nothing: a failed build, another model's log."""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -227,6 +227,7 @@ def test_an_engine_that_fails_is_named_and_the_other_one_is_built(tmp_path: Path
     assert ran.code == 5
     assert "sparse: failed\n    [07/07/2026-02:11:09] [E] Error[2]: out of" in ran.stderr
     assert "build.sh: failed: sparse" in ran.stderr
+    assert (tmp_path / "out" / "failed.txt").read_text() == "sparse\n"
     left = {entry.name for entry in (tmp_path / "out").glob("*.plan")}
     assert left == {"dense.plan"}, "the plan of the first build is not taken for that of the second"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from join_cases import (
 from report_cases import check, conv, matmul, report
 
 from twofour.errors import BadInputError
+from twofour.log_records import BuildOutcome
 from twofour.records import EligibilityReport, EligibilityTotals, ReasonCode, ShareUnit, VerdictName
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.explain_text import explain, find_layer
+from twofour.reports.join.from_log import report_from_log
 from twofour.reports.join.gates import Gates, check_gates
 from twofour.reports.join.joined import join_report
 from twofour.reports.text import plain_text
@@ -86,7 +89,7 @@ def test_a_shared_weight_counts_once_under_its_best_verdict() -> None:
 
 def test_shares_of_time_come_from_the_profile_of_engine_layers() -> None:
     times = profile(**{"a": 1.0, "b + relu": 2.0, "g": 3.0, "pool": 4.0})
-    found = totals(profile=times)
+    found = totals(profile=times, nodes=(*NODES, node("pool", "MaxPool", "g_out")))
     share = found.shares[-1]
     assert share.unit is ShareUnit.MILLISECONDS
     assert (share.runs_sparse, share.eligible, share.never, share.other) == (1.0, 2.0, 3.0, 4.0)
@@ -103,6 +106,26 @@ def test_in_a_dense_profile_the_chosen_layers_still_have_all_to_gain() -> None:
     assert ceiling.eligible_gain == pytest.approx(10 / 7)
 
 
+def test_a_profile_of_another_engine_gives_no_time_and_no_ceiling() -> None:
+    found = totals(profile=profile(x=1.0, y=2.0))
+    assert ShareUnit.MILLISECONDS not in {s.unit for s in found.shares}
+    assert found.ceilings == ()
+    assert found.notes == ("the profile's 2 layers are not in this model or engine",)
+    assert all(v.profile_ms is None for v in whole(profile=profile(x=1.0)).verdicts)
+
+
+def test_time_of_an_engine_layer_that_leads_nowhere_is_not_known() -> None:
+    share = totals(profile=profile(a=1.0, stranger=5.0)).shares[-1]
+    assert (share.runs_sparse, share.unknown, share.other) == (1.0, 5.0, 0.0)
+
+
+def test_a_build_without_sparse_weights_leaves_the_shares_open() -> None:
+    found = totals(build=build(flag="Disabled"), profile=profile(a=1.0))
+    assert all(s.unknown == s.total > 0 for s in found.shares)
+    assert found.confusion == ()
+    assert found.disagreements == ()
+
+
 def test_an_engine_layer_of_several_verdicts_is_nobodys_time() -> None:
     found = totals(profile=profile(**{"a || b": 5.0}))
     assert found.shares[-1].unknown == 5.0
@@ -117,7 +140,8 @@ def test_gates_that_are_met_offend_nobody() -> None:
 
 
 def test_a_gate_names_the_layers_that_miss_it() -> None:
-    (line,) = check_gates(whole(), Gates(min_eligible=0.9))
+    said, line = check_gates(whole(), Gates(min_eligible=0.9))
+    assert said == "eligible 0.67 of 3 layers, gate 0.9"
     assert line.startswith("g: not-eligible, GROUPED_CONV: 32 groups")
 
 
@@ -127,21 +151,53 @@ def test_an_allowed_reason_does_not_count() -> None:
 
 
 def test_allowed_reasons_alone_demand_that_all_else_is_eligible() -> None:
-    (line,) = check_gates(whole(), Gates(allow_reasons=(ReasonCode.DTYPE,)))
+    _, line = check_gates(whole(), Gates(allow_reasons=(ReasonCode.DTYPE,)))
     assert line.startswith("g: ")
 
 
 def test_too_few_chosen_layers_are_named_in_order() -> None:
     lines = check_gates(whole(), Gates(min_chosen=0.5))
-    assert [line.split(":")[0] for line in lines] == ["b", "g"]
+    assert lines[0] == "chosen 0.33 of 3 layers, gate 0.5"
+    assert [line.split(":")[0] for line in lines[1:]] == ["b", "g"]
+
+
+def test_a_share_just_below_its_gate_is_not_rounded_up_to_it() -> None:
+    assert check_gates(whole(), Gates(min_eligible=0.667))[0] == (
+        "eligible 0.666667 of 3 layers, gate 0.667"
+    )
+
+
+@pytest.mark.parametrize(
+    "gates",
+    [
+        Gates(min_eligible=0.0),
+        Gates(min_chosen=0.5),
+        Gates(no_broken=True),
+        Gates(allow_reasons=(ReasonCode.DTYPE,)),
+    ],
+)
+def test_gates_with_no_layer_to_hold_to_them_are_refused(gates: Gates) -> None:
+    with pytest.raises(BadInputError, match="no layer to hold to the gates"):
+        check_gates(report(), gates)
+    assert check_gates(report(), Gates()) == ()
+
+
+def test_gates_of_the_engine_are_refused_for_a_build_that_failed_or_of_another_model() -> None:
+    failed = whole(build=replace(LOG, outcome=BuildOutcome.FAILED))
+    foreign = whole(build=build(eligible("x"), chosen("x")))
+    for found in (failed, foreign):
+        for gates in (Gates(min_eligible=0.1), Gates(min_chosen=0.1)):
+            with pytest.raises(BadInputError, match="no engine to hold to the gates"):
+                check_gates(found, gates)
+        assert check_gates(found, Gates(no_broken=True)) == ()
 
 
 def test_a_broken_pattern_offends_where_none_may_be() -> None:
     weight = conv("a", 512, 512, node="a")
     found = report((weight, check(weight, violations=3)))
-    assert check_gates(found, Gates(no_broken=True))[0].startswith(
-        "a: not-eligible, PATTERN_BROKEN"
-    )
+    said, line = check_gates(found, Gates(no_broken=True))
+    assert said == "pattern broken in 1 of 1 layer, gate 0"
+    assert line.startswith("a: not-eligible, PATTERN_BROKEN")
     assert check_gates(found, Gates()) == ()
 
 
@@ -181,6 +237,27 @@ def test_explain_shows_the_way_to_the_constant() -> None:
 def test_a_layer_is_found_by_its_engine_layer_too() -> None:
     assert find_layer(whole(), "b + relu") == 1
     assert whole().verdicts[1].verdict is VerdictName.ELIGIBLE
+
+
+def test_a_node_in_an_engine_layer_names_the_row_of_that_layer() -> None:
+    alone = report_from_log(LOG)
+    assert [v.layer for v in alone.verdicts] == ["a", "b + relu"]
+    assert find_layer(alone, "b") == 1
+    assert find_layer(alone, "relu") == 1
+
+
+def test_a_node_in_two_engine_layers_is_asked_for_by_their_names() -> None:
+    fused = whole(layers=information(layer("a + relu"), layer("b + relu")))
+    with pytest.raises(BadInputError, match="2 layers are named 'relu'") as caught:
+        find_layer(fused, "relu")
+    assert caught.value.hint == "name one of: a, b"
+
+
+def test_an_engine_layer_without_a_weight_is_said_to_be_one() -> None:
+    evidence = BuildEvidence(build=LOG, layers=information(layer("a"), layer("pool + quantize")))
+    for name in ("pool + quantize", "pool"):
+        with pytest.raises(BadInputError, match="is in the engine, has no weight that sparse"):
+            explain(whole(), evidence, name)
 
 
 def test_an_unknown_layer_names_those_that_are_near() -> None:

@@ -21,9 +21,17 @@ from join_cases import (
 )
 from report_cases import check, codes, conv, int8, matmul, report
 
-from twofour.log_records import Build, SkippedTactic, SkipReason, TimingCache
+from twofour.log_records import (
+    Build,
+    BuildOutcome,
+    LogMessage,
+    SkippedTactic,
+    SkipReason,
+    TimingCache,
+)
 from twofour.records import EligibilityReport, Evidence, ReasonCode, Verdict, VerdictName, Weight
 from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.from_log import report_from_log
 from twofour.reports.join.joined import join_report
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
@@ -357,6 +365,84 @@ def test_without_evidence_the_verdicts_are_the_predicted_ones() -> None:
     assert joined(predicted).verdicts == predicted.verdicts
 
 
+# --- what is no evidence --------------------------------------------------------------------------
+
+
+def test_a_log_of_another_model_measures_nothing_and_the_report_says_so_first() -> None:
+    log = build(*tuned("x + relu", (DENSE, 0.02)), eligible("x + relu", "pool"), chosen("y"))
+    nodes = chain(("a", "Conv"), ("relu2", "Relu"), ("pool", "MaxPool"))
+    found = joined(report(big()), build=log, nodes=nodes, profile=profile(pool=1.0))
+    (a,) = found.verdicts
+    assert (a.verdict, a.evidence) == (ELIGIBLE, Evidence.PREDICTED)
+    assert codes(a) == ["QUALIFIES", "LOG_SILENT"]
+    assert found.notes[0] == (
+        "the log and the model do not belong together: none of 3 engine names is a node of the "
+        "model that has a weight"
+    )
+    assert found.not_evidence == found.notes[0]
+    assert found.totals is None
+    assert found.unmatched_engine_layers == ("x + relu", "y")
+
+
+def test_a_layer_is_not_listed_where_one_other_name_leads_to_the_model() -> None:
+    log = build(eligible("b", "x", "y"), chosen())
+    a, _ = joined(report(big("a"), big("b")), build=log).verdicts
+    assert (a.verdict, a.evidence) == (NOT_ELIGIBLE, Evidence.MEASURED)
+    assert a.reasons[0].message.startswith("not among the 3 layers that")
+
+
+def test_kernels_that_the_builder_names_itself_do_not_tell_another_model() -> None:
+    found = joined(report(big()), layers=information(layer("__myl_Conv_myl0_1", DENSE)))
+    assert found.not_evidence is None
+
+
+def test_layers_listed_for_myelin_count_among_those_a_layer_is_missing_from() -> None:
+    log = build(eligible("m", foreign=True), chosen(foreign=True), eligible("b"), chosen())
+    a, _, _ = joined(report(big("a"), big("b"), big("m")), build=log).verdicts
+    assert a.reasons[0].message.startswith("not among the 2 layers that")
+
+
+def test_a_failed_build_measures_nothing_and_its_first_error_comes_first() -> None:
+    log = replace(
+        build(eligible("a", "b"), chosen("a")),
+        outcome=BuildOutcome.FAILED,
+        errors=(LogMessage(line=9, text="out of\nmemory"), LogMessage(line=10, text="again")),
+    )
+    found = joined(report(big("a"), big("b")), build=log)
+    assert found.notes[0] == "the build failed: line 9: out of memory"
+    assert found.engine == "no engine: the build failed"
+    assert found.totals is None
+    for v in found.verdicts:
+        assert (v.verdict, v.evidence) == (ELIGIBLE, Evidence.PREDICTED)
+        assert v.reasons[-1].code is ReasonCode.LOG_SILENT
+        assert v.reasons[-1].message.startswith("the build failed")
+    alone = report_from_log(log)
+    assert [(v.verdict, v.evidence) for v in alone.verdicts] == [(UNKNOWN, None)] * 2
+
+
+def test_a_log_without_an_end_proves_what_it_lists_and_nothing_of_the_rest() -> None:
+    log = replace(build(eligible("b"), chosen("b")), outcome=BuildOutcome.UNFINISHED)
+    found = joined(report(big("a"), big("b")), build=log)
+    a, b = found.verdicts
+    assert (a.verdict, a.evidence) == (ELIGIBLE, Evidence.PREDICTED)
+    assert a.reasons[-1].message.startswith("the log ends before the build does")
+    assert (b.verdict, b.evidence) == (CHOSEN, Evidence.MEASURED)
+    assert found.notes[0].startswith("build.log ends before the build does")
+
+
+def test_a_cut_list_of_engine_layers_does_not_tell_that_a_layer_is_absent() -> None:
+    log = replace(build(), outcome=BuildOutcome.UNFINISHED, engine_layers=(layer("b", DENSE),))
+    a, _ = joined(report(big("a"), big("b")), build=log).verdicts
+    assert (a.verdict, a.evidence) == (ELIGIBLE, Evidence.PREDICTED)
+
+
+def test_a_gpu_without_sparse_tensor_cores_comes_before_the_flag_that_was_off() -> None:
+    log = replace(build(flag="Disabled"), compute_capability=(7, 5), gpu="Tesla T4")
+    found = verdict(big(), build=log)
+    assert (found.verdict, codes(found)) == (NOT_ELIGIBLE, ["GPU_HAS_NO_SPARSE", "SPARSITY_OFF"])
+    assert found.remedy == "run on a GPU of compute capability 8.0 or later (Ampere and newer)"
+
+
 LOGS: tuple[Build | None, ...] = (
     None,
     build(),
@@ -405,7 +491,7 @@ def test_every_row_gets_one_verdict_with_a_reason_for_any_evidence(
         if log is None and layers is None:
             assert v.evidence is Evidence.PREDICTED
     assert found.summary.layers == 4
-    assert found.totals is not None
-    for share in found.totals.shares:
+    assert (found.totals is None) == (found.not_evidence is not None)
+    for share in found.totals.shares if found.totals is not None else ():
         parts = share.runs_sparse + share.eligible + share.never + share.unknown + share.other
         assert parts == pytest.approx(share.total)

@@ -37,7 +37,9 @@ def log(
     elif found.builds:
         show(log_view(found))
     if not found.builds:
+        notes = [f"{file.name}: {note}" for file in found.files for note in file.notes]
         raise BadInputError(
-            f"no message of TensorRT in {', '.join(files)}",
-            hint="build with a verbose logger (trtexec --verbose) and keep stdout and stderr",
+            "; ".join(notes),
+            hint="give the log of a build with a verbose logger (trtexec --verbose), "
+            "stdout and stderr",
         )

@@ -11,7 +11,7 @@ import typer
 from twofour.cli import options as opt
 from twofour.cli.console import say, show, show_text
 from twofour.cli.guard import guarded
-from twofour.errors import PatternBrokenError
+from twofour.errors import BadInputError, PatternBrokenError
 from twofour.records import EligibilityReport, ReasonCode
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def report(
 
     Example: twofour report --onnx model.onnx --log build.log --layers layers.json
     """
-    from twofour.pipeline.reporting import report_files, report_folder
+    from twofour.pipeline.reporting import report_files, report_folder, report_page
     from twofour.reports.join.gates import Gates
     from twofour.store import to_json
 
@@ -84,10 +84,14 @@ def report(
         dense_profile=dense_profile,
     )
     opt.one_of(folder, files)
+    if json and layout is not Format.TABLE:
+        raise BadInputError("--json and --format ask for two things", hint="leave one of them out")
     found = report_folder(folder) if folder is not None else report_files(files)
     verdicts = found[0]
     if json:
         show_text(to_json(verdicts))
+    elif layout is Format.HTML and folder is not None:
+        show_text(report_page(folder, verdicts))
     else:
         _show(verdicts, layout)
     _hold_to(verdicts, gates)

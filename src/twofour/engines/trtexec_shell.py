@@ -56,6 +56,7 @@ fi
 printf 'TensorRT %s.%s, %s\n' "$major" "$minor" "$trtexec"
 
 failed=
+rm -f failed.txt
 build() {{
     variant=$1
     shift
@@ -66,6 +67,7 @@ build() {{
         return
     fi
     failed="$failed $variant"
+    printf '%s\n' "$variant" >>failed.txt
     printf '%s: failed\n' "$variant" >&2
     LC_ALL=C grep -F '[E]' "$variant.log" | sed -n '1,5s/^/    /p' >&2
 }}

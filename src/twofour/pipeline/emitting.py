@@ -28,6 +28,8 @@ from twofour.store import atomic_file, read_record, write_record
 from twofour.version import __version__
 
 EMITTED = "emitted.json"
+FAILED = "failed.txt"
+"""Names of the variants that trtexec failed for, written by build.sh."""
 SCRIPT = "build.sh"
 README = "README.txt"
 DEFAULT_BATCH = 8

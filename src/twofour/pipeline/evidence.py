@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +79,13 @@ def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:
 
 
 def _nodes(path: Path) -> tuple[GraphNode, ...]:
+    from onnx import shape_inference
+
     from twofour.graph import load_model
     from twofour.graph_nodes import graph_nodes
 
-    return graph_nodes(load_model(path, weights=False))
+    model = load_model(path, weights=False)
+    # without shapes there are no multiply-adds, and the report says so
+    with contextlib.suppress(shape_inference.InferenceError, ValueError):
+        model = shape_inference.infer_shapes(model)
+    return graph_nodes(model)

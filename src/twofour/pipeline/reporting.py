@@ -10,7 +10,7 @@ from twofour.engines.gpu import find_gpu
 from twofour.errors import BadInputError
 from twofour.graph import find_weights, load_model
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run, onnx_files, onnx_name
-from twofour.pipeline.emitting import is_emitted_folder, read_emitted
+from twofour.pipeline.emitting import FAILED, is_emitted_folder, read_emitted
 from twofour.pipeline.evidence import EvidenceFiles, files_of_folder, read_evidence
 from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.stages import Stage, versions
@@ -212,7 +212,11 @@ def report_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
     """
     if is_emitted_folder(folder):
         emitted = read_emitted(folder)
-        return report_files(files_of_folder(folder, emitted.onnx), _layer_map(folder))
+        files = files_of_folder(folder, emitted.onnx)
+        report, evidence = report_files(files, _layer_map(folder))
+        return replace(report, notes=(*_failed(folder), *report.notes)), evidence
+    if not folder.is_dir():
+        raise BadInputError(f"{folder} does not exist", hint="name a run folder, or files")
     if not is_run_folder(folder):
         raise BadInputError(
             f"{folder} is not a run folder", hint="name one that prune-export-build made, or --onnx"
@@ -227,6 +231,23 @@ def report_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
     raise BadInputError(
         f"{folder} holds no ONNX file yet", hint="run prune-export-build, export or build first"
     )
+
+
+def report_page(folder: Path, report: EligibilityReport) -> str:
+    """The HTML page of a run folder, with its accuracy and engines as far as they are there."""
+    accuracy, built = folder / "accuracy.json", folder / "build.json"
+    return to_html(
+        report,
+        accuracy=read_record(Accuracy, accuracy) if accuracy.is_file() else None,
+        build=read_record(BuildResult, built) if built.is_file() else None,
+    )
+
+
+def _failed(folder: Path) -> tuple[str, ...]:
+    """What build.sh noted of engines that trtexec did not bring to an end."""
+    path = folder / FAILED
+    names = path.read_text(encoding="utf-8").split() if path.is_file() else []
+    return tuple(f"trtexec failed for the {name} engine: {name}.log says why" for name in names)
 
 
 def _layer_map(folder: Path) -> LayerMap | None:

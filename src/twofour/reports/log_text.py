@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twofour.log_records import Build, BuildLog, SparsityKind, TunedLayer
+from twofour.log_records import Build, BuildLog, BuildOutcome, SparsityKind, TunedLayer
 from twofour.reports.words import count, printable
 
 _MOST_ROWS = 200
@@ -34,7 +34,7 @@ def _summary(build: Build, number: int) -> Iterator[str]:
     if build.compute_capability is not None:
         gpu += f" (compute capability {'.'.join(map(str, build.compute_capability))})"
     where = f"{build.file}:{build.first_line}-{build.last_line}"
-    yield printable(f"build {number}: {where}: {build.outcome.value}")
+    yield printable(f"{_heading(build, number)}: {where}: {_outcome(build)}")
     yield printable(f"  {build.producer.value}, TensorRT {version}, {gpu}")
     yield printable(
         f"  sparsity {build.sparsity.value}, precision {build.precision or 'not stated'}"
@@ -56,6 +56,18 @@ def _summary(build: Build, number: int) -> Iterator[str]:
     yield from (printable(f"  error at line {e.line}: {e.text}") for e in build.errors[:3])
     if build.dropped:
         yield f"  {count(build.dropped, 'fact')} not kept, to bound memory"
+
+
+def _heading(build: Build, number: int) -> str:
+    return f"no build ({number})" if build.outcome is BuildOutcome.LOADED else f"build {number}"
+
+
+def _outcome(build: Build) -> str:
+    if build.outcome is BuildOutcome.LOADED:
+        return "an engine or a model is loaded or inspected, none built"
+    if build.outcome is BuildOutcome.FAILED and build.build_s is not None:
+        return "failed, after the engine was built"
+    return str(build.outcome.value)
 
 
 def _listed(build: Build, kind: SparsityKind) -> str:

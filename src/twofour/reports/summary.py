@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twofour.records import EligibilityReport, Evidence, ReasonCode, Verdict, VerdictName
+from twofour.records import (
+    EligibilityReport,
+    EligibilitySummary,
+    Evidence,
+    ReasonCode,
+    Verdict,
+    VerdictName,
+)
 from twofour.reports.eligibility import count_weights
 from twofour.reports.evidence_lines import evidence_lines
 from twofour.reports.remedies import headline
@@ -74,9 +81,16 @@ def _total(title: str, layers: list[Verdict], report: EligibilityReport) -> Tota
     return Total(
         title=title,
         layers=count(len(layers), "layer"),
-        weights=f"{count(weights, 'weight')} ({share(weights, report.summary.weights)})",
+        weights=_weights(weights, report.summary),
         codes=_codes(codes),
     )
+
+
+def _weights(part: int, of: EligibilitySummary) -> str:
+    """An engine alone does not say how many weights its layers have."""
+    if of.layers and not of.weights:
+        return "weights not known"
+    return f"{count(part, 'weight')} ({share(part, of.weights)})"
 
 
 def _codes(codes: Counter[ReasonCode]) -> str:

@@ -163,7 +163,7 @@ def _share_width(table: Table, *, longest_name: int) -> None:
     """Name, why and what to do share what the short columns leave; by ratio nothing is cut."""
     table.expand = True
     name, *_, why, what_to_do = table.columns
-    name.min_width = min(longest_name, _NAME_WIDTH)
+    name.width = min(longest_name, _NAME_WIDTH)  # with a ratio, rich takes it for the least
     name.ratio, why.ratio, what_to_do.ratio = min(longest_name, _NAME_WIDTH), 30, 24
 
 

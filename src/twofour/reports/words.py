@@ -50,7 +50,7 @@ def shape_cell(layer: Shaped) -> str:
         return "?"
     kernel = f" {times(layer.kernel)}" if layer.kernel else ""
     groups = f" g{layer.groups}" if layer.groups > 1 else ""
-    return f"{layer.in_channels} x {layer.out_channels}{kernel}{groups}"
+    return f"{layer.in_channels or '?'} x {layer.out_channels or '?'}{kernel}{groups}"
 
 
 def times(lengths: tuple[int, ...]) -> str:

@@ -194,3 +194,67 @@ def test_a_file_without_any_message_of_tensorrt_ends_in_2(tmp_path: Path) -> Non
     result = CliRunner().invoke(app, ["log", str(path)])
     assert result.exit_code == 2
     assert "no message of TensorRT" in result.stderr
+
+
+def test_a_compressed_log_cut_early_gives_all_the_text_before_the_cut(tmp_path: Path) -> None:
+    noise = "".join(f"[V] line {number * number % 7919}\n" for number in range(20_000))
+    packed = gzip.compress((TEXT + noise).encode())
+    path = tmp_path / "build.log.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    log = read_build_log(path)
+    assert chosen(log) == [CHOSEN]
+    assert log.files[0].lines > 1000
+    assert log.files[0].notes == ("the compressed file is damaged or cut: read up to its end",)
+
+
+def test_members_of_a_compressed_log_are_read_one_after_the_other(tmp_path: Path) -> None:
+    half = len(TEXT) // 2
+    path = tmp_path / "build.log.gz"
+    path.write_bytes(
+        gzip.compress(TEXT[:half].encode()) + gzip.compress(TEXT[half:].encode()) + bytes(9)
+    )
+    log = read_build_log(path)
+    assert (chosen(log), log.files[0].notes) == ([CHOSEN], ())
+
+
+def test_a_list_cut_for_its_length_is_marked_and_contradicts_nothing(tmp_path: Path) -> None:
+    names = [f"layer{number}" for number in range(400_000)]
+    path = tmp_path / "build.log"
+    path.write_text(
+        "[V] [TRT] (Sparsity) Found 400000 layer(s) eligible to use sparse tactics: "
+        f"{', '.join(names)}\n"
+        f"[V] [TRT] (Sparsity) Chose 1 layer(s) using sparse tactics: {names[-1]}\n"
+    )
+    log = read_build_log(path)
+    (build,) = log.builds
+    eligible, last = build.sparsity_lines
+    assert (eligible.elided, last.names, build.contradictions) == (True, (names[-1],), ())
+    assert eligible.names == tuple(names[: len(eligible.names or ())])
+    assert len(eligible.names) > 50_000
+    assert "was cut" in log.files[0].notes[0]
+
+
+def test_a_file_without_a_message_gets_a_note_beside_one_that_has_some(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.log"
+    empty.write_text("nothing here\n")
+    done = CliRunner().invoke(app, ["log", str(LOGS / "forced.log"), str(empty)])
+    assert done.exit_code == 0
+    assert "no message of TensorRT" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"Layers": [{"Name": "a", "LayerType": "b"}]}, "layer information: give it to `twofour"),
+        ([{"count": 3}, {"name": "a", "timeMs": 1.5}], "a profile: give it to `twofour report"),
+    ],
+)
+def test_json_of_trtexec_is_named_with_the_option_that_reads_it(
+    tmp_path: Path, document: object, words: str
+) -> None:
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps(document))
+    (file,) = read_build_log(path).files
+    assert words in file.notes[0]
+    done = CliRunner().invoke(app, ["log", str(path)])
+    assert done.exit_code != 0

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from twofour.engines.buildlog.read import read_build_log
+from twofour.engines.buildlog.read import parse_lines, read_build_log
 from twofour.log_records import (
     Build,
+    BuildLog,
     BuildOutcome,
     FusionKind,
     Producer,
@@ -16,6 +17,8 @@ from twofour.log_records import (
     SparsityFlag,
     SparsityKind,
 )
+from twofour.reports.log_text import log_view
+from twofour.reports.text import plain_text
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 
@@ -185,3 +188,60 @@ def test_a_real_log_of_tensorrt_rtx_without_a_gpu_gives_one_built_engine() -> No
 def test_the_first_line_of_every_fixture_says_where_it_is_from(path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(("# written by hand for ", "# real log: "))
+
+
+def test_comparing_outputs_is_no_build_and_ends_none() -> None:
+    lines = (
+        "[I] RUNNING | Command: polygraphy run model.onnx --trt --onnxrt",
+        "[I] Finished engine building in 2.5 seconds",
+        "[I]         PASSED | Output: 'y' | Difference is within tolerance",
+        "[I]     Comparing Output: 'z' (dtype=float32) with 'z' (dtype=float32)",
+        "[W]         runner | Output: z: Some values are 0.",
+        "[I]         FAILED | Output: 'z' | Difference exceeds tolerance",
+        "[W] one more",
+        "[E] FAILED | Runtime: 3.5s | Command: polygraphy run model.onnx --trt --onnxrt",
+    )
+    (build,) = parse_lines(lines)
+    assert (build.outcome, build.producer) == (BuildOutcome.BUILT, Producer.POLYGRAPHY)
+    assert (build.first_line, build.last_line, build.warning_count) == (1, 8, 2)
+
+
+def test_inspecting_a_model_or_an_engine_is_no_unfinished_build() -> None:
+    model = (
+        "[I] RUNNING | Command: /usr/bin/polygraphy inspect sparsity model.onnx",
+        "[I] Found sparse tensor: conv1.weight",
+    )
+    engine = ("Layers:", "Name: conv1, LayerType: CaskConvolution, Inputs: []", "")
+    network = (
+        "[V] Loaded Module: tensorrt | Version: 10.16.2.5 | Path: []",
+        "[I] ==== TensorRT Network ====",
+    )
+    assert [build.outcome for build in parse_lines(network)] == [BuildOutcome.LOADED]
+    assert [build.outcome for build in parse_lines(model)] == [BuildOutcome.LOADED]
+    assert [build.outcome for build in parse_lines(engine)] == [BuildOutcome.LOADED]
+
+
+def test_a_run_that_fails_after_its_build_is_failed_and_the_view_says_both() -> None:
+    lines = (
+        "&&&& RUNNING TensorRT.trtexec [TensorRT v101600] # trtexec --onnx=m.onnx",
+        "[07/02/2026-03:24:28] [I] [TRT] Engine generation completed in 0.25 seconds.",
+        "&&&& FAILED TensorRT.trtexec [TensorRT v101600] # trtexec --onnx=m.onnx",
+    )
+    (build,) = parse_lines(lines)
+    assert (build.outcome, build.build_s) == (BuildOutcome.FAILED, 0.25)
+    log = BuildLog(files=(), builds=(build,))
+    assert "build 1: log:1-3: failed, after the engine was built" in plain_text(log_view(log))
+
+
+def test_an_error_of_building_after_a_finished_engine_is_the_next_build() -> None:
+    lines = (
+        "[07/02/2026-03:24:28] [TRT] [I] Engine generation completed in 0.25 seconds.",
+        "[07/02/2026-03:24:29] [TRT] [I] Loaded engine size: 0 MiB",
+        "[07/02/2026-03:24:30] [TRT] [E] Error Code: 9: Skipping tactic 0x0 due to exception x",
+        "[07/02/2026-03:24:30] [TRT] [E] IBuilder::buildSerializedNetwork: Error Code 10: x",
+        "[07/02/2026-03:24:30] [TRT] [E] Building engine failed",
+    )
+    first, second = parse_lines(lines)
+    assert (first.outcome, second.outcome) == (BuildOutcome.BUILT, BuildOutcome.FAILED)
+    assert (first.error_count, second.error_count, second.first_line) == (0, 3, 3)
+    assert second.producer is Producer.PYTHON

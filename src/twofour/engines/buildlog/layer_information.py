@@ -20,6 +20,8 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 _MOST_UNCLOSED = 8
 _LARGEST_FILE = 1 << 30
 _FORMAT = "Format/Datatype"
+_START_BYTES = 4096
+_NOTHING = "no message of TensorRT"
 
 
 def read_layer_information(path: Path) -> LayerInformation:
@@ -64,6 +66,35 @@ def read_profile(path: Path) -> Profile:
     times = [row.total_ms for row in rows if row.total_ms is not None]
     total = sum(times) if times else None
     return Profile(iterations=iterations, layers=tuple(rows), total_ms=total, file=str(path))
+
+
+def nothing_in(source: Path | str) -> str:
+    """What to say of a file without a message of TensorRT: often it is one of the JSON files."""
+    if str(source) == "-" or Path(source).suffix == ".ipynb":
+        return _NOTHING
+    path = Path(source)
+    for read, what in ((_has_times, "a profile"), (_has_layers, "layer information")):
+        try:
+            if _begins_as_json(path) and read(path):
+                option = "--profile" if what == "a profile" else "--layers"
+                return f"this is {what}: give it to `twofour report {option}`"
+        except (BadInputError, OSError, RecursionError):
+            continue
+    return _NOTHING
+
+
+def _begins_as_json(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(_START_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in {b"{", b"["}
+
+
+def _has_times(path: Path) -> bool:
+    rows = read_profile(path).layers
+    return any(row.total_ms is not None or row.average_ms is not None for row in rows)
+
+
+def _has_layers(path: Path) -> bool:
+    return bool(read_layer_information(path).layers)
 
 
 def documents(text: str) -> Iterator[object]:

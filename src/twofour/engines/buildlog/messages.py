@@ -50,6 +50,8 @@ def _handlers() -> list[tuple[str, Handler]]:
         ("Algorithm: (Implem", _replay),
         ("RUNNING | Command: ", _polygraphy_command),
         ("Loaded Module: polygraphy", lambda b, _m, _n: _style(b, Producer.POLYGRAPHY)),
+        ("==== TensorRT Network ====", _inspected),
+        ("==== TensorRT Engine ====", _inspected),
         ("In JIT build, ", lambda b, _m, _n: _style(b, Producer.TENSORRT_RTX)),
     ]
     found += [(start, _fact(start, put)) for start, put in facts.ONE_LINERS]
@@ -139,6 +141,11 @@ def _replay(build: OpenBuild, message: str, _line: int) -> bool:
 
 def _polygraphy_command(build: OpenBuild, message: str, _line: int) -> bool:
     facts.command(build.facts, message.partition(": ")[2].strip())
+    return _style(build, Producer.POLYGRAPHY)
+
+
+def _inspected(build: OpenBuild, _message: str, _line: int) -> bool:
+    build.inspected = True
     return _style(build, Producer.POLYGRAPHY)
 
 

@@ -32,7 +32,8 @@ from twofour.log_records import (
 )
 
 _MOST_MESSAGES = 500
-_BUILD_FAILED = re.compile(
+_INSPECTS = re.compile(r"polygraphy(?:\.exe)? inspect ")
+BUILD_FAILED = re.compile(
     r"Could not find any implementation|Engine could not be created|Builder failed"
     r"|buildSerializedNetwork: Error|buildEngine\w*: Error|Building engine failed|Failed to parse"
     r"|Engine set up failed"
@@ -67,6 +68,10 @@ class OpenBuild:
         """Opened by trtexec's or Polygraphy's RUNNING line, and so closed by it alone."""
         self.finished = False
         self.generated = self.failed = self.passed = self.loaded = False
+        self.inspected = False
+        """Polygraphy printed the layers of a network or an engine."""
+        self.run_failed = False
+        """Trtexec says so at its end, whatever was built before."""
         self.native_chosen = False
         """The (Sparsity) lines of the whole network are complete."""
 
@@ -78,7 +83,7 @@ class OpenBuild:
         else:
             self.error_count += 1
             kept = self.errors
-            if _BUILD_FAILED.search(text[:2000]):
+            if BUILD_FAILED.search(text[:2000]):
                 self.failed = True
         self.touched = True
         if len(kept) < _MOST_MESSAGES and self.budget.take(len(text)):
@@ -91,7 +96,7 @@ class OpenBuild:
         self.touched = True
         if not self.budget.take(3 * len(raw.names or "")):
             self.dropped += 1
-            return
+            raw = replace(raw, names=None)
         self.sparsity.append(raw)
         if not raw.foreign:
             self.native_chosen = raw.kind is SparsityKind.CHOSEN
@@ -227,13 +232,24 @@ def _timing_cache(build: OpenBuild) -> TimingCache:
 
 
 def _outcome(build: OpenBuild) -> BuildOutcome:
+    if build.run_failed:
+        return BuildOutcome.FAILED
     if build.generated:
         return BuildOutcome.BUILT
     if build.failed:
         return BuildOutcome.FAILED
-    if build.loaded:
+    if build.loaded or _only_inspects(build):
         return BuildOutcome.LOADED
     return BuildOutcome.BUILT if build.passed else BuildOutcome.UNFINISHED
+
+
+def _only_inspects(build: OpenBuild) -> bool:
+    """Polygraphy's inspect, or the layers of an engine without any sign of a builder's work."""
+    if _INSPECTS.search(build.facts.command or ""):
+        return True
+    shown = build.inspected or build.listed_layers or build.engine_layers
+    worked = build.is_run or build.tuning.layers or build.sparsity or build.fusions
+    return bool(shown) and not worked
 
 
 def _producer(build: OpenBuild) -> Producer:

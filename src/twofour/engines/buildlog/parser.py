@@ -34,6 +34,10 @@ _EVENTS = ("Engine generation completed in ", "Finished engine building in ",
 _OLD_FIGURES = ("min: ", "max: ", "mean: ")
 _AVERAGE = "[I] Average on "
 """trtexec's progress, the most frequent line of all and without a fact."""
+_POLYGRAPHY_ENDS = tuple(
+    f"{word} | {what}: " for word in ("PASSED", "FAILED") for what in ("Runtime", "Command")
+)
+"""The end of a command of Polygraphy; `PASSED | Output: ...` is about one tensor's comparison."""
 _MOST_LEARNED = 6
 _AROUND = 20
 """Lines before and after a broken one that show how wide the paste is."""
@@ -57,7 +61,7 @@ class LogParser:
         """Prefixes that are the same on every line (no clock in them), with their length."""
         for start in (*segments.STARTS, segments.PERHAPS, *_EVENTS):
             self._put_first(start, self._event)
-        for start in ("PASSED | ", "FAILED | "):
+        for start in _POLYGRAPHY_ENDS:
             self._put_first(start, self._polygraphy_end)
         for start in (RUNNER, COSTS):
             self._put_first(start, self._tuning_event)
@@ -156,7 +160,7 @@ class LogParser:
             build.styles[style] += 1
         self.bare.prefixed_seen = True
         self.bare.physical = length
-        if self.segments.held is not None and not self._resolves(message):
+        if self.segments.held is not None and not self._resolves(severity, message):
             if self.segments.hold(severity, message, number):
                 return
             self._decide(new=False)
@@ -170,6 +174,9 @@ class LogParser:
                 return
             build.results.in_profile = False
         if severity in {"W", "E", "F"}:
+            if self.segments.next_fails(severity, message):
+                build = self.segments.open(number)
+                self._count_style(build)
             build.complain(severity, message.strip(), number)
         if not self.listed(message, number):
             self.unlisted(message, number)
@@ -233,9 +240,12 @@ class LogParser:
             return True
         if message.startswith(_EVENTS) or parts.starts(message, number):
             segments.notes_end(parts.build, message)
-        if self._style is not None:
-            parts.build.styles[self._style] += 1
+        self._count_style(parts.build)
         return True
+
+    def _count_style(self, build: OpenBuild) -> None:
+        if self._style is not None:
+            build.styles[self._style] += 1
 
     def _polygraphy_end(self, _message: str, _number: int) -> bool:
         """`PASSED | Runtime: ...`: a run of Polygraphy's command line is over."""
@@ -253,9 +263,10 @@ class LogParser:
         end = self.number + _AROUND - self._first
         return max(map(len, self._batch[max(start, 0) : max(end, 0)]), default=0)
 
-    def _resolves(self, message: str) -> bool:
+    def _resolves(self, severity: str, message: str) -> bool:
         """Whether the message decides what the ones held back belong to."""
-        if message.startswith(segments.STARTS):
+        failing = self.segments.next_fails(severity, message)
+        if failing or message.startswith(segments.STARTS):
             self._decide(new=True)
             return True
         if (

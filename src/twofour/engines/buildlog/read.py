@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from twofour.engines.buildlog.budget import Budget
+from twofour.engines.buildlog.layer_information import nothing_in
 from twofour.engines.buildlog.parser import LogParser
 from twofour.engines.buildlog.source import Reading, batches
 from twofour.log_records import Build, BuildLog, LogFile
@@ -25,7 +26,10 @@ def read_build_log(*sources: Path | str) -> BuildLog:
         parser = LogParser(reading.name, budget)
         for lines in batches(source, reading):
             parser.feed(lines)
-        builds += parser.finish()
+        found = parser.finish()
+        builds += found
+        if not found:
+            reading.notes.append(nothing_in(source))
         files.append(
             LogFile(
                 name=reading.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twofour.engines.buildlog import facts
 from twofour.engines.buildlog.budget import Budget
-from twofour.engines.buildlog.open_build import OpenBuild, finished_build
+from twofour.engines.buildlog.open_build import BUILD_FAILED, OpenBuild, finished_build
 from twofour.engines.buildlog.sparsity import RawLine
 from twofour.log_records import Build, Producer, SparsityKind
 
@@ -59,7 +59,7 @@ class Segments:
         if word != "RUNNING":
             build.finished = True
             build.passed = word == "PASSED"
-            build.failed = build.failed or word == "FAILED"
+            build.run_failed = word == "FAILED"
 
     def starts(self, message: str, line: int) -> bool:
         """Open a build where the message begins one; whether it did."""
@@ -70,6 +70,14 @@ class Segments:
             return False
         self.open(line)
         return True
+
+    def next_fails(self, severity: str, message: str) -> bool:
+        """Whether the message is an error of building, and the last build was over already."""
+        build = self.build
+        if severity not in {"E", "F"} or not build.generated or build.is_run:
+            return False
+        text = message[:2000]
+        return "Skipping tactic " in text or BUILD_FAILED.search(text) is not None
 
     def before_sparsity(self, raw: RawLine) -> OpenBuild:
         """The build a (Sparsity) line belongs to: after the last list of one comes the next."""

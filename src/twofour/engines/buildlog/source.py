@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import io
 import json
 import re
@@ -12,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol
 
 from twofour.errors import BadInputError
 
@@ -20,8 +19,12 @@ STDIN = "-"
 CHUNK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 20
 """Characters; a line beyond it is cut (the longest real ones have some 50,000)."""
+CUT_MARK = "..."
+"""Stands for the rest of a cut line, as an author's dots do for names left out of a list."""
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WBITS = 31
+"""zlib: a gzip header, and the largest window."""
 _LARGEST_NOTEBOOK = 256 << 20
 
 
@@ -58,14 +61,18 @@ def batches(source: Path | str, reading: Reading) -> Iterator[list[str]]:
 def lines_of(chunks: Iterator[bytes], reading: Reading) -> Iterator[list[str]]:
     """Decode and split chunks of bytes; ANSI codes are removed, undecodable bytes replaced."""
     decoder: codecs.IncrementalDecoder | None = None
-    rest = ""
+    rest, cut = "", False
     for chunk in chunks:
         reading.size_bytes += len(chunk)
         decoder = decoder or _decoder(chunk)
-        lines = _cleaned(rest + decoder.decode(chunk)).split("\n")
+        text = decoder.decode(chunk)
+        if cut:
+            text = text[text.find("\n") :] if "\n" in text else ""
+        lines = _cleaned(rest + text).split("\n")
+        cut = cut and len(lines) == 1
         rest = lines.pop()
-        if len(rest) > LONGEST_LINE:
-            rest = _cut(rest, reading)
+        if len(rest) > LONGEST_LINE and not cut:
+            rest, cut = _cut(rest, reading), True
         if lines:
             reading.lines += len(lines)
             yield lines
@@ -79,10 +86,9 @@ def _lines(file: BinaryIO, reading: Reading) -> Iterator[list[str]]:
     start = file.read(len(_GZIP_MAGIC))
     joined = _Rejoined(start, file)
     if start != _GZIP_MAGIC:
-        yield from lines_of(_chunks(joined, reading), reading)
+        yield from lines_of(_chunks(joined), reading)
         return
-    with gzip.GzipFile(fileobj=cast("BinaryIO", io.BufferedReader(joined))) as unpacked:
-        yield from lines_of(_chunks(unpacked, reading), reading)
+    yield from lines_of(_unpacked(joined, reading), reading)
 
 
 class _Rejoined(io.RawIOBase):
@@ -106,15 +112,44 @@ class _Rejoined(io.RawIOBase):
         return len(data)
 
 
-def _chunks(file: io.RawIOBase | gzip.GzipFile, reading: Reading) -> Iterator[bytes]:
-    while True:
-        try:
-            chunk = file.read(CHUNK_BYTES)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            reading.notes.append(f"the compressed file is damaged or cut: {error}")
-            return
-        if not chunk:
-            return
+class _Inflater(Protocol):
+    """What zlib.decompressobj gives."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+def _unpacked(file: io.RawIOBase, reading: Reading) -> Iterator[bytes]:
+    """Text of every gzip member, up to the last byte that can be had of a cut file."""
+    inflater: _Inflater | None = None
+    try:
+        for packed in _chunks(file):
+            data = packed
+            while data:
+                if inflater is None:
+                    data = data.lstrip(b"\0")  # padding between members, as gzip allows
+                    if not data:
+                        break
+                    inflater = zlib.decompressobj(_GZIP_WBITS)
+                yield inflater.decompress(data, CHUNK_BYTES)
+                data = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+                inflater = None if inflater.eof else inflater
+        if inflater is not None:
+            yield inflater.decompress(b"", CHUNK_BYTES)
+    except zlib.error as error:
+        reading.notes.append(f"the compressed file is damaged, read up to there: {error}")
+        return
+    if inflater is not None:
+        reading.notes.append("the compressed file is damaged or cut: read up to its end")
+
+
+def _chunks(file: io.RawIOBase) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
         yield chunk
 
 
@@ -136,7 +171,7 @@ def _cut(rest: str, reading: Reading) -> str:
     note = f"a line of more than {LONGEST_LINE:,} characters was cut"
     if note not in reading.notes:
         reading.notes.append(note)
-    return rest[:LONGEST_LINE]
+    return rest[:LONGEST_LINE] + CUT_MARK
 
 
 def _notebook(file: BinaryIO, reading: Reading) -> Iterator[list[str]]:

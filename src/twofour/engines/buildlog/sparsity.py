@@ -99,7 +99,7 @@ def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[
     """Counts that fit no list, chosen layers that are not eligible, lines in a dense build."""
     found = [c for line in lines for c in _count_against_names(line)]
     eligible, chosen = (union(lines, kind) for kind in SparsityKind)
-    if eligible is not None and not any(line.elided or line.uncertain for line in lines):
+    if eligible is not None and all(_is_whole(line) for line in lines):
         known = {*eligible, *constituents(eligible)}
         found += [
             Contradiction(line=None, message=f"chosen but not listed as eligible: {name}")
@@ -110,6 +110,12 @@ def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[
         message = "the options say that sparsity is disabled, and the builder lists sparse layers"
         found.append(Contradiction(line=lines[0].line, message=message))
     return found
+
+
+def _is_whole(line: SparsityLine) -> bool:
+    """Whether nothing of an eligible line's names can be missing from the record."""
+    listed = line.names is not None or not line.printed_count or line.kind is SparsityKind.CHOSEN
+    return listed and not line.elided and not line.uncertain
 
 
 def _count_against_names(line: SparsityLine) -> list[Contradiction]:

@@ -47,6 +47,14 @@ class Circumstances:
         return build is not None and build.sparsity is SparsityFlag.DISABLED and not self.lines
 
     @property
+    def listing_cut(self) -> bool:
+        """Whether the layers of the engine are from a log without an end, which may lack some."""
+        build = self.build
+        if build is None or build.outcome is not BuildOutcome.UNFINISHED:
+            return False
+        return self.seen.engine_file == build.file
+
+    @property
     def old_gpu(self) -> bool:
         """Whether the log names a GPU without sparse tensor cores."""
         capability = self.build.compute_capability if self.build is not None else None
@@ -116,6 +124,8 @@ def silence(circumstances: Circumstances, sighting: Sighting) -> tuple[ReasonCod
         own = circumstances.lists(SparsityKind.ELIGIBLE, foreign=True)
         # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
         lists = own if own or not is_version_8(build) else lists
+    if build.outcome is BuildOutcome.UNFINISHED:
+        return ReasonCode.LOG_SILENT, "the log ends before the build does, and has not named it yet"
     if lists and not _cut(circumstances, foreign=foreign):
         return None
     if lists:
@@ -139,8 +149,8 @@ def _cut(circumstances: Circumstances, *, foreign: bool) -> bool:
 
 
 def _silent_log(build: Build) -> str:
-    if build.outcome is BuildOutcome.FAILED:
-        return "the build failed before it said anything about sparsity"
+    if build.outcome is BuildOutcome.UNFINISHED:
+        return "the log ends before the build does, without a word about sparsity"
     if build.outcome is BuildOutcome.LOADED:
         return "the log is of a loaded engine: only the log of its build speaks of sparsity"
     if build.sparsity in (SparsityFlag.ENABLED, SparsityFlag.FORCED):

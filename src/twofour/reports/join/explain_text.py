@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import islice
 
@@ -15,7 +15,8 @@ from twofour.errors import BadInputError
 from twofour.log_records import TunedLayer
 from twofour.records import EligibilityReport, GraphNode, Verdict, VerdictName
 from twofour.reports.cells import facts, pattern_word, surprise
-from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.evidence import BuildEvidence, engine_layers
+from twofour.reports.join.name_parts import KnownNames, split_name
 from twofour.reports.join.sightings import Sighting, look
 from twofour.reports.join.sources import mention_source
 from twofour.reports.words import count, printable
@@ -30,7 +31,7 @@ def explain(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> R
 
     Raises BadInputError for a name that no layer has, or that several have.
     """
-    at = find_layer(report, layer)
+    at = find_layer(report, layer, weightless=_engine_names(evidence))
     verdict = report.verdicts[at]
     seen = look(report, evidence)
     sighting = seen.rows[at]
@@ -47,11 +48,14 @@ def explain(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> R
     )
 
 
-def find_layer(report: EligibilityReport, name: str) -> int:
-    """Index of the one verdict of that name; raises BadInputError, with the names that are near."""
+def find_layer(report: EligibilityReport, name: str, *, weightless: Iterable[str] = ()) -> int:
+    """Index of the one verdict of that name, or with that node in its engine layer.
+
+    Raises BadInputError, with the names that are near. `weightless` are names of the engine: one
+    that no verdict has is of a layer without a weight.
+    """
     names = [(v.layer, v.node, v.engine_layer, v.weight) for v in report.verdicts]
-    for place in range(4):
-        found = [at for at, row in enumerate(names) if row[place] == name]
+    for found in _by_place(names, name):
         if len(found) == 1:
             return found[0]
         if found:
@@ -59,11 +63,39 @@ def find_layer(report: EligibilityReport, name: str) -> int:
                 f"{count(len(found), 'layer')} are named {printable(name)!r}",
                 hint="name one of: " + ", ".join(printable(names[at][0]) for at in found[:5]),
             )
+    if any(name == other or name in _constituents(other) for other in weightless):
+        raise BadInputError(
+            f"{printable(name)!r} is in the engine, has no weight that sparse math could use",
+            hint="explain tells of layers with a weight: see twofour report",
+        )
     known = list(dict.fromkeys(text for row in names for text in row[:2] if text))
     near = [text for text in known if name and name in text][:_SUGGESTIONS]
     near = near or get_close_matches(name, known, n=_SUGGESTIONS)
     hint = "did you mean " + ", ".join(map(printable, near)) if near else "see twofour report"
     raise BadInputError(f"the report has no layer {printable(name)!r}", hint=hint)
+
+
+def _by_place(names: Sequence[tuple[str | None, ...]], name: str) -> Iterator[list[int]]:
+    """Indices of the rows that are so named, in each place in turn, and of those made of it."""
+    for place in range(4):
+        yield [at for at, row in enumerate(names) if row[place] == name]
+    yield [
+        at
+        for at, row in enumerate(names)
+        if any(name in _constituents(text) for text in row[:3] if text)
+    ]
+
+
+def _constituents(engine_layer: str) -> set[str]:
+    """`conv` and `relu` of `conv + relu`."""
+    parts = split_name(engine_layer, KnownNames.of(()))
+    return {part.text for part in parts if not part.is_region}
+
+
+def _engine_names(evidence: BuildEvidence) -> tuple[str, ...]:
+    layers, _ = engine_layers(evidence)
+    tuned = evidence.build.layers if evidence.build is not None else ()
+    return (*(layer.name for layer in layers or ()), *(layer.name for layer in tuned))
 
 
 def trace_of(verdict: Verdict, nodes: Sequence[GraphNode], node: int) -> tuple[str, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from twofour.log_records import Build, SparsityFlag
+from twofour.log_records import Build, BuildOutcome, SparsityFlag
 from twofour.records import EligibilityReport, Verdict
 from twofour.reports.eligibility import summarize
 from twofour.reports.join.absent import Whereabouts
+from twofour.reports.join.belonging import NoEvidence, no_evidence, set_aside
 from twofour.reports.join.circumstances import Circumstances
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.judge import judge
@@ -24,6 +25,9 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
     verdict stays predicted and says so; with no evidence at all the verdicts are as they were.
     """
     seen = look(predicted, evidence)
+    void = no_evidence(evidence.build, seen)
+    if void is not None:
+        return _without(predicted, void, seen)
     verdicts = predicted.verdicts
     if evidence.build is not None or seen.engine is not None:
         verdicts = _judged(predicted, evidence, seen)
@@ -38,6 +42,20 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
         unmatched_engine_layers=seen.unmatched,
         totals=count_totals(verdicts, seen),
         notes=(*predicted.notes, *_notes(evidence)),
+    )
+
+
+def _without(predicted: EligibilityReport, void: NoEvidence, seen: Sightings) -> EligibilityReport:
+    """The predicted report, which says why nothing was measured."""
+    verdicts = tuple(set_aside(row, void) for row in predicted.verdicts)
+    return replace(
+        predicted,
+        engine=void.engine or predicted.engine,
+        verdicts=verdicts,
+        summary=summarize(verdicts, predicted.summary.activation_products),
+        unmatched_engine_layers=seen.unmatched,
+        notes=(void.note, *predicted.notes),
+        not_evidence=void.note,
     )
 
 
@@ -88,6 +106,8 @@ def _engine(build: Build | None) -> str | None:
 def _notes(evidence: BuildEvidence) -> Iterator[str]:
     build = evidence.build
     if build is not None:
+        if build.outcome is BuildOutcome.UNFINISHED and build.engine_layers is None:
+            yield f"{build.file} ends before the build does: a layer it leaves out may still come"
         for said in build.contradictions:
             place = build.file if said.line is None else f"{build.file}:{said.line}"
             yield f"{place}: the log {said.message}"

@@ -30,7 +30,7 @@ _Rule = Callable[[JoinCase, Whereabouts], "Outcome | None"]
 
 def judge(case: JoinCase, whereabouts: Whereabouts) -> Outcome:
     """The verdict of one layer; predicted still, where the evidence does not speak of it."""
-    rules: tuple[_Rule, ...] = (_chosen, _off, _eligible, _absent, _plugin, _old_gpu, _not_listed)
+    rules: tuple[_Rule, ...] = (_chosen, _old_gpu, _off, _eligible, _absent, _plugin, _not_listed)
     found = next((o for rule in rules if (o := rule(case, whereabouts)) is not None), None)
     if found is None:
         return _unsaid(case)
@@ -74,11 +74,15 @@ def _by_line(case: JoinCase) -> Reason | None:
 def _off(case: JoinCase, _: Whereabouts) -> Outcome | None:
     if not case.around.off:
         return None
-    message = "sparse weights were not allowed in this build"
-    said = Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=f"{case.around.file}")
+    said = _switched_off(case)
     against = case.row.reasons if case.row.predicted is VerdictName.NOT_ELIGIBLE else ()
     remedy = case.row.remedy if against else _SWITCH_ON
     return measured(VerdictName.NOT_ELIGIBLE, (said, *against), remedy)
+
+
+def _switched_off(case: JoinCase) -> Reason:
+    message = "sparse weights were not allowed in this build"
+    return Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=f"{case.around.file}")
 
 
 def _eligible(case: JoinCase, _: Whereabouts) -> Outcome | None:
@@ -137,6 +141,8 @@ def _absent(case: JoinCase, whereabouts: Whereabouts) -> Outcome | None:
     is_there = bool(seen.holders) or seen.region is not None
     if is_there or not around.seen.engine_complete or not around.seen.engine:
         return None
+    if around.listing_cut:
+        return None
     return measured(VerdictName.NOT_IN_ENGINE, (whereabouts.reason(seen.node),), None)
 
 
@@ -163,7 +169,8 @@ def _old_gpu(case: JoinCase, _: Whereabouts) -> Outcome | None:
     message = f"{gpu} (compute capability {major}.{minor}) has no sparse tensor cores"
     reason = Reason(code=ReasonCode.GPU_HAS_NO_SPARSE, message=message, source=build.file)
     remedy = "run on a GPU of compute capability 8.0 or later (Ampere and newer)"
-    return measured(VerdictName.NOT_ELIGIBLE, (reason,), remedy)
+    off = (_switched_off(case),) if case.around.off else ()
+    return measured(VerdictName.NOT_ELIGIBLE, (reason, *off), remedy)
 
 
 def _not_listed(case: JoinCase, _: Whereabouts) -> Outcome | None:
@@ -184,7 +191,8 @@ def _left_out(case: JoinCase) -> Reason | None:
         return None
     own = in_myelin(case.seen) and not is_version_8(around.build)
     lists = around.lists(SparsityKind.ELIGIBLE, foreign=own)
-    listed = {name for line in lists for name in line.constituents or line.names or ()}
+    both = (*around.lists(SparsityKind.ELIGIBLE, foreign=not own), *lists)
+    listed = {name for line in both for name in line.constituents or line.names or ()}
     message = f"not among the {count(len(listed), 'layer')} that the builder lists as eligible"
     source = line_source(around.file, lists[0])
     return Reason(code=ReasonCode.NOT_LISTED, message=message, source=source)

@@ -9,7 +9,14 @@ from twofour.records import Evidence, Reason, ReasonCode, Verdict, VerdictName
 from twofour.reports.join.circumstances import Circumstances
 from twofour.reports.join.sightings import Sighting
 
-UNFORETOLD = frozenset({ReasonCode.SPARSITY_OFF, ReasonCode.FOLDED, ReasonCode.IN_PLUGIN})
+UNFORETOLD = frozenset(
+    {
+        ReasonCode.SPARSITY_OFF,
+        ReasonCode.GPU_HAS_NO_SPARSE,
+        ReasonCode.FOLDED,
+        ReasonCode.IN_PLUGIN,
+    }
+)
 """Outcomes the rules say nothing about, so that they cannot be wrong about them."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ from twofour.reports.join.evidence import (
     profile_of,
 )
 from twofour.reports.join.node_index import NodeIndex
-from twofour.reports.join.resolve import NameInUse, Resolved, index_nodes, resolve
+from twofour.reports.join.resolve import COPY, NameInUse, Resolved, index_nodes, resolve
 from twofour.reports.join.rows import pair
 
 _T = TypeVar("_T")
@@ -48,6 +48,8 @@ class Timed:
     name: str
     ms: float
     nodes: tuple[int, ...]
+    matched: bool = True
+    """It leads to the model, or is the builder's own; else nobody knows what it computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,12 @@ class Sightings:
     unmatched: tuple[str, ...]
     profile: tuple[Timed, ...]
     dense_profile: tuple[Timed, ...]
+    names: int = 0
+    """Names in the engine and its log that were not made up by the builder."""
+    related: bool = True
+    """One of the names leads to a layer of the report."""
+    foreign_profiles: tuple[int, ...] = ()
+    """Rows of each profile that was left aside, as none leads to a layer of model or engine."""
 
 
 def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
@@ -95,9 +103,11 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
     in_log = _Log(evidence.build, index, frozenset(rows))
     dense = _Log(evidence.dense_build, index, frozenset(rows))
     sources = {layer.name: layer.onnx_nodes for layer in engine or ()}
-    profile = _timed(profile_of(evidence), sources, index)
-    dense_profile = _timed(dense_profile_of(evidence), {}, index)
     placed = _Placed(engine or (), resolved)
+    belonging = _Belonging(_engine_names(evidence.build, engine or ()), rows, nodes=evidence.nodes)
+    profile, strange = belonging.keep(_timed(profile_of(evidence), sources, index))
+    dense_profile, strange_dense = belonging.keep(_timed(dense_profile_of(evidence), {}, index))
+    touched = in_log.touched.union(placed.any_holder)
     times = {node: row.ms for row in reversed(profile) for node in row.nodes}
     return Sightings(
         rows=tuple(_sighting(node, placed, in_log, dense, times.get(node)) for node in rows),
@@ -109,7 +119,29 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
         unmatched=tuple(dict.fromkeys((*placed.unmatched, *in_log.unmatched))),
         profile=profile,
         dense_profile=dense_profile,
+        names=len(_given(_all_names(evidence.build, engine or ()))),
+        related=not touched.isdisjoint(rows),
+        foreign_profiles=tuple(n for n in (strange, strange_dense) if n),
     )
+
+
+class _Belonging:
+    """Tells the profile of this engine from that of another."""
+
+    def __init__(
+        self, engine: frozenset[str], rows: Iterable[int], *, nodes: Sequence[GraphNode]
+    ) -> None:
+        self._engine = engine
+        self._rows = frozenset(rows)
+        # without the graph, what the engine names and no row holds is known to have no weight
+        self._accounted = frozenset() if nodes else engine
+
+    def keep(self, profile: tuple[Timed, ...]) -> tuple[tuple[Timed, ...], int]:
+        """The profile and 0; () and its length where it is of another engine."""
+        if not any(t.name in self._engine or self._rows.intersection(t.nodes) for t in profile):
+            return (), len(profile)
+        kept = (replace(t, matched=t.matched or t.name in self._accounted) for t in profile)
+        return tuple(kept), 0
 
 
 class _Placed:
@@ -144,10 +176,12 @@ class _Log:
         self.tuned: dict[int, TunedLayer] = {}
         self.skipped: dict[int, list[SkippedTactic]] = defaultdict(list)
         self.unmatched: tuple[str, ...] = ()
+        self.touched: set[int] = set()
         if build is None:
             return
         self._read_lines(build, index, rows)
         for tuned, found in _each(build.layers, (x.name for x in build.layers), index):
+            self.touched.update(found.nodes, found.region)
             for node in rows.intersection(found.nodes):
                 known = self.tuned.get(node)
                 if known is None or _tells_more(tuned, known):
@@ -162,6 +196,7 @@ class _Log:
         for line in build.sparsity_lines:
             names = line.names or ()
             for name, found in _each(names, names, index):
+                self.touched.update(found.nodes, found.region)
                 # a region on a line says which of its layers is meant only where it has one
                 inside = rows.intersection(found.region)
                 for node in (*found.nodes, *(inside if len(inside) == 1 else ())):
@@ -210,7 +245,7 @@ def _timed(
     rows = [(row.name, ms) for row in profile.layers if (ms := row.average_ms) is not None]
     uses = [NameInUse(name=name, sources=sources.get(name, ())) for name, _ in rows]
     return tuple(
-        Timed(name=name, ms=ms, nodes=(*found.nodes, *found.region))
+        Timed(name=name, ms=ms, nodes=(*found.nodes, *found.region), matched=found.matched)
         for (name, ms), found in zip(rows, resolve(uses, index), strict=True)
     )
 
@@ -225,6 +260,24 @@ def _modules(
         if name.node in nodes:
             found.setdefault(name.layer, nodes[name.node])
     return found
+
+
+def _engine_names(build: Build | None, engine: Sequence[EngineLayer]) -> frozenset[str]:
+    """Names of engine layers: those listed, and those that were tuned."""
+    tuned = (layer.name for layer in build.layers) if build is not None else ()
+    return frozenset(chain((layer.name for layer in engine), tuned))
+
+
+def _all_names(build: Build | None, engine: Sequence[EngineLayer]) -> Iterator[str]:
+    """The same and those on the (Sparsity) lines."""
+    yield from _engine_names(build, engine)
+    for line in build.sparsity_lines if build is not None else ():
+        yield from line.names or ()
+
+
+def _given(names: Iterable[str]) -> set[str]:
+    """Without the copies and Myelin kernels that the builder names itself."""
+    return {name for name in names if not name.startswith("__my") and not COPY.match(name)}
 
 
 def _names(evidence: BuildEvidence, engine: Sequence[EngineLayer]) -> Iterator[str]:

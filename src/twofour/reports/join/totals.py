@@ -13,6 +13,7 @@ from twofour.records import (
     Evidence,
     GainCeiling,
     GraphNode,
+    ReasonCode,
     Share,
     ShareUnit,
     Verdict,
@@ -56,7 +57,11 @@ def count_totals(verdicts: Sequence[Verdict], seen: Sightings) -> EligibilityTot
             ceilings.append(_ceiling(share, words, dense=words == "dense engine"))
             if words == "sparse engine" or not seen.profile:
                 shares.append(share)
-    if not ceilings:
+    notes += [
+        f"the profile's {count(rows, 'layer')} are not in this model or engine"
+        for rows in seen.foreign_profiles
+    ]
+    if not ceilings and not seen.foreign_profiles:
         notes.append("no shares of time and no ceiling of the gain: there is no profile")
     return EligibilityTotals(
         confusion=_confusion(verdicts),
@@ -86,7 +91,8 @@ def multiply_adds(verdict: Verdict, node: GraphNode) -> int | None:
 
 
 def _confusion(verdicts: Iterable[Verdict]) -> tuple[ConfusionCell, ...]:
-    cells = Counter((v.predicted, v.verdict) for v in verdicts if v.evidence is Evidence.MEASURED)
+    told = (v for v in verdicts if v.evidence is Evidence.MEASURED and not _switched_off(v))
+    cells = Counter((v.predicted, v.verdict) for v in told)
     order = sorted(cells, key=lambda cell: tuple(map(_BEST_FIRST.index, cell)))
     return tuple(
         ConfusionCell(predicted=said, measured=found, layers=cells[said, found])
@@ -111,7 +117,16 @@ def _by_weights(verdicts: Sequence[Verdict]) -> Share:
             old = best.get(v.weight)
             better = old is None or _rank(v) < _rank(old)
             best[v.weight] = v if better or old is None else old
-    return _share(ShareUnit.WEIGHTS, ((v.verdict, float(prod(v.shape))) for v in best.values()))
+    return _share(ShareUnit.WEIGHTS, ((_fate(v), float(prod(v.shape))) for v in best.values()))
+
+
+def _fate(verdict: Verdict) -> VerdictName:
+    """A build without sparse weights does not say what would become of the layer in one with."""
+    return VerdictName.UNKNOWN if _switched_off(verdict) else verdict.verdict
+
+
+def _switched_off(verdict: Verdict) -> bool:
+    return verdict.reasons[0].code is ReasonCode.SPARSITY_OFF
 
 
 def _rank(verdict: Verdict) -> int:
@@ -121,7 +136,7 @@ def _rank(verdict: Verdict) -> int:
 def _by_products(verdicts: Sequence[Verdict], seen: Sightings) -> tuple[Share, int]:
     """The share, and how many layers have no known number of multiply-adds."""
     amounts = [
-        (v.verdict, multiply_adds(v, seen.nodes[row.node]))
+        (_fate(v), multiply_adds(v, seen.nodes[row.node]))
         for v, row in zip(verdicts, seen.rows, strict=True)
     ]
     known = ((name, float(n)) for name, n in amounts if n is not None)
@@ -134,9 +149,10 @@ def _by_time(verdicts: Sequence[Verdict], seen: Sightings, profile: Sequence[Tim
     of_node = {row.node: v for v, row in zip(verdicts, seen.rows, strict=True)}
     amounts: list[tuple[VerdictName, float]] = []
     for row in profile:
-        names = {of_node[node].verdict for node in row.nodes if node in of_node}
+        names = {_fate(of_node[node]) for node in row.nodes if node in of_node}
         if not names:
-            amounts.append((VerdictName.NOT_IN_ENGINE, row.ms))
+            strange = VerdictName.NOT_IN_ENGINE if row.matched else VerdictName.UNKNOWN
+            amounts.append((strange, row.ms))
         else:
             amounts.append((names.pop() if len(names) == 1 else VerdictName.UNKNOWN, row.ms))
     return _share(ShareUnit.MILLISECONDS, amounts)
