@@ -115,7 +115,7 @@ def _hold_to(verdicts: EligibilityReport, gates: Gates) -> None:
 
     failing = check_gates(verdicts, gates)
     if failing:
-        error = PatternBrokenError(f"{len(failing)} layers do not meet the gates")
+        error = PatternBrokenError("the report does not meet the gates")
         say(f"error: {error}")
         for line in failing:
             say(f"  {line}")

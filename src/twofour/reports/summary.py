@@ -57,7 +57,11 @@ def title_line(report: EligibilityReport) -> str:
 
 def advice_lines(report: EligibilityReport) -> tuple[str, ...]:
     """What to change first, by the weights it concerns, and what the report leaves out."""
-    return (*_changes(report), *evidence_lines(report), *_footnotes(report))
+    lines = (*_changes(report), *evidence_lines(report), *_footnotes(report))
+    if report.not_evidence is None:
+        return lines
+    warning = f"WARNING: {printable(report.not_evidence)}"
+    return (warning, *(line for line in lines if line != printable(report.not_evidence)))
 
 
 def _kinds(verdicts: Sequence[Verdict]) -> tuple[tuple[str, list[Verdict]], ...]:
