@@ -380,6 +380,11 @@ class EngineStatus:
     device: str | None = None
     """What it runs on: a GPU's name or "CPU"."""
 
+    @property
+    def in_words(self) -> str:
+        """Name, version and device of an engine that can run."""
+        return f"{self.engine.value} {self.version} on {self.device}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:

@@ -47,8 +47,13 @@ def json_schema(kind: type[Any]) -> str:
 
 def write_record(path: Path, record: object) -> None:
     """Write a record atomically; raises BadInputError where the file system refuses."""
+    write_text(path, to_json(record))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file (UTF-8) atomically; raises BadInputError like `atomic_file`."""
     with atomic_file(path) as temporary:
-        temporary.write_text(to_json(record), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
 
 
 def read_record(kind: type[T], path: Path) -> T:

@@ -33,7 +33,7 @@ def explain(
 
     Example: twofour explain layer1.0.conv1 runs/resnet
     """
-    from twofour.pipeline.reporting import report_files, report_folder
+    from twofour.pipeline.reporting import explained_folder, report_files
     from twofour.reports.join.explain_text import explain as story
 
     files = opt.evidence_files(
@@ -45,5 +45,5 @@ def explain(
         dense_profile=dense_profile,
     )
     opt.one_of(folder, files)
-    report, evidence = report_folder(folder) if folder is not None else report_files(files)
+    report, evidence = explained_folder(folder) if folder is not None else report_files(files)
     show(story(report, evidence, layer))

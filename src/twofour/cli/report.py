@@ -86,8 +86,7 @@ def report(
     opt.one_of(folder, files)
     if json and layout is not Format.TABLE:
         raise BadInputError("--json and --format ask for two things", hint="leave one of them out")
-    found = report_folder(folder) if folder is not None else report_files(files)
-    verdicts = found[0]
+    verdicts = report_folder(folder) if folder is not None else report_files(files)[0]
     if json:
         show_text(to_json(verdicts))
     elif layout is Format.HTML and folder is not None:

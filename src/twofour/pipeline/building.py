@@ -40,11 +40,6 @@ class ChosenEngine:
         """TensorRT: both engines come from sparse.onnx and differ in the sparsity flag alone."""
         return self.engine.name is EngineName.TENSORRT
 
-    @property
-    def in_words(self) -> str:
-        """Name, version and device."""
-        return f"{self.status.engine.value} {self.status.version} on {self.status.device}"
-
 
 def pick_engine(run: Run) -> ChosenEngine:
     """Choose by trying, and say so in one line where the preferred engine cannot run.
@@ -86,7 +81,7 @@ def build_variant(run: Run, chosen: ChosenEngine, variant: str) -> VariantBuild:
         title=f"build {variant} with {chosen.status.engine.value}",
         record=f"stages/build-{variant}.json",
         depends={
-            "engine": chosen.in_words,
+            "engine": chosen.status.in_words,
             "options": asdict(run.options.build),
             "versions": versions(*_PACKAGES),
         },
@@ -113,7 +108,11 @@ def build_result(run: Run, chosen: ChosenEngine, variants: tuple[VariantBuild, .
         name="build",
         title="put the builds together",
         record="build.json",
-        depends={"engine": chosen.in_words, "asked": run.options.engine, "versions": versions()},
+        depends={
+            "engine": chosen.status.in_words,
+            "asked": run.options.engine,
+            "versions": versions(),
+        },
         reads=tuple(f"stages/build-{v.variant}.json" for v in variants),
     )
     return run.runner.run(stage, BuildResult, work)

@@ -37,6 +37,11 @@ def onnx_files(path: Path) -> tuple[str, ...]:
     return (path.name, *sorted(file.name for file in data))
 
 
+def onnx_size_bytes(path: Path) -> int:
+    """Bytes of an ONNX file and its external data files together."""
+    return sum((path.parent / name).stat().st_size for name in onnx_files(path))
+
+
 @dataclass(slots=True, kw_only=True)
 class Run:
     """One run: where, of what, how, and the models and sessions that stages hand on."""

@@ -24,7 +24,7 @@ from twofour.records import (
     TrtexecFolder,
     TrtexecVariant,
 )
-from twofour.store import atomic_file, read_record, write_record
+from twofour.store import read_record, write_record, write_text
 from twofour.version import __version__
 
 EMITTED = "emitted.json"
@@ -143,11 +143,9 @@ def _fresh_folder(folder: Path) -> Iterator[None]:
 
 def _write(folder: Path, script: TrtexecScript, emitted: TrtexecFolder) -> None:
     """The record comes last: it is what makes the folder one of ours."""
-    with atomic_file(folder / SCRIPT) as temporary:
-        temporary.write_text(script_text(script), encoding="utf-8")
+    write_text(folder / SCRIPT, script_text(script))
     (folder / SCRIPT).chmod((folder / SCRIPT).stat().st_mode | _EXECUTABLE)
-    with atomic_file(folder / README) as temporary:
-        temporary.write_text(_readme(emitted), encoding="utf-8")
+    write_text(folder / README, _readme(emitted))
     write_record(folder / EMITTED, emitted)
 
 

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from twofour.graph import find_weights, load_model
-from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, onnx_name
+from twofour.pipeline.context import (
+    DENSE,
+    INPUTS,
+    SPARSE,
+    Run,
+    onnx_files,
+    onnx_name,
+    onnx_size_bytes,
+)
 from twofour.pipeline.exporting import pruned_names
 from twofour.pipeline.onnx_io import describe, load_inputs, random_inputs, save_arrays
 from twofour.pipeline.stages import Stage, versions
@@ -137,7 +145,7 @@ def _described(path: Path, variant: str) -> ExportedVariant:
     return ExportedVariant(
         variant=variant,
         file=path.name,
-        size_bytes=sum((path.parent / name).stat().st_size for name in onnx_files(path)),
+        size_bytes=onnx_size_bytes(path),
         reference=None,
         precision=None,
         opset=opset,

@@ -36,7 +36,7 @@ from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.from_log import report_from_engine
 from twofour.reports.join.joined import join_report
 from twofour.reports.markdown import to_markdown
-from twofour.store import atomic_file, read_record
+from twofour.store import read_record, write_text
 
 REPORT = "eligibility.json"
 MARKDOWN = "report.md"
@@ -69,15 +69,15 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
         context = ReportContext(
             model=run.source.name,
             pattern=pruned.pattern,
-            engine=_engine(built),
+            engine=built.engine.in_words,
             gpu=built.gpu,
             activation_products=found.activation_products,
             tensorrt_version=_builder_version(built),
         )
         report = predict(weights, _hardware_validation(run, facts.exported), context)
         report = join_report(report, read_evidence(files, facts.layers))
-        _write(run.file(MARKDOWN), to_markdown(report))
-        _write(run.file(HTML), to_html(report, accuracy=facts.accuracy, build=built))
+        write_text(run.file(MARKDOWN), to_markdown(report))
+        write_text(run.file(HTML), to_html(report, accuracy=facts.accuracy, build=built))
         return report, (MARKDOWN, HTML)
 
     stage = Stage(
@@ -145,11 +145,6 @@ def _not_a_layer(name: LayerName) -> Reason:
     )
 
 
-def _write(path: Path, text: str) -> None:
-    with atomic_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
 def _hardware_validation(run: Run, exported: ExportResult) -> Validation:
     """The validation by 2:4, the one the engine goes by; done anew for other patterns."""
     from twofour.pruning.validate import validate_onnx
@@ -161,11 +156,6 @@ def _hardware_validation(run: Run, exported: ExportResult) -> Validation:
 
 def _builder_version(built: BuildResult) -> str | None:
     return built.engine.version if built.engine.engine is EngineName.TENSORRT else None
-
-
-def _engine(built: BuildResult) -> str:
-    status = built.engine
-    return f"{status.engine.value} {status.version} on {status.device}"
 
 
 def report_onnx(path: Path, layers: LayerMap | None = None) -> EligibilityReport:
@@ -205,11 +195,30 @@ def report_files(
     return report_from_engine(evidence), evidence
 
 
-def report_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
+def report_folder(folder: Path) -> EligibilityReport:
     """The verdicts of a run folder, or of one that `build --emit-trtexec` wrote and that came back.
 
     Raises BadInputError for another folder, and one that holds no ONNX file yet.
     """
+    saved = _saved_report(folder)
+    return _joined(folder)[0] if saved is None else saved
+
+
+def explained_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
+    """`report_folder` with the evidence behind it, for which logs are read again."""
+    saved = _saved_report(folder)
+    if saved is None:
+        return _joined(folder)
+    return saved, read_evidence(files_of_folder(folder, onnx_name(SPARSE)), _layer_map(folder))
+
+
+def _saved_report(folder: Path) -> EligibilityReport | None:
+    path = folder / REPORT
+    there = is_run_folder(folder) and path.is_file()
+    return read_record(EligibilityReport, path) if there else None
+
+
+def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
     if is_emitted_folder(folder):
         emitted = read_emitted(folder)
         files = files_of_folder(folder, emitted.onnx)
@@ -222,9 +231,6 @@ def report_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
             f"{folder} is not a run folder", hint="name one that prune-export-build made, or --onnx"
         )
     layers = _layer_map(folder)
-    if (folder / REPORT).is_file():
-        evidence = read_evidence(files_of_folder(folder, onnx_name(SPARSE)), layers)
-        return read_record(EligibilityReport, folder / REPORT), evidence
     for variant in (SPARSE, DENSE):
         if (folder / onnx_name(variant)).is_file():
             return report_files(files_of_folder(folder, onnx_name(variant)), layers)

@@ -19,6 +19,7 @@ from twofour.pipeline.context import (
     Run,
     onnx_files,
     onnx_name,
+    onnx_size_bytes,
     reference_name,
 )
 from twofour.pipeline.exporting import pruned_names
@@ -163,7 +164,7 @@ def _export(run: Run, loaded: LoadedModule, variant: str) -> ExportedVariant:
     return ExportedVariant(
         variant=variant,
         file=path.name,
-        size_bytes=sum((run.path / name).stat().st_size for name in onnx_files(path)),
+        size_bytes=onnx_size_bytes(path),
         reference=reference_name(variant),
         precision=precision,
         opset=opset,

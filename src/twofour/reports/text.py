@@ -27,7 +27,7 @@ from twofour.records import (
     VerdictName,
     WeightCheck,
 )
-from twofour.reports.cells import main_reason, surprise
+from twofour.reports.cells import main_reason, pattern_word, surprise
 from twofour.reports.rows import Row, collapse
 from twofour.reports.summary import advice_lines, title_line, totals
 from twofour.reports.words import count, printable, shape_cell, share, times
@@ -69,7 +69,7 @@ def eligibility_table(report: EligibilityReport) -> RenderableType:
             Text(_row_name(row), overflow="fold"),
             Text(first.op, overflow="fold"),
             Text(shape_cell(first)),
-            Text(_pattern_word(first)),
+            Text(pattern_word(first)),
             _verdict_cell(first),
             Text(why),
             Text(what_to_do),
@@ -178,10 +178,6 @@ def _verdict_cell(verdict: Verdict) -> Text:
     if (said := surprise(verdict)) is not None:
         cell.append(f" ({said})")
     return cell
-
-
-def _pattern_word(verdict: Verdict) -> str:
-    return {True: "2:4", False: "broken", None: "?"}[verdict.pattern_holds]
 
 
 def _why(row: Row) -> str:

@@ -6,7 +6,7 @@ from twofour.engines.buildlog import facts
 from twofour.engines.buildlog.budget import Budget
 from twofour.engines.buildlog.open_build import BUILD_FAILED, OpenBuild, finished_build
 from twofour.engines.buildlog.sparsity import RawLine
-from twofour.log_records import Build, Producer, SparsityKind
+from twofour.log_records import Build, Producer
 
 STARTS = (
     "Applying generic optimizations", "ONNX IR version", "Input filename:",
@@ -109,8 +109,3 @@ def notes_end(build: OpenBuild, message: str) -> None:
         build.loaded = True
     elif message.startswith("Constructing optimization profile number "):
         build.native_chosen = False
-
-
-def last_list(raw: RawLine) -> bool:
-    """Whether the line is the last (Sparsity) line of a whole network."""
-    return raw.kind is SparsityKind.CHOSEN and not raw.foreign

@@ -20,7 +20,7 @@ from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.records import EngineName, EngineStatus, LayerTime, VariantBuild, VariantLatency
-from twofour.store import atomic_file
+from twofour.store import write_text
 
 PROFILED_RUNS = 10
 
@@ -95,10 +95,8 @@ def _time(trt: ModuleType, request: BuildRequest, inputs: Arrays, log: BuildLog)
 
 
 def _keep(path: Path, text: str | None) -> None:
-    if text is None:
-        return
-    with atomic_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    if text is not None:
+        write_text(path, text)
 
 
 def _variant(request: BuildRequest, build_s: float, latency: VariantLatency) -> VariantBuild:
