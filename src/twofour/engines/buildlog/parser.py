@@ -12,6 +12,7 @@ from twofour.engines.buildlog import segments
 from twofour.engines.buildlog.bare_lines import BareLines
 from twofour.engines.buildlog.budget import Budget
 from twofour.engines.buildlog.fusions import FUSING, fused
+from twofour.engines.buildlog.known_prefixes import BRACKETS, DATE_END, KnownPrefixes
 from twofour.engines.buildlog.messages import KEY_LENGTH, Handler, dispatch_table
 from twofour.engines.buildlog.open_build import OpenBuild
 from twofour.engines.buildlog.prefix import PLAIN, take_apart, without_polygraphy_extras
@@ -20,8 +21,8 @@ from twofour.engines.buildlog.sparsity import MARK
 from twofour.engines.buildlog.tuning import COSTS, RUNNER
 from twofour.log_records import Build, Producer
 
-_DATE_END, _MESSAGE = 22, 32
-"""Places in `[MM/DD/YYYY-HH:MM:SS] [V] [TRT] message`."""
+_MESSAGE = 32
+"""Place in `[MM/DD/YYYY-HH:MM:SS] [V] [TRT] message`; `DATE_END` is before the tags."""
 _AFTER_DATE = {
     "[V] [TRT] ": Producer.TRTEXEC,
     "[I] [TRT] ": Producer.TRTEXEC,
@@ -32,13 +33,10 @@ _FOREIGN = "(foreignNode)"
 _EVENTS = ("Engine generation completed in ", "Finished engine building in ",
            "Loaded engine size: ", "Constructing optimization profile number ")  # fmt: skip
 _OLD_FIGURES = ("min: ", "max: ", "mean: ")
-_AVERAGE = "[I] Average on "
-"""trtexec's progress, the most frequent line of all and without a fact."""
 _POLYGRAPHY_ENDS = tuple(
     f"{word} | {what}: " for word in ("PASSED", "FAILED") for what in ("Runtime", "Command")
 )
 """The end of a command of Polygraphy; `PASSED | Output: ...` is about one tensor's comparison."""
-_MOST_LEARNED = 6
 _AROUND = 20
 """Lines before and after a broken one that show how wide the paste is."""
 
@@ -57,8 +55,7 @@ class LogParser:
         self._batch: Sequence[str] = ()
         self._first = 1
         """Line number of the batch's first line."""
-        self._learned: list[tuple[str, int]] = []
-        """Prefixes that are the same on every line (no clock in them), with their length."""
+        self._prefixes = KnownPrefixes()
         for start in (*segments.STARTS, segments.PERHAPS, *_EVENTS):
             self._put_first(start, self._event)
         for start in _POLYGRAPHY_ENDS:
@@ -77,20 +74,26 @@ class LogParser:
         after_date, table = _AFTER_DATE.get, self.table.get
         number = self.number
         build = self.segments.build
+        prefix, size = self._prefixes.first
         for line in lines:
             number += 1
-            style = after_date(line[_DATE_END:_MESSAGE])
-            if style is not None and style is self._style and self.calm:
-                message = line[_MESSAGE:]
-            elif self.calm and (size := self._known_prefix(line)):
+            if line.startswith(prefix) and self.calm and line[size : size + 1] not in BRACKETS:
                 message = line[size:]
+            elif (
+                (style := after_date(line[DATE_END:_MESSAGE])) is not None
+                and style is self._style
+                and self.calm
+            ):
+                message = line[_MESSAGE:]
+            elif self.calm and (known := self._prefixes.length(line)):
+                message = line[known:]
             else:
                 self.number = number
                 self._long_way(line, number)
                 build = self.segments.build
+                prefix, size = self._prefixes.first
                 continue
-            if message[:1] == " ":
-                message = message.lstrip()
+            message = message.lstrip() if message[:1] == " " else message
             handlers = table(message[:KEY_LENGTH])
             if handlers is None:
                 if "actic" in message or FUSING in message or "(" in message[:2]:
@@ -112,21 +115,6 @@ class LogParser:
         self.segments.close()
         return self.segments.done
 
-    def _known_prefix(self, line: str) -> int:
-        """Length of a prefix met before, or of a whole line without a fact; 0 for any other."""
-        for prefix, size in self._learned:
-            if line.startswith(prefix):
-                return 0 if line[size : size + 1] in {"(", "["} else size
-        return len(line) if line.startswith(_AVERAGE, _DATE_END) else 0
-
-    def _learn(self, line: str, message: str, severity: str) -> None:
-        """Remember a prefix that will be the same on the next lines."""
-        prefix = line[: len(line) - len(message)]
-        if severity in {"V", "I", ""} and prefix and not any(c.isdigit() for c in prefix):
-            pair = (prefix, len(prefix))
-            if len(self._learned) < _MOST_LEARNED and pair not in self._learned:
-                self._learned.append(pair)
-
     # --- the long way ------------------------------------------------------------------------
 
     def _long_way(self, line: str, number: int) -> None:
@@ -144,7 +132,7 @@ class LogParser:
             if isinstance(found.style, Producer) or (found.style and self._style is None):
                 self._style = found.style
             if "\r" not in line and '"' not in line[:2]:
-                self._learn(line, found.message, found.severity)
+                self._prefixes.learn(line, found.message, found.severity)
             self._prefixed(found.style, found.severity, found.message, number, len(piece))
         self._refresh()
 

@@ -151,6 +151,8 @@ def _cut(circumstances: Circumstances, *, foreign: bool) -> bool:
 def _silent_log(build: Build) -> str:
     if build.outcome is BuildOutcome.UNFINISHED:
         return "the log ends before the build does, without a word about sparsity"
+    if build.outcome is BuildOutcome.FAILED and build.build_s is None:
+        return "the build failed before it said anything about sparsity"
     if build.outcome is BuildOutcome.LOADED:
         return "the log is of a loaded engine: only the log of its build speaks of sparsity"
     if build.sparsity in (SparsityFlag.ENABLED, SparsityFlag.FORCED):
