@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from render_cases import every_fate
 
-from twofour import log_records, records
+from twofour import latency_records, log_records, records
 from twofour.store import json_schema, to_json
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schema"
 PUBLISHED: list[type[Any]] = [
     kind
-    for kind in (*vars(records).values(), *vars(log_records).values())
+    for module in (records, log_records, latency_records)
+    for kind in vars(module).values()
     if dataclasses.is_dataclass(kind)
+    and kind.__module__ == module.__name__
     and isinstance(kind, type)
     and any(field.name == "schema_version" for field in dataclasses.fields(kind))
 ]

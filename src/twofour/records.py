@@ -509,6 +509,25 @@ class TrtexecVariant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrtexecRounds:
+    """How the script times the engines, once both are built: round by round, each in every round.
+
+    A pass leaves `<folder>/<engine>.<round>.json` (trtexec's --exportTimes) and a `.log` beside it.
+    """
+
+    folder: str
+    engines: tuple[str, ...]
+    """Names of variants; with "-again" behind, the same plan a second time in the round."""
+    rounds: int
+    """Unless ROUNDS says another number."""
+    arguments: tuple[str, ...]
+    """Of trtexec in every pass, without those that name the engine and the file of its times."""
+    warmup_ms: int
+    duration_ms: int
+    """Of a pass, behind the warm-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrtexecFolder:
     """emitted.json: a folder that is built on another machine and reported on here."""
 
@@ -524,6 +543,8 @@ class TrtexecFolder:
     options: BuildOptions
     """As asked for; `shapes` are those of the commands."""
     variants: tuple[TrtexecVariant, ...]
+    rounds: TrtexecRounds | None = None
+    """None: the script builds and does not time in rounds."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -818,6 +839,10 @@ class RunManifest:
     source: str
     twofour_version: str
     stages: tuple[StageRecord, ...]
+    inputs: str | None = None
+    """Absolute path of the example inputs that the run was given last."""
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    seed: int = 0
     schema_version: int = SCHEMA_VERSION
 
 

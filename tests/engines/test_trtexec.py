@@ -204,6 +204,28 @@ def test_a_shell_reads_back_every_argument_whatever_the_input_is_called(name: st
     assert tuple(words[: len(arguments) + 1]) == (*arguments, "$@")
 
 
+@given(name=st.text(st.characters(exclude_characters="\0,'*", exclude_categories=["Cs"])))
+def test_a_shell_reads_back_the_shapes_of_a_pass_whatever_the_input_is_called(name: str) -> None:
+    script = trtexec_script(releases_of("10"), BuildOptions(shapes=(profile(name),)), FLOAT16)
+    _, found, call = script_text(script).partition('--loadEngine="${engine%-again}.plan" \\\n')
+    words = shlex.split(call.replace("\\\n", " ")) if found else []
+    arguments = script.rounds.arguments
+    assert arguments[0] == f"--shapes={name}:8x3"
+    assert tuple(words[: len(arguments) + 1]) == (*arguments, "--exportTimes=$file.json")
+
+
+@pytest.mark.parametrize(
+    ("version", "steady"),
+    [("8.0", STEADY[:3]), ("8.6", STEADY[:3]), ("10", STEADY[:3]), ("11", ())],
+)
+def test_a_timing_pass_is_as_steady_as_the_run_behind_the_build(
+    version: str, steady: tuple[str, ...]
+) -> None:
+    script = trtexec_script(releases_of(version), BuildOptions(), FLOAT16)
+    assert script.rounds.arguments == ("--warmUp=500", "--duration=1", *steady)
+    assert set(steady) <= set(script.variants[0].arguments)
+
+
 @pytest.mark.parametrize("releases", RELEASES, ids=str)
 def test_every_script_is_valid_for_a_posix_shell(releases: object) -> None:
     chosen = next(r for r in RELEASES if r is releases)

@@ -1,24 +1,17 @@
-"""A folder for trtexec: what is in it, and what its build.sh does with a trtexec that takes notes.
-
-The trtexec here is a shell script: it writes down its arguments, one a line, and leaves the files
-that it was asked for.
-"""
+"""A folder for trtexec: what is in it, and what its build.sh does with one that takes notes."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
-import subprocess
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import onnx
-import onnx_models
 import pytest
-from onnx import TensorProto, helper
+from trtexec_machine import Machine, Ran, emit, model
 from typer.testing import CliRunner
 
 from twofour.cli.app import app
@@ -26,7 +19,6 @@ from twofour.errors import BadInputError
 from twofour.pipeline.emitting import emit_trtexec, is_emitted_folder, read_emitted
 from twofour.pipeline.folder import MANIFEST
 from twofour.records import (
-    BuildOptions,
     LayerMap,
     LayerName,
     RunManifest,
@@ -37,95 +29,6 @@ from twofour.records import (
 from twofour.store import read_record, write_record
 
 ODD_NAMES = ("plain", "with space", 'it\'s "quoted"', "$(touch owned)`x`;#", "日本 é", "-dash")
-
-FAKE = r"""#!/bin/sh
-echo "&&&& RUNNING TensorRT.trtexec [TensorRT v$VERSION] [b11] # $0 $*"
-[ "${1:-}" != --help ] || exit 0
-variant=
-for argument; do
-    printf '%s\n' "$argument" >>"$NOTES"
-    case $argument in
-        --saveEngine=*) variant=${argument#--saveEngine=} variant=${variant%.plan} ;;
-    esac
-done
-[ ! -e timing.cache ] || echo "cache found by $variant" >>"$NOTES"
-: >timing.cache
-if [ "$variant" = "${FAILING:-}" ]; then
-    echo "[07/07/2026-02:11:09] [E] Error[2]: out of $variant memory" >&2
-    exit 1
-fi
-echo "engine of $variant" >"$variant.plan"
-"""
-
-
-def model(path: Path, *, shape: Sequence[int | str] = ("batch", 8), name: str = "x") -> Path:
-    """A Gemm in float16 whose weight is in a data file of its own."""
-    graph = helper.make_graph(
-        [helper.make_node("Gemm", [name, "w"], ["y"], name="fc", transB=1)],
-        "g",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT16, list(shape))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [None, 16])],
-        [onnx_models.tensor("w", onnx_models.weights(16, 8, dtype=np.float16))],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
-    return path
-
-
-def emit(source: Path, folder: Path, version: str = "10.3", **build: object) -> TrtexecFolder:
-    options = RunOptions(build=BuildOptions(**build))  # type: ignore[arg-type]  # by name
-    return emit_trtexec(source, folder, options, version)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ran:
-    """How build.sh ended, and what its trtexec noted."""
-
-    code: int
-    stdout: str
-    stderr: str
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """A machine with a trtexec of one version in `bin`, and a working folder elsewhere."""
-
-    root: Path
-    version: str = "100300"
-    failing: str = ""
-    on_path: bool = True
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def run(self, folder: Path, *arguments: str) -> Ran:
-        """Run build.sh of a folder from another folder, as a user would."""
-        (self.root / "bin").mkdir(exist_ok=True)
-        trtexec = self.root / "bin" / "trtexec"
-        trtexec.write_text(FAKE, encoding="utf-8")
-        trtexec.chmod(0o755)
-        notes = self.root / "notes.txt"
-        notes.unlink(missing_ok=True)
-        path = os.environ["PATH"]
-        done = subprocess.run(
-            ["sh", f"./{os.path.relpath(folder / 'build.sh', self.root)}", *arguments],
-            cwd=self.root,
-            env={
-                "PATH": f"{self.root / 'bin'}{os.pathsep}{path}" if self.on_path else path,
-                "NOTES": str(notes),
-                "VERSION": self.version,
-                "FAILING": self.failing,
-                **self.environment,
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return Ran(
-            code=done.returncode,
-            stdout=done.stdout,
-            stderr=done.stderr,
-            notes=tuple(notes.read_text(encoding="utf-8").splitlines()) if notes.exists() else (),
-        )
 
 
 def test_the_folder_holds_the_model_with_its_data_the_script_and_a_record(tmp_path: Path) -> None:
@@ -287,6 +190,110 @@ def test_a_folder_copied_without_the_model_is_refused(tmp_path: Path) -> None:
     ran = Machine(root=tmp_path).run(tmp_path / "out")
     assert ran.code == 2
     assert "copy the whole folder" in ran.stderr
+
+
+ORDERS = (
+    ("dense", "dense-again", "sparse"),
+    ("sparse", "dense", "dense-again"),
+    ("sparse", "dense-again", "dense"),
+    ("dense-again", "dense", "sparse"),
+    ("dense-again", "sparse", "dense"),
+    ("dense", "sparse", "dense-again"),
+)
+
+
+def passes(ran: Ran) -> list[str]:
+    """Names of the timing passes in the order in which they ran, as "dense-again.3"."""
+    files = [n.removeprefix("--exportTimes=times/") for n in ran.notes if "=times/" in n]
+    return [name.removesuffix(".json") for name in files]
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
+def test_both_engines_are_timed_in_twelve_rounds_of_changing_order(
+    tmp_path: Path, shell: str
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
+    ran = Machine(root=tmp_path, rounds=None, shell=shell).run(tmp_path / "out")
+    assert (ran.code, ran.stderr) == (0, "")
+    assert passes(ran) == [f"{e}.{n}" for n in range(1, 13) for e in ORDERS[(n - 1) % 6]]
+    left = {entry.name for entry in (tmp_path / "out" / "times").iterdir()}
+    assert left == {f"{name}.{end}" for name in passes(ran) for end in ("json", "log")}
+    assert "timing 12 rounds of 3 passes: at least 54 s, and loading 36 plans" in ran.stdout
+    assert ran.stdout.endswith("twofour compare FOLDER\n")
+
+
+def test_a_pass_loads_its_plan_at_the_opt_shapes_with_the_flags_of_the_release(
+    tmp_path: Path,
+) -> None:
+    emit(model(tmp_path / "m.onnx"), tmp_path / "out", "8.6")
+    ran = Machine(root=tmp_path, version="8601", rounds="1").run(tmp_path / "out", "--device=1")
+    flags = (
+        *("--shapes=x:8x8", "--warmUp=500", "--duration=1"),
+        *("--useCudaGraph", "--useSpinWait", "--noDataTransfers"),
+    )
+    assert list(ran.notes[-3 * 9 :]) == [
+        argument
+        for engine, plan in (("dense", "dense"), ("dense-again", "dense"), ("sparse", "sparse"))
+        for argument in (
+            f"--loadEngine={plan}.plan",
+            *flags,
+            f"--exportTimes=times/{engine}.1.json",
+            "--device=1",
+        )
+    ]
+
+
+def test_a_pass_that_fails_is_said_and_the_others_run(tmp_path: Path) -> None:
+    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
+    failing = {"FAILING_PASSES": "sparse.2 dense-again.3"}
+    machine = Machine(root=tmp_path, rounds="3", environment=failing)
+    ran = machine.run(tmp_path / "out")
+    assert ran.code == 0
+    assert len(passes(ran)) == 9
+    assert ran.stderr.splitlines() == [
+        "sparse: timing failed, times/sparse.2.log says why",
+        "dense-again: timing failed, times/dense-again.3.log says why",
+        "timing passes that failed: 2; their rounds cannot be compared",
+    ]
+    assert not (tmp_path / "out" / "times" / "sparse.2.json").exists(), "it was half written"
+    assert "no memory for sparse.2" in (tmp_path / "out" / "times" / "sparse.2.log").read_text()
+
+
+def test_nothing_is_timed_in_rounds_where_an_engine_failed_and_old_times_are_gone(
+    tmp_path: Path,
+) -> None:
+    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
+    Machine(root=tmp_path, rounds="2").run(tmp_path / "out")
+    ran = Machine(root=tmp_path, rounds="2", failing="dense").run(tmp_path / "out")
+    assert (ran.code, passes(ran)) == (5, [])
+    assert list((tmp_path / "out" / "times").iterdir()) == []
+
+
+def test_zero_rounds_time_nothing_and_make_no_folder(tmp_path: Path) -> None:
+    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
+    ran = Machine(root=tmp_path, rounds="0").run(tmp_path / "out")
+    assert (ran.code, passes(ran)) == (0, [])
+    assert "timing" not in ran.stdout
+    assert not (tmp_path / "out" / "times").exists()
+
+
+@pytest.mark.parametrize("rounds", ["ten", "-1", "08", "1000", "2.5", " 3"])
+def test_another_number_of_rounds_is_refused_before_anything_runs(
+    tmp_path: Path, rounds: str
+) -> None:
+    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
+    ran = Machine(root=tmp_path, rounds=rounds).run(tmp_path / "out")
+    assert (ran.code, ran.notes) == (2, ())
+    assert f"ROUNDS={rounds} is not a number from 0 to 999" in ran.stderr
+
+
+def test_the_readme_names_what_is_timed_and_both_commands_for_the_folder(tmp_path: Path) -> None:
+    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
+    text = (tmp_path / "out" / "README.txt").read_text()
+    assert "twofour report FOLDER\n         twofour compare FOLDER\n" in text
+    assert "Then 12 rounds time dense, sparse, dense-again, in changing order" in text
 
 
 def test_shapes_are_those_asked_for_then_those_of_examples_then_a_batch_of_1_to_8(

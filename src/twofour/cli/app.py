@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twofour.cli import build, doctor, explain, export, log, prune, report, run, validate
+from twofour.cli import build, compare, doctor, explain, export, log, prune, report, run, validate
 from twofour.version import __version__
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("build")(build.build)
 app.command("log")(log.log)
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
+app.command("compare")(compare.compare)
 app.command("doctor")(doctor.doctor)
 
 

@@ -20,23 +20,40 @@ def find_gpu(*, driver: str | None = None, management: str | None = None) -> Gpu
     """
     windows = sys.platform == "win32"
     try:
-        cuda = ctypes.CDLL(driver or ("nvcuda.dll" if windows else "libcuda.so.1"))
-    except OSError:
-        return None
-    try:
+        cuda = _driver(driver)
         return _describe(cuda, management or ("nvml.dll" if windows else "libnvidia-ml.so.1"))
-    except AttributeError:  # a library of that name which lacks a function of CUDA's driver
+    except (OSError, AttributeError):  # no such library, or one that lacks a function of CUDA's
         return None
+
+
+def find_bus_id(*, driver: str | None = None) -> str | None:
+    """PCI bus id ("0000:65:00.0") of the GPU that `find_gpu` describes. Never raises."""
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    try:
+        cuda = _driver(driver)
+        device = _first_device(cuda)
+        if device is None or cuda.cuDeviceGetPCIBusId(text, _TEXT_BYTES, device) != 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return text.value.decode(errors="replace")
+
+
+def _driver(name: str | None) -> ctypes.CDLL:
+    return ctypes.CDLL(name or ("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"))
+
+
+def _first_device(cuda: ctypes.CDLL) -> ctypes.c_int | None:
+    device = ctypes.c_int()
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGet(ctypes.byref(device), 0) != 0:
+        return None
+    return device
 
 
 def _describe(cuda: ctypes.CDLL, management: str) -> Gpu | None:
-    device, name = ctypes.c_int(), ctypes.create_string_buffer(_TEXT_BYTES)
+    device, name = _first_device(cuda), ctypes.create_string_buffer(_TEXT_BYTES)
     major, minor, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
-    steps = (
-        (cuda.cuInit, (0,)),
-        (cuda.cuDeviceGet, (ctypes.byref(device), 0)),
-    )
-    if any(function(*arguments) != 0 for function, arguments in steps):
+    if device is None:
         return None
     details = (
         (cuda.cuDeviceGetName, (name, _TEXT_BYTES, device)),

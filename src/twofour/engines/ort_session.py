@@ -6,10 +6,10 @@ import contextlib
 import io
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
@@ -24,9 +24,12 @@ from twofour.records import BuildOptions, TensorShape, VariantLatency
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
-_TIMING = "one session.run from host arrays to host arrays"
-_NO_MESSAGES = 4  # ONNX Runtime's severities: 4 is fatal
+TIMING = "one session.run from host arrays to host arrays"
+NO_MESSAGES = 4  # ONNX Runtime's severities: 4 is fatal
 _OUTSIDE_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+
+SessionOpener: TypeAlias = Callable[[Path, int, "Path | None"], Untyped]
+"""From the model, the threads inside an operator and the prefix of the profile to a session."""
 
 
 class CannotRunError(BuildFailedError):
@@ -36,21 +39,26 @@ class CannotRunError(BuildFailedError):
 class OrtSession:
     """One loaded ONNX model: its outputs and times, from a single session.
 
-    `threads` of None takes every core this process may use. Raises BadInputError where the file is
-    missing, CannotRunError where a kernel is, and BuildFailedError where ONNX Runtime refuses the
-    model.
+    `threads` of None takes every core this process may use; `opener` of None is `open_session`.
+    Raises BadInputError where the file is missing, CannotRunError where a kernel is, and
+    BuildFailedError where ONNX Runtime refuses the model.
     """
 
     def __init__(
-        self, model: Path, *, threads: int | None = None, profile_prefix: Path | None = None
+        self,
+        model: Path,
+        *,
+        threads: int | None = None,
+        profile_prefix: Path | None = None,
+        opener: SessionOpener | None = None,
     ) -> None:
         if not model.is_file():
             raise BadInputError(f"cannot read {model}: no such file")
         self.model = model
         self.threads = threads or usable_cores()
         started = time.perf_counter()
-        with _errors_named(f"ONNX Runtime cannot load {model}"):
-            self._session = open_session(model, self.threads, profile_prefix)
+        with errors_named(f"ONNX Runtime cannot load {model}"):
+            self._session = (opener or open_session)(model, self.threads, profile_prefix)
         self.load_s = time.perf_counter() - started
 
     def __enter__(self) -> OrtSession:
@@ -67,6 +75,17 @@ class OrtSession:
     def close(self) -> None:
         """Free the session; nothing can be run after."""
         self._session = None
+
+    @property
+    def session(self) -> Untyped:
+        """ONNX Runtime's own object, for what this class does not do."""
+        return self._session
+
+    @property
+    def needs_values(self) -> bool:
+        """An input or output has a type that numpy lacks: it goes through OrtValues."""
+        tensors = (*self.inputs, *self.output_shapes)
+        return not _OUTSIDE_NUMPY.isdisjoint(tensor.dtype for tensor in tensors)
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -99,7 +118,7 @@ class OrtSession:
         except BuildFailedError as error:
             return no_latency(variant, error.message)
         threads = self.threads if self.providers == (CPU,) else None
-        return latency_of(variant, samples, timing=_TIMING, threads=threads)
+        return latency_of(variant, samples, timing=TIMING, threads=threads)
 
     def end_profiling(self) -> Path:
         """The file of ONNX Runtime's events; only with `profile_prefix`."""
@@ -108,8 +127,8 @@ class OrtSession:
     def _run(self, feed: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         tensors = self.output_shapes
         names = [tensor.name for tensor in tensors]
-        with _errors_named(f"ONNX Runtime failed while running {self.model}"):
-            if _OUTSIDE_NUMPY.isdisjoint(tensor.dtype for tensor in (*self.inputs, *tensors)):
+        with errors_named(f"ONNX Runtime failed while running {self.model}"):
+            if not self.needs_values:
                 return dict(zip(names, self._session.run(names, feed), strict=True))
             wrapped = {name: to_ort_value(array) for name, array in feed.items()}
             values = self._session.run_with_ort_values(names, wrapped)
@@ -131,7 +150,7 @@ def open_session(model: Path | bytes, threads: int, profile_prefix: Path | None 
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.log_severity_level = _NO_MESSAGES
+    options.log_severity_level = NO_MESSAGES
     options.intra_op_num_threads = threads
     if profile_prefix is not None:
         options.enable_profiling = True
@@ -140,7 +159,7 @@ def open_session(model: Path | bytes, threads: int, profile_prefix: Path | None 
     if CUDA not in ort.get_available_providers() or find_gpu() is None:
         return ort.InferenceSession(source, options, providers=[CPU])
     # a CUDA provider that cannot load says so on both streams and is then left out
-    ort.set_default_logger_severity(_NO_MESSAGES)
+    ort.set_default_logger_severity(NO_MESSAGES)
     with contextlib.redirect_stdout(io.StringIO()):
         if hasattr(ort, "preload_dlls"):  # from 1.21: takes CUDA's libraries from pip wheels
             ort.preload_dlls()
@@ -148,7 +167,7 @@ def open_session(model: Path | bytes, threads: int, profile_prefix: Path | None 
 
 
 @contextlib.contextmanager
-def _errors_named(what: str) -> Iterator[None]:
+def errors_named(what: str) -> Iterator[None]:
     """ONNX Runtime's exceptions (direct children of Exception) as ours, with its own words."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 

@@ -14,11 +14,19 @@ from enum import Enum
 
 from twofour.engines.tensorrt.precision import Precisions
 from twofour.errors import BadInputError
-from twofour.records import BuildOptions, ShapeProfile, TrtexecVariant
+from twofour.records import BuildOptions, ShapeProfile, TrtexecRounds, TrtexecVariant
 
 ONNX = "sparse.onnx"
 TIMING_CACHE = "timing.cache"
 DENSE, SPARSE = "dense", "sparse"
+AGAIN = "-again"
+"""Behind the name of a variant whose plan is timed a second time in the round."""
+TIMES = "times"
+ROUNDS = 12
+"""Twice every order of three engines, and some rounds more than an interval needs."""
+WARMUP_MS, DURATION_MS = 500, 1000
+"""Of a timing pass. The GPU idles while the plan is loaded and its clocks fall, so the warm-up is
+longer than trtexec's own 200 ms."""
 
 _MIB = 1 << 20
 _WORKSPACE_BYTES = 4096 * _MIB
@@ -90,10 +98,11 @@ RELEASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtexecScript:
-    """What a build script runs: for which releases, and one command for each engine, in order."""
+    """What a build script runs: one command for each engine, in order, then rounds of timing."""
 
     releases: Releases
     variants: tuple[TrtexecVariant, ...]
+    rounds: TrtexecRounds
 
 
 def releases_of(version: str) -> Releases:
@@ -130,8 +139,29 @@ def trtexec_script(
         "--verbose",
         *_measuring(releases, options),
     )
-    variants = tuple(_variant(releases, name, same) for name in (SPARSE, DENSE))
-    return TrtexecScript(releases=releases, variants=variants)
+    return TrtexecScript(
+        releases=releases,
+        variants=tuple(_variant(releases, name, same) for name in (SPARSE, DENSE)),
+        rounds=_rounds(releases, options),
+    )
+
+
+def _rounds(releases: Releases, options: BuildOptions) -> TrtexecRounds:
+    """The engines one after the other, dense twice: what the two differ by is noise."""
+    shapes = ",".join(f"{p.input}:{_dims(p.opt)}" for p in options.shapes)
+    return TrtexecRounds(
+        folder=TIMES,
+        engines=(DENSE, SPARSE, DENSE + AGAIN),
+        rounds=ROUNDS,
+        arguments=(
+            *((f"--shapes={shapes}",) if shapes else ()),
+            f"--warmUp={WARMUP_MS}",
+            f"--duration={DURATION_MS // 1000}",
+            *_steady(releases),
+        ),
+        warmup_ms=WARMUP_MS,
+        duration_ms=DURATION_MS,
+    )
 
 
 def _variant(releases: Releases, name: str, same: Sequence[str]) -> TrtexecVariant:
@@ -215,10 +245,15 @@ def _limits(releases: Releases, options: BuildOptions) -> Iterator[str]:
 
 
 def _measuring(releases: Releases, options: BuildOptions) -> Iterator[str]:
-    """Time the engine alone, on every release as trtexec 11 does unasked; the profile comes after.
-
-    A profiler in the timed run would slow it down.
-    """
+    """The profile comes after the timed run: a profiler in it would slow it down."""
     yield f"--iterations={options.iterations}"
+    yield from _steady(releases)
     if not releases.steady_by_default:
-        yield from ("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun")
+        yield "--separateProfileRun"
+
+
+def _steady(releases: Releases) -> tuple[str, ...]:
+    """Time the engine alone, on every release as trtexec 11 does unasked."""
+    if releases.steady_by_default:
+        return ()
+    return ("--useCudaGraph", "--useSpinWait", "--noDataTransfers")

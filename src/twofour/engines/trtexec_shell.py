@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from itertools import permutations
 
-from twofour.engines.trtexec import ONNX, TIMING_CACHE, Releases, TrtexecScript
-from twofour.records import TrtexecVariant
+from twofour.engines.trtexec import AGAIN, ONNX, TIMING_CACHE, Releases, TrtexecScript
+from twofour.records import TrtexecRounds, TrtexecVariant
 
 _HEAD = r"""#!/bin/sh
 # Builds, times and profiles a sparse and a dense TensorRT engine from {onnx}.
@@ -14,7 +16,10 @@ _HEAD = r"""#!/bin/sh
 #   sh build.sh [more arguments for every trtexec]
 #
 # TRTEXEC names the program; without it: PATH, then /usr/src/tensorrt/bin/trtexec.
-# Exit codes: 0 done, 2 another version of trtexec, 3 no trtexec, 5 an engine failed.
+# ROUNDS is how often the engines are timed in turn once both are built: 0 to 999, else {rounds}.
+# A timing pass that fails is said and left out; the engines are there, so the exit code is 0.
+# Exit codes: 0 done, 2 another version of trtexec, no {onnx}, or ROUNDS is no such number,
+# 3 no trtexec, 5 an engine failed (then nothing is timed in rounds).
 set -eu
 
 stop() {{
@@ -23,6 +28,11 @@ stop() {{
     printf 'build.sh: %s\n' "$@" >&2
     exit "$status"
 }}
+
+rounds=${{ROUNDS:-{rounds}}}
+case $rounds in
+    *[!0-9]* | 0?* | ????*) stop 2 "ROUNDS=$rounds is not a number from 0 to 999" ;;
+esac
 
 trtexec=${{TRTEXEC:-}}
 if [ -z "$trtexec" ]; then
@@ -74,11 +84,56 @@ build() {{
 
 # a fresh cache: a builder does not log the times of tactics that it finds there
 rm -f {cache}
+# times of engines that are built anew
+rm -f {times}/*.json {times}/*.log
 """
 
-_TAIL = r"""
+_FAILED = r"""
 [ -z "$failed" ] || stop 5 "failed:$failed" "the logs say why; what was left can be reported"
+"""
+
+_TIMING_HEAD = r"""
+# one pass: ENGINE ROUND; "{again}" names the plan a second time
+missing=0
+time_engine() {{
+    engine=$1 file={times}/$1.$2
+    shift 2
+"""
+
+_TIMING_TAIL = r"""
+    then
+        return
+    fi
+    missing=$((missing + 1))
+    rm -f "$file.json"
+    printf '%s: timing failed, %s.log says why\n' "$engine" "$file" >&2
+}}
+
+if [ "$rounds" -gt 0 ]; then
+    mkdir -p {times}
+    printf 'timing %s rounds of {passes} passes: at least %s s, and loading %s plans' \
+        "$rounds" "$((rounds * {round_ms} / 1000))" "$((rounds * {passes}))"
+    printf ' (ROUNDS=n is another number)\n'
+fi
+round=0
+while [ "$round" -lt "$rounds" ]; do
+    round=$((round + 1))
+    printf 'round %s of %s\n' "$round" "$rounds"
+    # in six rounds each engine runs in each place and behind each other one equally often
+    case $((round % 6)) in
+{orders}
+    esac
+    for engine in $order; do
+        time_engine "$engine" "$round" "$@"
+    done
+done
+[ "$missing" -eq 0 ] ||
+    printf 'timing passes that failed: %s; their rounds cannot be compared\n' "$missing" >&2
+"""
+
+_END = r"""
 printf 'copy this folder back, then: twofour report FOLDER\n'
+printf 'and for the times: twofour compare FOLDER\n'
 """
 
 
@@ -89,8 +144,11 @@ def script_text(script: TrtexecScript) -> str:
         releases=script.releases,
         mismatch=_mismatch(script.releases),
         cache=TIMING_CACHE,
+        rounds=script.rounds.rounds,
+        times=script.rounds.folder,
     )
-    return head + "".join(f"\n{_call(variant)}\n" for variant in script.variants) + _TAIL
+    builds = (f"\n{_call(variant)}\n" for variant in script.variants)
+    return "".join((head, *builds, _FAILED, _timing(script.rounds), _END))
 
 
 def _mismatch(releases: Releases) -> str:
@@ -106,3 +164,28 @@ def _call(variant: TrtexecVariant) -> str:
     """One argument a line, for whoever reads or copies it; the script's own arguments come last."""
     words = (f"build {variant.variant}", *map(shlex.quote, variant.arguments), '"$@"')
     return " \\\n    ".join(words)
+
+
+def _timing(rounds: TrtexecRounds) -> str:
+    """The rounds; a pass that leaves no times has failed, whatever trtexec's exit code is."""
+    words = (
+        f'if "$trtexec" --loadEngine="${{engine%{AGAIN}}}.plan"',
+        *map(shlex.quote, rounds.arguments),
+        '--exportTimes="$file.json"',
+        '"$@" >"$file.log" 2>&1 </dev/null && [ -s "$file.json" ]',
+    )
+    passes = len(rounds.engines)
+    tail = _TIMING_TAIL.format(
+        times=rounds.folder,
+        passes=passes,
+        round_ms=passes * (rounds.warmup_ms + rounds.duration_ms),
+        orders=_orders(rounds.engines),
+    )
+    head = _TIMING_HEAD.format(times=rounds.folder, again=AGAIN)
+    return head + "    " + " \\\n        ".join(words) + tail
+
+
+def _orders(engines: Sequence[str]) -> str:
+    """A branch for every order of the engines; their names are ours, so none needs quotes."""
+    orders = (" ".join(order) for order in permutations(engines))
+    return "\n".join(f'        {n}) order="{order}" ;;' for n, order in enumerate(orders))

@@ -22,6 +22,7 @@ from twofour.records import (
     ShapeProfile,
     TensorShape,
     TrtexecFolder,
+    TrtexecRounds,
     TrtexecVariant,
 )
 from twofour.store import read_record, write_record, write_text
@@ -64,6 +65,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             layer_map=_take_layer_map(onnx, folder),
             options=build,
             variants=script.variants,
+            rounds=script.rounds,
         )
         _write(folder, script, emitted)
     return emitted
@@ -88,6 +90,14 @@ def read_emitted(folder: Path) -> TrtexecFolder:
                 "and copy the folder back",
             )
     return emitted
+
+
+def failed_variants(folder: Path) -> tuple[str, ...]:
+    """The variants that build.sh could not build in its last run; () where all were built."""
+    path = folder / FAILED
+    return (
+        tuple(path.read_text(encoding="utf-8", errors="replace").split()) if path.is_file() else ()
+    )
 
 
 def _profiles(options: RunOptions, inputs: Sequence[TensorShape]) -> tuple[ShapeProfile, ...]:
@@ -167,16 +177,28 @@ def _readme(emitted: TrtexecFolder) -> str:
         f"2. There: sh {emitted.script}",
         "3. Copy the folder back (the .plan files and timing.cache may stay).",
         "4. Here: twofour report FOLDER",
+        "         twofour compare FOLDER",
         "",
         f"Both commands stand in {emitted.script}; they differ in --sparsity and in file names.",
         "Each engine leaves:",
         *(f"  {variant.variant}: {_left_by(variant)}" for variant in emitted.variants),
+        *_about_rounds(emitted.rounds),
         "",
         "Shapes (min, opt, max; timed at opt):",
         *(_shape_line(profile) for profile in emitted.options.shapes),
         *(["  fixed by the model"] if not emitted.options.shapes else []),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _about_rounds(rounds: TrtexecRounds | None) -> list[str]:
+    if rounds is None:
+        return []
+    return [
+        f"Then {rounds.rounds} rounds time {', '.join(rounds.engines)}, in changing order "
+        "(ROUNDS=n is another number):",
+        f"  {rounds.folder}/ENGINE.ROUND.json and .log",
+    ]
 
 
 def _left_by(variant: TrtexecVariant) -> str:

@@ -37,6 +37,14 @@ class RunFolder:
         )
         write_record(self.path / MANIFEST, self.manifest)
 
+    def remember(
+        self, *, inputs: Path | None, input_shapes: tuple[tuple[int, ...], ...], seed: int
+    ) -> None:
+        """Note in run.json how the source was loaded, for commands that load it again."""
+        where = None if inputs is None else str(inputs.absolute())
+        self.manifest = replace(self.manifest, inputs=where, input_shapes=input_shapes, seed=seed)
+        write_record(self.path / MANIFEST, self.manifest)
+
     def forget(self) -> None:
         """Note in run.json that no stage is done."""
         self.manifest = replace(self.manifest, stages=())

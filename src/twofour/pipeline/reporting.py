@@ -9,6 +9,7 @@ from pathlib import Path
 from twofour.engines.gpu import find_gpu
 from twofour.errors import BadInputError
 from twofour.graph import find_weights, load_model
+from twofour.latency_records import LatencyComparison
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run, onnx_files, onnx_name
 from twofour.pipeline.emitting import FAILED, is_emitted_folder, read_emitted
 from twofour.pipeline.evidence import EvidenceFiles, files_of_folder, read_evidence
@@ -41,6 +42,8 @@ from twofour.store import read_record, write_text
 REPORT = "eligibility.json"
 MARKDOWN = "report.md"
 HTML = "report.html"
+LATENCY = "latency.json"
+"""What `twofour compare` writes; the page shows it."""
 _KNOWN_TO_PRUNING = {ReasonCode.EXCLUDED, ReasonCode.SHARED_WEIGHT}
 HARDWARE = Pattern(2, 4)
 """The only pattern sparse tensor cores run (TensorRT developer guide, structured sparsity)."""
@@ -77,7 +80,10 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
         report = predict(weights, _hardware_validation(run, facts.exported), context)
         report = join_report(report, read_evidence(files, facts.layers))
         write_text(run.file(MARKDOWN), to_markdown(report))
-        write_text(run.file(HTML), to_html(report, accuracy=facts.accuracy, build=built))
+        page = to_html(
+            report, accuracy=facts.accuracy, build=built, comparison=_comparison(run.path)
+        )
+        write_text(run.file(HTML), page)
         return report, (MARKDOWN, HTML)
 
     stage = Stage(
@@ -93,6 +99,7 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
             "accuracy.json",
             *files.names(),
             *onnx_files(path),
+            *((LATENCY,) if run.file(LATENCY).is_file() else ()),
         ),
     )
     return run.runner.run(stage, EligibilityReport, work)
@@ -246,7 +253,14 @@ def report_page(folder: Path, report: EligibilityReport) -> str:
         report,
         accuracy=read_record(Accuracy, accuracy) if accuracy.is_file() else None,
         build=read_record(BuildResult, built) if built.is_file() else None,
+        comparison=_comparison(folder),
     )
+
+
+def _comparison(folder: Path) -> LatencyComparison | None:
+    """What `twofour compare` left in the run folder."""
+    path = folder / LATENCY
+    return read_record(LatencyComparison, path) if path.is_file() else None
 
 
 def _failed(folder: Path) -> tuple[str, ...]:

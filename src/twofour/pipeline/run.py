@@ -137,6 +137,11 @@ def open_run(
     path = shown.absolute()
     with open_run_folder(path, _identity(source)) as folder:
         (path / "stages").mkdir(exist_ok=True)
+        folder.remember(
+            inputs=None if options.inputs is None else Path(options.inputs),
+            input_shapes=options.input_shapes,
+            seed=options.seed,
+        )
         if options.fresh:
             folder.forget()
         sessions = Sessions(path / "stages" / "loading", options.build.threads)

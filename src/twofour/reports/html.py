@@ -1,32 +1,31 @@
 """The report as one HTML file that needs no network: cards, bars, plots, a table to search in.
 
-The page trusts no name: text is escaped by the template engine, data for the script is JSON
-without a character HTML knows, and a policy in the page lets only its own script and style run.
+The page trusts no name: text is escaped by the template engine, and data for the script is JSON
+without a character HTML knows. See page_frame for the policy that it comes with.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
+from twofour.latency_records import LatencyComparison
 from twofour.records import Accuracy, BuildResult, EligibilityReport, Verdict
 from twofour.reports import cells, plots
+from twofour.reports.comparison.page import STYLE, latency_section
 from twofour.reports.eligibility import count_weights
 from twofour.reports.fates import Fate, fate_of
 from twofour.reports.latency_text import latency_table
+from twofour.reports.page_frame import breakable, drawn, render
 from twofour.reports.speed import LARGE_ENOUGH
 from twofour.reports.summary import Total, advice_lines, title_line, totals
 from twofour.reports.text import drift_lines, plain_text
 from twofour.reports.words import printable, shape_cell
 
-_TEMPLATES = PackageLoader("twofour.reports", "templates")
 _PAGE = "report.html.j2"
 _ONE_LINE = 10_000
 """Columns in which no line of text is folded: the browser folds it."""
@@ -65,28 +64,22 @@ def to_html(
     *,
     accuracy: Accuracy | None = None,
     build: BuildResult | None = None,
+    comparison: LatencyComparison | None = None,
 ) -> str:
     """A whole page with its style, script and data inside; the same report gives the same bytes.
 
     The table holds every layer and can be read without its script, which adds the filter, the
-    sorting and the details of a layer.
+    sorting and the details of a layer. A comparison takes the place of the times of the build.
     """
-    environment = Environment(
-        loader=_TEMPLATES,
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style, script = (_asset(environment, name) for name in ("report.css", "report.js"))
-    return environment.get_template(_PAGE).render(
-        policy=_policy(style, script),
-        style=style,
-        script=script,
+    return render(
+        _PAGE,
+        styles=("report.css",) if comparison is None else ("report.css", STYLE),
+        script="report.js",
         **_of_report(report),
         drift=() if accuracy is None else _lines(accuracy),
         engine=() if build is None else _engine_lines(build),
-        latency=None if build is None else _latency(build),
+        build_times=None if build is None or comparison is not None else _build_times(build),
+        latency=None if comparison is None else latency_section(comparison),
     )
 
 
@@ -99,9 +92,9 @@ def _of_report(report: EligibilityReport) -> dict[str, object]:
         "cards": tuple(_Card(fate=Fate(t.title), total=t) for t in totals(report)),
         "advice": advice_lines(report),
         "bars": _bars(verdicts),
-        "markers": tuple((fate, _svg(plots.marker(fate))) for fate in _present(verdicts)),
-        "size_plot": _svg(plots.size_plot(verdicts)),
-        "time_plot": _svg(plots.time_plot(verdicts)),
+        "markers": tuple((fate, drawn(plots.marker(fate))) for fate in _present(verdicts)),
+        "size_plot": drawn(plots.size_plot(verdicts)),
+        "time_plot": drawn(plots.time_plot(verdicts)),
         "with_times": sum(cells.tactic_times(v) is not None for v in verdicts),
         "large_enough": LARGE_ENOUGH,
         "rows": tuple(map(_row, verdicts)),
@@ -116,7 +109,7 @@ def _row(verdict: Verdict) -> _Row:
     return _Row(
         verdict=verdict,
         fate=fate_of(verdict),
-        name=_breakable(cells.name_cell(verdict.layer)),
+        name=breakable(cells.name_cell(verdict.layer)),
         op=printable(verdict.op),
         size=shape_cell(verdict),
         dtype=printable(verdict.dtype),
@@ -143,8 +136,8 @@ def _bars(verdicts: Sequence[Verdict]) -> tuple[tuple[str, Markup | None], ...]:
     layers = [(fate, len(members)) for fate, members in by_fate.items()]
     weights = [(fate, count_weights(members)) for fate, members in by_fate.items()]
     return (
-        ("by layers", _svg(plots.fate_bar(layers, "layer"))),
-        ("by weights", _svg(plots.fate_bar(weights, "weight"))),
+        ("by layers", drawn(plots.fate_bar(layers, "layer"))),
+        ("by weights", drawn(plots.fate_bar(weights, "weight"))),
     )
 
 
@@ -203,31 +196,6 @@ def _engine_lines(build: BuildResult) -> tuple[str, ...]:
     return (*not_used, *map(printable, build.notes))
 
 
-def _latency(build: BuildResult) -> str:
+def _build_times(build: BuildResult) -> str:
     table = latency_table([v.latency for v in build.variants], engine=build.engine.engine)
     return plain_text(table)
-
-
-def _policy(style: Markup, script: Markup) -> str:
-    """Content Security Policy: nothing is fetched, nothing runs but what this module put there."""
-    allowed = f"style-src {_hash(style)}; script-src {_hash(script)}"
-    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _asset(environment: Environment, name: str) -> Markup:
-    text, _, _ = _TEMPLATES.get_source(environment, name)
-    return Markup(f"\n{text}")  # noqa: S704 -- a file of this package
-
-
-def _breakable(name: str) -> Markup:
-    """The name with a place to break the line behind each dot and slash, rather than anywhere."""
-    return escape(name).replace(".", Markup(".<wbr>")).replace("/", Markup("/<wbr>"))
-
-
-def _svg(text: str | None) -> Markup | None:
-    return None if text is None else Markup(text)  # noqa: S704 -- plots.py escapes what it is given

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from twofour.records import EligibilityReport, ReasonCode, Verdict
@@ -15,21 +14,11 @@ from twofour.reports.cells import (
     tactic_times,
     timed,
 )
+from twofour.reports.markdown_parts import code, plain, table
 from twofour.reports.rows import Row, collapse
 from twofour.reports.summary import advice_lines, title_line, totals
-from twofour.reports.words import printable, shape_cell
+from twofour.reports.words import shape_cell
 
-_LITERAL = {
-    **{c: f"\\{c}" for c in "`*[]~$#"},
-    "\\": "&#92;",
-    "|": "&#124;",
-    "<": "&lt;",
-    "&": "&amp;",
-}
-"""How a character that Markdown or a table of it might obey is written where it is just text."""
-_EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-"""An underscore within a word is never emphasis (CommonMark 6.2), and codes are full of them."""
-_NOT_FOR_BACKTICKS = re.compile(r"[`|\\]|^\s|\s$")
 _TITLES = ("layer", "op", "C x K kernel", "type", "pattern", "verdict", "why", "what to do")
 _TIMES = ("sparse ms", "dense ms")
 
@@ -42,9 +31,9 @@ def to_markdown(report: EligibilityReport) -> str:
     """
     parts = [
         "# Sparsity report",
-        _plain(title_line(report)),
-        _table(("", "layers", "weights", "main reasons"), _totals(report)),
-        "\n".join(f"- {_plain(line)}" for line in advice_lines(report)),
+        plain(title_line(report)),
+        table(("", "layers", "weights", "main reasons"), _totals(report)),
+        "\n".join(f"- {plain(line)}" for line in advice_lines(report)),
         "## Layers",
         _layers(report.verdicts),
         *_sources(report.verdicts),
@@ -54,38 +43,38 @@ def to_markdown(report: EligibilityReport) -> str:
 
 
 def _totals(report: EligibilityReport) -> Iterable[Sequence[str]]:
-    return ((t.title, t.layers, t.weights, _plain(t.codes)) for t in totals(report))
+    return ((t.title, t.layers, t.weights, plain(t.codes)) for t in totals(report))
 
 
 def _layers(verdicts: Sequence[Verdict]) -> str:
     with_times = timed(verdicts)
     rows = ((*_cells(row), *(_times(row) if with_times else ())) for row in collapse(verdicts))
-    return _table(_TITLES + (_TIMES if with_times else ()), rows)
+    return table(_TITLES + (_TIMES if with_times else ()), rows)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     first = row.first
     also = surprise(first)
     return (
-        _code(name_cell(row.name)) + (f" x{len(row.members)}" if len(row.members) > 1 else ""),
-        _plain(first.op),
+        code(name_cell(row.name)) + (f" x{len(row.members)}" if len(row.members) > 1 else ""),
+        plain(first.op),
         shape_cell(first),
-        _plain(first.dtype),
+        plain(first.dtype),
         pattern_word(first),
         first.verdict.value + (f" ({also})" if also else ""),
         _why(row),
-        _plain(first.remedy or "-"),
+        plain(first.remedy or "-"),
     )
 
 
 def _why(row: Row) -> str:
     first = row.first
-    text = _plain(main_reason(first))
+    text = plain(main_reason(first))
     if first.reasons[0].code is not ReasonCode.QUALIFIES:
         text = f"`{first.reasons[0].code.value}`: {text}"
     if not row.same_reasons:
         text += " (figures of the first)"
-    return "; ".join(part for part in (text, _plain(other_codes(first))) if part)
+    return "; ".join(part for part in (text, plain(other_codes(first))) if part)
 
 
 def _times(row: Row) -> tuple[str, str]:
@@ -107,28 +96,12 @@ def _sources(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     )
     if not pairs:
         return ()
-    lines = (f"- `{code}`: {_plain(source)}" for code, source in sorted(pairs))
+    lines = (f"- `{code}`: {plain(source)}" for code, source in sorted(pairs))
     return ("## What the reasons rest on", "\n".join(lines))
 
 
 def _unmatched(names: Sequence[str]) -> tuple[str, ...]:
     if not names:
         return ()
-    lines = (f"- {_code(name_cell(name))}" for name in names)
+    lines = (f"- {code(name_cell(name))}" for name in names)
     return ("## Engine layers not matched to a layer of the model", "\n".join(lines))
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = (titles, tuple("---" for _ in titles), *rows)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _plain(text: str) -> str:
-    """Text that no Markdown reader takes for markup, emphasis, a link or the end of a cell."""
-    return _EMPHASIS.sub(r"\\_", "".join(_LITERAL.get(c, c) for c in printable(text)))
-
-
-def _code(name: str) -> str:
-    if not _NOT_FOR_BACKTICKS.search(name):
-        return f"`{name}`"
-    return f"<code>{''.join(c if c.isalnum() else f'&#{ord(c)};' for c in name)}</code>"

@@ -87,7 +87,7 @@ class LoadedPlan:
         """Times of runs at these inputs' shapes; `TIMING` says what is timed."""
         self.outputs(inputs)  # leaves shapes, addresses and buffers set in the context
         with failures_named(f"TensorRT failed while timing {self._plan}", self._log):
-            samples = time_runs(self._enqueue, options)
+            samples = time_runs(self._run, options)
         return latency_of(variant, samples, timing=TIMING)
 
     def layer_information(self) -> str | None:
@@ -107,15 +107,23 @@ class LoadedPlan:
         context.profiler = profiler
         with failures_named(f"TensorRT failed while profiling {self._plan}", self._log):
             for _ in range(iterations):
-                self._enqueue()
+                self._run()
         profile.runs = iterations
         return profile
 
-    def _enqueue(self) -> None:
-        runner = self._runner
-        if not runner.context.execute_async_v3(runner.stream.ptr):
+    @property
+    def stream(self) -> int:
+        """The CUDA stream that runs are enqueued on, as a pointer."""
+        return int(self._runner.stream.ptr)
+
+    def enqueue(self) -> None:
+        """Start one run with the shapes and inputs of the last `outputs`; does not wait for it."""
+        if not self._runner.context.execute_async_v3(self._runner.stream.ptr):
             raise build_failed(f"TensorRT failed while running {self._plan}", self._log, "enqueue")
-        runner.stream.synchronize()
+
+    def _run(self) -> None:
+        self.enqueue()
+        self._runner.stream.synchronize()
 
     def _tensors(self) -> list[str]:
         return [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]

@@ -1,0 +1,167 @@
+"""`twofour compare`: the same model through several engines, interleaved, with its noise."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twofour.cli import options as opt
+from twofour.cli.console import TerminalProgress, say, show, show_text
+from twofour.cli.guard import guarded, keep_tracebacks_in
+from twofour.errors import INTERRUPTED, BadInputError, PatternBrokenError
+from twofour.latency_records import CompareOptions, LatencyComparison
+
+
+class Format(str, Enum):
+    """What --format takes."""
+
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    HTML = "html"
+
+
+@guarded
+def compare(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER|FILE…",
+            help="A run folder, a folder of build --emit-trtexec, or ONNX files and engines.",
+        ),
+    ],
+    *,
+    engines: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engines",
+            metavar="ENGINE:MODE,…",
+            help="Such as onnxruntime:cpu,torch:eager; an engine alone: all its modes.",
+            show_default="all that can run here",
+        ),
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch", metavar="1,8,32", help="Batch sizes.", show_default="that of the inputs"
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds at most, per batch.")] = 50,
+    warmup: Annotated[int, typer.Option("--warmup", help="Untimed runs of each variant.")] = 5,
+    time_limit: Annotated[
+        float,
+        typer.Option("--time-limit", metavar="S", help="Seconds for the rounds of one batch."),
+    ] = 120.0,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", help="CPU threads.", show_default="cores of this process"),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="NAME",
+            help="Such as dense@torch:eager.",
+            show_default="the first",
+        ),
+    ] = None,
+    inputs: opt.Inputs = None,
+    input_shape: opt.InputShapes = None,
+    shapes: opt.Shapes = None,
+    seed: opt.Seed = 0,
+    metric: opt.MetricOption = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-if",
+            metavar="EXPRESSION",
+            help='Gate, such as "sparse/dense > 1.0"; repeatable.',
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of the results.", show_default="the run folder"),
+    ] = None,
+    layout: Annotated[
+        Format, typer.Option("--format", "-f", help="Of what is printed on stdout.")
+    ] = Format.TABLE,
+    json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Time a model's variants in interleaved rounds, and say what is faster and what is noise.
+
+    Every variant runs once a round, in random order, in a process of its own; the baseline runs
+    twice, and what the two differ by is the noise. A ratio is time over the baseline's time, with
+    a 95 % bootstrap interval. Gates that are met end in exit 4. Ctrl-C keeps the rounds so far.
+
+    Example: twofour compare runs/resnet --engines onnxruntime:cpu,torch:compile --batch 1,8
+    """
+    from twofour.pipeline.comparing.compare import compare as run_comparison
+    from twofour.reports.comparison.gate_expression import parse_fail_if
+
+    if json and layout is not Format.TABLE:
+        raise BadInputError("--json and --format ask for two things", hint="leave one of them out")
+    for text in fail_if or ():
+        parse_fail_if(text)  # before the time is spent
+    options = CompareOptions(
+        engines=tuple(engines or ()),
+        batches=_batches(batch),
+        rounds=rounds,
+        warmup=warmup,
+        time_limit_s=time_limit,
+        threads=threads,
+        seed=seed,
+        baseline=baseline,
+        inputs=None if inputs is None else str(inputs),
+        input_shapes=opt.parse_input_shapes(input_shape),
+        shapes=tuple(shapes or ()),
+        metric=metric,
+    )
+    if out is not None:
+        keep_tracebacks_in(out)
+    with TerminalProgress(quiet=quiet) as progress:
+        folder, comparison = run_comparison(paths, out, options, progress)
+    _print(comparison, layout, json=json)
+    if not quiet:
+        say(f"everything is in {folder}")
+    _end(comparison, tuple(fail_if or ()))
+
+
+def _batches(text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in (text or "").split(",") if part.strip())
+    except ValueError:
+        raise BadInputError(
+            f"--batch: {text!r} is not a list of numbers", hint="write it like 1,8,32"
+        ) from None
+
+
+def _print(comparison: LatencyComparison, layout: Format, *, json: bool) -> None:
+    from twofour.reports.comparison.markdown import comparison_markdown
+    from twofour.reports.comparison.page import comparison_page
+    from twofour.reports.comparison.text import comparison_text
+    from twofour.store import to_json
+
+    if json:
+        show_text(to_json(comparison))
+    elif layout is Format.TABLE:
+        show(comparison_text(comparison))
+    else:
+        writers = {Format.MARKDOWN: comparison_markdown, Format.HTML: comparison_page}
+        show_text(writers[layout](comparison))
+
+
+def _end(comparison: LatencyComparison, gates: tuple[str, ...]) -> None:
+    """Exit 130 where it was interrupted, 4 where a gate is met."""
+    from twofour.reports.comparison.fail_if import check_fail_if
+
+    failing = check_fail_if(comparison, gates)
+    for line in failing:
+        say(f"error: {line}")
+    if comparison.partial is not None:
+        say(comparison.partial)
+        raise typer.Exit(INTERRUPTED)
+    if failing:
+        raise typer.Exit(PatternBrokenError.exit_code)

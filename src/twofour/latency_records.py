@@ -1,0 +1,257 @@
+"""The records of a latency comparison: what is compared, the samples, and what follows from them.
+
+    CompareOptions -> ComparedVariant (settings, samples) -> LatencyRatio, NoiseFloor, LayerContrast
+                   -> LatencyComparison (latency.json)
+
+A ratio is time over time: the variant's divided by the baseline's. Below 1 the variant is faster.
+Like records.py: standard library only, frozen, names are a contract.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from twofour.records import SCHEMA_VERSION, Gpu, LayerTime, OutputAgreement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """What a comparison was asked for."""
+
+    engines: tuple[str, ...] = ()
+    """engine:mode, such as "onnxruntime:cpu"; (): all that can run here."""
+    batches: tuple[int, ...] = ()
+    """Sizes of the first axis of every input; (): the example inputs as they are."""
+    rounds: int = 50
+    """Rounds at most; in each, every variant runs once in random order."""
+    warmup: int = 5
+    """Untimed runs of each variant before the rounds."""
+    time_limit_s: float = 120.0
+    """For the rounds of one batch; at least ten rounds are run."""
+    threads: int | None = None
+    """CPU threads of every variant; None: the cores this process may use."""
+    seed: int = 0
+    """Of the random order, the bootstrap and random example inputs."""
+    baseline: str | None = None
+    """Name of a variant; None: dense with the first engine."""
+    inputs: str | None = None
+    """Path of the example inputs, .npz."""
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shapes of random example inputs, by position."""
+    shapes: tuple[str, ...] = ()
+    """TensorRT optimization profiles as text, `input=min:opt:max`."""
+    metric: str | None = None
+    """file.py:callable, called with a predict function for each variant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantSettings:
+    """Everything about a variant that can change its time; two variants differ in these fields."""
+
+    engine: str
+    """onnxruntime, torch, tensorrt, torch-tensorrt, trtexec."""
+    mode: str
+    """cpu, eager, compile, ...: the word after the colon of --engines."""
+    version: str | None
+    """Of the engine."""
+    device: str
+    """"CPU" or the GPU's name."""
+    model: str
+    """The file or model source that was loaded."""
+    weights: str
+    """Label of the weights: dense, sparse, or the file's stem."""
+    precision: str
+    """Types the layers run in, as far as known: float32, float16, int8, ..."""
+    sparse_kernels: bool | None
+    """Whether kernels for 2:4 weights may be used; None: the engine has none."""
+    threads: int | None
+    """CPU threads inside an operator; None on a GPU."""
+    timing: str
+    """What one sample spans, in words."""
+    options: tuple[str, ...] = ()
+    """What else the engine was told, name=value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedVariant:
+    """One variant at one batch: what it is, what it cost, its samples; or why there are none."""
+
+    name: str
+    """weights@engine:mode, then " again" for the baseline's twin, then ":b8" for a sweep's batch:
+    "dense@onnxruntime:cpu again:b8"."""
+    samples_ms: tuple[float, ...]
+    """By round; shorter than the others' where the variant failed on the way."""
+    median_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
+    throughput: float | None
+    """Rows of the batch per second at the median; runs per second where `batch` is None."""
+    peak_memory_bytes: int | None
+    """Most resident memory of the process that this variant alone ran in, libraries included."""
+    error: str | None = None
+    hint: str | None = None
+    batch: int | None = None
+    """Length of the inputs' first axis; None: inputs without a common first axis."""
+    settings: VariantSettings | None = None
+    """None: it could not be opened."""
+    peak_device_memory_bytes: int | None = None
+    size_bytes: int | None = None
+    """Of the model file or the engine."""
+    open_s: float | None = None
+    """Loading, compiling or building, until it could run."""
+    agreement: tuple[OutputAgreement, ...] = ()
+    """Against the dense float32 reference, on the example inputs."""
+    top1_agreement: float | None = None
+    """Share of rows whose largest output is where the reference has it; None: no class scores."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The user's metric."""
+    layers: tuple[LayerTime, ...] = ()
+    """Mean times of the engine's layers; () where it has no profile."""
+
+
+class LatencyVerdict(str, Enum):
+    """What a ratio and its interval say."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    NO_DIFFERENCE = "no difference"
+    """The interval reaches into what the same baseline measured twice differs by."""
+    UNDECIDED = "undecided"
+    """Too few rounds for an interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One setting in which two variants differ."""
+
+    setting: str
+    """Name of a field of VariantSettings."""
+    variant: str
+    baseline: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyRatio:
+    """Time of a variant over time of a baseline, at one batch."""
+
+    variant: str
+    baseline: str
+    ratio: float
+    """Mean of the middle half of the log ratios within each round, as a ratio; of unpaired samples
+    the ratio of the medians."""
+    low: float | None
+    high: float | None
+    """95 % bootstrap interval of `ratio`; None where rounds are too few."""
+    verdict: LatencyVerdict
+    rounds: int
+    """Rounds in which both ran; samples of the side that has fewer, where they are unpaired."""
+    batch: int | None = None
+    differences: tuple[Difference, ...] = ()
+    """Settings in which the two differ."""
+    only_sparsity: bool = True
+    """They differ in nothing but the weights and whether sparse kernels may be used."""
+    paired: bool = True
+    """Both ran in the same rounds; False: one after the other, so that drift between them is in
+    the ratio and not in the interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseFloor:
+    """The same baseline, opened twice and measured twice, at one batch."""
+
+    variant: str
+    again: str
+    ratio: float
+    low: float | None
+    high: float | None
+    floor: float
+    """How far from 1 the interval of the two reaches, as a part: 0.02 is 2 %. Ratios of
+    1/(1 + floor) to 1 + floor cannot be told from noise."""
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerContrastRow:
+    """Layers of two engines that do the same part of the model."""
+
+    layer: str
+    """Name in the variant's engine; several joined with " + "."""
+    baseline_layer: str
+    variant_ms: float | None
+    """Sum of mean times; None where only the baseline has the layer."""
+    baseline_ms: float | None
+    ratio: float | None
+    """variant_ms / baseline_ms."""
+    difference_ms: float
+    """variant_ms - baseline_ms, a missing layer counted as 0."""
+    share: float | None
+    """Of the difference between the sums of all layers; None where the sums are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerContrast:
+    """Two profiles matched layer by layer, largest absolute difference first."""
+
+    variant: str
+    baseline: str
+    variant_ms: float
+    """Sum over the variant's layers; profiling itself makes it larger than a run."""
+    baseline_ms: float
+    rows: tuple[LayerContrastRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """What the machine's clocks were at one moment; None: not to be had."""
+
+    cpu_mhz: float | None = None
+    """Mean over the cores."""
+    cpu_governor: str | None = None
+    gpu_sm_mhz: int | None = None
+    gpu_memory_mhz: int | None = None
+    gpu_temperature_c: int | None = None
+    gpu_throttled: str | None = None
+    """Why the driver holds the clocks down, in words; None: it does not, or does not say."""
+    load_average: float | None = None
+    """Runnable processes over the last minute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where a comparison was measured."""
+
+    platform: str
+    python_version: str
+    cpu: str
+    cores: int
+    """That this process may use."""
+    memory_bytes: int | None
+    gpu: Gpu | None
+    packages: tuple[str, ...]
+    """name==version of what can change a time."""
+    start: Clocks
+    end: Clocks | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyComparison:
+    """latency.json."""
+
+    source: str
+    """The run folder or the files, as the user named them."""
+    baseline: str
+    """Name of the baseline, without the batch of a sweep."""
+    machine: Machine | None
+    """None: measured by trtexec elsewhere."""
+    options: CompareOptions
+    variants: tuple[ComparedVariant, ...]
+    ratios: tuple[LatencyRatio, ...]
+    """Every variant over the baseline; then sparse over dense within every other engine."""
+    noise: tuple[NoiseFloor, ...]
+    """One for each batch; () where the baseline ran only once."""
+    layers: tuple[LayerContrast, ...] = ()
+    partial: str | None = None
+    """What was not measured because it was interrupted; None: everything was."""
+    notes: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION

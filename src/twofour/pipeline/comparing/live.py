@@ -1,0 +1,96 @@
+"""One variant of a running comparison: its process, and what is known of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from twofour.engines.timed.memory import available_bytes
+from twofour.errors import BuildFailedError, TwofourError
+from twofour.pipeline.comparing.planning import Planned
+from twofour.pipeline.comparing.process import WorkerProcess
+from twofour.pipeline.comparing.request import Memory, Opened, OpenRequest
+from twofour.records import LayerTime, OutputAgreement
+
+_SPARE = 1.2
+"""A variant is opened while this many times the largest so far is available."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveVariant:
+    """A variant with a process of its own, until it fails or the comparison ends."""
+
+    planned: Planned
+    process: WorkerProcess | None = None
+    opened: Opened | None = None
+    error: TwofourError | None = None
+    """Why it cannot be measured any more."""
+    agreement: tuple[OutputAgreement, ...] = ()
+    top1_agreement: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    layers: tuple[LayerTime, ...] = ()
+    build_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name, without the batch of a sweep."""
+        return self.planned.name
+
+    @property
+    def runs(self) -> bool:
+        """It is loaded and has not failed."""
+        return self.opened is not None and self.error is None
+
+    def open(self, request: OpenRequest) -> None:
+        """Load it; a failure is kept as `error`."""
+        try:
+            self.process = WorkerProcess(request.options.threads)
+            self.opened = self.process.call("open", request)
+        except TwofourError as error:
+            self.fail(error)
+
+    def fail(self, error: TwofourError) -> None:
+        """Note why, and let the process go."""
+        self.error = error
+        self.close()
+
+    def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
+        """Take the inputs of the rounds that follow; raises TwofourError."""
+        self.call("prepare", inputs, warmup)
+
+    def run_ms(self) -> float:
+        """One timed run."""
+        return float(self.call("run_ms"))
+
+    def memory(self) -> Memory:
+        """Peaks since `prepare`."""
+        try:
+            found: Memory = self.call("memory")
+        except TwofourError:
+            return Memory(host_bytes=None, device_bytes=None)
+        return found
+
+    def call(self, command: str, *arguments: object) -> Any:  # noqa: ANN401  # each command has its own
+        """Ask its process."""
+        assert self.process is not None, "it was opened"
+        return self.process.call(command, *arguments)
+
+    def close(self) -> None:
+        """End its process."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+
+def refuse_without_memory(largest_bytes: int) -> None:
+    """Raise BuildFailedError where another variant as large as the largest would not fit."""
+    available = available_bytes()
+    if available is not None and available < _SPARE * largest_bytes:
+        raise BuildFailedError(
+            f"not opened: {available / 2**30:.1f} GiB of memory are left, and the largest variant "
+            f"took {largest_bytes / 2**30:.1f} GiB",
+            hint="every variant stays loaded while the rounds run: name fewer with --engines",
+        )

@@ -1,0 +1,295 @@
+"""The measurement: every variant loaded, its outputs judged, then rounds for each batch."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from twofour.engines.latency import percentile
+from twofour.engines.timed.rounds import RoundPlan, Rounds, interleave
+from twofour.errors import BadInputError, TwofourError
+from twofour.export.agreement import agreement
+from twofour.latency_records import ComparedVariant, CompareOptions
+from twofour.pipeline.comparing.live import LiveVariant, refuse_without_memory
+from twofour.pipeline.comparing.planning import Planned
+from twofour.pipeline.comparing.preparing import (
+    at_batch,
+    batch_of,
+    prepare_request,
+    profiles_over,
+)
+from twofour.pipeline.comparing.process import WorkerProcess
+from twofour.pipeline.comparing.subject import Subject
+from twofour.pipeline.comparing.top1 import top1_agreement
+from twofour.pipeline.stages import Progress
+from twofour.reports.comparison.naming import variant_name
+
+PROFILED_RUNS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """All rows, and what is missing where it was interrupted."""
+
+    variants: tuple[ComparedVariant, ...]
+    partial: str | None
+    notes: tuple[str, ...] = ()
+
+
+def measure(
+    subject: Subject,
+    planned: Sequence[Planned],
+    options: CompareOptions,
+    threads: int,
+    progress: Progress,
+) -> Measured:
+    """Load, check, time. Ctrl-C in the rounds or after them keeps what is there.
+
+    Raises BadInputError where the options do not fit the inputs, and KeyboardInterrupt where
+    nothing was timed yet.
+    """
+    batches: list[Mapping[str, np.ndarray]] = [
+        at_batch(subject.inputs, batch) for batch in options.batches
+    ] or [subject.inputs]
+    with contextlib.ExitStack() as stack:
+        lives = [LiveVariant(planned=row) for row in planned]
+        for live in lives:
+            stack.callback(live.close)
+        _open_all(subject, lives, threads, options, progress)
+        _judge_outputs(subject, lives, progress)
+        rows, partial = _time_batches(lives, batches, options, progress)
+        notes: list[str] = []
+        if partial is None:
+            partial = _layers_and_metrics(lives, options, progress, notes)
+        variants = tuple(_complete(lives, rows))
+        return Measured(variants=variants, partial=partial, notes=tuple(notes))
+
+
+def check_metric(reference: str) -> None:
+    """Raises BadInputError where the user's metric cannot be imported or called."""
+    with WorkerProcess(1) as process:
+        process.call("check_metric", reference)
+
+
+def _open_all(
+    subject: Subject,
+    lives: Sequence[LiveVariant],
+    threads: int,
+    options: CompareOptions,
+    progress: Progress,
+) -> None:
+    subject.save_examples()
+    shapes = profiles_over(subject.inputs, options.batches)
+    largest_bytes = 0
+    with _stage(progress, "open", "load the variants"):
+        for number, live in enumerate(lives):
+            if live.planned.why_not is not None:
+                live.error = BadInputError(live.planned.why_not, hint=live.planned.hint)
+                continue
+            progress.step(live.name, number, len(lives))
+            try:
+                refuse_without_memory(largest_bytes)
+                prepared = prepare_request(subject, live.planned, threads, shapes)
+            except TwofourError as error:
+                live.fail(error)
+                continue
+            live.build_s = prepared.build_s
+            live.open(prepared.request)
+            if live.runs:
+                largest_bytes = max(largest_bytes, live.memory().host_bytes or 0)
+
+
+def _judge_outputs(subject: Subject, lives: Sequence[LiveVariant], progress: Progress) -> None:
+    """Outputs of each variant on the example inputs against the reference."""
+    running = [live for live in lives if live.runs]
+    reference = subject.reference
+    with _stage(progress, "outputs", "compare the outputs"):
+        for number, live in enumerate(running):
+            progress.step(live.name, number, len(running))
+            try:
+                outputs: dict[str, np.ndarray] = live.call("outputs", subject.inputs)
+                if reference is None:
+                    reference = outputs
+                _judge(live, reference, outputs)
+            except TwofourError as error:
+                live.fail(error)
+
+
+def _judge(
+    live: LiveVariant, reference: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
+) -> None:
+    names = [name for name in reference if name in outputs]
+    live.agreement = agreement(
+        names, [reference[n] for n in names], [outputs[n] for n in names], bounds=None
+    )
+    if names:
+        live.top1_agreement = top1_agreement(names[0], reference[names[0]], outputs[names[0]])
+
+
+def _time_batches(
+    lives: Sequence[LiveVariant],
+    batches: Sequence[Mapping[str, np.ndarray]],
+    options: CompareOptions,
+    progress: Progress,
+) -> tuple[list[tuple[LiveVariant, ComparedVariant]], str | None]:
+    rows: list[tuple[LiveVariant, ComparedVariant]] = []
+    sweep = bool(options.batches)
+    for number, inputs in enumerate(batches):
+        batch = batch_of(inputs)
+        title = f"time the variants at batch {batch}" if sweep else "time the variants"
+        with _stage(progress, "rounds", title):
+            failed: dict[str, TwofourError] = {}
+            running = _prepare(lives, inputs, options.warmup, failed, progress)
+            plan = RoundPlan(
+                rounds=options.rounds, time_limit_s=options.time_limit_s, seed=options.seed
+            )
+            rounds = interleave(running, plan, progress.step)
+            for live in running:
+                if live.name in rounds.failed:
+                    failed[live.name] = rounds.failed[live.name]
+            rows += [
+                (live, _row(live, batch, rounds, failed.get(live.name), sweep=sweep))
+                for live in lives
+                if live.runs
+            ]
+        if rounds.interrupted:
+            left = [str(b) for b in options.batches[number + 1 :]]
+            return rows, _partial(rounds, options, batch if sweep else None, left)
+    return rows, None
+
+
+def _prepare(
+    lives: Sequence[LiveVariant],
+    inputs: Mapping[str, np.ndarray],
+    warmup: int,
+    failed: dict[str, TwofourError],
+    progress: Progress,
+) -> list[LiveVariant]:
+    running = []
+    for live in (live for live in lives if live.runs):
+        progress.step(f"warming up {live.name}", 0, None)
+        try:
+            live.prepare(inputs, warmup)
+            running.append(live)
+        except TwofourError as error:
+            failed[live.name] = error
+    return running
+
+
+def _row(
+    live: LiveVariant,
+    batch: int | None,
+    rounds: Rounds,
+    error: TwofourError | None,
+    *,
+    sweep: bool,
+) -> ComparedVariant:
+    samples = rounds.samples_ms.get(live.name, ())
+    memory = live.memory() if error is None else None
+    opened = live.opened
+    assert opened is not None, "only running variants are timed"
+    median_ms = statistics.median(samples) if samples else None
+    planned = live.planned
+    return ComparedVariant(
+        name=variant_name(
+            planned.model.weights,
+            planned.engine,
+            planned.mode,
+            again=planned.again,
+            batch=batch if sweep else None,
+        ),
+        samples_ms=samples,
+        median_ms=median_ms,
+        p90_ms=percentile(samples, 90) if samples else None,
+        p99_ms=percentile(samples, 99) if samples else None,
+        throughput=1e3 * (batch or 1) / median_ms if median_ms else None,
+        peak_memory_bytes=memory.host_bytes if memory else None,
+        error=None if error is None else error.message,
+        hint=None if error is None else error.hint,
+        batch=batch,
+        settings=opened.settings,
+        peak_device_memory_bytes=memory.device_bytes if memory else None,
+        size_bytes=opened.size_bytes,
+        open_s=opened.open_s if live.build_s is None else live.build_s,
+        agreement=live.agreement,
+        top1_agreement=live.top1_agreement,
+    )
+
+
+def _partial(
+    rounds: Rounds, options: CompareOptions, batch: int | None, left: Sequence[str]
+) -> str:
+    where = "" if batch is None else f" at batch {batch}"
+    text = f"interrupted after {rounds.done} of {options.rounds} rounds{where}"
+    return f"{text}; batches not timed: {', '.join(left)}" if left else text
+
+
+def _layers_and_metrics(
+    lives: Sequence[LiveVariant],
+    options: CompareOptions,
+    progress: Progress,
+    notes: list[str],
+) -> str | None:
+    """The slowest last, so that an interruption costs no times."""
+    doing = "the layers' times"
+    try:
+        with _stage(progress, "layers", "time the layers"):
+            for live in (live for live in lives if live.runs):
+                progress.step(live.name, 0, None)
+                with contextlib.suppress(TwofourError):
+                    live.layers = live.call("layer_times", PROFILED_RUNS)
+        if options.metric is not None:
+            doing = "the metric"
+            with _stage(progress, "metric", "evaluate the metric"):
+                for live in (live for live in lives if live.runs and not live.planned.again):
+                    progress.step(live.name, 0, None)
+                    try:
+                        live.metrics = live.call("metric", options.metric, options.seed)
+                    except TwofourError as error:
+                        notes.append(f"no metric of {live.name}: {error.message}")
+    except KeyboardInterrupt:
+        return f"interrupted during {doing}"
+    return None
+
+
+def _complete(
+    lives: Sequence[LiveVariant], rows: Sequence[tuple[LiveVariant, ComparedVariant]]
+) -> Iterator[ComparedVariant]:
+    """Rows with what came after the rounds, and one for each variant that was never timed."""
+    for live in lives:
+        own = [row for timed, row in rows if timed is live]
+        for row in own:
+            yield replace(row, metrics=live.metrics, layers=live.layers)
+        if not own:
+            yield _never_timed(live)
+
+
+def _never_timed(live: LiveVariant) -> ComparedVariant:
+    error = live.error
+    return ComparedVariant(
+        name=live.name,
+        samples_ms=(),
+        median_ms=None,
+        p90_ms=None,
+        p99_ms=None,
+        throughput=None,
+        peak_memory_bytes=None,
+        error="not timed" if error is None else error.message,
+        hint=None if error is None else error.hint,
+        settings=None if live.opened is None else live.opened.settings,
+        agreement=live.agreement,
+        top1_agreement=live.top1_agreement,
+    )
+
+
+@contextlib.contextmanager
+def _stage(progress: Progress, name: str, title: str) -> Iterator[None]:
+    progress.stage(name, title)
+    started = time.perf_counter()
+    yield
+    progress.done(name, seconds=time.perf_counter() - started, reused=False)

@@ -1,0 +1,116 @@
+"""From a request to a loaded variant, inside its worker process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from twofour.engines.protocol import BuildRequest, say_nothing
+from twofour.pipeline.comparing.request import (
+    BuildPlanRequest,
+    OpenRequest,
+    QuantizeRequest,
+    TorchRequest,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from twofour.engines.timed.protocol import TimedModel
+    from twofour.pipeline.sources.loaded import LoadedModule
+    from twofour.records import VariantBuild
+
+
+def open_variant(request: OpenRequest) -> TimedModel:
+    """Load it with its engine.
+
+    Raises BadInputError, MissingToolError and BuildFailedError as the engines do.
+    """
+    if request.torch is not None:
+        return _open_torch(request, request.torch)
+    assert request.file is not None, "only torch variants have no file"
+    if request.engine == "tensorrt":
+        from twofour.engines.timed.tensorrt_model import open_tensorrt
+
+        return open_tensorrt(
+            request.file,
+            request.options,
+            mode=request.mode,
+            model=request.model,
+            precision=request.precision,
+            sparse_kernels=request.sparse_kernels,
+        )
+    from twofour.engines.timed.onnxruntime_model import open_onnxruntime
+
+    return open_onnxruntime(
+        request.file, request.mode, request.options, precision=request.precision
+    )
+
+
+def _open_torch(request: OpenRequest, torch: TorchRequest) -> TimedModel:
+    from twofour.engines.timed.torch_model import open_torch
+    from twofour.engines.timed.torch_program import TorchProgram
+    from twofour.engines.timed.torch_tensorrt import open_torch_tensorrt
+
+    loaded = _load(torch)
+    program = TorchProgram(
+        module=loaded.module,
+        args=loaded.args,
+        kwargs=loaded.kwargs,
+        input_names=torch.input_names,
+        output_names=torch.output_names,
+        source=torch.source,
+    )
+    opener = open_torch if request.engine == "torch" else open_torch_tensorrt
+    return opener(program, request.mode, request.options)
+
+
+def _load(request: TorchRequest) -> LoadedModule:
+    """The module with the weights of the source, or with those that the prune stage saved."""
+    from twofour.pipeline.sources.onnx_file import OnnxSource
+    from twofour.pipeline.sources.open import open_source
+    from twofour.pipeline.weights_file import load_weights
+    from twofour.pruning.module_layers import make_permanent
+
+    source = open_source(request.source, request.arguments)
+    assert not isinstance(source, OnnxSource), "planned only for torch sources"
+    loaded = source.load()
+    make_permanent(loaded.module)
+    if request.weights is not None:
+        load_weights(loaded.module, request.weights)
+    return loaded
+
+
+def build_plan(request: BuildPlanRequest) -> VariantBuild:
+    """A plan with its log, layer information and profile, as the build stage leaves them."""
+    from twofour.engines.tensorrt.engine import TensorRtEngine
+
+    request.folder.mkdir(parents=True, exist_ok=True)
+    return TensorRtEngine().build(
+        BuildRequest(
+            variant=request.variant,
+            onnx=request.onnx,
+            folder=request.folder,
+            sparse_weights=request.sparse_weights,
+            options=request.options,
+            inputs=load(request.examples),
+            timing_cache=request.timing_cache,
+        ),
+        say_nothing,
+    )
+
+
+def quantize(request: QuantizeRequest) -> None:
+    """An INT8 file beside the others of the comparison."""
+    from twofour.export.quantize import Activations, quantize_int8
+
+    request.target.parent.mkdir(parents=True, exist_ok=True)
+    activations = Activations(request.activations)
+    quantize_int8(request.onnx, request.target, load(request.examples), activations=activations)
+
+
+def load(examples: Path) -> dict[str, np.ndarray]:
+    """Arrays of an .npz by name."""
+    with np.load(examples, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}

@@ -1,0 +1,174 @@
+"""Which variants a comparison has: models times engine modes, and why some cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twofour.engines.timed.modes import ENGINES, FLAG_OFF, statuses_of
+from twofour.engines.timed.protocol import ModeStatus
+from twofour.errors import BadInputError
+from twofour.pipeline.comparing.request import TorchRequest
+from twofour.reports.comparison.naming import variant_name
+
+_NEEDS_SPARSE = ("semi-structured", "sparse")
+"""Words in the mode of an engine that packs 2:4 weights: dense ones it would prune."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedModel:
+    """One set of weights in every form there is of it."""
+
+    weights: str
+    """Label: dense, sparse, or the file's stem."""
+    onnx: Path | None = None
+    plans: Mapping[str, Path] = field(default_factory=dict)
+    """Mode of the tensorrt engine -> a plan that is there already."""
+    torch: TorchRequest | None = None
+    dense: bool = False
+    """Known not to be pruned: no mode is asked that only takes 2:4 weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One row of the comparison, before anything is loaded."""
+
+    name: str
+    model: ComparedModel
+    engine: str
+    mode: str
+    again: bool = False
+    why_not: str | None = None
+    """It cannot be measured, and why; None: it can be tried."""
+    hint: str | None = None
+
+
+StatusesOf = Callable[[str], Mapping[str, ModeStatus]]
+
+
+def parse_engines(texts: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
+    """Read `engine:mode` and `engine` (all its modes), commas between; no mode is checked yet.
+
+    Raises BadInputError for an engine that is not known.
+    """
+    pairs: dict[tuple[str, str | None], None] = {}
+    for text in (part.strip() for whole in texts for part in whole.split(",") if part.strip()):
+        engine, _, mode = text.partition(":")
+        if engine not in ENGINES:
+            raise BadInputError(
+                f"--engines: there is no engine {engine!r}", hint=f"known are {', '.join(ENGINES)}"
+            )
+        pairs[engine, mode or None] = None
+    return tuple(pairs)
+
+
+def plan_variants(
+    models: Sequence[ComparedModel],
+    engines: Sequence[str],
+    baseline: str | None = None,
+    statuses: StatusesOf = statuses_of,
+) -> tuple[tuple[Planned, ...], str]:
+    """Every row, in order, and the name of the baseline, whose twin comes right behind it.
+
+    Without `engines`: everything that can run here, both weights in the first engine and in those
+    with sparse kernels, the first weights alone in the others. Raises BadInputError for an engine,
+    mode or baseline that is not there.
+    """
+    asked = parse_engines(engines)
+    rows = _asked(models, asked, statuses) if asked else _all(models, statuses)
+    name = _baseline(rows, baseline)
+    return tuple(_with_twin(rows, name)), name
+
+
+def _asked(
+    models: Sequence[ComparedModel],
+    asked: Sequence[tuple[str, str | None]],
+    statuses: StatusesOf,
+) -> list[Planned]:
+    rows: list[Planned] = []
+    for engine, mode in asked:
+        known = statuses(engine)
+        if mode is not None and mode not in known:
+            raise BadInputError(
+                f"--engines: {engine} has no mode {mode!r}", hint=f"it has {', '.join(known)}"
+            )
+        for status in known.values() if mode is None else (known[mode],):
+            rows += _rows(models, status)
+    return rows
+
+
+def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[Planned]:
+    rows: list[Planned] = []
+    for engine in ENGINES:
+        if not any(_form_for(engine, model) for model in models):
+            continue
+        for status in statuses(engine).values():
+            found = _rows(models, status)
+            started = any(row.why_not is None for row in rows)
+            if status.why_not is not None or (started and not _packs_sparse(status)):
+                found = found[:1]
+            rows += found
+    return rows
+
+
+def _rows(models: Sequence[ComparedModel], status: ModeStatus) -> list[Planned]:
+    taken = [m for m in models if _takes(status, m)] or list(models[:1])
+    return [
+        Planned(
+            name=variant_name(model.weights, status.engine, status.mode),
+            model=model,
+            engine=status.engine,
+            mode=status.mode,
+            why_not=status.why_not or _no_form(status.engine, model),
+            hint=status.hint if status.why_not else None,
+        )
+        for model in taken
+    ]
+
+
+def _takes(status: ModeStatus, model: ComparedModel) -> bool:
+    return not (model.dense and _packs_sparse(status))
+
+
+def _packs_sparse(status: ModeStatus) -> bool:
+    return status.mode == FLAG_OFF or any(word in status.mode for word in _NEEDS_SPARSE)
+
+
+def _form_for(engine: str, model: ComparedModel) -> bool:
+    if engine in {"torch", "torch-tensorrt"}:
+        return model.torch is not None
+    if engine == "tensorrt":
+        return model.onnx is not None or bool(model.plans)
+    return model.onnx is not None
+
+
+def _no_form(engine: str, model: ComparedModel) -> str | None:
+    if _form_for(engine, model):
+        return None
+    if engine in {"torch", "torch-tensorrt"}:
+        return "there is no torch module: compare a run folder that was made from one"
+    return "there is no ONNX file of it"
+
+
+def _baseline(rows: Sequence[Planned], asked: str | None) -> str:
+    names = [row.name for row in rows]
+    if asked is not None:
+        if asked not in names:
+            raise BadInputError(
+                f"--baseline: there is no variant {asked!r}", hint=f"there are {', '.join(names)}"
+            )
+        return asked
+    return next((row.name for row in rows if row.why_not is None), names[0])
+
+
+def _with_twin(rows: Sequence[Planned], baseline: str) -> list[Planned]:
+    result: list[Planned] = []
+    for row in rows:
+        result.append(row)
+        if row.name == baseline and row.why_not is None:
+            name = variant_name(row.model.weights, row.engine, row.mode, again=True)
+            result.append(
+                Planned(name=name, model=row.model, engine=row.engine, mode=row.mode, again=True)
+            )
+    return result

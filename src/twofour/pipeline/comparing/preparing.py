@@ -1,0 +1,178 @@
+"""From a planned variant to what its worker loads; plans and INT8 files are made on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from twofour.engines.tensorrt.precision import precisions_of
+from twofour.engines.timed.modes import FLAG_OFF
+from twofour.engines.timed.protocol import OpenOptions
+from twofour.errors import BadInputError
+from twofour.pipeline.comparing.planning import Planned
+from twofour.pipeline.comparing.process import WorkerProcess
+from twofour.pipeline.comparing.request import BuildPlanRequest, OpenRequest, QuantizeRequest
+from twofour.pipeline.comparing.subject import Subject
+from twofour.pipeline.sources.source import safe_name
+from twofour.records import ShapeProfile, VariantBuild
+
+_QUANTISED = {"int8": "int8", "uint8": "int8 (uint8 activations)"}
+"""Mode -> how the settings name its precision."""
+_TENSORRT = "tensorrt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What to load, and what it took to make it."""
+
+    request: OpenRequest
+    build_s: float | None = None
+    """Building the engine or quantising the file; None: it was there."""
+
+
+def prepare_request(
+    subject: Subject, planned: Planned, threads: int, shapes: tuple[ShapeProfile, ...]
+) -> Prepared:
+    """The request of a variant, after a process of its own has built or quantised what it needs.
+
+    Raises BuildFailedError and BadInputError as building and quantising do.
+    """
+    model = planned.model
+    file, build_s = model.onnx, None
+    if planned.engine == _TENSORRT:
+        file, build_s = _plan(subject, planned, threads, shapes)
+    elif planned.engine == "onnxruntime" and planned.mode in _QUANTISED:
+        file = _quantized(subject, planned, threads)
+    is_torch = planned.engine.startswith("torch")
+    shown = model.torch.source if is_torch and model.torch else str(file)
+    return Prepared(
+        request=OpenRequest(
+            engine=planned.engine,
+            mode=planned.mode,
+            options=OpenOptions(weights=model.weights, threads=threads, shapes=shapes),
+            model=shown,
+            precision=_precision(planned),
+            examples=subject.examples,
+            file=None if is_torch else file,
+            torch=model.torch if is_torch else None,
+            sparse_kernels=_flag(planned) if planned.engine == _TENSORRT else None,
+        ),
+        build_s=build_s,
+    )
+
+
+def _precision(planned: Planned) -> str:
+    if planned.engine == "onnxruntime" and planned.mode in _QUANTISED:
+        return _QUANTISED[planned.mode]
+    return precision_word(planned.model.onnx)
+
+
+def precision_word(onnx: Path | None) -> str:
+    """Types of the file's graph: int8, float16, bfloat16 or float32; "unknown" for a plan."""
+    if onnx is None:
+        return "unknown"
+    found = precisions_of(onnx)
+    words = [
+        word
+        for word, used in (
+            ("int8", found.int8),
+            ("float16", found.float16),
+            ("bfloat16", found.bfloat16),
+        )
+        if used
+    ]
+    return "+".join(words) or "float32"
+
+
+def batch_of(inputs: Mapping[str, np.ndarray]) -> int | None:
+    """Length of the first axis that all inputs share; None where there is none."""
+    lengths = {array.shape[0] if array.ndim else None for array in inputs.values()}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def at_batch(inputs: Mapping[str, np.ndarray], batch: int) -> dict[str, np.ndarray]:
+    """The inputs cut, or repeated, to so many rows.
+
+    Raises BadInputError where they have no common first axis.
+    """
+    rows = batch_of(inputs)
+    if not rows:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+        raise BadInputError(
+            f"--batch: the inputs have no common first axis ({shapes})",
+            hint="leave --batch out, and give inputs of the size you want with --inputs",
+        )
+    index = np.arange(batch) % rows
+    return {name: array[index] for name, array in inputs.items()}
+
+
+def profiles_over(
+    inputs: Mapping[str, np.ndarray], batches: Sequence[int]
+) -> tuple[ShapeProfile, ...]:
+    """Shapes for an engine that serves all batches; tactics are chosen for the largest."""
+    sizes = batches or tuple(b for b in (batch_of(inputs),) if b)
+    if not sizes:
+        return tuple(
+            ShapeProfile(input=name, min=array.shape, opt=array.shape, max=array.shape)
+            for name, array in inputs.items()
+        )
+    smallest, largest = min(sizes), max(sizes)
+    return tuple(
+        ShapeProfile(
+            input=name,
+            min=(smallest, *array.shape[1:]),
+            opt=(largest, *array.shape[1:]),
+            max=(largest, *array.shape[1:]),
+        )
+        for name, array in inputs.items()
+    )
+
+
+def _flag(planned: Planned) -> bool | None:
+    """Whether the builder may use sparse kernels; None for a plan of unknown origin."""
+    if planned.mode == FLAG_OFF:
+        return False
+    if planned.model.onnx is None:
+        return None
+    return not planned.model.dense
+
+
+def _plan(
+    subject: Subject, planned: Planned, threads: int, shapes: tuple[ShapeProfile, ...]
+) -> tuple[Path, float | None]:
+    """The plan that is there, or a new one; the twin's is built again, without a timing cache."""
+    known = planned.model.plans.get(planned.mode)
+    if known is not None and not (planned.again and planned.model.onnx):
+        return known, None
+    assert planned.model.onnx is not None, "planned only where there is one of the two"
+    name = safe_name(planned.name)
+    options = subject.build if subject.build.shapes else replace(subject.build, shapes=shapes)
+    request = BuildPlanRequest(
+        onnx=planned.model.onnx,
+        variant=name,
+        folder=subject.work,
+        sparse_weights=bool(_flag(planned)),
+        options=options,
+        examples=subject.examples,
+        timing_cache=None,
+    )
+    with WorkerProcess(threads) as process:
+        built: VariantBuild = process.call("build", request)
+    return subject.work / f"{name}.plan", built.build_s
+
+
+def _quantized(subject: Subject, planned: Planned, threads: int) -> Path:
+    assert planned.model.onnx is not None, "planned only where there is one"
+    target = subject.work / f"{safe_name(planned.model.weights)}.{planned.mode}.onnx"
+    request = QuantizeRequest(
+        onnx=planned.model.onnx,
+        target=target,
+        examples=subject.examples,
+        activations=planned.mode,
+    )
+    with WorkerProcess(threads) as process:
+        process.call("quantize", request)
+    return target

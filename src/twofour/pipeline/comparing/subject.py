@@ -1,0 +1,225 @@
+"""What is compared: a run folder, or ONNX files and engines, brought to one form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from twofour.engines.shapes import parse_shapes
+from twofour.engines.timed.modes import FLAG_OFF, GPU
+from twofour.errors import BadInputError
+from twofour.latency_records import CompareOptions
+from twofour.pipeline.agreement import load_arrays
+from twofour.pipeline.comparing.planning import ComparedModel
+from twofour.pipeline.comparing.request import TorchRequest
+from twofour.pipeline.context import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
+from twofour.pipeline.folder import MANIFEST, is_run_folder
+from twofour.pipeline.onnx_io import describe, load_inputs, random_inputs, save_arrays
+from twofour.pipeline.sources.source import SourceOptions, safe_name
+from twofour.records import BuildOptions, BuildResult, EngineName, RunManifest, TensorShape
+from twofour.store import read_record
+
+RUNS = Path("runs")
+FOLDER = "compare"
+"""Where a comparison keeps what it builds, inside the folder of its results."""
+_PLANS = (".plan", ".engine", ".trt")
+_EXAMPLES = "inputs.npz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Models with the inputs they are run on, and where the results go."""
+
+    source: str
+    """As the user named it."""
+    folder: Path
+    is_run: bool
+    """`folder` is a run folder, whose report shows the comparison."""
+    models: tuple[ComparedModel, ...]
+    inputs: Mapping[str, np.ndarray]
+    """Example inputs by name."""
+    reference: Mapping[str, np.ndarray] | None
+    """Outputs of the dense module in float32 on them; None: the first ONNX file has to do."""
+    build: BuildOptions
+
+    @property
+    def work(self) -> Path:
+        """Folder for plans and quantised files."""
+        return self.folder / FOLDER
+
+    @property
+    def examples(self) -> Path:
+        """The example inputs as a file for worker processes."""
+        return self.work / _EXAMPLES
+
+    def save_examples(self) -> None:
+        """Write that file."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        save_arrays(self.examples, dict(self.inputs))
+
+
+def open_subject(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Subject:
+    """From one run folder, or from ONNX files and TensorRT plans.
+
+    Raises BadInputError for anything else, a folder that holds no model, and models that take
+    different inputs.
+    """
+    if len(paths) == 1 and paths[0].is_dir():
+        return _of_run(paths[0], out, options)
+    for path in paths:
+        if path.is_dir():
+            raise BadInputError(f"{path} is a folder among files", hint="name it alone")
+        if path.suffix.lower() not in {".onnx", *_PLANS}:
+            raise BadInputError(
+                f"{path} is neither an ONNX file nor a TensorRT engine ({', '.join(_PLANS)})",
+                hint="for a torch model run prune-export-build first and name its run folder",
+            )
+        if not path.is_file():
+            raise BadInputError(f"cannot read {path}: no such file")
+    return _of_files(paths, out, options)
+
+
+def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Subject:
+    if not is_run_folder(folder):
+        raise BadInputError(
+            f"{folder} is not a run folder",
+            hint="name one that prune-export-build or build made, or ONNX files",
+        )
+    here = [v for v in (DENSE, SPARSE) if (folder / onnx_name(v)).is_file()]
+    if not here:
+        raise BadInputError(
+            f"{folder} holds no ONNX file yet", hint="run prune-export-build or build first"
+        )
+    shapes, outputs, _ = describe(folder / onnx_name(here[0]))
+    own = folder / INPUTS
+    inputs = _asked_inputs(options, shapes)
+    names = tuple(s.name for s in shapes), tuple(o.name for o in outputs)
+    reference = folder / reference_name(DENSE)
+    return Subject(
+        source=str(folder),
+        folder=out or folder,
+        is_run=out is None,
+        models=tuple(_model_of_run(folder, variant, names) for variant in here),
+        inputs=inputs or (load_arrays(own) if own.is_file() else random_inputs(shapes, 0)),
+        reference=load_arrays(reference) if inputs is None and reference.is_file() else None,
+        build=_build_options(folder, options),
+    )
+
+
+def _model_of_run(
+    folder: Path, variant: str, names: tuple[tuple[str, ...], tuple[str, ...]]
+) -> ComparedModel:
+    manifest = read_record(RunManifest, folder / MANIFEST)
+    weights = folder / WEIGHTS
+    torch = None
+    if not manifest.source.lower().endswith(".onnx") and weights.is_file():
+        torch = TorchRequest(
+            source=manifest.source,
+            arguments=SourceOptions(
+                inputs=None if manifest.inputs is None else Path(manifest.inputs),
+                input_shapes=manifest.input_shapes,
+                seed=manifest.seed,
+            ),
+            weights=weights if variant == SPARSE else None,
+            input_names=names[0],
+            output_names=names[1],
+        )
+    return ComparedModel(
+        weights=variant,
+        onnx=folder / onnx_name(variant),
+        plans=_plans(folder) if variant == SPARSE else {},
+        torch=torch,
+        dense=variant == DENSE,
+    )
+
+
+def _plans(folder: Path) -> dict[str, Path]:
+    """Both plans of a run come from sparse.onnx: "dense" is the one with sparsity off."""
+    path = folder / "build.json"
+    if not path.is_file():
+        return {}
+    built = read_record(BuildResult, path)
+    if built.engine.engine is not EngineName.TENSORRT:
+        return {}
+    modes = {v.plan: GPU if v.sparse_weights else FLAG_OFF for v in built.variants if v.plan}
+    return {mode: folder / plan for plan, mode in modes.items() if (folder / plan).is_file()}
+
+
+def _build_options(folder: Path, options: CompareOptions) -> BuildOptions:
+    path = folder / "build.json"
+    built = read_record(BuildResult, path).options if path.is_file() else BuildOptions()
+    return built if options.shapes == () else _with_shapes(built, options)
+
+
+def _with_shapes(build: BuildOptions, options: CompareOptions) -> BuildOptions:
+    return replace(build, shapes=parse_shapes(options.shapes))
+
+
+def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Subject:
+    models = tuple(
+        ComparedModel(
+            weights=label,
+            onnx=path if path.suffix.lower() == ".onnx" else None,
+            plans={GPU: path} if path.suffix.lower() in _PLANS else {},
+        )
+        for label, path in zip(_labels(paths), paths, strict=True)
+    )
+    folder = out or RUNS / safe_name("-".join(["compare", *(m.weights for m in models[:3])]))
+    return Subject(
+        source=" ".join(map(str, paths)),
+        folder=folder,
+        is_run=False,
+        models=models,
+        inputs=_inputs_of_files([m.onnx for m in models if m.onnx is not None], options),
+        reference=None,
+        build=_with_shapes(BuildOptions(), options),
+    )
+
+
+def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
+    """File stems; with the folder before it where two files have the same, and then a number."""
+    stems = Counter(path.stem for path in paths)
+    labels = [
+        path.stem if stems[path.stem] == 1 else f"{path.absolute().parent.name}-{path.stem}"
+        for path in paths
+    ]
+    seen: Counter[str] = Counter()
+    for index, label in enumerate(labels):
+        seen[label] += 1
+        if labels.count(label) > 1:
+            labels[index] = f"{label}-{seen[label]}"
+    return tuple(labels)
+
+
+def _inputs_of_files(files: Sequence[Path], options: CompareOptions) -> Mapping[str, np.ndarray]:
+    """Example inputs that every file takes: as asked for, else random."""
+    if not files:
+        if options.inputs is None:
+            raise BadInputError(
+                "engines alone do not say their inputs here", hint="give them with --inputs .npz"
+            )
+        return load_arrays(Path(options.inputs))
+    shapes = [describe(path)[0] for path in files]
+    for path, other in zip(files[1:], shapes[1:], strict=True):
+        if [s.name for s in other] != [s.name for s in shapes[0]]:
+            raise BadInputError(
+                f"{path} takes the inputs {[s.name for s in other]}, "
+                f"{files[0]} takes {[s.name for s in shapes[0]]}",
+                hint="only models with the same inputs can be compared",
+            )
+    asked = _asked_inputs(options, shapes[0])
+    return random_inputs(shapes[0], options.seed) if asked is None else asked
+
+
+def _asked_inputs(
+    options: CompareOptions, shapes: tuple[TensorShape, ...]
+) -> Mapping[str, np.ndarray] | None:
+    if options.inputs is not None:
+        return load_inputs(Path(options.inputs), shapes)
+    if options.input_shapes:
+        return random_inputs(shapes, options.seed, options.input_shapes)
+    return None

@@ -1,0 +1,167 @@
+"""The process one variant runs in: takes commands on stdin, answers on stdout, prints on stderr.
+
+A process of its own gives each variant its own peak memory and thread pools, and lets one crash
+without the others.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from twofour.engines.timed.memory import peak_resident_bytes, reset_peak
+from twofour.errors import BadInputError, BuildFailedError, TwofourError
+from twofour.pipeline.comparing.request import (
+    BuildPlanRequest,
+    Memory,
+    Opened,
+    OpenRequest,
+    QuantizeRequest,
+)
+
+if TYPE_CHECKING:
+    from twofour.engines.timed.protocol import TimedModel
+    from twofour.records import LayerTime, VariantBuild
+
+_QUIET_S = 1e-3
+_MOST_WAITING_S = 2e-2
+_BUSY_PART = 0.2
+
+
+class Worker:
+    """The commands; each is a method, and what it raises goes back to the parent."""
+
+    def __init__(self) -> None:
+        self._model: TimedModel | None = None
+
+    def open(self, request: OpenRequest) -> Opened:
+        """Load the variant; everything else needs that first, `build` and `quantize` apart."""
+        from twofour.pipeline.comparing.opening import open_variant
+
+        started = time.perf_counter()
+        self._model = open_variant(request)
+        return Opened(
+            settings=self._model.settings,
+            inputs=self._model.inputs,
+            size_bytes=self._model.size_bytes,
+            open_s=time.perf_counter() - started,
+        )
+
+    def build(self, request: BuildPlanRequest) -> VariantBuild:
+        """Build a TensorRT plan."""
+        from twofour.pipeline.comparing.opening import build_plan
+
+        return build_plan(request)
+
+    def quantize(self, request: QuantizeRequest) -> None:
+        """Write an INT8 file."""
+        from twofour.pipeline.comparing.opening import quantize
+
+        quantize(request)
+
+    def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
+        """Take the inputs of the rounds and warm up; peaks count from here."""
+        reset_peak()
+        self._opened.prepare(inputs)
+        for _ in range(warmup):
+            self._opened.run_ms()
+        settle()
+
+    def run_ms(self) -> float:
+        """One timed run; answers when the process is idle again."""
+        ms = self._opened.run_ms()
+        settle()
+        return ms
+
+    def outputs(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs by name."""
+        return self._opened.outputs(inputs)
+
+    def metric(self, reference: str, seed: int) -> dict[str, float]:
+        """The user's metric, with this variant behind `predict`."""
+        from twofour.pipeline.sources.metric import load_metric, run_metric
+
+        names = [tensor.name for tensor in self._opened.inputs]
+
+        def predict(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+            if len(arrays) != len(names):
+                raise BadInputError(
+                    f"predict was given {len(arrays)} arrays, the model takes {len(names)}: {names}"
+                )
+            return tuple(self._opened.outputs(dict(zip(names, arrays, strict=True))).values())
+
+        return run_metric(load_metric(reference), predict, seed=seed)
+
+    def check_metric(self, reference: str) -> None:
+        """Import the user's metric, so that a typo is found before anything is timed."""
+        from twofour.pipeline.sources.metric import load_metric
+
+        load_metric(reference)
+
+    def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
+        """Mean times of the layers."""
+        return self._opened.layer_times(iterations)
+
+    def memory(self) -> Memory:
+        """Peaks since `prepare`."""
+        return Memory(
+            host_bytes=peak_resident_bytes(),
+            device_bytes=self._opened.peak_device_memory_bytes(),
+        )
+
+    @property
+    def _opened(self) -> TimedModel:
+        assert self._model is not None, "open comes first"
+        return self._model
+
+
+def settle() -> None:
+    """Wait until this process is idle, 20 ms at most.
+
+    Thread pools go on spinning after a run and would take cores from the next variant.
+    """
+    deadline = time.perf_counter() + _MOST_WAITING_S
+    while time.perf_counter() < deadline:
+        before = time.process_time()
+        time.sleep(_QUIET_S)
+        if time.process_time() - before < _BUSY_PART * _QUIET_S:
+            return
+
+
+def serve(worker: object, commands: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer (number, command, arguments) with (number, value or error) until the input ends."""
+    while True:
+        try:
+            number, command, arguments = pickle.load(commands)  # noqa: S301  # our own parent
+        except EOFError:
+            return
+        answer = _answer(getattr(worker, command), arguments)
+        answers.write(pickle.dumps((number, answer)))
+        answers.flush()
+
+
+def _answer(command: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
+    try:
+        return command(*arguments)
+    except TwofourError as error:
+        return error
+    except MemoryError:
+        return BuildFailedError("out of memory")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a library's, or the user's code
+        text = (str(error).strip() or "no message").splitlines()[0]
+        return BuildFailedError(f"{type(error).__name__}: {text}")
+
+
+def main() -> None:
+    """Serve the parent; whatever prints on stdout (libraries, user code) is sent to stderr."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    commands = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+    serve(Worker(), commands, answers)

@@ -1,0 +1,1 @@
+"""Ratios, intervals, gates and layers of a latency comparison, and how they are shown."""

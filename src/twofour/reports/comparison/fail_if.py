@@ -1,0 +1,191 @@
+"""Gates for continuous integration: which conditions of `--fail-if` a comparison meets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from twofour.errors import BadInputError
+from twofour.latency_records import ComparedVariant, LatencyComparison, LatencyRatio
+from twofour.reports.comparison.figures import per_cent, ratio_words
+from twofour.reports.comparison.gate_expression import (
+    NOISE,
+    GateExpression,
+    parse_fail_if,
+    unquoted,
+)
+from twofour.reports.comparison.naming import parse_variant_name, without_batch
+from twofour.reports.comparison.ratios import ratio_of
+from twofour.reports.words import printable
+
+_Pair: TypeAlias = tuple[ComparedVariant, ComparedVariant]
+
+
+def check_fail_if(comparison: LatencyComparison, expressions: Iterable[str]) -> tuple[str, ...]:
+    """One line for each ratio or noise that fails; () where all gates are passed.
+
+    A ratio fails when its whole interval lies beyond the limit by more than the noise floor (of a
+    limit of 1: when the verdict is "slower" or "faster"); without an interval the ratio itself
+    decides. Noise fails when the floor itself meets the condition.
+
+    A and B are weights labels, which stand for every engine, mode and batch that has both, or names
+    of variants, with or without the batch of a sweep. What has no times fails, except engines that
+    did not run at all and were not asked for by name. Raises BadInputError for an expression that
+    cannot be read or that names nothing.
+    """
+    gates = [parse_fail_if(text) for text in expressions]
+    lines = dict.fromkeys(line for gate in gates for line in _failing(comparison, gate))
+    return tuple(map(printable, lines))
+
+
+def _failing(comparison: LatencyComparison, gate: GateExpression) -> Iterator[str]:
+    if gate.subject == NOISE:
+        yield from _failing_noise(comparison, gate)
+        return
+    pairs = _pairs_meant(comparison, gate)
+    judged = [pair for pair in pairs if not _passed_over(comparison, pair)]
+    if not judged:
+        yield f"{gate.text}: nothing was measured: {_why_not(pairs[0])}"
+    for variant, baseline in judged:
+        yield from _failing_pair(comparison, gate, variant, baseline)
+
+
+def _failing_noise(comparison: LatencyComparison, gate: GateExpression) -> Iterator[str]:
+    known = {noise.batch for noise in comparison.noise}
+    batches = dict.fromkeys(v.batch for v in comparison.variants if v.samples_ms)
+    if not known or any(batch not in known for batch in batches):
+        yield f"{gate.text}: the noise was not measured{' at every batch' if known else ''}"
+    for noise in comparison.noise:
+        if gate.holds_for(noise.floor):
+            at = "" if noise.batch is None else f" at batch {noise.batch}"
+            yield f"{gate.text}: the noise is {per_cent(noise.floor)}{at}"
+
+
+def _failing_pair(
+    comparison: LatencyComparison,
+    gate: GateExpression,
+    variant: ComparedVariant,
+    baseline: ComparedVariant,
+) -> Iterator[str]:
+    floor = _floor(comparison, variant.batch)
+    ratio = _ratio(comparison, variant, baseline, floor or 0.0)
+    if ratio is None or variant.error is not None or baseline.error is not None:
+        yield f"{gate.text}: not measured: {_why_not((variant, baseline))}"
+    elif _fails(gate, ratio, floor or 0.0):
+        noise = "" if floor is None else f", noise {per_cent(floor)}"
+        few = " of too few rounds for an interval" if ratio.low is None else ""
+        yield (f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}{few}{noise}")
+
+
+def _fails(gate: GateExpression, ratio: LatencyRatio, floor: float) -> bool:
+    if ratio.low is None or ratio.high is None:
+        return gate.holds_for(ratio.ratio)
+    if gate.upward:
+        return gate.beyond(ratio.low, gate.limit * (1 + floor))
+    return gate.beyond(ratio.high, gate.limit / (1 + floor))
+
+
+def _ratio(
+    comparison: LatencyComparison,
+    variant: ComparedVariant,
+    baseline: ComparedVariant,
+    floor: float,
+) -> LatencyRatio | None:
+    """The ratio that the comparison reports, or else the one that its samples give."""
+    for ratio in comparison.ratios:
+        if (ratio.variant, ratio.baseline) == (variant.name, baseline.name):
+            return ratio
+    paired = all(ratio.paired for ratio in comparison.ratios)
+    seed = comparison.options.seed
+    return ratio_of(variant, baseline, seed=seed, floor=floor, paired=paired)
+
+
+def _floor(comparison: LatencyComparison, batch: int | None) -> float | None:
+    return next((n.floor for n in comparison.noise if n.batch == batch), None)
+
+
+def _passed_over(comparison: LatencyComparison, pair: _Pair) -> bool:
+    ran = any(v.samples_ms for v in pair)
+    return not ran and not comparison.options.engines
+
+
+def _why_not(pair: _Pair) -> str:
+    reasons = [
+        f"{v.name}: {v.error or 'it has no times'}"
+        for v in pair
+        if v.error is not None or not v.samples_ms
+    ]
+    return "; ".join(reasons) or "no round has times of both"
+
+
+def _pairs_meant(comparison: LatencyComparison, gate: GateExpression) -> list[_Pair]:
+    """The pairs of the one reading of A / B that names something."""
+    readings = {
+        tuple((v.name, v.batch, b.name) for v, b in pairs): pairs
+        for split in gate.splits()
+        for names in (split, (unquoted(split[0]), unquoted(split[1])))
+        for pairs in _readings(comparison.variants, *names)
+        if pairs
+    }
+    if len(readings) == 1:
+        return next(iter(readings.values()))
+    if readings:
+        raise BadInputError(
+            f"--fail-if: {gate.subject!r} can be read in {len(readings)} ways",
+            hint="give both names in full, as the table has them",
+        )
+    raise BadInputError(
+        f"--fail-if: {gate.subject!r} names no two variants that can be compared",
+        hint=f"known are {_known(comparison.variants)}",
+    )
+
+
+def _readings(
+    variants: Sequence[ComparedVariant], first: str, second: str
+) -> Iterator[list[_Pair]]:
+    """As weights labels, then as names of variants."""
+    yield _matched(variants, first, second, by_label=True)
+    yield _matched(variants, first, second, by_label=False)
+
+
+def _matched(
+    variants: Sequence[ComparedVariant], first: str, second: str, *, by_label: bool
+) -> list[_Pair]:
+    if first == second:
+        return []
+    answers = _answers_to_label if by_label else _answers_to_name
+    return [
+        (v, b)
+        for v in variants
+        if answers(v, first)
+        for b in variants
+        if answers(b, second)
+        and v is not b
+        and _same_batch(v, b)
+        and (not by_label or _engine(v) == _engine(b))
+    ]
+
+
+def _same_batch(one: ComparedVariant, other: ComparedVariant) -> bool:
+    """A variant that was never timed has no batch, and is missing at each."""
+    never = any(v.batch is None and not v.samples_ms for v in (one, other))
+    return one.batch == other.batch or never
+
+
+def _answers_to_label(variant: ComparedVariant, label: str) -> bool:
+    name = parse_variant_name(variant.name)
+    return name.weights == label and not name.again
+
+
+def _answers_to_name(variant: ComparedVariant, name: str) -> bool:
+    return name in (variant.name, without_batch(variant.name))
+
+
+def _engine(variant: ComparedVariant) -> str:
+    return parse_variant_name(variant.name).engine_mode
+
+
+def _known(variants: Sequence[ComparedVariant]) -> str:
+    labels = dict.fromkeys(parse_variant_name(v.name).weights for v in variants)
+    names = dict.fromkeys(without_batch(v.name) for v in variants)
+    return ", ".join((*labels, *names))

@@ -1,0 +1,179 @@
+"""The tables of a comparison: times, costs and outputs, pairs within an engine, sweep, failures."""
+
+from __future__ import annotations
+
+from twofour.latency_records import ComparedVariant, LatencyComparison, LatencyRatio, NoiseFloor
+from twofour.reports.comparison.columns import Column, Grid, Kind, column, grid
+from twofour.reports.comparison.figures import (
+    figure,
+    interval_word,
+    mebibytes,
+    ratio_word,
+)
+from twofour.reports.comparison.naming import without_batch
+from twofour.reports.comparison.output_columns import metric_columns, output_columns
+from twofour.reports.comparison.parts import (
+    batches,
+    failed,
+    is_baseline,
+    measured,
+    noise_of,
+    over_baseline,
+    pair_name,
+    within_engines,
+)
+from twofour.reports.words import count, printable
+
+BASELINE, TWIN = "baseline", "baseline again"
+
+
+def all_grids(comparison: LatencyComparison) -> tuple[Grid, ...]:
+    """Every table but those of layers: the sweep, the tables of each batch, what failed."""
+    grids = (
+        sweep_grid(comparison),
+        *(made for batch in batches(comparison) for made in batch_grids(comparison, batch)),
+        failures_grid(comparison),
+    )
+    return tuple(made for made in grids if made.columns)
+
+
+def batch_grids(comparison: LatencyComparison, batch: int | None) -> tuple[Grid, ...]:
+    """The tables of one batch, without those that would be empty."""
+    grids = (
+        times_grid(comparison, batch),
+        pairs_grid(comparison, batch),
+        costs_grid(comparison, batch),
+    )
+    return tuple(made for made in grids if made.columns)
+
+
+def times_grid(comparison: LatencyComparison, batch: int | None) -> Grid:
+    """A row per variant that ran: its times, and its time over the baseline's."""
+    rows = measured(comparison, batch)
+    ratios: dict[str, LatencyRatio | NoiseFloor] = {
+        r.variant: r for r in over_baseline(comparison, batch)
+    }
+    noise = noise_of(comparison, batch)
+    if noise is not None:
+        ratios[noise.again] = noise
+
+    def verdict(row: ComparedVariant) -> str | None:
+        found = ratios.get(row.name)
+        if isinstance(found, LatencyRatio):
+            return found.verdict.value
+        return TWIN if found is not None else BASELINE if is_baseline(comparison, row) else None
+
+    def over(row: ComparedVariant) -> str | None:
+        found = ratios.get(row.name)
+        return None if found is None else ratio_word(found.ratio)
+
+    def interval(row: ComparedVariant) -> str | None:
+        found = ratios.get(row.name)
+        return None if found is None else interval_word(found)
+
+    return grid(
+        _title("Times", batch),
+        (
+            _names(rows),
+            column("median ms", Kind.FIGURE, rows, lambda v: figure(v.median_ms)),
+            column("p90 ms", Kind.FIGURE, rows, lambda v: figure(v.p90_ms)),
+            column("p99 ms", Kind.FIGURE, rows, lambda v: figure(v.p99_ms)),
+            column(_per_second(batch), Kind.FIGURE, rows, lambda v: figure(v.throughput)),
+            column("time / baseline", Kind.FIGURE, rows, over),
+            column("95 % interval", Kind.FIGURE, rows, interval),
+            column("verdict", Kind.VERDICT, rows, verdict),
+        ),
+    )
+
+
+def costs_grid(comparison: LatencyComparison, batch: int | None) -> Grid:
+    """A row per variant that ran: memory, size, time to open, outputs and the user's metrics."""
+    rows = measured(comparison, batch)
+    baseline = next((v for v in rows if is_baseline(comparison, v)), None)
+    columns = (
+        column("peak MiB", Kind.FIGURE, rows, lambda v: mebibytes(v.peak_memory_bytes)),
+        column("GPU MiB", Kind.FIGURE, rows, lambda v: mebibytes(v.peak_device_memory_bytes)),
+        column("size MiB", Kind.FIGURE, rows, lambda v: mebibytes(v.size_bytes)),
+        column("open s", Kind.FIGURE, rows, lambda v: figure(v.open_s)),
+        *output_columns(rows),
+        *metric_columns(rows, baseline),
+    )
+    made = grid(_title("Memory, size and outputs", batch), columns)
+    if not made.columns:
+        return made
+    drop = any(c.head.startswith("drop of ") for c in made.columns)
+    legend = "drop: the baseline's metric minus the variant's" if drop else None
+    return grid(made.title, (_names(rows), *made.columns), legend=legend)
+
+
+def pairs_grid(comparison: LatencyComparison, batch: int | None) -> Grid:
+    """A row per ratio over another baseline than the comparison's."""
+    rows = within_engines(comparison, batch)
+    return grid(
+        _title("Within the other engines", batch),
+        (
+            column("time / time", Kind.NAME, rows, lambda r: pair_name(comparison, r)),
+            column("ratio", Kind.FIGURE, rows, lambda r: ratio_word(r.ratio)),
+            column("95 % interval", Kind.FIGURE, rows, interval_word),
+            column("verdict", Kind.VERDICT, rows, lambda r: r.verdict.value),
+        ),
+    )
+
+
+def sweep_grid(comparison: LatencyComparison) -> Grid:
+    """A row per pair, a column per batch; no columns where there are not several batches."""
+    sizes = tuple(b for b in batches(comparison) if b is not None)
+    if len(sizes) < 2:
+        return grid("", ())
+    found = {(pair_name(comparison, r), r.batch): r for r in comparison.ratios}
+    names = tuple(dict.fromkeys(name for name, _ in found))
+
+    def at(batch: int) -> Column:
+        cells = (found.get((name, batch)) for name in names)
+        return Column(
+            head=f"batch {batch}",
+            kind=Kind.FIGURE,
+            cells=tuple(None if r is None else _sweep_cell(r) for r in cells),
+        )
+
+    return grid(
+        "Time / baseline over batch",
+        (Column(head="variant", kind=Kind.NAME, cells=names), *map(at, sizes)),
+    )
+
+
+def failures_grid(comparison: LatencyComparison) -> Grid:
+    """A row per variant that failed: why, and what to do."""
+    rows = failed(comparison)
+    return grid(
+        "Not measured" if not any(v.samples_ms for v in rows) else "Not measured to the end",
+        (
+            column("variant", Kind.NAME, rows, lambda v: printable(v.name)),
+            column("why", Kind.TEXT, rows, _why),
+            column("what to do", Kind.TEXT, rows, lambda v: v.hint and printable(v.hint)),
+        ),
+    )
+
+
+def _names(rows: tuple[ComparedVariant, ...]) -> Column:
+    return column("variant", Kind.NAME, rows, lambda v: printable(without_batch(v.name)))
+
+
+def _per_second(batch: int | None) -> str:
+    return "runs/s" if batch is None else "rows/s"
+
+
+def _title(what: str, batch: int | None) -> str:
+    return what if batch is None else f"{what}, batch {batch}"
+
+
+def _sweep_cell(ratio: LatencyRatio) -> str:
+    lines = (ratio_word(ratio.ratio), interval_word(ratio), ratio.verdict.value)
+    return "\n".join(line for line in lines if line is not None)
+
+
+def _why(variant: ComparedVariant) -> str:
+    error = printable(variant.error or "")
+    if not variant.samples_ms:
+        return error
+    return f"after {count(len(variant.samples_ms), 'round')}: {error}"

@@ -1,0 +1,136 @@
+"""Two profiles matched layer by layer: who does the same part of the model, in how many ms."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import fsum
+
+from twofour.latency_records import (
+    ComparedVariant,
+    LatencyRatio,
+    LayerContrast,
+    LayerContrastRow,
+)
+from twofour.records import LayerTime
+from twofour.reports.comparison.layer_parts import PartsOf, parts_by_name
+from twofour.reports.comparison.naming import without_batch
+
+
+def contrasts(
+    variants: Sequence[ComparedVariant],
+    ratios: Sequence[LatencyRatio],
+    parts_of: PartsOf = parts_by_name,
+) -> tuple[LayerContrast, ...]:
+    """Of every ratio whose two sides have a profile and at least one layer in common.
+
+    A sweep is profiled once, at its last batch: only that one has a contrast.
+    """
+    profiled = {v.name: v for v in variants if v.layers}
+    pairs = {
+        (without_batch(r.variant), without_batch(r.baseline)): r
+        for r in ratios
+        if r.variant in profiled and r.baseline in profiled
+    }
+    found = (contrast(profiled[r.variant], profiled[r.baseline], parts_of) for r in pairs.values())
+    return tuple(c for c in found if any(row.ratio is not None for row in c.rows))
+
+
+def contrast(
+    variant: ComparedVariant, baseline: ComparedVariant, parts_of: PartsOf = parts_by_name
+) -> LayerContrast:
+    """Layers of one name on both sides are one row; then all that share a part, on either side.
+
+    So one fused layer and the three that do its work elsewhere are one row. A layer without a
+    partner is a row of its own. The rows add up to the sums of the profiles.
+    """
+    ours, theirs = _by_name(variant.layers), _by_name(baseline.layers)
+    total = fsum(layer.mean_ms for layer in variant.layers)
+    other = fsum(layer.mean_ms for layer in baseline.layers)
+    rows = (_row(group, ours, theirs, total - other) for group in _groups(ours, theirs, parts_of))
+    return LayerContrast(
+        variant=variant.name,
+        baseline=baseline.name,
+        variant_ms=total,
+        baseline_ms=other,
+        rows=tuple(sorted(rows, key=lambda row: -abs(row.difference_ms))),
+    )
+
+
+@dataclass(slots=True)
+class _Group:
+    """Names of layers that do one part of the model; dicts keep the order of the engines."""
+
+    variant: list[str] = field(default_factory=list)
+    baseline: list[str] = field(default_factory=list)
+
+
+def _by_name(layers: Iterable[LayerTime]) -> Mapping[str, float]:
+    """Milliseconds; layers that share a name count as one."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for layer in layers:
+        times[layer.name].append(layer.mean_ms)
+    return {name: fsum(each) for name, each in times.items()}
+
+
+def _groups(
+    ours: Mapping[str, float], theirs: Mapping[str, float], parts_of: PartsOf
+) -> Iterator[_Group]:
+    both = [name for name in ours if name in theirs]
+    yield from (_Group([name], [name]) for name in both)
+    left = [name for name in ours if name not in theirs]
+    right = [name for name in theirs if name not in ours]
+    # a region takes what no other layer of its engine names, so the engine's whole list is asked
+    our_parts, their_parts = parts_of(list(ours)), parts_of(list(theirs))
+    sets = _DisjointSets()
+    for side, names, parts in ((0, left, our_parts), (1, right, their_parts)):
+        for name in names:
+            for part in parts[name]:
+                sets.join((side, name), (2, part))
+    groups: dict[_Key, _Group] = defaultdict(_Group)
+    for name in left:
+        groups[sets.root((0, name))].variant.append(name)
+    for name in right:
+        groups[sets.root((1, name))].baseline.append(name)
+    yield from groups.values()
+
+
+_Key = tuple[int, str]
+"""Side (0: variant, 1: baseline, 2: a part) and name."""
+
+
+class _DisjointSets:
+    """Which keys were joined, directly or over others; near linear."""
+
+    def __init__(self) -> None:
+        self._parent: dict[_Key, _Key] = {}
+
+    def root(self, key: _Key) -> _Key:
+        """One key for all that are joined with this one; halves the way for the next who asks."""
+        self._parent.setdefault(key, key)
+        while self._parent[key] != key:
+            self._parent[key] = self._parent[self._parent[key]]
+            key = self._parent[key]
+        return key
+
+    def join(self, one: _Key, other: _Key) -> None:
+        """From now on both have one root."""
+        self._parent[self.root(one)] = self.root(other)
+
+
+def _row(
+    group: _Group, ours: Mapping[str, float], theirs: Mapping[str, float], whole: float
+) -> LayerContrastRow:
+    variant = fsum(ours[name] for name in group.variant) if group.variant else None
+    baseline = fsum(theirs[name] for name in group.baseline) if group.baseline else None
+    difference = (variant or 0.0) - (baseline or 0.0)
+    return LayerContrastRow(
+        layer=" + ".join(group.variant),
+        baseline_layer=" + ".join(group.baseline),
+        variant_ms=variant,
+        baseline_ms=baseline,
+        ratio=None if variant is None or not baseline else variant / baseline,
+        difference_ms=difference,
+        share=difference / whole if whole else None,
+    )

@@ -1,0 +1,248 @@
+"""What `compare` says of an emitted folder that came back: of rounds, of single runs, of less."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from trtexec_machine import Machine, emit, model
+
+from twofour.errors import BadInputError
+from twofour.latency_records import CompareOptions, LatencyComparison, LatencyVerdict
+from twofour.pipeline.comparing.times import compare_emitted
+from twofour.store import from_json, to_json
+
+DENSE, SPARSE, AGAIN = "dense@trtexec:gpu", "sparse@trtexec:gpu", "dense@trtexec:gpu again"
+
+
+def built(
+    tmp_path: Path, *, rounds: str | None = None, failing: str = "", failing_passes: str = ""
+) -> Path:
+    """An emitted folder that build.sh ran in, by default in all its rounds."""
+    folder = tmp_path / "out"
+    emit(model(tmp_path / "m.onnx"), folder)
+    environment = {"FAILING_PASSES": failing_passes}
+    machine = Machine(root=tmp_path, rounds=rounds, failing=failing, environment=environment)
+    machine.run(folder)
+    return folder
+
+
+def compared(folder: Path, **options: object) -> LatencyComparison:
+    return compare_emitted(folder, CompareOptions(**options))  # type: ignore[arg-type]  # by name
+
+
+def before_rounds(folder: Path) -> None:
+    """Make emitted.json what it was before build.sh timed in rounds."""
+    path = folder / "emitted.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    del record["rounds"]
+    path.write_text(json.dumps(record), encoding="utf-8")
+
+
+def test_each_round_gives_the_median_of_its_passes_and_the_ratio_comes_out_right(
+    tmp_path: Path,
+) -> None:
+    comparison = compared(built(tmp_path))
+    dense, sparse, again = comparison.variants
+    assert [v.name for v in comparison.variants] == [DENSE, SPARSE, AGAIN]
+    assert dense.samples_ms == again.samples_ms == tuple((200 + n) / 100 for n in range(1, 13))
+    assert sparse.samples_ms == tuple((150 + n) / 100 for n in range(1, 13))
+    (ratio,) = comparison.ratios
+    assert (ratio.variant, ratio.baseline, ratio.rounds) == (SPARSE, DENSE, 12)
+    assert ratio.ratio == pytest.approx(156.5 / 206.5, abs=1e-4)
+    assert (ratio.verdict, ratio.only_sparsity, ratio.paired) == (LatencyVerdict.FASTER, True, True)
+    (noise,) = comparison.noise
+    assert (noise.variant, noise.again, noise.floor) == (DENSE, AGAIN, 0)
+    assert (comparison.baseline, comparison.machine, comparison.partial) == (DENSE, None, None)
+    assert (comparison.options.rounds, comparison.options.warmup) == (12, 0)
+
+
+def test_statistics_are_of_the_batch_of_the_passes_and_the_tail_is_of_single_runs(
+    tmp_path: Path,
+) -> None:
+    dense = compared(built(tmp_path)).variants[0]
+    assert dense.batch == 8
+    assert dense.median_ms == pytest.approx(2.065)
+    assert dense.throughput == pytest.approx(8e3 / 2.065)
+    assert (dense.p90_ms, dense.p99_ms) == (2.26, 2.32), "ranks 54 and 60 of 60 runs"
+
+
+def test_settings_are_those_of_the_logs_and_the_commands(tmp_path: Path) -> None:
+    dense, sparse, again = compared(built(tmp_path)).variants
+    assert dense.settings is not None
+    assert sparse.settings is not None
+    assert again.settings == dense.settings
+    assert (dense.settings.engine, dense.settings.mode) == ("trtexec", "gpu")
+    assert dense.settings.version == "10.3.0"
+    assert dense.settings.device == "NVIDIA H100 PCIe"
+    assert (dense.settings.weights, sparse.settings.weights) == ("dense", "sparse")
+    assert (dense.settings.sparse_kernels, sparse.settings.sparse_kernels) == (False, True)
+    assert (dense.settings.precision, dense.settings.model) == ("float16", "sparse.onnx")
+    assert dense.settings.timing.startswith("the median of 1 s of runs on the GPU")
+    assert {"--stronglyTyped", "--shapes=x:8x8", "--warmUp=500"} <= set(dense.settings.options)
+    assert not [o for o in dense.settings.options if "dense" in o], "file names are no setting"
+    assert (dense.open_s, dense.size_bytes, dense.peak_memory_bytes) == (12.5, 16, None)
+
+
+def test_layers_of_the_two_profiles_are_contrasted(tmp_path: Path) -> None:
+    (contrast,) = compared(built(tmp_path)).layers
+    assert (contrast.variant, contrast.baseline) == (SPARSE, DENSE)
+    (row,) = contrast.rows
+    assert (row.layer, row.variant_ms, row.baseline_ms, row.ratio) == ("fc", 1.5, 2.0, 0.75)
+
+
+def test_notes_say_where_it_was_timed_and_what_the_dense_engine_holds(tmp_path: Path) -> None:
+    assert compared(built(tmp_path)).notes == (
+        "timed by trtexec of TensorRT 10.3.0 on NVIDIA H100 PCIe",
+        "both engines hold the weights of sparse.onnx: in dense@trtexec:gpu the builder was not "
+        "allowed to use sparse kernels",
+        "p90 and p99 are of all single runs, the samples are medians of the passes",
+    )
+
+
+def test_a_round_in_which_an_engine_was_not_timed_is_left_out_and_named(tmp_path: Path) -> None:
+    comparison = compared(built(tmp_path, failing_passes="sparse.2 sparse.5 dense-again.7"))
+    kept = [n for n in range(1, 13) if n not in (2, 5, 7)]
+    assert comparison.variants[0].samples_ms == tuple((200 + n) / 100 for n in kept)
+    assert comparison.variants[1].samples_ms == tuple((150 + n) / 100 for n in kept)
+    assert comparison.ratios[0].rounds == comparison.options.rounds == 9
+    assert (comparison.ratios[0].low, comparison.ratios[0].high) == (None, None)
+    assert comparison.ratios[0].verdict is LatencyVerdict.UNDECIDED
+    assert comparison.notes[-1].startswith("9 rounds give no interval, it takes 10: build.sh")
+    assert comparison.notes[:2] == (
+        "sparse has no times of rounds 2, 5, left out for all engines: see times/sparse.2.log",
+        "dense-again has no times of round 7, left out for all engines: "
+        "see times/dense-again.7.log",
+    )
+
+
+def test_a_damaged_file_of_times_costs_its_round_alone(tmp_path: Path) -> None:
+    folder = built(tmp_path)
+    (folder / "times" / "dense.4.json").write_text('[\n  { "computeMs" : 2')
+    comparison = compared(folder)
+    assert comparison.ratios[0].rounds == 11
+    assert comparison.notes[0].startswith("dense has no times of round 4, left out")
+
+
+def test_without_the_second_dense_run_there_is_a_ratio_and_no_noise(tmp_path: Path) -> None:
+    failing = " ".join(f"dense-again.{n}" for n in range(1, 13))
+    comparison = compared(built(tmp_path, failing_passes=failing))
+    assert comparison.variants[2].error == "no timing pass of it left its times"
+    assert comparison.noise == ()
+    assert comparison.ratios[0].rounds == 12
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_single_runs_are_compared_unpaired_and_the_note_says_what_that_leaves_open(
+    tmp_path: Path, old: bool
+) -> None:
+    folder = built(tmp_path, rounds="0")
+    if old:
+        before_rounds(folder)
+    comparison = compared(folder)
+    dense, sparse = comparison.variants
+    assert (len(dense.samples_ms), min(dense.samples_ms), max(dense.samples_ms)) == (40, 2.0, 2.04)
+    assert sparse.median_ms == pytest.approx(1.52)
+    (ratio,) = comparison.ratios
+    assert ratio.ratio == pytest.approx(152 / 202)
+    assert (ratio.paired, ratio.verdict) == (False, LatencyVerdict.FASTER)
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert ratio.low < 152 / 202 < ratio.high < 0.77
+    assert comparison.noise == ()
+    assert "clocks, heat, other work" in comparison.notes[0]
+    remedy = "make the folder again" if old else "build.sh times in rounds unless ROUNDS is 0"
+    assert remedy in comparison.notes[0]
+    assert dense.settings is not None
+    assert dense.settings.timing.startswith("one run on the GPU")
+    assert "--warmUp=500" not in dense.settings.options
+
+
+def test_where_one_variant_was_never_timed_in_rounds_the_single_runs_stand_in(
+    tmp_path: Path,
+) -> None:
+    failing = " ".join(f"sparse.{n}" for n in (1, 2))
+    comparison = compared(built(tmp_path, rounds="2", failing_passes=failing))
+    assert not comparison.ratios[0].paired
+    assert len(comparison.variants[1].samples_ms) == 40
+    assert comparison.notes[0].startswith("sparse has no times of rounds 1, 2")
+
+
+def test_an_engine_that_could_not_be_built_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    comparison = compared(built(tmp_path, failing="dense"))
+    dense, sparse = comparison.variants
+    assert (dense.error, dense.samples_ms) == ("trtexec failed: dense.log says why", ())
+    assert (len(sparse.samples_ms), comparison.ratios) == (40, ())
+
+
+def test_a_folder_that_came_back_without_plans_model_and_dense_log_says_what_is_left(
+    tmp_path: Path,
+) -> None:
+    folder = built(tmp_path)
+    for name in ("dense.plan", "sparse.plan", "sparse.onnx", "dense.log", "dense.profile.json"):
+        (folder / name).unlink()
+    comparison = compared(folder)
+    dense = comparison.variants[0]
+    assert dense.settings is not None
+    assert (dense.settings.precision, dense.settings.device) == ("unknown", "NVIDIA H100 PCIe")
+    assert (dense.size_bytes, dense.open_s, dense.layers) == (None, None, ())
+    assert (dense.batch, comparison.layers) == (8, ())
+    assert comparison.ratios[0].only_sparsity
+
+
+def test_a_model_with_fixed_shapes_has_the_batch_of_its_file(tmp_path: Path) -> None:
+    emit(model(tmp_path / "m.onnx", shape=[4, 8]), tmp_path / "out")
+    Machine(root=tmp_path, rounds="1").run(tmp_path / "out")
+    assert compared(tmp_path / "out").variants[0].batch == 4
+
+
+def test_a_folder_without_times_says_what_to_run(tmp_path: Path) -> None:
+    folder = built(tmp_path)
+    shutil.rmtree(folder / "times")
+    for name in ("dense", "sparse"):
+        (folder / f"{name}.times.json").unlink()
+    with pytest.raises(BadInputError, match="holds no times") as error:
+        compared(folder)
+    assert "run build.sh in it on a machine with TensorRT 10.x" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "flag"),
+    [
+        ("engines", ("torch:eager",), "--engines"),
+        ("batches", (1, 8), "--batch"),
+        ("metric", "m.py:f", "--metric"),
+        ("threads", 2, "--threads"),
+        ("inputs", "x.npz", "--inputs"),
+        ("input_shapes", ((1, 8),), "--input-shape"),
+        ("shapes", ("x=1x8:8x8:8x8",), "--shapes"),
+        ("rounds", 20, "--rounds"),
+        ("warmup", 9, "--warmup"),
+        ("time_limit_s", 5.0, "--time-limit"),
+        ("baseline", SPARSE, "--baseline"),
+    ],
+)
+def test_an_option_that_asks_for_a_measurement_is_refused(
+    tmp_path: Path, option: str, value: object, flag: str
+) -> None:
+    folder = built(tmp_path, rounds="1")
+    with pytest.raises(BadInputError, match=f"^{flag}: "):
+        compared(folder, **{option: value})
+
+
+def test_every_option_is_either_followed_or_refused() -> None:
+    followed = {"seed", "baseline"}
+    refused = {
+        *("engines", "batches", "metric", "threads", "inputs", "input_shapes", "shapes"),
+        *("rounds", "warmup", "time_limit_s"),
+    }
+    assert {f.name for f in dataclasses.fields(CompareOptions)} == followed | refused
+
+
+def test_the_baseline_may_be_named_and_the_record_is_read_back(tmp_path: Path) -> None:
+    comparison = compared(built(tmp_path), baseline=DENSE, seed=3)
+    assert comparison.options.seed == 3
+    assert from_json(LatencyComparison, to_json(comparison)) == comparison
