@@ -1,7 +1,7 @@
 """From a dense model to a 2:4-sparse TensorRT engine, with a reason for every layer.
 
-The Python API is these three functions: `run` is the command prune-export-build, `prune` takes a
-module in memory, `validate` is the command of that name.
+The Python API is these four functions: `run` is the command prune-export-build, `prune` takes a
+module in memory, `validate` and `compare` are the commands of these names.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from twofour.version import __version__
 if TYPE_CHECKING:
     from torch import nn
 
+    from twofour.latency_records import CompareOptions, LatencyComparison
     from twofour.records import PruneResult, RunOptions, RunResult, Validation
 
-__all__ = ["__version__", "prune", "run", "validate"]
+__all__ = ["__version__", "compare", "prune", "run", "validate"]
 
 
 def prune(
@@ -73,6 +74,21 @@ def run(
 
     folder = None if out is None else Path(out)
     return run_all(str(model), folder, options or RunOptions())
+
+
+def compare(
+    *paths: str | Path, out: str | Path | None = None, options: CompareOptions | None = None
+) -> LatencyComparison:
+    """Time the variants of a run folder, or of ONNX files and engines, in interleaved rounds.
+
+    Writes latency.json and its pages into `out` (default: the run folder, or runs/compare-...).
+    Raises the kinds of TwofourError.
+    """
+    from twofour.latency_records import CompareOptions
+    from twofour.pipeline.comparing.compare import compare as run_comparison
+
+    folder = None if out is None else Path(out)
+    return run_comparison([Path(p) for p in paths], folder, options or CompareOptions())[1]
 
 
 def _globs(text: str | Sequence[str]) -> tuple[str, ...]:

@@ -19,8 +19,6 @@ from twofour.reports.words import count, printable
 
 _SPARSITY = frozenset({"weights", "model", "sparse_kernels"})
 """Settings in which two variants may differ and still differ in sparsity only."""
-_IN_THE_NAME = frozenset({"engine", "mode"})
-"""Settings whose values a variant's name says already; another engine has another version."""
 _GIB = 1 << 30
 _CHANGED = 0.05
 """Part by which a clock must move to be said: the cores' own clocks jitter by less."""
@@ -57,7 +55,10 @@ def machine_lines(comparison: LatencyComparison) -> tuple[str, ...]:
 
 
 def difference_lines(comparison: LatencyComparison) -> tuple[str, ...]:
-    """Pairs that differ in more than sparsity, those that differ in the same way in one line."""
+    """Pairs that differ in more than sparsity, those that differ in the same way in one line.
+
+    Another engine differs in nearly everything: the table of settings has it, not these lines.
+    """
     pairs: dict[str, dict[str, None]] = {}
     for ratio in comparison.ratios:
         if not ratio.only_sparsity:
@@ -146,12 +147,12 @@ def _measured_line(comparison: LatencyComparison) -> str:
 
 
 def _difference_words(differences: Sequence[Difference]) -> Iterator[str]:
-    other_engine = any(d.setting == "engine" for d in differences)
-    implied = _IN_THE_NAME | ({"version"} if other_engine else set())
-    named = [d.setting for d in differences if d.setting in implied]
-    if named:
-        yield ", ".join(named)
+    if any(d.setting == "engine" for d in differences):
+        yield "another engine"
+        return
+    if any(d.setting == "mode" for d in differences):
+        yield "mode"
     for one in differences:
-        if one.setting not in _SPARSITY | implied:
+        if one.setting not in _SPARSITY | {"mode"}:
             setting = one.setting.replace("_", " ")
             yield f"{setting} {one.variant} instead of {one.baseline}"

@@ -22,16 +22,18 @@ from twofour.reports.comparison.parts import (
     pair_name,
     within_engines,
 )
+from twofour.reports.comparison.settings_grid import settings_grid
 from twofour.reports.words import count, printable
 
 BASELINE, TWIN = "baseline", "baseline again"
 
 
 def all_grids(comparison: LatencyComparison) -> tuple[Grid, ...]:
-    """Every table but those of layers: the sweep, the tables of each batch, what failed."""
+    """Every table but those of layers: sweep, each batch, settings, what failed."""
     grids = (
         sweep_grid(comparison),
         *(made for batch in batches(comparison) for made in batch_grids(comparison, batch)),
+        settings_grid(comparison),
         failures_grid(comparison),
     )
     return tuple(made for made in grids if made.columns)
@@ -143,14 +145,19 @@ def sweep_grid(comparison: LatencyComparison) -> Grid:
 
 
 def failures_grid(comparison: LatencyComparison) -> Grid:
-    """A row per variant that failed: why, and what to do."""
+    """A row per reason why variants failed: which, why, and what to do."""
     rows = failed(comparison)
+    alike: dict[tuple[str, str | None], list[str]] = {}
+    for row in rows:
+        hint = printable(row.hint) if row.hint else None
+        alike.setdefault((_why(row), hint), []).append(printable(row.name))
+    reasons = tuple(alike.items())
     return grid(
         "Not measured" if not any(v.samples_ms for v in rows) else "Not measured to the end",
         (
-            column("variant", Kind.NAME, rows, lambda v: printable(v.name)),
-            column("why", Kind.TEXT, rows, _why),
-            column("what to do", Kind.TEXT, rows, lambda v: v.hint and printable(v.hint)),
+            column("variant", Kind.NAME, reasons, lambda reason: "\n".join(reason[1])),
+            column("why", Kind.TEXT, reasons, lambda reason: reason[0][0]),
+            column("what to do", Kind.TEXT, reasons, lambda reason: reason[0][1]),
         ),
     )
 

@@ -21,6 +21,7 @@ from twofour.reports.comparison.grids import batch_grids, failures_grid, sweep_g
 from twofour.reports.comparison.layer_grid import layer_grid
 from twofour.reports.comparison.parts import batches
 from twofour.reports.comparison.plots import ratio_plot, sample_plot
+from twofour.reports.comparison.settings_grid import settings_grid
 from twofour.reports.comparison.svg import VERDICT_SLUGS
 from twofour.reports.comparison.sweep_plot import sweep_plot
 from twofour.reports.comparison.waterfall import waterfall
@@ -112,7 +113,7 @@ def _blocks(comparison: LatencyComparison) -> Iterator[Block]:
         title = f"Batch {batch}" if len(sizes) > 1 else None
         figures = _batch_figures(comparison, batch)
         yield _block(title, batch_grids(comparison, batch), figures, closed=number > 0)
-    yield _block(None, (failures_grid(comparison),), ())
+    yield _block(None, (settings_grid(comparison), failures_grid(comparison)), ())
     for contrast in comparison.layers:
         yield _block(None, (layer_grid(contrast),), _waterfall_figure(contrast))
 

@@ -1,0 +1,1 @@
+"""The parts of gpu.py: what it measures, with which clocks, and what it says."""
