@@ -91,6 +91,8 @@ class SparsityLine:
     """The list was shortened by hand (`....`): there are more names."""
     uncertain: bool = False
     """The list cannot be split with certainty: a name holds the separator or an odd bracket."""
+    discarded: bool = False
+    """Of a pass of the builder whose engine was not kept, so that its choices do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,10 @@ class TunedLayer:
     tactics: tuple[Tactic, ...]
     """Fastest first."""
     best_dense_ms: float | None
-    """Fastest kernel that is not sparse; a whole Myelin region counts as neither."""
+    """Fastest kernel that is not sparse.
+
+    A tactic without a kernel's name counts as neither, unless its runner has no sparse kernels.
+    """
     best_sparse_ms: float | None
     runners: tuple[str, ...] = ()
     """Runners that were timed."""
@@ -343,6 +348,7 @@ class Build:
     """None: the default, or not said."""
     profiling_verbosity: str | None
     build_s: float | None
+    """Time of the builder, its passes added up; trtexec's own figure where no pass prints one."""
     eligible: tuple[str, ...] | None
     """Union by name over all passes; None: the log has no such line with names."""
     chosen: tuple[str, ...] | None

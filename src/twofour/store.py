@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,12 +22,48 @@ from twofour.errors import BadInputError
 
 T = TypeVar("T")
 _CHUNK_BYTES = 1 << 20
+_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+_PIECES_DEPTH = 2
+"""Lists within lists that are taken apart: a log's builds, and the layers of each."""
 
 
 def to_json(record: object) -> str:
     """The record as indented JSON with a final newline; NaN and infinity become null."""
     text = TypeAdapter(type(record)).dump_json(record, indent=2).decode()
     return text + "\n"
+
+
+def json_pieces(record: object) -> Iterator[str]:
+    """The text of `to_json` piece by piece, for a record too large to be held as text as well."""
+    yield from _pieces(record, "", _PIECES_DEPTH)
+    yield "\n"
+
+
+def _pieces(value: object, indent: str, depth: int) -> Iterator[str]:
+    """A record field by field, with the records of its lists one by one; else the whole value."""
+    if not depth or not is_dataclass(value):
+        text = _ANYTHING.dump_json(value, indent=2).decode()
+        yield text.replace("\n", f"\n{indent}")
+        return
+    inner, between = f"{indent}  ", "{"
+    for field in fields(value):
+        found = getattr(value, field.name)
+        yield f'{between}\n{inner}"{field.name}": '
+        between = ","
+        if isinstance(found, tuple) and found and is_dataclass(found[0]):
+            yield from _list_pieces(found, inner, depth)
+        else:
+            yield from _pieces(found, inner, 0)
+    yield f"\n{indent}}}"
+
+
+def _list_pieces(values: tuple[object, ...], indent: str, depth: int) -> Iterator[str]:
+    between = "["
+    for value in values:
+        yield f"{between}\n{indent}  "
+        between = ","
+        yield from _pieces(value, f"{indent}  ", depth - 1)
+    yield f"\n{indent}]"
 
 
 def from_json(kind: type[T], text: str | bytes) -> T:

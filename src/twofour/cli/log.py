@@ -29,11 +29,12 @@ def log(
     """
     from twofour.engines.buildlog.read import read_build_log
     from twofour.reports.log_text import log_view
-    from twofour.store import to_json
+    from twofour.store import json_pieces
 
     found = read_build_log(*files)
     if json:
-        show_text(to_json(found))
+        for piece in json_pieces(found):
+            show_text(piece)
     elif found.builds:
         show(log_view(found))
     if not found.builds:

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twofour.log_records import Build, BuildLog, BuildOutcome, SparsityKind, TunedLayer
+from twofour.log_records import (
+    Build,
+    BuildLog,
+    BuildOutcome,
+    LogMessage,
+    SparsityKind,
+    TunedLayer,
+)
 from twofour.reports.words import count, printable
 
 _MOST_ROWS = 200
+_MOST_ROWS_IN_ALL = 2000
+_FEWEST_ROWS = 20
+_MOST_ERRORS = 3
+_FRAME = re.compile(r"--- (?:Begin|End) node ---$")
+"""What the ONNX parser prints around a node, as errors too."""
+_CAUSE = re.compile(
+    r"ERROR: |In node -?\d|Assertion failed|not found|Could not find any implementation"
+    r"|out of memory|must have|not supported|[Uu]nsupported"
+)
+_CONSEQUENCE = re.compile(
+    r"^(?:Failed to (?:parse|create)|Parsing model failed|Engine set up failed"
+    r"|Building engine failed|Skipping tactic )|buildSerializedNetwork: Error"
+)
 _SILENT = "the log has no such line"
 
 
 def log_view(log: BuildLog) -> RenderableType:
     """Every build with its summary, then the table of its tuned layers."""
     parts: list[RenderableType] = []
+    most = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST_ROWS_IN_ALL // max(1, len(log.builds))))
     for number, build in enumerate(log.builds, 1):
         parts += [Text(line) for line in _summary(build, number)]
-        if build.layers:
-            parts.append(_table(build))
+        rows = [*build.layers, *_untimed(build)]
+        if rows:
+            parts.append(_table(rows, most))
         parts.append(Text())
     notes = [f"{file.name}: {note}" for file in log.files for note in file.notes]
     return Group(*parts, *(Text(printable(note)) for note in notes))
@@ -53,7 +76,7 @@ def _summary(build: Build, number: int) -> Iterator[str]:
     if build.error_count or build.warning_count:
         errors = count(build.error_count, "error")
         yield f"  {errors}, {count(build.warning_count, 'warning')}"
-    yield from (printable(f"  error at line {e.line}: {e.text}") for e in build.errors[:3])
+    yield from (printable(f"  error at line {e.line}: {e.text}") for e in _telling(build.errors))
     if build.dropped:
         yield f"  {count(build.dropped, 'fact')} not kept, to bound memory"
 
@@ -83,18 +106,38 @@ def _listed(build: Build, kind: SparsityKind) -> str:
     return f"{count(len(names), 'layer')}{counts}"
 
 
-def _table(build: Build) -> RenderableType:
+def _telling(errors: Iterable[LogMessage]) -> list[LogMessage]:
+    """The few errors that say most: causes first, what merely follows from them last."""
+    plain = [error for error in errors if not _FRAME.search(error.text)]
+    plain.sort(key=lambda e: (not _CAUSE.search(e.text), _CONSEQUENCE.search(e.text) is not None))
+    return plain[:_MOST_ERRORS]
+
+
+def _untimed(build: Build) -> Iterator[TunedLayer]:
+    """Layers of the (Sparsity) lists that no tuning line names, so that none is only counted."""
+    known = {layer.name for layer in build.layers}
+    listed = dict.fromkeys((*(build.chosen or ()), *(build.eligible or ())))
+    chosen, eligible = set(build.chosen or ()), set(build.eligible or ())
+    for name in listed:
+        if name not in known and not known.issuperset(name.split(" || ")):
+            yield TunedLayer(
+                name=name, runner=None, tactics=(), best_dense_ms=None, best_sparse_ms=None,
+                eligible=name in eligible, chosen=name in chosen,
+            )  # fmt: skip
+
+
+def _table(layers: list[TunedLayer], most: int) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     titles = ("layer", "runner", "best sparse ms", "best dense ms", "sparse / dense", "chosen")
     for title in titles:
         justify = "right" if "ms" in title or "/" in title else "left"
         table.add_column(title, overflow="fold", justify="right" if justify == "right" else "left")
-    rows = sorted(build.layers, key=_interest)
-    for layer in rows[:_MOST_ROWS]:
+    rows = sorted(layers, key=_interest)
+    for layer in rows[:most]:
         table.add_row(*(Text(cell, overflow="fold") for cell in _cells(layer)))
-    if len(rows) <= _MOST_ROWS:
+    if len(rows) <= most:
         return table
-    return Group(table, Text(f"  {len(rows) - _MOST_ROWS} more layers: see --json"))
+    return Group(table, Text(f"  {len(rows) - most} more layers: see --json"))
 
 
 def _interest(layer: TunedLayer) -> tuple[bool, bool, bool]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from twofour.errors import BadInputError
 from twofour.log_records import BuildLog
 from twofour.reports.log_text import log_view
 from twofour.reports.text import plain_text
-from twofour.store import from_json, to_json
+from twofour.store import from_json, json_pieces, to_json
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 TEXT = (LOGS / "foreign_node.log").read_text(encoding="utf-8")
@@ -177,6 +179,15 @@ def test_the_command_prints_the_record_and_nothing_else_as_json() -> None:
     layer = next(row for row in builds[0]["layers"] if row["name"] == "fc1")
     assert (layer["best_sparse_ms"], layer["best_dense_ms"]) == (0.005, 0.004)
     assert set(layer["tactics"][0]) >= {"kernel", "id", "ms", "sparse"}
+
+
+@pytest.mark.parametrize("name", ["foreign_node.log", "tactic_ids.log", "cached.log"])
+def test_the_record_in_pieces_is_the_same_text_as_in_one(name: str) -> None:
+    log = read_build_log(LOGS / name)
+    odd = replace(log.builds[0], build_s=math.nan, gpu='"\n{x', layers=log.builds[0].layers * 2)
+    for record in (log, replace(log, builds=(odd,)), BuildLog(files=(), builds=())):
+        assert "".join(json_pieces(record)) == to_json(record)
+    assert len(list(json_pieces(log))) > len(log.builds[0].layers)
 
 
 def test_the_terminal_shows_counts_contradictions_and_a_row_per_layer() -> None:

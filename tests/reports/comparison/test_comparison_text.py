@@ -329,3 +329,14 @@ def test_milliseconds_of_layers_have_as_many_decimals_as_their_sum_asks_for() ->
         made = layer_grid(replace(contrast, variant_ms=1e-9, baseline_ms=total, rows=(row,)))
         ((_, ours, _, _, changed, share),) = made.rows
         assert (ours, changed, share) == (variant_ms, difference, "0.0 %")
+
+
+def test_a_machine_that_was_busy_before_is_warned_of() -> None:
+    comparison = run_folder()
+    assert comparison.machine is not None
+    start = replace(comparison.machine.start, load_average=1.25)
+    busy = replace(comparison, machine=replace(comparison.machine, start=start, cores=2))
+    warning = "WARNING: other processes were running: load average 1.25 at the start, on 2 cores"
+    assert warning in machine_lines(busy)
+    assert comparison.machine.start.load_average is not None
+    assert not any("other processes" in line for line in machine_lines(comparison))

@@ -6,14 +6,18 @@ import re
 from typing import TYPE_CHECKING
 
 from twofour.engines.buildlog.engine_layers import detailed_layer, listed_layer
-from twofour.engines.buildlog.joining import Broken, glue
+from twofour.engines.buildlog.joining import Broken, glue, joinings
 from twofour.engines.buildlog.messages import KEY_LENGTH
+from twofour.engines.buildlog.prefix import take_apart
 from twofour.engines.buildlog.sparsity import MARK, raw_line
+from twofour.engines.buildlog.tuning import CHOICE, NAME, SET_NAME
 from twofour.log_records import EngineLayer
 
 if TYPE_CHECKING:
     from twofour.engines.buildlog.parser import LogParser
 
+_WORDS = (MARK, SET_NAME, "Skipping tactic ", "no valid tactics for", "got cached result: ")
+"""Words that say what a message is wherever in it they stand."""
 _NUMBER_TAIL = re.compile(r"[\d.][\d.e+-]{0,12}\s*")
 _EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading model: ")
 """Words other programs print too; believed only in a log whose lines have no prefixes at all."""
@@ -31,17 +35,18 @@ class BareLines:
         self.broken: Broken | None = None
         self.in_list = False
         """Inside a list of bare layer names, after `Layers:`."""
-        self.physical = 0
         self.prefixed_seen = False
         self._unknown_seen = False
         self._pieces = 0
+        self._last = 0
+        """Number of the last bare line."""
         self._completed = (0, 0)
         """First and last line of the last message that was put together."""
 
-    def begin(self, message: str, number: int, physical: int) -> None:
+    def begin(self, message: str, number: int) -> None:
         """A message that may go on in the next line."""
         self.flush()
-        self.broken = Broken(message, number, physical)
+        self.broken = Broken(message, number, self._parser.around.length(number))
         self._pieces = 0
         self._parser.calm = False
 
@@ -60,6 +65,7 @@ class BareLines:
 
     def line(self, text: str, number: int) -> None:
         """One line that carries no prefix."""
+        after_prefixed, self._last = self._last != number - 1 and self.broken is None, number
         if self.broken is not None and self._continues(text, number):
             return
         tuning = self._parser.segments.build.tuning
@@ -72,42 +78,76 @@ class BareLines:
             self._list_entry(stripped)
             return
         self.flush()
-        if stripped:
-            self._start(stripped, text, number)
+        if stripped and not (after_prefixed and self._goes_with_last(text, number)):
+            self._start(stripped, number)
 
     # --- continuation ------------------------------------------------------------------------
 
     def _continues(self, text: str, number: int) -> bool:
         broken = self.broken
-        if broken is None or not text.strip() or self._begins_something(text.strip()):
+        if broken is None or not text.strip():
             return False
+        if self._begins_something(text.strip()):
+            ends = broken.text.startswith((CHOICE, NAME))
+            return ends and self._put_together(broken, text, number)
         if broken.is_sparsity:
             seen = self._unknown_seen or not self.prefixed_seen
-            if not broken.goes_on(text, self._parser.width(), bare_seen=seen):
-                return False
+            more = broken.goes_on(text, self._parser.width, bare_seen=seen)
+        else:
+            more = not broken.full
+        if more and (broken.is_sparsity or broken.text.startswith(_NAME)):
             broken.add(text)
             return True
-        if broken.full:
+        return more and self._completes(broken, text, number)
+
+    def _goes_with_last(self, text: str, number: int) -> bool:
+        """The rest of an error, or of a known word that was broken in two."""
+        parser = self._parser
+        if parser.segments.build.explain(text.strip(), number):
+            return True
+        found = take_apart(parser.around.before(number))
+        if found is None:
             return False
-        if broken.text.startswith(_NAME):
-            broken.add(text)
+        for joined in joinings(found.message, text):
+            if self._crosses(joined, len(found.message)):
+                if not parser.listed(joined, number - 1):
+                    parser.unlisted(joined, number - 1)
+                if self.broken is not None:
+                    self.broken.physical = len(text)
+                return True
+        return False
+
+    def _crosses(self, joined: str, place: int) -> bool:
+        """Whether a known word stands around `place`, where two pieces were joined."""
+        text = joined.lstrip()
+        place -= len(joined) - len(text)
+        known = self._parser.table.get(text[:KEY_LENGTH], ())
+        if any(len(start) > place > 0 and text.startswith(start) for start, _ in known):
             return True
-        return self._completes(broken, text, number)
+        nearby = (
+            (word, text[max(0, place - len(word) + 1) : place + len(word)]) for word in _WORDS
+        )
+        return any(word in around for word, around in nearby)
 
     def _completes(self, broken: Broken, text: str, number: int) -> bool:
         """Try the message with the next piece, joined with and without a blank."""
         self._pieces += 1
         if self._pieces > _MOST_PIECES:
             return False
+        if self._put_together(broken, text, number):
+            return True
         before = broken.text
-        for between in dict.fromkeys((glue(before[-4:], text), "", " ")):
-            if self._complete(before + between + text.strip(), broken.line):
-                self.broken = None if self.broken is broken else self.broken
-                self._completed = (broken.line, number)
-                return True
         joined = before + glue(before[-4:], text) + text.strip("\r\n")
         self.broken = Broken(joined, broken.line, len(text))
         return True
+
+    def _put_together(self, broken: Broken, text: str, number: int) -> bool:
+        for joined in joinings(broken.text, text):
+            if self._complete(joined, broken.line):
+                self.broken = None if self.broken is broken else self.broken
+                self._completed = (broken.line, number)
+                return True
+        return False
 
     def _complete(self, message: str, number: int) -> bool:
         build = self._parser.segments.build
@@ -117,7 +157,7 @@ class BareLines:
                 build.add_engine_layer(layer, detailed=False)
             return layer is not None
         if "Set Tactic Name: " in message:
-            return build.tuning.set_name(message)
+            return build.tuning.set_name(message, number)
         whole = False
         for start, handler in self._parser.table.get(message[:KEY_LENGTH], ()):
             if message.startswith(start):
@@ -134,23 +174,23 @@ class BareLines:
 
     # --- a new line --------------------------------------------------------------------------
 
-    def _start(self, text: str, whole: str, number: int) -> None:
+    def _start(self, text: str, number: int) -> None:
         parser = self._parser
         build = parser.segments.build
         if text.startswith(_LISTED):
             layer = listed_layer(text)
             if layer is None:
-                self.begin(text, number, len(whole))
+                self.begin(text, number)
             else:
                 build.add_engine_layer(layer, detailed=False)
         elif text.startswith(_NAME):
-            self.begin(text, number, len(whole))
+            self.begin(text, number)
         elif text == "Layers:":
             self.in_list = True
         elif text == "Bindings:":
             self.in_list = False
         elif MARK in text[:60]:
-            self.begin(text, number, len(whole))
+            self.begin(text, number)
         elif build.results.in_profile and build.results.row(text):
             return
         elif self._is_everyday(text) or not parser.listed(text, number):
@@ -164,7 +204,7 @@ class BareLines:
 
     def _list_entry(self, text: str) -> None:
         if text.startswith(_NAME):
-            self.begin(text, 0, len(text))
+            self.begin(text, 0)
             return
         build = self._parser.segments.build
         build.add_engine_layer(EngineLayer(name=text), detailed=False)

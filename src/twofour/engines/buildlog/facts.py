@@ -27,6 +27,8 @@ _FLAGS = {
     "disable": SparsityFlag.DISABLED, "disabled": SparsityFlag.DISABLED,
     "force": SparsityFlag.FORCED, "forced": SparsityFlag.FORCED,
 }  # fmt: skip
+_LOW_PRECISIONS = frozenset({"FP16", "BF16", "INT8", "FP8", "INT4", "FP4"})
+"""Builder flags that allow a type beside FP32; without one a network may be strongly typed."""
 _COMMAND_SPARSITY = re.compile(r"--sparsity=(\w+)|(--sparse-weights)")
 _COMMAND_LEVEL = re.compile(r"--builderOptimizationLevel=(\d)")
 _COMMAND_MODEL = re.compile(r"--(?:onnx|loadEngine)=(\S+)")
@@ -45,7 +47,12 @@ class Facts:
     precision: str | None = None
     level: int | None = None
     verbosity: str | None = None
-    build_s: float | None = None
+    passes_s: float | None = None
+    """Of all passes so far: TensorRT 10 builds an engine for each of its backend strategies."""
+    earlier_s: float = 0.0
+    """Of the passes before the latest."""
+    whole_s: float | None = None
+    """What trtexec or Polygraphy measured around the builder."""
     workspace_bytes: int | None = None
     cache_mode: str | None = None
     cache_entries: int | None = None
@@ -58,6 +65,11 @@ class Facts:
     engine_bytes: int | None = None
     peak_cpu_bytes: int | None = None
     peak_gpu_bytes: int | None = None
+
+    @property
+    def build_s(self) -> float | None:
+        """Seconds the builder took."""
+        return self.whole_s if self.passes_s is None else self.passes_s
 
     def memory(self) -> MemoryFigures:
         """The memory figures as a record."""
@@ -135,9 +147,15 @@ def _mib(name: str) -> Setter:
     return put
 
 
-def _seconds(facts: Facts, text: str) -> None:
+def _pass_seconds(facts: Facts, text: str) -> None:
     value = number(text.split(" ", 1)[0])
-    facts.build_s = facts.build_s if value is None else value
+    if value is not None:
+        facts.passes_s = facts.earlier_s + value
+
+
+def _whole_seconds(facts: Facts, text: str) -> None:
+    value = number(text.split(" ", 1)[0])
+    facts.whole_s = facts.whole_s if value is None else value
 
 
 def _version(facts: Facts, text: str) -> None:
@@ -167,8 +185,12 @@ def _flags(facts: Facts, text: str) -> None:
     """Polygraphy's table of builder flags."""
     name, bar, value = f"Flags{text}".partition("|")
     if bar and name.strip() == "Flags":
-        listed = "SPARSE_WEIGHTS" in value
+        flags = value.strip().strip("[]").split(", ")
+        listed = "SPARSE_WEIGHTS" in flags
         facts.flag = SparsityFlag.ENABLED if listed else SparsityFlag.DISABLED
+        low = [flag for flag in flags if flag in _LOW_PRECISIONS]
+        if low and facts.precision is None:
+            facts.precision = "+".join(("FP32", *low))
 
 
 def _resource(facts: Facts, text: str) -> None:
@@ -234,7 +256,9 @@ ONE_LINERS: tuple[tuple[str, Setter], ...] = (
     ("BuilderOptimizationLevel: ", _level),
     ("Set number of tactics to ", _level_used),
     ("Profiling verbosity: ", _text("verbosity")),
-    ("Engine generation completed in ", _seconds),
+    ("Engine generation completed in ", _pass_seconds),
+    ("Engine built in ", _whole_seconds),
+    ("Finished engine building in ", _whole_seconds),
     ("Total Host Persistent Memory: ", _bytes("host_bytes")),
     ("Total Device Persistent Memory: ", _bytes("device_bytes")),
     ("Total Scratch Memory: ", _bytes("scratch_bytes")),
@@ -249,4 +273,3 @@ ONE_LINERS: tuple[tuple[str, Setter], ...] = (
     ("Global timing cache in use", _global),
     ("Deleting timing cache: ", _cache),
 )
-ONE_LINERS_BY_START = dict(ONE_LINERS)

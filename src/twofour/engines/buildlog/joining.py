@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from twofour.engines.buildlog.sparsity import MARK, raw_line
 
 LONGEST = 1 << 20
 _OPEN_ENDS = (",", "+", "|", "(", "[", "{")
+_OPEN_STARTS = ("+ ", "|| ", ", ")
 _TOKEN = re.compile(r"[(\[{]|[)\]}]|,(?= |$)|\|\|")
 _NARROWEST = 40
 """No paste is narrower; below it a line's length says nothing of the width."""
@@ -22,7 +24,7 @@ class Broken:
         self._pieces = [message]
         self._length = len(message)
         self._tail = message[-4:]
-        self._physical = physical
+        self.physical = physical
         self._printed: int | None = None
         self._listed: bool | None = None
         self._depth = 0
@@ -40,8 +42,8 @@ class Broken:
         """Too long to be one message of a real log."""
         return self._length > LONGEST
 
-    def goes_on(self, piece: str, width: int, *, bare_seen: bool) -> bool:
-        """Whether `piece` continues the list; `width` is the longest line of the text around.
+    def goes_on(self, piece: str, width: Callable[[], int], *, bare_seen: bool) -> bool:
+        """Whether `piece` continues the list; `width` gives the longest line of the text around.
 
         It does where the list is plainly unfinished, where its next word would not have fitted
         into the width, and where bare lines are otherwise unheard of in this log.
@@ -52,18 +54,19 @@ class Broken:
             return self._listed is None or piece.lstrip().startswith(":")
         if self._printed == 0 and not self._layers:
             return False
-        word = piece.split(" ", 1)[0]
+        word = piece.split(" ", 1)[0] or " "
         return (
             self._depth > 0
             or self._tail.rstrip().endswith(_OPEN_ENDS)
+            or piece.lstrip().startswith(_OPEN_STARTS)
             or (self._printed or 0) > self._layers
             or not bare_seen
-            or (self._physical > _NARROWEST and self._physical + len(word) > width)
+            or (self.physical > _NARROWEST and self.physical + len(word) > width())
         )
 
     def add(self, piece: str) -> None:
         """Append the next physical line."""
-        self._physical = len(piece)
+        self.physical = len(piece)
         between = glue(self._tail, piece)
         piece = between + piece.lstrip()
         self._pieces.append(piece)
@@ -105,3 +108,9 @@ def glue(tail: str, piece: str) -> str:
     if piece[0] == " ":
         return " "
     return " " if tail.endswith((",", "+", "|", ":")) or piece.startswith(("+ ", "|| ")) else ""
+
+
+def joinings(before: str, piece: str) -> tuple[str, ...]:
+    """The two pieces joined in every way that could be right, the likeliest first."""
+    between = dict.fromkeys((glue(before[-4:], piece), "", " "))
+    return tuple(before.rstrip("\r\n") + blank + piece.strip() for blank in between)

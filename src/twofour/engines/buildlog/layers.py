@@ -11,8 +11,16 @@ from twofour.log_records import Tactic, TunedLayer
 
 KEPT_TACTICS = 512
 """Per layer; beyond it the slower half goes. Real layers time up to some 300."""
-_WHOLE_REGIONS = frozenset({"Myelin"})
-"""Runners whose one time covers many kernels, dense and sparse alike."""
+_DENSE_RUNNERS = (
+    "Cublas", "Cuda", "Cudnn", "ElementWise", "FusedConvAct", "GemmDeconvolution", "LogSoftmax",
+    "MatrixMultiply", "Plugin", "PointWise", "Reduce", "Reformat", "Shuffle", "SoftMax",
+    "TiledPooling", "TopK",
+)  # fmt: skip
+"""Runners (by the start of their names) that print no kernel names and have no sparse kernels.
+
+Sparse kernels belong to the CASK runners and to Myelin, whose one time for a whole region covers
+many kernels, dense and sparse alike; of a runner unknown here nothing is known either.
+"""
 
 
 class Timing:
@@ -39,8 +47,8 @@ class Layer:
     dropped: int = 0
     cached: int = 0
     pruned: int = 0
-    best_dropped: dict[bool, tuple[dict[str, Timing], str, Timing]] = field(default_factory=dict)
-    """The fastest dense and sparse (True) tactic among those that had no room."""
+    best_dropped: dict[bool | None, tuple[str | None, str, Timing]] = field(default_factory=dict)
+    """The fastest dense, sparse (True) and nameless (None) tactic among those without room."""
 
     def timed_by(self, runner: str | None) -> dict[str, Timing]:
         """The tactics of one runner, by the number as it is printed."""
@@ -49,28 +57,28 @@ class Layer:
             timed = self.by_runner[runner] = {}
         return timed
 
-    def drop(self, timed: dict[str, Timing], tactic: str, timing: Timing) -> None:
-        """Keep a tactic only where it is the fastest dense or sparse one without room."""
-        sparse = bool(is_sparse_kernel(timing.kernel))
+    def drop(self, runner: str | None, tactic: str, timing: Timing) -> None:
+        """Keep a tactic only where it is the fastest of its kind without room."""
+        sparse = _known_sparse(is_sparse_kernel(timing.kernel), runner)
         known = self.best_dropped.get(sparse)
         if known is None or timing.ms < known[2].ms:
-            self.best_dropped[sparse] = (timed, tactic, timing)
+            self.best_dropped[sparse] = (runner, tactic, timing)
         self.dropped += known is not None
 
     def keep_fastest(self) -> None:
         """Give up the slower half of the tactics, but no sparse one that is its layer's best."""
         rows = sorted(
             (
-                (t.ms, key, timed, t)
-                for timed in self.by_runner.values()
+                (t.ms, key, runner, t)
+                for runner, timed in self.by_runner.items()
                 for key, t in timed.items()
             ),
             key=lambda row: row[0],
         )
         kept = KEPT_TACTICS // 2
-        for _, key, timed, timing in rows[kept:]:
-            self.drop(timed, key, timing)
-            del timed[key]
+        for _, key, runner, timing in rows[kept:]:
+            self.drop(runner, key, timing)
+            del self.by_runner[runner][key]
         self.kept = kept
 
     def rows(self) -> Iterator[tuple[str | None, str, Timing]]:
@@ -79,7 +87,7 @@ class Layer:
             for key, timing in timed.items():
                 yield runner, key, timing
             for place, key, timing in self.best_dropped.values():
-                if place is timed and key not in timed:
+                if place == runner and key not in timed:
                     yield runner, key, timing
 
 
@@ -105,7 +113,7 @@ def tuned_layer(name: str, layer: Layer) -> TunedLayer:
     tactics = tactics_of(layer)
     timed = [t for t in tactics if t.ms is not None]
     sparse = [t.ms for t in timed if t.sparse and t.ms is not None]
-    dense = [t.ms for t in timed if _is_dense(t, foreign=layer.foreign) and t.ms is not None]
+    dense = [t.ms for t in timed if _known_sparse(t.sparse, t.runner) is False and t.ms is not None]
     return TunedLayer(
         name=name,
         runner=layer.runner,
@@ -121,8 +129,8 @@ def tuned_layer(name: str, layer: Layer) -> TunedLayer:
     )
 
 
-def _is_dense(tactic: Tactic, *, foreign: bool) -> bool:
-    """A whole Myelin region says nothing of the kernels in it; a named kernel does."""
-    if tactic.sparse is None:
-        return foreign or tactic.runner not in _WHOLE_REGIONS
-    return not tactic.sparse
+def _known_sparse(by_kernel: bool | None, runner: str | None) -> bool | None:
+    """What the kernel's name says; without one, False for a runner that has no sparse kernels."""
+    if by_kernel is None and runner is not None and runner.startswith(_DENSE_RUNNERS):
+        return False
+    return by_kernel

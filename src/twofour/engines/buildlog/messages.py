@@ -20,6 +20,13 @@ _EVERYDAY = frozenset(
 """Words that other programs print too: they make no build where there is none."""
 
 
+_POLYGRAPHY_SAYS = (
+    "Loaded Module: ", "Configuring with profiles:", "Building engine with configuration:",
+    "Finished engine building in ",
+)  # fmt: skip
+"""Words of Polygraphy's own (its backend/trt/config.py and loader.py, logger/logger.py)."""
+
+
 def dispatch_table() -> dict[str, tuple[tuple[str, Handler], ...]]:
     """First characters of a message -> the messages that begin so."""
     table: dict[str, tuple[tuple[str, Handler], ...]] = {}
@@ -39,17 +46,20 @@ def _handlers() -> list[tuple[str, Handler]]:
         (tuning.COSTS, _costs),
         ("Skipping tactic ", lambda b, m, n: b.tuning.skipping(m, n) or True),
         ("Skipping ", _no_tactics),
-        ("Set Tactic Name: ", lambda b, m, _: b.tuning.set_name(m)),
+        ("Set Tactic Name: ", lambda b, m, n: b.tuning.set_name(m, n)),
         ("Layers:", lambda _b, _m, _n: True),
         ("=== Profile (", lambda b, m, _: _seen(b, b.results.title(m))),
         ("Engine built in ", _built),
+        ("Building graph using backend strategy ", _next_pass),
+        ("Use backend strategy ", _compared),
+        ("Skip backend strategy ", _compared),
         ("Engine deserialized in ", _loaded),
         ("Found sparse tensor: ", lambda b, m, _: _checked(b, m, sparse=True)),
         ("Found non-sparse tensor: ", lambda b, m, _: _checked(b, m, sparse=False)),
         ("Layer: ", _replayed),
         ("Algorithm: (Implem", _replay),
         ("RUNNING | Command: ", _polygraphy_command),
-        ("Loaded Module: polygraphy", lambda b, _m, _n: _style(b, Producer.POLYGRAPHY)),
+        *((start, lambda b, _m, _n: _style(b, Producer.POLYGRAPHY)) for start in _POLYGRAPHY_SAYS),
         ("==== TensorRT Network ====", _inspected),
         ("==== TensorRT Engine ====", _inspected),
         ("In JIT build, ", lambda b, _m, _n: _style(b, Producer.TENSORRT_RTX)),
@@ -103,9 +113,17 @@ def _no_tactics(build: OpenBuild, message: str, _line: int) -> bool:
     return True
 
 
-def _built(build: OpenBuild, message: str, _line: int) -> bool:
-    if build.facts.build_s is None:
-        facts.ONE_LINERS_BY_START["Engine generation completed in "](build.facts, message[16:])
+def _next_pass(build: OpenBuild, _message: str, line: int) -> bool:
+    build.next_pass(line)
+    return True
+
+
+def _compared(build: OpenBuild, message: str, line: int) -> bool:
+    build.compare_passes(line, keep_last=message.startswith("Use "))
+    return True
+
+
+def _built(build: OpenBuild, _message: str, _line: int) -> bool:
     build.generated = build.touched = True
     return True
 

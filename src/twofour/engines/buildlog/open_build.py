@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,13 +11,12 @@ from twofour.engines.buildlog.facts import Facts
 from twofour.engines.buildlog.foreign import ForeignTables
 from twofour.engines.buildlog.layers import tuned_layer
 from twofour.engines.buildlog.names import NameSplitter, constituents, is_sparse_kernel
-from twofour.engines.buildlog.prefix import DATED, PLAIN
+from twofour.engines.buildlog.outcome import fatal, outcome, producer
 from twofour.engines.buildlog.sparsity import RawLine, contradictions, sparsity_line, union
 from twofour.engines.buildlog.tables import Results
 from twofour.engines.buildlog.tuning import Tuning
 from twofour.log_records import (
     Build,
-    BuildOutcome,
     CheckedTensor,
     EngineLayer,
     Fusion,
@@ -32,12 +30,8 @@ from twofour.log_records import (
 )
 
 _MOST_MESSAGES = 500
-_INSPECTS = re.compile(r"polygraphy(?:\.exe)? inspect ")
-BUILD_FAILED = re.compile(
-    r"Could not find any implementation|Engine could not be created|Builder failed"
-    r"|buildSerializedNetwork: Error|buildEngine\w*: Error|Building engine failed|Failed to parse"
-    r"|Engine set up failed"
-)
+_NEAR = 3
+"""Lines between the comparison of two passes and the beginning of the next."""
 
 
 class OpenBuild:
@@ -74,6 +68,36 @@ class OpenBuild:
         """Trtexec says so at its end, whatever was built before."""
         self.native_chosen = False
         """The (Sparsity) lines of the whole network are complete."""
+        self._pass_start = 0
+        """How many (Sparsity) lines there were before the builder's latest pass."""
+        self._compared = 0
+
+    def next_pass(self, line: int) -> None:
+        """The builder tries another backend strategy for the same engine."""
+        if self.generated and line - self._compared <= _NEAR:
+            self.generated = self.native_chosen = False
+            self.facts.earlier_s = self.facts.passes_s or 0.0
+            self._pass_start = len(self.sparsity)
+
+    def compare_passes(self, line: int, *, keep_last: bool) -> None:
+        """The builder keeps the engine of its latest pass, or the one it had before."""
+        self._compared = line
+        start, place = self._pass_start, len(self.sparsity)
+        for i in range(start) if keep_last else range(start, place):
+            self.sparsity[i] = replace(self.sparsity[i], discarded=True)
+
+    def ends_with(self, error: str) -> bool:
+        """Whether no engine comes of a build with this error."""
+        return fatal(error, must_parse=not self.styles[Producer.ONNXRUNTIME])
+
+    def explain(self, text: str, line: int) -> bool:
+        """A line that goes on where the error before it ends in a colon; whether it does."""
+        last = self.errors[-1] if self.errors else None
+        if last is None or last.line != line - 1 or not last.text.endswith(":"):
+            return False
+        if self.budget.take(len(text)):
+            self.errors[-1] = replace(last, text=f"{last.text} {text}")
+        return True
 
     def complain(self, severity: str, text: str, line: int) -> None:
         """Keep a warning or an error, the first some hundred of each."""
@@ -83,8 +107,7 @@ class OpenBuild:
         else:
             self.error_count += 1
             kept = self.errors
-            if BUILD_FAILED.search(text[:2000]):
-                self.failed = True
+            self.failed = self.failed or self.ends_with(text)
         self.touched = True
         if len(kept) < _MOST_MESSAGES and self.budget.take(len(text)):
             kept.append(LogMessage(line=line, text=text))
@@ -135,11 +158,11 @@ def finished_build(build: OpenBuild) -> Build:
         file=build.file,
         first_line=build.first_line,
         last_line=build.last_line,
-        producer=_producer(build),
+        producer=producer(build),
         tensorrt_version=facts.version,
         gpu=facts.gpu,
         compute_capability=facts.capability,
-        outcome=_outcome(build),
+        outcome=outcome(build),
         command=facts.command,
         model=facts.model,
         sparsity=flag,
@@ -229,38 +252,3 @@ def _timing_cache(build: OpenBuild) -> TimingCache:
         cached_results=tuning.cached,
         silent_combinations=tuning.silent,
     )
-
-
-def _outcome(build: OpenBuild) -> BuildOutcome:
-    if build.run_failed:
-        return BuildOutcome.FAILED
-    if build.generated:
-        return BuildOutcome.BUILT
-    if build.failed:
-        return BuildOutcome.FAILED
-    if build.loaded or _only_inspects(build):
-        return BuildOutcome.LOADED
-    return BuildOutcome.BUILT if build.passed else BuildOutcome.UNFINISHED
-
-
-def _only_inspects(build: OpenBuild) -> bool:
-    """Polygraphy's inspect, or the layers of an engine without any sign of a builder's work."""
-    if _INSPECTS.search(build.facts.command or ""):
-        return True
-    shown = build.inspected or build.listed_layers or build.engine_layers
-    worked = build.is_run or build.tuning.layers or build.sparsity or build.fusions
-    return bool(shown) and not worked
-
-
-def _producer(build: OpenBuild) -> Producer:
-    """The producer most of the prefixes speak for; a plain `[V]` alone means Python."""
-    styles = build.styles
-    for certain in (Producer.TENSORRT_LLM, Producer.POLYGRAPHY, Producer.TENSORRT_RTX):
-        if styles[certain]:
-            return certain
-    named = [style for style, _ in styles.most_common() if isinstance(style, Producer)]
-    if named:
-        return named[0]
-    if styles[DATED]:
-        return Producer.TRTEXEC
-    return Producer.PYTHON if styles[PLAIN] else Producer.UNKNOWN

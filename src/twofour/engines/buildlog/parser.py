@@ -18,6 +18,7 @@ from twofour.engines.buildlog.open_build import OpenBuild
 from twofour.engines.buildlog.prefix import PLAIN, take_apart, without_polygraphy_extras
 from twofour.engines.buildlog.skipped import GPU_ERROR
 from twofour.engines.buildlog.sparsity import MARK
+from twofour.engines.buildlog.surroundings import Surroundings
 from twofour.engines.buildlog.tuning import COSTS, RUNNER
 from twofour.log_records import Build, Producer
 
@@ -37,8 +38,6 @@ _POLYGRAPHY_ENDS = tuple(
     f"{word} | {what}: " for word in ("PASSED", "FAILED") for what in ("Runtime", "Command")
 )
 """The end of a command of Polygraphy; `PASSED | Output: ...` is about one tensor's comparison."""
-_AROUND = 20
-"""Lines before and after a broken one that show how wide the paste is."""
 
 
 class LogParser:
@@ -52,9 +51,7 @@ class LogParser:
         self.calm = True
         """No table, broken line or undecided build is open: the short way may be taken."""
         self._style: Producer | str | None = None
-        self._batch: Sequence[str] = ()
-        self._first = 1
-        """Line number of the batch's first line."""
+        self.around = Surroundings()
         self._prefixes = KnownPrefixes()
         for start in (*segments.STARTS, segments.PERHAPS, *_EVENTS):
             self._put_first(start, self._event)
@@ -70,7 +67,7 @@ class LogParser:
 
     def feed(self, lines: Sequence[str]) -> None:
         """Read the next lines, which carry no line ends."""
-        self._batch, self._first = lines, self.number + 1
+        self.around.next_batch(lines, self.number + 1)
         after_date, table = _AFTER_DATE.get, self.table.get
         number = self.number
         build = self.segments.build
@@ -103,7 +100,7 @@ class LogParser:
             for start, handler in handlers:
                 if message.startswith(start):
                     if not handler(build, message, number):
-                        self.bare.begin(message, number, len(line))
+                        self.bare.begin(message, number)
                     build = self.segments.build
         self.number = number
 
@@ -118,8 +115,10 @@ class LogParser:
     # --- the long way ------------------------------------------------------------------------
 
     def _long_way(self, line: str, number: int) -> None:
+        if not line and self.calm:
+            return
         for piece in line.split("\r") if "\r" in line else (line,):
-            found = take_apart(piece)
+            found = take_apart(piece) if piece else None
             if found is None:
                 self.bare.line(piece, number)
                 continue
@@ -133,11 +132,11 @@ class LogParser:
                 self._style = found.style
             if "\r" not in line and '"' not in line[:2]:
                 self._prefixes.learn(line, found.message, found.severity)
-            self._prefixed(found.style, found.severity, found.message, number, len(piece))
+            self._prefixed(found.style, found.severity, found.message, number)
         self._refresh()
 
     def _prefixed(
-        self, style: Producer | str | None, severity: str, message: str, number: int, length: int
+        self, style: Producer | str | None, severity: str, message: str, number: int
     ) -> None:
         if style in {PLAIN, None, Producer.POLYGRAPHY}:
             message = without_polygraphy_extras(message)
@@ -147,7 +146,6 @@ class LogParser:
         if style is not None:
             build.styles[style] += 1
         self.bare.prefixed_seen = True
-        self.bare.physical = length
         if self.segments.held is not None and not self._resolves(severity, message):
             if self.segments.hold(severity, message, number):
                 return
@@ -177,14 +175,14 @@ class LogParser:
             if text.startswith(start):
                 known = True
                 if not handler(self.segments.build, text, number):
-                    self.bare.begin(text, number, self.bare.physical)
+                    self.bare.begin(text, number)
         return known
 
     def unlisted(self, message: str, number: int) -> None:
-        """Messages that are known by a word further in."""
+        """Handle a message that is known by a word further in."""
         build = self.segments.build
         if MARK in message[:60]:
-            self.bare.begin(message.strip(), number, self.bare.physical)
+            self.bare.begin(message.strip(), number)
         elif _FOREIGN in message[:20]:
             self._foreign(message, number)
         elif message.lstrip().startswith(_OLD_FIGURES):
@@ -195,8 +193,8 @@ class LogParser:
     def _by_word(self, build: OpenBuild, message: str, number: int) -> None:
         tuning = build.tuning
         if "Set Tactic Name: " in message:
-            if not tuning.set_name(message):
-                self.bare.begin(message, number, self.bare.physical)
+            if not tuning.set_name(message, number):
+                self.bare.begin(message, number)
         elif "Skipping tactic " in message or GPU_ERROR in message:
             tuning.skipping(message, number)
         elif "no valid tactics for" in message:
@@ -247,9 +245,7 @@ class LogParser:
 
     def width(self) -> int:
         """Longest line around, of the same build."""
-        start = max(self.segments.build.first_line, self.number - _AROUND) - self._first
-        end = self.number + _AROUND - self._first
-        return max(map(len, self._batch[max(start, 0) : max(end, 0)]), default=0)
+        return self.around.width(self.number, self.segments.build.first_line)
 
     def _resolves(self, severity: str, message: str) -> bool:
         """Whether the message decides what the ones held back belong to."""

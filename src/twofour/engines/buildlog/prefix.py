@@ -39,6 +39,20 @@ _ORT = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\S{5,24} \[\w:onnxruntime:[^\]]{0,200}\] "
     r"\[\d{4}-\d\d-\d\d [\d:.]{5,18} +(?P<word>\w+)\] ?"
 )
+_LOGGING = re.compile(
+    r"(?:\[?\d{4}-\d\d-\d\d[ T][\d:]{8}(?P<python>,\d{3})?(?:\.\d{1,9})?\]?(?: [-:|] |[ :]))?"
+    r"(?P<before>(?:[\[(]?[\w./-]{1,60}[\])]?(?: [-:|] |: ?| )){0,2}?)"
+    r"[\[(]?(?P<word>CRITICAL|ERROR|WARN(?:ING)?|INFO|DEBUG|VERBOSE)[\])]?"
+    r"\s{0,8}(?:[-:|] |:|(?<= ))"
+    r"(?P<after>[\[(]?[\w.]{0,40}(?i:trt|tensorrt)[\w.]{0,40}[\])]?(?: [-:|] |: ?))?",
+)
+"""Loggers of Python and the like, as `%(asctime)s - %(name)s - %(levelname)s - %(message)s`."""
+_LOGGER = re.compile(r"trt|tensorrt", re.IGNORECASE)
+_GSTREAMER = re.compile(
+    r"\d{1,4}:\d\d:\d\d\.\d{1,9} +\d{1,9} +0x[0-9a-f]{1,16} +(?P<word>[A-Z]{3,7}) +\w{1,40} "
+    r".{0,300}?\[TRT\]: ?"
+)
+"""GStreamer's log, in which nvinfer hands on what TensorRT says."""
 _GLOG = re.compile(r"(?P<letter>[FEWIV])\d{4} [\d:.]{8,20} +\d+ [\w./-]{1,60}:\d+\] ")
 _BANNER = re.compile(r"&&&& (?:RUNNING|PASSED|FAILED|WAIVED) TensorRT")
 _INNER = re.compile(
@@ -49,6 +63,7 @@ _INNER = re.compile(
 _LETTERS = {
     "INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V",
     "DEBUG": "V", "GRAPH": "V", "!": "F", "X": "V", "U": "V", "S": "V", "D": "V",
+    "CRITICAL": "F", "WARN": "W", "LOG": "V", "TRACE": "V",
 }  # fmt: skip
 _OUTER = 200
 """Characters of somebody else's prefix (a container's clock, say) that are looked through."""
@@ -60,7 +75,11 @@ def take_apart(line: str) -> Prefixed | None:
     if first == "[":
         found = _tagged(line)
     elif first.isdigit():
-        found = _matched(_ORT, line, Producer.ONNXRUNTIME)
+        found = (
+            _matched(_ORT, line, Producer.ONNXRUNTIME)
+            or _matched(_GSTREAMER, line, Producer.DEEPSTREAM)
+            or _logged(line)
+        )
     elif first.isupper():
         found = _worded(line)
     elif first in {'"', " ", "\t"}:
@@ -109,7 +128,20 @@ def _tag_style(tags: str, letter: str, *, dated: bool) -> Producer | str | None:
 
 def _python_free_date(line: str) -> Prefixed | None:
     match = _DATE.match(line)
-    return None if match is None else Prefixed(None, "", line[match.end() :])
+    return _logged(line) if match is None else Prefixed(None, "", line[match.end() :])
+
+
+def _logged(line: str) -> Prefixed | None:
+    """Behind the prefix of a logger with TensorRT's name; what others log is none of ours."""
+    match = _LOGGING.match(line)
+    if match is None:
+        return None
+    rest = line[match.end() :]
+    inner = _tagged(rest) if _TAGS.match(rest) else None
+    if inner is None and (match["after"] or _LOGGER.search(match["before"])):
+        style = Producer.PYTHON if match["python"] else None
+        return Prefixed(style, _LETTERS[match["word"]], rest)
+    return inner
 
 
 def _worded(line: str) -> Prefixed | None:
@@ -120,7 +152,7 @@ def _worded(line: str) -> Prefixed | None:
         return Prefixed(style, _LETTERS[match["word"]], line[match.end() :])
     glog = _GLOG.match(line)
     if glog is None:
-        return None
+        return _logged(line)
     inner = take_apart(line[glog.end() :])
     return inner or Prefixed(None, glog["letter"], line[glog.end() :])
 

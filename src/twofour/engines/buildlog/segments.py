@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twofour.engines.buildlog import facts
 from twofour.engines.buildlog.budget import Budget
-from twofour.engines.buildlog.open_build import BUILD_FAILED, OpenBuild, finished_build
+from twofour.engines.buildlog.open_build import OpenBuild, finished_build
 from twofour.engines.buildlog.sparsity import RawLine
 from twofour.log_records import Build, Producer
 
@@ -76,8 +76,7 @@ class Segments:
         build = self.build
         if severity not in {"E", "F"} or not build.generated or build.is_run:
             return False
-        text = message[:2000]
-        return "Skipping tactic " in text or BUILD_FAILED.search(text) is not None
+        return "Skipping tactic " in message[:2000] or build.ends_with(message)
 
     def before_sparsity(self, raw: RawLine) -> OpenBuild:
         """The build a (Sparsity) line belongs to: after the last list of one comes the next."""

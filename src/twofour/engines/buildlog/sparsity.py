@@ -14,26 +14,40 @@ from twofour.engines.buildlog.names import NameSplitter, constituents
 from twofour.log_records import Contradiction, SparsityFlag, SparsityKind, SparsityLine
 
 MARK = "(Sparsity)"
+_COUNT = r"\s*(?P<n>\d{1,9})\s*"
+_OLD_REST = r"(?P<n>)(?P<rest>\s*:.*)?$"
+_REST = r"(?P<rest>\W.*)?$"
+
+
+def _words(text: str) -> str:
+    """The words as a pattern; a paste that was broken among them has a blank more or less."""
+    return r"\s*".join(map(re.escape, text.replace(" ", "")))
+
+
 _FORMS = (
     (
         SparsityKind.ELIGIBLE,
-        re.compile(r"Layers eligible for sparse math(?P<n>)(?P<rest>\s*:.*)?$"),
+        re.compile(_words("Layers eligible for sparse math") + _OLD_REST),
     ),
     (
         SparsityKind.CHOSEN,
         re.compile(
-            r"TRT inference plan picked sparse implementation for layers(?P<n>)(?P<rest>\s*:.*)?$"
+            _words("TRT inference plan picked sparse implementation for layers") + _OLD_REST
         ),
     ),
     (
         SparsityKind.ELIGIBLE,
         re.compile(
-            r"Found (?P<n>\d{1,9}) layer\(s\) eligible to use sparse tactics(?P<rest>\W.*)?$"
+            _words("Found")
+            + _COUNT
+            + r"\s*"
+            + _words("layer(s) eligible to use sparse tactics")
+            + _REST
         ),
     ),
     (
         SparsityKind.CHOSEN,
-        re.compile(r"Chose (?P<n>\d{1,9}) layer\(s\) using sparse tactics(?P<rest>\W.*)?$"),
+        re.compile(_words("Chose") + _COUNT + _words("layer(s) using sparse tactics") + _REST),
     ),
 )
 
@@ -47,6 +61,7 @@ class RawLine:
     foreign: bool
     printed: int | None
     names: str | None
+    discarded: bool = False
 
 
 def raw_line(message: str, line: int) -> RawLine | None:
@@ -86,12 +101,22 @@ def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:
         constituents=None if names is None else constituents(names),
         elided=elided,
         uncertain=uncertain,
+        discarded=raw.discarded,
     )
 
 
 def union(lines: Iterable[SparsityLine], kind: SparsityKind) -> tuple[str, ...] | None:
-    """Names of all lines of a kind, each once, in order; None where no line carries a list."""
-    lists = [line.names for line in lines if line.kind is kind and line.names is not None]
+    """Names of all lines of a kind, each once, in order; None where no line carries a list.
+
+    What is eligible in one pass of the builder is so in all; choices count in the pass kept.
+    """
+    lists = [
+        line.names
+        for line in lines
+        if line.kind is kind
+        and line.names is not None
+        and (kind is SparsityKind.ELIGIBLE or not line.discarded)
+    ]
     return tuple(dict.fromkeys(name for names in lists for name in names)) if lists else None
 
 

@@ -44,10 +44,13 @@ class Tuning:
         self._name: str | None = None
         self._kernels: dict[str | None, str | None] = {}
         self._timed: dict[str, Timing] | None = None
+        self._runner: str | None = None
         self._kernel: str | None = None
-        self._kernel_id: str | None = None
+        self._kernel_id = ""
+        """Number of the kernel named last, or what a broken line left of it."""
         self._explained = True
         self._alone = 0
+        self._numbered = False
         self._last = ""
         self.last_line = 0
         """Of the last tactic that was timed."""
@@ -88,25 +91,28 @@ class Tuning:
         parts = message.split()
         if len(parts) == 4 and parts[2][:4].lower() == "time":
             tactic = parts[1]
-            kernel = self._kernel if self._kernel_id in {tactic, ""} else None
+            kernel = self._kernel if tactic.startswith(self._kernel_id) else None
             self._kernel = None
             self._last, self.last_line = message, line
             return self._add(tactic, parts[3], kernel, line)
         return self.skipping(message, line)
 
-    def set_name(self, message: str) -> bool:
-        """`LAYER Set Tactic Name: K Tactic: ID` (to 8.5; 7.x without the number)."""
+    def set_name(self, message: str, line: int) -> bool:
+        """`LAYER Set Tactic Name: K Tactic: ID` (to 8.5); False for a line that may go on.
+
+        7.x has no number there; in any later log a name without one is half a name.
+        """
         before, _, after = message.partition(SET_NAME)
         kernel, found, tactic = after.rstrip().rpartition("Tactic: ")
-        tactic = tactic.split(" ", 1)[0]
-        if not tactic:
-            return False
-        self.names += 1
-        self._kernel = (kernel if found else tactic).strip() or None
-        self._kernel_id = tactic if found else ""
         if self._timed is None and before.strip() and not before.startswith(_REFORMAT):
             self._start(before.strip(), None)
-            self._kernel = (kernel if found else tactic).strip() or None
+        if not tactic or not found:
+            half = self._numbered or found
+            self._name_alone("" if half else after.strip().split(" ", 1)[0], line)
+            return False
+        self._numbered = True
+        self.names += line != self._alone
+        self._kernel, self._kernel_id = kernel.strip() or None, tactic.split(" ", 1)[0]
         return True
 
     def _add(self, tactic: str, text: str, kernel: str | None, line: int) -> bool:
@@ -135,7 +141,7 @@ class Tuning:
         if layer is None:
             return
         if not self._budget.take_spare(len(tactic)):
-            layer.drop(timed, tactic, Timing(kernel, ms, line))
+            layer.drop(self._runner, tactic, Timing(kernel, ms, line))
             return
         timed[tactic] = Timing(self._kernels.setdefault(kernel, kernel), ms, line)
         self._undo = (timed, tactic, None, line)
@@ -185,6 +191,7 @@ class Tuning:
             return
         layer = self._layer_named(name)
         self._layer = layer
+        self._runner = runner
         self._timed = None if layer is None else layer.timed_by(runner)
 
     def _layer_named(self, name: str, *, foreign: bool = False) -> Layer | None:
@@ -272,12 +279,12 @@ class Tuning:
         if layer is None:
             return
         timed = layer.timed_by(FOREIGN_RUNNER)
-        outer = self._layer, self._timed
-        self._layer, self._timed = layer, timed
+        outer = self._layer, self._timed, self._runner
+        self._layer, self._timed, self._runner = layer, timed, FOREIGN_RUNNER
         for kernel, tactic, ms, line in rows:
             if finite_ms(ms) is not None:
                 self._add(tactic, repr(ms), kernel, line)
-        self._layer, self._timed = outer
+        self._layer, self._timed, self._runner = outer
         self._undo = None
 
     def counts(self) -> AutotuningCounts:

@@ -20,6 +20,8 @@ from twofour.reports.words import count, printable
 _SPARSITY = frozenset({"weights", "model", "sparse_kernels"})
 """Settings in which two variants may differ and still differ in sparsity only."""
 _GIB = 1 << 30
+_BUSY = 0.5
+"""Part of the cores that others may keep busy before a comparison on them is not to be trusted."""
 _CHANGED = 0.05
 """Part by which a clock must move to be said: the cores' own clocks jitter by less."""
 
@@ -105,6 +107,12 @@ def _clock_lines(machine: Machine) -> Iterator[str]:
     said = [words for words in _clock_words(start, end) if words]
     if said:
         yield f"at the start: {', '.join(said)}" if end is None else f"clocks: {', '.join(said)}"
+    busy = start.load_average
+    if busy is not None and busy > _BUSY * machine.cores:
+        yield (
+            f"WARNING: other processes were running: load average {busy:.2f} at the start, on "
+            f"{count(machine.cores, 'core')}"
+        )
     for when, clocks in (("start", start), ("end", end)):
         if clocks is not None and clocks.gpu_throttled is not None:
             yield f"WARNING: the GPU was held down at the {when}: {clocks.gpu_throttled}"

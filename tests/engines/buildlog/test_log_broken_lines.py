@@ -1,0 +1,141 @@
+"""Pastes that a terminal, a mail or an editor broke, at any width and with blanks lost or kept."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from twofour.engines.buildlog.budget import Budget
+from twofour.engines.buildlog.parser import LogParser
+from twofour.engines.buildlog.read import parse_lines
+from twofour.log_records import Build, Tactic
+
+BEFORE = ("--------------- Timing Runner: conv1 + relu1 (CaskConvolution[0x80000009])",)
+NEW = (
+    "Tactic Name: sm80_xmma_fprop_implicit_gemm_f16f16 Tactic: 0x00000000000000a1 Time: 0.5",
+    "Tactic Name: sm80_xmma_fprop_sparse_conv_sptensor Tactic: 0x00000000000000a2 Time: 0.25",
+)
+OLD = (
+    f"conv1 + relu1 Set {NEW[0].removesuffix(' Time: 0.5')}",
+    "Tactic: 0x00000000000000a1 Time: 0.5",
+    f"conv1 + relu1 Set {NEW[1].removesuffix(' Time: 0.25')}",
+    "Tactic: 0x00000000000000a2 Time: 0.25",
+)
+AFTER = (
+    ">>>>>>>>>>>>>>> Chose Runner Type: CaskConvolution Tactic: 0x00000000000000a2",
+    " (foreignNode) (Sparsity) Found 1 layer(s) eligible to use sparse tactics: fc",
+    " (foreignNode) (Sparsity) Chose 0 layer(s) using sparse tactics:",
+    "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: conv1 + relu1, conv2",
+    "(Sparsity) Chose 1 layer(s) using sparse tactics: conv1 + relu1",
+    "Engine generation completed in 8.5 seconds.",
+)
+DATED = "[07/07/2026-10:00:00] [V] [TRT] "
+SHORTEST = 25
+
+
+def broken_hard(line: str, width: int) -> list[str]:
+    return [line[i : i + width] for i in range(0, len(line), width)]
+
+
+def broken_at_blanks(line: str, width: int) -> list[str]:
+    """Every blank at a break is lost, as an editor loses it."""
+    pieces = []
+    while len(line) > width:
+        place = line.rfind(" ", SHORTEST, width + 1)
+        place, after = (width, width) if place < 0 else (place, place + 1)
+        pieces.append(line[:place])
+        line = line[after:]
+    return [*pieces, line]
+
+
+def without_places(build: Build) -> tuple[object, ...]:
+    """What the log says, without line numbers."""
+    layers = tuple(
+        replace(layer, tactics=tuple(replace(t, line=0) for t in layer.tactics))
+        for layer in build.layers
+    )
+    lists = tuple((line.kind, line.printed_count, line.names) for line in build.sparsity_lines)
+    return build.eligible, build.chosen, build.build_s, build.outcome, build.counts, layers, lists
+
+
+@pytest.mark.parametrize("prefix", [DATED, "[V] "], ids=["dated", "plain"])
+@pytest.mark.parametrize("tactics", [NEW, OLD], ids=["one line", "two lines"])
+@pytest.mark.parametrize("width", range(70, 130))
+def test_a_paste_broken_at_any_width_says_the_same(
+    width: int, tactics: tuple[str, ...], prefix: str
+) -> None:
+    whole = [prefix + message for message in (*BEFORE, *tactics, *AFTER)]
+    (expected,) = parse_lines(whole)
+    assert expected.layers[0].best_sparse_ms == 0.25
+    for breaking in (broken_hard, broken_at_blanks):
+        (build,) = parse_lines(piece for line in whole for piece in breaking(line, width))
+        assert without_places(build) == without_places(expected)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: conv1, fc",
+        "(Sparsity) Layers eligible for sparse math: conv1, fc",
+        "(foreignNode) (Sparsity) Found 2 layer(s) eligible to use sparse tactics: conv1, fc",
+    ],
+)
+def test_a_break_anywhere_in_the_fixed_words_of_a_list_loses_nothing(message: str) -> None:
+    blanks = [i for i, c in enumerate(message) if c == " " and i < message.index(": ")]
+    assert len(blanks) > 4
+    for place in blanks:
+        first, rest = message[:place], message[place + 1 :]
+        (build,) = parse_lines([f"{DATED}{first}", rest, f"{DATED}Total Weights Memory: 9"])
+        assert build.eligible == ("conv1", "fc")
+
+
+def kernels(*lines: str) -> list[tuple[str | None, bool | None, float | None]]:
+    (build,) = parse_lines(f"{DATED}{line}" if line[0] != "|" else line[1:] for line in lines)
+    found: tuple[Tactic, ...] = build.layers[0].tactics
+    return [(tactic.kernel, tactic.sparse, tactic.ms) for tactic in found]
+
+
+def test_half_a_kernel_name_is_put_together_or_is_no_name() -> None:
+    rest = "|se_conv_sptensor Tactic: 0x00000000000000a2"
+    half = "conv1 + relu1 Set Tactic Name: sm80_xmma_fprop_spar"
+    whole = ("sm80_xmma_fprop_sparse_conv_sptensor", True, 0.25)
+    assert kernels(*BEFORE, *OLD[:2], half, rest, OLD[3])[0] == whole
+    assert kernels(*BEFORE, *OLD[:2], half, OLD[3])[0] == (None, None, 0.25)
+
+
+def test_the_form_of_tensorrt_7_without_a_number_names_the_next_tactic() -> None:
+    lines = (
+        "--------------- Timing Runner: fc (caskFullyConnectedFP32)",
+        "fc (caskFullyConnectedFP32) Set Tactic Name: volta_sgemm_128x32_relu_nn_v1",
+        "Tactic: 8190451076631534509 time 0.028288",
+    )
+    assert kernels(*lines) == [("volta_sgemm_128x32_relu_nn_v1", False, 0.028288)]
+
+
+def test_bare_lines_after_a_known_message_are_not_taken_for_its_rest() -> None:
+    lines = [f"{DATED}Total Weights Memory: 9", "Set", f"{DATED}Removing conv1", "Tactic: 0x1"]
+    (build,) = parse_lines(lines)
+    assert build.memory.weights_bytes == 9
+    assert [fusion.layers for fusion in build.fusions] == [("conv1",)]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [""] * 1_000_000,
+        [f"{DATED}(Sparsity) Found 1 layer(s) eligible to use sparse tactics: a"]
+        + [",b"] * 100_000,
+        [f"{DATED}Set", "Tactic"] * 50_000,
+        [f"{DATED}x:", "y"] * 50_000,
+    ],
+    ids=["newlines", "continuations", "halves", "pairs"],
+)
+def test_many_short_lines_are_read_in_time(lines: list[str]) -> None:
+    parser = LogParser("log", Budget())
+    began = time.process_time()
+    for start in range(0, len(lines), 10_000):
+        parser.feed(lines[start : start + 10_000])
+    parser.finish()
+    assert time.process_time() - began < 4.0

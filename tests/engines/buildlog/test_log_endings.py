@@ -1,0 +1,109 @@
+"""How builds end: errors of the ONNX parser, and builders that build several times."""
+
+from __future__ import annotations
+
+from twofour.engines.buildlog.read import parse_lines
+from twofour.log_records import Build, BuildOutcome, Producer
+
+DATED = "[11/21/2026-13:02:35] [TRT] "
+REFUSED = (
+    f"{DATED}[I] Input filename:   custom.onnx",
+    f'{DATED}[E] ModelImporter.cpp:140: While parsing node number 0 [MyOp -> "a"]:',
+    f"{DATED}[E] ModelImporter.cpp:142: --- Begin node ---",
+    "Node name: myop",
+    f"{DATED}[E] ModelImporter.cpp:143: --- End node ---",
+    f"{DATED}[E] ModelImporter.cpp:151: ERROR: onnxOpCheckers.cpp:998 In function checkPlugin:",
+    '[6] creator && "Plugin not found, are the plugin name and version correct?"',
+)
+BUILT = f"{DATED}[I] Engine generation completed in 0.25 seconds."
+
+
+def test_a_node_that_the_parser_refuses_is_a_failed_build_and_its_error_is_whole() -> None:
+    (build,) = parse_lines(REFUSED)
+    assert build.outcome is BuildOutcome.FAILED
+    assert (build.error_count, len(build.errors)) == (4, 4)
+    assert build.errors[3].text == (
+        "ModelImporter.cpp:151: ERROR: onnxOpCheckers.cpp:998 In function checkPlugin: "
+        '[6] creator && "Plugin not found, are the plugin name and version correct?"'
+    )
+    assert build.errors[3].line == 6
+
+
+def test_a_refused_node_after_a_finished_build_is_the_next_build() -> None:
+    first, second = parse_lines([BUILT, *REFUSED])
+    assert (first.outcome, second.outcome) == (BuildOutcome.BUILT, BuildOutcome.FAILED)
+    assert second.error_count == 4
+
+
+def test_onnx_runtime_goes_on_without_the_node_and_inspecting_asks_about_it() -> None:
+    ort = (
+        "2026-05-01 10:00:00.123456789 [E:onnxruntime:Default, tensorrt_execution_provider.h:84 "
+        "log] [2026-05-01 10:00:00   ERROR] ModelImporter.cpp:773: While parsing node number 3 []:"
+    )
+    (build,) = parse_lines([ort])
+    assert (build.producer, build.outcome) == (Producer.ONNXRUNTIME, BuildOutcome.UNFINISHED)
+    command = "[I] RUNNING | Command: polygraphy inspect capability m.onnx"
+    (inspected,) = parse_lines([command, *REFUSED[1:3]])
+    assert inspected.outcome is BuildOutcome.LOADED
+
+
+def test_an_error_that_does_not_end_in_a_colon_takes_no_line_after_it() -> None:
+    (build,) = parse_lines([f"{DATED}[E] Building engine failed", "Traceback follows", BUILT])
+    assert [error.text for error in build.errors] == ["Building engine failed"]
+
+
+# --- passes ---------------------------------------------------------------------------------------
+
+
+def passes(prefix: str, last: str) -> tuple[Build, ...]:
+    """Two passes, of which the first is kept; then the line `last`."""
+    messages = (
+        "Building graph using backend strategy 4",
+        "Global timing cache in use. Profiling results in this builder pass will be stored.",
+        "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: conv1, conv2",
+        "(Sparsity) Chose 1 layer(s) using sparse tactics: conv1",
+        "Engine generation completed in 8.5 seconds.",
+        "Use backend strategy 4 with estimated inference time (0.22) as the initial choice.",
+        "Building graph using backend strategy 3",
+        "Global timing cache in use. Profiling results in this builder pass will be stored.",
+        "(Sparsity) Found 3 layer(s) eligible to use sparse tactics: conv1, conv2, fc",
+        "(Sparsity) Chose 1 layer(s) using sparse tactics: conv2",
+        "Engine generation completed in 0.25 seconds.",
+        last,
+    )
+    return parse_lines(f"{prefix}{message}" for message in messages)
+
+
+SKIPPED = "Skip backend strategy 3since its estimated inference time (0.25) is not faster than it."
+
+
+def test_passes_of_one_builder_are_one_build_and_their_times_add_up() -> None:
+    for prefix in ("[TRT] [V] ", "[07/07/2026-10:00:00] [V] [TRT] "):
+        (build,) = passes(prefix, SKIPPED)
+        assert (build.outcome, build.build_s) == (BuildOutcome.BUILT, 8.75)
+
+
+def test_what_a_discarded_pass_chose_is_not_in_the_engine() -> None:
+    (build,) = passes("[TRT] [V] ", SKIPPED)
+    assert (build.eligible, build.chosen) == (("conv1", "conv2", "fc"), ("conv1",))
+    assert [line.discarded for line in build.sparsity_lines] == [False, False, True, True]
+    (other,) = passes("[TRT] [V] ", "Use backend strategy 3 since it is faster.")
+    assert other.chosen == ("conv2",)
+    (cut,) = passes("[TRT] [V] ", "Total Weights Memory: 9")
+    assert cut.chosen == ("conv1", "conv2")
+
+
+def test_a_build_that_is_no_pass_of_the_last_one_stands_alone() -> None:
+    lines = [f"{DATED}[V] Building graph using backend strategy 2", BUILT] * 2
+    starts = f"{DATED}[I] Local timing cache in use."
+    first, second = parse_lines([lines[0], starts, lines[1], lines[2], starts, lines[3]])
+    assert (first.build_s, second.build_s) == (0.25, 0.25)
+
+
+def test_what_surrounds_the_builder_is_its_time_only_where_it_says_nothing() -> None:
+    around = "[07/07/2026-10:00:00] [I] Engine built in 15.5 sec."
+    (alone,) = parse_lines([around])
+    (both,) = parse_lines(
+        ["&&&& RUNNING TensorRT.trtexec [TensorRT v101601] # trtexec --onnx=m.onnx", BUILT, around]
+    )
+    assert (alone.build_s, both.build_s) == (15.5, 0.25)
