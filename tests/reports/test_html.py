@@ -267,3 +267,12 @@ def test_the_plots_of_every_fate_are_as_expected(golden: Callable[[Path, str], N
     made = every_fate().verdicts
     text = f"{size_plot(made)}\n{time_plot(made)}\n"
     golden(GOLDEN / "plots.svg.txt", text.replace("<g", "\n<g").replace("<path", "\n<path"))
+
+
+def test_an_array_that_two_layers_share_counts_once_in_the_bar_by_weights() -> None:
+    report = every_fate()
+    first, second = report.verdicts[:2]
+    shared = replace(second, weight=first.weight, shape=first.shape)
+    page = to_html(replace(report, verdicts=(first, shared)))
+    (label,) = re.findall(r'aria-label="weights: ([^"]*)"', page)
+    assert [float(part) for part in re.findall(r"([\d.]+) %", label)] == [100.0]

@@ -46,6 +46,9 @@ def test_the_names_on_the_chosen_line_of_tensorrt_10_3_count_although_it_prints_
     ]
     weights = [conv(name, 64, 64, (1, 1), node=name) for name in layers[:-1]]
     weights.append(conv(layers[-1], 64, 64, node=layers[-1]))
+    listed = [c.split(" + ")[0] for line in build.sparsity_lines for c in line.constituents or ()]
+    others = [name for name in dict.fromkeys(listed) if name not in layers]
+    weights += [conv(name, 64, 64, (1, 1), node=name) for name in others]
     found = join_report(report(*weights), BuildEvidence(build=build))
     by_name = {v.layer: v for v in found.verdicts}
     chosen = [v.layer for v in found.verdicts if v.verdict is VerdictName.CHOSEN]

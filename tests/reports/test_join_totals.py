@@ -21,11 +21,13 @@ from report_cases import check, conv, matmul, report
 from twofour.errors import BadInputError
 from twofour.log_records import BuildOutcome
 from twofour.records import EligibilityReport, EligibilityTotals, ReasonCode, ShareUnit, VerdictName
+from twofour.reports.evidence_lines import evidence_lines
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.explain_text import explain, find_layer
-from twofour.reports.join.from_log import report_from_log
+from twofour.reports.join.from_log import report_from_engine, report_from_log
 from twofour.reports.join.gates import Gates, check_gates
 from twofour.reports.join.joined import join_report
+from twofour.reports.summary import totals as summary_totals
 from twofour.reports.text import plain_text
 
 NODES = (
@@ -110,7 +112,7 @@ def test_a_profile_of_another_engine_gives_no_time_and_no_ceiling() -> None:
     found = totals(profile=profile(x=1.0, y=2.0))
     assert ShareUnit.MILLISECONDS not in {s.unit for s in found.shares}
     assert found.ceilings == ()
-    assert found.notes == ("the profile's 2 layers are not in this model or engine",)
+    assert found.notes == ("none of the 2 layers of the profile is in this model or engine",)
     assert all(v.profile_ms is None for v in whole(profile=profile(x=1.0)).verdicts)
 
 
@@ -121,7 +123,11 @@ def test_time_of_an_engine_layer_that_leads_nowhere_is_not_known() -> None:
 
 def test_a_build_without_sparse_weights_leaves_the_shares_open() -> None:
     found = totals(build=build(flag="Disabled"), profile=profile(a=1.0))
-    assert all(s.unknown == s.total > 0 for s in found.shares)
+    grouped = {ShareUnit.WEIGHTS: 128 * 4 * 9, ShareUnit.MULTIPLY_ADDS: 128 * 7 * 7 * 4 * 9}
+    for share in found.shares:
+        # that no group runs sparse is known without a build
+        assert share.never == grouped.get(share.unit, 0)
+        assert share.unknown == share.total - share.never > 0
     assert found.confusion == ()
     assert found.disagreements == ()
 
@@ -129,6 +135,56 @@ def test_a_build_without_sparse_weights_leaves_the_shares_open() -> None:
 def test_an_engine_layer_of_several_verdicts_is_nobodys_time() -> None:
     found = totals(profile=profile(**{"a || b": 5.0}))
     assert found.shares[-1].unknown == 5.0
+
+
+def test_without_a_prediction_the_ceiling_of_the_eligible_is_not_known() -> None:
+    layers = information(
+        layer("a", DENSE, parameter_type="Convolution"), layer("pool", layer_type="Pooling")
+    )
+    times = profile(a=4.0, pool=1.0)
+    found = report_from_engine(BuildEvidence(layers=layers, profile=times)).totals
+    assert found is not None
+    assert found.ceilings == ()
+    assert found.notes == (
+        "what sparse math could gain end to end in the eligible layers is not known, as it is not "
+        "known which are eligible: at most 1.667x if every layer with a weight ran sparse "
+        "(sparse engine; every layer counted is bound by arithmetic and runs 2x as fast when "
+        "sparse; real kernels gain less)",
+    )
+
+
+def test_the_ceiling_of_a_build_without_sparse_weights_goes_by_the_rules() -> None:
+    (ceiling,) = totals(build=build(flag="Disabled"), profile=profile(a=2.0, g=2.0)).ceilings
+    assert ceiling.eligible_gain == pytest.approx(4 / 3)
+    assert ceiling.weighted_gain == pytest.approx(2)
+
+
+@pytest.mark.parametrize("ms", [0.0, float("nan")])
+def test_a_profile_without_times_gives_no_shares_of_time(ms: float) -> None:
+    found = totals(profile=profile(a=ms, b=ms))
+    assert ShareUnit.MILLISECONDS not in {s.unit for s in found.shares}
+    assert found.ceilings == ()
+    assert any("no time above zero" in note or "no profile" in note for note in found.notes)
+
+
+def test_shares_are_put_into_words_that_fit_them() -> None:
+    layers = information(layer("a", SPARSE))
+    absent = whole(build=None, layers=layers)
+    assert evidence_lines(absent)[0].endswith("50.0 % run sparse, 50.0 % not in the engine")
+    nothing = whole(build=None, profile=profile(a=1.0, pool=3.0))
+    assert "eligible by the rules" in evidence_lines(nothing)[0]
+
+
+# --- shared weights -------------------------------------------------------------------------------
+
+
+def test_the_summary_of_shared_weights_adds_up() -> None:
+    weights = [matmul(n, 512, 512, node=n, weight="tied") for n in "ab"]
+    weights.append(matmul("c", 512, 512, node="c"))
+    found = join_report(report(*weights), BuildEvidence(build=build(eligible("b"), chosen("b"))))
+    rows = {t.title: (t.layers, t.weights) for t in summary_totals(found)}
+    assert rows["runs sparse"] == ("1 layer", "262,144 weights (50.0 %)")
+    assert rows["cannot run sparse"] == ("2 layers", "262,144 weights (50.0 %)")
 
 
 # --- gates ----------------------------------------------------------------------------------------
@@ -141,7 +197,7 @@ def test_gates_that_are_met_offend_nobody() -> None:
 
 def test_a_gate_names_the_layers_that_miss_it() -> None:
     said, line = check_gates(whole(), Gates(min_eligible=0.9))
-    assert said == "eligible 0.67 of 3 layers, gate 0.9"
+    assert said == "2 of 3 layers eligible: 0.67, gate 0.9"
     assert line.startswith("g: not-eligible, GROUPED_CONV: 32 groups")
 
 
@@ -157,13 +213,13 @@ def test_allowed_reasons_alone_demand_that_all_else_is_eligible() -> None:
 
 def test_too_few_chosen_layers_are_named_in_order() -> None:
     lines = check_gates(whole(), Gates(min_chosen=0.5))
-    assert lines[0] == "chosen 0.33 of 3 layers, gate 0.5"
+    assert lines[0] == "1 of 3 layers chosen: 0.33, gate 0.5"
     assert [line.split(":")[0] for line in lines[1:]] == ["b", "g"]
 
 
 def test_a_share_just_below_its_gate_is_not_rounded_up_to_it() -> None:
     assert check_gates(whole(), Gates(min_eligible=0.667))[0] == (
-        "eligible 0.666667 of 3 layers, gate 0.667"
+        "2 of 3 layers eligible: 0.666667, gate 0.667"
     )
 
 
@@ -199,6 +255,38 @@ def test_a_broken_pattern_offends_where_none_may_be() -> None:
     assert said == "pattern broken in 1 of 1 layer, gate 0"
     assert line.startswith("a: not-eligible, PATTERN_BROKEN")
     assert check_gates(found, Gates()) == ()
+
+
+def test_no_broken_is_refused_where_no_pattern_is_known() -> None:
+    alone = report_from_log(LOG)
+    with pytest.raises(BadInputError, match="no pattern is known of any layer") as caught:
+        check_gates(alone, Gates(no_broken=True))
+    assert caught.value.hint == "name the model too: --onnx model.onnx"
+
+
+def test_any_reason_of_a_layer_may_be_the_allowed_one() -> None:
+    weight = conv("a", 160, 160, (1, 1), node="a")
+    broken = report((weight, check(weight, violations=3)), conv("b", 512, 512))
+    assert [r.code.value for r in broken.verdicts[0].reasons] == [
+        *("PATTERN_BROKEN", "SMALL_CHANNELS")
+    ]
+    for gates in (Gates(no_broken=True), Gates(min_eligible=1.0)):
+        assert len(check_gates(broken, gates)) == 2
+        allowed = replace(gates, allow_reasons=(ReasonCode.SMALL_CHANNELS,))
+        assert check_gates(broken, allowed) == ()
+
+
+def test_a_layer_that_meets_the_gate_counts_whatever_reason_is_allowed() -> None:
+    gates = Gates(min_eligible=0.6, allow_reasons=(ReasonCode.QUALIFIES,))
+    assert check_gates(whole(), gates) == ()
+
+
+def test_a_broken_layer_is_named_with_what_is_broken_in_it() -> None:
+    weight = conv("a", 512, 512, node="a")
+    predicted = report((weight, check(weight, violations=3)), conv("c", 512, 512, node="c"))
+    found = join_report(predicted, BuildEvidence(build=build(eligible("a"), chosen("a"))))
+    _, line = check_gates(found, Gates(no_broken=True))
+    assert line.startswith("a: chosen, LOG_CONTRADICTS: the rules said not-eligible")
 
 
 def test_a_share_above_one_is_refused() -> None:
@@ -265,3 +353,12 @@ def test_an_unknown_layer_names_those_that_are_near() -> None:
     with pytest.raises(BadInputError, match="no layer 'fc1'") as caught:
         find_layer(predicted, "fc1")
     assert caught.value.hint == "did you mean encoder.0.fc1, node_encoder.0.fc1"
+
+
+def test_an_unknown_layer_that_is_like_none_names_some_that_there_are() -> None:
+    predicted = report(*(matmul(f"layer{i}", 512, 512) for i in range(9)))
+    with pytest.raises(BadInputError, match="no layer 'zzz'") as caught:
+        find_layer(predicted, "zzz")
+    assert caught.value.hint == (
+        "there are layer0, layer1, layer2, layer3, layer4 and 4 more: see twofour report"
+    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from twofour.errors import BadInputError
 from twofour.log_records import Build, SparsityFlag
 from twofour.records import GraphNode, LayerMap
+from twofour.reports.join.build_choice import ChosenBuild, choose_build
 from twofour.reports.join.evidence import BuildEvidence
 
 
@@ -31,25 +33,39 @@ class EvidenceFiles:
 
 
 def read_evidence(files: EvidenceFiles, layer_map: LayerMap | None = None) -> BuildEvidence:
-    """Read what is there; raises BadInputError for a file that cannot be read."""
+    """Read what is there; raises BadInputError for a file that cannot be read.
+
+    Of a log with several builds the one that tells most of the model is taken, and noted.
+    """
     from twofour.engines.buildlog.layer_information import read_layer_information, read_profile
 
+    nodes = () if files.onnx is None else _nodes(files.onnx)
+    sparse = None if files.log is None else _build(files.log, nodes, SparsityFlag.ENABLED)
+    dense = (
+        None if files.dense_log is None else _build(files.dense_log, nodes, SparsityFlag.DISABLED)
+    )
     return BuildEvidence(
-        build=None if files.log is None else read_build(files.log),
+        build=None if sparse is None else sparse.build,
         layers=None if files.layers is None else read_layer_information(files.layers),
         profile=None if files.profile is None else read_profile(files.profile),
-        dense_build=None if files.dense_log is None else read_build(files.dense_log, dense=True),
+        dense_build=None if dense is None else dense.build,
         dense_profile=None if files.dense_profile is None else read_profile(files.dense_profile),
-        nodes=() if files.onnx is None else _nodes(files.onnx),
+        nodes=nodes,
         layer_map=layer_map,
+        notes=tuple(b.note for b in (sparse, dense) if b is not None and b.note is not None),
     )
 
 
 def read_build(log: Path, *, dense: bool = False) -> Build:
-    """The build of a log that the report is about: of several, the last with that sparsity.
+    """The build of a log that has the wanted sparsity; of several the one that tells most.
 
     Raises BadInputError for a log without a message of TensorRT.
     """
+    return _build(log, (), SparsityFlag.DISABLED if dense else SparsityFlag.ENABLED).build
+
+
+def _build(log: Path, nodes: Sequence[GraphNode], wanted: SparsityFlag) -> ChosenBuild:
+    """Raises BadInputError for a log without a message of TensorRT."""
     from twofour.engines.buildlog.read import read_build_log
 
     builds = read_build_log(log).builds
@@ -58,8 +74,7 @@ def read_build(log: Path, *, dense: bool = False) -> Build:
             f"{log} holds no message of TensorRT",
             hint="build with a verbose logger (trtexec --verbose), stdout and stderr in one file",
         )
-    wanted = SparsityFlag.DISABLED if dense else SparsityFlag.ENABLED
-    return next((b for b in reversed(builds) if b.sparsity is wanted), builds[-1])
+    return choose_build(builds, nodes, wanted)
 
 
 def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:

@@ -21,6 +21,7 @@ from twofour.records import (
     EligibilityReport,
     EngineName,
     ExportResult,
+    Gpu,
     LayerMap,
     LayerName,
     Pattern,
@@ -33,6 +34,7 @@ from twofour.records import (
 from twofour.reports.context import ReportContext
 from twofour.reports.eligibility import predict
 from twofour.reports.html import to_html
+from twofour.reports.join.engine_words import NO_ENGINE
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.from_log import report_from_engine
 from twofour.reports.join.joined import join_report
@@ -154,33 +156,41 @@ def _not_a_layer(name: LayerName) -> Reason:
 
 def _hardware_validation(run: Run, exported: ExportResult) -> Validation:
     """The validation by 2:4, the one the engine goes by; done anew for other patterns."""
-    from twofour.pruning.validate import validate_onnx
+    from twofour.pruning.validate import check_onnx
 
     if exported.pattern.pattern == HARDWARE:
         return exported.pattern
-    return validate_onnx(run.file(onnx_name(SPARSE)), HARDWARE, required=frozenset())
+    return check_onnx(run.file(onnx_name(SPARSE)), HARDWARE, required=frozenset())
 
 
 def _builder_version(built: BuildResult) -> str | None:
     return built.engine.version if built.engine.engine is EngineName.TENSORRT else None
 
 
-def report_onnx(path: Path, layers: LayerMap | None = None) -> EligibilityReport:
-    """Predicted verdicts for an ONNX file of anyone.
+def report_onnx(
+    path: Path, layers: LayerMap | None = None, *, gpu: Gpu | None, tensorrt: str | None = None
+) -> EligibilityReport:
+    """Predicted verdicts for an ONNX file of anyone, on this GPU and TensorRT (None: not known).
 
-    Raises BadInputError for a file that is no ONNX model.
+    Raises BadInputError for a file that is no ONNX model, and for a model without a weight.
     """
-    from twofour.pruning.validate import validate_onnx
+    from twofour.pruning.validate import check_onnx
 
     found = find_weights(load_model(path, weights=False), HARDWARE, path=path)
+    if not found.weights:
+        raise BadInputError(
+            f"{path}: no convolution or matrix product in it has a weight",
+            hint="leave --onnx out to report on the engine alone (--log, --layers)",
+        )
     context = ReportContext(
         model=path.stem,
         pattern=HARDWARE,
-        engine="no engine",
-        gpu=find_gpu(),
+        engine=NO_ENGINE,
+        gpu=gpu,
         activation_products=found.activation_products,
+        tensorrt_version=tensorrt,
     )
-    validation = validate_onnx(path, HARDWARE, required=frozenset())
+    validation = check_onnx(path, HARDWARE, required=frozenset())
     return predict(named(found.weights, layers or LayerMap(layers=()), {}), validation, context)
 
 
@@ -189,11 +199,15 @@ def report_files(
 ) -> tuple[EligibilityReport, BuildEvidence]:
     """Verdicts from files of anyone; without an ONNX file, for the layers of the engine alone.
 
-    Raises BadInputError where there is neither a model nor anything about an engine.
+    The GPU of this machine counts where there is no other evidence: an engine may be built for
+    another. Raises BadInputError where there is neither a model nor anything about an engine.
     """
     evidence = read_evidence(files, layers)
     if files.onnx is not None:
-        return join_report(report_onnx(files.onnx, layers), evidence), evidence
+        gpu = find_gpu() if evidence.is_empty else None
+        version = evidence.build.tensorrt_version if evidence.build is not None else None
+        predicted = report_onnx(files.onnx, layers, gpu=gpu, tensorrt=version)
+        return join_report(predicted, evidence), evidence
     if evidence.is_empty:
         raise BadInputError(
             "there is nothing to report on",

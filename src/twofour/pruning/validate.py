@@ -44,6 +44,13 @@ def validate_onnx(
     mapped, not read. Raises BadInputError for a damaged file, for a required weight that is not
     there or cannot be judged, and where there is nothing to check.
     """
+    return _not_empty(check_onnx(path, pattern, required=required), path)
+
+
+def check_onnx(
+    path: Path, pattern: Pattern, *, required: Collection[str] | None = None
+) -> Validation:
+    """What validate_onnx finds, also of a model without a weight that could be grouped."""
     found = find_weights(load_model(path, weights=False), pattern, path=path)
     needed = _needed(found.weights, pattern, required, path)
     judged: dict[object, _Judged] = {}
@@ -82,7 +89,7 @@ def validate_safetensors(
             array = map_stored(path, _stored(header, weight, path))
             judged[key] = _judge(array, weight.axis, pattern)
         checks.append(_row(weight, judged[key], required=weight.weight in needed))
-    return _validation(path, pattern, weights, checks)
+    return _not_empty(_validation(path, pattern, weights, checks), path)
 
 
 def guess_weights(path: Path) -> tuple[Weight, ...]:
@@ -186,11 +193,15 @@ def _row(weight: Weight, judged: _Judged, *, required: bool) -> WeightCheck:
 def _validation(
     path: Path, pattern: Pattern, weights: Sequence[Weight], checks: Sequence[WeightCheck]
 ) -> Validation:
-    if not checks:
+    skipped = tuple(weight for weight in weights if weight.weight is None or weight.axis is None)
+    return Validation(files=(str(path),), pattern=pattern, checks=tuple(checks), skipped=skipped)
+
+
+def _not_empty(checked: Validation, path: Path) -> Validation:
+    if not checked.checks:
         raise BadInputError(
             f"{path}: nothing to check: it has no weight of a convolution or matrix product"
             " that could be grouped",
             hint="twofour validate takes ONNX files, safetensors checkpoints and run folders",
         )
-    skipped = tuple(weight for weight in weights if weight.weight is None or weight.axis is None)
-    return Validation(files=(str(path),), pattern=pattern, checks=tuple(checks), skipped=skipped)
+    return checked

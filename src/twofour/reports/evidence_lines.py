@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from twofour.records import (
     EligibilityReport,
     EligibilityTotals,
+    Evidence,
     GainCeiling,
+    ReasonCode,
     Share,
     ShareUnit,
     VerdictName,
@@ -22,31 +24,40 @@ def evidence_lines(report: EligibilityReport) -> tuple[str, ...]:
     notes = tuple(printable(note) for note in report.notes)
     if report.totals is None:
         return notes
-    return (*_of_totals(report.totals), *notes)
+    return (*_of_totals(report.totals, _eligible_word(report)), *notes)
 
 
-def _of_totals(totals: EligibilityTotals) -> Iterator[str]:
-    yield from map(_share_line, totals.shares)
+def _eligible_word(report: EligibilityReport) -> str:
+    """What eligible layers are known to be: dense only where the evidence speaks of all of them."""
+    eligible = [v for v in report.verdicts if v.verdict is VerdictName.ELIGIBLE]
+    measured = [v for v in eligible if v.evidence is Evidence.MEASURED]
+    if eligible and not measured:
+        return "eligible by the rules"
+    dense = [v for v in measured if all(r.code is not ReasonCode.LOG_SILENT for r in v.reasons)]
+    return "eligible and dense" if len(dense) == len(eligible) else "eligible"
+
+
+def _of_totals(totals: EligibilityTotals, eligible: str) -> Iterator[str]:
+    yield from (_share_line(of, eligible) for of in totals.shares)
     yield from map(_ceiling_line, totals.ceilings)
     yield from _agreement(totals)
     yield from (printable(note) for note in totals.notes)
 
 
-def _share_line(of: Share) -> str:
+def _share_line(of: Share, eligible: str) -> str:
+    by_time = of.unit is ShareUnit.MILLISECONDS
     parts = [
         f"{share(part, of.total)} {word}"
         for part, word in (
             (of.runs_sparse, "run sparse"),
-            (of.eligible, "eligible and dense"),
-            (of.never, "never as the model is"),
+            (of.eligible, eligible),
+            (of.never, "not eligible"),
             (of.unknown, "not known"),
-            (of.other, "in layers without such a weight"),
+            (of.other, "in kernels without such a weight" if by_time else "not in the engine"),
         )
         if part
     ]
-    total = f"{of.total:,.0f} {of.unit.value}"
-    if of.unit is ShareUnit.MILLISECONDS:
-        total = f"{of.total:.3f} ms"
+    total = f"{of.total:.3f} ms" if by_time else f"{of.total:,.0f} {of.unit.value}"
     return f"of {total}: {', '.join(parts)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from twofour.records import ReasonCode, Verdict, VerdictName
-from twofour.reports.summary import CAN_RUN
+from twofour.reports.summary import CAN_RUN, is_only_off
 
 
 class Fate(str, Enum):
@@ -33,7 +33,12 @@ _FATES = {
 
 
 def fate_of(verdict: Verdict) -> Fate:
-    """An eligible layer is doubtful where its main reason speaks against a sparse kernel."""
+    """An eligible layer is doubtful where its main reason speaks against a sparse kernel.
+
+    Of a layer that only this build's switch keeps dense, it is not known.
+    """
+    if is_only_off(verdict):
+        return Fate.UNKNOWN
     if verdict.verdict is not VerdictName.ELIGIBLE:
         return _FATES[verdict.verdict]
     free = verdict.reasons[0].code is ReasonCode.QUALIFIES

@@ -21,6 +21,7 @@ from twofour.reports.words import count, printable, share
 
 CAN_RUN = "can run sparse"
 CHANGES_SHOWN = 3
+_WARNING = "WARNING"
 WORTH_CHANGING = 0.01
 """Share of the weights below which a change is not proposed up here; its row has it."""
 
@@ -36,32 +37,40 @@ class Total:
 
 
 def totals(report: EligibilityReport) -> tuple[Total, ...]:
-    """Each layer is counted once, under its main reason; what can run sparse is always there."""
-    return tuple(
-        _total(title, layers, report)
-        for title, layers in _kinds(report.verdicts)
-        if layers or title == CAN_RUN
-    )
+    """Each layer is counted once, under its main reason; what can run sparse is always there.
+
+    An array that several layers share counts once, with the best that becomes of it.
+    """
+    kinds = _kinds(report.verdicts)
+    counted: set[str] = set()
+    found = []
+    for title, layers in kinds:
+        first = [v for v in layers if v.weight not in counted]
+        counted.update(v.weight for v in layers if v.weight is not None)
+        if layers or title == CAN_RUN:
+            found.append(_total(title, layers, count_weights(first), report.summary))
+    return tuple(found)
 
 
 def title_line(report: EligibilityReport) -> str:
     """Model, pattern, engine and GPU."""
     gpu = report.gpu
-    where = "GPU not known"
+    parts = [printable(report.model), f"pattern {report.pattern}", printable(report.engine)]
     if gpu is not None:
         major, minor = gpu.compute_capability
-        where = f"{printable(gpu.name)} (compute capability {major}.{minor})"
-    engine = printable(report.engine)
-    return f"{printable(report.model)} · pattern {report.pattern} · {engine} · {where}"
+        parts.append(f"{printable(gpu.name)} (compute capability {major}.{minor})")
+    elif "compute capability" not in report.engine:  # as a log names the GPU of its build
+        parts.append("GPU not known")
+    return " · ".join(parts)
 
 
 def advice_lines(report: EligibilityReport) -> tuple[str, ...]:
-    """What to change first, by the weights it concerns, and what the report leaves out."""
+    """Warnings, what to change first by the weights it concerns, what the report leaves out."""
     lines = (*_changes(report), *evidence_lines(report), *_footnotes(report))
-    if report.not_evidence is None:
-        return lines
-    warning = f"WARNING: {printable(report.not_evidence)}"
-    return (warning, *(line for line in lines if line != printable(report.not_evidence)))
+    if report.not_evidence is not None:
+        said = printable(report.not_evidence)
+        lines = (f"{_WARNING}: {said}", *(line for line in lines if line != said))
+    return tuple(sorted(lines, key=lambda line: not line.startswith(_WARNING)))
 
 
 def _kinds(verdicts: Sequence[Verdict]) -> tuple[tuple[str, list[Verdict]], ...]:
@@ -69,25 +78,32 @@ def _kinds(verdicts: Sequence[Verdict]) -> tuple[tuple[str, list[Verdict]], ...]
         return [v for v in verdicts if v.verdict is name]
 
     eligible = of(VerdictName.ELIGIBLE)
+    off = [v for v in of(VerdictName.NOT_ELIGIBLE) if is_only_off(v)]
+    cannot = [v for v in of(VerdictName.NOT_ELIGIBLE) if not is_only_off(v)]
     return (
         ("runs sparse", of(VerdictName.CHOSEN)),
         (CAN_RUN, [v for v in eligible if _main_code(v) is ReasonCode.QUALIFIES]),
         ("eligible, doubtful", [v for v in eligible if _main_code(v) is not _FREE]),
-        ("cannot run sparse", of(VerdictName.NOT_ELIGIBLE)),
+        ("cannot run sparse", cannot),
         ("not in the engine", of(VerdictName.NOT_IN_ENGINE)),
-        ("not known", of(VerdictName.UNKNOWN)),
+        ("not known", [*of(VerdictName.UNKNOWN), *off]),
     )
 
 
-def _total(title: str, layers: list[Verdict], report: EligibilityReport) -> Total:
-    weights = count_weights(layers)
+def _total(title: str, layers: list[Verdict], weights: int, of: EligibilitySummary) -> Total:
     codes = Counter(code for v in layers if (code := _main_code(v)) is not _FREE)
     return Total(
         title=title,
         layers=count(len(layers), "layer"),
-        weights=_weights(weights, report.summary),
+        weights=_weights(weights, of),
         codes=_codes(codes),
     )
+
+
+def is_only_off(verdict: Verdict) -> bool:
+    """Nothing but the switch of this build is known to keep the layer from running sparse."""
+    off = _main_code(verdict) is ReasonCode.SPARSITY_OFF
+    return off and verdict.verdict is VerdictName.NOT_ELIGIBLE
 
 
 def _weights(part: int, of: EligibilitySummary) -> str:

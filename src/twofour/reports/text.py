@@ -17,6 +17,7 @@ from rich.text import Text
 from twofour.records import (
     Accuracy,
     EligibilityReport,
+    Evidence,
     OutputAgreement,
     PrunedWeight,
     PruneResult,
@@ -33,6 +34,7 @@ from twofour.reports.summary import advice_lines, title_line, totals
 from twofour.reports.words import count, printable, shape_cell, share, times
 
 _NAME_WIDTH = 26
+_UNMATCHED_SHOWN = 5
 PLAIN_WIDTH = 120
 """Columns where the output is no terminal and so has no width."""
 AS_ABOVE = "as above"
@@ -149,7 +151,18 @@ def _totals_grid(report: EligibilityReport) -> Table:
 
 
 def _texts(report: EligibilityReport) -> tuple[Text, ...]:
-    return tuple(Text(line) for line in advice_lines(report))
+    return tuple(Text(line) for line in (*advice_lines(report), *_unmatched(report)))
+
+
+def _unmatched(report: EligibilityReport) -> tuple[str, ...]:
+    """Names of the first engine layers that lead to no layer of the model."""
+    names = report.unmatched_engine_layers
+    if not names:
+        return ()
+    more = len(names) - _UNMATCHED_SHOWN
+    rest = f", and {more:,} more (--json has all)" if more > 0 else ""
+    shown = ", ".join(printable(name) or "(no name)" for name in names[:_UNMATCHED_SHOWN])
+    return (f"engine layers not matched: {shown}{rest}",)
 
 
 def _table(*titles: str) -> Table:
@@ -183,7 +196,8 @@ def _verdict_cell(verdict: Verdict) -> Text:
 def _why(row: Row) -> str:
     main, *others = row.first.reasons
     if main.code is ReasonCode.QUALIFIES:
-        return main_reason(row.first)
+        said = [r.code.value for r in others if row.first.evidence is not Evidence.MEASURED]
+        return "; also ".join((main_reason(row.first), *([", ".join(said)] if said else ())))
     text = f"{main.code.value}: {printable(main.message)}"
     if not row.same_reasons:
         text += " (figures of the first)"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from twofour.log_records import Build, BuildOutcome
-from twofour.records import Evidence, Reason, ReasonCode, Verdict, VerdictName
-from twofour.reports.join.sightings import Sightings
+from twofour.log_records import Build, BuildOutcome, SparsityFlag
+from twofour.records import EligibilityReport, Evidence, Reason, ReasonCode, Verdict, VerdictName
+from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.sightings import DENSE_LOG, LAYER_INFORMATION, LOG, Sightings, Source
 from twofour.reports.words import count
 
 _ERROR_SHOWN = 300
@@ -29,9 +30,44 @@ def no_evidence(build: Build | None, seen: Sightings) -> NoEvidence | None:
     """A failed build, or names of which none is a layer of the model; None: it does count."""
     if build is not None and build.outcome is BuildOutcome.FAILED:
         return _failed(build)
-    if seen.rows and seen.names and not seen.related:
-        return _foreign(build, seen)
+    named = [s for s in _own(seen) if s.names]
+    if seen.rows and named and all(s.is_strange for s in named):
+        return _foreign(named[0])
     return None
+
+
+def without_strangers(
+    predicted: EligibilityReport, evidence: BuildEvidence, seen: Sightings
+) -> tuple[BuildEvidence, tuple[str, ...]]:
+    """The evidence without the files that are about another model, and a warning for each.
+
+    All is left as it is where no file is about this model, or where there is no model.
+    """
+    has_model = any(v.shape for v in predicted.verdicts)
+    if not has_model or all(not s.related for s in _own(seen)):
+        return evidence, ()
+    strange = [s for s in seen.sources if s.is_strange]
+    kinds = {s.words for s in strange}
+    left = replace(
+        evidence,
+        build=None if LOG in kinds else evidence.build,
+        layers=None if LAYER_INFORMATION in kinds else evidence.layers,
+        dense_build=None if DENSE_LOG in kinds else evidence.dense_build,
+    )
+    return left, tuple(f"WARNING: {_stranger(s)}; {s.file} is left aside" for s in strange)
+
+
+def swapped(evidence: BuildEvidence) -> str | None:
+    """The warning that the dense build is where the other should be; None: nothing says so."""
+    build, dense = evidence.build, evidence.dense_build
+    if build is None or dense is None or build.sparsity is not SparsityFlag.DISABLED:
+        return None
+    if dense.sparsity is not SparsityFlag.ENABLED and not dense.sparsity_lines:
+        return None
+    return (
+        "WARNING: sparse weights were allowed in the dense log and not in the other: "
+        "are --log and --dense-log swapped?"
+    )
 
 
 def set_aside(row: Verdict, why: NoEvidence) -> Verdict:
@@ -64,19 +100,23 @@ def _failed(build: Build) -> NoEvidence:
     )
 
 
-def _foreign(build: Build | None, seen: Sightings) -> NoEvidence:
-    in_log = build is not None and (build.layers or build.sparsity_lines or build.engine_layers)
-    what = "log" if in_log else "layer information"
-    message = f"the {what} and the model do not belong together"
-    if seen.names == 1:
-        names = "the one engine name is no node of the model that has a weight"
-    else:
-        names = (
-            f"none of {count(seen.names, 'engine name')} is a node of the model that has a weight"
-        )
-    source = build.file if build is not None and in_log else seen.engine_file
+def _foreign(source: Source) -> NoEvidence:
+    message = f"the {source.words} and the model do not belong together"
     return NoEvidence(
-        note=f"{message}: {names}",
-        reason=Reason(code=ReasonCode.LOG_SILENT, message=message, source=source),
-        remedy=f"give the {what} of a build of this very ONNX file",
+        note=_stranger(source),
+        reason=Reason(code=ReasonCode.LOG_SILENT, message=message, source=source.file),
+        remedy=f"give the {source.words} of a build of this very ONNX file",
     )
+
+
+def _stranger(source: Source) -> str:
+    message = f"the {source.words} and the model do not belong together"
+    if source.names == 1:
+        return f"{message}: the one engine name is no node of the model that has a weight"
+    names = count(source.names, "engine name")
+    return f"{message}: none of {names} is a node of the model that has a weight"
+
+
+def _own(seen: Sightings) -> list[Source]:
+    """What is about the engine with sparse weights."""
+    return [s for s in seen.sources if s.words != DENSE_LOG]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from twofour.log_records import (
     Build,
     BuildOutcome,
+    Contradiction,
     SparsityFlag,
     SparsityKind,
     SparsityLine,
 )
-from twofour.records import ReasonCode
 from twofour.reports.join.sightings import Sighting, Sightings
 
 FIRST_WITH_SPARSE = (8, 0)
@@ -65,6 +65,16 @@ class Circumstances:
         """Whether layer information marks any layer's weights as sparse: so they were allowed."""
         return any(layer.has_sparse_weights for layer in self.seen.engine or ())
 
+    @property
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        """What the log says against itself, but counts that fit the layers of the model."""
+        build = self.build
+        if build is None:
+            return ()
+        # such a line counts each of the products that Myelin joined under one name
+        settled = self.seen.settled if build.sparsity is not SparsityFlag.DISABLED else frozenset()
+        return tuple(c for c in build.contradictions if c.line is None or c.line not in settled)
+
     def lists(self, kind: SparsityKind, *, foreign: bool) -> tuple[SparsityLine, ...]:
         """The lines of a kind and pass that give their whole list."""
         return tuple(
@@ -73,7 +83,7 @@ class Circumstances:
             if line.kind is kind
             and line.foreign_node is foreign
             and (line.names is not None or line.printed_count == 0)
-            and not (line.elided or line.uncertain)
+            and not (line.elided or line.uncertain or _undone(line))
         )
 
     def counted_as_all(self, sighting: Sighting) -> SparsityLine | None:
@@ -91,6 +101,7 @@ class Circumstances:
                 and line.names is None
                 and line.foreign_node is eligible.foreign_node
                 and line.printed_count in counts
+                and not _undone(line)
             ),
             None,
         )
@@ -111,56 +122,11 @@ def is_myelin(name: str, layer_type: str | None) -> bool:
     return known or "{ForeignNode[" in name or "_myl" in name
 
 
-def silence(circumstances: Circumstances, sighting: Sighting) -> tuple[ReasonCode, str] | None:
-    """Why nothing says whether this layer is eligible; None where a whole list leaves it out."""
-    build = circumstances.build
-    if build is None:
-        return ReasonCode.LOG_SILENT, _silent_layers(circumstances)
-    if not circumstances.lines:
-        return ReasonCode.LOG_SILENT, _silent_log(build)
-    foreign = in_myelin(sighting)
-    lists = circumstances.lists(SparsityKind.ELIGIBLE, foreign=False)
-    if foreign:
-        own = circumstances.lists(SparsityKind.ELIGIBLE, foreign=True)
-        # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
-        lists = own if own or not is_version_8(build) else lists
-    if build.outcome is BuildOutcome.UNFINISHED:
-        return ReasonCode.LOG_SILENT, "the log ends before the build does, and has not named it yet"
-    if lists and not _cut(circumstances, foreign=foreign):
-        return None
-    if lists:
-        return ReasonCode.LOG_SILENT, "the list of eligible layers is shortened or cannot be split"
-    where = "for the Myelin region it lies in" if foreign else "for the layers outside of Myelin"
-    return ReasonCode.LOG_SILENT, f"the log has no list of eligible layers {where}"
-
-
 def is_version_8(build: Build) -> bool:
     """Whether the log was written by TensorRT 8."""
     return (build.tensorrt_version or "").startswith("8.")
 
 
-def _cut(circumstances: Circumstances, *, foreign: bool) -> bool:
-    return any(
-        line.kind is SparsityKind.ELIGIBLE
-        and line.foreign_node is foreign
-        and (line.elided or line.uncertain or (line.names is None and line.printed_count != 0))
-        for line in circumstances.lines
-    )
-
-
-def _silent_log(build: Build) -> str:
-    if build.outcome is BuildOutcome.UNFINISHED:
-        return "the log ends before the build does, without a word about sparsity"
-    if build.outcome is BuildOutcome.FAILED and build.build_s is None:
-        return "the build failed before it said anything about sparsity"
-    if build.outcome is BuildOutcome.LOADED:
-        return "the log is of a loaded engine: only the log of its build speaks of sparsity"
-    if build.sparsity in (SparsityFlag.ENABLED, SparsityFlag.FORCED):
-        return "sparse weights were allowed, and the log has no (Sparsity) line: not verbose enough"
-    return "the log has no (Sparsity) line: not verbose enough, or sparse weights were not allowed"
-
-
-def _silent_layers(circumstances: Circumstances) -> str:
-    if circumstances.seen.engine is None:
-        return "there is no build log"
-    return "layer information alone does not say whether the builder found it eligible"
+def _undone(line: SparsityLine) -> bool:
+    """Choices of a pass that the builder did not keep."""
+    return line.kind is SparsityKind.CHOSEN and line.discarded

@@ -94,8 +94,8 @@ def _other_type(case: JoinCase) -> str:
 
 def _taken(case: JoinCase) -> Reason:
     holder = case.kernel_holder
-    kernel = "a dense kernel" if holder is None else f"the dense kernel {holder.kernel}"
-    message = f"eligible, and {kernel} was taken; no time of a sparse one is in the log"
+    kernel = "a dense kernel was taken" if holder is None else f"it runs {case.dense_kernels}"
+    message = f"eligible, and {kernel}; no time of a sparse one is in the log"
     return Reason(code=ReasonCode.DENSE_FASTER, message=message, source=_FASTER_WINS)
 
 

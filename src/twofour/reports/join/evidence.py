@@ -28,6 +28,8 @@ class BuildEvidence:
     """Of the ONNX model, in graph order; () where only the predicted report is known."""
     layer_map: LayerMap | None = None
     """Which modules the nodes come from."""
+    notes: tuple[str, ...] = ()
+    """How the files were read, such as which build of several was taken."""
 
     @property
     def is_empty(self) -> bool:

@@ -71,8 +71,18 @@ def find_layer(report: EligibilityReport, name: str, *, weightless: Iterable[str
     known = list(dict.fromkeys(text for row in names for text in row[:2] if text))
     near = [text for text in known if name and name in text][:_SUGGESTIONS]
     near = near or get_close_matches(name, known, n=_SUGGESTIONS)
-    hint = "did you mean " + ", ".join(map(printable, near)) if near else "see twofour report"
+    hint = "did you mean " + ", ".join(map(printable, near)) if near else _some_of(report)
     raise BadInputError(f"the report has no layer {printable(name)!r}", hint=hint)
+
+
+def _some_of(report: EligibilityReport) -> str:
+    """The first layers there are, for a name that is like none of them."""
+    names = [printable(v.layer) for v in report.verdicts]
+    if not names:
+        return "the report has no layer"
+    more = len(names) - _SUGGESTIONS
+    rest = f" and {more:,} more" if more > 0 else ""
+    return f"there are {', '.join(names[:_SUGGESTIONS])}{rest}: see twofour report"
 
 
 def _by_place(names: Sequence[tuple[str | None, ...]], name: str) -> Iterator[list[int]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
 from twofour.log_records import Build, EngineLayer
 from twofour.records import (
     EligibilityReport,
+    Evidence,
     Pattern,
     Reason,
     ReasonCode,
@@ -17,6 +19,7 @@ from twofour.records import (
     VerdictName,
 )
 from twofour.reports.eligibility import summarize
+from twofour.reports.join.engine_words import NO_ENGINE
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.joined import join_report
 from twofour.reports.join.name_parts import KnownNames, split_name
@@ -30,6 +33,8 @@ _KINDS = (
     (re.compile(r"mat(?:rix)?.?mul", re.IGNORECASE), "MatMul"),
 )
 _UNKNOWN_OP = "unknown"
+_NO_MODEL = Reason(code=ReasonCode.NOT_CHECKED, message="there is no model to check")
+_LEAVE_DENSE = "leave it dense: sparse kernels need a convolution without groups"
 
 
 def report_from_log(build: Build) -> EligibilityReport:
@@ -46,12 +51,16 @@ def report_from_engine(evidence: BuildEvidence) -> EligibilityReport:
     build = evidence.build
     layers, file = engine_layers(evidence)
     known = {layer.name: layer for layer in layers or ()}
-    rows = tuple(_row(name, known.get(name), kind) for name, kind in _names(build, layers or ()))
+    kinds = _kinds(build, layers or ())
+    rows = tuple(
+        _row(name, known.get(name), " ".join((kind, *sorted(kinds[part] for part in _parts(name)))))
+        for name, kind in _names(build, layers or ())
+    )
     model = build.model or build.file if build is not None else file or "an engine"
     predicted = EligibilityReport(
         model=model,
         pattern=Pattern(2, 4),
-        engine="an engine of unknown version",
+        engine=NO_ENGINE,
         gpu=None,
         verdicts=rows,
         summary=summarize(rows, 0),
@@ -82,6 +91,18 @@ def _names(build: Build | None, engine: tuple[EngineLayer, ...]) -> Iterator[tup
             seen.update(parts)
 
 
+def _kinds(build: Build | None, engine: tuple[EngineLayer, ...]) -> Mapping[str, str]:
+    """What type, runners and kernels tell of the kind of each layer that a name is made of."""
+    found: dict[str, str] = defaultdict(str)
+    tuned = build.layers if build is not None else ()
+    said = [(x.name, f"{x.parameter_type or ''} {x.layer_type or ''}") for x in engine]
+    for name, kind in (*said, *((x.name, " ".join(x.runners)) for x in tuned)):
+        parts = _parts(name)
+        if sum(_PRODUCT.search(part) is not None for part in parts) <= 1:
+            found.update(dict.fromkeys(parts, kind))
+    return found
+
+
 _NO_NAMES = KnownNames.of(())
 
 
@@ -92,7 +113,11 @@ def _parts(name: str) -> set[str]:
 
 def _row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
     op = next((op for pattern, op in _KINDS if pattern.search(kind)), _UNKNOWN_OP)
-    said = Reason(code=ReasonCode.NOT_CHECKED, message="there is no model to check")
+    groups = (layer.groups if layer is not None else None) or 1
+    if groups > 1:
+        said, remedy, verdict = _grouped(groups), _LEAVE_DENSE, VerdictName.NOT_ELIGIBLE
+    else:
+        said, remedy, verdict = _NO_MODEL, None, VerdictName.UNKNOWN
     out = layer.out_maps if layer is not None else None
     return Verdict(
         layer=name,
@@ -101,15 +126,22 @@ def _row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
         engine_layer=None,
         shape=(),
         axis=None,
-        groups=(layer.groups if layer is not None else None) or 1,
+        groups=groups,
         in_channels=0,
         out_channels=out or 0,
         kernel=(layer.kernel_shape if layer is not None else None) or (),
         dtype=(layer.weights_type if layer is not None else None) or "unknown",
         pattern_holds=None,
-        verdict=VerdictName.UNKNOWN,
-        evidence=None,
-        predicted=VerdictName.UNKNOWN,
+        verdict=verdict,
+        evidence=None if verdict is VerdictName.UNKNOWN else Evidence.PREDICTED,
+        predicted=verdict,
         reasons=(said,),
-        remedy=None,
+        remedy=remedy,
     )
+
+
+def _grouped(groups: int) -> Reason:
+    """The rule about groups, from what layer information states of the convolution."""
+    message = f"{groups} groups: no sparse kernel for groups"
+    source = "NVIDIA/TensorRT issue 4054"
+    return Reason(code=ReasonCode.GROUPED_CONV, message=message, source=source)

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from twofour.errors import BadInputError
-from twofour.records import EligibilityReport, ReasonCode, Verdict, VerdictName
+from twofour.records import (
+    EligibilityReport,
+    Evidence,
+    Reason,
+    ReasonCode,
+    Verdict,
+    VerdictName,
+)
 from twofour.reports.words import count
 
 _GOOD = {
@@ -19,8 +26,9 @@ _GOOD = {
 class Gates:
     """What a report must meet; shares are of layers, from 0 to 1.
 
-    Layers that are not in the engine do not count, nor do those whose main reason is allowed.
-    With allowed reasons and no other gate, every layer left must be eligible or chosen.
+    Layers that are not in the engine do not count, nor do those that would miss the gate and have
+    an allowed reason, be it their main one or not. With allowed reasons and no other gate, every
+    layer left must be eligible or chosen.
     Raises BadInputError for a share outside of 0 to 1.
     """
 
@@ -41,58 +49,121 @@ class Gates:
 def check_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
     """A line for each gate that is missed, with the share reached, then one for each bad layer.
 
-    Those have the layer's name, verdict and main reason; () where all is met. Raises BadInputError
-    for gates with nothing to hold to them: no layer that counts, or shares of a build that failed
-    or is of another model.
+    Those have the layer's name, verdict and the reason that counts; () where all is met. Raises
+    BadInputError for gates with nothing to hold to them: no layer that counts, no pattern known,
+    shares of a build that is no evidence, or choices that nothing speaks of.
     """
     if gates == Gates():
         return ()
     least = gates.min_eligible
     if least is None and gates.min_chosen is None and not gates.no_broken:
         least = 1.0
-    counted = _countable(report, gates, of_engine=least is not None or gates.min_chosen is not None)
-    broken = [v for v in counted if gates.no_broken and v.pattern_holds is False]
-    missed = [*_short("eligible", counted, least), *_short("chosen", counted, gates.min_chosen)]
-    if broken:
-        headline = f"pattern broken in {len(broken)} of {count(len(counted), 'layer')}, gate 0"
-        missed.append((headline, broken))
+    there = [v for v in report.verdicts if v.verdict is not VerdictName.NOT_IN_ENGINE]
+    _refuse_nothing(there)
+    if least is not None or gates.min_chosen is not None:
+        _refuse_no_evidence(report)
+    if gates.min_chosen is not None:
+        _refuse_unseen(there, gates)
+    if gates.no_broken:
+        _refuse_no_model(there)
+    missed = [
+        *_short("eligible", there, least, gates.allow_reasons),
+        *_short("chosen", there, gates.min_chosen, gates.allow_reasons),
+        *(_broken(there, gates.allow_reasons) if gates.no_broken else ()),
+    ]
     lines = [headline for headline, _ in missed]
-    return (*lines, *dict.fromkeys(_line(v) for _, layers in missed for v in layers))
+    return (*lines, *dict.fromkeys(line for _, offenders in missed for line in offenders))
 
 
-def _countable(report: EligibilityReport, gates: Gates, *, of_engine: bool) -> list[Verdict]:
-    if of_engine and report.not_evidence is not None:
-        raise BadInputError(
-            f"no engine to hold to the gates: {report.not_evidence}",
-            hint="give the log of a finished build of this model, or none",
-        )
-    counted = [v for v in report.verdicts if _counts(v, gates.allow_reasons)]
+def _refuse_nothing(counted: Sequence[Verdict]) -> None:
     if not counted:
         raise BadInputError(
             "no layer to hold to the gates",
             hint="layers that are not in the engine or whose reason is allowed do not count",
         )
-    return counted
 
 
-def _counts(verdict: Verdict, allowed: Sequence[ReasonCode]) -> bool:
-    is_there = verdict.verdict is not VerdictName.NOT_IN_ENGINE
-    return is_there and verdict.reasons[0].code not in allowed
+def _refuse_no_evidence(report: EligibilityReport) -> None:
+    if report.not_evidence is not None:
+        raise BadInputError(
+            f"no engine to hold to the gates: {report.not_evidence}",
+            hint="give the log of a finished build of this model, or none",
+        )
+
+
+def _refuse_unseen(there: Sequence[Verdict], gates: Gates) -> None:
+    """Raise where layers of which no choice is known decide, or where nothing is measured."""
+    counted = [
+        v
+        for v in there
+        if v.verdict is VerdictName.CHOSEN or not _is_allowed(v, gates.allow_reasons)
+    ]
+    wanted = (gates.min_chosen or 0.0) * len(counted)
+    chosen = sum(v.verdict is VerdictName.CHOSEN for v in counted)
+    unseen = sum(map(_is_unseen, counted))
+    measured = any(v.evidence is Evidence.MEASURED for v in there)
+    if unseen and (not measured or chosen < wanted <= chosen + unseen):
+        raise BadInputError(
+            f"nothing says of {count(unseen, 'layer')} whether sparse kernels run in them",
+            hint="give the verbose log of a finished build (--log) or layer information (--layers)",
+        )
+
+
+def _is_unseen(verdict: Verdict) -> bool:
+    """Whether the layer may run sparse for all that is known."""
+    if verdict.evidence is not Evidence.MEASURED:
+        return verdict.verdict is not VerdictName.NOT_ELIGIBLE
+    silent = any(reason.code is ReasonCode.LOG_SILENT for reason in verdict.reasons)
+    return verdict.verdict is VerdictName.ELIGIBLE and silent
+
+
+def _refuse_no_model(counted: Sequence[Verdict]) -> None:
+    if all(v.pattern_holds is None for v in counted):
+        raise BadInputError(
+            "no pattern is known of any layer", hint="name the model too: --onnx model.onnx"
+        )
 
 
 def _short(
-    gate: str, counted: Sequence[Verdict], least: float | None
-) -> Iterator[tuple[str, list[Verdict]]]:
-    """What is said of a gate and the layers at fault, where the good ones are too few."""
-    bad = [v for v in counted if v.verdict not in _GOOD[gate]]
-    good = len(counted) - len(bad)
-    if least is not None and good < least * len(counted):
+    gate: str, there: Sequence[Verdict], least: float | None, allowed: Sequence[ReasonCode]
+) -> Iterator[tuple[str, list[str]]]:
+    """What is said of a gate and of the layers at fault, where the good ones are too few."""
+    if least is None:
+        return
+    good = [v for v in there if v.verdict in _GOOD[gate]]
+    bad = [v for v in there if v.verdict not in _GOOD[gate] and not _is_allowed(v, allowed)]
+    total = len(good) + len(bad)
+    _refuse_nothing([*good, *bad])
+    if len(good) < least * total:
         # 0.8996 must not be shown as the 0.9 it misses
-        share = f"{good / len(counted):.2g}"
-        share = share if float(share) < least else f"{good / len(counted):.6g}"
-        yield f"{gate} {share} of {count(len(counted), 'layer')}, gate {least:g}", bad
+        share = f"{len(good) / total:.2g}"
+        share = share if float(share) < least else f"{len(good) / total:.6g}"
+        headline = f"{len(good)} of {count(total, 'layer')} {gate}: {share}, gate {least:g}"
+        yield headline, [_line(v, v.reasons[0]) for v in bad]
 
 
-def _line(verdict: Verdict) -> str:
-    main = verdict.reasons[0]
-    return f"{verdict.layer}: {verdict.verdict.value}, {main.code.value}: {main.message}"
+def _broken(
+    there: Sequence[Verdict], allowed: Sequence[ReasonCode]
+) -> Iterator[tuple[str, list[str]]]:
+    broken = [v for v in there if v.pattern_holds is False]
+    bad = [v for v in broken if not _is_allowed(v, allowed)]
+    total = len(there) - len(broken) + len(bad)
+    _refuse_nothing(there if total else ())
+    if bad:
+        headline = f"pattern broken in {len(bad)} of {count(total, 'layer')}, gate 0"
+        yield headline, [_line(v, _about_pattern(v)) for v in bad]
+
+
+def _is_allowed(verdict: Verdict, allowed: Sequence[ReasonCode]) -> bool:
+    return any(reason.code in allowed for reason in verdict.reasons)
+
+
+def _about_pattern(verdict: Verdict) -> Reason:
+    """The reason that says how the pattern is broken, wherever it stands; else that it is."""
+    codes = (ReasonCode.PATTERN_BROKEN, ReasonCode.WRONG_AXIS, ReasonCode.LOG_CONTRADICTS)
+    found = (r for code in codes for r in verdict.reasons if r.code is code)
+    return next(found, verdict.reasons[0])
+
+
+def _line(verdict: Verdict, reason: Reason) -> str:
+    return f"{verdict.layer}: {verdict.verdict.value}, {reason.code.value}: {reason.message}"

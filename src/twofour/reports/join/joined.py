@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from twofour.log_records import Build, BuildOutcome, SparsityFlag
-from twofour.records import EligibilityReport, Verdict
+from twofour.log_records import BuildOutcome
+from twofour.records import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.reports.eligibility import summarize
 from twofour.reports.join.absent import Whereabouts
-from twofour.reports.join.belonging import NoEvidence, no_evidence, set_aside
+from twofour.reports.join.belonging import (
+    NoEvidence,
+    no_evidence,
+    set_aside,
+    swapped,
+    without_strangers,
+)
 from twofour.reports.join.circumstances import Circumstances
+from twofour.reports.join.engine_words import engine_words, gpu_of
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.judge import judge
 from twofour.reports.join.outcome import JoinCase
 from twofour.reports.join.sightings import Sighting, Sightings, look
 from twofour.reports.join.totals import count_totals
+
+_FORCED = "--sparsity=force overwrote weights: the log says nothing about the model's own"
 
 
 def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> EligibilityReport:
@@ -25,27 +34,36 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
     verdict stays predicted and says so; with no evidence at all the verdicts are as they were.
     """
     seen = look(predicted, evidence)
+    evidence, warnings = without_strangers(predicted, evidence, seen)
+    if warnings:
+        seen = look(predicted, evidence)
     void = no_evidence(evidence.build, seen)
     if void is not None:
-        return _without(predicted, void, seen)
+        return _without(predicted, void, seen, notes=(*warnings, *evidence.notes))
     verdicts = predicted.verdicts
     if evidence.build is not None or seen.engine is not None:
         verdicts = _judged(predicted, evidence, seen)
     verdicts = tuple(
         replace(v, profile_ms=s.profile_ms) for v, s in zip(verdicts, seen.rows, strict=True)
     )
+    around = Circumstances(build=evidence.build, seen=seen)
+    is_built = evidence.build is not None or seen.engine is not None
     return replace(
         predicted,
-        engine=_engine(evidence.build) or predicted.engine,
+        engine=engine_words(predicted, evidence.build) if is_built else predicted.engine,
+        gpu=gpu_of(predicted, evidence.build),
         verdicts=verdicts,
         summary=summarize(verdicts, predicted.summary.activation_products),
         unmatched_engine_layers=seen.unmatched,
         totals=count_totals(verdicts, seen),
-        notes=(*predicted.notes, *_notes(evidence)),
+        notes=(*warnings, *predicted.notes, *_notes(evidence, around, verdicts)),
+        not_evidence=_FORCED if around.forced else None,
     )
 
 
-def _without(predicted: EligibilityReport, void: NoEvidence, seen: Sightings) -> EligibilityReport:
+def _without(
+    predicted: EligibilityReport, void: NoEvidence, seen: Sightings, *, notes: tuple[str, ...]
+) -> EligibilityReport:
     """The predicted report, which says why nothing was measured."""
     verdicts = tuple(set_aside(row, void) for row in predicted.verdicts)
     return replace(
@@ -54,7 +72,7 @@ def _without(predicted: EligibilityReport, void: NoEvidence, seen: Sightings) ->
         verdicts=verdicts,
         summary=summarize(verdicts, predicted.summary.activation_products),
         unmatched_engine_layers=seen.unmatched,
-        notes=(void.note, *predicted.notes),
+        notes=(void.note, *notes, *predicted.notes),
         not_evidence=void.note,
     )
 
@@ -96,23 +114,22 @@ def _engine_layer(seen: Sighting) -> str | None:
     return seen.tuned.name if seen.tuned is not None else None
 
 
-def _engine(build: Build | None) -> str | None:
-    if build is None or build.tensorrt_version is None:
-        return None
-    where = f" on {build.gpu}" if build.gpu else ""
-    return f"tensorrt {build.tensorrt_version} ({build.producer.value}){where}"
-
-
-def _notes(evidence: BuildEvidence) -> Iterator[str]:
+def _notes(
+    evidence: BuildEvidence, around: Circumstances, verdicts: Sequence[Verdict]
+) -> Iterator[str]:
     build = evidence.build
+    if (warning := swapped(evidence)) is not None:
+        yield warning
+    yield from _odd_layers(verdicts)
+    yield from evidence.notes
     if build is not None:
         if build.outcome is BuildOutcome.UNFINISHED and build.engine_layers is None:
             yield f"{build.file} ends before the build does: a layer it leaves out may still come"
-        for said in build.contradictions:
+        for said in around.contradictions:
             place = build.file if said.line is None else f"{build.file}:{said.line}"
-            yield f"{place}: the log {said.message}"
-        if build.sparsity is SparsityFlag.FORCED:
-            yield "--sparsity=force overwrote weights: eligible layers say nothing about the model"
+            yield f"{place}: the log contradicts itself: {said.message}"
+        if around.forced:
+            yield _FORCED
         if build.timing_cache.hides_timings:
             yield "a timing cache was in use: layers may have been tuned without a time in the log"
         if build.sparsity_lines:
@@ -120,3 +137,20 @@ def _notes(evidence: BuildEvidence) -> Iterator[str]:
     layers, file = engine_layers(evidence)
     if layers is not None and all(layer.kernel is None for layer in layers):
         yield f"{file} names no kernels: build with detailed profiling verbosity to see them"
+
+
+def _odd_layers(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Broken weights with a sparse kernel are the surest sign of a log of another file."""
+    usable = (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
+    odd = [
+        v
+        for v in verdicts
+        if v.pattern_holds is False and v.verdict in usable and v.evidence is Evidence.MEASURED
+    ]
+    if odd:
+        what = "layer breaks" if len(odd) == 1 else "layers break"
+        verb = "is" if len(odd) == 1 else "are"
+        yield (
+            f"WARNING: {len(odd):,} {what} the pattern in this ONNX file and {verb} eligible or "
+            "chosen in the engine: they may not belong together"
+        )

@@ -11,19 +11,28 @@ from collections.abc import Callable
 from twofour.log_records import SparsityKind
 from twofour.records import Evidence, Reason, ReasonCode, VerdictName
 from twofour.reports.join.absent import Whereabouts
-from twofour.reports.join.circumstances import in_myelin, is_version_8, silence
+from twofour.reports.join.circumstances import in_myelin, is_version_8
 from twofour.reports.join.dense import why_dense
 from twofour.reports.join.outcome import JoinCase, Outcome, measured, surprises, times_words
+from twofour.reports.join.silence import Silence, silence, silent_choice
 from twofour.reports.join.sources import line_source, mention_source
-from twofour.reports.words import count
+from twofour.reports.remedies import headline
 
-_VERBOSE = (
-    "rebuild with sparse weights allowed and a verbose log "
-    "(trtexec --sparsity=enable --verbose, or a logger of severity VERBOSE)"
-)
 _NOT_FORCED = "rebuild with --sparsity=enable, which keeps the weights as they are"
 _SWITCH_ON = "build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)"
 _SAME_MODEL = "check that the engine was built from this very ONNX file"
+_GIVE_MODEL = "give the ONNX file too (--onnx), to see what speaks against it"
+_NEWER_GPU = "run on a GPU of compute capability 8.0 or later (Ampere and newer)"
+_BUILDER_OBEYS = frozenset(
+    {
+        ReasonCode.PATTERN_BROKEN,
+        ReasonCode.WRONG_AXIS,
+        ReasonCode.GROUPED_CONV,
+        ReasonCode.DEPTHWISE_CONV,
+        ReasonCode.NOT_CONSTANT,
+    }
+)
+"""Rules that no builder is known to break: where one seems to, the files are of two models."""
 _SAME_BUILD = "check that the log and the layer information are of one build"
 _Rule = Callable[[JoinCase, Whereabouts], "Outcome | None"]
 
@@ -35,15 +44,22 @@ def judge(case: JoinCase, whereabouts: Whereabouts) -> Outcome:
     if found is None:
         return _unsaid(case)
     reasons = (*found.reasons, *_disagreement(case, found), *_log_contradicts(case))
-    return measured(found.verdict, tuple(dict.fromkeys(reasons)), found.remedy)
+    remedy = _SAME_MODEL if _cannot_be(case, found) else found.remedy
+    return measured(found.verdict, tuple(dict.fromkeys(reasons)), remedy)
+
+
+def _cannot_be(case: JoinCase, found: Outcome) -> bool:
+    """Whether the engine does what the weights of this file do not allow."""
+    usable = found.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
+    ruled_out = case.row.predicted is VerdictName.NOT_ELIGIBLE
+    return usable and ruled_out and any(r.code in _BUILDER_OBEYS for r in case.row.reasons)
 
 
 def _chosen(case: JoinCase, _: Whereabouts) -> Outcome | None:
-    reason = _by_kernel(case) or (None if case.runs_dense else _by_line(case))
-    if reason is None:
+    if case.around.forced:
         return None
-    forced = (_forced(),) if case.around.forced else ()
-    return measured(VerdictName.CHOSEN, (reason, *forced), _NOT_FORCED if forced else None)
+    reason = _by_kernel(case) or (None if case.runs_dense else _by_line(case))
+    return None if reason is None else measured(VerdictName.CHOSEN, (reason,), None)
 
 
 def _by_kernel(case: JoinCase) -> Reason | None:
@@ -74,10 +90,20 @@ def _by_line(case: JoinCase) -> Reason | None:
 def _off(case: JoinCase, _: Whereabouts) -> Outcome | None:
     if not case.around.off:
         return None
-    said = _switched_off(case)
+    return _ruled_out_by_build(case, (_switched_off(case),), _SWITCH_ON)
+
+
+def _ruled_out_by_build(case: JoinCase, said: tuple[Reason, ...], step: str) -> Outcome:
+    """What the model itself lacks comes first; its remedy too, if that is not to leave it dense."""
     against = case.row.reasons if case.row.predicted is VerdictName.NOT_ELIGIBLE else ()
-    remedy = case.row.remedy if against else _SWITCH_ON
-    return measured(VerdictName.NOT_ELIGIBLE, (said, *against), remedy)
+    known = {reason.code for reason in said}
+    if against and against[0].code in known:
+        against = ()
+    reasons = (*against, *said)
+    left_dense = bool(against) and headline(against[0].code) is None
+    steps = (case.row.remedy if against else None, None if left_dense else step)
+    remedy = "; ".join(s for s in steps if s)
+    return measured(VerdictName.NOT_ELIGIBLE, reasons, remedy or None)
 
 
 def _switched_off(case: JoinCase) -> Reason:
@@ -92,11 +118,10 @@ def _eligible(case: JoinCase, _: Whereabouts) -> Outcome | None:
     if proof is None:
         return None
     if not _choice_known(case):
-        message = "nothing says whether a sparse kernel was chosen for it"
-        silent = Reason(
-            code=ReasonCode.LOG_SILENT, message=message, source=case.around.file or None
-        )
-        return measured(VerdictName.ELIGIBLE, (proof, silent), _VERBOSE)
+        gap = silent_choice(case.around)
+        source = case.around.file or None
+        silent = Reason(code=ReasonCode.LOG_SILENT, message=gap.why, source=source)
+        return measured(VerdictName.ELIGIBLE, (proof, silent), gap.remedy)
     reasons, remedy = why_dense(case)
     if case.seen.chosen is not None:
         return measured(VerdictName.ELIGIBLE, (_choice_denied(case), *reasons), _SAME_BUILD)
@@ -128,10 +153,9 @@ def _choice_known(case: JoinCase) -> bool:
 
 
 def _choice_denied(case: JoinCase) -> Reason:
-    holder, mention = case.kernel_holder, case.seen.chosen
-    assert holder is not None
+    mention = case.seen.chosen
     assert mention is not None
-    message = f"the log calls it chosen, and the engine runs the dense kernel {holder.kernel}"
+    message = f"the log calls it chosen, and the engine runs {case.dense_kernels}"
     source = mention_source(case.around.file, mention)
     return Reason(code=ReasonCode.LOG_CONTRADICTS, message=message, source=source)
 
@@ -139,7 +163,9 @@ def _choice_denied(case: JoinCase) -> Reason:
 def _absent(case: JoinCase, whereabouts: Whereabouts) -> Outcome | None:
     seen, around = case.seen, case.around
     is_there = bool(seen.holders) or seen.region is not None
-    if is_there or not around.seen.engine_complete or not around.seen.engine:
+    # what the log has is in the engine: then it is the layer information that is not whole
+    in_log = seen.tuned is not None or seen.eligible is not None or seen.chosen is not None
+    if is_there or in_log or not around.seen.engine_complete or not around.seen.engine:
         return None
     if around.listing_cut:
         return None
@@ -168,9 +194,8 @@ def _old_gpu(case: JoinCase, _: Whereabouts) -> Outcome | None:
     gpu = build.gpu or "the GPU"
     message = f"{gpu} (compute capability {major}.{minor}) has no sparse tensor cores"
     reason = Reason(code=ReasonCode.GPU_HAS_NO_SPARSE, message=message, source=build.file)
-    remedy = "run on a GPU of compute capability 8.0 or later (Ampere and newer)"
     off = (_switched_off(case),) if case.around.off else ()
-    return measured(VerdictName.NOT_ELIGIBLE, (reason, *off), remedy)
+    return _ruled_out_by_build(case, (reason, *off), _NEWER_GPU)
 
 
 def _not_listed(case: JoinCase, _: Whereabouts) -> Outcome | None:
@@ -182,7 +207,8 @@ def _not_listed(case: JoinCase, _: Whereabouts) -> Outcome | None:
         return None
     if case.row.predicted is VerdictName.NOT_ELIGIBLE:
         return measured(VerdictName.NOT_ELIGIBLE, (*case.row.reasons, reason), case.row.remedy)
-    return measured(VerdictName.NOT_ELIGIBLE, (reason,), _SAME_MODEL)
+    no_model = case.row.predicted is VerdictName.UNKNOWN and not case.row.shape
+    return measured(VerdictName.NOT_ELIGIBLE, (reason,), _GIVE_MODEL if no_model else _SAME_MODEL)
 
 
 def _left_out(case: JoinCase) -> Reason | None:
@@ -193,7 +219,10 @@ def _left_out(case: JoinCase) -> Reason | None:
     lists = around.lists(SparsityKind.ELIGIBLE, foreign=own)
     both = (*around.lists(SparsityKind.ELIGIBLE, foreign=not own), *lists)
     listed = {name for line in both for name in line.constituents or line.names or ()}
-    message = f"not among the {count(len(listed), 'layer')} that the builder lists as eligible"
+    message = f"not among the {len(listed):,} layers that the builder lists as eligible"
+    if len(listed) < 2:
+        alone = "not the one layer that the builder lists as eligible"
+        message = alone if listed else "the builder lists no layer as eligible"
     source = line_source(around.file, lists[0])
     return Reason(code=ReasonCode.NOT_LISTED, message=message, source=source)
 
@@ -214,11 +243,11 @@ def _unsaid(case: JoinCase) -> Outcome:
     if around.forced:
         said, remedy = _forced(), _NOT_FORCED
     else:
-        code, why = silence(around, case.seen) or (ReasonCode.LOG_SILENT, "nothing speaks of it")
-        kernel = case.kernel_holder
-        if kernel is not None:
-            why = f"it runs the dense kernel {kernel.kernel}; {why}"
-        said, remedy = Reason(code=code, message=why, source=around.file or None), _VERBOSE
+        gap = silence(around, case.seen) or Silence(why="nothing speaks of it")
+        why = f"it runs {case.dense_kernels}; {gap.why}" if case.runs_dense else gap.why
+        source = around.file or None
+        said = Reason(code=ReasonCode.LOG_SILENT, message=why, source=source)
+        remedy = gap.remedy
     evidence = None if row.predicted is VerdictName.UNKNOWN else Evidence.PREDICTED
     remedies = (row.remedy, remedy) if row.remedy else (remedy,)
     return Outcome(
@@ -251,14 +280,14 @@ def _disagreement(case: JoinCase, found: Outcome) -> tuple[Reason, ...]:
 
 def _log_contradicts(case: JoinCase) -> tuple[Reason, ...]:
     """What the log says against itself on the lines that name this layer."""
-    build = case.around.build
+    file = case.around.file
     lines = {m.line.line for m in (case.seen.eligible, case.seen.chosen) if m is not None}
     return tuple(
         Reason(
             code=ReasonCode.LOG_CONTRADICTS,
-            message=f"the log {c.message}",
-            source=f"{build.file}:{c.line}",
+            message=f"the log contradicts itself: {c.message}",
+            source=f"{file}:{c.line}",
         )
-        for c in (build.contradictions if build is not None else ())
-        if build is not None and c.line in lines
+        for c in case.around.contradictions
+        if c.line in lines
     )

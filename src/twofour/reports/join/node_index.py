@@ -17,6 +17,12 @@ _TORCH = re.compile(r"\[[^\[\]]*\]-\[[^\[\]]*\]-\[(?P<path>[^\[\]]*)\]$")
 _SOURCE = re.compile(r"\[ONNX Layer: (?P<name>.*)\]$", re.DOTALL)
 _AROUND = re.compile(r"(?:reshape|squeeze|unsqueeze|transpose|shuffle)(?:_node)?_(?:before|after)_")
 """What the builder puts around a layer: it moves or casts data and computes nothing."""
+_STEP = re.compile(r"(?P<name>.*) \((?P<kind>\w+)\)", re.DOTALL)
+"""One step out of a subgraph: `then (then_branch)`, `if0 (If)`."""
+_OUT_OF = " | "
+_DEEPEST = 64
+_IN_SUBGRAPH = "^"
+_JOINED = "+"
 _HELPER = re.compile(r"ONNXTRT_|Optimizer Reformat\(")
 """Names made up by TensorRT's ONNX parser and builder, for which the model has no node."""
 
@@ -81,6 +87,10 @@ class NodeIndex:
             return at[0]
         return self._first_use.get(_CLONE_SUFFIX.sub("", name))
 
+    def tells_the_way(self, source: str) -> bool:
+        """Whether a source names the subgraphs its node lies in, and is no name itself."""
+        return _OUT_OF in source and source not in self._exact
+
     def _rules(self) -> tuple[Callable[[str], Found | None], ...]:
         return (
             self._by_name,
@@ -88,9 +98,11 @@ class NodeIndex:
             self._by_myelin_name,
             self._by_torch_name,
             self._by_source,
+            self._by_way,
             self._by_surroundings,
             self._by_clone,
             self._by_copy,
+            self._by_joined,
         )
 
     def _by_name(self, name: str) -> Found | None:
@@ -102,13 +114,27 @@ class NodeIndex:
         return Found(nodes=(self._unnamed[name],)) if name in self._unnamed else None
 
     def _by_myelin_name(self, name: str) -> Found | None:
-        """`/fc/Gemm_myl0_2`, with dots as underscores (TensorRT 10), or several joined by +."""
+        """`/fc/Gemm_myl0_2`, with dots as underscores (TensorRT 10), or several joined by +.
+
+        What lies in a subgraph has the way there in front: `$$myelin$$(...)^$$myelin$$then^conv`.
+        """
         base = _MYELIN_SUFFIX.sub("", name)
         if base == name:
             return None
-        nodes = [at for piece in base.split("+") for at in self._plain(piece)]
-        whole = self._plain(base) or tuple(nodes)
+        way, _, last = base.rpartition(_IN_SUBGRAPH)
+        pieces = [at for piece in last.split(_JOINED) for at in self._plain(piece)]
+        inside = self._plain(last) or tuple(pieces)
+        if way and any(len(self._exact[self.nodes[at].name]) > 1 for at in inside):
+            inside = ()  # the way does not name the branch as the model does
+        whole = self._plain(base) or inside
         return Found(nodes=tuple(dict.fromkeys(whole))) if whole else None
+
+    def _by_joined(self, name: str) -> Found | None:
+        """`/v/MatMul+/q/MatMul`, as Myelin joins products of one input, without blanks."""
+        pieces = [self._plain(piece) for piece in name.split(_JOINED)]
+        if len(pieces) == 1 or not all(pieces):
+            return None
+        return Found(nodes=tuple(dict.fromkeys(at for piece in pieces for at in piece)))
 
     def _plain(self, name: str) -> tuple[int, ...]:
         found = self._by_name(name)
@@ -130,7 +156,27 @@ class NodeIndex:
 
     def _by_source(self, name: str) -> Found | None:
         match = _SOURCE.match(name)
-        return None if match is None else self._by_name(match["name"])
+        if match is None:
+            return None
+        return self._by_name(match["name"]) or self._by_way(match["name"])
+
+    def _by_way(self, name: str) -> Found | None:
+        """`conv | then (then_branch) | if0 (If)`: a node, then the way out of its subgraphs.
+
+        Where no label has that way, it is the one node of that name, and nothing where several
+        have the name.
+        """
+        base, *steps = name.split(_OUT_OF)
+        way = [_STEP.fullmatch(step) for step in steps]
+        if not 0 < len(steps) <= _DEEPEST or len(steps) % 2 or None in way:
+            return None
+        label = base
+        for inner, outer in zip(way[::2], way[1::2], strict=True):
+            assert inner is not None
+            assert outer is not None
+            label = f"{outer['name']}.{inner['kind']}/{label}"
+        nodes = self._exact.get(label) or self._exact.get(base, [])
+        return Found(nodes=(nodes[0],)) if len(nodes) == 1 else None
 
     def _by_surroundings(self, name: str) -> Found | None:
         match = _AROUND.match(name)

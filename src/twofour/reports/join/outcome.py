@@ -9,6 +9,7 @@ from twofour.records import Evidence, Reason, ReasonCode, Verdict, VerdictName
 from twofour.reports.join.circumstances import Circumstances
 from twofour.reports.join.sightings import Sighting
 
+_KERNELS_SHOWN = 4
 UNFORETOLD = frozenset(
     {
         ReasonCode.SPARSITY_OFF,
@@ -38,6 +39,16 @@ class JoinCase:
         """Whether kernels are named for it in the engine, none of them sparse."""
         holder = self.kernel_holder
         return holder is not None and not holder.sparse
+
+    @property
+    def dense_kernels(self) -> str:
+        """The named kernels of a layer that runs dense, for a sentence."""
+        kernels = list(dict.fromkeys(h.kernel for h in self.seen.holders if h.kernel is not None))
+        if len(kernels) == 1:
+            return f"the dense kernel {kernels[0]}"
+        more = len(kernels) - _KERNELS_SHOWN
+        shown = kernels if more <= 0 else [*kernels[:_KERNELS_SHOWN], f"{more} more"]
+        return f"the kernels {', '.join(shown[:-1])} and {shown[-1]}, none of them sparse"
 
     @property
     def sparse_ms(self) -> float | None:

@@ -115,13 +115,24 @@ def _read_layer(use: NameInUse, name: str, index: NodeIndex) -> _Reading:
         reading.nodes.update(found.nodes)
         reading.around.update(found.around)
         reading.matched |= found.anything
-    for source in use.sources:
-        found = index.find(source)
-        reading.nodes.update(found.nodes)
-        reading.matched |= found.anything
+    for source in sorted(use.sources, key=index.tells_the_way):
+        _add_source(reading, source, index)
     if use.sources and reading.nodes:
         reading.spans = []  # Metadata lists a region's nodes, so its ends say nothing more
     return reading
+
+
+def _add_source(reading: _Reading, source: str, index: NodeIndex) -> None:
+    """Of several nodes of one name, the way out of subgraphs tells which; else the layer's name."""
+    found = index.find(source)
+    reading.matched |= found.anything
+    names = {index.nodes[at].name for at in found.nodes}
+    others = {at for at in reading.nodes if index.nodes[at].name in names}
+    if index.tells_the_way(source):
+        reading.nodes -= others
+    elif others:
+        return
+    reading.nodes.update(found.nodes)
 
 
 def _of(part: Part, index: NodeIndex) -> Found:

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
 
-from twofour.log_records import (
-    Build,
-    EngineLayer,
-    Profile,
-    SkippedTactic,
-    SparsityKind,
-    SparsityLine,
-    TunedLayer,
-)
+from twofour.log_records import Build, EngineLayer, SkippedTactic, SparsityKind, TunedLayer
 from twofour.records import EligibilityReport, GraphNode, Verdict
 from twofour.reports.join.evidence import (
     BuildEvidence,
@@ -24,32 +15,14 @@ from twofour.reports.join.evidence import (
     engine_layers,
     profile_of,
 )
-from twofour.reports.join.node_index import NodeIndex
+from twofour.reports.join.log_sightings import LogSightings, Mention
+from twofour.reports.join.profile_rows import EngineNames, Timed, timed_rows
 from twofour.reports.join.resolve import COPY, NameInUse, Resolved, index_nodes, resolve
 from twofour.reports.join.rows import pair
 
-_T = TypeVar("_T")
+LOG, LAYER_INFORMATION, DENSE_LOG = "log", "layer information", "dense log"
 _WITHOUT_WEIGHTS = frozenset({"Reformat", "NoOp", "Constant", "Shuffle", "signal", "wait"})
 """Types of engine layers that hold no product, whatever their names lead to."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mention:
-    """A layer on a (Sparsity) line, and the name that it has there."""
-
-    line: SparsityLine
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """One row of a profile: its time and the layers of the model in it (indices of nodes)."""
-
-    name: str
-    ms: float
-    nodes: tuple[int, ...]
-    matched: bool = True
-    """It leads to the model, or is the builder's own; else nobody knows what it computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +43,24 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One file of evidence, and whether it is about this model."""
+
+    words: str
+    """What it is: LOG, LAYER_INFORMATION or DENSE_LOG."""
+    file: str
+    names: int
+    """Names in it that were not made up by the builder."""
+    related: bool
+    """One of the names leads to a layer of the report."""
+
+    @property
+    def is_strange(self) -> bool:
+        """Whether it names layers, and none of them is of this model."""
+        return bool(self.names) and not self.related
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sightings:
     """One sighting per verdict of the report, in its order, and what belongs to no layer."""
 
@@ -84,10 +75,11 @@ class Sightings:
     unmatched: tuple[str, ...]
     profile: tuple[Timed, ...]
     dense_profile: tuple[Timed, ...]
-    names: int = 0
-    """Names in the engine and its log that were not made up by the builder."""
-    related: bool = True
-    """One of the names leads to a layer of the report."""
+    sources: tuple[Source, ...] = ()
+    unresolved: tuple[str, ...] = ()
+    """Names listed as eligible that may mean any layer of the model."""
+    settled: frozenset[int] = frozenset()
+    """Lines of the log whose printed count is that of the layers of the model they name."""
     foreign_profiles: tuple[int, ...] = ()
     """Rows of each profile that was left aside, as none leads to a layer of model or engine."""
 
@@ -100,17 +92,19 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
     index = index_nodes(nodes, modules, _names(evidence, engine or ()))
     uses = [NameInUse(name=layer.name, sources=layer.onnx_nodes) for layer in engine or ()]
     resolved = resolve(uses, index)
-    in_log = _Log(evidence.build, index, frozenset(rows))
-    dense = _Log(evidence.dense_build, index, frozenset(rows))
-    sources = {layer.name: layer.onnx_nodes for layer in engine or ()}
+    in_log = LogSightings(evidence.build, index, frozenset(rows))
+    dense = LogSightings(evidence.dense_build, index, frozenset(rows))
     placed = _Placed(engine or (), resolved)
-    belonging = _Belonging(_engine_names(evidence.build, engine or ()), rows, nodes=evidence.nodes)
-    profile, strange = belonging.keep(_timed(profile_of(evidence), sources, index))
-    dense_profile, strange_dense = belonging.keep(_timed(dense_profile_of(evidence), {}, index))
-    touched = in_log.touched.union(placed.any_holder)
-    times = {node: row.ms for row in reversed(profile) for node in row.nodes}
+    engine_names = EngineNames(
+        _engine_names(evidence.build, engine or ()), rows, nodes=evidence.nodes
+    )
+    profile, strange = engine_names.keep(timed_rows(profile_of(evidence), engine or (), index))
+    dense_profile, strange_dense = engine_names.keep(
+        timed_rows(dense_profile_of(evidence), (), index)
+    )
+    times = _Times(profile)
     return Sightings(
-        rows=tuple(_sighting(node, placed, in_log, dense, times.get(node)) for node in rows),
+        rows=tuple(_sighting(node, placed, in_log, dense, times) for node in rows),
         nodes=nodes,
         engine=engine,
         engine_file=file,
@@ -119,29 +113,14 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
         unmatched=tuple(dict.fromkeys((*placed.unmatched, *in_log.unmatched))),
         profile=profile,
         dense_profile=dense_profile,
-        names=len(_given(_all_names(evidence.build, engine or ()))),
-        related=not touched.isdisjoint(rows),
+        sources=(
+            *_own_sources(evidence, placed, in_log, frozenset(rows)),
+            *_dense_source(evidence.dense_build, dense, frozenset(rows)),
+        ),
+        unresolved=in_log.unresolved,
+        settled=frozenset(in_log.settled),
         foreign_profiles=tuple(n for n in (strange, strange_dense) if n),
     )
-
-
-class _Belonging:
-    """Tells the profile of this engine from that of another."""
-
-    def __init__(
-        self, engine: frozenset[str], rows: Iterable[int], *, nodes: Sequence[GraphNode]
-    ) -> None:
-        self._engine = engine
-        self._rows = frozenset(rows)
-        # without the graph, what the engine names and no row holds is known to have no weight
-        self._accounted = frozenset() if nodes else engine
-
-    def keep(self, profile: tuple[Timed, ...]) -> tuple[tuple[Timed, ...], int]:
-        """The profile and 0; () and its length where it is of another engine."""
-        if not any(t.name in self._engine or self._rows.intersection(t.nodes) for t in profile):
-            return (), len(profile)
-        kept = (replace(t, matched=t.matched or t.name in self._accounted) for t in profile)
-        return tuple(kept), 0
 
 
 class _Placed:
@@ -163,90 +142,46 @@ class _Placed:
             self.complete &= found.matched or layer.layer_type in _WITHOUT_WEIGHTS
 
     def holders(self, node: int) -> tuple[EngineLayer, ...]:
-        """Those with a sparse kernel first, kernels that Myelin generates last."""
+        """Those with a sparse kernel first; kernels that Myelin generates last.
+
+        Of those, one that computes this node alone comes before one that other nodes are in too.
+        """
         found = self.named.get(node, [])
-        return tuple(sorted(found, key=lambda x: (not x.sparse, x.name.startswith("__my"))))
+        return tuple(sorted(found, key=_precedence))
 
 
-class _Log:
-    """What one build log says, by the nodes of the layers it names."""
-
-    def __init__(self, build: Build | None, index: NodeIndex, rows: frozenset[int]) -> None:
-        self.mentions: dict[tuple[SparsityKind, int], Mention] = {}
-        self.tuned: dict[int, TunedLayer] = {}
-        self.skipped: dict[int, list[SkippedTactic]] = defaultdict(list)
-        self.unmatched: tuple[str, ...] = ()
-        self.touched: set[int] = set()
-        if build is None:
-            return
-        self._read_lines(build, index, rows)
-        for tuned, found in _each(build.layers, (x.name for x in build.layers), index):
-            self.touched.update(found.nodes, found.region)
-            for node in rows.intersection(found.nodes):
-                known = self.tuned.get(node)
-                if known is None or _tells_more(tuned, known):
-                    self.tuned[node] = tuned
-        skipped = [s for s in build.skipped_tactics if s.layer is not None]
-        for tactic, found in _each(skipped, (s.layer or "" for s in skipped), index):
-            for node in rows.intersection(found.nodes):
-                self.skipped[node].append(tactic)
-
-    def _read_lines(self, build: Build, index: NodeIndex, rows: frozenset[int]) -> None:
-        unmatched: list[str] = []
-        for line in build.sparsity_lines:
-            names = line.names or ()
-            for name, found in _each(names, names, index):
-                self.touched.update(found.nodes, found.region)
-                # a region on a line says which of its layers is meant only where it has one
-                inside = rows.intersection(found.region)
-                for node in (*found.nodes, *(inside if len(inside) == 1 else ())):
-                    self.mentions.setdefault((line.kind, node), Mention(line=line, name=name))
-                if not found.matched:
-                    unmatched.append(name)
-        self.unmatched = tuple(dict.fromkeys(unmatched))
+def _precedence(layer: EngineLayer) -> tuple[bool, bool, int]:
+    generated = layer.name.startswith("__my")
+    return not layer.sparse, generated, len(layer.onnx_nodes) if generated else 0
 
 
-def _each(
-    items: Sequence[_T], names: Iterable[str], index: NodeIndex
-) -> Iterator[tuple[_T, Resolved]]:
-    return zip(items, resolve(names, index), strict=True)
+class _Times:
+    """Milliseconds of each node: of the engine layer that holds it, else of its first row."""
+
+    def __init__(self, profile: Sequence[Timed]) -> None:
+        self._by_name = {row.name: row.ms for row in reversed(profile)}
+        self._by_node = {node: row.ms for row in reversed(profile) for node in row.nodes}
+
+    def of(self, node: int, holders: Sequence[EngineLayer]) -> float | None:
+        """None where the profile has no row of it."""
+        held = self._by_name.get(holders[0].name) if holders else None
+        return self._by_node.get(node) if held is None else held
 
 
 def _sighting(
-    node: int, placed: _Placed, log: _Log, dense: _Log, profile_ms: float | None
+    node: int, placed: _Placed, log: LogSightings, dense: LogSightings, times: _Times
 ) -> Sighting:
+    holders = placed.holders(node)
     return Sighting(
         node=node,
-        holders=placed.holders(node),
+        holders=holders,
         region=placed.regions.get(node),
         eligible=log.mentions.get((SparsityKind.ELIGIBLE, node)),
         chosen=log.mentions.get((SparsityKind.CHOSEN, node)),
         tuned=log.tuned.get(node),
         dense_tuned=dense.tuned.get(node),
         skipped=tuple(log.skipped.get(node, ())),
-        profile_ms=profile_ms,
-    )
-
-
-def _tells_more(new: TunedLayer, old: TunedLayer) -> bool:
-    """Sparse times before dense ones, and either before none; else the later one."""
-    return _told(new) >= _told(old)
-
-
-def _told(tuned: TunedLayer) -> tuple[bool, bool]:
-    return tuned.best_sparse_ms is not None, tuned.best_dense_ms is not None
-
-
-def _timed(
-    profile: Profile | None, sources: Mapping[str, tuple[str, ...]], index: NodeIndex
-) -> tuple[Timed, ...]:
-    if profile is None:
-        return ()
-    rows = [(row.name, ms) for row in profile.layers if (ms := row.average_ms) is not None]
-    uses = [NameInUse(name=name, sources=sources.get(name, ())) for name, _ in rows]
-    return tuple(
-        Timed(name=name, ms=ms, nodes=(*found.nodes, *found.region), matched=found.matched)
-        for (name, ms), found in zip(rows, resolve(uses, index), strict=True)
+        profile_ms=times.of(node, holders),
     )
 
 
@@ -268,14 +203,39 @@ def _engine_names(build: Build | None, engine: Sequence[EngineLayer]) -> frozens
     return frozenset(chain((layer.name for layer in engine), tuned))
 
 
-def _all_names(build: Build | None, engine: Sequence[EngineLayer]) -> Iterator[str]:
-    """The same and those on the (Sparsity) lines."""
+def _own_sources(
+    evidence: BuildEvidence, placed: _Placed, log: LogSightings, rows: frozenset[int]
+) -> Iterator[Source]:
+    build, listed = evidence.build, evidence.layers
+    held = not rows.isdisjoint(placed.any_holder)
+    _, file = engine_layers(evidence)
+    if build is not None:
+        in_log = build.engine_layers if file == build.file else None
+        related = not rows.isdisjoint(log.touched) or (in_log is not None and held)
+        yield _source(LOG, build.file, names_in(build, in_log or ()), related=related)
+    if listed is not None and file == listed.file:
+        names = (layer.name for layer in listed.layers)
+        yield _source(LAYER_INFORMATION, listed.file, names, related=held)
+
+
+def _dense_source(build: Build | None, log: LogSightings, rows: frozenset[int]) -> Iterator[Source]:
+    if build is not None:
+        related = not rows.isdisjoint(log.touched)
+        yield _source(DENSE_LOG, build.file, names_in(build, ()), related=related)
+
+
+def _source(words: str, file: str, names: Iterable[str], *, related: bool) -> Source:
+    return Source(words=words, file=file, names=len(given_names(names)), related=related)
+
+
+def names_in(build: Build, engine: Sequence[EngineLayer]) -> Iterator[str]:
+    """Names of the engine layers, and those on the (Sparsity) lines."""
     yield from _engine_names(build, engine)
-    for line in build.sparsity_lines if build is not None else ():
+    for line in build.sparsity_lines:
         yield from line.names or ()
 
 
-def _given(names: Iterable[str]) -> set[str]:
+def given_names(names: Iterable[str]) -> set[str]:
     """Without the copies and Myelin kernels that the builder names itself."""
     return {name for name in names if not name.startswith("__my") and not COPY.match(name)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofour.log_records import SparsityKind, SparsityLine, Tactic
-from twofour.reports.join.sightings import Mention
+from twofour.reports.join.log_sightings import Mention
 
 _MORE = "..."
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from twofour.records import (
@@ -20,7 +20,8 @@ from twofour.records import (
     VerdictName,
 )
 from twofour.reports.join.outcome import surprises
-from twofour.reports.join.sightings import Sightings, Timed
+from twofour.reports.join.profile_rows import Timed
+from twofour.reports.join.sightings import Sightings
 from twofour.reports.words import count
 
 SPARSE_SPEEDUP = 2.0
@@ -29,6 +30,7 @@ _ASSUMPTION = (
     "every layer counted is bound by arithmetic and runs 2x as fast when sparse; "
     "real kernels gain less"
 )
+_SPARSE, _DENSE = "sparse engine", "dense engine"
 _PARTS = {
     VerdictName.CHOSEN: "runs_sparse",
     VerdictName.ELIGIBLE: "eligible",
@@ -50,26 +52,62 @@ def count_totals(verdicts: Sequence[Verdict], seen: Sightings) -> EligibilityTot
         notes.append(f"no shares of multiply-adds: {unknown} without a declared output shape")
     elif products.total:
         shares.append(products)
-    ceilings = []
-    for words, profile in (("sparse engine", seen.profile), ("dense engine", seen.dense_profile)):
-        if profile:
-            share = _by_time(verdicts, seen, profile)
-            ceilings.append(_ceiling(share, words, dense=words == "dense engine"))
-            if words == "sparse engine" or not seen.profile:
-                shares.append(share)
-    notes += [
-        f"the profile's {count(rows, 'layer')} are not in this model or engine"
-        for rows in seen.foreign_profiles
-    ]
-    if not ceilings and not seen.foreign_profiles:
-        notes.append("no shares of time and no ceiling of the gain: there is no profile")
+    times, ceilings, of_time = _of_profiles(verdicts, seen)
     return EligibilityTotals(
         confusion=_confusion(verdicts),
         disagreements=tuple(_disagreements(verdicts)),
-        shares=tuple(shares),
+        shares=(*shares, *times),
         ceilings=tuple(ceilings),
-        notes=tuple(notes),
+        notes=(*notes, *of_time),
     )
+
+
+def _of_profiles(
+    verdicts: Sequence[Verdict], seen: Sightings
+) -> tuple[list[Share], list[GainCeiling], list[str]]:
+    """Shares of the time of one engine, the ceilings of both, and why one is missing."""
+    shares: list[Share] = []
+    ceilings: list[GainCeiling] = []
+    notes = [_foreign_profile(rows) for rows in seen.foreign_profiles]
+    of_node = [(row.node, v) for v, row in zip(verdicts, seen.rows, strict=True)]
+    fates = {node: _fate(v) for node, v in of_node}
+    expected = {node: _expected(v) for node, v in of_node}
+    for engine, profile in ((_SPARSE, seen.profile), (_DENSE, seen.dense_profile)):
+        share = _by_time(fates, profile)
+        if profile and not share.total:
+            notes.append(f"no shares of time: the profile of the {engine} has no time above zero")
+        if not share.total:
+            continue
+        if not shares:
+            shares.append(share)
+        ceiling = _ceiling(_by_time(expected, profile), engine, dense=engine == _DENSE)
+        there = {expected.get(node) for row in profile for node in row.nodes}
+        if VerdictName.UNKNOWN in there:
+            notes.append(_no_ceiling(ceiling))
+        else:
+            ceilings.append(ceiling)
+    if not seen.profile and not seen.dense_profile and not seen.foreign_profiles:
+        notes.append("no shares of time and no ceiling of the gain: there is no profile")
+    return shares, ceilings, notes
+
+
+def _foreign_profile(rows: int) -> str:
+    if rows == 1:
+        return "the one layer of the profile is not in this model or engine"
+    return f"none of the {count(rows, 'layer')} of the profile is in this model or engine"
+
+
+def _no_ceiling(ceiling: GainCeiling) -> str:
+    return (
+        "what sparse math could gain end to end in the eligible layers is not known, as it is not "
+        f"known which are eligible: at most {ceiling.weighted_gain:.3f}x if every layer with a "
+        f"weight ran sparse ({ceiling.profile}; {ceiling.assumption})"
+    )
+
+
+def _expected(verdict: Verdict) -> VerdictName:
+    """What a build that allows sparse weights may make of it, by the rules if need be."""
+    return verdict.predicted if _switched_off(verdict) else verdict.verdict
 
 
 def multiply_adds(verdict: Verdict, node: GraphNode) -> int | None:
@@ -122,11 +160,12 @@ def _by_weights(verdicts: Sequence[Verdict]) -> Share:
 
 def _fate(verdict: Verdict) -> VerdictName:
     """A build without sparse weights does not say what would become of the layer in one with."""
-    return VerdictName.UNKNOWN if _switched_off(verdict) else verdict.verdict
+    off = verdict.reasons[0].code is ReasonCode.SPARSITY_OFF
+    return VerdictName.UNKNOWN if off else verdict.verdict
 
 
 def _switched_off(verdict: Verdict) -> bool:
-    return verdict.reasons[0].code is ReasonCode.SPARSITY_OFF
+    return any(reason.code is ReasonCode.SPARSITY_OFF for reason in verdict.reasons)
 
 
 def _rank(verdict: Verdict) -> int:
@@ -144,18 +183,23 @@ def _by_products(verdicts: Sequence[Verdict], seen: Sightings) -> tuple[Share, i
     return _share(ShareUnit.MULTIPLY_ADDS, known), missing
 
 
-def _by_time(verdicts: Sequence[Verdict], seen: Sightings, profile: Sequence[Timed]) -> Share:
-    """Time of each engine layer under the verdict that all its layers have in common."""
-    of_node = {row.node: v for v, row in zip(verdicts, seen.rows, strict=True)}
+def _by_time(fates: Mapping[int, VerdictName], profile: Sequence[Timed]) -> Share:
+    """Time of each engine layer under the fate that all its nodes with a weight have in common."""
     amounts: list[tuple[VerdictName, float]] = []
     for row in profile:
-        names = {_fate(of_node[node]) for node in row.nodes if node in of_node}
+        names = {_fate_there(fates[node], row) for node in row.nodes if node in fates}
         if not names:
             strange = VerdictName.NOT_IN_ENGINE if row.matched else VerdictName.UNKNOWN
             amounts.append((strange, row.ms))
         else:
             amounts.append((names.pop() if len(names) == 1 else VerdictName.UNKNOWN, row.ms))
     return _share(ShareUnit.MILLISECONDS, amounts)
+
+
+def _fate_there(fate: VerdictName, row: Timed) -> VerdictName:
+    """Of a layer that runs sparse, a dense kernel does something else than the product."""
+    beside = fate is VerdictName.CHOSEN and row.sparse is False
+    return VerdictName.NOT_IN_ENGINE if beside else fate
 
 
 def _share(unit: ShareUnit, amounts: Iterable[tuple[VerdictName, float]]) -> Share:

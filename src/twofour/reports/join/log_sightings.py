@@ -1,0 +1,93 @@
+"""What one build log says of the layers of the model: its (Sparsity) lines, tactics and gaps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from twofour.log_records import Build, SkippedTactic, SparsityKind, SparsityLine, TunedLayer
+from twofour.reports.join.node_index import NodeIndex
+from twofour.reports.join.resolve import Resolved, resolve
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mention:
+    """A layer on a (Sparsity) line, and the name that it has there."""
+
+    line: SparsityLine
+    name: str
+
+
+class LogSightings:
+    """What a log says, by the nodes of the layers it names; `rows` are those with a verdict."""
+
+    def __init__(self, build: Build | None, index: NodeIndex, rows: frozenset[int]) -> None:
+        self.mentions: dict[tuple[SparsityKind, int], Mention] = {}
+        self.tuned: dict[int, TunedLayer] = {}
+        self.skipped: dict[int, list[SkippedTactic]] = defaultdict(list)
+        self.unmatched: tuple[str, ...] = ()
+        self.touched: set[int] = set()
+        self.unresolved: tuple[str, ...] = ()
+        """Names listed as eligible that may mean any layer of the model."""
+        self.settled: set[int] = set()
+        """Lines whose printed count is that of the layers of the model that they name."""
+        if build is None:
+            return
+        self._read_lines(build, index, rows)
+        for tuned, found in _each(build.layers, (x.name for x in build.layers), index):
+            self.touched.update(found.nodes, found.region)
+            for node in rows.intersection(found.nodes):
+                known = self.tuned.get(node)
+                if known is None or _tells_more(tuned, known):
+                    self.tuned[node] = tuned
+        skipped = [s for s in build.skipped_tactics if s.layer is not None]
+        for tactic, found in _each(skipped, (s.layer or "" for s in skipped), index):
+            for node in rows.intersection(found.nodes):
+                self.skipped[node].append(tactic)
+
+    def _read_lines(self, build: Build, index: NodeIndex, rows: frozenset[int]) -> None:
+        unmatched: list[str] = []
+        unresolved: list[str] = []
+        for line in build.sparsity_lines:
+            layers = 0
+            for name, found in _each(line.names or (), line.names or (), index):
+                self.touched.update(found.nodes, found.region)
+                # a region on a line says which of its layers is meant only where it has one
+                inside = rows.intersection(found.region)
+                meant = (*found.nodes, *(inside if len(inside) == 1 else ()))
+                layers += max(1, len(rows.intersection(meant)))
+                self._mention(Mention(line=line, name=name), meant)
+                if not found.matched:
+                    unmatched.append(name)
+                if not found.matched or (len(inside) > 1 and rows.isdisjoint(meant)):
+                    unresolved += [name] if line.kind is SparsityKind.ELIGIBLE else []
+            if line.names and line.printed_count == layers:
+                self.settled.add(line.line)
+        self.unmatched = tuple(dict.fromkeys(unmatched))
+        self.unresolved = tuple(dict.fromkeys(unresolved))
+
+    def _mention(self, mention: Mention, nodes: Iterable[int]) -> None:
+        kind = mention.line.kind
+        if kind is SparsityKind.CHOSEN and mention.line.discarded:
+            return
+        for node in nodes:
+            self.mentions.setdefault((kind, node), mention)
+
+
+def _each(
+    items: Sequence[_T], names: Iterable[str], index: NodeIndex
+) -> Iterator[tuple[_T, Resolved]]:
+    return zip(items, resolve(names, index), strict=True)
+
+
+def _tells_more(new: TunedLayer, old: TunedLayer) -> bool:
+    """Sparse times before dense ones, and either before none; else the later one."""
+    return _told(new) >= _told(old)
+
+
+def _told(tuned: TunedLayer) -> tuple[bool, bool]:
+    return tuned.best_sparse_ms is not None, tuned.best_dense_ms is not None

@@ -1,0 +1,134 @@
+"""Why nothing says whether a layer is eligible or chosen, and what would say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twofour.log_records import Build, BuildOutcome, SparsityFlag, SparsityKind, SparsityLine
+from twofour.reports.join.circumstances import Circumstances, in_myelin, is_version_8
+from twofour.reports.join.sightings import Sighting
+from twofour.reports.words import count
+
+VERBOSE = (
+    "rebuild with sparse weights allowed and a verbose log "
+    "(trtexec --sparsity=enable --verbose, or a logger of severity VERBOSE)"
+)
+_FINISH = "let the build finish, and give its whole log"
+_WHOLE = "give the whole log: its list of layers is shortened"
+_NAMES = (
+    "give the whole log with the names behind the counts, or layer information (--layers) "
+    "of detailed profiling verbosity"
+)
+_QUOTED = "give layer information too (--layers), which tells the names apart"
+_SOURCES = "give layer information too (--layers), which may say what those names hold"
+_OF_BUILD = f"give the log of its build, or {VERBOSE}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """What is missing, and how to come by it."""
+
+    why: str
+    remedy: str = VERBOSE
+
+
+def silence(circumstances: Circumstances, sighting: Sighting) -> Silence | None:
+    """Why nothing says whether this layer is eligible; None where a whole list leaves it out."""
+    build = circumstances.build
+    if build is None:
+        return Silence(why=_silent_layers(circumstances))
+    if not circumstances.lines:
+        return _silent_log(build)
+    if build.outcome is BuildOutcome.UNFINISHED:
+        why = "the log ends before the build does, and has not named it yet"
+        return Silence(why=why, remedy=_FINISH)
+    foreign = in_myelin(sighting)
+    lists = circumstances.lists(SparsityKind.ELIGIBLE, foreign=False)
+    if foreign:
+        own = circumstances.lists(SparsityKind.ELIGIBLE, foreign=True)
+        # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
+        lists = own if own or not is_version_8(build) else lists
+    cut = _cut(circumstances, foreign=foreign)
+    if cut is not None:
+        return cut
+    if not lists:
+        where = (
+            "for the Myelin region it lies in" if foreign else "for the layers outside of Myelin"
+        )
+        return Silence(why=f"the log has no list of eligible layers {where}")
+    return _unresolved(circumstances)
+
+
+def silent_choice(circumstances: Circumstances) -> Silence:
+    """Why it is not known whether an eligible layer runs sparse."""
+    why = "nothing says whether a sparse kernel was chosen for it"
+    build = circumstances.build
+    lines = [line for line in circumstances.lines if line.kind is SparsityKind.CHOSEN]
+    if build is not None and build.outcome is BuildOutcome.UNFINISHED:
+        return Silence(why=why, remedy=_FINISH)
+    if any(line.elided for line in lines):
+        return Silence(why=why, remedy=_WHOLE)
+    if any(line.names is None and line.printed_count for line in lines):
+        most = max(line.printed_count or 0 for line in lines)
+        return Silence(why=f"{why}: {count(most, 'layer')} without names", remedy=_NAMES)
+    return Silence(why=why)
+
+
+def _cut(circumstances: Circumstances, *, foreign: bool) -> Silence | None:
+    """What is missing in the lists of eligible layers of this kind of layers."""
+    lines = [line for line in circumstances.lines if line.foreign_node is foreign]
+    eligible = [line for line in lines if line.kind is SparsityKind.ELIGIBLE]
+    if any(line.names is None and line.printed_count != 0 for line in eligible):
+        return Silence(why=_counts(lines), remedy=_NAMES)
+    if any(line.elided for line in eligible):
+        return Silence(why="the list of eligible layers is shortened", remedy=_WHOLE)
+    if any(line.uncertain for line in eligible):
+        return Silence(why="the list of eligible layers cannot be split", remedy=_QUOTED)
+    return None
+
+
+def _counts(lines: list[SparsityLine]) -> str:
+    """The largest count of each kind: passes repeat, so they are not to be added up."""
+    printed: dict[SparsityKind, int] = {}
+    for line in lines:
+        if line.names is None and line.printed_count is not None:
+            printed[line.kind] = max(printed.get(line.kind, 0), line.printed_count)
+    if not printed:
+        return "the log has no names behind its (Sparsity) lines"
+    said = ", ".join(f"{number} {kind.value}" for kind, number in printed.items())
+    return f"the log prints counts without names: {said}"
+
+
+def _unresolved(circumstances: Circumstances) -> Silence | None:
+    """Any layer may be behind a listed name that leads to none."""
+    strange = len(circumstances.seen.unresolved)
+    if not strange:
+        return None
+    leads = "name leads" if strange == 1 else "names lead"
+    return Silence(
+        why=f"not among the layers listed as eligible, of which {strange} {leads} to no layer of "
+        "the model",
+        remedy=_SOURCES,
+    )
+
+
+def _silent_log(build: Build) -> Silence:
+    if build.outcome is BuildOutcome.UNFINISHED:
+        why = "the log ends before the build does, without a word about sparsity"
+        return Silence(why=why, remedy=_FINISH)
+    if build.outcome is BuildOutcome.FAILED and build.build_s is None:
+        return Silence(why="the build failed before it said anything about sparsity")
+    if build.outcome is BuildOutcome.LOADED:
+        why = "the log is of a loaded engine: only the log of its build speaks of sparsity"
+        return Silence(why=why, remedy=_OF_BUILD)
+    if build.sparsity in (SparsityFlag.ENABLED, SparsityFlag.FORCED):
+        why = "sparse weights were allowed, and the log has no (Sparsity) line: not verbose enough"
+        return Silence(why=why)
+    why = "the log has no (Sparsity) line: not verbose enough, or sparse weights were not allowed"
+    return Silence(why=why)
+
+
+def _silent_layers(circumstances: Circumstances) -> str:
+    if circumstances.seen.engine is None:
+        return "there is no build log"
+    return "layer information alone does not say whether the builder found it eligible"

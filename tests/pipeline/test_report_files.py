@@ -1,0 +1,216 @@
+"""`report_files`: which build of a log is taken, whose GPU counts, models that cannot be judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from twofour.errors import BadInputError
+from twofour.pipeline.evidence import EvidenceFiles, read_evidence
+from twofour.pipeline.reporting import report_files
+from twofour.pruning.masks import prune_in_place
+from twofour.records import EligibilityReport, Pattern, VerdictName
+
+CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
+DRIVER = r"""
+#include <stddef.h>
+#include <string.h>
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = 0; return 0; }
+int cuDeviceGetName(char *name, int size, int device) { strncpy(name, "GTX 1650", size); return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 75 ? 7 : 5;
+    return 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 4ull << 30; return 0; }
+int cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+"""
+
+
+def model(path: Path, *names: str, **changes: onnx.NodeProto) -> Path:
+    """A chain of 1x1 convolutions of 256 channels, pruned to 2:4."""
+    weights, nodes, before = [], [], "x"
+    for name in names:
+        array = np.random.default_rng(0).standard_normal((256, 256, 1, 1)).astype(np.float16)
+        prune_in_place(array, 1, Pattern(2, 4))
+        weights.append(numpy_helper.from_array(array, f"{name}.w"))
+        inputs, outputs = [before, f"{name}.w"], [f"{name}_out"]
+        nodes.append(changes.get(name) or helper.make_node("Conv", inputs, outputs, name=name))
+        before = f"{name}_out"
+    return save(path, nodes, weights)
+
+
+def save(
+    path: Path, nodes: Sequence[onnx.NodeProto], weights: Sequence[onnx.TensorProto] = ()
+) -> Path:
+    """A graph from `x` (and `w`, where no weight has that name) to the last node's output."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [1, 256, 8, 8])]
+    if not weights:
+        inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT16, [256, 256, 1, 1]))
+    output = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT16, None)
+    graph = helper.make_graph(list(nodes), "g", inputs, [output], list(weights))
+    opset = helper.make_opsetid("", 19)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=9), path)
+    return path
+
+
+def built(
+    eligible: Sequence[str],
+    chosen: Sequence[str],
+    *,
+    flag: str = "Enabled",
+    lines: bool = True,
+    end: str = "PASSED",
+) -> list[str]:
+    """One trtexec run with its (Sparsity) lines."""
+    words = "TensorRT.trtexec [TensorRT v101601] # trtexec --onnx=m.onnx --verbose"
+    said = [
+        f"Found {len(eligible)} layer(s) eligible to use sparse tactics: {', '.join(eligible)}",
+        f"Chose {len(chosen)} layer(s) using sparse tactics: {', '.join(chosen)}",
+    ]
+    return [
+        f"&&&& RUNNING {words}",
+        f"[07/07/2026-02:11:09] [I] Sparsity: {flag}",
+        "[07/07/2026-02:11:09] [I] Selected Device: NVIDIA GeForce RTX 3090",
+        "[07/07/2026-02:11:09] [I] Compute Capability: 8.6",
+        *(f"[07/07/2026-02:11:09] [V] [TRT] (Sparsity) {text}" for text in said if lines),
+        "[07/07/2026-02:11:09] [I] [TRT] Engine generation completed in 3.2 seconds.",
+        *(["[07/07/2026-02:11:09] [E] [TRT] out of memory"] if end == "FAILED" else []),
+        f"&&&& {end} {words}",
+    ]
+
+
+def write(path: Path, *builds: list[str]) -> Path:
+    path.write_text("\n".join(line for build in builds for line in build) + "\n")
+    return path
+
+
+def verdicts(report: EligibilityReport) -> list[VerdictName]:
+    return [v.verdict for v in report.verdicts]
+
+
+GOOD = built(["a", "b"], ["a"])
+OTHER = built(["x", "y"], ["y"])
+
+
+# --- which build ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("builds", "used"),
+    [
+        ((GOOD, OTHER), 1),
+        ((OTHER, GOOD), 2),
+        ((GOOD, built([], [], lines=False)), 1),
+        ((GOOD, built(["a"], [], end="FAILED")), 1),
+        ((GOOD, built([], [], flag="Disabled", lines=False)), 1),
+        ((built(["b"], []), GOOD), 2),
+    ],
+)
+def test_of_several_builds_the_one_that_tells_of_this_model_is_taken(
+    tmp_path: Path, builds: tuple[list[str], ...], used: int
+) -> None:
+    files = EvidenceFiles(
+        onnx=model(tmp_path / "m.onnx", "a", "b"), log=write(tmp_path / "l.log", *builds)
+    )
+    report, evidence = report_files(files)
+    assert verdicts(report) == [CHOSEN, ELIGIBLE]
+    assert report.not_evidence is None
+    assert evidence.build is not None
+    first, last = evidence.build.first_line, evidence.build.last_line
+    assert (
+        f"{tmp_path / 'l.log'} holds 2 builds: number {used} is used (lines {first} to {last})"
+        in report.notes
+    )
+
+
+def test_a_log_of_one_build_says_nothing_of_several(tmp_path: Path) -> None:
+    files = EvidenceFiles(
+        onnx=model(tmp_path / "m.onnx", "a", "b"), log=write(tmp_path / "l.log", GOOD)
+    )
+    assert not any("builds" in note for note in report_files(files)[0].notes)
+
+
+def test_one_log_gives_both_the_sparse_and_the_dense_build(tmp_path: Path) -> None:
+    log = write(tmp_path / "l.log", GOOD, built([], [], flag="Disabled", lines=False))
+    evidence = read_evidence(EvidenceFiles(log=log, dense_log=log))
+    assert evidence.build is not None
+    assert evidence.dense_build is not None
+    assert evidence.build.first_line < evidence.dense_build.first_line
+    assert len(evidence.notes) == 2
+
+
+def test_without_a_model_the_last_build_that_has_lines_is_taken(tmp_path: Path) -> None:
+    log = write(tmp_path / "l.log", GOOD, built([], [], lines=False))
+    report, _ = report_files(EvidenceFiles(log=log))
+    assert verdicts(report) == [CHOSEN, ELIGIBLE]
+
+
+# --- whose GPU ------------------------------------------------------------------------------------
+
+
+def test_the_gpu_of_the_log_counts_and_not_that_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "cuda.c").write_text(DRIVER)
+    compiler = ["gcc", "-shared", "-fPIC", "-w", "-o", str(tmp_path / "libcuda.so.1")]
+    subprocess.run([*compiler, str(tmp_path / "cuda.c")], check=True)
+    path = model(tmp_path / "m.onnx", "a", "b")
+    log = write(tmp_path / "l.log", built(["a", "b"], ["a"]))
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+
+    def report(*more: str) -> dict[str, object]:
+        command = [sys.executable, "-m", "twofour", "report", "--json", "--onnx", str(path)]
+        done = subprocess.run(
+            [*command, *more], env=environment, check=True, capture_output=True, text=True
+        )
+        found: dict[str, object] = json.loads(done.stdout)
+        return found
+
+    here, there = report(), report("--log", str(log))
+    assert "GTX 1650" in str(here["gpu"])
+    assert "GPU_HAS_NO_SPARSE" in str(here["verdicts"])
+    assert there["gpu"] is None
+    assert there["engine"] == (
+        "tensorrt 10.16.1 (trtexec) on NVIDIA GeForce RTX 3090 (compute capability 8.6)"
+    )
+    assert "GPU_HAS_NO_SPARSE" not in str(there["verdicts"])
+
+
+def test_the_rules_are_those_of_the_version_in_the_log(tmp_path: Path) -> None:
+    array = np.zeros((256, 256), np.float16)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")]
+    path = save(tmp_path / "m.onnx", nodes, [numpy_helper.from_array(array, "w")])
+    log = write(tmp_path / "l.log", [x.replace("v101601", "v8402") for x in built(["fc"], [])])
+    (found,) = report_files(EvidenceFiles(onnx=path, log=log))[0].verdicts
+    assert found.predicted is VerdictName.NOT_ELIGIBLE
+
+
+# --- what cannot be judged ------------------------------------------------------------------------
+
+
+def test_a_model_of_which_no_weight_can_be_judged_is_reported_all_the_same(tmp_path: Path) -> None:
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], name="a")
+    path = save(tmp_path / "m.onnx", [conv])
+    (found,) = report_files(EvidenceFiles(onnx=path))[0].verdicts
+    assert (found.verdict, found.reasons[0].code.value) == (
+        *(VerdictName.NOT_ELIGIBLE, "NOT_CONSTANT"),
+    )
+
+
+def test_a_model_without_any_weight_says_so(tmp_path: Path) -> None:
+    path = save(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"], name="r")])
+    log = write(tmp_path / "l.log", GOOD)
+    for files in (EvidenceFiles(onnx=path), EvidenceFiles(onnx=path, log=log)):
+        with pytest.raises(BadInputError, match="no convolution or matrix product") as caught:
+            report_files(files)
+        assert (
+            caught.value.hint == "leave --onnx out to report on the engine alone (--log, --layers)"
+        )
