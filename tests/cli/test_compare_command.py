@@ -66,6 +66,7 @@ def test_a_run_folder_is_compared_and_the_record_holds_what_was_measured(run: Pa
         "dense@onnxruntime:cpu again",
         "sparse@onnxruntime:cpu",
         "dense@torch:eager",
+        "dense@torch:eager again",
         "sparse@torch:eager",
     ]
     assert found["baseline"] == "dense@onnxruntime:cpu"
@@ -83,7 +84,11 @@ def test_a_run_folder_is_compared_and_the_record_holds_what_was_measured(run: Pa
     ratios = {(r["variant"], r["baseline"]) for r in found["ratios"]}
     assert ("sparse@onnxruntime:cpu", "dense@onnxruntime:cpu") in ratios
     assert ("sparse@torch:eager", "dense@torch:eager") in ratios
-    assert found["noise"][0]["again"] == "dense@onnxruntime:cpu again"
+    assert [n["again"] for n in found["noise"]] == [
+        "dense@onnxruntime:cpu again",
+        "dense@torch:eager again",
+    ]
+    assert found["notes"][0] == "inputs: x 2x3x8x8 float32"
     assert found["machine"]["packages"]
     assert found["partial"] is None
 
@@ -238,3 +243,58 @@ def test_ctrl_c_keeps_the_rounds_so_far_and_ends_in_130(run: Path, tmp_path: Pat
     assert samples[0] > 10
     assert found["partial"] == f"interrupted after {samples[0]} of 1000000 rounds"
     assert found["partial"] in said
+
+
+def interrupted(run: Path, out: Path, *moments_s: float) -> tuple[int, str]:
+    """Exit code and stderr of an endless comparison that gets SIGINT at these moments."""
+    command = [
+        sys.executable, "-c", "from twofour.cli import main; main()", "compare", str(run),
+        "--engines", "onnxruntime:cpu", "--rounds", "1000000", "--out", str(out),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    started = time.perf_counter()
+    for moment_s in moments_s:
+        time.sleep(max(0.0, started + moment_s - time.perf_counter()))
+        process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+def test_a_second_ctrl_c_does_not_lose_the_rounds(run: Path, tmp_path: Path) -> None:
+    code, said = interrupted(run, tmp_path / "twice", 8.0, 8.02, 8.3)
+    assert code == 130, said
+    assert json.loads((tmp_path / "twice" / "latency.json").read_text())["partial"] in said
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+def test_ctrl_c_before_the_first_round_says_that_nothing_was_kept(
+    run: Path, tmp_path: Path
+) -> None:
+    code, said = interrupted(run, tmp_path / "early", 1.2)
+    assert code == 130, said
+    assert "interrupted before the first round: nothing was kept" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "early" / "latency.json").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_bad_input(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    for out in (tmp_path / "file", tmp_path / "file" / "inside"):
+        said = compare(run, "--engines", "onnxruntime:cpu", "--out", out, ends=2).stderr
+        assert f"cannot create {out}" in said
+
+
+def test_made_up_inputs_and_far_outputs_are_noted(run: Path, tmp_path: Path) -> None:
+    arguments = ("--engines", "onnxruntime:cpu", "--rounds", "1", "--out", tmp_path / "o")
+    notes = record(run / "dense.onnx", *arguments)["notes"]
+    assert notes[0] == (
+        "inputs: x 2x3x8x8 float32 (made up: give real ones with --inputs, or shapes with "
+        "--input-shape)"
+    )
+    other = save(gemm(weights(8, 16, seed=1), trans_b=1), tmp_path / "a.onnx")
+    same = save(gemm(-weights(8, 16, seed=1), trans_b=1), tmp_path / "b.onnx")
+    found = record(other, same, *arguments)
+    assert any("the outputs of b@onnxruntime:cpu are far from" in note for note in found["notes"])

@@ -98,7 +98,8 @@ def compare(
 
     Example: twofour compare runs/resnet --engines onnxruntime:cpu,torch:compile --batch 1,8
     """
-    from twofour.pipeline.comparing.compare import compare as run_comparison
+    from twofour.pipeline.comparing.compare import measure_paths, save_comparison
+    from twofour.pipeline.comparing.interrupts import first_interrupt_only
     from twofour.reports.comparison.gate_expression import parse_fail_if
 
     if json and layout is not Format.TABLE:
@@ -121,9 +122,13 @@ def compare(
     )
     if out is not None:
         keep_tracebacks_in(out)
-    with TerminalProgress(quiet=quiet) as progress:
-        folder, comparison = run_comparison(paths, out, options, progress)
-    _print(comparison, layout, json=json)
+    with first_interrupt_only():
+        with TerminalProgress(quiet=quiet) as progress:
+            folder, comparison = measure_paths(paths, out, options, progress)
+        try:
+            save_comparison(folder, comparison)
+        finally:  # on a full disk, the output is all that is left of the measurement
+            _print(comparison, layout, json=json)
     if not quiet:
         say(f"everything is in {folder}")
     _end(comparison, tuple(fail_if or ()))

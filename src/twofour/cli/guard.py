@@ -23,6 +23,7 @@ from twofour.version import __version__
 P = ParamSpec("P")
 T = TypeVar("T")
 _BUG = 1
+_INTERRUPTED = {"compare": "interrupted before the first round: nothing was kept"}
 _traceback_folder: Path | None = None
 
 
@@ -45,7 +46,11 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
             say(f"error: {error}")
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            say("interrupted; the same command goes on from here")
+            say(
+                _INTERRUPTED.get(
+                    command.__name__, "interrupted; the same command goes on from here"
+                )
+            )
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             _silence_stdout()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,16 +31,19 @@ MODES: dict[str, dict[str, str | None]] = {
     "tensorrt": {"gpu": None, "gpu-sparsity-off": None},
     "onnxruntime": {"cpu": None, "cuda": "no GPU", "int8": None},
     "torch": {"eager": None, "compile": None, "semi-structured-cutlass": None},
-    "torch-tensorrt": {"dense": "not installed", "sparse": "not installed"},
+    "torch-tensorrt": {"gpu": "not installed", "gpu-sparsity-off": "not installed"},
 }
 
 
 def statuses(**why_not: str) -> StatusesOf:
-    def of(engine: str) -> Mapping[str, ModeStatus]:
+    def of(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
         whole = why_not.get(engine.replace("-", "_"))
+        known = MODES[engine]
         return {
-            mode: ModeStatus(engine=engine, mode=mode, why_not=whole or why, hint="install it")
-            for mode, why in MODES[engine].items()
+            mode: ModeStatus(
+                engine=engine, mode=mode, why_not=whole or known.get(mode, "no"), hint="install it"
+            )
+            for mode in modes
         }
 
     return of
@@ -57,20 +60,28 @@ def test_an_engine_that_was_asked_for_runs_every_weights_and_the_baseline_twice(
         "dense@onnxruntime:cpu again",
         "sparse@onnxruntime:cpu",
         "dense@torch:eager",
+        "dense@torch:eager again",
         "sparse@torch:eager",
     ]
 
 
 def test_an_engine_without_a_mode_stands_for_all_its_modes() -> None:
-    assert names(("onnxruntime",)) == [
+    assert [name for name in names(("onnxruntime",)) if "tensorrt" not in name] == [
         "dense@onnxruntime:cpu",
         "dense@onnxruntime:cpu again",
         "sparse@onnxruntime:cpu",
         "dense@onnxruntime:cuda",
         "sparse@onnxruntime:cuda",
         "dense@onnxruntime:int8",
+        "dense@onnxruntime:int8 again",
         "sparse@onnxruntime:int8",
+        "dense@onnxruntime:uint8",
+        "sparse@onnxruntime:uint8",
     ]
+
+
+def test_a_mode_that_was_named_twice_is_one_row() -> None:
+    assert names(("torch:eager,torch:eager",)) == names(("torch:eager",))
 
 
 def test_tensorrt_runs_dense_weights_sparse_weights_with_and_without_the_flag_and_dense_again() -> (
@@ -97,7 +108,7 @@ def test_without_engines_all_that_can_run_is_planned_and_the_rest_says_why_not_o
         statuses(tensorrt="no GPU was found"),
     )
     assert baseline == "dense@onnxruntime:cpu"
-    assert [(row.name, row.why_not) for row in rows] == [
+    assert [(row.name, row.why_not) for row in rows if row.why_not != "no"] == [
         ("dense@tensorrt:gpu", "no GPU was found"),
         ("sparse@tensorrt:gpu-sparsity-off", "no GPU was found"),
         ("dense@onnxruntime:cpu", None),
@@ -108,8 +119,8 @@ def test_without_engines_all_that_can_run_is_planned_and_the_rest_says_why_not_o
         ("dense@torch:eager", None),
         ("dense@torch:compile", None),
         ("sparse@torch:semi-structured-cutlass", None),
-        ("dense@torch-tensorrt:dense", "not installed"),
-        ("sparse@torch-tensorrt:sparse", "not installed"),
+        ("dense@torch-tensorrt:gpu", "not installed"),
+        ("sparse@torch-tensorrt:gpu-sparsity-off", "not installed"),
     ]
 
 
@@ -136,6 +147,7 @@ def test_a_plan_alone_runs_in_tensorrt_as_it_is() -> None:
 def test_the_baseline_can_be_named_and_has_the_twin() -> None:
     assert names(("onnxruntime:cpu,torch:eager",), "sparse@torch:eager") == [
         "dense@onnxruntime:cpu",
+        "dense@onnxruntime:cpu again",
         "sparse@onnxruntime:cpu",
         "dense@torch:eager",
         "sparse@torch:eager",
@@ -147,6 +159,7 @@ def test_the_baseline_can_be_named_and_has_the_twin() -> None:
     ("engines", "baseline", "said"),
     [
         (("tenserrt",), None, "--engines: there is no engine 'tenserrt'"),
+        (("",), None, "--engines names none"),
         (("torch:fast",), None, "--engines: torch has no mode 'fast'"),
         (("torch:eager",), "dense@torch:compile", "--baseline: there is no variant"),
     ],

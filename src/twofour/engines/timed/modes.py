@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from twofour.engines.timed.protocol import ModeStatus
 
@@ -13,21 +13,38 @@ FLAG_OFF = "gpu-sparsity-off"
 """TensorRT: sparse weights in an engine that was not allowed sparse kernels."""
 
 
-def statuses_of(engine: str) -> Mapping[str, ModeStatus]:
-    """Mode -> whether it can run here, established by trying; the usual mode comes first."""
+def modes_of(engine: str) -> tuple[str, ...]:
+    """Every mode of an engine of `ENGINES`, the usual one first; nothing is tried."""
+    if engine == "onnxruntime":
+        from twofour.engines.timed.onnxruntime_modes import MODES
+
+        return MODES
+    if engine == "torch":
+        from twofour.engines.timed.torch_modes import MODES as TORCH_MODES
+
+        return tuple(TORCH_MODES)
+    return (GPU, FLAG_OFF)
+
+
+def statuses_of(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+    """Mode -> whether it can run here, established by trying those of `modes`; never raises."""
+    return {status.mode: status for status in _tried(engine, modes) if status.mode in modes}
+
+
+def _tried(engine: str, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
     if engine == "tensorrt":
-        return _by_mode(_tensorrt())
+        return _tensorrt()
     if engine == "onnxruntime":
         from twofour.engines.timed.onnxruntime_modes import onnxruntime_statuses
 
-        return _by_mode(onnxruntime_statuses())
-    from twofour.engines.timed.torch_modes import torch_statuses
+        return onnxruntime_statuses(modes)
+    if engine == "torch":
+        from twofour.engines.timed.torch_modes import torch_statuses
 
-    return _by_mode(tuple(s for s in torch_statuses() if s.engine == engine))
+        return torch_statuses(modes)
+    from twofour.engines.timed.torch_tensorrt import torch_tensorrt_statuses
 
-
-def _by_mode(statuses: tuple[ModeStatus, ...]) -> dict[str, ModeStatus]:
-    return {status.mode: status for status in statuses}
+    return torch_tensorrt_statuses()
 
 
 def _tensorrt() -> tuple[ModeStatus, ...]:

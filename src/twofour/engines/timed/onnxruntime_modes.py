@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from twofour.engines.onnxruntime import HINT, probe_model
@@ -46,9 +48,9 @@ def provider_setup(mode: str, precision: str, shapes: tuple[ShapeProfile, ...]) 
     return ProviderSetup(providers=((TENSORRT, flags), (CUDA, {}), (CPU, {})), config=config)
 
 
-def onnxruntime_statuses() -> tuple[ModeStatus, ...]:
-    """Whether each mode can run here, established by a session in it; never raises."""
-    return tuple(_status(mode) for mode in MODES)
+def onnxruntime_statuses(modes: Sequence[str] = MODES) -> tuple[ModeStatus, ...]:
+    """Whether these modes can run here, established by a session in each; never raises."""
+    return tuple(_status(mode) for mode in modes)
 
 
 def _profile_flags(shapes: tuple[ShapeProfile, ...]) -> dict[str, str]:

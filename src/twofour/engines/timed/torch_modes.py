@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
@@ -138,23 +138,22 @@ def device_for(mode: str) -> TorchDevice:
 
 
 def platform_options(device: TorchDevice) -> tuple[str, ...]:
-    """Which platform of GPUs this torch runs on; on a CPU, what its threads do when idle."""
+    """Which platform of GPUs this torch runs on; on a CPU, how long its idle threads spin."""
     if device.kind != CUDA:
-        waiting = os.environ.get("OMP_WAIT_POLICY")
-        return () if waiting is None else (f"OMP_WAIT_POLICY={waiting}",)
+        spins = os.environ.get("GOMP_SPINCOUNT")
+        return () if spins is None else (f"GOMP_SPINCOUNT={spins}",)
     import torch
 
     hip = torch.version.hip
     return (f"cuda={torch.version.cuda}",) if hip is None else (f"hip={hip}",)
 
 
-def torch_statuses() -> tuple[ModeStatus, ...]:
-    """Every mode of torch and torch-tensorrt, tried with a small module, in the order of MODES.
+def torch_statuses(modes: Sequence[str] = tuple(MODES)) -> tuple[ModeStatus, ...]:
+    """These modes of torch, each tried with a small module.
 
     torch.compile is tried only as far as its compiler, which would take seconds to use. Never
     raises.
     """
     from twofour.engines.timed.torch_statuses import try_modes
-    from twofour.engines.timed.torch_tensorrt import torch_tensorrt_statuses
 
-    return (*try_modes(), *torch_tensorrt_statuses())
+    return try_modes(modes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from twofour.engines.timed.protocol import ModeStatus, OpenOptions
 from twofour.engines.timed.torch_compiled import check_compiler
 from twofour.engines.timed.torch_failures import quiet, torch_errors
 from twofour.engines.timed.torch_model import check_torch, open_torch
-from twofour.engines.timed.torch_modes import ENGINE, MODES, device_for
+from twofour.engines.timed.torch_modes import ENGINE, device_for
 from twofour.engines.timed.torch_program import TorchProgram
 from twofour.errors import TwofourError
 
@@ -20,17 +21,17 @@ _WIDTH = 64
 """The least that every 2:4 kernel in float16 takes, and a width of heads that flash takes."""
 
 
-def try_modes() -> tuple[ModeStatus, ...]:
-    """The status of every mode of torch, in the order of MODES; never raises."""
+def try_modes(modes: Sequence[str]) -> tuple[ModeStatus, ...]:
+    """The status of each of these modes of torch; never raises."""
     try:
         check_torch()
     except TwofourError as error:
-        return tuple(_status(mode, error) for mode in MODES)
+        return tuple(_status(mode, error) for mode in modes)
     import torch
 
     threads = torch.get_num_threads()
     try:
-        return tuple(_tried(mode, threads) for mode in MODES)
+        return tuple(_tried(mode, threads) for mode in modes)
     finally:
         torch.set_num_threads(threads)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from twofour.engines.machine import describe_machine, read_clocks
 from twofour.engines.ort_session import usable_cores
+from twofour.engines.timed.protocol import ModeStatus
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.graph import load_model
 from twofour.graph_nodes import graph_nodes
 from twofour.latency_records import ComparedVariant, CompareOptions, LatencyComparison, LatencyRatio
+from twofour.pipeline.comparing.interrupts import first_interrupt_only
 from twofour.pipeline.comparing.measuring import Measured, check_metric, measure
 from twofour.pipeline.comparing.planning import Planned, plan_variants
+from twofour.pipeline.comparing.process import WorkerProcess
 from twofour.pipeline.comparing.subject import Subject, open_subject
 from twofour.pipeline.comparing.times import compare_emitted
 from twofour.pipeline.emitting import is_emitted_folder
@@ -24,10 +27,14 @@ from twofour.records import EligibilityReport
 from twofour.reports.comparison.layer_contrast import contrasts
 from twofour.reports.comparison.layer_parts import PartsOf, parts_by_graph, parts_by_name
 from twofour.reports.comparison.markdown import comparison_markdown
+from twofour.reports.comparison.naming import without_batch
 from twofour.reports.comparison.page import comparison_page
 from twofour.reports.comparison.ratios import ratios_and_noise
 from twofour.store import read_record, write_record, write_text
 
+_AGAIN = " again"
+_FAR_COSINE = 0.9
+"""Below it two outputs are not those of one model in two precisions (those are above 0.99)."""
 MARKDOWN = "latency.md"
 PAGE = "latency.html"
 
@@ -38,31 +45,65 @@ def compare(
     options: CompareOptions,
     progress: Progress | None = None,
 ) -> tuple[Path, LatencyComparison]:
-    """Measure and write latency.json, latency.md and the page; gives the folder they are in.
-
-    An interrupted comparison is written too, with `partial`. Raises BadInputError for arguments
-    that do not fit, MissingToolError where no engine that was asked for can run here, and
-    BuildFailedError where every variant failed.
-    """
-    check_options(options)
-    if len(paths) == 1 and is_emitted_folder(paths[0]):
-        folder, comparison = out or paths[0], compare_emitted(paths[0], options)
-    else:
-        subject = open_subject(paths, out, options)
-        folder, comparison = subject.folder, _measure(subject, options, progress or Silent())
-    _save(folder, comparison)
+    """`measure_paths` and `save_comparison` in one; raises what they raise."""
+    with first_interrupt_only():
+        folder, comparison = measure_paths(paths, out, options, progress)
+        save_comparison(folder, comparison)
     return folder, comparison
 
 
-def _save(folder: Path, comparison: LatencyComparison) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def measure_paths(
+    paths: Sequence[Path],
+    out: Path | None,
+    options: CompareOptions,
+    progress: Progress | None = None,
+) -> tuple[Path, LatencyComparison]:
+    """Measure; gives the folder for the results, which is there then, and the comparison.
+
+    An interrupted comparison is one with `partial`. Raises BadInputError for arguments that do not
+    fit, MissingToolError where no engine that was asked for can run here, BuildFailedError where
+    every variant failed, and KeyboardInterrupt before the first round.
+    """
+    check_options(options)
+    if len(paths) == 1 and is_emitted_folder(paths[0]):
+        folder = make_folder(out or paths[0])
+        return folder, compare_emitted(paths[0], options)
+    subject = open_subject(paths, out, options)
+    make_folder(subject.work)
+    return subject.folder, _measure(subject, options, progress or Silent())
+
+
+def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
+    """Write latency.json, latency.md and latency.html, and the page of a run folder again.
+
+    The record comes first: everything else can be made from it. Raises BadInputError where the
+    folder cannot be written.
+    """
+    write_record(folder / LATENCY, comparison)
     write_text(folder / MARKDOWN, comparison_markdown(comparison))
     write_text(folder / PAGE, comparison_page(comparison))
-    write_record(folder / LATENCY, comparison)
     verdicts = folder / REPORT
     if is_run_folder(folder) and verdicts.is_file():
         report = read_record(EligibilityReport, verdicts)
         write_text(folder / HTML, report_page(folder, report))
+
+
+def make_folder(path: Path) -> Path:
+    """Create it with its parents; raises BadInputError where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(
+            f"cannot create {path}: {error.strerror or error}", hint="choose another --out"
+        ) from error
+    return path
+
+
+def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+    """What can run here, tried in a process of its own: libraries may crash or catch Ctrl-C."""
+    with WorkerProcess(1) as process:
+        found: Mapping[str, ModeStatus] = process.call("statuses", engine, modes)
+        return found
 
 
 def check_options(options: CompareOptions) -> None:
@@ -84,7 +125,9 @@ def check_options(options: CompareOptions) -> None:
 
 
 def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> LatencyComparison:
-    planned, baseline = plan_variants(subject.models, options.engines, options.baseline)
+    planned, baseline = plan_variants(
+        subject.models, options.engines, options.baseline, statuses_apart
+    )
     _refuse_nothing(planned)
     if options.metric is not None:
         check_metric(options.metric)
@@ -92,6 +135,7 @@ def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> L
     threads = options.threads or usable_cores()
     measured = measure(subject, planned, replace(options, threads=threads), threads, progress)
     _refuse_all_failed(measured.variants)
+    baseline = _working_baseline(measured, baseline, options)
     ratios, noise = ratios_and_noise(measured.variants, baseline, options.seed)
     return LatencyComparison(
         source=subject.source,
@@ -135,23 +179,57 @@ def _parts_of(subject: Subject) -> PartsOf:
 def _refuse_nothing(planned: Sequence[Planned]) -> None:
     if any(row.why_not is None for row in planned):
         return
-    raise MissingToolError(
-        "; ".join(dict.fromkeys(f"{row.name}: {row.why_not}" for row in planned)),
-        hint=next((row.hint for row in planned if row.hint), None),
-    )
+    first = planned[0]
+    names: dict[str | None, list[str]] = {}
+    for row in planned:
+        names.setdefault(row.why_not, []).append(row.name)
+    said = "; ".join(f"{', '.join(of)}: {why}" for why, of in names.items())
+    raise MissingToolError(said, hint=first.hint)
 
 
 def _refuse_all_failed(variants: Sequence[ComparedVariant]) -> None:
     if not any(v.samples_ms for v in variants):
-        errors = dict.fromkeys(f"{v.name}: {v.error}" for v in variants)
+        errors: dict[str | None, str] = {}
+        for variant in variants:
+            errors.setdefault(variant.error, variant.name)
+        said = "; ".join(f"{name}: {why}" for why, name in errors.items())
         raise BuildFailedError(
-            "no variant could be timed: " + "; ".join(errors),
+            f"no variant could be timed: {said}",
             hint=next((v.hint for v in variants if v.hint), None),
         )
 
 
+def _working_baseline(measured: Measured, baseline: str, options: CompareOptions) -> str:
+    """The baseline, or where that failed and was not asked for the first that has a twin."""
+    timed = [without_batch(v.name) for v in measured.variants if v.samples_ms]
+    if baseline in timed or options.baseline is not None:
+        return baseline
+    twins = [name.removesuffix(_AGAIN) for name in timed if name.endswith(_AGAIN)]
+    return next(iter([*twins, *timed]))
+
+
+def _far_outputs(variants: Sequence[ComparedVariant]) -> Iterator[str]:
+    for variant in variants:
+        cosines = [row.cosine for row in variant.agreement]
+        if cosines and min(cosines) < _FAR_COSINE:
+            yield (
+                f"the outputs of {variant.name} are far from the reference's (cosine "
+                f"{min(cosines):.2f}): pruned without recovery, or another model"
+            )
+
+
+def _input_words(subject: Subject) -> str:
+    arrays = ", ".join(
+        f"{name} {'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype}"
+        for name, array in subject.inputs.items()
+    )
+    made_up = " (made up: give real ones with --inputs, or shapes with --input-shape)"
+    return f"inputs: {arrays}{made_up if subject.made_up else ''}"
+
+
 def _notes(subject: Subject, measured: Measured) -> tuple[str, ...]:
-    notes = []
+    once = {without_batch(v.name): v for v in measured.variants}
+    notes = [_input_words(subject), *_far_outputs(tuple(once.values()))]
     if subject.reference is None:
         first = next((v.name for v in measured.variants if v.agreement), None)
         if first is not None:

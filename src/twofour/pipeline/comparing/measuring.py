@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from twofour.engines.latency import percentile
-from twofour.engines.timed.rounds import RoundPlan, Rounds, interleave
+from twofour.engines.timed.rounds import RoundPlan, interleave
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement
 from twofour.latency_records import ComparedVariant, CompareOptions
@@ -24,10 +22,10 @@ from twofour.pipeline.comparing.preparing import (
     profiles_over,
 )
 from twofour.pipeline.comparing.process import WorkerProcess
+from twofour.pipeline.comparing.rows import complete_rows, timed_row
 from twofour.pipeline.comparing.subject import Subject
 from twofour.pipeline.comparing.top1 import top1_agreement
 from twofour.pipeline.stages import Progress
-from twofour.reports.comparison.naming import variant_name
 
 PROFILED_RUNS = 10
 
@@ -66,7 +64,7 @@ def measure(
         notes: list[str] = []
         if partial is None:
             partial = _layers_and_metrics(lives, options, progress, notes)
-        variants = tuple(_complete(lives, rows))
+        variants = tuple(complete_rows(lives, rows))
         return Measured(variants=variants, partial=partial, notes=tuple(notes))
 
 
@@ -138,29 +136,52 @@ def _time_batches(
     progress: Progress,
 ) -> tuple[list[tuple[LiveVariant, ComparedVariant]], str | None]:
     rows: list[tuple[LiveVariant, ComparedVariant]] = []
-    sweep = bool(options.batches)
     for number, inputs in enumerate(batches):
-        batch = batch_of(inputs)
-        title = f"time the variants at batch {batch}" if sweep else "time the variants"
-        with _stage(progress, "rounds", title):
-            failed: dict[str, TwofourError] = {}
-            running = _prepare(lives, inputs, options.warmup, failed, progress)
-            plan = RoundPlan(
-                rounds=options.rounds, time_limit_s=options.time_limit_s, seed=options.seed
-            )
-            rounds = interleave(running, plan, progress.step)
-            for live in running:
-                if live.name in rounds.failed:
-                    failed[live.name] = rounds.failed[live.name]
-            rows += [
-                (live, _row(live, batch, rounds, failed.get(live.name), sweep=sweep))
-                for live in lives
-                if live.runs
-            ]
-        if rounds.interrupted:
-            left = [str(b) for b in options.batches[number + 1 :]]
-            return rows, _partial(rounds, options, batch if sweep else None, left)
+        left = [str(batch) for batch in options.batches[number + 1 :]]
+        try:
+            timed, partial = _time_batch(lives, inputs, options, progress)
+        except KeyboardInterrupt:  # while warming up
+            if not rows:
+                raise
+            return rows, f"interrupted before batch {batch_of(inputs)} was timed{_not_timed(left)}"
+        rows += timed
+        if partial is not None:
+            return rows, f"{partial}{_not_timed(left)}"
     return rows, None
+
+
+def _time_batch(
+    lives: Sequence[LiveVariant],
+    inputs: Mapping[str, np.ndarray],
+    options: CompareOptions,
+    progress: Progress,
+) -> tuple[list[tuple[LiveVariant, ComparedVariant]], str | None]:
+    """Rows of one batch, and what is missing of it; KeyboardInterrupt before its first round."""
+    batch, sweep = batch_of(inputs), bool(options.batches)
+    title = f"time the variants at batch {batch}" if sweep else "time the variants"
+    with _stage(progress, "rounds", title):
+        failed: dict[str, TwofourError] = {}
+        running = _prepare(lives, inputs, options.warmup, failed, progress)
+        plan = RoundPlan(
+            rounds=options.rounds, time_limit_s=options.time_limit_s, seed=options.seed
+        )
+        rounds = interleave(running, plan, progress.step)
+        if rounds.interrupted and not rounds.done:
+            raise KeyboardInterrupt
+        failed.update(rounds.failed)
+        rows = [
+            (live, timed_row(live, batch, rounds, failed.get(live.name), sweep=sweep))
+            for live in lives
+            if live.runs
+        ]
+    if not rounds.interrupted:
+        return rows, None
+    where = f" at batch {batch}" if sweep else ""
+    return rows, f"interrupted after {rounds.done} of {options.rounds} rounds{where}"
+
+
+def _not_timed(left: Sequence[str]) -> str:
+    return f"; batches not timed: {', '.join(left)}" if left else ""
 
 
 def _prepare(
@@ -179,54 +200,6 @@ def _prepare(
         except TwofourError as error:
             failed[live.name] = error
     return running
-
-
-def _row(
-    live: LiveVariant,
-    batch: int | None,
-    rounds: Rounds,
-    error: TwofourError | None,
-    *,
-    sweep: bool,
-) -> ComparedVariant:
-    samples = rounds.samples_ms.get(live.name, ())
-    memory = live.memory() if error is None else None
-    opened = live.opened
-    assert opened is not None, "only running variants are timed"
-    median_ms = statistics.median(samples) if samples else None
-    planned = live.planned
-    return ComparedVariant(
-        name=variant_name(
-            planned.model.weights,
-            planned.engine,
-            planned.mode,
-            again=planned.again,
-            batch=batch if sweep else None,
-        ),
-        samples_ms=samples,
-        median_ms=median_ms,
-        p90_ms=percentile(samples, 90) if samples else None,
-        p99_ms=percentile(samples, 99) if samples else None,
-        throughput=1e3 * (batch or 1) / median_ms if median_ms else None,
-        peak_memory_bytes=memory.host_bytes if memory else None,
-        error=None if error is None else error.message,
-        hint=None if error is None else error.hint,
-        batch=batch,
-        settings=opened.settings,
-        peak_device_memory_bytes=memory.device_bytes if memory else None,
-        size_bytes=opened.size_bytes,
-        open_s=opened.open_s if live.build_s is None else live.build_s,
-        agreement=live.agreement,
-        top1_agreement=live.top1_agreement,
-    )
-
-
-def _partial(
-    rounds: Rounds, options: CompareOptions, batch: int | None, left: Sequence[str]
-) -> str:
-    where = "" if batch is None else f" at batch {batch}"
-    text = f"interrupted after {rounds.done} of {options.rounds} rounds{where}"
-    return f"{text}; batches not timed: {', '.join(left)}" if left else text
 
 
 def _layers_and_metrics(
@@ -255,36 +228,6 @@ def _layers_and_metrics(
     except KeyboardInterrupt:
         return f"interrupted during {doing}"
     return None
-
-
-def _complete(
-    lives: Sequence[LiveVariant], rows: Sequence[tuple[LiveVariant, ComparedVariant]]
-) -> Iterator[ComparedVariant]:
-    """Rows with what came after the rounds, and one for each variant that was never timed."""
-    for live in lives:
-        own = [row for timed, row in rows if timed is live]
-        for row in own:
-            yield replace(row, metrics=live.metrics, layers=live.layers)
-        if not own:
-            yield _never_timed(live)
-
-
-def _never_timed(live: LiveVariant) -> ComparedVariant:
-    error = live.error
-    return ComparedVariant(
-        name=live.name,
-        samples_ms=(),
-        median_ms=None,
-        p90_ms=None,
-        p99_ms=None,
-        throughput=None,
-        peak_memory_bytes=None,
-        error="not timed" if error is None else error.message,
-        hint=None if error is None else error.hint,
-        settings=None if live.opened is None else live.opened.settings,
-        agreement=live.agreement,
-        top1_agreement=live.top1_agreement,
-    )
 
 
 @contextlib.contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from twofour.engines.timed.modes import ENGINES, FLAG_OFF, statuses_of
+from twofour.engines.timed.modes import ENGINES, FLAG_OFF, modes_of, statuses_of
 from twofour.engines.timed.protocol import ModeStatus
 from twofour.errors import BadInputError
 from twofour.pipeline.comparing.request import TorchRequest
@@ -44,7 +44,8 @@ class Planned:
     hint: str | None = None
 
 
-StatusesOf = Callable[[str], Mapping[str, ModeStatus]]
+StatusesOf = Callable[[str, Sequence[str]], Mapping[str, ModeStatus]]
+"""Engine and modes -> which of them can run here."""
 
 
 def parse_engines(texts: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
@@ -60,6 +61,8 @@ def parse_engines(texts: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
                 f"--engines: there is no engine {engine!r}", hint=f"known are {', '.join(ENGINES)}"
             )
         pairs[engine, mode or None] = None
+    if texts and not pairs:
+        raise BadInputError("--engines names none", hint=f"known are {', '.join(ENGINES)}")
     return tuple(pairs)
 
 
@@ -69,7 +72,10 @@ def plan_variants(
     baseline: str | None = None,
     statuses: StatusesOf = statuses_of,
 ) -> tuple[tuple[Planned, ...], str]:
-    """Every row, in order, and the name of the baseline, whose twin comes right behind it.
+    """Every row, in order, and the name of the baseline.
+
+    The baseline has a twin right behind it, for the noise, and so has the first weights of every
+    engine and mode in which others are compared with it.
 
     Without `engines`: everything that can run here, both weights in the first engine and in those
     with sparse kernels, the first weights alone in the others. Raises BadInputError for an engine,
@@ -78,7 +84,7 @@ def plan_variants(
     asked = parse_engines(engines)
     rows = _asked(models, asked, statuses) if asked else _all(models, statuses)
     name = _baseline(rows, baseline)
-    return tuple(_with_twin(rows, name)), name
+    return tuple(_with_twins(rows, name)), name
 
 
 def _asked(
@@ -86,16 +92,22 @@ def _asked(
     asked: Sequence[tuple[str, str | None]],
     statuses: StatusesOf,
 ) -> list[Planned]:
-    rows: list[Planned] = []
+    modes: dict[str, list[str]] = {}
     for engine, mode in asked:
-        known = statuses(engine)
+        known = modes_of(engine)
         if mode is not None and mode not in known:
             raise BadInputError(
                 f"--engines: {engine} has no mode {mode!r}", hint=f"it has {', '.join(known)}"
             )
-        for status in known.values() if mode is None else (known[mode],):
-            rows += _rows(models, status)
-    return rows
+        modes.setdefault(engine, []).extend(known if mode is None else (mode,))
+    tried = {engine: statuses(engine, tuple(dict.fromkeys(of))) for engine, of in modes.items()}
+    rows = {
+        row.name: row
+        for engine, mode in asked
+        for wanted in (modes_of(engine) if mode is None else (mode,))
+        for row in _rows(models, tried[engine][wanted])
+    }
+    return list(rows.values())
 
 
 def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[Planned]:
@@ -103,7 +115,7 @@ def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[Planned]
     for engine in ENGINES:
         if not any(_form_for(engine, model) for model in models):
             continue
-        for status in statuses(engine).values():
+        for status in statuses(engine, modes_of(engine)).values():
             found = _rows(models, status)
             started = any(row.why_not is None for row in rows)
             if status.why_not is not None or (started and not _packs_sparse(status)):
@@ -162,13 +174,24 @@ def _baseline(rows: Sequence[Planned], asked: str | None) -> str:
     return next((row.name for row in rows if row.why_not is None), names[0])
 
 
-def _with_twin(rows: Sequence[Planned], baseline: str) -> list[Planned]:
+def _with_twins(rows: Sequence[Planned], baseline: str) -> list[Planned]:
+    """One twin for each engine and mode that needs it: of the baseline, else of the first."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.why_not is None:
+            groups.setdefault((row.engine, row.mode), []).append(row.name)
+    twinned = {
+        baseline if baseline in names else names[0]
+        for names in groups.values()
+        if baseline in names or len(names) > 1
+    }
     result: list[Planned] = []
     for row in rows:
-        result.append(row)
-        if row.name == baseline and row.why_not is None:
-            name = variant_name(row.model.weights, row.engine, row.mode, again=True)
-            result.append(
-                Planned(name=name, model=row.model, engine=row.engine, mode=row.mode, again=True)
-            )
+        result += [row, twin_of(row)] if row.name in twinned else [row]
     return result
+
+
+def twin_of(row: Planned) -> Planned:
+    """The same variant, to be opened a second time."""
+    name = variant_name(row.model.weights, row.engine, row.mode, again=True)
+    return replace(row, name=name, again=True)

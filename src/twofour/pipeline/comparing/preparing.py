@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from twofour.records import ShapeProfile, VariantBuild
 
 _QUANTISED = {"int8": "int8", "uint8": "int8 (uint8 activations)"}
 """Mode -> how the settings name its precision."""
+_HALF = frozenset({"float16", "bfloat16"})
 _TENSORRT = "tensorrt"
 
 
@@ -45,7 +47,9 @@ def prepare_request(
     if planned.engine == _TENSORRT:
         file, build_s = _plan(subject, planned, threads, shapes)
     elif planned.engine == "onnxruntime" and planned.mode in _QUANTISED:
+        started = time.perf_counter()
         file = _quantized(subject, planned, threads)
+        build_s = time.perf_counter() - started
     is_torch = planned.engine.startswith("torch")
     shown = model.torch.source if is_torch and model.torch else str(file)
     return Prepared(
@@ -67,7 +71,10 @@ def prepare_request(
 def _precision(planned: Planned) -> str:
     if planned.engine == "onnxruntime" and planned.mode in _QUANTISED:
         return _QUANTISED[planned.mode]
-    return precision_word(planned.model.onnx)
+    word = precision_word(planned.model.onnx)
+    on_cpu = planned.engine == "onnxruntime" and planned.mode == "cpu"
+    # the CPU provider casts most of a half-precision graph to float32 and back
+    return f"{word} (graph)" if on_cpu and word in _HALF else word
 
 
 def precision_word(onnx: Path | None) -> str:

@@ -19,9 +19,10 @@ from twofour.errors import BuildFailedError, TwofourError
 _START = (
     "import sys; sys.path[:] = {path!r}; from twofour.pipeline.comparing.worker import main; main()"
 )
-_CLOSING_S = 5.0
-_IDLE = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Idle threads sleep: by default they spin for milliseconds after a run and slow what runs next."""
+_CLOSING_S = 1.0
+_IDLE = {"GOMP_SPINCOUNT": "10000"}
+"""GNU OpenMP's idle threads spin for 2 ms at most, not 10, so that `settle` waits for their end.
+Not at all (OMP_WAIT_POLICY=PASSIVE) makes torch up to 1.8 times as slow (benchmarks/LOG.md)."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

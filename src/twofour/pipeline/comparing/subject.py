@@ -45,6 +45,8 @@ class Subject:
     reference: Mapping[str, np.ndarray] | None
     """Outputs of the dense module in float32 on them; None: the first ONNX file has to do."""
     build: BuildOptions
+    made_up: bool = False
+    """`inputs` are random numbers of shapes that nobody gave."""
 
     @property
     def work(self) -> Path:
@@ -107,6 +109,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Subject:
         inputs=inputs or (load_arrays(own) if own.is_file() else random_inputs(shapes, 0)),
         reference=load_arrays(reference) if inputs is None and reference.is_file() else None,
         build=_build_options(folder, options),
+        made_up=inputs is None and not own.is_file(),
     )
 
 
@@ -177,6 +180,7 @@ def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) 
         inputs=_inputs_of_files([m.onnx for m in models if m.onnx is not None], options),
         reference=None,
         build=_with_shapes(BuildOptions(), options),
+        made_up=options.inputs is None and not options.input_shapes,
     )
 
 
