@@ -78,7 +78,7 @@ class ComparedVariant:
     """One variant at one batch: what it is, what it cost, its samples; or why there are none."""
 
     name: str
-    """weights@engine:mode, then " again" for the baseline's twin, then ":b8" for a sweep's batch:
+    """weights@engine:mode, then " again" for a variant's twin, then ":b8" for a sweep's batch:
     "dense@onnxruntime:cpu again:b8"."""
     samples_ms: tuple[float, ...]
     """By round; shorter than the others' where the variant failed on the way."""
@@ -116,7 +116,8 @@ class LatencyVerdict(str, Enum):
     FASTER = "faster"
     SLOWER = "slower"
     NO_DIFFERENCE = "no difference"
-    """The interval reaches into what the same baseline measured twice differs by."""
+    """The interval reaches into the noise: the larger NoiseFloor.floor of the engines and modes of
+    both at the batch; where neither has one, the baseline's."""
     UNDECIDED = "undecided"
     """Too few rounds for an interval."""
 
@@ -158,10 +159,12 @@ class LatencyRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloor:
-    """The same baseline, opened twice and measured twice, at one batch."""
+    """One variant, opened twice and measured twice, at one batch: the noise of its engine and mode.
+    """
 
     variant: str
     again: str
+    """Name of the twin, which is in no LatencyRatio."""
     ratio: float
     low: float | None
     high: float | None
@@ -186,7 +189,8 @@ class LayerContrastRow:
     difference_ms: float
     """variant_ms - baseline_ms, a missing layer counted as 0."""
     share: float | None
-    """Of the difference between the sums of all layers; None where the sums are equal."""
+    """Of the difference between the sums of all layers; None where the sums differ by less than 2 %
+    of the baseline's, which is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +253,8 @@ class LatencyComparison:
     ratios: tuple[LatencyRatio, ...]
     """Every variant over the baseline; then sparse over dense within every other engine."""
     noise: tuple[NoiseFloor, ...]
-    """One for each batch; () where the baseline ran only once."""
+    """The baseline's for every batch; then those of the first weights in every other engine and
+    mode in which two weights were compared. () where nothing ran twice."""
     layers: tuple[LayerContrast, ...] = ()
     partial: str | None = None
     """What was not measured because it was interrupted; None: everything was."""

@@ -96,5 +96,5 @@ def _emit(onnx: Path, folder: Path, options: RunOptions, *, version: str, json: 
     show_text(
         f"{folder} is ready for trtexec of TensorRT {emitted.tensorrt}\n"
         f"copy it there, run: sh {emitted.script}\n"
-        f"copy it back, then: twofour report {folder}\n"
+        f"copy it back, then: twofour report {folder}, twofour compare {folder}\n"
     )

@@ -22,7 +22,7 @@ _START = (
 _CLOSING_S = 1.0
 _IDLE = {"GOMP_SPINCOUNT": "10000"}
 """GNU OpenMP's idle threads spin for 2 ms at most, not 10, so that `settle` waits for their end.
-Not at all (OMP_WAIT_POLICY=PASSIVE) makes torch up to 1.8 times as slow (benchmarks/LOG.md)."""
+Not at all (OMP_WAIT_POLICY=PASSIVE) makes torch up to 2 times as slow (benchmarks/LOG.md)."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

@@ -15,6 +15,7 @@ from twofour.reports.comparison.gate_expression import (
     unquoted,
 )
 from twofour.reports.comparison.naming import parse_variant_name, without_batch
+from twofour.reports.comparison.noise import floor_at, own_floor
 from twofour.reports.comparison.ratios import ratio_of
 from twofour.reports.words import printable
 
@@ -22,11 +23,12 @@ _Pair: TypeAlias = tuple[ComparedVariant, ComparedVariant]
 
 
 def check_fail_if(comparison: LatencyComparison, expressions: Iterable[str]) -> tuple[str, ...]:
-    """One line for each ratio or noise that fails; () where all gates are passed.
+    """One line for each ratio or noise that is seen to fail; () says no more than that none was.
 
-    A ratio fails when its whole interval lies beyond the limit by more than the noise floor (of a
-    limit of 1: when the verdict is "slower" or "faster"); without an interval the ratio itself
-    decides. Noise fails when the floor itself meets the condition.
+    A ratio fails when its whole interval lies beyond the limit by more than the noise floor of its
+    engines (of a limit of 1: when the verdict is "slower" or "faster"), so that a large noise hides
+    failures: a gate on the noise keeps it small. Without an interval the ratio itself decides.
+    Noise fails when the floor of any engine meets the condition, and where it was not measured.
 
     A and B are weights labels, which stand for every engine, mode and batch that has both, or names
     of variants, with or without the batch of a sweep. What has no times fails, except engines that
@@ -51,14 +53,28 @@ def _failing(comparison: LatencyComparison, gate: GateExpression) -> Iterator[st
 
 
 def _failing_noise(comparison: LatencyComparison, gate: GateExpression) -> Iterator[str]:
-    known = {noise.batch for noise in comparison.noise}
+    known = {n.batch for n in comparison.noise if without_batch(n.variant) == comparison.baseline}
     batches = dict.fromkeys(v.batch for v in comparison.variants if v.samples_ms)
     if not known or any(batch not in known for batch in batches):
         yield f"{gate.text}: the noise was not measured{' at every batch' if known else ''}"
+    for engine in dict.fromkeys(_engines_without_noise(comparison)):
+        yield f"{gate.text}: the noise of {engine} was not measured"
     for noise in comparison.noise:
         if gate.holds_for(noise.floor):
+            name = without_batch(noise.variant)
+            of = "" if name == comparison.baseline else f" of {name}"
             at = "" if noise.batch is None else f" at batch {noise.batch}"
-            yield f"{gate.text}: the noise is {per_cent(noise.floor)}{at}"
+            yield f"{gate.text}: the noise{of} is {per_cent(noise.floor)}{at}"
+
+
+def _engines_without_noise(comparison: LatencyComparison) -> Iterator[str]:
+    """Other engines than the baseline's in which two weights were compared, but none twice."""
+    for ratio in comparison.ratios:
+        engine = parse_variant_name(ratio.baseline).engine_mode
+        if without_batch(ratio.baseline) == comparison.baseline:
+            continue
+        if own_floor(comparison.noise, ratio.variant, ratio.baseline, ratio.batch) is None:
+            yield engine if ratio.batch is None else f"{engine} at batch {ratio.batch}"
 
 
 def _failing_pair(
@@ -67,12 +83,16 @@ def _failing_pair(
     variant: ComparedVariant,
     baseline: ComparedVariant,
 ) -> Iterator[str]:
-    floor = _floor(comparison, variant.batch)
+    own = own_floor(comparison.noise, variant.name, baseline.name, variant.batch)
+    floor = own
+    if own is None:
+        floor = floor_at(comparison.noise, comparison.baseline, variant.batch)
     ratio = _ratio(comparison, variant, baseline, floor or 0.0)
     if ratio is None or variant.error is not None or baseline.error is not None:
         yield f"{gate.text}: not measured: {_why_not((variant, baseline))}"
     elif _fails(gate, ratio, floor or 0.0):
-        noise = "" if floor is None else f", noise {per_cent(floor)}"
+        whose = "noise" if own is not None else f"noise of {comparison.baseline}"
+        noise = "" if floor is None else f", {whose} {per_cent(floor)}"
         few = " of too few rounds for an interval" if ratio.low is None else ""
         yield (f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}{few}{noise}")
 
@@ -98,10 +118,6 @@ def _ratio(
     paired = all(ratio.paired for ratio in comparison.ratios)
     seed = comparison.options.seed
     return ratio_of(variant, baseline, seed=seed, floor=floor, paired=paired)
-
-
-def _floor(comparison: LatencyComparison, batch: int | None) -> float | None:
-    return next((n.floor for n in comparison.noise if n.batch == batch), None)
 
 
 def _passed_over(comparison: LatencyComparison, pair: _Pair) -> bool:

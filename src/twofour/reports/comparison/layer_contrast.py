@@ -17,6 +17,10 @@ from twofour.records import LayerTime
 from twofour.reports.comparison.layer_parts import PartsOf, parts_by_name
 from twofour.reports.comparison.naming import without_batch
 
+_LEAST_DIFFERENCE = 0.02
+"""Part of the baseline's sum below which the difference of the sums is noise, as are shares of it.
+Profiles are measured once: no interval says how far two of one engine differ."""
+
 
 def contrasts(
     variants: Sequence[ComparedVariant],
@@ -48,7 +52,8 @@ def contrast(
     ours, theirs = _by_name(variant.layers), _by_name(baseline.layers)
     total = fsum(layer.mean_ms for layer in variant.layers)
     other = fsum(layer.mean_ms for layer in baseline.layers)
-    rows = (_row(group, ours, theirs, total - other) for group in _groups(ours, theirs, parts_of))
+    whole = total - other if abs(total - other) >= _LEAST_DIFFERENCE * other else None
+    rows = (_row(group, ours, theirs, whole) for group in _groups(ours, theirs, parts_of))
     return LayerContrast(
         variant=variant.name,
         baseline=baseline.name,
@@ -120,7 +125,7 @@ class _DisjointSets:
 
 
 def _row(
-    group: _Group, ours: Mapping[str, float], theirs: Mapping[str, float], whole: float
+    group: _Group, ours: Mapping[str, float], theirs: Mapping[str, float], whole: float | None
 ) -> LayerContrastRow:
     variant = fsum(ours[name] for name in group.variant) if group.variant else None
     baseline = fsum(theirs[name] for name in group.baseline) if group.baseline else None

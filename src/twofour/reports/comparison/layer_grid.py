@@ -31,8 +31,15 @@ def layer_grid(contrast: LayerContrast) -> Grid:
             column("difference ms", Kind.FIGURE, rows, lambda r: signed(r.difference_ms, places)),
             column("share", Kind.FIGURE, rows, _share),
         ),
-        legend="share: of the difference between both sums; profiling makes layers slower",
+        legend=f"{share_words(contrast)}; profiling makes layers slower",
     )
+
+
+def share_words(contrast: LayerContrast) -> str:
+    """What a share is of, or why there is none."""
+    if all(row.share is None for row in contrast.rows):
+        return "no share: the sums differ by less than 2 %"
+    return "share: of the difference between both sums"
 
 
 def shown(contrast: LayerContrast, most: int) -> tuple[LayerContrastRow, ...]:

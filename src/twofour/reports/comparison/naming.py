@@ -24,7 +24,7 @@ class VariantName:
     engine: str
     mode: str
     again: bool
-    """The second opening of the baseline."""
+    """The second opening of the variant, for the noise."""
     batch: int | None
     """Of a sweep; None where there is none."""
 

@@ -18,7 +18,8 @@ from twofour.reports.comparison.circumstances import (
 )
 from twofour.reports.comparison.columns import Grid, Kind
 from twofour.reports.comparison.grids import batch_grids, failures_grid, sweep_grid
-from twofour.reports.comparison.layer_grid import layer_grid
+from twofour.reports.comparison.layer_grid import layer_grid, share_words
+from twofour.reports.comparison.naming import without_batch
 from twofour.reports.comparison.parts import batches
 from twofour.reports.comparison.plots import ratio_plot, sample_plot
 from twofour.reports.comparison.settings_grid import settings_grid
@@ -134,14 +135,14 @@ def _block(
 
 
 def _sweep_figure(comparison: LatencyComparison) -> tuple[Figure | None]:
-    note = "Whiskers: 95 % intervals. Shaded: what the baseline measured twice differs by."
+    note = f"Whiskers: 95 % intervals. {_shaded(comparison)}"
     return (_figure("Ratio over batch", sweep_plot(comparison), note),)
 
 
 def _batch_figures(comparison: LatencyComparison, batch: int | None) -> tuple[Figure | None, ...]:
     ratio_note = (
         "Disc: faster; diamond: slower; ring: no difference; box: too few rounds. "
-        "Shaded: what the baseline measured twice differs by."
+        f"{_shaded(comparison)}"
     )
     sample_note = (
         "A dot is a run, the first round on top of its strip: a slant is drift, two columns are two"
@@ -153,8 +154,15 @@ def _batch_figures(comparison: LatencyComparison, batch: int | None) -> tuple[Fi
     )
 
 
+def _shaded(comparison: LatencyComparison) -> str:
+    others = any(without_batch(n.variant) != comparison.baseline for n in comparison.noise)
+    own = "; other engines have noise of their own, see below" if others else ""
+    return f"Shaded: what the baseline measured twice differs by{own}."
+
+
 def _waterfall_figure(contrast: LayerContrast) -> tuple[Figure | None]:
-    note = "Per cent: of the difference between both sums."
+    words = share_words(contrast)
+    note = f"{words[0].upper()}{words[1:]}."
     return (_figure("From the baseline's layers to the variant's", waterfall(contrast), note),)
 
 

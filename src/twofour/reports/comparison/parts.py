@@ -31,8 +31,9 @@ def failed(comparison: LatencyComparison) -> tuple[ComparedVariant, ...]:
 
 
 def noise_of(comparison: LatencyComparison, batch: int | None) -> NoiseFloor | None:
-    """The baseline against its twin at this batch."""
-    return next((n for n in comparison.noise if n.batch == batch), None)
+    """The baseline against its twin at this batch; other engines may have noise of their own."""
+    found = (n for n in comparison.noise if n.batch == batch)
+    return next((n for n in found if without_batch(n.variant) == comparison.baseline), None)
 
 
 def is_baseline(comparison: LatencyComparison, variant: ComparedVariant) -> bool:

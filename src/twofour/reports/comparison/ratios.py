@@ -13,6 +13,7 @@ from twofour.latency_records import (
 )
 from twofour.reports.comparison.intervals import RatioEstimate, paired_ratio, unpaired_ratio
 from twofour.reports.comparison.naming import VariantName, parse_variant_name, without_batch
+from twofour.reports.comparison.noise import floor_at, noise_floors, own_floor
 from twofour.reports.comparison.setting_differences import differ_in_sparsity_only, differences_of
 
 
@@ -30,13 +31,19 @@ def ratios_and_noise(
     """Of samples that were taken in the same rounds; `baseline` is a name without a batch.
 
     Every variant with samples over the baseline of its batch, then, within every other engine and
-    mode, each weights over those of the baseline. The noise of a batch is the baseline against its
-    twin; it counts for all ratios of the batch, as nothing better is known of the other engines.
+    mode, each weights over those of the baseline. A ratio is held to the larger noise of the two
+    engines it is of; where neither was measured twice, to the baseline's. Twins have no ratios.
     """
-    noise = tuple(_noise_floors(variants, baseline, seed))
-    floors = {found.batch: found.floor for found in noise}
-    pairs = _pairs(variants, baseline)
-    found = (ratio_of(v, base, seed=seed, floor=floors.get(v.batch, 0.0)) for v, base in pairs)
+    noise = noise_floors(variants, baseline, seed)
+
+    def held_to(variant: ComparedVariant, base: ComparedVariant) -> float:
+        own = own_floor(noise, variant.name, base.name, variant.batch)
+        return own if own is not None else floor_at(noise, baseline, variant.batch) or 0.0
+
+    found = (
+        ratio_of(v, base, seed=seed, floor=held_to(v, base))
+        for v, base in _pairs(variants, baseline)
+    )
     return tuple(ratio for ratio in found if ratio is not None), noise
 
 
@@ -88,35 +95,6 @@ def verdict_of(low: float | None, high: float | None, floor: float) -> LatencyVe
     return LatencyVerdict.SLOWER if low > 1 + floor else LatencyVerdict.NO_DIFFERENCE
 
 
-def _noise_floors(
-    variants: Sequence[ComparedVariant], baseline: str, seed: int
-) -> Iterator[NoiseFloor]:
-    names = _parsed(variants)
-    bases = _bases(variants, baseline)
-    for twin in variants:
-        base = bases.get(twin.batch)
-        if base is None or not _is_twin(names[twin.name], names[base.name]):
-            continue
-        found = paired_ratio(twin.samples_ms, base.samples_ms, seed=seed)
-        if found is not None:
-            yield NoiseFloor(
-                variant=base.name,
-                again=twin.name,
-                ratio=found.ratio,
-                low=found.low,
-                high=found.high,
-                floor=_floor(found),
-                batch=twin.batch,
-            )
-
-
-def _floor(found: RatioEstimate) -> float:
-    """How far the interval reaches from 1; without one, how far the widest single round does."""
-    if found.low is None or found.high is None:
-        return found.widest - 1
-    return max(found.high, 1 / found.low, 1.0) - 1
-
-
 def _pairs(
     variants: Sequence[ComparedVariant], baseline: str
 ) -> Iterator[tuple[ComparedVariant, ComparedVariant]]:
@@ -149,8 +127,3 @@ def _bases(
 ) -> Mapping[int | None, ComparedVariant]:
     """The baseline of each batch."""
     return {v.batch: v for v in variants if v.samples_ms and without_batch(v.name) == baseline}
-
-
-def _is_twin(name: VariantName, of: VariantName) -> bool:
-    same = (name.weights, name.engine_mode) == (of.weights, of.engine_mode)
-    return same and name.again and not of.again

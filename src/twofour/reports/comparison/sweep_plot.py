@@ -8,7 +8,7 @@ from html import escape
 
 from twofour.latency_records import LatencyComparison, LatencyRatio, NoiseFloor
 from twofour.reports.comparison.figures import ratio_words
-from twofour.reports.comparison.parts import pair_name
+from twofour.reports.comparison.parts import noise_of, pair_name
 from twofour.reports.comparison.svg import (
     BOTTOM,
     TOP,
@@ -52,7 +52,7 @@ def sweep_plot(comparison: LatencyComparison) -> str | None:
     if len(sizes) < 2:
         return None
     bottom = TOP + max(_LEAST_HEIGHT, _LABEL * len(pairs))
-    noise = tuple(n for n in comparison.noise if n.batch in sizes)
+    noise = tuple(n for size in sizes if (n := noise_of(comparison, size)) is not None)
     low, high = log_range(tuple(_values(pairs, noise)))
     x = Scale(low=sizes[0], high=sizes[-1], start=_LEFT + 40, end=WIDTH - _RIGHT - 40)
     y = Scale(low=low, high=high, start=bottom, end=TOP)
