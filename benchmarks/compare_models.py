@@ -59,7 +59,7 @@ def table(model: str, comparison: LatencyComparison) -> str:
         lines.append(
             f"| {v.name} | {v.median_ms:.4g} | {v.p90_ms:.4g} | {words} | {verdict} | {memory} |"
         )
-    noise = ", ".join(f"{n.floor:.1%}" for n in comparison.noise)
+    noise = ", ".join(f"{n.variant.rpartition('@')[2]} {n.floor:.1%}" for n in comparison.noise)
     rounds = max(len(v.samples_ms) for v in comparison.variants)
     return "\n".join([*lines, "", f"noise {noise}, {rounds} rounds"])
 

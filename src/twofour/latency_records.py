@@ -159,8 +159,7 @@ class LatencyRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloor:
-    """One variant, opened twice and measured twice, at one batch: the noise of its engine and mode.
-    """
+    """One variant, opened twice and measured twice, at one batch: the noise of its engine."""
 
     variant: str
     again: str

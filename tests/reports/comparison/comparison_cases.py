@@ -176,6 +176,7 @@ def run_folder() -> LatencyComparison:
         variant(f"{base} again", 4.32),
         variant("dense@onnxruntime:cpu", 61.2),
         variant("sparse@onnxruntime:cpu", 61.1, second_mode=1.12),
+        variant("dense@onnxruntime:cpu again", 61.3),
         _with_outputs(variant("dense@onnxruntime:int8", 28.4), 0.61, 0.9912, 0.93, 0.7525),
         variant("dense@torch:compile", 55.9, rounds=12),
         _failed(
@@ -205,7 +206,7 @@ def run_folder() -> LatencyComparison:
         options=CompareOptions(threads=2),
         variants=variants,
         ratios=ratios,
-        noise=(noise(base, 0.008),),
+        noise=(noise(base, 0.008), noise("dense@onnxruntime:cpu", 0.021)),
         layers=(layers(40),),
         notes=("GPU kernels of TensorRT are timed with CUDA events; the CPU rows with its clock",),
     )
@@ -251,6 +252,21 @@ def files() -> LatencyComparison:
         variants=(variant("a@onnxruntime:cpu", 2.0), variant("b@onnxruntime:cpu", 2.5)),
         ratios=(ratio("b@onnxruntime:cpu", "a@onnxruntime:cpu", 1.25),),
         noise=(),
+    )
+
+
+def by_trtexec() -> LatencyComparison:
+    """Two engines that trtexec timed elsewhere in rounds, the dense one twice."""
+    names = ("dense@trtexec:gpu", "sparse@trtexec:gpu", "dense@trtexec:gpu again")
+    made = (variant(n, ms, rounds=20) for n, ms in zip(names, (2.0, 1.6, 2.0), strict=True))
+    return LatencyComparison(
+        source="emitted",
+        baseline=names[0],
+        machine=None,
+        options=CompareOptions(rounds=20, warmup=0),
+        variants=tuple(replace(v, settings=settings(v.name, threads=None)) for v in made),
+        ratios=(ratio(names[1], names[0], 0.8),),
+        noise=(noise(names[0], 0.01),),
     )
 
 

@@ -144,6 +144,19 @@ def test_the_answer_the_figures_and_the_plots_are_in_the_page() -> None:
     assert text.count('<svg class="wide plot"') == 3
 
 
+def test_the_page_says_which_noise_is_shaded_and_why_there_are_no_shares() -> None:
+    shaded = "Shaded: what the baseline measured twice differs by"
+    made = run_folder()
+    text = comparison_page(made)
+    assert f"{shaded}; other engines have noise of their own, see below.</p>" in text
+    assert f"{shaded}.</p>" in comparison_page(replace(made, noise=made.noise[:1]))
+    (contrast,) = made.layers
+    rows = tuple(replace(row, share=None) for row in contrast.rows)
+    bare = comparison_page(replace(made, layers=(replace(contrast, rows=rows),)))
+    assert "Per cent: of the difference between both sums." in text
+    assert "No share: the sums differ by less than 2 %." in bare
+
+
 def test_of_the_batches_of_a_sweep_only_the_first_is_open() -> None:
     text = comparison_page(sweep())
     assert re.findall(r"<details( open)?>\n<summary>(Batch \d+)", text) == [

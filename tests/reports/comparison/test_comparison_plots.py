@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import log10
 
 import pytest
-from comparison_cases import files, hostile, many, run_folder, sweep, variant
+from comparison_cases import files, hostile, many, noise, run_folder, sweep, variant
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +72,17 @@ def test_the_noise_is_shaded_as_far_as_it_reaches_to_both_sides() -> None:
     ends = [_value(pixel, comparison) for pixel in (float(left), float(left) + float(width))]
     assert ends == pytest.approx([1 / 1.03, 1.03], rel=0.003)
     assert 'class="noise"' not in _ratio_plot(files())
+
+
+def test_the_noise_of_another_engine_is_not_the_band() -> None:
+    comparison = many()
+    other = noise("dense@torch:eager", 0.5)
+    both = replace(comparison, noise=(other, *comparison.noise))
+    assert _ratio_plot(both) == _ratio_plot(comparison)
+    assert 'class="noise"' not in _ratio_plot(replace(comparison, noise=(other,)))
+    swept = sweep()
+    others = tuple(noise("dense@torch:eager", 0.5, batch=n.batch) for n in swept.noise)
+    assert sweep_plot(replace(swept, noise=(*others, *swept.noise))) == sweep_plot(swept)
 
 
 def test_every_ratio_has_a_row_the_pairs_of_other_engines_too() -> None:

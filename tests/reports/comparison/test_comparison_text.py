@@ -9,7 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from comparison_cases import HOSTILE, files, hostile, machine, many, ratio, run_folder, sweep
+from comparison_cases import (
+    HOSTILE,
+    by_trtexec,
+    files,
+    hostile,
+    machine,
+    many,
+    noise,
+    ratio,
+    run_folder,
+    sweep,
+    variant,
+)
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -87,7 +99,7 @@ def test_no_number_is_broken_or_cut(name: str, width: int) -> None:
 def test_the_first_line_says_sparse_against_dense_with_interval_and_noise() -> None:
     first, second = answer_lines(run_folder())
     assert first == "sparse is 1.18x faster than dense in tensorrt:fp16 (1.16 to 1.20); noise 0.8 %"
-    assert second == "no difference between sparse and dense in onnxruntime:cpu"
+    assert second == "no difference between sparse and dense in onnxruntime:cpu (noise 2.1 %)"
 
 
 def test_a_sweep_answers_for_each_batch_and_says_that_it_is_partial() -> None:
@@ -98,9 +110,70 @@ def test_a_sweep_answers_for_each_batch_and_says_that_it_is_partial() -> None:
     )
 
 
-def test_a_slower_file_is_said_to_be_slower_and_missing_noise_to_be_missing() -> None:
-    assert answer_lines(files()) == (
-        "b is 1.25x slower than a in onnxruntime:cpu (1.23 to 1.27); noise not measured",
+def test_a_file_is_said_to_be_slower_only_where_the_noise_of_its_engine_is_known() -> None:
+    comparison = files()
+    assert answer_lines(comparison) == (
+        "time of b / a in onnxruntime:cpu is 1.250 (1.225 to 1.275); noise of this engine not "
+        "measured",
+    )
+    known = replace(comparison, noise=(noise("a@onnxruntime:cpu", 0.02),))
+    assert answer_lines(known) == (
+        "b is 1.25x slower than a in onnxruntime:cpu (1.23 to 1.27); noise 2.0 %",
+    )
+
+
+def test_the_noise_of_another_engine_does_not_stand_for_this_one() -> None:
+    comparison = files()
+    base, other = "a@onnxruntime:cpu", "b@torch:eager"
+    local = ratio(other, "a@torch:eager", 0.8)
+    pair = (variant("a@torch:eager", 2.0), variant(other, 1.6))
+    made = replace(
+        comparison,
+        variants=(*comparison.variants, *pair),
+        ratios=(*comparison.ratios, local),
+        noise=(noise(base, 0.02),),
+    )
+    assert answer_lines(made) == (
+        "b is 1.25x slower than a in onnxruntime:cpu (1.23 to 1.27); noise 2.0 %",
+        "time of b / a in torch:eager is 0.800 (0.784 to 0.816); noise of this engine not measured",
+    )
+    twice = replace(made, noise=(*made.noise, noise("a@torch:eager", 0.05)))
+    assert answer_lines(twice)[1] == (
+        "b is 1.25x faster than a in torch:eager (1.23 to 1.28); noise 5.0 %"
+    )
+
+
+@pytest.mark.parametrize(
+    ("floor", "said"),
+    [
+        (0.1, "no difference between b and a in onnxruntime:cpu (noise 10.0 %)"),
+        (1.137, "too noisy to tell b from a in onnxruntime:cpu (noise 113.7 %)"),
+    ],
+)
+def test_where_the_noise_is_large_no_difference_is_not_claimed(floor: float, said: str) -> None:
+    comparison = files()
+    names = ("b@onnxruntime:cpu", "a@onnxruntime:cpu")
+    none = ratio(*names, 1.0, LatencyVerdict.NO_DIFFERENCE)
+    noisy = replace(comparison, ratios=(none,), noise=(noise(names[1], floor),))
+    assert answer_lines(noisy) == (said,)
+    more = replace(noisy, ratios=(replace(none, only_sparsity=False),))
+    reason = "too noisy to tell" if floor > 0.1 else "no difference"
+    assert answer_lines(more)[0].startswith(f"{reason}: {names[0]} and {names[1]}; noise")
+
+
+def test_a_sweep_says_which_batches_are_too_noisy_and_which_have_no_noise() -> None:
+    made = sweep()
+    none = [replace(r, verdict=LatencyVerdict.NO_DIFFERENCE) for r in made.ratios]
+    noisy = replace(made, ratios=tuple(none), noise=(noise(made.baseline, 0.3, batch=8),))
+    assert answer_lines(noisy)[0] == (
+        "sparse against dense in tensorrt:fp16: no difference at batch 1, too noisy to tell at "
+        "batch 8, no difference at batch 32; noise 30.0 %, not measured for all"
+    )
+    bare = replace(made, noise=made.noise[1:])
+    told = replace(made.ratios[0], verdict=LatencyVerdict.FASTER)
+    assert (
+        "tensorrt:fp16: time ratio 1.000 (0.980 to 1.020) at batch 1, 1.087x faster"
+        in (answer_lines(replace(bare, ratios=(told, *made.ratios[1:])))[0])
     )
 
 
@@ -112,7 +185,25 @@ def test_where_only_engines_differ_the_fastest_is_the_answer() -> None:
     slow = many()
     slow = replace(slow, ratios=slow.ratios[8:])
     assert answer_lines(slow) == (
-        "none of 10 variants is faster than dense@onnxruntime:cpu; noise 3.0 %",
+        "none of 9 variants was seen to be faster than dense@onnxruntime:cpu; noise 3.0 %",
+    )
+
+
+def test_the_fastest_is_one_that_is_seen_to_be_faster() -> None:
+    made = many()
+    lowest, second = made.ratios[:2]
+    unclear = replace(lowest, verdict=LatencyVerdict.NO_DIFFERENCE)
+    assert answer_lines(replace(made, ratios=(unclear, *made.ratios[1:])))[0].startswith(
+        f"fastest of 18 variants: {second.variant}, "
+    )
+    undecided = replace(made.ratios[9], verdict=LatencyVerdict.UNDECIDED)
+    assert answer_lines(replace(made, ratios=(*made.ratios[10:], undecided))) == (
+        "too few rounds to tell whether any of 8 variants is faster than dense@onnxruntime:cpu; "
+        "noise 3.0 %",
+    )
+    assert answer_lines(replace(made, noise=()))[0] == (
+        f"lowest of 18 variants: {lowest.variant}, time / time of dense@onnxruntime:cpu is 0.420 "
+        "(0.412 to 0.428); noise not measured"
     )
 
 
@@ -123,7 +214,7 @@ def test_too_few_rounds_and_nothing_measured_are_said() -> None:
     )
     few = replace(pair, ratios=(undecided,))
     assert answer_lines(few) == (
-        "too few rounds to tell b from a in onnxruntime:cpu; noise not measured",
+        "too few rounds to tell b from a in onnxruntime:cpu (noise of this engine not measured)",
     )
     alone = replace(pair, ratios=(), variants=pair.variants[:1])
     assert answer_lines(alone) == ("nothing to compare: only a@onnxruntime:cpu ran",)
@@ -189,11 +280,14 @@ def test_the_baseline_and_its_twin_are_named_and_ratios_have_their_verdicts() ->
     verdicts = _column(run_folder(), "verdict")
     assert verdicts["dense@tensorrt:fp16"] == "baseline"
     assert verdicts["dense@tensorrt:fp16 again"] == "baseline again"
+    assert verdicts["dense@onnxruntime:cpu again"] == "again"
     assert verdicts["sparse@tensorrt:fp16"] == "faster"
     assert verdicts["dense@torch:compile"] == "undecided"
     over = _column(run_folder(), "time / baseline")
     assert over["dense@tensorrt:fp16"] is None
     assert over["sparse@tensorrt:fp16"] == "0.847"
+    assert over["dense@tensorrt:fp16 again"] == "1.001"
+    assert over["dense@onnxruntime:cpu again"] is None
     assert over["dense@onnxruntime:cpu"] == "14.2"
 
 
@@ -259,8 +353,10 @@ def test_noise_says_which_ratios_cannot_be_told_from_it() -> None:
     assert noise_lines(run_folder()) == (
         "noise 0.8 %: dense@tensorrt:fp16 opened and measured twice gives 1.001 (0.992 to 1.004); "
         "a ratio of 0.992 to 1.008 cannot be told from it",
+        "noise 2.1 %: dense@onnxruntime:cpu opened and measured twice gives 1.001 (0.979 to 1.004);"
+        " a ratio of 0.979 to 1.021 cannot be told from it",
     )
-    assert legend(run_folder()).endswith("cannot be told from the baseline measured twice")
+    assert legend(run_folder()).endswith("cannot be told from one variant measured twice")
     assert legend(files()).endswith('"no difference" has an interval with 1 in it')
 
 
@@ -289,6 +385,51 @@ def test_samples_that_were_not_taken_in_rounds_are_not_called_rounds() -> None:
     assert machine_lines(apart)[-1] == (
         "50 runs of each variant, one variant after the other: what drifted in between is in the "
         "ratios and not in their intervals"
+    )
+
+
+def test_the_legend_says_what_the_ratio_is_of() -> None:
+    comparison = files()
+    apart = replace(comparison, ratios=tuple(replace(r, paired=False) for r in comparison.ratios))
+    assert legend(comparison).startswith(
+        "time / baseline is the middle of the ratios within each round, which need not equal the "
+        "ratio of the medians: below 1 is faster"
+    )
+    assert legend(apart).startswith("time / baseline is the ratio of the medians: below 1 is")
+
+
+def test_what_trtexec_timed_has_the_machine_of_its_settings_and_passes_in_rotation() -> None:
+    comparison = by_trtexec()
+    assert machine_lines(comparison) == (
+        "measured elsewhere: trtexec of TensorRT 10.14.1 on NVIDIA H200",
+        "20 rounds, order rotated; one sample is the median of a pass",
+    )
+    runs = replace(comparison, ratios=(), options=replace(comparison.options, rounds=1))
+    assert machine_lines(runs)[1].startswith("20 runs of each variant, one variant after the other")
+    unknown = tuple(replace(v, settings=None) for v in files().variants)
+    assert machine_lines(replace(files(), variants=unknown))[0] == (
+        "measured elsewhere: machine not known"
+    )
+
+
+def test_the_99th_percentile_of_few_runs_is_explained_once() -> None:
+    said = "p99 of fewer than 100 runs is close to the slowest"
+    assert _shown(sweep()).count(said) == 1
+    assert times_grid(sweep(), 1).legend == said
+    assert times_grid(sweep(), 8).legend is None
+    many_runs = tuple(replace(v, samples_ms=v.samples_ms * 2) for v in files().variants)
+    assert times_grid(replace(files(), variants=many_runs), None).legend is None
+    assert times_grid(by_trtexec(), None).legend is None
+
+
+def test_without_shares_of_layers_there_is_no_column_of_them_but_a_reason() -> None:
+    (contrast,) = run_folder().layers
+    assert layer_grid(contrast).columns[-1].head == "share"
+    bare = replace(contrast, rows=tuple(replace(row, share=None) for row in contrast.rows))
+    made = layer_grid(bare)
+    assert [column.head for column in made.columns[-2:]] == ["ratio", "difference ms"]
+    assert made.legend == (
+        "no share: the sums differ by less than 2 %; profiling makes layers slower"
     )
 
 

@@ -115,6 +115,39 @@ def test_noise_that_is_missing_at_one_batch_fails() -> None:
     assert line == "noise > 0.5: the noise was not measured at every batch"
 
 
+def in_torch(ratio: float, *, twin: float | None) -> LatencyComparison:
+    """Two engines; ONNX Runtime without noise, torch with what its own twin differs by, if any."""
+    again = () if twin is None else (variant("dense@torch:eager again", around(5 * twin, part=0)),)
+    rows = [
+        *two(1.0, part=0).variants,
+        variant("dense@torch:eager", around(5, part=0)),
+        variant("sparse@torch:eager", around(5 * ratio, part=0)),
+    ]
+    return compared([*rows, *again])
+
+
+def test_a_ratio_within_an_engine_is_held_to_the_noise_of_that_engine() -> None:
+    assert check_fail_if(in_torch(1.1, twin=1.05), ["sparse/dense > 1.0"]) == (
+        "sparse/dense > 1.0: sparse@torch:eager / dense@torch:eager is 1.100 (1.100 to 1.100), "
+        "noise 5.0 %",
+    )
+    assert not fails(in_torch(1.1, twin=1.2), "sparse/dense > 1.0")
+    assert check_fail_if(in_torch(1.1, twin=None), ["sparse/dense > 1.0"]) == (
+        "sparse/dense > 1.0: sparse@torch:eager / dense@torch:eager is 1.100 (1.100 to 1.100), "
+        f"noise of {DENSE} 0.0 %",
+    )
+
+
+def test_the_gate_on_noise_looks_at_every_engine_in_which_weights_are_compared() -> None:
+    assert check_fail_if(in_torch(1.0, twin=1.2), ["noise > 0.05"]) == (
+        "noise > 0.05: the noise of dense@torch:eager is 20.0 %",
+    )
+    assert check_fail_if(in_torch(1.0, twin=None), ["noise > 0.05"]) == (
+        "noise > 0.05: the noise of torch:eager was not measured",
+    )
+    assert not fails(in_torch(1.0, twin=1.01), "noise > 0.05")
+
+
 def test_labels_stand_for_every_engine_and_batch_that_has_both() -> None:
     rows = [
         variant(f"{weights}@{engine}:b{batch}", around(ms), batch=batch)

@@ -86,6 +86,64 @@ def test_without_a_twin_the_interval_alone_decides() -> None:
     assert ratio.verdict is LatencyVerdict.SLOWER
 
 
+def test_every_twin_gives_the_noise_of_its_engine_the_baseline_s_first() -> None:
+    variants = [
+        variant(f"{name}:b{batch}", around(ms, part=0), batch=batch)
+        for batch in (1, 8)
+        for name, ms in (
+            ("dense@torch:eager again", 22.0),
+            ("dense@torch:eager", 20.0),
+            ("sparse@torch:eager", 21.0),
+            (DENSE, 10.0),
+            (f"{DENSE} again", 10.1),
+        )
+    ]
+    ratios, noise = ratios_and_noise(variants, DENSE, 0)
+    assert [(n.variant, n.again) for n in noise] == [
+        (f"{name}:b{batch}", f"{name} again:b{batch}")
+        for name in (DENSE, "dense@torch:eager")
+        for batch in (1, 8)
+    ]
+    assert [n.floor for n in noise] == pytest.approx([0.01, 0.01, 0.1, 0.1])
+    assert not any("again" in name for r in ratios for name in (r.variant, r.baseline))
+
+
+def test_a_ratio_is_held_to_the_larger_noise_of_its_two_engines() -> None:
+    """Torch's own twin differs by 15 %, the baseline's by 1 %."""
+    variants = [
+        variant(DENSE, around(10, part=0)),
+        variant(f"{DENSE} again", around(10.1, part=0)),
+        variant("sparse@onnxruntime:cpu", around(9, part=0)),
+        variant("dense@torch:eager", around(10, part=0)),
+        variant("sparse@torch:eager", around(9, part=0)),
+        variant("dense@torch:eager again", around(11.5, part=0)),
+        variant("dense@torch:compile", around(10, part=0)),
+        variant("sparse@torch:compile", around(9, part=0)),
+    ]
+    ratios, _ = ratios_and_noise(variants, DENSE, 0)
+    same, faster = LatencyVerdict.NO_DIFFERENCE, LatencyVerdict.FASTER
+    assert {(r.variant, r.baseline): r.verdict for r in ratios} == {
+        ("sparse@onnxruntime:cpu", DENSE): faster,
+        ("dense@torch:eager", DENSE): same,
+        ("sparse@torch:eager", DENSE): same,
+        ("dense@torch:compile", DENSE): same,
+        ("sparse@torch:compile", DENSE): faster,
+        ("sparse@torch:eager", "dense@torch:eager"): same,
+        ("sparse@torch:compile", "dense@torch:compile"): faster,
+    }
+
+
+def test_an_engine_without_a_twin_is_held_to_the_noise_of_the_baseline() -> None:
+    variants = [
+        variant(DENSE, around(10, part=0)),
+        variant(f"{DENSE} again", around(12, part=0)),
+        variant("dense@torch:eager", around(10, part=0)),
+        variant("sparse@torch:eager", around(9, part=0)),
+    ]
+    ratios, _ = ratios_and_noise(variants, DENSE, 0)
+    assert [r.verdict for r in ratios] == [LatencyVerdict.NO_DIFFERENCE] * 3
+
+
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [

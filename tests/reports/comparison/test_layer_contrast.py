@@ -83,9 +83,22 @@ def test_a_layer_without_partner_is_a_row_of_its_own() -> None:
     assert [row.difference_ms for row in found.rows] == [0.5, -0.25, 0.0]
 
 
-def test_equal_sums_have_no_shares() -> None:
-    found = rows_of({"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0})
+@pytest.mark.parametrize("ours_ms", [1.97, 2.0, 2.03])
+def test_sums_that_differ_by_less_than_two_per_cent_have_no_shares(ours_ms: float) -> None:
+    found = rows_of({"a": ours_ms - 0.5, "b": 0.5}, {"a": 1.0, "b": 1.0})
     assert [row.share for row in found.rows] == [None, None]
+
+
+@pytest.mark.parametrize("ours_ms", [1.95, 2.05])
+def test_sums_that_differ_by_more_have_shares(ours_ms: float) -> None:
+    whole = ours_ms - 2.0
+    found = rows_of({"a": ours_ms - 0.5, "b": 0.5}, {"a": 1.0, "b": 1.0})
+    shares = {row.layer: row.share for row in found.rows}
+    assert shares == pytest.approx({"a": (whole + 0.5) / whole, "b": -0.5 / whole})
+
+
+def test_profiles_of_no_time_have_no_shares() -> None:
+    assert [row.share for row in rows_of({"a": 0.0}, {"a": 0.0}).rows] == [None]
 
 
 def test_a_baseline_of_no_time_has_no_ratio() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twofour.latency_records import LatencyComparison, LatencyRatio, LatencyVerdict
-from twofour.reports.comparison.figures import span, speed_up
+from twofour.reports.comparison.figures import ratio_words, speed_up
 from twofour.reports.comparison.naming import without_batch
 from twofour.reports.comparison.parts import (
     batches,
@@ -14,9 +14,9 @@ from twofour.reports.comparison.parts import (
     same_engine,
     settings_of,
 )
+from twofour.reports.comparison.verdict_words import NOT_TOLD, noise_words, own_noise, why_not_told
 from twofour.reports.words import count, printable
 
-_TOLD = (LatencyVerdict.FASTER, LatencyVerdict.SLOWER)
 _Pair = tuple[str, str, str]
 """Weights of the variant, weights of the baseline, engine:mode of both."""
 
@@ -25,16 +25,17 @@ def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     """The answer, its first line the one that was asked for; what was not measured behind it.
 
     Sparse against dense (two weights in one engine that differ in nothing else) wherever both
-    ran: engines with a difference one by one, the others together. Then the fastest of all.
+    ran: engines with a difference one by one, the others together. Then the fastest of all. Each
+    says the noise of its engines; faster and slower are said only where that was measured.
     """
     pairs = _pairs(comparison)
     said = {(r.variant, r.baseline) for ratios in pairs.values() for r in ratios}
-    lines = [*_told(comparison, pairs), *_alike(pairs), *_fastest(comparison, said)]
-    if not lines:
-        lines = [_nothing(comparison)]
-    lines[0] += _noise(comparison)
+    lines = (*_told(comparison, pairs), *_alike(comparison, pairs), *_fastest(comparison, said))
     partial = comparison.partial
-    return (*lines, *(() if partial is None else (f"PARTIAL: {printable(partial)}",)))
+    return (
+        *(lines or (_nothing(comparison),)),
+        *(() if partial is None else (f"PARTIAL: {printable(partial)}",)),
+    )
 
 
 def _pairs(comparison: LatencyComparison) -> dict[_Pair, list[LatencyRatio]]:
@@ -49,63 +50,100 @@ def _pairs(comparison: LatencyComparison) -> dict[_Pair, list[LatencyRatio]]:
 
 
 def _told(comparison: LatencyComparison, pairs: dict[_Pair, list[LatencyRatio]]) -> tuple[str, ...]:
+    """Pairs with a difference at some batch, or with several reasons why there is none."""
     sweep = len(batches(comparison)) > 1
     return tuple(
-        printable(f"{pair[0]} {_verb(ratios, pair, sweep=sweep)}")
+        printable(
+            f"{_sentence(comparison, pair, ratios, sweep=sweep)}; {noise_words(comparison, ratios)}"
+        )
         for pair, ratios in pairs.items()
-        if any(r.verdict in _TOLD for r in ratios)
+        if _one_reason(comparison, ratios) is None
     )
 
 
-def _verb(ratios: Sequence[LatencyRatio], pair: _Pair, *, sweep: bool) -> str:
-    _, baseline, engine = pair
-    if not sweep:
-        return f"is {speed_up(ratios[0], f' than {baseline} in {engine}')}"
-    parts = (f"{_found(r)} at batch {r.batch}" for r in ratios)
-    return f"against {baseline} in {engine}: {', '.join(parts)}"
+def _sentence(
+    comparison: LatencyComparison, pair: _Pair, ratios: Sequence[LatencyRatio], *, sweep: bool
+) -> str:
+    variant, baseline, engine = pair
+    if sweep:
+        parts = (f"{_found(comparison, r)} at batch {r.batch}" for r in ratios)
+        return f"{variant} against {baseline} in {engine}: {', '.join(parts)}"
+    if own_noise(comparison, ratios[0]) is None:
+        return f"time of {variant} / {baseline} in {engine} is {ratio_words(ratios[0])}"
+    return f"{variant} is {speed_up(ratios[0], f' than {baseline} in {engine}')}"
 
 
-def _found(ratio: LatencyRatio) -> str:
-    return speed_up(ratio) if ratio.verdict in _TOLD else ratio.verdict.value
+def _found(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
+    why_not = why_not_told(comparison, ratio)
+    if why_not is not None:
+        return why_not
+    if own_noise(comparison, ratio) is None:
+        return f"time ratio {ratio_words(ratio)}"
+    return speed_up(ratio)
 
 
-def _alike(pairs: dict[_Pair, list[LatencyRatio]]) -> tuple[str, ...]:
-    """Engines in which no batch showed a difference, in one line for each verdict."""
+def _one_reason(comparison: LatencyComparison, ratios: Sequence[LatencyRatio]) -> str | None:
+    """Why no batch tells the two apart, where it is the same at all."""
+    reasons = {why_not_told(comparison, r) for r in ratios}
+    return reasons.pop() if len(reasons) == 1 else None
+
+
+def _alike(
+    comparison: LatencyComparison, pairs: dict[_Pair, list[LatencyRatio]]
+) -> tuple[str, ...]:
+    """Engines in which no batch showed a difference, in one line for each reason."""
     engines: dict[str, list[str]] = {}
     for (variant, baseline, engine), ratios in pairs.items():
-        verdicts = {r.verdict for r in ratios}
-        if LatencyVerdict.UNDECIDED in verdicts and verdicts.isdisjoint(_TOLD):
-            engines.setdefault(f"too few rounds to tell {variant} from {baseline}", []).append(
-                engine
-            )
-        elif verdicts.isdisjoint(_TOLD):
-            engines.setdefault(f"no difference between {variant} and {baseline}", []).append(engine)
+        reason = _one_reason(comparison, ratios)
+        if reason is not None:
+            said = NOT_TOLD[reason].format(variant, baseline)
+            engines.setdefault(said, []).append(f"{engine} ({noise_words(comparison, ratios)})")
     return tuple(printable(f"{said} in {', '.join(found)}") for said, found in engines.items())
 
 
 def _fastest(comparison: LatencyComparison, said: set[tuple[str, str]]) -> tuple[str, ...]:
-    """At each batch with several ratios over the baseline, the lowest, unless it is `said`."""
+    """At each batch with several ratios over the baseline, the best, unless it was `said`."""
     sweep = len(batches(comparison)) > 1
     lines = []
     for batch in batches(comparison):
         ratios = over_baseline(comparison, batch)
-        best = min(ratios, key=lambda r: r.ratio, default=None)
+        faster = [r for r in ratios if r.verdict is LatencyVerdict.FASTER]
+        best = min(faster or ratios, key=lambda r: r.ratio, default=None)
         if best is None or len(ratios) == 1 or (best.variant, best.baseline) in said:
             continue
-        all_of_them = count(len(ratios) + 1, "variant") + (f" at batch {batch}" if sweep else "")
-        if best.verdict is LatencyVerdict.FASTER:
-            name = without_batch(best.variant)
-            found = f"{name}, {speed_up(best, f' than {comparison.baseline}')}"
-            lines.append(printable(f"fastest of {all_of_them}: {found}"))
+        at = f" at batch {batch}" if sweep else ""
+        if faster:
+            words = _best(comparison, best, f"{count(len(ratios) + 1, 'variant')}{at}")
         else:
-            lines.append(printable(f"none of {all_of_them} is faster than {comparison.baseline}"))
+            words = _none(comparison, ratios, at)
+        shown = (best,) if faster else ratios
+        lines.append(printable(f"{words}; {noise_words(comparison, shown)}"))
     return tuple(lines)
+
+
+def _best(comparison: LatencyComparison, best: LatencyRatio, all_of_them: str) -> str:
+    name = without_batch(best.variant)
+    if own_noise(comparison, best) is None:
+        over = f"time / time of {comparison.baseline} is {ratio_words(best)}"
+        return f"lowest of {all_of_them}: {name}, {over}"
+    return f"fastest of {all_of_them}: {name}, {speed_up(best, f' than {comparison.baseline}')}"
+
+
+def _none(comparison: LatencyComparison, ratios: Sequence[LatencyRatio], at: str) -> str:
+    others = count(len(ratios), "variant") + at
+    if any(r.verdict is LatencyVerdict.UNDECIDED for r in ratios):
+        return (
+            f"too few rounds to tell whether any of {others} is faster than {comparison.baseline}"
+        )
+    return f"none of {others} was seen to be faster than {comparison.baseline}"
 
 
 def _nothing(comparison: LatencyComparison) -> str:
     """What is said where there is neither a pair of weights nor a choice of variants."""
-    if comparison.ratios:
-        return "; ".join(_single(comparison, ratio) for ratio in comparison.ratios)
+    ratios = comparison.ratios
+    if ratios:
+        found = "; ".join(_single(comparison, ratio) for ratio in ratios)
+        return f"{found}; {noise_words(comparison, ratios)}"
     twins = {n.again for n in comparison.noise}
     ran = [v.name for v in comparison.variants if v.samples_ms and v.name not in twins]
     if not ran:
@@ -115,15 +153,11 @@ def _nothing(comparison: LatencyComparison) -> str:
 
 def _single(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
     """Two variants that differ in more than sparsity, or in nothing that is known."""
-    name = without_batch(ratio.variant)
+    name, base = without_batch(ratio.variant), without_batch(ratio.baseline)
     at = "" if ratio.batch is None or len(comparison.ratios) == 1 else f" at batch {ratio.batch}"
-    if ratio.verdict in _TOLD:
-        return printable(f"{name} is {speed_up(ratio, f' than {comparison.baseline}')}{at}")
-    return printable(f"{ratio.verdict.value}: {name} and {comparison.baseline}{at}")
-
-
-def _noise(comparison: LatencyComparison) -> str:
-    if not comparison.ratios:
-        return ""
-    floors = [n.floor for n in comparison.noise]
-    return f"; noise {span(floors)}" if floors else "; noise not measured"
+    why_not = why_not_told(comparison, ratio)
+    if why_not is not None:
+        return printable(f"{why_not}: {name} and {base}{at}")
+    if own_noise(comparison, ratio) is None:
+        return printable(f"time of {name} / {base} is {ratio_words(ratio)}{at}")
+    return printable(f"{name} is {speed_up(ratio, f' than {base}')}{at}")

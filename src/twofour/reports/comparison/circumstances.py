@@ -10,11 +10,12 @@ from twofour.latency_records import (
     LatencyComparison,
     Machine,
     NoiseFloor,
+    VariantSettings,
 )
 from twofour.records import Gpu
 from twofour.reports.comparison.figures import per_cent, ratio_word, ratio_words
 from twofour.reports.comparison.naming import without_batch
-from twofour.reports.comparison.parts import pair_name
+from twofour.reports.comparison.parts import TRTEXEC, pair_name
 from twofour.reports.words import count, printable
 
 _SPARSITY = frozenset({"weights", "model", "sparse_kernels"})
@@ -27,17 +28,21 @@ _CHANGED = 0.05
 
 
 def legend(comparison: LatencyComparison) -> str:
-    """Which way a ratio reads, and what "no difference" rests on."""
-    within = "cannot be told from the baseline measured twice"
+    """Which way a ratio reads, what it is the middle of, and what "no difference" rests on."""
+    within = "cannot be told from one variant measured twice"
     rests_on = within if comparison.noise else "has an interval with 1 in it"
+    paired = all(ratio.paired for ratio in comparison.ratios)
+    middle = (
+        "the middle of the ratios within each round, which need not equal the ratio of the medians"
+    )
     return (
-        "time / baseline below 1 is faster; behind it its 95 % interval; "
-        f'"no difference" {rests_on}'
+        f"time / baseline is {middle if paired else 'the ratio of the medians'}: below 1 is "
+        f'faster; behind it its 95 % interval; "no difference" {rests_on}'
     )
 
 
 def noise_lines(comparison: LatencyComparison) -> tuple[str, ...]:
-    """How much the same baseline measured twice differs, for each batch."""
+    """How much a variant measured twice differs: the baseline, then those of other engines."""
     return tuple(printable(_noise_line(noise)) for noise in comparison.noise)
 
 
@@ -45,7 +50,7 @@ def machine_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     """Processor, GPU, system and versions; clocks and load; rounds, warm-up, threads, seed."""
     machine = comparison.machine
     if machine is None:
-        return ("machine not known: measured elsewhere", _measured_line(comparison))
+        return (printable(_elsewhere(comparison)), _measured_line(comparison))
     parts = (_processor(machine), _gpu(machine.gpu), machine.platform)
     versions = f"Python {machine.python_version}"
     return (
@@ -85,6 +90,18 @@ def _noise_line(noise: NoiseFloor) -> str:
         f"noise {per_cent(noise.floor)}{at}: {name} opened and measured twice gives "
         f"{ratio_words(noise)}; a ratio of {low} to {high} cannot be told from it"
     )
+
+
+def _elsewhere(comparison: LatencyComparison) -> str:
+    """What the settings tell of a machine that was not looked at."""
+    settings = [v.settings for v in comparison.variants if v.settings is not None]
+    known = dict.fromkeys(f"{_engine_version(s)} on {s.device}" for s in settings)
+    return f"measured elsewhere: {', '.join(known) or 'machine not known'}"
+
+
+def _engine_version(settings: VariantSettings) -> str:
+    name = "trtexec of TensorRT" if settings.engine == TRTEXEC else settings.engine
+    return f"{name} {settings.version or '(version not known)'}"
 
 
 def _processor(machine: Machine) -> str:
@@ -142,11 +159,16 @@ def _moved(what: str, start: float | None, end: float | None, unit: str) -> str:
 def _measured_line(comparison: LatencyComparison) -> str:
     options = comparison.options
     most = max((len(v.samples_ms) for v in comparison.variants), default=0)
-    if not all(ratio.paired for ratio in comparison.ratios):
+    by_trtexec = any(v.settings and v.settings.engine == TRTEXEC for v in comparison.variants)
+    # without a ratio, only the number of samples tells passes from single runs
+    apart = not all(r.paired for r in comparison.ratios) or (by_trtexec and most > options.rounds)
+    if apart:
         return (
             f"{count(most, 'run')} of each variant, one variant after the other: what drifted in "
             "between is in the ratios and not in their intervals"
         )
+    if by_trtexec:
+        return f"{count(most, 'round')}, order rotated; one sample is the median of a pass"
     threads = "" if options.threads is None else f", {count(options.threads, 'thread')}"
     return (
         f"{count(most, 'round')} in random order after {count(options.warmup, 'untimed run')} "

@@ -10,9 +10,10 @@ from twofour.reports.comparison.figures import (
     mebibytes,
     ratio_word,
 )
-from twofour.reports.comparison.naming import without_batch
+from twofour.reports.comparison.naming import parse_variant_name, without_batch
 from twofour.reports.comparison.output_columns import metric_columns, output_columns
 from twofour.reports.comparison.parts import (
+    TRTEXEC,
     batches,
     failed,
     is_baseline,
@@ -25,7 +26,9 @@ from twofour.reports.comparison.parts import (
 from twofour.reports.comparison.settings_grid import settings_grid
 from twofour.reports.words import count, printable
 
-BASELINE, TWIN = "baseline", "baseline again"
+BASELINE, TWIN, OTHER_TWIN = "baseline", "baseline again", "again"
+_FEWEST_FOR_P99 = 100
+"""Runs from which the 99th percentile by nearest rank is not the slowest of all."""
 
 
 def all_grids(comparison: LatencyComparison) -> tuple[Grid, ...]:
@@ -63,7 +66,10 @@ def times_grid(comparison: LatencyComparison, batch: int | None) -> Grid:
         found = ratios.get(row.name)
         if isinstance(found, LatencyRatio):
             return found.verdict.value
-        return TWIN if found is not None else BASELINE if is_baseline(comparison, row) else None
+        if found is not None:
+            return TWIN
+        twin = OTHER_TWIN if parse_variant_name(row.name).again else None
+        return BASELINE if is_baseline(comparison, row) else twin
 
     def over(row: ComparedVariant) -> str | None:
         found = ratios.get(row.name)
@@ -85,6 +91,7 @@ def times_grid(comparison: LatencyComparison, batch: int | None) -> Grid:
             column("95 % interval", Kind.FIGURE, rows, interval),
             column("verdict", Kind.VERDICT, rows, verdict),
         ),
+        legend=_p99_legend(comparison, batch),
     )
 
 
@@ -164,6 +171,17 @@ def failures_grid(comparison: LatencyComparison) -> Grid:
 
 def _names(rows: tuple[ComparedVariant, ...]) -> Column:
     return column("variant", Kind.NAME, rows, lambda v: printable(without_batch(v.name)))
+
+
+def _p99_legend(comparison: LatencyComparison, batch: int | None) -> str | None:
+    """Under the first table of times only; percentiles of trtexec are of all runs of all passes."""
+    few = any(
+        v.p99_ms is not None and len(v.samples_ms) < _FEWEST_FOR_P99
+        for v in comparison.variants
+        if v.settings is None or v.settings.engine != TRTEXEC
+    )
+    first = batches(comparison)[:1] == (batch,)
+    return "p99 of fewer than 100 runs is close to the slowest" if few and first else None
 
 
 def _per_second(batch: int | None) -> str:

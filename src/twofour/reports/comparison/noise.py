@@ -29,9 +29,7 @@ def own_floor(
     return max(floors, default=None)
 
 
-def floor_at(
-    noise: Sequence[NoiseFloor], baseline: str, batch: int | None
-) -> float | None:
+def floor_at(noise: Sequence[NoiseFloor], baseline: str, batch: int | None) -> float | None:
     """The floor of the comparison's baseline, which is held against where nothing better is known.
 
     `baseline` is a name without a batch; None where it ran only once.
@@ -41,17 +39,9 @@ def floor_at(
 
 
 def _noise_floors(variants: Sequence[ComparedVariant], seed: int) -> Iterator[NoiseFloor]:
-    names = {v.name: parse_variant_name(v.name) for v in variants}
-    bases = {
-        (name.weights, name.engine_mode, v.batch): v
-        for v in variants
-        if v.samples_ms and not (name := names[v.name]).again
-    }
-    for twin in variants:
-        name = names[twin.name]
-        base = bases.get((name.weights, name.engine_mode, twin.batch)) if name.again else None
-        found = base and paired_ratio(twin.samples_ms, base.samples_ms, seed=seed)
-        if base is not None and found is not None:
+    for twin, base in _twins(variants):
+        found = paired_ratio(twin.samples_ms, base.samples_ms, seed=seed)
+        if found is not None:
             yield NoiseFloor(
                 variant=base.name,
                 again=twin.name,
@@ -61,6 +51,18 @@ def _noise_floors(variants: Sequence[ComparedVariant], seed: int) -> Iterator[No
                 floor=_floor(found),
                 batch=twin.batch,
             )
+
+
+def _twins(
+    variants: Sequence[ComparedVariant],
+) -> Iterator[tuple[ComparedVariant, ComparedVariant]]:
+    """Every twin with what it is the twin of, at its batch."""
+    named = [(parse_variant_name(v.name), v) for v in variants if v.samples_ms]
+    bases = {(n.weights, n.engine_mode, v.batch): v for n, v in named if not n.again}
+    for name, variant in named:
+        base = bases.get((name.weights, name.engine_mode, variant.batch))
+        if name.again and base is not None:
+            yield variant, base
 
 
 def _floor(found: RatioEstimate) -> float:

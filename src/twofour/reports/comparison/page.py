@@ -161,7 +161,8 @@ def _shaded(comparison: LatencyComparison) -> str:
 
 
 def _waterfall_figure(contrast: LayerContrast) -> tuple[Figure | None]:
-    words = share_words(contrast)
+    shares = any(row.share is not None for row in contrast.rows)
+    words = "per cent: of the difference between both sums" if shares else share_words(contrast)
     note = f"{words[0].upper()}{words[1:]}."
     return (_figure("From the baseline's layers to the variant's", waterfall(contrast), note),)
 

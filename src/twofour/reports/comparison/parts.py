@@ -14,6 +14,9 @@ from twofour.latency_records import (
 from twofour.reports.comparison.naming import without_batch
 from twofour.reports.words import printable
 
+TRTEXEC = "trtexec"
+"""VariantSettings.engine of what was timed elsewhere: a sample is the median of a pass."""
+
 
 def batches(comparison: LatencyComparison) -> tuple[int | None, ...]:
     """Batches at which anything was measured, in the order of the variants."""
