@@ -93,8 +93,9 @@ def compare(
     """Time a model's variants in interleaved rounds, and say what is faster and what is noise.
 
     Every variant runs once a round, in random order, in a process of its own; one of each engine
-    runs twice, and how far these two may differ is the noise. A ratio is time over the baseline's time, with
-    a 95 % bootstrap interval. Gates that are met end in exit 4. Ctrl-C keeps the rounds so far.
+    runs twice, and how far these two may differ is the noise. A ratio is time over the baseline's
+    time, with a 95 % bootstrap interval. Gates that are met end in exit 4. Ctrl-C keeps the rounds
+    so far.
 
     Example: twofour compare runs/resnet --engines onnxruntime:cpu,torch:compile --batch 1,8
     """
