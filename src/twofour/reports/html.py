@@ -17,6 +17,7 @@ from twofour.latency_records import LatencyComparison
 from twofour.records import Accuracy, BuildResult, EligibilityReport, Verdict
 from twofour.reports import cells, plots
 from twofour.reports.comparison.page import STYLE, latency_section
+from twofour.reports.confusion import confusion_table
 from twofour.reports.eligibility import count_weights
 from twofour.reports.fates import Fate, fate_of
 from twofour.reports.latency_text import latency_table
@@ -101,6 +102,7 @@ def _of_report(report: EligibilityReport) -> dict[str, object]:
         "fates": Counter(map(fate_of, verdicts)),
         "codes": sorted(Counter(code for v in verdicts for code in _codes(v)).items()),
         "unmatched": tuple(map(cells.name_cell, report.unmatched_engine_layers)),
+        "confusion": confusion_table(report),
         "data": _script_data(verdicts),
     }
 

@@ -14,6 +14,7 @@ from twofour.reports.cells import (
     tactic_times,
     timed,
 )
+from twofour.reports.confusion import confusion_table
 from twofour.reports.markdown_parts import code, plain, table
 from twofour.reports.rows import Row, collapse
 from twofour.reports.summary import advice_lines, title_line, totals
@@ -37,6 +38,7 @@ def to_markdown(report: EligibilityReport) -> str:
         "## Layers",
         _layers(report.verdicts),
         *_sources(report.verdicts),
+        *_confusion(report),
         *_unmatched(report.unmatched_engine_layers),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -98,6 +100,21 @@ def _sources(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         return ()
     lines = (f"- `{code}`: {plain(source)}" for code, source in sorted(pairs))
     return ("## What the reasons rest on", "\n".join(lines))
+
+
+def _confusion(report: EligibilityReport) -> tuple[str, ...]:
+    made = confusion_table(report)
+    if made is None:
+        return ()
+    counts = ((row[0], *map(str, row[1])) for row in made.rows)
+    parts = (
+        "## Prediction against evidence",
+        table(("predicted", *(f"measured {name}" for name in made.measured)), counts),
+    )
+    if not made.disagreements:
+        return parts
+    rows = ((code(d[0]), d[1], d[2], plain(d[3])) for d in made.disagreements)
+    return (*parts, table(("layer", "predicted", "measured", "what was found"), rows))
 
 
 def _unmatched(names: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,64 @@
+"""Prediction against evidence, in the page and in Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from render_cases import every_fate
+
+from twofour.records import (
+    ConfusionCell,
+    Disagreement,
+    EligibilityReport,
+    EligibilityTotals,
+    VerdictName,
+)
+from twofour.reports.confusion import confusion_table
+from twofour.reports.html import to_html
+from twofour.reports.markdown import to_markdown
+
+ELIGIBLE, NOT, CHOSEN = VerdictName.ELIGIBLE, VerdictName.NOT_ELIGIBLE, VerdictName.CHOSEN
+
+
+def measured() -> EligibilityReport:
+    cells = (
+        ConfusionCell(predicted=ELIGIBLE, measured=CHOSEN, layers=7),
+        ConfusionCell(predicted=ELIGIBLE, measured=NOT, layers=1),
+        ConfusionCell(predicted=NOT, measured=NOT, layers=1200),
+    )
+    odd = Disagreement(
+        layer="<b>head|</b>", predicted=ELIGIBLE, measured=NOT, message="line 3 leaves it out"
+    )
+    totals = EligibilityTotals(confusion=cells, disagreements=(odd,), shares=())
+    return replace(every_fate(), totals=totals)
+
+
+def test_every_pair_has_its_count_and_pairs_that_never_were_have_nought() -> None:
+    made = confusion_table(measured())
+    assert made is not None
+    assert made.measured == ("chosen", "not-eligible")
+    assert made.rows == (("eligible", (7, 1)), ("not-eligible", (0, 1200)))
+    assert made.disagreements == (
+        ("<b>head|</b>", "eligible", "not-eligible", "line 3 leaves it out"),
+    )
+
+
+def test_without_evidence_there_is_no_table() -> None:
+    nothing = replace(every_fate(), totals=None)
+    assert confusion_table(nothing) is None
+    assert "Prediction against evidence" not in to_html(nothing)
+    assert "Prediction against evidence" not in to_markdown(nothing)
+
+
+def test_the_page_shows_counts_and_each_disagreement_and_escapes_names() -> None:
+    page = to_html(measured())
+    assert "<td>1,200</td>" in page
+    assert "<code>&lt;b&gt;head|&lt;/b&gt;</code>" in page
+    assert "<b>head" not in page
+
+
+def test_markdown_shows_both_tables() -> None:
+    text = to_markdown(measured())
+    assert "| predicted | measured chosen | measured not-eligible |" in text
+    assert "| not-eligible | 0 | 1200 |" in text
+    assert "| eligible | not-eligible | line 3 leaves it out |" in text
