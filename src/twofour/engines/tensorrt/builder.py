@@ -12,7 +12,7 @@ from typing import IO, Any
 from twofour.engines.protocol import BuildRequest, ProgressCallback, Untyped
 from twofour.engines.shapes import profiles_for
 from twofour.engines.tensorrt.failures import build_failed, failures_named
-from twofour.engines.tensorrt.logger import BuildLog, trt_logger
+from twofour.engines.tensorrt.logger import MessageLog, trt_logger
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.engines.tensorrt.progress import progress_monitor
 from twofour.errors import BuildFailedError
@@ -24,7 +24,7 @@ _ERRORS_SHOWN = 3
 
 
 def build_plan(
-    trt: ModuleType, request: BuildRequest, report: ProgressCallback, log: BuildLog
+    trt: ModuleType, request: BuildRequest, report: ProgressCallback, log: MessageLog
 ) -> tuple[ShapeProfile, ...]:
     """Build `<variant>.plan`, written whole or not at all; gives the optimization profiles it has.
 
@@ -53,7 +53,7 @@ def build_plan(
     return profiles
 
 
-def create_network(trt: ModuleType, log: BuildLog) -> tuple[Any, Any]:
+def create_network(trt: ModuleType, log: MessageLog) -> tuple[Any, Any]:
     """A builder and an empty network, strongly typed where TensorRT knows that (10 and 11)."""
     from polygraphy.backend.trt import CreateNetwork
 
@@ -68,7 +68,7 @@ def is_strongly_typed(trt: ModuleType) -> bool:
     return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
 
-def parse(trt: ModuleType, network: Untyped, onnx: Path, log: BuildLog) -> Untyped:
+def parse(trt: ModuleType, network: Untyped, onnx: Path, log: MessageLog) -> Untyped:
     """Fill the network from the ONNX file (external data beside it); gives the parser to keep."""
     parser = trt.OnnxParser(network, trt_logger(trt))
     if parser.parse_from_file(str(onnx)) and not parser.num_errors:

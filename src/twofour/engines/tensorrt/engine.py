@@ -15,7 +15,7 @@ from twofour.engines.latency import no_latency
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.engines.shapes import opt_shapes
 from twofour.engines.tensorrt.builder import build_plan
-from twofour.engines.tensorrt.logger import BuildLog, build_log
+from twofour.engines.tensorrt.logger import MessageLog, build_log
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BuildFailedError, MissingToolError
@@ -80,7 +80,9 @@ class TensorRtEngine:
         return importlib.import_module("tensorrt")
 
 
-def _time(trt: ModuleType, request: BuildRequest, inputs: Arrays, log: BuildLog) -> VariantLatency:
+def _time(
+    trt: ModuleType, request: BuildRequest, inputs: Arrays, log: MessageLog
+) -> VariantLatency:
     """Latency, layers.json and profile.json; a plan that loads and cannot run keeps its files."""
     loaded = LoadedPlan(trt, request.file(".plan"), log)
     try:

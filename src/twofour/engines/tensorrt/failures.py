@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from twofour.engines.tensorrt.logger import BuildLog
+from twofour.engines.tensorrt.logger import MessageLog
 from twofour.errors import BuildFailedError
 
 # How pybind11 words a factory that returned null, as trt.Builder and trt.Runtime do without a GPU
 NULL_FACTORY = "factory function returned nullptr"
 
 
-def build_failed(what: str, log: BuildLog, otherwise: str) -> BuildFailedError:
+def build_failed(what: str, log: MessageLog, otherwise: str) -> BuildFailedError:
     """The error to raise: what was tried, and why TensorRT says it failed."""
     return BuildFailedError(f"{what}: {log.why(otherwise)}")
 
 
 @contextlib.contextmanager
-def failures_named(what: str, log: BuildLog) -> Iterator[None]:
+def failures_named(what: str, log: MessageLog) -> Iterator[None]:
     """Raise BuildFailedError for what Polygraphy, the bindings and the CUDA library raise."""
     from polygraphy.exception import PolygraphyException
 

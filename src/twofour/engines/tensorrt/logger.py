@@ -20,7 +20,7 @@ _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "V
 _ERRORS_SHOWN = 3
 
 
-class BuildLog:
+class MessageLog:
     """Where the messages of one build go, as `[MM/DD/YYYY-HH:MM:SS] [TRT] [V] message`."""
 
     def __init__(self, file: TextIO | None) -> None:
@@ -62,7 +62,7 @@ class BuildLog:
 @contextlib.contextmanager
 def build_log(
     trt: ModuleType, path: Path | None, headlines: tuple[str, ...] = ()
-) -> Iterator[BuildLog]:
+) -> Iterator[MessageLog]:
     """Send everything TensorRT says to `path`, and keep Polygraphy quiet meanwhile.
 
     Raises BadInputError where the file cannot be written, and KeyboardInterrupt at the end when
@@ -70,7 +70,7 @@ def build_log(
     """
     with contextlib.ExitStack() as stack:
         file = None if path is None else stack.enter_context(_open(path))
-        log = BuildLog(file)
+        log = MessageLog(file)
         log.headline(f"twofour {__version__} with TensorRT {trt.__version__}")
         for text in headlines:
             log.headline(text)
@@ -105,7 +105,7 @@ def _cannot_write(path: Path | None, error: OSError) -> BadInputError:
 
 
 @contextlib.contextmanager
-def _receiving(trt: ModuleType, log: BuildLog) -> Iterator[None]:
+def _receiving(trt: ModuleType, log: MessageLog) -> Iterator[None]:
     from polygraphy.backend.trt import util as polygraphy_trt
     from polygraphy.logger import G_LOGGER
 
@@ -131,7 +131,7 @@ def trt_logger(trt: ModuleType) -> Untyped:
     class Forwarder(trt.ILogger):  # type: ignore[misc, name-defined]  # bindings have no types
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self.log_to: BuildLog | None = None
+            self.log_to: MessageLog | None = None
 
         def log(self, severity: Untyped, message: str) -> None:
             sink = self.log_to

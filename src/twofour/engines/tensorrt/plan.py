@@ -18,7 +18,7 @@ from twofour.engines.latency import latency_of, time_runs
 from twofour.engines.protocol import Arrays, Untyped
 from twofour.engines.tensorrt.cudart import load_cuda_runtime
 from twofour.engines.tensorrt.failures import build_failed, failures_named
-from twofour.engines.tensorrt.logger import BuildLog
+from twofour.engines.tensorrt.logger import MessageLog
 from twofour.errors import BadInputError
 from twofour.records import BuildOptions, LayerTime, TensorShape, VariantLatency
 
@@ -32,7 +32,7 @@ class LoadedPlan:
     or no context can be created.
     """
 
-    def __init__(self, trt: ModuleType, plan: Path, log: BuildLog) -> None:
+    def __init__(self, trt: ModuleType, plan: Path, log: MessageLog) -> None:
         from polygraphy.backend.trt import EngineFromBytes, TrtRunner
 
         self._trt = trt

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 from twofour.engines.protocol import ProgressCallback, Untyped
-from twofour.engines.tensorrt.logger import BuildLog
+from twofour.engines.tensorrt.logger import MessageLog
 
 TOTAL = 1000
 """Progress of a build is told in thousandths."""
@@ -74,7 +74,7 @@ class PhaseTree:
         return min(1.0, (phase.done + min(inner, 1.0)) / phase.steps)
 
 
-def progress_monitor(trt: ModuleType, report: ProgressCallback, log: BuildLog) -> Untyped | None:
+def progress_monitor(trt: ModuleType, report: ProgressCallback, log: MessageLog) -> Untyped | None:
     """A trt.IProgressMonitor that reports; None where TensorRT has none (before 10.0).
 
     The caller keeps the reference for the whole build. An exception of `report` does not cancel the

@@ -16,10 +16,9 @@ from twofour.records import Gpu
 from twofour.reports.comparison.figures import per_cent, ratio_word, ratio_words
 from twofour.reports.comparison.naming import without_batch
 from twofour.reports.comparison.parts import TRTEXEC, pair_name
+from twofour.reports.comparison.setting_differences import SPARSITY
 from twofour.reports.words import count, printable
 
-_SPARSITY = frozenset({"weights", "model", "sparse_kernels"})
-"""Settings in which two variants may differ and still differ in sparsity only."""
 _GIB = 1 << 30
 _BUSY = 0.5
 """Part of the cores that others may keep busy before a comparison on them is not to be trusted."""
@@ -183,6 +182,6 @@ def _difference_words(differences: Sequence[Difference]) -> Iterator[str]:
     if any(d.setting == "mode" for d in differences):
         yield "mode"
     for one in differences:
-        if one.setting not in _SPARSITY | {"mode"}:
+        if one.setting not in SPARSITY | {"mode"}:
             setting = one.setting.replace("_", " ")
             yield f"{setting} {one.variant} instead of {one.baseline}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from twofour.records import GraphNode
 from twofour.reports.join.name_parts import KnownNames, split_name
+from twofour.reports.join.node_index import MYELIN_SUFFIX, mangle
 from twofour.reports.join.resolve import COPY, index_nodes, resolve
 
 PartsOf: TypeAlias = Callable[[Sequence[str]], Mapping[str, frozenset[str]]]
@@ -15,8 +15,6 @@ PartsOf: TypeAlias = Callable[[Sequence[str]], Mapping[str, frozenset[str]]]
 
 _NO_NAMES = KnownNames.of(())
 _GENERATED = "__my"
-_MYELIN_SUFFIX = re.compile(r"_myl\d+_\d+$")
-_ODD_CHARACTER = re.compile(r"\W")
 
 
 def parts_by_name(names: Sequence[str]) -> Mapping[str, frozenset[str]]:
@@ -48,12 +46,8 @@ def _parts(name: str) -> Iterator[str]:
         return
     for part in split_name(name, _NO_NAMES):
         if part.is_region:
-            yield from map(_mangled, (*(part.first or ()), *part.last))
-        elif _MYELIN_SUFFIX.search(part.text):
-            yield from map(_mangled, _MYELIN_SUFFIX.sub("", part.text).split("+"))
+            yield from map(mangle, (*(part.first or ()), *part.last))
+        elif MYELIN_SUFFIX.search(part.text):
+            yield from map(mangle, MYELIN_SUFFIX.sub("", part.text).split("+"))
         else:
-            yield _mangled(part.text)
-
-
-def _mangled(name: str) -> str:
-    return _ODD_CHARACTER.sub("_", name)
+            yield mangle(part.text)

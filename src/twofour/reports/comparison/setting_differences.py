@@ -7,7 +7,8 @@ from dataclasses import fields
 
 from twofour.latency_records import Difference, VariantSettings
 
-_SPARSITY = frozenset({"weights", "model", "sparse_kernels"})
+SPARSITY = frozenset({"weights", "model", "sparse_kernels"})
+"""Settings in which two variants may differ and still differ in sparsity only."""
 _UNKNOWN = {
     "version": "unknown",
     "sparse_kernels": "no such kernels",
@@ -37,7 +38,7 @@ def differ_in_sparsity_only(
     kernels = {variant.sparse_kernels, baseline.sparse_kernels}
     same_mode = {"mode"} if kernels == {True, False} else set()
     found = {d.setting for d in _differences(variant, baseline)}
-    return found <= _SPARSITY | same_mode
+    return found <= SPARSITY | same_mode
 
 
 def _differences(variant: VariantSettings, baseline: VariantSettings) -> Iterator[Difference]:

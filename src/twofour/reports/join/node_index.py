@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from twofour.records import GraphNode
 from twofour.reports.join.name_parts import KnownNames
 
-_MYELIN_SUFFIX = re.compile(r"_myl\d+_\d+$")
+MYELIN_SUFFIX = re.compile(r"_myl\d+_\d+$")
 _CLONE_SUFFIX = re.compile(r"_clone(?:_\d+)?$")
 _COPY_SUFFIX = re.compile(r"_\d+$")
 _ODD_CHARACTER = re.compile(r"\W")
@@ -61,7 +61,7 @@ class NodeIndex:
                 self._first_use.setdefault(constant, index)
             if node.op == "Constant":
                 self._first_use.update(dict.fromkeys(node.outputs, index))
-        self._mangled = _unique((_mangle(name), at[0]) for name, at in self._exact.items())
+        self._mangled = _unique((mangle(name), at[0]) for name, at in self._exact.items())
         self._numbered = {_COPY_SUFFIX.sub("", n) for n in self._exact if _COPY_SUFFIX.search(n)}
         self._modules = dict(modules or {})
         self._unnamed: dict[str, int] = {}
@@ -118,7 +118,7 @@ class NodeIndex:
 
         What lies in a subgraph has the way there in front: `$$myelin$$(...)^$$myelin$$then^conv`.
         """
-        base = _MYELIN_SUFFIX.sub("", name)
+        base = MYELIN_SUFFIX.sub("", name)
         if base == name:
             return None
         way, _, last = base.rpartition(_IN_SUBGRAPH)
@@ -140,7 +140,7 @@ class NodeIndex:
         found = self._by_name(name)
         if found is not None:
             return found.nodes
-        mangled = self._mangled.get(_mangle(name))
+        mangled = self._mangled.get(mangle(name))
         return () if mangled is None else (mangled,)
 
     def _by_torch_name(self, name: str) -> Found | None:
@@ -209,7 +209,8 @@ def _spellings(node: GraphNode) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _mangle(name: str) -> str:
+def mangle(name: str) -> str:
+    """The name as Myelin writes it: everything but letters and digits is "_"."""
     return _ODD_CHARACTER.sub("_", name)
 
 
