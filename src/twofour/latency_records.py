@@ -43,6 +43,8 @@ class CompareOptions:
     """TensorRT optimization profiles as text, `input=min:opt:max`."""
     metric: str | None = None
     """file.py:callable, called with a predict function for each variant."""
+    fail_if: tuple[str, ...] = ()
+    """Gates, such as "sparse/dense > 1.0"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +190,8 @@ class LayerContrastRow:
     difference_ms: float
     """variant_ms - baseline_ms, a missing layer counted as 0."""
     share: float | None
-    """Of the difference between the sums of all layers; None where the sums differ by less than 2 %
-    of the baseline's, which is noise."""
+    """Of the difference between the sums of all layers; None where that is noise: the variants do
+    not differ end to end, or the sums by less than 2 % of the baseline's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,6 +196,7 @@ def test_the_gate_ends_in_4_where_it_is_met_and_in_0_where_not(run: Path) -> Non
     ("arguments", "ends", "said"),
     [
         (["--fail-if", "sparse is fast"], 2, "--fail-if"),
+        (["--fail-if", "spares/dense > 1"], 2, "names no two variants"),
         (["--engines", "tensorrrt"], 2, "there is no engine 'tensorrrt'"),
         (["--engines", "torch:slow"], 2, "torch has no mode 'slow'"),
         (["--batch", "1,x"], 2, "is not a list of numbers"),
@@ -298,3 +299,25 @@ def test_made_up_inputs_and_far_outputs_are_noted(run: Path, tmp_path: Path) -> 
     same = save(gemm(-weights(8, 16, seed=1), trans_b=1), tmp_path / "b.onnx")
     found = record(other, same, *arguments)
     assert any("the outputs of b@onnxruntime:cpu are far from" in note for note in found["notes"])
+
+
+def test_a_fixed_batch_in_any_file_decides_the_inputs_that_are_made_up(tmp_path: Path) -> None:
+    free = onnx.load(save(gemm(weights(8, 16), trans_b=1), tmp_path / "fixed.onnx"))
+    batch = free.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    free.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    free.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(free, tmp_path / "free.onnx")
+    arguments = ("--engines", "onnxruntime:cpu", "--rounds", "1", "--out", tmp_path / "o")
+    found = record(tmp_path / "free.onnx", tmp_path / "fixed.onnx", *arguments)
+    assert [v["error"] for v in found["variants"]] == [None] * 3
+    assert {v["batch"] for v in found["variants"]} == {batch}
+    assert {v["agreement"][0]["max_abs_error"] for v in found["variants"]} == {0.0}
+
+
+def test_files_with_other_layers_are_called_two_models(tmp_path: Path) -> None:
+    one = save(gemm(weights(8, 16), trans_b=1), tmp_path / "one.onnx")
+    other = save(gemm(weights(4, 16), trans_b=1), tmp_path / "other.onnx")
+    arguments = ("--engines", "onnxruntime:cpu", "--rounds", "1", "--out", tmp_path / "o")
+    notes = record(one, other, *arguments)["notes"]
+    assert any("other.onnx has other layers than one.onnx" in note for note in notes)
+    assert any("outputs of other@onnxruntime:cpu were not compared" in note for note in notes)

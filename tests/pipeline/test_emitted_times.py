@@ -234,7 +234,7 @@ def test_an_option_that_asks_for_a_measurement_is_refused(
 
 
 def test_every_option_is_either_followed_or_refused() -> None:
-    followed = {"seed", "baseline"}
+    followed = {"seed", "baseline", "fail_if"}
     refused = {
         *("engines", "batches", "metric", "threads", "inputs", "input_shapes", "shapes"),
         *("rounds", "warmup", "time_limit_s"),

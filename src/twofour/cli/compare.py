@@ -101,12 +101,9 @@ def compare(
     """
     from twofour.pipeline.comparing.compare import measure_paths, save_comparison
     from twofour.pipeline.comparing.interrupts import first_interrupt_only
-    from twofour.reports.comparison.gate_expression import parse_fail_if
 
     if json and layout is not Format.TABLE:
         raise BadInputError("--json and --format ask for two things", hint="leave one of them out")
-    for text in fail_if or ():
-        parse_fail_if(text)  # before the time is spent
     options = CompareOptions(
         engines=tuple(engines or ()),
         batches=_batches(batch),
@@ -120,10 +117,11 @@ def compare(
         input_shapes=opt.parse_input_shapes(input_shape),
         shapes=tuple(shapes or ()),
         metric=metric,
+        fail_if=tuple(fail_if or ()),
     )
     if out is not None:
         keep_tracebacks_in(out)
-    with first_interrupt_only():
+    with first_interrupt_only(until_exit=True):
         with TerminalProgress(quiet=quiet) as progress:
             folder, comparison = measure_paths(paths, out, options, progress)
         try:
@@ -132,7 +130,7 @@ def compare(
             _print(comparison, layout, json=json)
     if not quiet:
         say(f"everything is in {folder}")
-    _end(comparison, tuple(fail_if or ()))
+    _end(comparison)
 
 
 def _batches(text: str | None) -> tuple[int, ...]:
@@ -159,11 +157,11 @@ def _print(comparison: LatencyComparison, layout: Format, *, json: bool) -> None
         show_text(writers[layout](comparison))
 
 
-def _end(comparison: LatencyComparison, gates: tuple[str, ...]) -> None:
+def _end(comparison: LatencyComparison) -> None:
     """Exit 130 where it was interrupted, 4 where a gate is met."""
     from twofour.reports.comparison.fail_if import check_fail_if
 
-    failing = check_fail_if(comparison, gates)
+    failing = check_fail_if(comparison, comparison.options.fail_if)
     for line in failing:
         say(f"error: {line}")
     if comparison.partial is not None:

@@ -9,7 +9,7 @@ from torch_small_modules import OPTIONS, mlp
 
 from twofour.engines.timed.modes import FLAG_OFF, GPU
 from twofour.engines.timed.torch_modes import MODES, torch_statuses
-from twofour.engines.timed.torch_tensorrt import open_torch_tensorrt
+from twofour.engines.timed.torch_tensorrt import open_torch_tensorrt, torch_tensorrt_statuses
 from twofour.errors import BadInputError, MissingToolError
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -18,7 +18,8 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 from twofour.engines.timed.torch_modes import torch_statuses
-for status in torch_statuses():
+from twofour.engines.timed.torch_tensorrt import torch_tensorrt_statuses
+for status in (*torch_statuses(), *torch_tensorrt_statuses()):
     print(status.name, status.why_not, status.hint, sep="|")
 """
 
@@ -26,7 +27,8 @@ for status in torch_statuses():
 @no_gpu
 def test_every_mode_is_tried_and_says_what_is_missing() -> None:
     threads = torch.get_num_threads()
-    statuses = {status.name: status for status in torch_statuses()}
+    tried = (*torch_statuses(), *torch_tensorrt_statuses())
+    statuses = {status.name: status for status in tried}
     modes = [f"torch:{mode}" for mode in MODES]
     assert list(statuses) == [*modes, f"torch-tensorrt:{GPU}", f"torch-tensorrt:{FLAG_OFF}"]
     missing = {name: status.why_not for name, status in statuses.items() if status.why_not}

@@ -154,7 +154,7 @@ def test_the_page_says_which_noise_is_shaded_and_why_there_are_no_shares() -> No
     rows = tuple(replace(row, share=None) for row in contrast.rows)
     bare = comparison_page(replace(made, layers=(replace(contrast, rows=rows),)))
     assert "Per cent: of the difference between both sums." in text
-    assert "No share: the sums differ by less than 2 %." in bare
+    assert "No share: no difference end to end, or sums that differ by less than 2 %." in bare
 
 
 def test_of_the_batches_of_a_sweep_only_the_first_is_open() -> None:

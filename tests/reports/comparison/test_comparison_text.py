@@ -429,7 +429,8 @@ def test_without_shares_of_layers_there_is_no_column_of_them_but_a_reason() -> N
     made = layer_grid(bare)
     assert [column.head for column in made.columns[-2:]] == ["ratio", "difference ms"]
     assert made.legend == (
-        "no share: the sums differ by less than 2 %; profiling makes layers slower"
+        "no share: no difference end to end, or sums that differ by less than 2 %; "
+        "profiling makes layers slower"
     )
 
 

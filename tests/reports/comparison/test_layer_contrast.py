@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from join_cases import chain
 from sampled_variants import around, variant
 
-from twofour.latency_records import LayerContrast, LayerContrastRow
+from twofour.latency_records import (
+    LatencyRatio,
+    LatencyVerdict,
+    LayerContrast,
+    LayerContrastRow,
+)
 from twofour.reports.comparison.layer_contrast import contrast, contrasts
 from twofour.reports.comparison.layer_parts import PartsOf, parts_by_graph, parts_by_name
 from twofour.reports.comparison.ratios import ratios_and_noise
@@ -199,3 +204,24 @@ def test_a_sweep_has_one_contrast_of_its_last_batch() -> None:
     ratios, _ = ratios_and_noise(variants, "dense@e:m", 0)
     (found,) = contrasts(variants, ratios)
     assert (found.variant, found.baseline) == ("sparse@e:m:b8", "dense@e:m:b8")
+
+
+def test_shares_are_given_only_where_the_variants_differ_in_the_direction_of_the_sums() -> None:
+    def shares(ratio: float, verdict: LatencyVerdict) -> list[float | None]:
+        one = variant("sparse@onnxruntime:cpu", layers={"a": 2.0, "b": 1.0})
+        other = variant("dense@onnxruntime:cpu", layers={"a": 1.0, "b": 1.0})
+        found = LatencyRatio(
+            variant=one.name,
+            baseline=other.name,
+            ratio=ratio,
+            low=ratio,
+            high=ratio,
+            verdict=verdict,
+            rounds=30,
+        )
+        ((contrast_found),) = contrasts((one, other), (found,))
+        return [row.share for row in contrast_found.rows]
+
+    assert shares(1.5, LatencyVerdict.SLOWER) == [1.0, 0.0]
+    assert shares(1.5, LatencyVerdict.NO_DIFFERENCE) == [None, None]
+    assert shares(0.7, LatencyVerdict.FASTER) == [None, None]

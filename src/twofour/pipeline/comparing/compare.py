@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,14 @@ from twofour.engines.machine import describe_machine, read_clocks
 from twofour.engines.ort_session import usable_cores
 from twofour.engines.timed.protocol import ModeStatus
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.graph import load_model
+from twofour.graph import find_weights, load_model
 from twofour.graph_nodes import graph_nodes
 from twofour.latency_records import ComparedVariant, CompareOptions, LatencyComparison, LatencyRatio
 from twofour.pipeline.comparing.interrupts import first_interrupt_only
 from twofour.pipeline.comparing.measuring import Measured, check_metric, measure
 from twofour.pipeline.comparing.planning import Planned, plan_variants
 from twofour.pipeline.comparing.process import WorkerProcess
+from twofour.pipeline.comparing.rows import planned_rows
 from twofour.pipeline.comparing.subject import Subject, open_subject
 from twofour.pipeline.comparing.times import compare_emitted
 from twofour.pipeline.emitting import is_emitted_folder
@@ -24,6 +26,8 @@ from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.reporting import HTML, LATENCY, REPORT, report_page
 from twofour.pipeline.stages import Progress, Silent
 from twofour.records import EligibilityReport
+from twofour.reports.comparison.fail_if import check_names
+from twofour.reports.comparison.gate_expression import parse_fail_if
 from twofour.reports.comparison.layer_contrast import contrasts
 from twofour.reports.comparison.layer_parts import PartsOf, parts_by_graph, parts_by_name
 from twofour.reports.comparison.markdown import comparison_markdown
@@ -65,6 +69,8 @@ def measure_paths(
     every variant failed, and KeyboardInterrupt before the first round.
     """
     check_options(options)
+    for text in options.fail_if:
+        parse_fail_if(text)
     if len(paths) == 1 and is_emitted_folder(paths[0]):
         folder = make_folder(out or paths[0])
         return folder, compare_emitted(paths[0], options)
@@ -128,6 +134,7 @@ def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> L
     planned, baseline = plan_variants(
         subject.models, options.engines, options.baseline, statuses_apart
     )
+    check_names(planned_rows(planned, options.batches), options.fail_if)
     _refuse_nothing(planned)
     if options.metric is not None:
         check_metric(options.metric)
@@ -208,6 +215,27 @@ def _working_baseline(measured: Measured, baseline: str, options: CompareOptions
     return next(iter([*twins, *timed]))
 
 
+def _other_graphs(subject: Subject) -> Iterator[str]:
+    """Files that are not the same layers with other weights; a run folder's always are."""
+    files = [model.onnx for model in subject.models if model.onnx is not None]
+    if subject.is_run or len(files) < 2:
+        return
+    layers = [_layers_of(path) for path in files]
+    for path, found in zip(files[1:], layers[1:], strict=True):
+        if found != layers[0]:
+            yield (
+                f"WARNING: {path.name} has other layers than {files[0].name} "
+                f"({sum(found.values())} weights of {len(found)} kinds against "
+                f"{sum(layers[0].values())} of {len(layers[0])}): ratios compare two models"
+            )
+
+
+def _layers_of(path: Path) -> Counter[tuple[str, tuple[int, ...]]]:
+    """Operator and shape of every weight."""
+    found = find_weights(load_model(path, weights=False), path=path)
+    return Counter((w.op, w.shape) for w in found.weights)
+
+
 def _far_outputs(variants: Sequence[ComparedVariant]) -> Iterator[str]:
     for variant in variants:
         cosines = [row.cosine for row in variant.agreement]
@@ -229,7 +257,13 @@ def _input_words(subject: Subject) -> str:
 
 def _notes(subject: Subject, measured: Measured) -> tuple[str, ...]:
     once = {without_batch(v.name): v for v in measured.variants}
-    notes = [_input_words(subject), *_far_outputs(tuple(once.values()))]
+    notes = [
+        _input_words(subject),
+        *_other_graphs(subject),
+        *_far_outputs(tuple(once.values())),
+    ]
+    if subject.reference is not None:
+        notes.append("outputs are compared, on these inputs, with the dense module's in float32")
     if subject.reference is None:
         first = next((v.name for v in measured.variants if v.agreement), None)
         if first is not None:

@@ -10,18 +10,22 @@ from types import FrameType
 
 
 @contextlib.contextmanager
-def first_interrupt_only() -> Iterator[None]:
+def first_interrupt_only(*, until_exit: bool = False) -> Iterator[None]:
     """Within, the first SIGINT raises KeyboardInterrupt and later ones are ignored.
 
     An impatient second Ctrl-C would otherwise hit the code that keeps what the first one left.
-    Outside of the main thread, where signals cannot be handled, nothing changes.
+    With `until_exit`, for a process that ends then, they stay ignored after the block too. Outside
+    of the main thread, where signals cannot be handled, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGINT)
+    interrupted = False
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
@@ -29,4 +33,5 @@ def first_interrupt_only() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if not (interrupted and until_exit):
+            signal.signal(signal.SIGINT, before)

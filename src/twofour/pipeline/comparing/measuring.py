@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,12 @@ from twofour.pipeline.comparing.rows import complete_rows, timed_row
 from twofour.pipeline.comparing.subject import Subject
 from twofour.pipeline.comparing.top1 import top1_agreement
 from twofour.pipeline.stages import Progress
+from twofour.records import LayerTime
 
-PROFILED_RUNS = 10
+PROFILES = 3
+"""Of each variant, taken in turns; a layer's time is the middle one."""
+PROFILED_RUNS = 5
+"""In each profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +64,9 @@ def measure(
         for live in lives:
             stack.callback(live.close)
         _open_all(subject, lives, threads, options, progress)
-        _judge_outputs(subject, lives, progress)
-        rows, partial = _time_batches(lives, batches, options, progress)
         notes: list[str] = []
+        _judge_outputs(subject, lives, notes, progress)
+        rows, partial = _time_batches(lives, batches, options, progress)
         if partial is None:
             partial = _layers_and_metrics(lives, options, progress, notes)
         variants = tuple(complete_rows(lives, rows))
@@ -102,7 +107,9 @@ def _open_all(
                 largest_bytes = max(largest_bytes, live.memory().host_bytes or 0)
 
 
-def _judge_outputs(subject: Subject, lives: Sequence[LiveVariant], progress: Progress) -> None:
+def _judge_outputs(
+    subject: Subject, lives: Sequence[LiveVariant], notes: list[str], progress: Progress
+) -> None:
     """Outputs of each variant on the example inputs against the reference."""
     running = [live for live in lives if live.runs]
     reference = subject.reference
@@ -114,6 +121,8 @@ def _judge_outputs(subject: Subject, lives: Sequence[LiveVariant], progress: Pro
                 if reference is None:
                     reference = outputs
                 _judge(live, reference, outputs)
+            except BadInputError as error:  # a fixed batch, say: it may run at those asked for
+                notes.append(f"outputs of {live.name} were not compared: {error.message}")
             except TwofourError as error:
                 live.fail(error)
 
@@ -121,12 +130,13 @@ def _judge_outputs(subject: Subject, lives: Sequence[LiveVariant], progress: Pro
 def _judge(
     live: LiveVariant, reference: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
 ) -> None:
-    names = [name for name in reference if name in outputs]
-    live.agreement = agreement(
-        names, [reference[n] for n in names], [outputs[n] for n in names], bounds=None
-    )
-    if names:
-        live.top1_agreement = top1_agreement(names[0], reference[names[0]], outputs[names[0]])
+    """Outputs by name; by position where the names are others. Raises BadInputError for shapes."""
+    expected, found = list(reference.values()), list(outputs.values())
+    if set(reference) == set(outputs):
+        found = [outputs[name] for name in reference]
+    live.agreement = agreement(list(reference), expected, found, bounds=None)
+    if expected:
+        live.top1_agreement = top1_agreement(next(iter(reference)), expected[0], found[0])
 
 
 def _time_batches(
@@ -202,6 +212,31 @@ def _prepare(
     return running
 
 
+def _profile(running: Sequence[LiveVariant], progress: Progress) -> None:
+    """Times of the layers where the engine has them; the middle of profiles taken in turns."""
+    profiles: dict[str, list[tuple[LayerTime, ...]]] = {live.name: [] for live in running}
+    for number in range(PROFILES):
+        for live in running:
+            progress.step(live.name, number, PROFILES)
+            with contextlib.suppress(TwofourError):
+                profiles[live.name].append(live.call("layer_times", PROFILED_RUNS))
+    for live in running:
+        live.layers = middle_profile(profiles[live.name])
+
+
+def middle_profile(profiles: Sequence[Sequence[LayerTime]]) -> tuple[LayerTime, ...]:
+    """Layers that all profiles have, in the order of the first, each with its median time."""
+    times: dict[str, list[float]] = {}
+    for profile in profiles:
+        for layer in profile:
+            times.setdefault(layer.name, []).append(layer.mean_ms)
+    return tuple(
+        LayerTime(name=name, mean_ms=statistics.median(of))
+        for name, of in times.items()
+        if len(of) == len(profiles)
+    )
+
+
 def _layers_and_metrics(
     lives: Sequence[LiveVariant],
     options: CompareOptions,
@@ -212,10 +247,7 @@ def _layers_and_metrics(
     doing = "the layers' times"
     try:
         with _stage(progress, "layers", "time the layers"):
-            for live in (live for live in lives if live.runs):
-                progress.step(live.name, 0, None)
-                with contextlib.suppress(TwofourError):
-                    live.layers = live.call("layer_times", PROFILED_RUNS)
+            _profile([live for live in lives if live.runs], progress)
         if options.metric is not None:
             doing = "the metric"
             with _stage(progress, "metric", "evaluate the metric"):

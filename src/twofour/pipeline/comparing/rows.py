@@ -11,7 +11,19 @@ from twofour.engines.timed.rounds import Rounds
 from twofour.errors import TwofourError
 from twofour.latency_records import ComparedVariant
 from twofour.pipeline.comparing.live import LiveVariant
+from twofour.pipeline.comparing.planning import Planned
 from twofour.reports.comparison.naming import variant_name
+
+
+def planned_rows(planned: Sequence[Planned], batches: Sequence[int]) -> tuple[ComparedVariant, ...]:
+    """Rows as they will be named, without anything measured."""
+    return tuple(
+        _without_times(
+            variant_name(p.model.weights, p.engine, p.mode, again=p.again, batch=batch), batch
+        )
+        for p in planned
+        for batch in (batches or (None,))
+    )
 
 
 def complete_rows(
@@ -69,17 +81,24 @@ def timed_row(
 
 def _never_timed(live: LiveVariant) -> ComparedVariant:
     error = live.error
+    return replace(
+        _without_times(live.name, None),
+        error="not timed" if error is None else error.message,
+        hint=None if error is None else error.hint,
+        settings=None if live.opened is None else live.opened.settings,
+        agreement=live.agreement,
+        top1_agreement=live.top1_agreement,
+    )
+
+
+def _without_times(name: str, batch: int | None) -> ComparedVariant:
     return ComparedVariant(
-        name=live.name,
+        name=name,
         samples_ms=(),
         median_ms=None,
         p90_ms=None,
         p99_ms=None,
         throughput=None,
         peak_memory_bytes=None,
-        error="not timed" if error is None else error.message,
-        hint=None if error is None else error.hint,
-        settings=None if live.opened is None else live.opened.settings,
-        agreement=live.agreement,
-        top1_agreement=live.top1_agreement,
+        batch=batch,
     )

@@ -215,8 +215,18 @@ def _inputs_of_files(files: Sequence[Path], options: CompareOptions) -> Mapping[
                 f"{files[0]} takes {[s.name for s in shapes[0]]}",
                 hint="only models with the same inputs can be compared",
             )
-    asked = _asked_inputs(options, shapes[0])
-    return random_inputs(shapes[0], options.seed) if asked is None else asked
+    merged = tuple(map(_fixed_in_any, zip(*shapes, strict=True)))
+    asked = _asked_inputs(options, merged)
+    return random_inputs(merged, options.seed) if asked is None else asked
+
+
+def _fixed_in_any(same: tuple[TensorShape, ...]) -> TensorShape:
+    """One input in all files: a dimension that any of them fixes is that, the others are free."""
+    if len({len(tensor.shape) for tensor in same}) > 1:
+        return same[0]
+    dims = zip(*(tensor.shape for tensor in same), strict=True)
+    fixed = (next((d for d in of if isinstance(d, int)), of[0]) for of in dims)
+    return replace(same[0], shape=tuple(fixed))
 
 
 def _asked_inputs(

@@ -40,11 +40,18 @@ def check_fail_if(comparison: LatencyComparison, expressions: Iterable[str]) -> 
     return tuple(map(printable, lines))
 
 
+def check_names(variants: Sequence[ComparedVariant], expressions: Iterable[str]) -> None:
+    """Raises BadInputError as `check_fail_if` does, from variants that need not have times yet."""
+    for gate in map(parse_fail_if, expressions):
+        if gate.subject != NOISE:
+            _pairs_meant(variants, gate)
+
+
 def _failing(comparison: LatencyComparison, gate: GateExpression) -> Iterator[str]:
     if gate.subject == NOISE:
         yield from _failing_noise(comparison, gate)
         return
-    pairs = _pairs_meant(comparison, gate)
+    pairs = _pairs_meant(comparison.variants, gate)
     judged = [pair for pair in pairs if not _passed_over(comparison, pair)]
     if not judged:
         yield f"{gate.text}: nothing was measured: {_why_not(pairs[0])}"
@@ -134,13 +141,13 @@ def _why_not(pair: _Pair) -> str:
     return "; ".join(reasons) or "no round has times of both"
 
 
-def _pairs_meant(comparison: LatencyComparison, gate: GateExpression) -> list[_Pair]:
+def _pairs_meant(variants: Sequence[ComparedVariant], gate: GateExpression) -> list[_Pair]:
     """The pairs of the one reading of A / B that names something."""
     readings = {
         tuple((v.name, v.batch, b.name) for v, b in pairs): pairs
         for split in gate.splits()
         for names in (split, (unquoted(split[0]), unquoted(split[1])))
-        for pairs in _readings(comparison.variants, *names)
+        for pairs in _readings(variants, *names)
         if pairs
     }
     if len(readings) == 1:
@@ -152,7 +159,7 @@ def _pairs_meant(comparison: LatencyComparison, gate: GateExpression) -> list[_P
         )
     raise BadInputError(
         f"--fail-if: {gate.subject!r} names no two variants that can be compared",
-        hint=f"known are {_known(comparison.variants)}",
+        hint=f"known are {_known(variants)}",
     )
 
 

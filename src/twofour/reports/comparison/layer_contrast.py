@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum
 
 from twofour.latency_records import (
     ComparedVariant,
     LatencyRatio,
+    LatencyVerdict,
     LayerContrast,
     LayerContrastRow,
 )
@@ -19,7 +20,8 @@ from twofour.reports.comparison.naming import without_batch
 
 _LEAST_DIFFERENCE = 0.02
 """Part of the baseline's sum below which the difference of the sums is noise, as are shares of it.
-Profiles are measured once: no interval says how far two of one engine differ."""
+Two profiles of one plan on a busy machine differ by much more, so that the runs must differ too."""
+_DIFFERENT = frozenset({LatencyVerdict.FASTER, LatencyVerdict.SLOWER})
 
 
 def contrasts(
@@ -29,7 +31,9 @@ def contrasts(
 ) -> tuple[LayerContrast, ...]:
     """Of every ratio whose two sides have a profile and at least one layer in common.
 
-    A sweep is profiled once, at its last batch: only that one has a contrast.
+    Shares are given only where the variants themselves differ, and in the direction of the
+    profiles' sums: what is left explains nothing. A sweep is profiled once, at its last batch: only
+    that one has a contrast.
     """
     profiled = {v.name: v for v in variants if v.layers}
     pairs = {
@@ -37,8 +41,19 @@ def contrasts(
         for r in ratios
         if r.variant in profiled and r.baseline in profiled
     }
-    found = (contrast(profiled[r.variant], profiled[r.baseline], parts_of) for r in pairs.values())
+    found = (
+        _explaining(contrast(profiled[r.variant], profiled[r.baseline], parts_of), r)
+        for r in pairs.values()
+    )
     return tuple(c for c in found if any(row.ratio is not None for row in c.rows))
+
+
+def _explaining(found: LayerContrast, ratio: LatencyRatio) -> LayerContrast:
+    """Without shares where there is no difference end to end that they could be shares of."""
+    same_direction = (found.variant_ms > found.baseline_ms) == (ratio.ratio > 1)
+    if ratio.verdict in _DIFFERENT and same_direction:
+        return found
+    return replace(found, rows=tuple(replace(row, share=None) for row in found.rows))
 
 
 def contrast(

@@ -38,7 +38,7 @@ def layer_grid(contrast: LayerContrast) -> Grid:
 def share_words(contrast: LayerContrast) -> str:
     """What a share is of, or why there is none."""
     if all(row.share is None for row in contrast.rows):
-        return "no share: the sums differ by less than 2 %"
+        return "no share: no difference end to end, or sums that differ by less than 2 %"
     return "share: of the difference between both sums"
 
 

@@ -87,7 +87,9 @@ def set_aside(row: Verdict, why: NoEvidence) -> Verdict:
 def _failed(build: Build) -> NoEvidence:
     where, what = build.last_line, "no error is in the log"
     if build.errors:
-        first = build.errors[0]
+        first = next(
+            (e for e in build.errors if not e.text.rstrip().endswith(":")), build.errors[0]
+        )
         where, what = first.line, " ".join(first.text.split())[:_ERROR_SHOWN]
     message = "the build failed: there is no engine that could tell"
     return NoEvidence(
