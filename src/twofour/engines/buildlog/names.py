@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 _SEPARATOR = ", "
 _BRACKET_OR_SEPARATOR = re.compile(r"[(\[{]|[)\]}]|, ")
@@ -19,10 +20,13 @@ _NO_TACTIC = 0xD15EA5EDD15EA5ED
 _LARGEST_MS = 3.4e38
 """TensorRT 7 prints the largest float32 where later versions print inf."""
 _KEY_LENGTH = 6
+_KERNELS = 4096
+"""Names remembered: a log times the same few hundred kernels for every layer."""
 _MASK = (1 << 64) - 1
 _LONGEST_ID = 24
 
 
+@lru_cache(maxsize=_KERNELS)
 def is_sparse_kernel(kernel: str | None) -> bool | None:
     """Whether a kernel's name says that it computes on 2:4 weights; None without a name.
 
@@ -32,7 +36,9 @@ def is_sparse_kernel(kernel: str | None) -> bool | None:
     """
     if not kernel:
         return None
-    return not kernel.startswith(_GENERATED_KERNEL) and _SPARSE_KERNEL.search(kernel) is not None
+    if "sp" not in kernel.lower() or kernel.startswith(_GENERATED_KERNEL):
+        return False
+    return _SPARSE_KERNEL.search(kernel) is not None
 
 
 def normal_id(text: str | None) -> str | None:
