@@ -99,9 +99,6 @@ def compare(
 
     Example: twofour compare runs/resnet --engines onnxruntime:cpu,torch:compile --batch 1,8
     """
-    from twofour.pipeline.comparing.compare import measure_paths, save_comparison
-    from twofour.pipeline.comparing.interrupts import first_interrupt_only
-
     if json and layout is not Format.TABLE:
         raise BadInputError("--json and --format ask for two things", hint="leave one of them out")
     options = CompareOptions(
@@ -119,6 +116,22 @@ def compare(
         metric=metric,
         fail_if=tuple(fail_if or ()),
     )
+    comparison = _measured(paths, out, options, layout=None if json else layout, quiet=quiet)
+    _end(comparison)
+
+
+def _measured(
+    paths: list[Path],
+    out: Path | None,
+    options: CompareOptions,
+    *,
+    layout: Format | None,
+    quiet: bool,
+) -> LatencyComparison:
+    """Measure, save and print; a layout of None is JSON."""
+    from twofour.pipeline.comparing.compare import measure_paths, save_comparison
+    from twofour.pipeline.comparing.interrupts import first_interrupt_only
+
     if out is not None:
         keep_tracebacks_in(out)
     with first_interrupt_only(until_exit=True):
@@ -127,10 +140,10 @@ def compare(
         try:
             save_comparison(folder, comparison)
         finally:  # on a full disk, the output is all that is left of the measurement
-            _print(comparison, layout, json=json)
+            _print(comparison, layout)
     if not quiet:
         say(f"everything is in {folder}")
-    _end(comparison)
+    return comparison
 
 
 def _batches(text: str | None) -> tuple[int, ...]:
@@ -142,13 +155,13 @@ def _batches(text: str | None) -> tuple[int, ...]:
         ) from None
 
 
-def _print(comparison: LatencyComparison, layout: Format, *, json: bool) -> None:
+def _print(comparison: LatencyComparison, layout: Format | None) -> None:
     from twofour.reports.comparison.markdown import comparison_markdown
     from twofour.reports.comparison.page import comparison_page
     from twofour.reports.comparison.text import comparison_text
     from twofour.store import to_json
 
-    if json:
+    if layout is None:
         show_text(to_json(comparison))
     elif layout is Format.TABLE:
         show(comparison_text(comparison))

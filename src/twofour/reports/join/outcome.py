@@ -62,10 +62,6 @@ class JoinCase:
         found = (t.best_dense_ms for t in both if t is not None)
         return next((ms for ms in found if ms is not None), None)
 
-    def cites(self, code: ReasonCode) -> Reason | None:
-        """What the rules said under this code."""
-        return next((r for r in self.row.reasons if r.code is code), None)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
