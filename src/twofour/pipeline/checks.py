@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from twofour.engines.onnxruntime import OrtSession
-from twofour.errors import BadInputError, BuildFailedError
+from twofour.errors import BuildFailedError
 from twofour.export.agreement import agreement
 from twofour.pipeline.agreement import compare_with_reference, example_inputs, load_arrays
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files
 from twofour.pipeline.onnx_io import save_arrays
+from twofour.pipeline.predictor import predictor
 from twofour.pipeline.sources.reference import parse_reference, reference_key
 from twofour.pipeline.sources.watched import files_read
 from twofour.pipeline.stages import Stage, versions
@@ -110,24 +111,10 @@ def _metrics(run: Run, session: OrtSession, files: list[Path]) -> dict[str, floa
     from twofour.pipeline.sources.metric import load_metric, run_metric
 
     with files_read() as read:
-        metrics = run_metric(
-            load_metric(run.options.metric), _predictor(session), seed=run.options.seed
-        )
+        predict = predictor([tensor.name for tensor in session.inputs], session.outputs)
+        metrics = run_metric(load_metric(run.options.metric), predict, seed=run.options.seed)
     files.extend(read)
     return metrics
-
-
-def _predictor(session: OrtSession) -> Callable[..., tuple[np.ndarray, ...]]:
-    names = [tensor.name for tensor in session.inputs]
-
-    def predict(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        if len(arrays) != len(names):
-            raise BadInputError(
-                f"predict was given {len(arrays)} arrays, the model takes {len(names)}: {names}"
-            )
-        return tuple(session.outputs(dict(zip(names, arrays, strict=True))).values())
-
-    return predict
 
 
 def _not_run(variant: str, why: str) -> VariantCheck:

@@ -11,7 +11,7 @@ from twofour.errors import BadInputError
 from twofour.graph import find_weights, load_model
 from twofour.latency_records import LatencyComparison
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run, onnx_files, onnx_name
-from twofour.pipeline.emitting import FAILED, is_emitted_folder, read_emitted
+from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
 from twofour.pipeline.evidence import EvidenceFiles, files_of_folder, read_evidence
 from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.stages import Stage, versions
@@ -279,9 +279,10 @@ def _comparison(folder: Path) -> LatencyComparison | None:
 
 def _failed(folder: Path) -> tuple[str, ...]:
     """What build.sh noted of engines that trtexec did not bring to an end."""
-    path = folder / FAILED
-    names = path.read_text(encoding="utf-8").split() if path.is_file() else []
-    return tuple(f"trtexec failed for the {name} engine: {name}.log says why" for name in names)
+    return tuple(
+        f"trtexec failed for the {name} engine: {name}.log says why"
+        for name in failed_variants(folder)
+    )
 
 
 def _layer_map(folder: Path) -> LayerMap | None:

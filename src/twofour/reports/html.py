@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -18,7 +18,7 @@ from twofour.records import Accuracy, BuildResult, EligibilityReport, Verdict
 from twofour.reports import cells, plots
 from twofour.reports.comparison.page import STYLE, latency_section
 from twofour.reports.confusion import confusion_table
-from twofour.reports.eligibility import count_weights
+from twofour.reports.eligibility import count_weights_once
 from twofour.reports.fates import Fate, fate_of
 from twofour.reports.latency_text import latency_table
 from twofour.reports.page_frame import breakable, drawn, render
@@ -136,22 +136,12 @@ def _times(verdict: Verdict) -> tuple[str, str, str]:
 def _bars(verdicts: Sequence[Verdict]) -> tuple[tuple[str, Markup | None], ...]:
     by_fate = {fate: [v for v in verdicts if fate_of(v) is fate] for fate in Fate}
     layers = [(fate, len(members)) for fate, members in by_fate.items()]
-    weights = _weights_once(by_fate)
+    once = count_weights_once(by_fate.values())
+    weights = list(zip(by_fate, once, strict=True))
     return (
         ("by layers", drawn(plots.fate_bar(layers, "layer"))),
         ("by weights", drawn(plots.fate_bar(weights, "weight"))),
     )
-
-
-def _weights_once(by_fate: Mapping[Fate, Sequence[Verdict]]) -> list[tuple[Fate, int]]:
-    """Weights of each fate; an array that several layers share counts with its best fate."""
-    counted: set[str | None] = set()
-    found = []
-    for fate, members in by_fate.items():
-        first = [v for v in members if v.weight not in counted]
-        counted.update(v.weight for v in first)
-        found.append((fate, count_weights(first)))
-    return found
 
 
 def _present(verdicts: Sequence[Verdict]) -> tuple[Fate, ...]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -14,26 +13,16 @@ from twofour.log_records import (
     Build,
     BuildLog,
     BuildOutcome,
-    LogMessage,
     SparsityKind,
     TunedLayer,
 )
+from twofour.reports.telling_errors import telling_errors
 from twofour.reports.words import count, printable
 
 _MOST_ROWS = 200
 _MOST_ROWS_IN_ALL = 2000
 _FEWEST_ROWS = 20
 _MOST_ERRORS = 3
-_FRAME = re.compile(r"--- (?:Begin|End) node ---$")
-"""What the ONNX parser prints around a node, as errors too."""
-_CAUSE = re.compile(
-    r"ERROR: |In node -?\d|Assertion failed|not found|Could not find any implementation"
-    r"|out of memory|must have|not supported|[Uu]nsupported"
-)
-_CONSEQUENCE = re.compile(
-    r"^(?:Failed to (?:parse|create)|Parsing model failed|Engine set up failed"
-    r"|Building engine failed|Skipping tactic )|buildSerializedNetwork: Error"
-)
 _SILENT = "the log has no such line"
 
 
@@ -76,7 +65,10 @@ def _summary(build: Build, number: int) -> Iterator[str]:
     if build.error_count or build.warning_count:
         errors = count(build.error_count, "error")
         yield f"  {errors}, {count(build.warning_count, 'warning')}"
-    yield from (printable(f"  error at line {e.line}: {e.text}") for e in _telling(build.errors))
+    yield from (
+        printable(f"  error at line {e.line}: {e.text}")
+        for e in telling_errors(build.errors)[:_MOST_ERRORS]
+    )
     if build.dropped:
         yield f"  {count(build.dropped, 'fact')} not kept, to bound memory"
 
@@ -104,13 +96,6 @@ def _listed(build: Build, kind: SparsityKind) -> str:
     if names is None:
         return (printed[0] + ", no names") if printed else _SILENT
     return f"{count(len(names), 'layer')}{counts}"
-
-
-def _telling(errors: Iterable[LogMessage]) -> list[LogMessage]:
-    """The few errors that say most: causes first, what merely follows from them last."""
-    plain = [error for error in errors if not _FRAME.search(error.text)]
-    plain.sort(key=lambda e: (not _CAUSE.search(e.text), _CONSEQUENCE.search(e.text) is not None))
-    return plain[:_MOST_ERRORS]
 
 
 def _untimed(build: Build) -> Iterator[TunedLayer]:

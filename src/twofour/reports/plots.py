@@ -6,12 +6,12 @@ Fates differ by shape as well as by colour; names are escaped; nothing is drawn 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log2, log10
 
 from twofour.records import Verdict
 from twofour.reports.cells import name_cell, tactic_times, times_words
+from twofour.reports.comparison.svg import Scale
 from twofour.reports.fates import Fate, fate_of
 from twofour.reports.speed import LARGE_ENOUGH
 from twofour.reports.words import count, share
@@ -36,20 +36,6 @@ _SHAPES = {
     Fate.ABSENT: "M0-{r}L{r} 0L0 {r}L-{r} 0Z",
     Fate.UNKNOWN: "M-{r}-{r}H{r}V{r}H-{r}Z",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scale:
-    """A logarithmic axis: values `low` to `high` on pixels `start` to `end`."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def at(self, value: float) -> float:
-        part = log10(value / self.low) / log10(self.high / self.low)
-        return round(self.start + part * (self.end - self.start), 1)
 
 
 def marker(fate: Fate, *, radius: float = 5) -> str:
@@ -146,12 +132,12 @@ def _point(title: str, shape: str, x: float, y: float) -> str:
     return f'<g class="point" transform="{place}"><title>{escape(title)}</title>{shape}</g>'
 
 
-def _axes(xs: Sequence[float], ys: Sequence[float], rounded: _Rounding) -> tuple[_Scale, _Scale]:
+def _axes(xs: Sequence[float], ys: Sequence[float], rounded: _Rounding) -> tuple[Scale, Scale]:
     x_low, x_high = rounded(min(xs), max(xs))
     y_low, y_high = rounded(min(ys), max(ys))
     return (
-        _Scale(low=x_low, high=x_high, start=_LEFT, end=_WIDTH - _RIGHT),
-        _Scale(low=y_low, high=y_high, start=_HEIGHT - _BOTTOM, end=_TOP),
+        Scale(low=x_low, high=x_high, start=_LEFT, end=_WIDTH - _RIGHT),
+        Scale(low=y_low, high=y_high, start=_HEIGHT - _BOTTOM, end=_TOP),
     )
 
 
@@ -181,7 +167,7 @@ def _decade_values(low: float, high: float, steps: tuple[int, ...]) -> list[floa
     return [step * 10.0**e for e in decades for step in steps]
 
 
-def _frame(x: _Scale, y: _Scale, ticks: _Ticks, titles: tuple[str, str]) -> str:
+def _frame(x: Scale, y: Scale, ticks: _Ticks, titles: tuple[str, str]) -> str:
     parts = []
     for value in ticks(x.low, x.high):
         at = x.at(value)
@@ -202,7 +188,7 @@ def _frame(x: _Scale, y: _Scale, ticks: _Ticks, titles: tuple[str, str]) -> str:
     return "".join(parts)
 
 
-def _guides(x: _Scale, y: _Scale, channels: int) -> str:
+def _guides(x: Scale, y: Scale, channels: int) -> str:
     parts = []
     if x.low < channels < x.high:
         parts.append(f'<path class="guide" d="M{x.at(channels)} {y.start}V{y.end}"/>')

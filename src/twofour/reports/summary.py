@@ -14,7 +14,7 @@ from twofour.records import (
     Verdict,
     VerdictName,
 )
-from twofour.reports.eligibility import count_weights
+from twofour.reports.eligibility import count_weights, count_weights_once
 from twofour.reports.evidence_lines import evidence_lines
 from twofour.reports.remedies import headline
 from twofour.reports.words import count, printable, share
@@ -42,14 +42,12 @@ def totals(report: EligibilityReport) -> tuple[Total, ...]:
     An array that several layers share counts once, with the best that becomes of it.
     """
     kinds = _kinds(report.verdicts)
-    counted: set[str] = set()
-    found = []
-    for title, layers in kinds:
-        first = [v for v in layers if v.weight not in counted]
-        counted.update(v.weight for v in layers if v.weight is not None)
-        if layers or title == CAN_RUN:
-            found.append(_total(title, layers, count_weights(first), report.summary))
-    return tuple(found)
+    weights = count_weights_once(layers for _, layers in kinds)
+    return tuple(
+        _total(title, layers, of_kind, report.summary)
+        for (title, layers), of_kind in zip(kinds, weights, strict=True)
+        if layers or title == CAN_RUN
+    )
 
 
 def title_line(report: EligibilityReport) -> str:

@@ -24,6 +24,12 @@ class Precisions:
     int8: bool
     """The graph has QuantizeLinear or DequantizeLinear nodes."""
 
+    @property
+    def in_words(self) -> str:
+        """int8, float16 and bfloat16, joined with "+"; float32 where the graph has none of them."""
+        used = (("int8", self.int8), ("float16", self.float16), ("bfloat16", self.bfloat16))
+        return "+".join(word for word, is_used in used if is_used) or "float32"
+
 
 def precisions_of(model: Path) -> Precisions:
     """Read the graph without its external weights; raises BadInputError where it is no ONNX."""

@@ -31,12 +31,11 @@ from twofour.reports.comparison.gate_expression import parse_fail_if
 from twofour.reports.comparison.layer_contrast import contrasts
 from twofour.reports.comparison.layer_parts import PartsOf, parts_by_graph, parts_by_name
 from twofour.reports.comparison.markdown import comparison_markdown
-from twofour.reports.comparison.naming import without_batch
+from twofour.reports.comparison.naming import parse_variant_name, variant_name, without_batch
 from twofour.reports.comparison.page import comparison_page
 from twofour.reports.comparison.ratios import ratios_and_noise
 from twofour.store import read_record, write_record, write_text
 
-_AGAIN = " again"
 _FAR_COSINE = 0.9
 """Below it two outputs are not those of one model in two precisions (those are above 0.99)."""
 MARKDOWN = "latency.md"
@@ -140,7 +139,8 @@ def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> L
         check_metric(options.metric)
     machine = describe_machine()
     threads = options.threads or usable_cores()
-    measured = measure(subject, planned, replace(options, threads=threads), threads, progress)
+    options = replace(options, threads=threads)
+    measured = measure(subject, planned, options, threads, progress)
     _refuse_all_failed(measured.variants)
     baseline = _working_baseline(measured, baseline, options)
     ratios, noise = ratios_and_noise(measured.variants, baseline, options.seed)
@@ -148,7 +148,7 @@ def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> L
         source=subject.source,
         baseline=baseline,
         machine=replace(machine, end=read_clocks()),
-        options=replace(options, threads=threads),
+        options=options,
         variants=measured.variants,
         ratios=ratios,
         noise=noise,
@@ -211,8 +211,9 @@ def _working_baseline(measured: Measured, baseline: str, options: CompareOptions
     timed = [without_batch(v.name) for v in measured.variants if v.samples_ms]
     if baseline in timed or options.baseline is not None:
         return baseline
-    twins = [name.removesuffix(_AGAIN) for name in timed if name.endswith(_AGAIN)]
-    return next(iter([*twins, *timed]))
+    names = [parse_variant_name(name) for name in timed]
+    twins = [variant_name(n.weights, n.engine, n.mode) for n in names if n.again]
+    return (*twins, *timed)[0]
 
 
 def _other_graphs(subject: Subject) -> Iterator[str]:
@@ -264,10 +265,6 @@ def _notes(subject: Subject, measured: Measured) -> tuple[str, ...]:
     ]
     if subject.reference is not None:
         notes.append("outputs are compared, on these inputs, with the dense module's in float32")
-    if subject.reference is None:
-        first = next((v.name for v in measured.variants if v.agreement), None)
-        if first is not None:
-            notes.append(
-                f"outputs are compared with those of {first}: no float32 reference is kept"
-            )
+    elif first := next((v.name for v in measured.variants if v.agreement), None):
+        notes.append(f"outputs are compared with those of {first}: no float32 reference is kept")
     return tuple(notes)

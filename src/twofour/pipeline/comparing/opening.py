@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from twofour.engines.protocol import BuildRequest, say_nothing
 from twofour.pipeline.comparing.request import (
     BuildPlanRequest,
@@ -15,8 +13,6 @@ from twofour.pipeline.comparing.request import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from twofour.engines.timed.protocol import TimedModel
     from twofour.pipeline.sources.loaded import LoadedModule
     from twofour.records import VariantBuild
@@ -70,21 +66,18 @@ def _load(request: TorchRequest) -> LoadedModule:
     """The module with the weights of the source, or with those that the prune stage saved."""
     from twofour.pipeline.sources.onnx_file import OnnxSource
     from twofour.pipeline.sources.open import open_source
-    from twofour.pipeline.weights_file import load_weights
-    from twofour.pruning.module_layers import make_permanent
+    from twofour.pipeline.torch_model import TorchModel
 
     source = open_source(request.source, request.arguments)
     assert not isinstance(source, OnnxSource), "planned only for torch sources"
-    loaded = source.load()
-    make_permanent(loaded.module)
-    if request.weights is not None:
-        load_weights(loaded.module, request.weights)
-    return loaded
+    model = TorchModel(source, lambda _note: None)
+    return model.dense() if request.weights is None else model.pruned(request.weights)
 
 
 def build_plan(request: BuildPlanRequest) -> VariantBuild:
     """A plan with its log, layer information and profile, as the build stage leaves them."""
     from twofour.engines.tensorrt.engine import TensorRtEngine
+    from twofour.pipeline.agreement import load_arrays
 
     request.folder.mkdir(parents=True, exist_ok=True)
     return TensorRtEngine().build(
@@ -94,8 +87,7 @@ def build_plan(request: BuildPlanRequest) -> VariantBuild:
             folder=request.folder,
             sparse_weights=request.sparse_weights,
             options=request.options,
-            inputs=load(request.examples),
-            timing_cache=request.timing_cache,
+            inputs=load_arrays(request.examples),
         ),
         say_nothing,
     )
@@ -104,13 +96,10 @@ def build_plan(request: BuildPlanRequest) -> VariantBuild:
 def quantize(request: QuantizeRequest) -> None:
     """An INT8 file beside the others of the comparison."""
     from twofour.export.quantize import Activations, quantize_int8
+    from twofour.pipeline.agreement import load_arrays
 
     request.target.parent.mkdir(parents=True, exist_ok=True)
     activations = Activations(request.activations)
-    quantize_int8(request.onnx, request.target, load(request.examples), activations=activations)
-
-
-def load(examples: Path) -> dict[str, np.ndarray]:
-    """Arrays of an .npz by name."""
-    with np.load(examples, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+    quantize_int8(
+        request.onnx, request.target, load_arrays(request.examples), activations=activations
+    )

@@ -26,6 +26,8 @@ class ComparedModel:
     plans: Mapping[str, Path] = field(default_factory=dict)
     """Mode of the tensorrt engine -> a plan that is there already."""
     torch: TorchRequest | None = None
+    precision: str = "unknown"
+    """Types of the ONNX file's graph; a plan does not tell its own."""
     dense: bool = False
     """Known not to be pruned: no mode is asked that only takes 2:4 weights."""
 
@@ -42,6 +44,12 @@ class Planned:
     why_not: str | None = None
     """It cannot be measured, and why; None: it can be tried."""
     hint: str | None = None
+
+    def name_at(self, batch: int | None) -> str:
+        """The name of its row at a batch of a sweep; None: there is no sweep."""
+        return variant_name(
+            self.model.weights, self.engine, self.mode, again=self.again, batch=batch
+        )
 
 
 StatusesOf = Callable[[str, Sequence[str]], Mapping[str, ModeStatus]]

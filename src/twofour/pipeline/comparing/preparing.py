@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twofour.engines.tensorrt.precision import precisions_of
+from twofour.engines.inputs import at_shapes
 from twofour.engines.timed.modes import FLAG_OFF
 from twofour.engines.timed.protocol import OpenOptions
 from twofour.errors import BadInputError
@@ -59,7 +59,6 @@ def prepare_request(
             options=OpenOptions(weights=model.weights, threads=threads, shapes=shapes),
             model=shown,
             precision=_precision(planned),
-            examples=subject.examples,
             file=None if is_torch else file,
             torch=model.torch if is_torch else None,
             sparse_kernels=_flag(planned) if planned.engine == _TENSORRT else None,
@@ -71,27 +70,10 @@ def prepare_request(
 def _precision(planned: Planned) -> str:
     if planned.engine == "onnxruntime" and planned.mode in _QUANTISED:
         return _QUANTISED[planned.mode]
-    word = precision_word(planned.model.onnx)
+    word = planned.model.precision
     on_cpu = planned.engine == "onnxruntime" and planned.mode == "cpu"
     # the CPU provider casts most of a half-precision graph to float32 and back
     return f"{word} (graph)" if on_cpu and word in _HALF else word
-
-
-def precision_word(onnx: Path | None) -> str:
-    """Types of the file's graph: int8, float16, bfloat16 or float32; "unknown" for a plan."""
-    if onnx is None:
-        return "unknown"
-    found = precisions_of(onnx)
-    words = [
-        word
-        for word, used in (
-            ("int8", found.int8),
-            ("float16", found.float16),
-            ("bfloat16", found.bfloat16),
-        )
-        if used
-    ]
-    return "+".join(words) or "float32"
 
 
 def batch_of(inputs: Mapping[str, np.ndarray]) -> int | None:
@@ -112,29 +94,22 @@ def at_batch(inputs: Mapping[str, np.ndarray], batch: int) -> dict[str, np.ndarr
             f"--batch: the inputs have no common first axis ({shapes})",
             hint="leave --batch out, and give inputs of the size you want with --inputs",
         )
-    index = np.arange(batch) % rows
-    return {name: array[index] for name, array in inputs.items()}
+    return at_shapes(inputs, {name: (batch, *a.shape[1:]) for name, a in inputs.items()})
 
 
 def profiles_over(
     inputs: Mapping[str, np.ndarray], batches: Sequence[int]
 ) -> tuple[ShapeProfile, ...]:
     """Shapes for an engine that serves all batches; tactics are chosen for the largest."""
-    sizes = batches or tuple(b for b in (batch_of(inputs),) if b)
-    if not sizes:
-        return tuple(
-            ShapeProfile(input=name, min=array.shape, opt=array.shape, max=array.shape)
-            for name, array in inputs.items()
-        )
-    smallest, largest = min(sizes), max(sizes)
+
+    def shape(array: np.ndarray, rows: int) -> tuple[int, ...]:
+        return (rows, *array.shape[1:]) if batches else array.shape
+
+    smallest, largest = min(batches, default=0), max(batches, default=0)
     return tuple(
-        ShapeProfile(
-            input=name,
-            min=(smallest, *array.shape[1:]),
-            opt=(largest, *array.shape[1:]),
-            max=(largest, *array.shape[1:]),
-        )
+        ShapeProfile(input=name, min=shape(array, smallest), opt=largest_shape, max=largest_shape)
         for name, array in inputs.items()
+        for largest_shape in (shape(array, largest),)
     )
 
 
@@ -164,7 +139,6 @@ def _plan(
         sparse_weights=bool(_flag(planned)),
         options=options,
         examples=subject.examples,
-        timing_cache=None,
     )
     with WorkerProcess(threads) as process:
         built: VariantBuild = process.call("build", request)

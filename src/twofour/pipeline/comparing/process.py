@@ -99,11 +99,6 @@ class WorkerProcess:
             self._process.wait()
         self._said.close()
 
-    def kill(self) -> None:
-        """End it at once, whatever it is doing."""
-        self._process.kill()
-        self.close()
-
     def _died(self) -> BuildFailedError:
         code = self._process.wait()
         said = self._last_words()

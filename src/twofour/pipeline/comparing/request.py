@@ -35,7 +35,6 @@ class BuildPlanRequest:
     sparse_weights: bool
     options: BuildOptions
     examples: Path
-    timing_cache: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +59,6 @@ class OpenRequest:
     """The file or source as the settings show it."""
     precision: str
     """Of the file's graph; torch modes say their own."""
-    examples: Path
-    """.npz by input name: what tracing and calibration see."""
     file: Path | None = None
     """ONNX file or plan."""
     torch: TorchRequest | None = None

@@ -12,16 +12,13 @@ from twofour.errors import TwofourError
 from twofour.latency_records import ComparedVariant
 from twofour.pipeline.comparing.live import LiveVariant
 from twofour.pipeline.comparing.planning import Planned
-from twofour.reports.comparison.naming import variant_name
 
 
 def planned_rows(planned: Sequence[Planned], batches: Sequence[int]) -> tuple[ComparedVariant, ...]:
     """Rows as they will be named, without anything measured."""
     return tuple(
-        _without_times(
-            variant_name(p.model.weights, p.engine, p.mode, again=p.again, batch=batch), batch
-        )
-        for p in planned
+        _without_times(row.name_at(batch), batch)
+        for row in planned
         for batch in (batches or (None,))
     )
 
@@ -52,15 +49,8 @@ def timed_row(
     opened = live.opened
     assert opened is not None, "only running variants are timed"
     median_ms = statistics.median(samples) if samples else None
-    planned = live.planned
     return ComparedVariant(
-        name=variant_name(
-            planned.model.weights,
-            planned.engine,
-            planned.mode,
-            again=planned.again,
-            batch=batch if sweep else None,
-        ),
+        name=live.planned.name_at(batch if sweep else None),
         samples_ms=samples,
         median_ms=median_ms,
         p90_ms=percentile(samples, 90) if samples else None,

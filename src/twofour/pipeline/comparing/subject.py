@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from twofour.engines.shapes import parse_shapes
+from twofour.engines.tensorrt.precision import precisions_of
 from twofour.engines.timed.modes import FLAG_OFF, GPU
 from twofour.errors import BadInputError
 from twofour.latency_records import CompareOptions
@@ -134,6 +135,7 @@ def _model_of_run(
     return ComparedModel(
         weights=variant,
         onnx=folder / onnx_name(variant),
+        precision=precisions_of(folder / onnx_name(variant)).in_words,
         plans=_plans(folder) if variant == SPARSE else {},
         torch=torch,
         dense=variant == DENSE,
@@ -164,12 +166,7 @@ def _with_shapes(build: BuildOptions, options: CompareOptions) -> BuildOptions:
 
 def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Subject:
     models = tuple(
-        ComparedModel(
-            weights=label,
-            onnx=path if path.suffix.lower() == ".onnx" else None,
-            plans={GPU: path} if path.suffix.lower() in _PLANS else {},
-        )
-        for label, path in zip(_labels(paths), paths, strict=True)
+        _model_of_file(label, path) for label, path in zip(_labels(paths), paths, strict=True)
     )
     folder = out or RUNS / safe_name("-".join(["compare", *(m.weights for m in models[:3])]))
     return Subject(
@@ -182,6 +179,12 @@ def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) 
         build=_with_shapes(BuildOptions(), options),
         made_up=options.inputs is None and not options.input_shapes,
     )
+
+
+def _model_of_file(label: str, path: Path) -> ComparedModel:
+    if path.suffix.lower() in _PLANS:
+        return ComparedModel(weights=label, plans={GPU: path})
+    return ComparedModel(weights=label, onnx=path, precision=precisions_of(path).in_words)
 
 
 def _labels(paths: Sequence[Path]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from twofour.engines.buildlog.layer_information import read_profile
 from twofour.engines.latency import percentile
+from twofour.engines.tensorrt.precision import precisions_of
 from twofour.engines.trtexec import AGAIN, DENSE
 from twofour.errors import BadInputError
 from twofour.latency_records import (
@@ -22,7 +23,6 @@ from twofour.latency_records import (
 )
 from twofour.log_records import Build, LayerProfile
 from twofour.pipeline.comparing.passes import EmittedTimes, EngineTimes, read_emitted_times
-from twofour.pipeline.comparing.preparing import precision_word
 from twofour.pipeline.emitting import read_emitted
 from twofour.pipeline.evidence import read_build
 from twofour.pipeline.onnx_io import describe
@@ -133,7 +133,7 @@ def _batch(read: _Emitted) -> int | None:
 def _precision(read: _Emitted) -> str:
     """Of the graph, which may have stayed on the other machine."""
     try:
-        return precision_word(read.folder / read.record.onnx)
+        return precisions_of(read.folder / read.record.onnx).in_words
     except BadInputError:
         return "unknown"
 

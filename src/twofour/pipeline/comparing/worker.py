@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from twofour.engines.timed.memory import peak_resident_bytes, reset_peak
-from twofour.errors import BadInputError, BuildFailedError, TwofourError
+from twofour.errors import BuildFailedError, TwofourError
 from twofour.pipeline.comparing.request import (
     BuildPlanRequest,
     Memory,
@@ -24,6 +24,7 @@ from twofour.pipeline.comparing.request import (
     OpenRequest,
     QuantizeRequest,
 )
+from twofour.pipeline.predictor import predictor
 
 if TYPE_CHECKING:
     from twofour.engines.timed.protocol import ModeStatus, TimedModel
@@ -51,11 +52,12 @@ class Worker:
 
         started = time.perf_counter()
         self._model = open_variant(request)
+        open_s = time.perf_counter() - started
         return Opened(
             settings=self._model.settings,
             inputs=self._model.inputs,
             size_bytes=self._model.size_bytes,
-            open_s=time.perf_counter() - started,
+            open_s=open_s,
         )
 
     def statuses(self, engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
@@ -105,14 +107,7 @@ class Worker:
         from twofour.pipeline.sources.metric import load_metric, run_metric
 
         names = [tensor.name for tensor in self._opened.inputs]
-
-        def predict(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-            if len(arrays) != len(names):
-                raise BadInputError(
-                    f"predict was given {len(arrays)} arrays, the model takes {len(names)}: {names}"
-                )
-            return tuple(self._opened.outputs(dict(zip(names, arrays, strict=True))).values())
-
+        predict = predictor(names, self._opened.outputs)
         return run_metric(load_metric(reference), predict, seed=seed)
 
     def check_metric(self, reference: str) -> None:
@@ -147,16 +142,16 @@ def _run_for(seconds: float, model: TimedModel) -> None:
             return
 
 
-def settle() -> None:
-    """Wait until this process is idle, 20 ms at most.
+def settle(cpu_s: Callable[[], float] = time.process_time) -> None:
+    """Wait until this process is idle by its own clock `cpu_s`, 20 ms at most.
 
     Thread pools go on spinning after a run and would take cores from the next variant.
     """
     deadline = time.perf_counter() + _MOST_WAITING_S
     while time.perf_counter() < deadline:
-        before = time.process_time()
+        before = cpu_s()
         time.sleep(_QUIET_S)
-        if time.process_time() - before < _BUSY_PART * _QUIET_S:
+        if cpu_s() - before < _BUSY_PART * _QUIET_S:
             return
 
 

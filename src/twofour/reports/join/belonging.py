@@ -8,6 +8,7 @@ from twofour.log_records import Build, BuildOutcome, SparsityFlag
 from twofour.records import EligibilityReport, Evidence, Reason, ReasonCode, Verdict, VerdictName
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.sightings import DENSE_LOG, LAYER_INFORMATION, LOG, Sightings, Source
+from twofour.reports.telling_errors import telling_errors
 from twofour.reports.words import count
 
 _ERROR_SHOWN = 300
@@ -86,10 +87,8 @@ def set_aside(row: Verdict, why: NoEvidence) -> Verdict:
 
 def _failed(build: Build) -> NoEvidence:
     where, what = build.last_line, "no error is in the log"
-    if build.errors:
-        first = next(
-            (e for e in build.errors if not e.text.rstrip().endswith(":")), build.errors[0]
-        )
+    if errors := telling_errors(build.errors):
+        first = errors[0]
         where, what = first.line, " ".join(first.text.split())[:_ERROR_SHOWN]
     message = "the build failed: there is no engine that could tell"
     return NoEvidence(
