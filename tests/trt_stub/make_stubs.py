@@ -1,7 +1,7 @@
 """Stand-in libraries that let the TensorRT bindings wheel be imported without TensorRT.
 
 The bindings' pybind11 module is linked against libnvinfer, libnvinfer_plugin and libnvonnxparser,
-yet only about nine C entry points of them are undefined in it; the rest is reached through the
+yet only about a dozen entry points of them are undefined in it; the rest is reached through the
 vtables of objects that those return. Stand-ins whose entry points all return null are enough to
 import the module, with every class, signature and enum value real. Nothing can be built with it:
 every factory returns null, which is also what TensorRT does on a machine without a GPU.
@@ -17,7 +17,8 @@ import subprocess
 from pathlib import Path
 
 _NEEDED = re.compile(r"\(NEEDED\).*\[(libnv[^\]]*)\]")
-_ENTRY_POINT = re.compile(r"[A-Za-z]\w*(?:Infer|NvOnnx|Plugin)\w*")
+_ENTRY_POINT = re.compile(r"[A-Za-z]\w*(?:Infer|NvOnnx|Plugin)\w*|_ZN\d+nv(?:uff|caffe)parser\w+")
+"""The parsers of UFF and Caffe, which only 8.6 has, have C++ names."""
 
 _PRELOAD = '''"""Loads the stand-in libraries; the bindings import this package first."""
 

@@ -1,9 +1,9 @@
-"""Install the bindings of both TensorRT majors, each importable as `tensorrt` over stand-ins.
+"""Install the bindings of three TensorRT majors, each importable as `tensorrt` over stand-ins.
 
     python tests/trt_stub/prepare.py build
 
-writes build/trt10 and build/trt11, each to be put on PYTHONPATH, with a `.ready` file in each when
-it is whole. What is ready for this Python already is left alone.
+writes build/trt8, build/trt10 and build/trt11, each to be put on PYTHONPATH, with a `.ready` file
+in each when it is whole. What is ready for this Python already is left alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from make_stubs import make_stubs
 
 BINDINGS = {
+    "trt8": "tensorrt-bindings==8.6.1",
     "trt10": "tensorrt-cu12-bindings==10.16.1.11",
     "trt11": "tensorrt-cu13-bindings==11.4.0.106",
 }
@@ -48,7 +49,7 @@ def prepare(folder: Path, requirement: str) -> None:
 
 
 def main(target: str) -> None:
-    """Make both majors importable below `target`."""
+    """Make all of them importable below `target`."""
     for name, requirement in BINDINGS.items():
         prepare(Path(target, name), requirement)
 

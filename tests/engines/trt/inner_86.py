@@ -1,10 +1,10 @@
-"""What is different on TensorRT 8.6, against the module of shim86.py; run by test_bindings.py."""
+"""What is different on TensorRT 8.6, against its real bindings; run by test_bindings.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import NonCallableMock
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -13,10 +13,11 @@ import onnx
 import pytest
 import tensorrt as trt
 from onnx import TensorProto, helper, numpy_helper
-from trt_fakes import FakeBuild
+from trt_fakes import FakeBuild, spec
 
 from twofour.engines.protocol import BuildRequest, say_nothing
 from twofour.engines.tensorrt.engine import TensorRtEngine
+from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records import BuildOptions, VariantBuild
 
@@ -62,6 +63,19 @@ def test_the_version_and_what_it_lacks_are_those_of_86() -> None:
     assert not hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
 
+def test_the_status_quotes_the_cuda_failure_that_86_logs_as_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def without_gpu(logger: Any) -> Any:
+        logger.log(trt.ILogger.WARNING, "Unable to determine GPU memory usage")
+        logger.log(trt.ILogger.WARNING, "CUDA initialization failure with error: 35. Please check")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    monkeypatch.setattr(trt, "Builder", without_gpu)
+    why_not = tensorrt_status().why_not or ""
+    assert "(CUDA initialization failure with error: 35. Please check)" in why_not
+
+
 def test_a_float32_model_needs_no_precision_flag(tmp_path: Path, fake: FakeBuild) -> None:
     result = build(tmp_path, model(np.ones((16, 16), np.float32)))
     assert fake.flags == {trt.BuilderFlag.TF32, trt.BuilderFlag.SPARSE_WEIGHTS}
@@ -96,13 +110,16 @@ def test_a_bfloat16_model_fails_with_what_to_do(tmp_path: Path, fake: FakeBuild)
 
 def test_there_is_no_progress_monitor_to_set(tmp_path: Path, fake: FakeBuild) -> None:
     build(tmp_path, model(np.ones((16, 16), np.float32)))
-    assert isinstance(fake.config.progress_monitor, NonCallableMock), "never assigned"
+    with pytest.raises(AttributeError):
+        fake.config.progress_monitor  # noqa: B018  # the bindings have no such attribute
 
 
 def test_a_parser_error_is_told_by_the_index_of_its_node(tmp_path: Path, fake: FakeBuild) -> None:
     fake.parser.parse_from_file.return_value = False
     fake.parser.num_errors = 1
-    fake.parser.get_error.return_value = SimpleNamespace(desc=lambda: "bad", node=lambda: 3)
+    error = spec("ParserError")
+    error.desc.return_value, error.node.return_value = "bad", 3
+    fake.parser.get_error.return_value = error
     with pytest.raises(BuildFailedError, match="node 3: bad"):
         build(tmp_path, model(np.ones((16, 16), np.float32)))
 

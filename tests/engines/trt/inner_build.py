@@ -7,36 +7,20 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorrt as trt
-from trt_fakes import PLAN, FakeBuild, onnx_file, spec
+from trt_fakes import PLAN, FakeBuild, request_for
 
-from twofour.engines.protocol import BuildRequest, say_nothing
+from twofour.engines.protocol import say_nothing
 from twofour.engines.shapes import parse_shapes
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.records import BuildOptions
-
-MAJOR = int(trt.__version__.split(".")[0])
 
 
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
     return FakeBuild(monkeypatch)
-
-
-def request_for(folder: Path, *, sparse: bool = True, **options: Any) -> BuildRequest:
-    return BuildRequest(
-        variant="sparse" if sparse else "dense",
-        onnx=onnx_file(folder),
-        folder=folder,
-        sparse_weights=sparse,
-        options=BuildOptions(**options),
-        inputs={"x": np.ones((8, 16), np.float32)},
-        timing_cache=folder / "timing.cache",
-    )
 
 
 def test_without_a_gpu_the_status_says_so_with_the_bindings_own_words() -> None:
@@ -99,14 +83,6 @@ def test_sparse_weights_are_allowed_for_the_sparse_variant_alone(
     assert build.flags == {trt.BuilderFlag.TF32, *others}
     log = (tmp_path / f"{result.variant}.log").read_text()
     assert f"] [I] Sparsity: {'Enabled' if sparse else 'Disabled'}\n" in log
-
-
-def test_the_network_is_strongly_typed_and_has_no_precision_flag(
-    tmp_path: Path, build: FakeBuild
-) -> None:
-    TensorRtEngine().build(request_for(tmp_path), say_nothing)
-    assert build.network_flags == {10: 1 << 1, 11: 1 << 0}[MAJOR]
-    assert not {"FP16", "BF16", "INT8", "FP8"} & {flag.name for flag in build.flags}
 
 
 def test_the_options_reach_the_builder_configuration(tmp_path: Path, build: FakeBuild) -> None:
@@ -175,69 +151,6 @@ def test_the_log_holds_all_five_severities_in_tensorrts_own_format(
     assert found == list(zip("FEWIV", names, strict=True))
     assert f"with TensorRT {trt.__version__}" in log.splitlines()[0]
     assert capfd.readouterr() == ("", ""), "nothing is printed"
-
-
-def test_build_phases_reach_the_caller_and_the_monitor_answers_true(
-    tmp_path: Path, build: FakeBuild
-) -> None:
-    told: list[tuple[str, int | None, int | None]] = []
-
-    def report(text: str, done: int, total: int | None) -> None:
-        told.append((text, done, total))
-
-    TensorRtEngine().build(request_for(tmp_path), report)
-    phases = [(done, total) for text, done, total in told if text == "Building Engine"]
-    assert phases == [(0, 1000), (500, 1000), (1000, 1000), (1000, 1000)]
-    assert build.monitor_answers == [True, True]
-
-
-def test_a_progress_display_that_fails_does_not_fail_the_build(
-    tmp_path: Path, build: FakeBuild
-) -> None:
-    def broken(text: str, *_: int | None) -> None:
-        if text == "Building Engine":
-            raise ValueError("no terminal")
-
-    TensorRtEngine().build(request_for(tmp_path), broken)
-    assert build.monitor_answers == [True, True]
-    assert "no terminal" in (tmp_path / "sparse.log").read_text()
-
-
-def test_ctrl_c_in_a_message_cancels_at_the_next_step(tmp_path: Path, build: FakeBuild) -> None:
-    build.messages = [("INFO", "anything")]
-    build.plan = None
-
-    def interrupt(_text: str, done: int, _total: int | None) -> None:
-        if done == 500:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        TensorRtEngine().build(request_for(tmp_path), interrupt)
-    assert build.monitor_answers == [False, False]
-    assert not (tmp_path / "sparse.plan").exists()
-
-
-def test_a_model_the_parser_refuses_fails_with_the_parsers_words(
-    tmp_path: Path, build: FakeBuild
-) -> None:
-    error = spec("ParserError")
-    error.desc.return_value = "no importer registered for op: Nope"
-    error.node_name.return_value, error.node_operator.return_value = "bad", "Nope"
-    build.parser.parse_from_file.return_value = False
-    build.parser.num_errors = 1
-    build.parser.get_error.return_value = error
-    with pytest.raises(BuildFailedError, match=r"node 'bad' \(Nope\): no importer registered"):
-        TensorRtEngine().build(request_for(tmp_path), say_nothing)
-
-
-def test_an_error_of_the_whole_file_names_no_node(tmp_path: Path, build: FakeBuild) -> None:
-    error = spec("ParserError")
-    error.desc.return_value, error.node_name.return_value = "Failed to parse the ONNX model.", ""
-    build.parser.parse_from_file.return_value = False
-    build.parser.num_errors = 1
-    build.parser.get_error.return_value = error
-    with pytest.raises(BuildFailedError, match=r"sparse\.onnx: Failed to parse the ONNX model\."):
-        TensorRtEngine().build(request_for(tmp_path), say_nothing)
 
 
 def test_a_parser_without_words_still_fails_the_build(tmp_path: Path, build: FakeBuild) -> None:

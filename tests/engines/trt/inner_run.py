@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-import tensorrt as trt
 from trt_fakes import PLAN, FakeBuild, FakeRun, onnx_file
 
 from twofour.engines.protocol import BuildRequest, say_nothing
@@ -39,16 +37,6 @@ def test_outputs_are_computed_from_the_inputs_of_each_call(
     np.testing.assert_array_equal(outputs["y"], 2 * x)
     assert outputs["y"].dtype == np.float32
     np.testing.assert_array_equal(engine.run(plan, {"x": x[:1]})["y"], 2 * x[:1])
-
-
-def test_float32_examples_feed_a_bfloat16_engine(
-    engine: TensorRtEngine, plan: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    FakeRun(monkeypatch, dtype=trt.bfloat16)
-    x = np.full((2, 16), 1.5, np.float32)
-    y = engine.run(plan, {"x": x})["y"]
-    assert y.dtype == ml_dtypes.bfloat16
-    np.testing.assert_array_equal(y.astype(np.float32), 3.0)
 
 
 def test_inputs_with_other_names_are_bad_input(

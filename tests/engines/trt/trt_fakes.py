@@ -17,6 +17,9 @@ import polygraphy.cuda.cuda
 import pytest
 import tensorrt as trt
 
+from twofour.engines.protocol import BuildRequest
+from twofour.records import BuildOptions
+
 CLASSES = dict(vars(trt))
 """Of the bindings as they were imported: tests replace some of them."""
 PLAN = b"a serialized plan"
@@ -25,7 +28,10 @@ LAYERS = {"Layers": [{"Name": "fc", "TacticName": "sm80_xmma_sparse_gemm"}], "Bi
 
 def spec(name: str) -> Any:
     """An instance with exactly the attributes and signatures of that class of the bindings."""
-    return create_autospec(CLASSES[name], spec_set=True, instance=True)
+    instance = create_autospec(CLASSES[name], spec_set=True, instance=True)
+    if hasattr(CLASSES[name], "__enter__"):
+        instance.__enter__.return_value = instance  # as those of 8.6 do
+    return instance
 
 
 class FakeBuild:
@@ -115,9 +121,9 @@ class FakeBuild:
         assert config is self.config
         for severity, text in self.messages:
             self.logger.log(getattr(trt.ILogger, severity), text)
-        monitor: Any = config.progress_monitor
         if not hasattr(trt, "IProgressMonitor"):
             return self.plan
+        monitor: Any = config.progress_monitor
         assert isinstance(monitor, trt.IProgressMonitor)
         monitor.phase_start("Building Engine", None, 2)
         self.monitor_answers.append(monitor.step_complete("Building Engine", 0))
@@ -179,6 +185,8 @@ class FakeRun:
     def _engine(self) -> Any:
         engine = spec("ICudaEngine")
         engine.num_io_tensors = 2
+        if hasattr(trt.ICudaEngine, "__len__"):  # 8.6: its bindings, and an empty one is false
+            engine.__len__.return_value = 2
         engine.get_tensor_name.side_effect = ["x", "y"].__getitem__
         modes = {"x": trt.TensorIOMode.INPUT, "y": trt.TensorIOMode.OUTPUT}
         engine.get_tensor_mode.side_effect = modes.__getitem__
@@ -241,3 +249,15 @@ def onnx_file(folder: Path) -> Path:
     path = folder / "sparse.onnx"
     path.write_bytes(b"")
     return path
+
+
+def request_for(folder: Path, *, sparse: bool = True, **options: Any) -> BuildRequest:
+    return BuildRequest(
+        variant="sparse" if sparse else "dense",
+        onnx=onnx_file(folder),
+        folder=folder,
+        sparse_weights=sparse,
+        options=BuildOptions(**options),
+        inputs={"x": np.ones((8, 16), np.float32)},
+        timing_cache=folder / "timing.cache",
+    )

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from twofour.engines.tensorrt.logger import MessageLog
 from twofour.errors import BuildFailedError
 
-# How pybind11 words a factory that returned null, as trt.Builder and trt.Runtime do without a GPU
+# How pybind11 words a factory that returned null, as trt.Builder does without a GPU. trt.Runtime of
+# 8.6.0 ends the process there, so a builder is tried first (status.py)
 NULL_FACTORY = "factory function returned nullptr"
 
 

@@ -18,6 +18,8 @@ from twofour.version import __version__
 # The letters of trt.Logger's own output
 _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V"}
 _ERRORS_SHOWN = 3
+_NO_CUDA = "CUDA initialization failure"
+"""What keeps a builder from being created; 8.6 says it as a warning, 10 and 11 as an error."""
 
 
 class MessageLog:
@@ -34,7 +36,7 @@ class MessageLog:
     def message(self, severity: str, text: str) -> None:
         """One message of TensorRT, by the name of its severity; never raises for a full disk."""
         letter = _LETTERS.get(severity, "V")
-        if letter in "FE":
+        if letter in "FE" or text.startswith(_NO_CUDA):
             self.errors.append(text.strip())
         self._write(f"[TRT] [{letter}] {text}", flush=letter in "FE")
 
