@@ -58,7 +58,12 @@ PrecisionOption = Annotated[
     ),
 ]
 Opset = Annotated[
-    int | None, typer.Option("--opset", help="ONNX opset.", show_default="20; bfloat16: 22")
+    int | None,
+    typer.Option(
+        "--opset",
+        help="ONNX opset; TensorRT 8.6 reads up to 17.",
+        show_default="20; bfloat16: 22",
+    ),
 ]
 StaticBatch = Annotated[
     bool, typer.Option("--static-batch", help="Fix the batch at that of the example inputs.")

@@ -22,6 +22,7 @@ from twofour.export.example_inputs import (
     with_two_rows,
 )
 from twofour.export.io_names import name_batch, name_outputs
+from twofour.export.older_opset import OLDEST_OF_TORCH, to_older_opset
 from twofour.export.precision import TORCH_DTYPES
 from twofour.export.quiet import quiet
 from twofour.records import ExportOptions, Precision
@@ -61,6 +62,9 @@ def trace(module: nn.Module, call: Call, options: ExportOptions) -> ir.Model:
             model = _export(module, call, options, dynamic_batch(call) if dynamic else None)
         except Exception as error:
             raise _explained(module, (given, call), error, options) from error
+    if options.opset is not None and options.opset < OLDEST_OF_TORCH:
+        with quiet():
+            to_older_opset(model, options.opset)
     _check_opset(model, options)
     if dynamic:
         _check_dynamic(module, model)
@@ -105,11 +109,11 @@ def _opset(options: ExportOptions) -> int | None:
             f"opset {options.opset} has no bfloat16 convolution",
             hint=f"bfloat16 needs opset {BFLOAT16_OPSET} or later, or choose float16",
         )
-    return options.opset
+    return max(options.opset, OLDEST_OF_TORCH)
 
 
 def _check_opset(model: ir.Model, options: ExportOptions) -> None:
-    """Torch keeps its own oldest opset, with a warning only, where it cannot convert to less."""
+    """An opset that the converter knows no way to leaves the model in the one it had."""
     written = model.opset_imports.get("")
     if options.opset not in (None, written):
         raise BadInputError(

@@ -27,7 +27,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
     return FakeBuild(monkeypatch)
 
 
-def model(weight: npt.NDArray[np.generic], *, quantized: bool = False) -> onnx.ModelProto:
+def model(
+    weight: npt.NDArray[np.generic], *, quantized: bool = False, opset: int = 17
+) -> onnx.ModelProto:
     kind = helper.np_dtype_to_tensor_dtype(weight.dtype)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     constants = [numpy_helper.from_array(weight, "w")]
@@ -40,7 +42,7 @@ def model(weight: npt.NDArray[np.generic], *, quantized: bool = False) -> onnx.M
         nodes.insert(0, helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]))
     tensors = [helper.make_tensor_value_info(name, kind, ["n", 16]) for name in "xy"]
     graph = helper.make_graph(nodes, "g", tensors[:1], tensors[1:], constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
 
 
 def build(folder: Path, proto: onnx.ModelProto) -> VariantBuild:
@@ -122,6 +124,16 @@ def test_a_parser_error_is_told_by_the_index_of_its_node(tmp_path: Path, fake: F
     fake.parser.get_error.return_value = error
     with pytest.raises(BuildFailedError, match="node 3: bad"):
         build(tmp_path, model(np.ones((16, 16), np.float32)))
+
+
+@pytest.mark.parametrize(("opset", "told"), [(17, False), (18, True)])
+def test_a_file_that_86_cannot_parse_is_asked_for_in_an_opset_that_it_reads(
+    opset: int, told: bool, tmp_path: Path, fake: FakeBuild
+) -> None:
+    fake.parser.parse_from_file.return_value = False
+    with pytest.raises(BuildFailedError) as failure:
+        build(tmp_path, model(np.ones((16, 16), np.float32), opset=opset))
+    assert ("export with --opset 17" in (failure.value.hint or "")) is told
 
 
 @pytest.mark.usefixtures("fake")

@@ -20,6 +20,8 @@ from twofour.records import ShapeProfile, TensorShape
 from twofour.store import atomic_file
 
 DYNAMIC = "?"
+NEWEST_OPSET_OF_8 = 17
+"""Of the ONNX parser in TensorRT 8.5 and 8.6 (operators.md of onnx-tensorrt, release/8.6-GA)."""
 _ERRORS_SHOWN = 3
 
 
@@ -75,7 +77,22 @@ def parse(trt: ModuleType, network: Untyped, onnx: Path, log: MessageLog) -> Unt
         return parser
     errors = [_parser_error(parser.get_error(index)) for index in range(parser.num_errors)]
     reason = "; ".join(errors[:_ERRORS_SHOWN]) or log.why("the parser gives no reason")
-    raise BuildFailedError(f"TensorRT cannot parse {onnx}: {reason}")
+    raise BuildFailedError(f"TensorRT cannot parse {onnx}: {reason}", hint=_opset_hint(trt, onnx))
+
+
+def _opset_hint(trt: ModuleType, onnx: Path) -> str | None:
+    """What to do where the file's opset is newer than the parser of 8.x."""
+    from twofour.graph_files import parse_model
+
+    if is_strongly_typed(trt):
+        return None
+    opset = max((o.version for o in parse_model(onnx).opset_import if not o.domain), default=0)
+    if opset <= NEWEST_OPSET_OF_8:
+        return None
+    return (
+        f"TensorRT {trt.__version__} reads opset {NEWEST_OPSET_OF_8} and older, "
+        f"this file has {opset}: export with --opset {NEWEST_OPSET_OF_8}"
+    )
 
 
 def _parser_error(error: Untyped) -> str:
