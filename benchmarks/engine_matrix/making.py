@@ -1,0 +1,80 @@
+"""The ONNX files: dense, opset 17, float16 with float32 inputs and outputs, and INT8."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from engine_matrix.plan import FLOAT16, INT8, MODELS
+from engine_matrix.sweep import CHAINS, OPSET, write_sweep
+
+DENSE = "dense.onnx"
+_HERE = Path(__file__).parent
+_REAL = ("resnet50", "bert_base", "vit_base")
+"""Of real_models.py; the others are of nets.py."""
+_CALIBRATION_ROWS = 2
+
+
+def make(nets: Sequence[str], target: Path, precisions: Sequence[str]) -> list[str]:
+    """Write what is missing below `target`; gives what failed, with its last words."""
+    failures = []
+    for net in nets:
+        for precision in precisions:
+            folder = target / f"{net}-{precision}"
+            if (folder / DENSE).is_file():
+                continue
+            try:
+                _make_one(net, precision, target)
+            except Exception as error:  # noqa: BLE001  # the other networks are wanted all the same
+                failures.append(f"{folder.name}: {error}")
+    return failures
+
+
+def _make_one(net: str, precision: str, target: Path) -> None:
+    folder = target / f"{net}-{precision}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if precision == INT8:
+        from engine_matrix.quantized import quantize
+
+        source = target / f"{net}-{FLOAT16}" / DENSE
+        quantize(source, folder / DENSE, _examples(source))
+    elif net in MODELS:
+        file = _HERE.parent / "real_models.py" if net in _REAL else _HERE / "nets.py"
+        _export(f"{file}:{net}", folder)
+    else:
+        write_sweep(CHAINS[net.removeprefix("sweep_")], folder / DENSE)
+
+
+def _export(source: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "twofour", "export", source, "--out", str(folder)]
+    options = ["--opset", str(OPSET), "--precision", FLOAT16, "--quiet"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip())
+
+
+def _examples(model: Path) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for name, dtype, shape in inputs_of(model):
+        dims = [_CALIBRATION_ROWS, *shape[1:]]
+        whole = np.issubdtype(dtype, np.integer)
+        array = rng.integers(0, 1000, dims) if whole else rng.standard_normal(dims)
+        arrays[name] = array.astype(dtype)
+    return arrays
+
+
+def inputs_of(model: Path) -> list[tuple[str, np.dtype, list[int]]]:
+    """Name, type and shape of each input; a dynamic dimension is 0."""
+    graph = onnx.load(model, load_external_data=False).graph
+    found = []
+    for value in graph.input:
+        tensor = value.type.tensor_type
+        dims = [dim.dim_value for dim in tensor.shape.dim]
+        found.append((value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type), dims))
+    return found

@@ -1,0 +1,102 @@
+"""Runs of twofour's own commands, one for each case, until the budget is spent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from engine_matrix.making import DENSE, inputs_of
+from engine_matrix.plan import Case
+
+REPORT, LATENCY = "report.md", "latency.json"
+"""What the commands leave last."""
+_LAST_WORDS = 600
+Command = Callable[[Case, Path, Path], list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a command for one case ended."""
+
+    case: str
+    command: str
+    exit_code: int | None
+    """None: it was stopped at its time limit, or not begun."""
+    seconds: float
+    said: str
+
+
+def build_command(case: Case, nets: Path, engines: Path) -> list[str]:
+    """The main job on a dense ONNX file: pruned, validated, built twice, reported."""
+    model = nets / case.folder / DENSE
+    sizes = {name: (case.batch, *dims[1:]) for name, _, dims in inputs_of(model)}
+    shapes = ",".join(f"{name}={'x'.join(map(str, dims))}" for name, dims in sizes.items())
+    out = ["--out", str(engines / case.name), "--quiet"]
+    # chains of grouped convolutions have nothing that sparse math is known to use
+    everything = ["--all-layers"] if case.net.startswith("sweep_") else []
+    return ["prune-export-build", str(model), "--shapes", shapes, *everything, *out]
+
+
+def compare_command(case: Case, _nets: Path, engines: Path) -> list[str]:
+    """Sparse against dense engine, and the twin that gives the noise."""
+    modes = "tensorrt:gpu,tensorrt:gpu-sparsity-off"
+    folder = str(engines / case.name)
+    return ["compare", folder, "--engines", modes, "--time-limit", "12", "--quiet"]
+
+
+def run_all(
+    cases: Sequence[Case],
+    command: Command,
+    folders: tuple[Path, Path],
+    *,
+    engine: str,
+    budget_s: float,
+    result: str,
+) -> list[Outcome]:
+    """Each case whose `result` is not there yet; the outcomes are also kept beside the engines."""
+    nets, engines = folders
+    deadline = time.monotonic() + budget_s
+    outcomes = []
+    for case in cases:
+        needed = nets / case.folder / DENSE if result == REPORT else engines / case.name / REPORT
+        if (engines / case.name / result).is_file() or not needed.is_file():
+            continue
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            break
+        arguments = command(case, nets, engines)
+        if arguments[0] == "prune-export-build":
+            arguments += ["--engine", engine]
+        outcomes.append(_run(case, arguments, left_s))
+        _keep(engines, outcomes[-1])
+    return outcomes
+
+
+def _run(case: Case, arguments: list[str], limit_s: float) -> Outcome:
+    started = time.monotonic()
+    command = [sys.executable, "-m", "twofour", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+        code, said = done.returncode, done.stderr
+    except subprocess.TimeoutExpired:
+        code, said = None, f"stopped after {limit_s:.0f} s, the rest of the budget"
+    outcome = Outcome(
+        case=case.name,
+        command=arguments[0],
+        exit_code=code,
+        seconds=round(time.monotonic() - started, 1),
+        said=said.strip()[-_LAST_WORDS:],
+    )
+    print(case.name, outcome.exit_code, f"{outcome.seconds} s", outcome.said, file=sys.stderr)
+    return outcome
+
+
+def _keep(engines: Path, outcome: Outcome) -> None:
+    engines.mkdir(parents=True, exist_ok=True)
+    with (engines / "outcomes.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(outcome)) + "\n")

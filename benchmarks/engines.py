@@ -1,0 +1,88 @@
+"""Sparse and dense TensorRT engines of many networks on one GPU, and what comes of each layer.
+
+    python3 benchmarks/engines.py make --out nets                    # needs torch, transformers
+    python3 benchmarks/engines.py build nets --out engines --budget 480
+    python3 benchmarks/engines.py compare nets --out engines --budget 300
+    python3 benchmarks/engines.py pack engines --to results          # results-0.tar, ...
+    python3 benchmarks/engine_evidence.py engines                    # the rules against all that
+
+`make` writes dense ONNX files: chains of convolutions and products over every pair of channel
+counts from 16 to 2048, ResNet-50, ResNeXt-50, MobileNetV2, a U-Net, BERT-base and ViT-base, with
+random weights, float16 and INT8. `build` runs twofour's main job on each (prune, validate, two
+engines, report) and `compare` its comparison, in the order of engine_matrix/plan.py; both go on
+where they were stopped and end with their budget of seconds. `build`, `compare` and `pack` need
+neither torch nor ONNX Runtime. `--engine onnxruntime` runs all of it without a GPU, to try it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine_matrix.making import make
+from engine_matrix.packing import pack
+from engine_matrix.plan import FLOAT16, INT8, NETS, Case, cases
+from engine_matrix.running import LATENCY, REPORT, build_command, compare_command, run_all
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 1 where a network could not be made or a command failed."""
+    arguments = _parser().parse_args(argv)
+    if arguments.command == "make":
+        failures = make(arguments.only or NETS, arguments.out, arguments.precision)
+        print(*failures, sep="\n", end="" if not failures else "\n", file=sys.stderr)
+        return int(bool(failures))
+    if arguments.command == "pack":
+        for archive in pack(arguments.engines, arguments.to, arguments.limit << 20):
+            print(archive)
+        return 0
+    return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    building = arguments.command == "build"
+    outcomes = run_all(
+        _chosen(arguments),
+        build_command if building else compare_command,
+        (arguments.nets, arguments.out),
+        engine=arguments.engine,
+        budget_s=arguments.budget,
+        result=REPORT if building else LATENCY,
+    )
+    return int(any(outcome.exit_code for outcome in outcomes))
+
+
+def _chosen(arguments: argparse.Namespace) -> list[Case]:
+    return [
+        case
+        for case in cases()
+        if case.net in (arguments.only or NETS)
+        and case.precision in arguments.precision
+        and case.batch in arguments.batch
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("make", "build", "compare"):
+        command = commands.add_parser(name)
+        if name != "make":
+            command.add_argument("nets", type=Path)
+            command.add_argument("--budget", type=float, default=480, help="seconds")
+            command.add_argument("--engine", default="tensorrt")
+            command.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64])
+        command.add_argument("--out", type=Path, required=True)
+        command.add_argument("--only", nargs="+", choices=NETS)
+        command.add_argument("--precision", nargs="+", default=[FLOAT16, INT8])
+    packer = commands.add_parser("pack")
+    packer.add_argument("engines", type=Path)
+    packer.add_argument("--to", type=Path, required=True)
+    packer.add_argument("--limit", type=int, default=14, help="MiB of an archive")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
