@@ -545,6 +545,7 @@ class TrtexecFolder:
     variants: tuple[TrtexecVariant, ...]
     rounds: TrtexecRounds | None = None
     """None: the script builds and does not time in rounds."""
+    notes: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
 

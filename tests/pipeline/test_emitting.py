@@ -378,6 +378,22 @@ def test_the_command_line_writes_the_folder_and_says_how_to_go_on(tmp_path: Path
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("version", "opset", "told"), [("8.6", 18, True), ("8.6", 17, False), ("10", 18, False)]
+)
+def test_an_opset_that_8_does_not_read_is_told(
+    version: str, opset: int, told: bool, tmp_path: Path
+) -> None:
+    source = model(tmp_path / "m.onnx")
+    proto = onnx.load(source, load_external_data=False)
+    proto.opset_import[0].version = opset
+    onnx.save(proto, source)
+    arguments = ["build", str(source), "--emit-trtexec", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*arguments, "--tensorrt-version", version])
+    assert result.exit_code == 0, result.output
+    assert (f"has {opset}: export with --opset 17" in " ".join(result.stderr.split())) is told
+
+
 def test_the_command_line_prints_the_record_alone_with_json(tmp_path: Path) -> None:
     source = model(tmp_path / "m.onnx")
     result = CliRunner().invoke(

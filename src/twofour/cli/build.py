@@ -63,7 +63,7 @@ def build(
     if emit_trtexec is not None:
         if (engine is not opt.EngineChoice.AUTO or out is not None) and not quiet:
             say("--emit-trtexec builds nothing here: --engine and --out are not used")
-        _emit(onnx, emit_trtexec, options, version=tensorrt_version, json=json)
+        _emit(onnx, emit_trtexec, options, version=tensorrt_version, json=json, quiet=quiet)
     else:
         _build(onnx, out, options, json=json, quiet=quiet)
 
@@ -85,11 +85,15 @@ def _build(onnx: Path, out: Path | None, options: RunOptions, *, json: bool, qui
         say(f"everything is in {folder}")
 
 
-def _emit(onnx: Path, folder: Path, options: RunOptions, *, version: str, json: bool) -> None:
+def _emit(
+    onnx: Path, folder: Path, options: RunOptions, *, version: str, json: bool, quiet: bool
+) -> None:
     from twofour.pipeline.emitting import emit_trtexec
     from twofour.store import to_json
 
     emitted = emit_trtexec(onnx, folder, options, version)
+    for note in () if quiet else emitted.notes:
+        say(f"note: {note}")
     if json:
         show_text(to_json(emitted))
         return

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from twofour.engines.opset_advice import opset_advice
 from twofour.engines.shapes import check_shapes, profiles_for
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.engines.trtexec import ONNX, TrtexecScript, releases_of, trtexec_script
@@ -51,7 +52,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     releases = releases_of(version)
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
-    inputs, _, _ = describe(onnx)
+    inputs, _, opset = describe(onnx)
     build = replace(options.build, shapes=_profiles(options, inputs))
     script = trtexec_script(releases, build, precisions_of(onnx))
     with _fresh_folder(folder):
@@ -66,6 +67,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             options=build,
             variants=script.variants,
             rounds=script.rounds,
+            notes=tuple(filter(None, [opset_advice(releases.major, opset)])),
         )
         _write(folder, script, emitted)
     return emitted

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
+from twofour.engines.opset_advice import opset_advice
 from twofour.engines.protocol import BuildRequest, ProgressCallback, Untyped
 from twofour.engines.shapes import profiles_for
 from twofour.engines.tensorrt.failures import build_failed, failures_named
@@ -20,8 +21,6 @@ from twofour.records import ShapeProfile, TensorShape
 from twofour.store import atomic_file
 
 DYNAMIC = "?"
-NEWEST_OPSET_OF_8 = 17
-"""Of the ONNX parser in TensorRT 8.5 and 8.6 (operators.md of onnx-tensorrt, release/8.6-GA)."""
 _ERRORS_SHOWN = 3
 
 
@@ -81,18 +80,13 @@ def parse(trt: ModuleType, network: Untyped, onnx: Path, log: MessageLog) -> Unt
 
 
 def _opset_hint(trt: ModuleType, onnx: Path) -> str | None:
-    """What to do where the file's opset is newer than the parser of 8.x."""
     from twofour.graph_files import parse_model
 
-    if is_strongly_typed(trt):
+    major = int(trt.__version__.split(".")[0])
+    if major > 8:
         return None
-    opset = max((o.version for o in parse_model(onnx).opset_import if not o.domain), default=0)
-    if opset <= NEWEST_OPSET_OF_8:
-        return None
-    return (
-        f"TensorRT {trt.__version__} reads opset {NEWEST_OPSET_OF_8} and older, "
-        f"this file has {opset}: export with --opset {NEWEST_OPSET_OF_8}"
-    )
+    imports = parse_model(onnx).opset_import
+    return opset_advice(major, max((o.version for o in imports if not o.domain), default=0))
 
 
 def _parser_error(error: Untyped) -> str:
