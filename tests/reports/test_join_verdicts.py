@@ -400,6 +400,11 @@ def test_layers_listed_for_myelin_count_among_those_a_layer_is_missing_from() ->
     log = build(eligible("m", foreign=True), chosen(foreign=True), eligible("b"), chosen())
     a, _, _ = joined(report(big("a"), big("b"), big("m")), build=log).verdicts
     assert a.reasons[0].message.startswith("not among the 2 layers that")
+    assert a.reasons[0].source == (
+        "build.log:3: (foreignNode) (Sparsity) Found 1 layer(s) eligible to use sparse tactics: "
+        "... (1 name); build.log:5: (Sparsity) Found 1 layer(s) eligible to use sparse tactics: "
+        "... (1 name)"
+    )
 
 
 def test_a_failed_build_measures_nothing_and_its_first_error_comes_first() -> None:

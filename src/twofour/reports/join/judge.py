@@ -217,13 +217,15 @@ def _left_out(case: JoinCase) -> Reason | None:
         return None
     own = in_myelin(case.seen) and not is_version_8(around.build)
     lists = around.lists(SparsityKind.ELIGIBLE, foreign=own)
-    both = (*around.lists(SparsityKind.ELIGIBLE, foreign=not own), *lists)
-    listed = {name for line in both for name in line.constituents or line.names or ()}
+    others = around.lists(SparsityKind.ELIGIBLE, foreign=not own)
+    listed = {name for line in (*others, *lists) for name in line.constituents or line.names or ()}
     message = f"not among the {len(listed):,} layers that the builder lists as eligible"
     if len(listed) < 2:
         alone = "not the one layer that the builder lists as eligible"
         message = alone if listed else "the builder lists no layer as eligible"
-    source = line_source(around.file, lists[0])
+    quoted = [next((line for line in part if line.names), None) for part in (others, lists)]
+    lines = [line for line in quoted if line is not None] or lists[:1]
+    source = "; ".join(line_source(around.file, line) for line in lines)
     return Reason(code=ReasonCode.NOT_LISTED, message=message, source=source)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twofour.log_records import SparsityKind, SparsityLine, Tactic
+from twofour.reports import words
 from twofour.reports.join.log_sightings import Mention
 
 _MORE = "..."
@@ -40,7 +41,7 @@ def _words(line: SparsityLine) -> str:
 def _listed(line: SparsityLine, name: str | None) -> str:
     names = line.names or ()
     if name is None:
-        return f" {_MORE} ({len(names)} names)" if names else ""
+        return f" {_MORE} ({words.count(len(names), 'name')})" if names else ""
     before = f"{_MORE}, " if names and names[0] != name else ""
     after = f", {_MORE}" if names and names[-1] != name else ""
     return f" {before}{name}{after}"
