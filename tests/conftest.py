@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from twofour.records import ExportOptions, Precision
 
 if TYPE_CHECKING:
     from export_nets import Exported
 
-# the machine's load must not decide whether a property holds
-settings.register_profile(
-    "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
-settings.load_profile("suite")
+with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is all there is
+    from hypothesis import HealthCheck, settings
+
+    # the machine's load must not decide whether a property holds
+    settings.register_profile(
+        "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    )
+    settings.load_profile("suite")
 
 Golden = Callable[[Path, str], None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regen", action="store_true", help="rewrite the golden files")
+    if importlib.util.find_spec("pytest_timeout") is None:
+        parser.addini("timeout", "of pytest-timeout, which is not here to hold it")
 
 
 @pytest.fixture

@@ -11,11 +11,14 @@ import pytest
 import tensorrt as trt
 from trt_fakes import PLAN, FakeBuild, request_for
 
+from twofour.engines.buildlog.read import parse_lines
 from twofour.engines.protocol import say_nothing
 from twofour.engines.shapes import parse_shapes
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.log_records import SparsityFlag
+from twofour.records import Gpu
 
 
 @pytest.fixture
@@ -170,6 +173,20 @@ def test_a_build_without_a_plan_fails_with_the_logged_errors(
     assert failure.value.exit_code == 5
     assert not (tmp_path / "sparse.plan").exists()
     assert "[E] 10: could not find" in (tmp_path / "sparse.log").read_text()
+
+
+def test_the_log_says_version_and_gpu_also_where_tensorrt_is_silent(
+    tmp_path: Path, build: FakeBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(name="NVIDIA H200", compute_capability=(9, 0), memory_bytes=1, driver=None)
+    monkeypatch.setattr("twofour.engines.tensorrt.engine.find_gpu", lambda: gpu)
+    build.messages = [("INFO", "(Sparsity) Layers eligible for sparse math: fc")]
+    TensorRtEngine().build(request_for(tmp_path), say_nothing)
+    (found,) = parse_lines((tmp_path / "sparse.log").read_text().splitlines())
+    assert found.tensorrt_version == ".".join(trt.__version__.split(".")[:3])
+    assert (found.gpu, found.compute_capability) == ("NVIDIA H200", (9, 0))
+    assert found.sparsity is SparsityFlag.ENABLED
+    assert found.eligible == ("fc",)
 
 
 def test_errors_of_an_earlier_build_do_not_explain_a_later_one(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from twofour.engines.gpu import find_gpu
 from twofour.engines.inputs import at_shapes
 from twofour.engines.latency import no_latency
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
@@ -51,8 +52,7 @@ class TensorRtEngine:
         trt = self._module()
         for stale in (".plan", ".layers.json", ".profile.json"):
             request.file(stale).unlink(missing_ok=True)
-        sparsity = "Enabled" if request.sparse_weights else "Disabled"
-        with build_log(trt, request.file(".log"), (f"Sparsity: {sparsity}",)) as log:
+        with build_log(trt, request.file(".log"), _headlines(trt, request)) as log:
             started = time.perf_counter()
             profiles = build_plan(trt, request, report, log)
             build_s = time.perf_counter() - started
@@ -78,6 +78,17 @@ class TensorRtEngine:
         if not status.can_run:
             raise MissingToolError(f"TensorRT cannot run here: {status.why_not}", hint=status.hint)
         return importlib.import_module("tensorrt")
+
+
+def _headlines(trt: ModuleType, request: BuildRequest) -> tuple[str, ...]:
+    """What trtexec prints too; TensorRT itself tells version and GPU of a process's first build."""
+    gpu = find_gpu()
+    device: tuple[str, ...] = ()
+    if gpu is not None:
+        capability = ".".join(map(str, gpu.compute_capability))
+        device = (f"Selected Device: {gpu.name}", f"Compute Capability: {capability}")
+    sparsity = "Enabled" if request.sparse_weights else "Disabled"
+    return (f"TensorRT version: {trt.__version__}", *device, f"Sparsity: {sparsity}")
 
 
 def _time(
