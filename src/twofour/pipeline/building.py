@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from twofour.engines.gpu import find_gpu
 from twofour.engines.onnxruntime import CannotRunError, OnnxRuntimeEngine
+from twofour.engines.opset_advice import opset_advice
 from twofour.engines.protocol import BuildRequest, Engine
 from twofour.engines.select import AUTO, choose_engine
 from twofour.engines.shapes import check_shapes
 from twofour.errors import BuildFailedError
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, onnx_name
+from twofour.pipeline.onnx_io import describe
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
     BuildResult,
@@ -101,7 +103,7 @@ def build_result(run: Run, chosen: ChosenEngine, variants: tuple[VariantBuild, .
             gpu=find_gpu(),
             options=run.options.build,
             variants=variants,
-            notes=_notes(chosen),
+            notes=tuple(_notes(run, chosen)),
         ), ()
 
     stage = Stage(
@@ -138,10 +140,15 @@ def _left_by(run: Run, variant: str) -> tuple[str, ...]:
     return tuple(name for name in names if run.file(name).is_file())
 
 
-def _notes(chosen: ChosenEngine) -> tuple[str, ...]:
-    if chosen.builds_from_sparse:
-        return (f"both engines were built from {onnx_name(SPARSE)}; {DENSE} had sparsity off",)
-    return (
-        "no TensorRT engine was built: ONNX Runtime ran dense kernels, "
-        "and every verdict is predicted from the rules",
-    )
+def _notes(run: Run, chosen: ChosenEngine) -> Iterator[str]:
+    if not chosen.builds_from_sparse:
+        yield (
+            "no TensorRT engine was built: ONNX Runtime ran dense kernels, "
+            "and every verdict is predicted from the rules"
+        )
+        return
+    yield f"both engines were built from {onnx_name(SPARSE)}; {DENSE} had sparsity off"
+    *_, opset = describe(run.file(onnx_name(SPARSE)))
+    advice = opset_advice(chosen.status.version, opset)
+    if advice is not None:
+        yield advice

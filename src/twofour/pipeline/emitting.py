@@ -67,7 +67,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             options=build,
             variants=script.variants,
             rounds=script.rounds,
-            notes=tuple(filter(None, [opset_advice(releases.major, opset)])),
+            notes=tuple(filter(None, [opset_advice(str(releases), opset)])),
         )
         _write(folder, script, emitted)
     return emitted

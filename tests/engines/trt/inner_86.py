@@ -19,7 +19,8 @@ from twofour.engines.protocol import BuildRequest, say_nothing
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records import BuildOptions, VariantBuild
+from twofour.pipeline.run import run_build
+from twofour.records import BuildOptions, RunOptions, VariantBuild
 
 
 @pytest.fixture
@@ -134,6 +135,18 @@ def test_a_file_that_86_cannot_parse_is_asked_for_in_an_opset_that_it_reads(
     with pytest.raises(BuildFailedError) as failure:
         build(tmp_path, model(np.ones((16, 16), np.float32), opset=opset))
     assert ("export with --opset 17" in (failure.value.hint or "")) is told
+
+
+@pytest.mark.parametrize(("opset", "told"), [(17, False), (18, True)])
+@pytest.mark.usefixtures("fake")
+def test_a_build_of_an_opset_that_86_does_not_read_is_noted(
+    opset: int, told: bool, tmp_path: Path
+) -> None:
+    onnx.save(model(np.ones((16, 16), np.float32), opset=opset), tmp_path / "model.onnx")
+    options = RunOptions(engine="tensorrt")
+    _, built = run_build(tmp_path / "model.onnx", tmp_path / "run", options)
+    assert built.engine.version == trt.__version__
+    assert any("export with --opset 17" in note for note in built.notes) is told
 
 
 @pytest.mark.usefixtures("fake")

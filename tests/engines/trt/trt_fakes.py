@@ -67,7 +67,7 @@ class FakeBuild:
     def _builder(self) -> Any:
         builder = spec("Builder")
         builder.create_network.side_effect = self._create_network
-        builder.create_builder_config.return_value = self.config
+        builder.create_builder_config.side_effect = self._create_config
         profile = spec("IOptimizationProfile")
         profile.set_shape.side_effect = self._set_shape
         builder.create_optimization_profile.return_value = profile
@@ -77,6 +77,10 @@ class FakeBuild:
     def _create_network(self, flags: int = 0) -> Any:
         self.network_flags = flags
         return self.network
+
+    def _create_config(self) -> Any:
+        self.config.num_optimization_profiles = 0
+        return self.config
 
     def _set_shape(self, name: str, *shapes: Any) -> None:
         self.shapes[name] = shapes

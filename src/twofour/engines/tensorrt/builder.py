@@ -82,11 +82,11 @@ def parse(trt: ModuleType, network: Untyped, onnx: Path, log: MessageLog) -> Unt
 def _opset_hint(trt: ModuleType, onnx: Path) -> str | None:
     from twofour.graph_files import parse_model
 
-    major = int(trt.__version__.split(".")[0])
-    if major > 8:
+    if is_strongly_typed(trt):
         return None
     imports = parse_model(onnx).opset_import
-    return opset_advice(major, max((o.version for o in imports if not o.domain), default=0))
+    newest = max((o.version for o in imports if not o.domain), default=0)
+    return opset_advice(trt.__version__, newest)
 
 
 def _parser_error(error: Untyped) -> str:

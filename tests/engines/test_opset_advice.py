@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from twofour.engines.opset_advice import opset_advice
+
+
+@pytest.mark.parametrize("version", ["8.6.0", "8.x from 8.6 on", "9.3.0"])
+def test_before_10_a_newer_opset_is_warned_of(version: str) -> None:
+    advice = opset_advice(version, 18)
+    assert advice is not None
+    assert advice.startswith(f"TensorRT {version} reads opset 17 and older")
+    assert advice.endswith("this file has 18: export with --opset 17")
+
+
+@pytest.mark.parametrize(
+    ("version", "opset"), [("8.6.1", 17), ("10.0.1", 20), ("11.x", 25), (None, 25), ("", 25)]
+)
+def test_nothing_is_said_where_nothing_is_known_to_be_wrong(
+    version: str | None, opset: int
+) -> None:
+    assert opset_advice(version, opset) is None
