@@ -116,7 +116,7 @@ def test_a_parameter_too_large_for_float16_is_named(tmp_path: Path) -> None:
     [
         (1000, Precision.FLOAT32, "opset 1000 is newer than"),
         (20, Precision.BFLOAT16, "opset 20 has no bfloat16 convolution"),
-        (3, Precision.FLOAT32, "torch cannot write this model in opset 3"),
+        (16, Precision.FLOAT32, "opset 16 is older than 17, the oldest that is written"),
     ],
 )
 def test_an_opset_that_cannot_be_written_is_refused(

@@ -391,7 +391,9 @@ def test_an_opset_that_8_does_not_read_is_told(
     arguments = ["build", str(source), "--emit-trtexec", str(tmp_path / "out")]
     result = CliRunner().invoke(app, [*arguments, "--tensorrt-version", version])
     assert result.exit_code == 0, result.output
-    assert (f"has {opset}: export with --opset 17" in " ".join(result.stderr.split())) is told
+    advice = f"has {opset}: export the torch model with --opset 17"
+    assert (advice in " ".join(result.stderr.split())) is told
+    assert (advice in (tmp_path / "out" / "README.txt").read_text()) is told
 
 
 def test_the_command_line_prints_the_record_alone_with_json(tmp_path: Path) -> None:

@@ -69,3 +69,25 @@ def test_a_missing_engine_is_exit_3_with_what_to_install(model: Path, tmp_path: 
     done = _run(("onnxruntime", "tensorrt"), "build", str(model), "--out", str(tmp_path / "r"))
     assert done.returncode == 3
     assert "pip install onnxruntime" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["prune", "model.py:make"],
+        ["export", "model.py:make"],
+        ["prune-export-build", "timm:resnet18"],
+        ["validate", "weights.pt"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_that_needs_torch_says_what_to_install(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text("import torch\n\ndef make(): return torch.nn.Linear(8, 8)\n")
+    (tmp_path / "weights.pt").write_bytes(b"PK")
+    done = _run(_TORCH, *arguments)
+    assert done.returncode == 3, done.stderr
+    assert "the Python package torch" in done.stderr
+    assert "pip install torch" in done.stderr

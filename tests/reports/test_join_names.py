@@ -234,18 +234,18 @@ def test_ten_thousand_layers_and_regions_take_well_under_a_few_seconds() -> None
     nodes = tuple(node(f"/l/{i}/Conv") for i in range(10_000))
     names = [f"/l/{i}/Conv + /l/{i + 1}/Conv" for i in range(0, 10_000, 2)]
     names += ["{ForeignNode[/l/0/Conv.../l/9999/Conv]}"] * 5_000
-    before = time.perf_counter()
+    before = time.process_time()
     found = resolve(names, index_nodes(nodes, {}, names))
-    assert time.perf_counter() - before < 3
+    assert time.process_time() - before < 3
     assert found[0].nodes == (0, 1)
     assert found[-1].region == ()
 
 
 @pytest.mark.parametrize("text", ["PWN(", "a + ", ")", "{ForeignNode[", "(", "...", "a, b || "])
 def test_a_very_long_name_is_split_in_linear_time(text: str) -> None:
-    before = time.perf_counter()
+    before = time.process_time()
     split_name(text * 100_000, KnownNames.of(["a", "x, y + z"]))
-    assert time.perf_counter() - before < 3
+    assert time.process_time() - before < 3
 
 
 def test_nodes_of_one_name_go_to_their_verdicts_by_label_and_else_by_order() -> None:

@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 import typer
 
 from twofour.cli.console import say
-from twofour.errors import INTERRUPTED, TwofourError
+from twofour.errors import INTERRUPTED, MissingToolError, TwofourError
 from twofour.version import __version__
 
 P = ParamSpec("P")
@@ -45,6 +45,8 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
         except TwofourError as error:
             say(f"error: {error}")
             raise typer.Exit(error.exit_code) from None
+        except ModuleNotFoundError as error:
+            raise typer.Exit(_missing(error)) from None
         except KeyboardInterrupt:
             say(
                 _INTERRUPTED.get(
@@ -56,11 +58,30 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
             _silence_stdout()
             raise typer.Exit(0) from None
         except Exception as error:  # noqa: BLE001  # the one place where a bug of ours ends
-            say(f"error: {type(error).__name__}: {error}")
-            say(f"This is a bug in twofour {__version__}; the traceback is in {_saved_traceback()}")
-            raise typer.Exit(_BUG) from None
+            raise typer.Exit(_bug(error)) from None
 
     return run
+
+
+def _missing(error: ModuleNotFoundError) -> int:
+    """A package of others that this command needs, torch on a machine with TensorRT alone say."""
+    from twofour.pipeline.diagnosis import how_to_install
+
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "twofour"):
+        return _bug(error)
+    missing = MissingToolError(
+        f"this command needs the Python package {package}, which is not installed",
+        hint=how_to_install(package),
+    )
+    say(f"error: {missing}")
+    return missing.exit_code
+
+
+def _bug(error: Exception) -> int:
+    say(f"error: {type(error).__name__}: {error}")
+    say(f"This is a bug in twofour {__version__}; the traceback is in {_saved_traceback()}")
+    return _BUG
 
 
 def _saved_traceback() -> Path:

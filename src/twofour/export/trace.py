@@ -10,9 +10,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import OutputFixPass
 from torch import nn
 
 from twofour.errors import BadInputError
+from twofour.export import opset17
 from twofour.export.example_inputs import (
     Call,
     batch_size,
@@ -22,13 +24,14 @@ from twofour.export.example_inputs import (
     with_two_rows,
 )
 from twofour.export.io_names import name_batch, name_outputs
-from twofour.export.older_opset import OLDEST_OF_TORCH, to_older_opset
 from twofour.export.precision import TORCH_DTYPES
 from twofour.export.quiet import quiet
 from twofour.records import ExportOptions, Precision
 
 BFLOAT16_OPSET = 22
 """The first opset whose Conv takes bfloat16."""
+OLDEST_OF_TORCH = 18
+"""torch.onnx.export has implementations of no older opset (torch 2.13)."""
 _SPECIALISED = re.compile(
     r"specializ|constraints? violated|marked .{1,40} as dynamic", re.IGNORECASE
 )
@@ -62,9 +65,8 @@ def trace(module: nn.Module, call: Call, options: ExportOptions) -> ir.Model:
             model = _export(module, call, options, dynamic_batch(call) if dynamic else None)
         except Exception as error:
             raise _explained(module, (given, call), error, options) from error
-    if options.opset is not None and options.opset < OLDEST_OF_TORCH:
-        with quiet():
-            to_older_opset(model, options.opset)
+    if options.opset == opset17.OPSET:
+        opset17.to_opset_17(model)
     _check_opset(model, options)
     if dynamic:
         _check_dynamic(module, model)
@@ -88,6 +90,7 @@ def _export(
         verbose=False,
     )
     assert program is not None, "torch.onnx.export gives no program only for dynamo=False"
+    OutputFixPass()(program.model)  # an input may not be an output as it is
     name_batch(program.model)
     if options.output_names is None and program.exported_program is not None:
         name_outputs(program.model, program.exported_program.call_spec.out_spec)
@@ -109,16 +112,21 @@ def _opset(options: ExportOptions) -> int | None:
             f"opset {options.opset} has no bfloat16 convolution",
             hint=f"bfloat16 needs opset {BFLOAT16_OPSET} or later, or choose float16",
         )
+    if options.opset < opset17.OPSET:
+        raise BadInputError(
+            f"opset {options.opset} is older than {opset17.OPSET}, the oldest that is written",
+            hint=f"use --opset {opset17.OPSET}, which TensorRT 8.5 and 8.6 read, or a later one",
+        )
     return max(options.opset, OLDEST_OF_TORCH)
 
 
 def _check_opset(model: ir.Model, options: ExportOptions) -> None:
-    """An opset that the converter knows no way to leaves the model in the one it had."""
+    """Torch stays with its oldest opset, with a warning only, where it knows no way to another."""
     written = model.opset_imports.get("")
     if options.opset not in (None, written):
         raise BadInputError(
-            f"torch cannot write this model in opset {options.opset}",
-            hint=f"use --opset {written} or later",
+            f"torch cannot write this model in opset {options.opset}, only in {written}",
+            hint=f"use --opset {written}, or leave --opset out",
         )
 
 

@@ -22,6 +22,12 @@ _PACKAGES = (
 )
 
 
+def how_to_install(package: str) -> str:
+    """What brings a package that cannot be imported, by the name it is imported under."""
+    known = {name: install for name, _, install in _PACKAGES}
+    return known.get(package, f"pip install {package.replace('_', '-')}")
+
+
 def diagnose() -> Diagnosis:
     """Look at this machine; nothing is guessed from version numbers where it can be tried."""
     from twofour.engines.gpu import find_gpu

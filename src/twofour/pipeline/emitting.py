@@ -189,6 +189,7 @@ def _readme(emitted: TrtexecFolder) -> str:
         "Shapes (min, opt, max; timed at opt):",
         *(_shape_line(profile) for profile in emitted.options.shapes),
         *(["  fixed by the model"] if not emitted.options.shapes else []),
+        *(f"\nNote: {note}" for note in emitted.notes),
     ]
     return "\n".join(lines) + "\n"
 

@@ -183,7 +183,8 @@ def _refuse_export_options(run: Run) -> None:
         raise BadInputError(
             f"{run.source.text} is ONNX already: --precision and --opset are for torch models",
             hint="export the torch model with twofour, or convert the file first "
-            "(onnxconverter-common or NVIDIA ModelOpt write float16)",
+            "(onnxconverter-common and NVIDIA ModelOpt write float16, onnx.version_converter "
+            "other opsets)",
         )
 
 

@@ -134,7 +134,7 @@ def test_a_file_that_86_cannot_parse_is_asked_for_in_an_opset_that_it_reads(
     fake.parser.parse_from_file.return_value = False
     with pytest.raises(BuildFailedError) as failure:
         build(tmp_path, model(np.ones((16, 16), np.float32), opset=opset))
-    assert ("export with --opset 17" in (failure.value.hint or "")) is told
+    assert ("export the torch model with --opset 17" in (failure.value.hint or "")) is told
 
 
 @pytest.mark.parametrize(("opset", "told"), [(17, False), (18, True)])
@@ -146,7 +146,7 @@ def test_a_build_of_an_opset_that_86_does_not_read_is_noted(
     options = RunOptions(engine="tensorrt")
     _, built = run_build(tmp_path / "model.onnx", tmp_path / "run", options)
     assert built.engine.version == trt.__version__
-    assert any("export with --opset 17" in note for note in built.notes) is told
+    assert any("export the torch model with --opset 17" in note for note in built.notes) is told
 
 
 @pytest.mark.usefixtures("fake")

@@ -178,7 +178,7 @@ def test_intervals_shrink_with_the_rounds() -> None:
 def test_twenty_ratios_of_200_rounds_take_a_fraction_of_a_second() -> None:
     rng = np.random.default_rng(1)
     sides = np.exp(0.02 * rng.standard_normal((21, 200))).tolist()
-    started = time.perf_counter()
+    started = time.process_time()
     for side in sides[1:]:
         paired(side, sides[0])
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
