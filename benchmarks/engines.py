@@ -23,35 +23,51 @@ from pathlib import Path
 
 from engine_matrix.making import make
 from engine_matrix.packing import pack
-from engine_matrix.plan import FLOAT16, INT8, NETS, Case, cases
-from engine_matrix.running import LATENCY, REPORT, build_command, compare_command, run_all
+from engine_matrix.plan import BATCHES, FLOAT16, INT8, NETS, Case, cases
+from engine_matrix.running import (
+    ENGINES,
+    LATENCY,
+    REPORT,
+    Folders,
+    build_command,
+    compare_command,
+    run_all,
+    waiting,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 1 where a network could not be made or a command failed."""
+    """Exit code 1 where a network could not be made or a command failed, 2 for nothing to do."""
     arguments = _parser().parse_args(argv)
     if arguments.command == "make":
         failures = make(arguments.only or NETS, arguments.out, arguments.precision)
-        print(*failures, sep="\n", end="" if not failures else "\n", file=sys.stderr)
+        print(*failures, sep="\n", end="\n" if failures else "", file=sys.stderr)
         return int(bool(failures))
     if arguments.command == "pack":
-        for archive in pack(arguments.engines, arguments.to, arguments.limit << 20):
-            print(archive)
-        return 0
+        archives = pack(arguments.engines, arguments.to, arguments.limit << 20)
+        print(*archives, sep="\n")
+        return 0 if archives else _nothing(f"no run folder in {arguments.engines}")
     return _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     building = arguments.command == "build"
-    outcomes = run_all(
-        _chosen(arguments),
-        build_command if building else compare_command,
-        (arguments.nets, arguments.out),
-        engine=arguments.engine,
-        budget_s=arguments.budget,
-        result=REPORT if building else LATENCY,
-    )
+    folders = Folders(nets=arguments.nets, engines=arguments.out, engine=arguments.engine)
+    chosen = _chosen(arguments)
+    result = REPORT if building else LATENCY
+    left = waiting(chosen, folders, result)
+    done = [case for case in chosen if (folders.engines / case.name / result).is_file()]
+    if not left and not done:
+        missing = f"{folders.nets} has none of these networks" if building else "nothing is built"
+        return _nothing(f"{missing}: {', '.join(case.name for case in chosen[:3])}, ...")
+    command = build_command if building else compare_command
+    outcomes = run_all(left, command, folders, arguments.budget)
     return int(any(outcome.exit_code for outcome in outcomes))
+
+
+def _nothing(why: str) -> int:
+    print(f"error: {why}", file=sys.stderr)
+    return 2
 
 
 def _chosen(arguments: argparse.Namespace) -> list[Case]:
@@ -72,15 +88,16 @@ def _parser() -> argparse.ArgumentParser:
         if name != "make":
             command.add_argument("nets", type=Path)
             command.add_argument("--budget", type=float, default=480, help="seconds")
-            command.add_argument("--engine", default="tensorrt")
-            command.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64])
+            command.add_argument("--engine", default=ENGINES[0], choices=ENGINES)
+            command.add_argument("--batch", type=int, nargs="+", choices=BATCHES, default=BATCHES)
         command.add_argument("--out", type=Path, required=True)
         command.add_argument("--only", nargs="+", choices=NETS)
-        command.add_argument("--precision", nargs="+", default=[FLOAT16, INT8])
+        kinds = (FLOAT16, INT8)
+        command.add_argument("--precision", nargs="+", choices=kinds, default=kinds)
     packer = commands.add_parser("pack")
     packer.add_argument("engines", type=Path)
     packer.add_argument("--to", type=Path, required=True)
-    packer.add_argument("--limit", type=int, default=14, help="MiB of an archive")
+    packer.add_argument("--limit", type=int, default=14, choices=range(1, 1000), metavar="MIB")
     return parser
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -36,18 +37,23 @@ def make(nets: Sequence[str], target: Path, precisions: Sequence[str]) -> list[s
 
 
 def _make_one(net: str, precision: str, target: Path) -> None:
+    """The folder gets its name when it is whole."""
     folder = target / f"{net}-{precision}"
-    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = target / f"{folder.name}.part"
+    for left in (folder, unfinished):
+        shutil.rmtree(left, ignore_errors=True)
+    unfinished.mkdir(parents=True)
     if precision == INT8:
         from engine_matrix.quantized import quantize
 
         source = target / f"{net}-{FLOAT16}" / DENSE
-        quantize(source, folder / DENSE, _examples(source))
+        quantize(source, unfinished / DENSE, _examples(source))
     elif net in MODELS:
         file = _HERE.parent / "real_models.py" if net in _REAL else _HERE / "nets.py"
-        _export(f"{file}:{net}", folder)
+        _export(f"{file}:{net}", unfinished)
     else:
-        write_sweep(CHAINS[net.removeprefix("sweep_")], folder / DENSE)
+        write_sweep(CHAINS[net.removeprefix("sweep_")], unfinished / DENSE)
+    unfinished.rename(folder)
 
 
 def _export(source: str, folder: Path) -> None:

@@ -20,6 +20,7 @@ def pack(engines: Path, target: Path, limit_bytes: int) -> list[Path]:
     """Write `target`-0.tar and so on, each closed once it has reached the limit."""
     archives: list[Path] = []
     files = list(_kept(engines))
+    target.parent.mkdir(parents=True, exist_ok=True)
     while files:
         archives.append(target.with_name(f"{target.name}-{len(archives)}.tar"))
         size_bytes = 0
@@ -36,5 +37,5 @@ def pack(engines: Path, target: Path, limit_bytes: int) -> list[Path]:
 
 def _kept(engines: Path) -> Iterator[Path]:
     yield from sorted(engines.glob("outcomes.jsonl"))
-    for folder in sorted(path for path in engines.iterdir() if path.is_dir()):
+    for folder in sorted(path for path in engines.glob("*") if path.is_dir()):
         yield from (folder / name for name in KEPT if (folder / name).is_file())

@@ -16,7 +16,19 @@ from engine_matrix.plan import Case
 REPORT, LATENCY = "report.md", "latency.json"
 """What the commands leave last."""
 _LAST_WORDS = 600
-Command = Callable[[Case, Path, Path], list[str]]
+Command = Callable[[Case, "Folders"], list[str]]
+_MODES = {"tensorrt": "tensorrt:gpu,tensorrt:gpu-sparsity-off", "onnxruntime": "onnxruntime:cpu"}
+ENGINES = tuple(_MODES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """Where the ONNX files lie, where the run folders go, and what builds there."""
+
+    nets: Path
+    engines: Path
+    engine: str
+    """One of ENGINES."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,49 +43,50 @@ class Outcome:
     said: str
 
 
-def build_command(case: Case, nets: Path, engines: Path) -> list[str]:
+def build_command(case: Case, folders: Folders) -> list[str]:
     """The main job on a dense ONNX file: pruned, validated, built twice, reported."""
-    model = nets / case.folder / DENSE
+    model = folders.nets / case.folder / DENSE
     sizes = {name: (case.batch, *dims[1:]) for name, _, dims in inputs_of(model)}
     shapes = ",".join(f"{name}={'x'.join(map(str, dims))}" for name, dims in sizes.items())
-    out = ["--out", str(engines / case.name), "--quiet"]
+    out = ["--out", str(folders.engines / case.name), "--engine", folders.engine, "--quiet"]
     # chains of grouped convolutions have nothing that sparse math is known to use
     everything = ["--all-layers"] if case.net.startswith("sweep_") else []
     return ["prune-export-build", str(model), "--shapes", shapes, *everything, *out]
 
 
-def compare_command(case: Case, _nets: Path, engines: Path) -> list[str]:
+def compare_command(case: Case, folders: Folders) -> list[str]:
     """Sparse against dense engine, and the twin that gives the noise."""
-    modes = "tensorrt:gpu,tensorrt:gpu-sparsity-off"
-    folder = str(engines / case.name)
-    return ["compare", folder, "--engines", modes, "--time-limit", "12", "--quiet"]
+    run, modes = str(folders.engines / case.name), _MODES[folders.engine]
+    return ["compare", run, "--engines", modes, "--time-limit", "12", "--quiet"]
+
+
+def waiting(cases: Sequence[Case], folders: Folders, result: str) -> list[Case]:
+    """The cases that have what the command reads and not yet what it leaves."""
+    needed = {
+        case: folders.nets / case.folder / DENSE
+        if result == REPORT
+        else folders.engines / case.name / REPORT
+        for case in cases
+    }
+    return [
+        case
+        for case in cases
+        if needed[case].is_file() and not (folders.engines / case.name / result).is_file()
+    ]
 
 
 def run_all(
-    cases: Sequence[Case],
-    command: Command,
-    folders: tuple[Path, Path],
-    *,
-    engine: str,
-    budget_s: float,
-    result: str,
+    cases: Sequence[Case], command: Command, folders: Folders, budget_s: float
 ) -> list[Outcome]:
-    """Each case whose `result` is not there yet; the outcomes are also kept beside the engines."""
-    nets, engines = folders
+    """The command for each case; the outcomes are also kept beside the engines."""
     deadline = time.monotonic() + budget_s
     outcomes = []
     for case in cases:
-        needed = nets / case.folder / DENSE if result == REPORT else engines / case.name / REPORT
-        if (engines / case.name / result).is_file() or not needed.is_file():
-            continue
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             break
-        arguments = command(case, nets, engines)
-        if arguments[0] == "prune-export-build":
-            arguments += ["--engine", engine]
-        outcomes.append(_run(case, arguments, left_s))
-        _keep(engines, outcomes[-1])
+        outcomes.append(_run(case, command(case, folders), left_s))
+        _keep(folders.engines, outcomes[-1])
     return outcomes
 
 

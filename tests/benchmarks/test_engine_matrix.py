@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from engine_matrix import running
+from engine_matrix import making, running
 from engine_matrix.packing import pack
 from engine_matrix.plan import NETS, Case, cases
 from engine_matrix.quantized import quantize
@@ -86,7 +86,8 @@ def test_a_build_asks_for_the_batch_in_the_shapes(tmp_path: Path) -> None:
     case = Case(net="sweep_conv1x1", precision="float16", batch=64)
     (tmp_path / case.folder).mkdir()
     write_sweep(Chain(op="Conv", channels=(8,)), tmp_path / case.folder / "dense.onnx")
-    command = running.build_command(case, tmp_path, tmp_path / "engines")
+    folders = running.Folders(nets=tmp_path, engines=tmp_path / "engines", engine="tensorrt")
+    command = running.build_command(case, folders)
     assert command[command.index("--shapes") + 1] == "x=64x8x14x14"
     assert "--all-layers" in command
 
@@ -111,19 +112,49 @@ def test_a_run_goes_on_where_it_was_stopped_and_keeps_what_failed(
     assert "no layer that could be pruned" in json.loads(lines[1])["said"]
 
 
+def test_a_network_that_was_not_written_to_its_end_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_chain: Chain, path: Path) -> None:
+        path.write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    make = ["make", "--out", str(tmp_path), "--only", "sweep_conv3x3g32", "--precision", "float16"]
+    with monkeypatch.context() as during:
+        during.setattr(making, "write_sweep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            engines.main(make)
+    assert not (tmp_path / "sweep_conv3x3g32-float16").exists()
+    assert engines.main(make) == 0
+    onnx.checker.check_model(tmp_path / "sweep_conv3x3g32-float16" / "dense.onnx")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["sweep_conv3x3g32-float16"]
+
+
+@pytest.mark.parametrize("command", ["build", "compare"])
+def test_a_folder_without_networks_is_an_error(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert engines.main([command, str(tmp_path), "--out", str(tmp_path / "engines")]) == 2
+    assert "sweep_conv3x3-float16-b8" in capsys.readouterr().err
+
+
+def test_compare_runs_what_was_built_with_the_engine_that_was_asked_for(tmp_path: Path) -> None:
+    case = Case(net="sweep_conv1x1", precision="float16", batch=8)
+    folders = running.Folders(nets=tmp_path, engines=tmp_path, engine="onnxruntime")
+    assert running.waiting([case], folders, running.LATENCY) == []
+    (tmp_path / case.name).mkdir()
+    (tmp_path / case.name / running.REPORT).touch()
+    assert running.waiting([case], folders, running.LATENCY) == [case]
+    command = running.compare_command(case, folders)
+    assert command[command.index("--engines") + 1] == "onnxruntime:cpu"
+
+
 def test_a_command_ends_with_the_budget(tmp_path: Path) -> None:
     case = Case(net="sweep_conv1x1", precision="float16", batch=1)
     (tmp_path / case.folder).mkdir()
     write_sweep(Chain(op="Conv", channels=(8,)), tmp_path / case.folder / "dense.onnx")
-    folders = (tmp_path, tmp_path / "engines")
-    (outcome,) = running.run_all(
-        [case, case],
-        running.build_command,
-        folders,
-        engine="onnxruntime",
-        budget_s=0.05,
-        result=running.REPORT,
-    )
+    folders = running.Folders(nets=tmp_path, engines=tmp_path / "engines", engine="onnxruntime")
+    (outcome,) = running.run_all([case, case], running.build_command, folders, 0.05)
     assert outcome.exit_code is None
     assert "rest of the budget" in outcome.said
 
@@ -149,6 +180,11 @@ def test_archives_hold_logs_and_records_and_begin_anew_at_the_limit(tmp_path: Pa
         assert kept is not None
         log = (tmp_path / "engines" / "a" / "sparse.log").read_bytes()
         assert gzip.decompress(kept.read()) == log
+
+
+def test_packing_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert engines.main(["pack", str(tmp_path / "nope"), "--to", str(tmp_path / "kept")]) == 2
+    assert "no run folder in" in capsys.readouterr().err
 
 
 def without_weights(path: Path) -> None:
