@@ -1,6 +1,7 @@
 """Records on disk: whole or not there, and read back as they were."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,12 @@ def test_a_read_only_folder_is_a_clear_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(BadInputError, match="Permission denied"):
         write_record(tmp_path / "run.json", MANIFEST)
+
+
+def test_a_record_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    write_record(tmp_path / "run.json", replace(MANIFEST, schema_version=2))
+    with pytest.raises(BadInputError, match=r"run\.json: a RunManifest of version 2, .* up to 1"):
+        read_record(RunManifest, tmp_path / "run.json")
 
 
 def test_a_missing_record_is_a_clear_error(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from twofour.errors import BadInputError
 
 T = TypeVar("T")
+_VERSION = "schema_version"
 _CHUNK_BYTES = 1 << 20
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 _PIECES_DEPTH = 2
@@ -67,14 +68,29 @@ def _list_pieces(values: tuple[object, ...], indent: str, depth: int) -> Iterato
 
 
 def from_json(kind: type[T], text: str | bytes) -> T:
-    """Parse JSON into a record; raises BadInputError naming the first field that does not fit."""
+    """Parse JSON into a record.
+
+    Raises BadInputError naming the first field that does not fit, and for a record of a version
+    later than this one knows.
+    """
     try:
         record: T = TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
         raise BadInputError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
+    _refuse_newer(kind, getattr(record, _VERSION, None))
     return record
+
+
+def _refuse_newer(kind: type[T], version: int | None) -> None:
+    """A later version of a record may mean other things by the same fields."""
+    known = getattr(kind, "__dataclass_fields__", {}).get(_VERSION)
+    if version is not None and known is not None and version > known.default:
+        raise BadInputError(
+            f"a {kind.__name__} of version {version}, known here up to {known.default}",
+            hint="a newer twofour wrote it: use that one",
+        )
 
 
 def json_schema(kind: type[Any]) -> str:
