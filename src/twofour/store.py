@@ -88,7 +88,7 @@ def _refuse_newer(kind: type[T], version: int | None) -> None:
     known = getattr(kind, "__dataclass_fields__", {}).get(_VERSION)
     if version is not None and known is not None and version > known.default:
         raise BadInputError(
-            f"a {kind.__name__} of version {version}, known here up to {known.default}",
+            f"{kind.__name__} of version {version}; up to {known.default} is known here",
             hint="a newer twofour wrote it: use that one",
         )
 
