@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from twofour.engines.opset_advice import opset_advice
+from twofour.engines.opset_advice import opset_advice, opset_for
 
 
 @pytest.mark.parametrize("version", ["8.6.0", "8.x from 8.6 on", "9.3.0"])
@@ -29,3 +29,12 @@ def test_before_8_4_even_17_is_too_new(version: str) -> None:
     assert advice is not None
     assert advice.startswith(f"TensorRT {version} reads opset 13 and older")
     assert "--opset" not in advice
+
+
+@pytest.mark.parametrize(
+    ("version", "opset"), [("8.6.1", 17), ("9.3.0", 17), ("10.0.1", None), (None, None)]
+)
+def test_the_opset_to_export_in_is_one_that_the_version_reads(
+    version: str | None, opset: int | None
+) -> None:
+    assert opset_for(version) == opset

@@ -62,7 +62,7 @@ Opset = Annotated[
     typer.Option(
         "--opset",
         help="ONNX opset, 17 or later; TensorRT 8.5 and 8.6 read up to 17.",
-        show_default="20; bfloat16: 22",
+        show_default="20; bfloat16: 22; TensorRT 8 here: 17",
     ),
 ]
 StaticBatch = Annotated[

@@ -12,6 +12,11 @@ _WRITTEN = 17
 """The oldest opset that torch models are exported in (export/opset17.py)."""
 
 
+def opset_for(version: str | None) -> int | None:
+    """The opset to export in for that version of TensorRT; None: any that torch writes will do."""
+    return None if opset_advice(version, _WRITTEN + 1) is None else _WRITTEN
+
+
 def opset_advice(version: str | None, opset: int) -> str | None:
     """What to do about an opset newer than that version of TensorRT reads; None: nothing.
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from twofour.engines.opset_advice import opset_for
 from twofour.errors import BadInputError
 from twofour.pipeline import onnx_stages, torch_stages
 from twofour.pipeline.building import (
+    ChosenEngine,
     build_result,
     build_variant,
     check_asked_shapes,
@@ -32,7 +35,9 @@ from twofour.pipeline.stages import Progress, Runner, Silent
 from twofour.pipeline.torch_model import TorchModel
 from twofour.records import (
     BuildResult,
+    EngineName,
     ExportedVariant,
+    Precision,
     PruneResult,
     RunOptions,
     RunResult,
@@ -54,6 +59,7 @@ def run_all(
     with open_run(model, out, options, progress or Silent()) as run:
         _refuse_export_options(run)
         chosen = pick_engine(run)
+        _settle_opset(run, chosen)
         dense = export_dense(run)
         check_asked_shapes(run, dense.inputs)
         pruned, validation, sparse = prune_and_export(run)
@@ -186,6 +192,15 @@ def _refuse_export_options(run: Run) -> None:
             "(onnxconverter-common and NVIDIA ModelOpt write float16, onnx.version_converter "
             "other opsets)",
         )
+
+
+def _settle_opset(run: Run, chosen: ChosenEngine) -> None:
+    """Where nobody asked for one, a torch model is exported in an opset that the engine reads."""
+    options = run.options
+    if run.model is None or options.opset or options.precision is Precision.BFLOAT16:
+        return
+    if chosen.status.engine is EngineName.TENSORRT:
+        run.options = replace(options, opset=opset_for(chosen.status.version))
 
 
 def _identity(source: Source) -> str:

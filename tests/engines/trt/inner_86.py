@@ -19,8 +19,23 @@ from twofour.engines.protocol import BuildRequest, say_nothing
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.pipeline.run import run_build
+from twofour.pipeline.run import run_all, run_build
 from twofour.records import BuildOptions, RunOptions, VariantBuild
+
+MODULE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.fc(x)
+
+def make():
+    return Net(), (torch.randn(2, 16),)
+"""
 
 
 @pytest.fixture
@@ -147,6 +162,21 @@ def test_a_build_of_an_opset_that_86_does_not_read_is_noted(
     _, built = run_build(tmp_path / "model.onnx", tmp_path / "run", options)
     assert built.engine.version == trt.__version__
     assert any("export the torch model with --opset 17" in note for note in built.notes) is told
+
+
+@pytest.mark.parametrize(("asked", "written"), [(None, 17), (18, 18)])
+@pytest.mark.usefixtures("fake")
+def test_a_torch_model_is_exported_in_what_86_reads_unless_asked_otherwise(
+    asked: int | None, written: int, tmp_path: Path
+) -> None:
+    source = tmp_path / "model.py"
+    source.write_text(MODULE)
+    options = RunOptions(engine="tensorrt", opset=asked)
+    result = run_all(f"{source}:make", tmp_path / "run", options)
+    imports = onnx.load(tmp_path / "run" / "sparse.onnx").opset_import
+    assert [o.version for o in imports if not o.domain] == [written]
+    warned = any("export the torch model with --opset 17" in note for note in result.build.notes)
+    assert warned is (written > 17)
 
 
 @pytest.mark.usefixtures("fake")
