@@ -42,17 +42,18 @@ def exported(folder: Path, net: nn.Module, options: ExportOptions) -> onnx.Model
 
 
 class Padded(nn.Module):
-    """A Linear on rows of rows (MatMul), reflection padding, unequal parts, bilinear resizing."""
+    """Linear on rows of rows (MatMul), padding, unequal parts, bilinear resizing, Mish."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows = nn.Linear(8, 8, bias=False)
         self.pad = nn.ReflectionPad2d(1)
-        self.conv = nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
+        self.conv = nn.Conv2d(4, 4, 3, padding=1, padding_mode="replicate")
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.pad(self.conv(self.rows(x)))
         small, large = y.split([3, 7], dim=2)
+        small = nn.functional.mish(small)
         larger = nn.functional.interpolate(small, scale_factor=2.0, mode="bilinear")
         return torch.cat([larger.amax(dim=2), large.mean(dim=2)[:, :, :1]], dim=2)
 
@@ -139,19 +140,24 @@ def test_weights_and_layers_have_the_names_of_the_newer_file(
 @pytest.mark.parametrize(
     ("forward", "why"),
     [
-        (nn.functional.mish, "Mish came with opset 18"),
+        (lambda x: x.to(torch.int32) & 3, "BitwiseAnd came later"),
+        (lambda x: (x > 0).amax(dim=1), "ReduceMax of bool came later"),
+        (
+            lambda x: nn.functional.pad(x, (1, 1, 1, 1), mode="circular"),
+            "Pad with mode wrap came later",
+        ),
         (
             lambda x: nn.functional.interpolate(x, size=4, mode="bilinear", antialias=True),
-            "Resize with antialias came with opset 18",
+            "Resize with antialias came later",
         ),
         (
             lambda x: torch.zeros_like(x).scatter_reduce(
                 1, torch.zeros_like(x, dtype=torch.int64), x, "amax"
             ),
-            "ScatterElements with max came with opset 18",
+            "ScatterElements with reduction max came later",
         ),
     ],
-    ids=["new-operator", "new-attribute", "new-value"],
+    ids=["operator", "type", "mode", "attribute", "reduction"],
 )
 def test_what_opset_17_has_no_words_for_is_refused_by_name(
     forward: Callable[[Tensor], Tensor], why: str, tmp_path: Path
@@ -162,8 +168,14 @@ def test_what_opset_17_has_no_words_for_is_refused_by_name(
 
     with pytest.raises(BadInputError, match=f"in opset 17: {why} \\(node .+\\)") as failure:
         exported(tmp_path, Net(), ExportOptions(opset=17))
-    assert "use --opset 18 or later" in (failure.value.hint or "")
+    assert "use --opset 20" in (failure.value.hint or "")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_refused_node_is_named_with_its_module(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"))
+    with pytest.raises(BadInputError, match=r"came later \(node node_\w+, module 1\)"):
+        exported(tmp_path, net, ExportOptions(opset=17))
 
 
 def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

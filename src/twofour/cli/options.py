@@ -61,7 +61,7 @@ Opset = Annotated[
     int | None,
     typer.Option(
         "--opset",
-        help="ONNX opset, 17 or later; TensorRT 8.5 and 8.6 read up to 17.",
+        help="ONNX opset, 17 or later; TensorRT 8.6 reads up to 17.",
         show_default="20; bfloat16: 22; TensorRT 8 here: 17",
     ),
 ]

@@ -119,7 +119,7 @@ def _layer(names: _Names, node: ir.Node, parameter: str) -> tuple[str, str]:
     same tensor under a name of its own, others borrow it. A folded batch norm does not count.
     """
     owner = parameter.rpartition(".")[0]
-    scopes = _scopes(node.metadata_props)
+    scopes = module_scopes(node.metadata_props)
     scope = next((scope for scope in reversed(scopes) if scope in names.modules), owner)
     if scope == owner or isinstance(names.modules[scope], _BatchNorm):
         return owner, parameter
@@ -130,7 +130,7 @@ def _layer(names: _Names, node: ir.Node, parameter: str) -> tuple[str, str]:
     return (owner if is_part else scope), parameter
 
 
-def _scopes(properties: Mapping[str, str]) -> list[str]:
+def module_scopes(properties: Mapping[str, str]) -> list[str]:
     """Module paths from the outside in; the last entry of torch's list is the call itself."""
     try:
         scopes = ast.literal_eval(properties.get(_NAME_SCOPES, "[]"))

@@ -43,8 +43,8 @@ def _check(written: Path, target: Path) -> None:
         first = str(error).strip().splitlines()[0]
         raise BadInputError(
             f"{target.name}: torch exported an invalid ONNX model: {first}",
-            hint="in half precision the forward must not make float32 tensors of its own: "
-            "try --precision float32, or another --opset",
+            hint="try another --opset; in half precision try --precision float32: the forward must "
+            "not make float32 tensors of its own then",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Opset 18 rewritten as 17, the newest that TensorRT 8.5 and 8.6 read.
+"""Opset 18 rewritten as 17, the newest that TensorRT 8.6 reads.
 
 Done here because ONNX's own version converter (onnx 1.23) knows no way down for Pad and Split nor
 for anything inside subgraphs, and drops the metadata by which weights get their names. Operators
@@ -12,11 +12,16 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from twofour.errors import BadInputError
+from twofour.export.layer_names import module_scopes
 
 OPSET = 17
 _BEFORE = 18
-_REDUCTIONS_OF_17 = frozenset({"none", "add", "mul"})
-"""What scattered values may do with those they meet; max and min came with 18."""
+_VALUES_OF_17 = {
+    ("ScatterElements", "reduction"): {"none", "add", "mul"},
+    ("ScatterND", "reduction"): {"none", "add", "mul"},
+    ("Pad", "mode"): {"constant", "reflect", "edge"},
+}
+"""max and min came with 18; "wrap" with 19, and torch writes it in 18 all the same."""
 
 
 def to_opset_17(model: ir.Model) -> None:
@@ -24,7 +29,7 @@ def to_opset_17(model: ir.Model) -> None:
 
     Raises BadInputError for the first node that opset 17 has no words for.
     """
-    for node in model.graph.all_nodes():
+    for node in list(model.graph.all_nodes()):
         if node.domain == "" and _changed_with_18(node.op_type):
             _rewrite(node)
     RemoveUnusedNodesPass()(model)  # axes that were inputs
@@ -37,6 +42,9 @@ def _changed_with_18(op: str) -> bool:
 
 
 def _rewrite(node: ir.Node) -> None:
+    if node.op_type == "Mish":
+        _spell_out_mish(node)
+        return
     if node.op_type.startswith("Reduce"):
         _axes_to_attribute(node)
     if node.op_type == "Split":
@@ -44,13 +52,23 @@ def _rewrite(node: ir.Node) -> None:
     try:
         older = onnx.defs.get_schema(node.op_type, OPSET)
     except onnx.defs.SchemaError:
-        raise _cannot(node, f"{node.op_type} came with opset 18") from None
+        raise _cannot(node, "") from None
     _drop_later_attributes(node, older)
+    _check_values(node)
     if len(node.inputs) > older.max_input:
-        raise _cannot(node, f"{node.op_type} has an input that came with opset 18")
-    reduction = node.attributes.get("reduction")
-    if reduction is not None and reduction.as_string() not in _REDUCTIONS_OF_17:
-        raise _cannot(node, f"{node.op_type} with {reduction.as_string()} came with opset 18")
+        raise _cannot(node, " with this input")
+    _check_type(node, older)
+
+
+def _spell_out_mish(node: ir.Node) -> None:
+    """X * tanh(softplus(x)), its definition (Misra 2019)."""
+    assert node.graph is not None, "nodes of a model are in a graph"
+    softplus = ir.node("Softplus", [node.inputs[0]])
+    tanh = ir.node("Tanh", [softplus.outputs[0]])
+    node.graph.insert_before(node, [softplus, tanh])
+    node.op_type = "Mul"
+    node.resize_inputs(2)
+    node.replace_input_with(1, tanh.outputs[0])
 
 
 def _axes_to_attribute(node: ir.Node) -> None:
@@ -58,11 +76,11 @@ def _axes_to_attribute(node: ir.Node) -> None:
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     found = None if axes is None else ir.convenience.get_const_tensor(axes)
     if axes is not None and found is None:
-        raise _cannot(node, f"{node.op_type} computes its axes")
+        raise _cannot(node, " over computed axes")
     listed = [] if found is None else [int(axis) for axis in found.numpy()]
     does_nothing = node.attributes.pop("noop_with_empty_axes", None)
     if not listed and does_nothing is not None and does_nothing.as_int():
-        raise _cannot(node, f"{node.op_type} over no axis came with opset 18")
+        raise _cannot(node, " over no axis")
     node.resize_inputs(1)
     if listed:
         node.attributes["axes"] = ir.AttrInt64s("axes", listed)
@@ -77,7 +95,7 @@ def _drop_number_of_parts(node: ir.Node) -> None:
     if data is not None and data.shape is not None:
         length = data.shape[axis.as_int() if axis is not None else 0]
     if not isinstance(length, int) or length % len(node.outputs):
-        raise _cannot(node, f"Split of {length} into {len(node.outputs)} came with opset 18")
+        raise _cannot(node, f" of {length} into {len(node.outputs)}")
 
 
 def _drop_later_attributes(node: ir.Node, older: onnx.defs.OpSchema) -> None:
@@ -86,12 +104,29 @@ def _drop_later_attributes(node: ir.Node, older: onnx.defs.OpSchema) -> None:
     for name in sorted(set(node.attributes) - set(older.attributes)):
         usual = ir.from_proto(newer[name].default_value) if newer[name].default_value.type else None
         if usual is None or node.attributes[name].value != usual.value:
-            raise _cannot(node, f"{node.op_type} with {name} came with opset 18")
+            raise _cannot(node, f" with {name}")
         del node.attributes[name]
 
 
-def _cannot(node: ir.Node, why: str) -> BadInputError:
+def _check_values(node: ir.Node) -> None:
+    for (op, name), known in _VALUES_OF_17.items():
+        value = node.attributes.get(name) if node.op_type == op else None
+        if value is not None and value.as_string() not in known:
+            raise _cannot(node, f" with {name} {value.as_string()}")
+
+
+def _check_type(node: ir.Node, older: onnx.defs.OpSchema) -> None:
+    data = node.inputs[0]
+    if data is not None and data.dtype is not None:
+        kind = data.dtype.name.lower()
+        if f"tensor({kind})" not in older.inputs[0].types:
+            raise _cannot(node, f" of {kind}")
+
+
+def _cannot(node: ir.Node, what: str) -> BadInputError:
+    scopes = [scope for scope in module_scopes(node.metadata_props) if scope]
+    where = f"node {node.name}, module {scopes[-1]}" if scopes else f"node {node.name}"
     return BadInputError(
-        f"this model cannot be written in opset {OPSET}: {why} (node {node.name})",
-        hint=f"use --opset {_BEFORE} or later, which TensorRT 10 and 11 read",
+        f"this model cannot be written in opset {OPSET}: {node.op_type}{what} came later ({where})",
+        hint="use --opset 20, which TensorRT 10 and 11 read",
     )

@@ -110,7 +110,8 @@ def _manifest(path: Path, source: str) -> RunManifest | None:
         manifest = read_record(RunManifest, path / MANIFEST)
     except BadInputError as error:
         raise BadInputError(
-            f"{error.message}", hint="the folder is damaged: remove it, or choose another --out"
+            error.message,
+            hint=error.hint or "the folder is damaged: remove it, or choose another --out",
         ) from error
     if manifest.source != source:
         raise BadInputError(
