@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -321,3 +322,18 @@ def test_files_with_other_layers_are_called_two_models(tmp_path: Path) -> None:
     notes = record(one, other, *arguments)["notes"]
     assert any("other.onnx has other layers than one.onnx" in note for note in notes)
     assert any("outputs of other@onnxruntime:cpu were not compared" in note for note in notes)
+
+
+@pytest.mark.parametrize("name", ["eligibility.json", "accuracy.json"])
+def test_a_record_of_a_newer_twofour_is_refused_before_anything_is_measured(
+    name: str, run: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "newer"
+    shutil.copytree(run, folder)
+    text = (folder / name).read_text().replace('"schema_version": 1', '"schema_version": 9')
+    (folder / name).write_text(text)
+    (folder / "latency.json").unlink(missing_ok=True)
+    result = CliRunner().invoke(app, ["compare", str(folder), "--engines", "onnxruntime:cpu"])
+    assert result.exit_code == 2
+    assert "a newer twofour wrote it" in result.stderr
+    assert not (folder / "latency.json").exists()

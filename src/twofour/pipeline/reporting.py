@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from twofour.engines.gpu import find_gpu
 from twofour.errors import BadInputError
@@ -41,6 +42,7 @@ from twofour.reports.join.joined import join_report
 from twofour.reports.markdown import to_markdown
 from twofour.store import read_record, write_text
 
+T = TypeVar("T")
 REPORT = "eligibility.json"
 MARKDOWN = "report.md"
 HTML = "report.html"
@@ -83,7 +85,10 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
         report = join_report(report, read_evidence(files, facts.layers))
         write_text(run.file(MARKDOWN), to_markdown(report))
         page = to_html(
-            report, accuracy=facts.accuracy, build=built, comparison=_comparison(run.path)
+            report,
+            accuracy=facts.accuracy,
+            build=built,
+            comparison=_if_there(LatencyComparison, run.file(LATENCY)),
         )
         write_text(run.file(HTML), page)
         return report, (MARKDOWN, HTML)
@@ -262,19 +267,23 @@ def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
 
 def report_page(folder: Path, report: EligibilityReport) -> str:
     """The HTML page of a run folder, with its accuracy and engines as far as they are there."""
-    accuracy, built = folder / "accuracy.json", folder / "build.json"
     return to_html(
         report,
-        accuracy=read_record(Accuracy, accuracy) if accuracy.is_file() else None,
-        build=read_record(BuildResult, built) if built.is_file() else None,
-        comparison=_comparison(folder),
+        accuracy=_if_there(Accuracy, folder / "accuracy.json"),
+        build=_if_there(BuildResult, folder / "build.json"),
+        comparison=_if_there(LatencyComparison, folder / LATENCY),
     )
 
 
-def _comparison(folder: Path) -> LatencyComparison | None:
-    """What `twofour compare` left in the run folder."""
-    path = folder / LATENCY
-    return read_record(LatencyComparison, path) if path.is_file() else None
+def check_page(folder: Path) -> None:
+    """Raises BadInputError for a record that the page is made of and that cannot be read."""
+    _if_there(EligibilityReport, folder / REPORT)
+    _if_there(Accuracy, folder / "accuracy.json")
+    _if_there(BuildResult, folder / "build.json")
+
+
+def _if_there(kind: type[T], path: Path) -> T | None:
+    return read_record(kind, path) if path.is_file() else None
 
 
 def _failed(folder: Path) -> tuple[str, ...]:
@@ -286,5 +295,4 @@ def _failed(folder: Path) -> tuple[str, ...]:
 
 
 def _layer_map(folder: Path) -> LayerMap | None:
-    path = folder / LAYERS
-    return read_record(LayerMap, path) if path.is_file() else None
+    return _if_there(LayerMap, folder / LAYERS)

@@ -23,7 +23,7 @@ from twofour.pipeline.comparing.subject import Subject, open_subject
 from twofour.pipeline.comparing.times import compare_emitted
 from twofour.pipeline.emitting import is_emitted_folder
 from twofour.pipeline.folder import is_run_folder
-from twofour.pipeline.reporting import HTML, LATENCY, REPORT, report_page
+from twofour.pipeline.reporting import HTML, LATENCY, REPORT, check_page, report_page
 from twofour.pipeline.stages import Progress, Silent
 from twofour.records import EligibilityReport
 from twofour.reports.comparison.fail_if import check_names
@@ -74,6 +74,8 @@ def measure_paths(
         folder = make_folder(out or paths[0])
         return folder, compare_emitted(paths[0], options)
     subject = open_subject(paths, out, options)
+    if is_run_folder(subject.folder):
+        check_page(subject.folder)
     make_folder(subject.work)
     return subject.folder, _measure(subject, options, progress or Silent())
 
