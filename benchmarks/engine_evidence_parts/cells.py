@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from engine_evidence_parts.records import Layer, RatioRange
 from twofour.reports.cells import name_cell
-from twofour.reports.markdown_parts import code
+from twofour.reports.markdown_parts import code, plain
 from twofour.reports.words import times
+
+LAYER_TITLES = ("net", "node", "op", "C x K kernel", "dtype")
 
 
 def figure(value: float | None) -> str:
@@ -34,6 +36,17 @@ def builder_cell(gpu: str | None, tensorrt: str | None) -> str:
 def node_cell(layer: Layer) -> str:
     """The node's name, for a table of Markdown."""
     return code(name_cell(layer.node))
+
+
+def layer_cells(layer: Layer) -> tuple[str, str, str, str, str]:
+    """What LAYER_TITLES stand above."""
+    return (
+        plain(layer.folder),
+        node_cell(layer),
+        plain(layer.op),
+        shape_text(layer),
+        plain(layer.dtype),
+    )
 
 
 def choice_cell(layer: Layer) -> str:

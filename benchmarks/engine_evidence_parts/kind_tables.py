@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from engine_evidence_parts.cells import (
+    LAYER_TITLES,
     builder_cell,
     figure,
     kernel_cell,
-    node_cell,
+    layer_cells,
     ratio_cell,
-    shape_text,
 )
 from engine_evidence_parts.records import Answer, Fit, Kind, KindFinding, Layer
 from engine_evidence_parts.thresholds import FEWEST_LAYERS
@@ -111,17 +111,13 @@ def _exceptions(kinds: Iterable[KindFinding]) -> Iterator[str]:
     rows = [_exception(found, layer) for found in kinds for layer in found.exceptions]
     if rows:
         yield "Exceptions to these rules:"
-        titles = ("net", "node", "op", "C x K kernel", "dtype", "rule", "is")
-        yield table((*titles, "dense ms", "sparse ms", "sparse / dense"), rows)
+        titles = ("rule", "is", "dense ms", "sparse ms", "sparse / dense")
+        yield table((*LAYER_TITLES, *titles), rows)
 
 
 def _exception(found: KindFinding, layer: Layer) -> tuple[str, ...]:
     return (
-        plain(layer.folder),
-        node_cell(layer),
-        plain(layer.op),
-        shape_text(layer),
-        plain(layer.dtype),
+        *layer_cells(layer),
         rule_words(found.fit),
         "chosen" if layer.chosen else "dense",
         figure(layer.best_dense_ms),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import isfinite, prod
+from math import isfinite
 
 from engine_evidence_parts.records import Forecast, Layer, Listing, Net
 from twofour.records import Evidence, ReasonCode, Verdict, VerdictName
 from twofour.reports.cells import tactic_times
-from twofour.reports.speed import LARGE_ENOUGH
+from twofour.reports.speed import narrow_widths
 
 _FORECASTS = {
     VerdictName.ELIGIBLE: Forecast.ELIGIBLE,
@@ -49,8 +49,7 @@ def is_small(layer: Layer) -> bool | None:
     """The rule of thumb in use (twofour.reports.speed.small_layer); None without sizes."""
     if layer.in_channels is None or layer.out_channels is None:
         return None
-    reduction = layer.in_channels * prod(layer.kernel)
-    return reduction < LARGE_ENOUGH or layer.out_channels < LARGE_ENOUGH
+    return bool(narrow_widths(layer.in_channels, layer.out_channels, layer.kernel))
 
 
 def op_kind(layer: Layer) -> str:

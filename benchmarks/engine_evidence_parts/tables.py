@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from engine_evidence_parts.cells import (
+    LAYER_TITLES,
     builder_cell,
     choice_cell,
-    node_cell,
-    shape_text,
+    layer_cells,
 )
 from engine_evidence_parts.kind_tables import kind_sections
 from engine_evidence_parts.records import Confusion, Findings, Forecast, Layer, Listing
@@ -126,17 +126,13 @@ def _tally(codes: Iterable[str]) -> str:
 def _disagreements(layers: Sequence[Layer], of: Confusion) -> Iterator[str]:
     yield f"### Disagreements: {len(layers):,} of {count(of.comparable, 'comparable layer')}"
     if layers:
-        titles = ("net", "node", "op", "C x K kernel", "dtype", "predicted", "measured")
-        yield table((*titles, "evidence", "what the rules said"), map(_disagreement, layers))
+        titles = ("predicted", "measured", "evidence", "what the rules said")
+        yield table((*LAYER_TITLES, *titles), map(_disagreement, layers))
 
 
 def _disagreement(layer: Layer) -> tuple[str, ...]:
     return (
-        plain(layer.folder),
-        node_cell(layer),
-        plain(layer.op),
-        shape_text(layer),
-        plain(layer.dtype),
+        *layer_cells(layer),
         layer.forecast.value,
         f"{layer.listing.value}{choice_cell(layer)}",
         "?" if layer.source is None else code(layer.source),

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 from engine_matrix.plan import FLOAT16, INT8, MODELS
 from engine_matrix.sweep import CHAINS, OPSET, write_sweep
+from twofour.engines.inputs import numpy_dtype
+from twofour.pipeline.onnx_io import describe
 
 DENSE = "dense.onnx"
 _HERE = Path(__file__).parent
@@ -67,20 +68,9 @@ def _export(source: str, folder: Path) -> None:
 def _examples(model: Path) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     arrays = {}
-    for name, dtype, shape in inputs_of(model):
-        dims = [_CALIBRATION_ROWS, *shape[1:]]
+    for tensor in describe(model)[0]:
+        dtype, dims = numpy_dtype(tensor.dtype), [_CALIBRATION_ROWS, *map(int, tensor.shape[1:])]
         whole = np.issubdtype(dtype, np.integer)
         array = rng.integers(0, 1000, dims) if whole else rng.standard_normal(dims)
-        arrays[name] = array.astype(dtype)
+        arrays[tensor.name] = array.astype(dtype)
     return arrays
-
-
-def inputs_of(model: Path) -> list[tuple[str, np.dtype, list[int]]]:
-    """Name, type and shape of each input; a dynamic dimension is 0."""
-    graph = onnx.load(model, load_external_data=False).graph
-    found = []
-    for value in graph.input:
-        tensor = value.type.tensor_type
-        dims = [dim.dim_value for dim in tensor.shape.dim]
-        found.append((value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type), dims))
-    return found

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from engine_matrix.making import DENSE, inputs_of
+from engine_matrix.making import DENSE
 from engine_matrix.plan import Case
+from twofour.pipeline.onnx_io import describe
 
 REPORT, LATENCY = "report.md", "latency.json"
 """What the commands leave last."""
@@ -46,7 +47,7 @@ class Outcome:
 def build_command(case: Case, folders: Folders) -> list[str]:
     """The main job on a dense ONNX file: pruned, validated, built twice, reported."""
     model = folders.nets / case.folder / DENSE
-    sizes = {name: (case.batch, *dims[1:]) for name, _, dims in inputs_of(model)}
+    sizes = {tensor.name: (case.batch, *tensor.shape[1:]) for tensor in describe(model)[0]}
     shapes = ",".join(f"{name}={'x'.join(map(str, dims))}" for name, dims in sizes.items())
     out = ["--out", str(folders.engines / case.name), "--engine", folders.engine, "--quiet"]
     # chains of grouped convolutions have nothing that sparse math is known to use

@@ -15,7 +15,8 @@ from twofour.errors import BadInputError
 from twofour.export.layer_names import module_scopes
 
 OPSET = 17
-_BEFORE = 18
+FROM = 18
+"""The oldest that torch.onnx.export has implementations of (torch 2.13)."""
 _VALUES_OF_17 = {
     ("ScatterElements", "reduction"): {"none", "add", "mul"},
     ("ScatterND", "reduction"): {"none", "add", "mul"},
@@ -38,7 +39,7 @@ def to_opset_17(model: ir.Model) -> None:
 
 
 def _changed_with_18(op: str) -> bool:
-    return bool(onnx.defs.get_schema(op, _BEFORE).since_version == _BEFORE)
+    return bool(onnx.defs.get_schema(op, FROM).since_version == FROM)
 
 
 def _rewrite(node: ir.Node) -> None:
@@ -61,7 +62,7 @@ def _rewrite(node: ir.Node) -> None:
 
 
 def _spell_out_mish(node: ir.Node) -> None:
-    """X * tanh(softplus(x)), its definition (Misra 2019)."""
+    """Mish is x * tanh(softplus(x)) (Misra 2019)."""
     assert node.graph is not None, "nodes of a model are in a graph"
     softplus = ir.node("Softplus", [node.inputs[0]])
     tanh = ir.node("Tanh", [softplus.outputs[0]])
@@ -100,7 +101,7 @@ def _drop_number_of_parts(node: ir.Node) -> None:
 
 def _drop_later_attributes(node: ir.Node, older: onnx.defs.OpSchema) -> None:
     """What has the value that opset 17 always means can go; the rest cannot be said."""
-    newer = onnx.defs.get_schema(node.op_type, _BEFORE).attributes
+    newer = onnx.defs.get_schema(node.op_type, FROM).attributes
     for name in sorted(set(node.attributes) - set(older.attributes)):
         usual = ir.from_proto(newer[name].default_value) if newer[name].default_value.type else None
         if usual is None or node.attributes[name].value != usual.value:

@@ -30,8 +30,6 @@ from twofour.records import ExportOptions, Precision
 
 BFLOAT16_OPSET = 22
 """The first opset whose Conv takes bfloat16."""
-OLDEST_OF_TORCH = 18
-"""torch.onnx.export has implementations of no older opset (torch 2.13)."""
 _SPECIALISED = re.compile(
     r"specializ|constraints? violated|marked .{1,40} as dynamic", re.IGNORECASE
 )
@@ -117,7 +115,7 @@ def _opset(options: ExportOptions) -> int | None:
             f"opset {options.opset} is older than {opset17.OPSET}, the oldest that is written",
             hint=f"use --opset {opset17.OPSET}, which TensorRT 8.6 reads, or a later one",
         )
-    return max(options.opset, OLDEST_OF_TORCH)
+    return max(options.opset, opset17.FROM)
 
 
 def _check_opset(model: ir.Model, options: ExportOptions) -> None:

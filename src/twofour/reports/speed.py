@@ -67,9 +67,13 @@ def small_layer(case: Case) -> Finding | None:
 
 
 def too_small(weight: Weight) -> tuple[str, ...]:
+    """`narrow_widths` of a weight."""
+    return narrow_widths(weight.in_channels, weight.out_channels, weight.kernel)
+
+
+def narrow_widths(in_channels: int, out_channels: int, kernel: tuple[int, ...]) -> tuple[str, ...]:
     """Which widths are below the rule of thumb: "C", "K", both or none."""
-    reduction = weight.in_channels * prod(weight.kernel)
-    widths = (("C", reduction), ("K", weight.out_channels))
+    widths = (("C", in_channels * prod(kernel)), ("K", out_channels))
     return tuple(name for name, width in widths if width < LARGE_ENOUGH)
 
 
