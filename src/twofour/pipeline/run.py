@@ -197,7 +197,8 @@ def _refuse_export_options(run: Run) -> None:
 def _settle_opset(run: Run, chosen: ChosenEngine) -> None:
     """Where nobody asked for one, a torch model is exported in an opset that the engine reads."""
     options = run.options
-    if run.model is None or options.opset or options.precision is Precision.BFLOAT16:
+    asked = options.opset is not None or options.precision is Precision.BFLOAT16
+    if run.model is None or asked:
         return
     if chosen.status.engine is EngineName.TENSORRT:
         run.options = replace(options, opset=opset_for(chosen.status.version))

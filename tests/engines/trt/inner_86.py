@@ -180,6 +180,15 @@ def test_a_torch_model_is_exported_in_what_86_reads_unless_asked_otherwise(
 
 
 @pytest.mark.usefixtures("fake")
+def test_an_opset_of_0_was_asked_for_and_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "model.py"
+    source.write_text(MODULE)
+    options = RunOptions(engine="tensorrt", opset=0)
+    with pytest.raises(BadInputError, match="opset 0 is older than 17"):
+        run_all(f"{source}:make", tmp_path / "run", options)
+
+
+@pytest.mark.usefixtures("fake")
 def test_a_file_that_is_no_onnx_is_bad_input(tmp_path: Path) -> None:
     path = tmp_path / "sparse.onnx"
     path.write_bytes(b"garbage")
