@@ -200,6 +200,16 @@ class Fusion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RenamedLayer:
+    """A layer that the ONNX parser gave another name than the node it is made of."""
+
+    layer: str
+    """TensorRT's name: that of every later line (fusions, tactics, lists)."""
+    node: str
+    """The ONNX node's name; several layers may be made of one node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogMessage:
     """A warning or an error."""
 
@@ -340,6 +350,8 @@ class Build:
     gpu: str | None
     compute_capability: tuple[int, int] | None
     outcome: BuildOutcome
+    engine_loaded: bool = False
+    """An engine was taken from a file and none built: no option or flag printed here is its own."""
     command: str | None
     model: str | None
     sparsity: SparsityFlag
@@ -359,6 +371,8 @@ class Build:
     skipped_tactics: tuple[SkippedTactic, ...]
     timing_cache: TimingCache
     fusions: tuple[Fusion, ...]
+    renamed_layers: tuple[RenamedLayer, ...] = ()
+    """`Registering layer: A for ONNX node: B` wherever the two names differ."""
     warnings: tuple[LogMessage, ...]
     errors: tuple[LogMessage, ...]
     warning_count: int

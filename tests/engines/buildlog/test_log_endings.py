@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofour.engines.buildlog.read import parse_lines
-from twofour.log_records import Build, BuildOutcome, Producer
+from twofour.log_records import Build, BuildOutcome, Producer, SparsityFlag
 
 DATED = "[11/21/2026-13:02:35] [TRT] "
 REFUSED = (
@@ -107,3 +107,56 @@ def test_what_surrounds_the_builder_is_its_time_only_where_it_says_nothing() -> 
         ["&&&& RUNNING TensorRT.trtexec [TensorRT v101601] # trtexec --onnx=m.onnx", BUILT, around]
     )
     assert (alone.build_s, both.build_s) == (15.5, 0.25)
+
+
+# --- engines from files ---------------------------------------------------------------------------
+
+LOADS = (
+    "&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec --loadEngine=a.plan --dumpProfile",
+    "[03/12/2026-16:06:58] [I] === Build Options ===",
+    "[03/12/2026-16:06:58] [I] Precision: FP32",
+    "[03/12/2026-16:06:58] [I] Sparsity: Disabled",
+    "[03/12/2026-16:06:58] [I] Load engine: a.plan",
+    "[03/12/2026-16:06:58] [I] Profiling verbosity: 0",
+    "[03/12/2026-16:06:58] [I] [TRT] Loaded engine size: 21 MiB",
+    "[03/12/2026-16:07:02] [I] Throughput: 100 qps",
+    "&&&& PASSED TensorRT.trtexec [TensorRT v8503] # trtexec --loadEngine=a.plan --dumpProfile",
+)
+
+
+def test_a_loaded_engine_was_not_built_here_so_no_printed_default_is_its_own() -> None:
+    for lines in (LOADS, LOADS[1:-1]):
+        (build,) = parse_lines(lines)
+        assert (build.outcome, build.engine_loaded) == (BuildOutcome.LOADED, True)
+        assert (build.sparsity, build.precision) == (SparsityFlag.UNKNOWN, None)
+        assert build.profiling_verbosity is None
+    failed = [*LOADS[:6], LOADS[-1].replace("PASSED", "FAILED")]
+    (broken,) = parse_lines(failed)
+    assert (broken.outcome, broken.engine_loaded) == (BuildOutcome.FAILED, True)
+    assert broken.sparsity is SparsityFlag.UNKNOWN
+
+
+def test_an_engine_loaded_after_its_build_is_the_one_that_was_built() -> None:
+    (build,) = parse_lines([f"{DATED}[I] Sparsity: Disabled", BUILT, LOADS[6]])
+    assert (build.outcome, build.engine_loaded) == (BuildOutcome.BUILT, False)
+    assert build.sparsity is SparsityFlag.DISABLED
+
+
+# --- layers of another name than their node -------------------------------------------------------
+
+
+def test_layers_that_the_parser_renames_are_kept_with_their_nodes() -> None:
+    registered = (
+        f"{DATED}[V] Registering layer: conv for ONNX node: conv",
+        f"{DATED}[V] Registering layer: node_linear_1 for ONNX node: node_linear",
+        f"{DATED}[V] Registering layer: node_linear_1_2 for ONNX node: node_linear_1",
+        f"{DATED}[V] Registering layer: gemm1.weight required by ONNX-TRT",
+        f"{DATED}[V] Registering layer: (Unnamed Layer* 3) [Shuffle] for ONNX node: ",
+        f"{DATED}[V] Registering tensor: x for ONNX tensor: x",
+        BUILT,
+    )
+    (build,) = parse_lines(registered)
+    assert [(layer.layer, layer.node) for layer in build.renamed_layers] == [
+        ("node_linear_1", "node_linear"),
+        ("node_linear_1_2", "node_linear_1"),
+    ]

@@ -31,6 +31,8 @@ _LOW_PRECISIONS = frozenset({"FP16", "BF16", "INT8", "FP8", "INT4", "FP4"})
 """Builder flags that allow a type beside FP32; without one a network may be strongly typed."""
 _COMMAND_SPARSITY = re.compile(r"--sparsity=(\w+)|(--sparse-weights)")
 _COMMAND_LEVEL = re.compile(r"--builderOptimizationLevel=(\d)")
+_COMMAND_LOADS = re.compile(r"(?:^|\s)--(?:loadEngine|load-engine)[= ]\S")
+"""Of trtexec and Polygraphy: the engine comes from a file."""
 _COMMAND_MODEL = re.compile(r"--(?:onnx|loadEngine)=(\S+)")
 
 
@@ -43,6 +45,8 @@ class Facts:
     capability: tuple[int, int] | None = None
     command: str | None = None
     model: str | None = None
+    loads_engine: bool = False
+    """The options name an engine to load."""
     flag: SparsityFlag | None = None
     precision: str | None = None
     level: int | None = None
@@ -70,6 +74,10 @@ class Facts:
     def build_s(self) -> float | None:
         """Seconds the builder took."""
         return self.whole_s if self.passes_s is None else self.passes_s
+
+    def forget_options(self) -> None:
+        """Of a loaded engine: what is printed of building are defaults that nothing used."""
+        self.flag = self.precision = self.level = self.verbosity = None
 
     def memory(self) -> MemoryFigures:
         """The memory figures as a record."""
@@ -107,6 +115,7 @@ def command(facts: Facts, text: str) -> None:
         facts.flag = SparsityFlag.ENABLED if sparsity[2] else _FLAGS.get(sparsity[1].lower())
     level = _COMMAND_LEVEL.search(text)
     facts.level = int(level[1]) if level else facts.level
+    facts.loads_engine = _COMMAND_LOADS.search(text) is not None
     model = _COMMAND_MODEL.search(text)
     facts.model = model[1] if model else facts.model
 
@@ -145,6 +154,10 @@ def _mib(name: str) -> Setter:
             setattr(facts, name, round(value * _MIB))
 
     return put
+
+
+def _engine_to_load(facts: Facts, text: str) -> None:
+    facts.loads_engine = facts.loads_engine or bool(text)
 
 
 def _pass_seconds(facts: Facts, text: str) -> None:
@@ -250,6 +263,7 @@ ONE_LINERS: tuple[tuple[str, Setter], ...] = (
     ("Model: ", _text("model")),
     ("Input filename: ", _text("model")),
     ("Loading model: ", _text("model")),
+    ("Load engine: ", _engine_to_load),
     ("Sparsity: ", _sparsity),
     ("Flags   ", _flags),
     ("Precision: ", _text("precision")),

@@ -1,13 +1,15 @@
-"""Graph optimisations: which layers were fused, merged, removed, or turned into another kind."""
+"""How the network changes: layers renamed, fused, merged, removed, turned into another kind."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-from twofour.log_records import Fusion, FusionKind
+from twofour.log_records import Fusion, FusionKind, RenamedLayer
 
 FUSING = ": Fusing "
+REGISTERING = "Registering layer: "
+_FOR_NODE = " for ONNX node: "
 _SWAP = re.compile(r"Swap the layer type of (.*) from (\w+) to (\w+)$")
 _TRANSFORM = re.compile(r"Running: (\w*Transform\w*) on (.*)$")
 
@@ -21,6 +23,15 @@ def fused(message: str, line: int) -> Fusion | None:
     return Fusion(
         line=line, kind=FusionKind.FUSED, rule=rule.strip(), layers=(first, second.strip())
     )
+
+
+def renamed(message: str) -> RenamedLayer | None:
+    """`Registering layer: A for ONNX node: B` where the names differ."""
+    layer, found, node = message[len(REGISTERING) :].partition(_FOR_NODE)
+    layer, node = layer.strip(), node.strip()
+    if not found or not layer or not node or layer == node:
+        return None
+    return RenamedLayer(layer=layer, node=node)
 
 
 def _merged(message: str, line: int) -> Fusion | None:

@@ -66,6 +66,7 @@ def _handlers() -> list[tuple[str, Handler]]:
     ]
     found += [(start, _fact(start, put)) for start, put in facts.ONE_LINERS]
     found += [(start, _fusion(make)) for start, make in fusions.BY_START]
+    found.append((fusions.REGISTERING, _registered))
     results = (
         "Throughput: ", "throughput: ", "Latency: ", "Enqueue Time", "H2D Latency", "D2H Latency",
         "GPU Compute", "End-to-End Host Latency: ", "Total Host Walltime: ", "walltime: ",
@@ -73,8 +74,15 @@ def _handlers() -> list[tuple[str, Handler]]:
         "percentile: ", "median: ",
     )  # fmt: skip
     found += [(start, lambda b, m, _: _result(b, m)) for start in results]
-    silent = ("Average on ", "Searching for ", "Registering ", "Parsing node", "Importing ")
+    silent = ("Average on ", "Searching for ", "Registering tensor", "Parsing node", "Importing ")
     return found + [(start, lambda _b, _m, _n: True) for start in silent]
+
+
+def _registered(build: OpenBuild, message: str, _line: int) -> bool:
+    layer = fusions.renamed(message)
+    if layer is not None:
+        build.add_renamed(layer)
+    return True
 
 
 def _seen(build: OpenBuild, found: bool) -> bool:  # what a reader found

@@ -11,7 +11,7 @@ from twofour.engines.buildlog.facts import Facts
 from twofour.engines.buildlog.foreign import ForeignTables
 from twofour.engines.buildlog.layers import tuned_layer
 from twofour.engines.buildlog.names import NameSplitter, constituents, is_sparse_kernel
-from twofour.engines.buildlog.outcome import fatal, outcome, producer
+from twofour.engines.buildlog.outcome import engine_loaded, fatal, outcome, producer
 from twofour.engines.buildlog.sparsity import RawLine, contradictions, sparsity_line, union
 from twofour.engines.buildlog.tables import Results
 from twofour.engines.buildlog.tuning import Tuning
@@ -22,6 +22,7 @@ from twofour.log_records import (
     Fusion,
     LogMessage,
     Producer,
+    RenamedLayer,
     SparsityFlag,
     SparsityKind,
     SparsityLine,
@@ -48,6 +49,7 @@ class OpenBuild:
         self.styles: Counter[Producer | str] = Counter()
         self.sparsity: list[RawLine] = []
         self.fusions: list[Fusion] = []
+        self.renamed: dict[str, RenamedLayer] = {}
         self.engine_layers: list[EngineLayer] | None = None
         self.listed_layers: list[EngineLayer] = []
         self.checked: list[CheckedTensor] = []
@@ -131,6 +133,15 @@ class OpenBuild:
         else:
             self.dropped += 1
 
+    def add_renamed(self, layer: RenamedLayer) -> None:
+        """Keep which node a layer of another name is made of; every pass says it again."""
+        if layer.layer in self.renamed:
+            return
+        if self.budget.take_spare(len(layer.layer) + len(layer.node)):
+            self.renamed[layer.layer] = layer
+        else:
+            self.dropped += 1
+
     def add_engine_layer(self, layer: EngineLayer, *, detailed: bool) -> None:
         """Keep a layer of the finished engine; detailed records stand before mere lists."""
         self.touched = True
@@ -151,6 +162,9 @@ def finished_build(build: OpenBuild) -> Build:
     names = _known_names(build)
     splitter = NameSplitter(names if build.sparsity else ())
     lines = tuple(sparsity_line(raw, splitter) for raw in build.sparsity)
+    loaded = engine_loaded(build)
+    if loaded:
+        facts.forget_options()
     flag = facts.flag or (SparsityFlag.ENABLED if lines else SparsityFlag.UNKNOWN)
     eligible, chosen = union(lines, SparsityKind.ELIGIBLE), union(lines, SparsityKind.CHOSEN)
     found = contradictions(lines, flag)
@@ -163,6 +177,7 @@ def finished_build(build: OpenBuild) -> Build:
         gpu=facts.gpu,
         compute_capability=facts.capability,
         outcome=outcome(build),
+        engine_loaded=loaded,
         command=facts.command,
         model=facts.model,
         sparsity=flag,
@@ -179,6 +194,7 @@ def finished_build(build: OpenBuild) -> Build:
         skipped_tactics=tuple(tuning.skipped),
         timing_cache=_timing_cache(build),
         fusions=tuple(build.fusions),
+        renamed_layers=tuple(build.renamed.values()),
         warnings=tuple(build.warnings),
         errors=tuple(build.errors),
         warning_count=build.warning_count,

@@ -49,11 +49,21 @@ def outcome(build: OpenBuild) -> BuildOutcome:
     return BuildOutcome.BUILT if build.passed else BuildOutcome.UNFINISHED
 
 
+def engine_loaded(build: OpenBuild) -> bool:
+    """Whether an engine came from a file, or was to, and no builder was at work."""
+    return (build.loaded or build.facts.loads_engine) and not _builder_worked(build)
+
+
 def _only_shows(build: OpenBuild) -> bool:
     """The layers of an engine without any sign of a builder's work."""
     shown = build.inspected or build.listed_layers or build.engine_layers
-    worked = build.is_run or build.tuning.layers or build.sparsity or build.fusions
-    return bool(shown) and not worked
+    return bool(shown) and not build.is_run and not _builder_worked(build)
+
+
+def _builder_worked(build: OpenBuild) -> bool:
+    """Whether any line is one that only a builder prints."""
+    signs = (build.generated, build.tuning.layers, build.sparsity, build.fusions)
+    return any(map(bool, signs)) or build.facts.cache_mode is not None
 
 
 def producer(build: OpenBuild) -> Producer:
