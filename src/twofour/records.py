@@ -826,6 +826,8 @@ class StageRecord:
     stage: str
     key: str
     """sha256 over the stage's inputs, options and versions."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """File of the run folder that the stage read -> its sha256 then."""
     outputs: dict[str, str] = field(default_factory=dict)
     """File name in the run folder -> sha256."""
     watched: dict[str, str] = field(default_factory=dict)

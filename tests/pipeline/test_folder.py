@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.pipeline.folder import is_run_folder, open_run_folder
+from twofour.pipeline.folder import is_run_folder, open_run_folder, own_folder
 from twofour.records import StageRecord
 
 
@@ -55,10 +55,67 @@ def test_half_written_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     with open_run_folder(tmp_path, "m"):
         pass
     (tmp_path / ".weights.safetensors.abc.part").write_text("half")
-    (tmp_path / ".dense.onnx.abc").mkdir()
-    (tmp_path / ".dense.onnx.abc" / "dense.onnx.data").write_text("half")
+    (tmp_path / ".dense.onnx.abc.part").mkdir()
+    (tmp_path / ".dense.onnx.abc.part" / "dense.onnx.data").write_text("half")
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / ".export-dense.json.abc.part").write_text("half")
     with open_run_folder(tmp_path, "m"):
-        assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "run.json"]
+        assert sorted(p.name for p in tmp_path.rglob("*")) == [".lock", "run.json", "stages"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".git/HEAD", ".gitignore", ".dvc/config", ".env", ".part", ".video.mp4.part", ".a.b.part",
+     ".notes.json", ".report.html.swp", ".dense.onnx.abc/x"],
+)  # fmt: skip
+def test_dot_files_that_are_not_ours_are_never_removed(tmp_path: Path, name: str) -> None:
+    with open_run_folder(tmp_path, "m"):
+        pass
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("the user's")
+    with open_run_folder(tmp_path, "m"):
+        pass
+    assert (tmp_path / name).read_text() == "the user's"
+
+
+def test_leftovers_behind_a_link_are_not_ours(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / ".run.json.abc.part").write_text("the user's")
+    with open_run_folder(tmp_path / "run", "m"):
+        pass
+    (tmp_path / "run" / "stages").symlink_to(outside)
+    (tmp_path / "run" / ".dense.onnx.abc.part").symlink_to(outside)
+    with open_run_folder(tmp_path / "run", "m"):
+        pass
+    assert (outside / ".run.json.abc.part").read_text() == "the user's"
+    assert not (tmp_path / "run" / ".dense.onnx.abc.part").is_symlink()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_lock_that_is_a_link_is_refused_and_its_target_left_alone(
+    tmp_path: Path, there: bool
+) -> None:
+    outside = tmp_path / "outside"
+    if there:
+        outside.write_text("the user's")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(outside)
+    with (
+        pytest.raises(BadInputError, match=r"\.lock is a link \(to .*outside\)") as caught,
+        open_run_folder(tmp_path / "run", "m"),
+    ):
+        pass
+    assert caught.value.hint == "remove the link, or choose another folder with --out"
+    assert outside.read_text() == "the user's" if there else not outside.exists()
+
+
+@pytest.mark.parametrize("name", ["stages", "compare"])
+def test_a_folder_of_ours_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(BadInputError, match=rf"{name} is a link .*writes into its own folder"):
+        own_folder(tmp_path / name)
+    assert not (tmp_path / "outside").exists()
 
 
 def test_a_run_killed_before_its_first_record_can_be_started_again(tmp_path: Path) -> None:

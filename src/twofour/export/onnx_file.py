@@ -19,7 +19,9 @@ def save(model: ir.Model, target: Path) -> None:
     """
     data_name = f"{target.name}.data"
     try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        with tempfile.TemporaryDirectory(
+            dir=target.parent, prefix=f".{target.name}.", suffix=".part"
+        ) as folder:
             written = Path(folder, target.name)
             ir.save(model, written, external_data=data_name)
             data = Path(folder, data_name)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twofour.errors import BadInputError
 from twofour.records import RunManifest, StageRecord
-from twofour.store import read_record, write_record
+from twofour.store import read_record, sha256_file, write_record
 from twofour.version import __version__
 
 MANIFEST = "run.json"
+STAGES = "stages"
+"""Folder of the records and arrays that only stages read."""
 _LOCK = ".lock"
+_LEFTOVER = re.compile(
+    r"\..+\.(json|onnx|data|npz|safetensors|plan|log|cache|md|html)\.[^.]+\.part"
+)
+"""What store.atomic_file and the export call a half-written file of a kind that runs write."""
 
 
 @dataclass(slots=True)
@@ -69,9 +76,44 @@ def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
         yield RunFolder(path, manifest)
 
 
+def own_folder(path: Path) -> Path:
+    """Create a folder inside a run folder; raises BadInputError where a link leads out of it."""
+    try:
+        if path.is_symlink():
+            raise _leads_out(path)
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(
+            f"cannot create {path}: {error.strerror or error}", hint="choose another --out"
+        ) from error
+    return path
+
+
 def is_run_folder(path: Path) -> bool:
     """Whether a folder was made by a run of ours."""
     return (path / MANIFEST).is_file()
+
+
+def refuse_changed(folder: Path, stage: str, *, but: Collection[str] = ()) -> None:
+    """Raise BadInputError where the record of a finished stage, or what it was made from, changed.
+
+    Says nothing of a stage that was never finished, nor of the files that `but` names.
+    """
+    manifest = read_record(RunManifest, folder / MANIFEST)
+    record = next((s for s in manifest.stages if s.stage == stage), None)
+    if record is None:
+        return
+    for name, value in {**record.inputs, **record.outputs}.items():
+        if name in but:
+            continue
+        there = (folder / name).is_file()
+        if not there or sha256_file(folder / name) != value:
+            raise BadInputError(
+                f"{folder / name} is {'not the file' if there else 'gone, the one'} that the "
+                f"{stage} of the run {'was made from' if name in record.inputs else 'left'} "
+                "(run.json has its sha256)",
+                hint="the command that made the folder brings it up to date",
+            )
 
 
 def _make_folder(path: Path) -> None:
@@ -122,21 +164,27 @@ def _manifest(path: Path, source: str) -> RunManifest | None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Half-written files of a run that was killed: never renamed, so nobody refers to them."""
-    for leftover in path.glob(".*"):
-        if leftover.name == _LOCK:
+    """Half-written files of a run that was killed; every other dot-file is the user's."""
+    for folder in (path, path / STAGES):
+        if folder.is_symlink() or not folder.is_dir():
             continue
-        if leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+        for leftover in folder.glob(".*.part"):
+            if not _LEFTOVER.fullmatch(leftover.name):
+                continue
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold an advisory lock that the operating system drops when the process dies."""
+    lock = path / _LOCK
+    if lock.is_symlink():
+        raise _leads_out(lock)
     try:
-        handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as error:
         raise BadInputError(
             f"cannot write into {path}: {error.strerror or error}", hint="choose another --out"
@@ -146,6 +194,13 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _leads_out(path: Path) -> BadInputError:
+    return BadInputError(
+        f"{path} is a link (to {path.readlink()}): a run writes into its own folder only",
+        hint="remove the link, or choose another folder with --out",
+    )
 
 
 def _lock(handle: int, path: Path) -> None:

@@ -14,7 +14,7 @@ from twofour.latency_records import LatencyComparison
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run, onnx_files, onnx_name
 from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
 from twofour.pipeline.evidence import EvidenceFiles, files_of_folder, read_evidence
-from twofour.pipeline.folder import is_run_folder
+from twofour.pipeline.folder import is_run_folder, refuse_changed
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
     Accuracy,
@@ -43,6 +43,7 @@ from twofour.reports.markdown import to_markdown
 from twofour.store import read_record, write_text
 
 T = TypeVar("T")
+REPORT_STAGE = "report"
 REPORT = "eligibility.json"
 MARKDOWN = "report.md"
 HTML = "report.html"
@@ -94,7 +95,7 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
         return report, (MARKDOWN, HTML)
 
     stage = Stage(
-        name="report",
+        name=REPORT_STAGE,
         title="report",
         record=REPORT,
         depends={"versions": versions()},
@@ -239,9 +240,18 @@ def explained_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
 
 
 def _saved_report(folder: Path) -> EligibilityReport | None:
-    path = folder / REPORT
-    there = is_run_folder(folder) and path.is_file()
-    return read_record(EligibilityReport, path) if there else None
+    if not is_run_folder(folder):
+        return None
+    refuse_stale(folder)
+    return _if_there(EligibilityReport, folder / REPORT)
+
+
+def refuse_stale(folder: Path) -> None:
+    """Raise BadInputError where the run's report is not of the files that are there now.
+
+    Comparisons may follow it: they write latency.json and the page again.
+    """
+    refuse_changed(folder, REPORT_STAGE, but=(LATENCY, HTML, MARKDOWN))
 
 
 def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
@@ -276,10 +286,11 @@ def report_page(folder: Path, report: EligibilityReport) -> str:
 
 
 def check_page(folder: Path) -> None:
-    """Raises BadInputError for a record that the page is made of and that cannot be read."""
+    """Raises BadInputError for a record that the page is made of, damaged or not the run's own."""
     _if_there(EligibilityReport, folder / REPORT)
     _if_there(Accuracy, folder / "accuracy.json")
     _if_there(BuildResult, folder / "build.json")
+    refuse_stale(folder)
 
 
 def _if_there(kind: type[T], path: Path) -> T | None:

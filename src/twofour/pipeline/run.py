@@ -25,7 +25,7 @@ from twofour.pipeline.building import (
 from twofour.pipeline.checks import accuracy, check
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run
 from twofour.pipeline.exporting import put_together
-from twofour.pipeline.folder import open_run_folder
+from twofour.pipeline.folder import STAGES, open_run_folder, own_folder
 from twofour.pipeline.reporting import Facts, report
 from twofour.pipeline.sessions import Sessions
 from twofour.pipeline.sources.onnx_file import OnnxSource
@@ -142,7 +142,7 @@ def open_run(
     shown = out if out is not None else RUNS / source.name
     path = shown.absolute()
     with open_run_folder(path, _identity(source)) as folder:
-        (path / "stages").mkdir(exist_ok=True)
+        own_folder(path / STAGES)
         folder.remember(
             inputs=None if options.inputs is None else Path(options.inputs),
             input_shapes=options.input_shapes,
@@ -150,7 +150,7 @@ def open_run(
         )
         if options.fresh:
             folder.forget()
-        sessions = Sessions(path / "stages" / "loading", options.build.threads)
+        sessions = Sessions(path / STAGES / "loading", options.build.threads)
         try:
             yield Run(
                 path=path,

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from twofour.engines.onnxruntime import CannotRunError, OrtSession
+from twofour.store import write_text
 
 _LOAD = (
     "import sys, onnxruntime\n"
@@ -37,7 +38,7 @@ class Sessions:
         if self._session is None or self._path != path:
             self.close()
             self._refuse_crashing(path)
-            self._marker.write_text(path.name, encoding="utf-8")
+            write_text(self._marker, path.name)
             try:
                 self._session = OrtSession(path, threads=self._threads)
             except ImportError as error:

@@ -88,7 +88,8 @@ class Runner:
         """
         self.progress.stage(stage.name, stage.title)
         started = time.perf_counter()
-        key = self._key(stage)
+        inputs = {name: self._hash(name) for name in stage.reads}
+        key = _key(stage, inputs)
         before = self.folder.stage(stage.name)
         if before is not None and before.key == key and self._intact(before):
             record = read_record(kind, self.folder.path / stage.record)
@@ -102,6 +103,7 @@ class Runner:
             StageRecord(
                 stage=stage.name,
                 key=key,
+                inputs=inputs,
                 outputs=outputs,
                 watched={str(path): state_of(path) for path in watched()},
                 seconds=round(seconds, 3),
@@ -109,11 +111,6 @@ class Runner:
         )
         self.progress.done(stage.name, seconds=seconds, reused=False)
         return record
-
-    def _key(self, stage: Stage) -> str:
-        inputs = {name: self._hash(name) for name in stage.reads}
-        document = {"stage": stage.name, "depends": stage.depends, "inputs": inputs}
-        return sha256_bytes(json.dumps(document, sort_keys=True).encode())
 
     def _intact(self, before: StageRecord) -> bool:
         if any(state_of(Path(name)) != state for name, state in before.watched.items()):
@@ -131,6 +128,11 @@ class Runner:
     def _hash_again(self, name: str) -> str:
         self._hashes.pop(name, None)
         return self._hash(name)
+
+
+def _key(stage: Stage, inputs: Mapping[str, str]) -> str:
+    document = {"stage": stage.name, "depends": stage.depends, "inputs": inputs}
+    return sha256_bytes(json.dumps(document, sort_keys=True).encode())
 
 
 def versions(*packages: str) -> dict[str, str | None]:

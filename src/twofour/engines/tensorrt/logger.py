@@ -89,6 +89,8 @@ def build_log(
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[TextIO]:
     try:
+        if path.is_symlink():  # it may lead out of the folder
+            path.unlink()
         # line-buffered, so that the log of a build that dies is whole up to its last line
         file = path.open("w", encoding="utf-8", errors="replace", buffering=1)
     except OSError as error:

@@ -22,7 +22,7 @@ from twofour.pipeline.comparing.rows import planned_rows
 from twofour.pipeline.comparing.subject import Subject, open_subject
 from twofour.pipeline.comparing.times import compare_emitted
 from twofour.pipeline.emitting import is_emitted_folder
-from twofour.pipeline.folder import is_run_folder
+from twofour.pipeline.folder import is_run_folder, own_folder
 from twofour.pipeline.reporting import HTML, LATENCY, REPORT, check_page, report_page
 from twofour.pipeline.stages import Progress, Silent
 from twofour.records import EligibilityReport
@@ -76,7 +76,7 @@ def measure_paths(
     subject = open_subject(paths, out, options)
     if is_run_folder(subject.folder):
         check_page(subject.folder)
-    make_folder(subject.work)
+    own_folder(subject.work)
     return subject.folder, _measure(subject, options, progress or Silent())
 
 

@@ -18,7 +18,7 @@ from twofour.pipeline.agreement import load_arrays
 from twofour.pipeline.comparing.planning import ComparedModel
 from twofour.pipeline.comparing.request import TorchRequest
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
-from twofour.pipeline.folder import MANIFEST, is_run_folder
+from twofour.pipeline.folder import MANIFEST, is_run_folder, refuse_changed
 from twofour.pipeline.onnx_io import describe, load_inputs, random_inputs, save_arrays
 from twofour.pipeline.sources.source import SourceOptions, safe_name
 from twofour.records import BuildOptions, BuildResult, EngineName, RunManifest, TensorShape
@@ -29,6 +29,7 @@ FOLDER = "compare"
 """Where a comparison keeps what it builds, inside the folder of its results."""
 _PLANS = (".plan", ".engine", ".trt")
 _EXAMPLES = "inputs.npz"
+_MODEL_STAGES = ("export-dense", "prune", "export-sparse")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,8 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Subject:
         raise BadInputError(
             f"{folder} holds no ONNX file yet", hint="run prune-export-build or build first"
         )
+    for stage in _MODEL_STAGES:
+        refuse_changed(folder, stage)
     shapes, outputs, _ = describe(folder / onnx_name(here[0]))
     own = folder / INPUTS
     inputs = _asked_inputs(options, shapes)
