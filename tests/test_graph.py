@@ -441,16 +441,6 @@ def test_a_loop_body_input_is_no_constant_though_an_outer_one_has_its_name() -> 
     assert (weight.weight, codes(weight)) == (None, [ReasonCode.NOT_CONSTANT])
 
 
-def test_functions_with_products_inside_are_reported() -> None:
-    model = om.matmul(om.weights(8, 8))
-    product = helper.make_node("MatMul", ["a", "b"], ["c"])
-    opset = [helper.make_opsetid("", 21)]
-    model.functions.append(
-        helper.make_function("my.domain", "linear", ["a", "b"], ["c"], [product], opset)
-    )
-    assert find_weights(model).unseen == ("my.domain::linear",)
-
-
 # --- hostile and large graphs ---------------------------------------------------------------------
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import onnx
 
+from twofour.graph_constants import not_covered
 from twofour.graph_files import load_external, parse_model, verify_external
 from twofour.graph_layer import Layer, find_layer, has_weight, weight_input
 from twofour.graph_precision import quantized_tensors
-from twofour.graph_scope import Node, Scope, scopes
-from twofour.records import Pattern, Weight
+from twofour.graph_scope import Node, Scope, function_scopes, scopes
+from twofour.records import NotCovered, Pattern, Weight
 
 _MOST_TIED = 64
 """Names listed in tied_to: the rest would help nobody, and all of all would be quadratic."""
@@ -29,8 +30,8 @@ class GraphWeights:
     """Part of the model, not a copy; beside `weights`, None where there is no constant."""
     activation_products: int
     """MatMul nodes with two inputs that are known at run time only."""
-    unseen: tuple[str, ...]
-    """Model functions with such nodes inside; they are not looked at."""
+    not_covered: tuple[NotCovered, ...]
+    """Stored arrays that no weight names, those in functions of the model among them."""
 
 
 def load_model(path: Path, *, weights: bool = True) -> onnx.ModelProto:
@@ -72,7 +73,12 @@ def find_weights(
         weights=_tied(layers, opened),
         tensors=tuple(layer.found.tensor for layer in layers),
         activation_products=products,
-        unseen=tuple(_unseen(model)),
+        not_covered=not_covered(
+            (*opened, *function_scopes(model, path)),
+            model.functions,
+            frozenset(id(layer.found.tensor) for layer in layers),
+            {layer.node: layer.position for layer in layers},
+        ),
     )
 
 
@@ -82,13 +88,6 @@ def storage_key(tensor: onnx.TensorProto) -> tuple[object, ...]:
         return ("inline", id(tensor))
     entries = {entry.key: entry.value for entry in tensor.external_data}
     return ("external", entries.get("location", ""), entries.get("offset", "0"))
-
-
-def _unseen(model: onnx.ModelProto) -> Iterator[str]:
-    for function in model.functions:
-        nodes = (Node(proto=proto, name="", label="") for proto in function.node)
-        if any(has_weight(node) for node in nodes):
-            yield f"{function.domain}::{function.name}"
 
 
 def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:

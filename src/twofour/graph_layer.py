@@ -24,6 +24,8 @@ class Layer:
     node: Node
     weight: Weight
     found: Trace
+    position: int
+    """Which input of the node is the weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +69,11 @@ def find_layer(
         assert found.stopped is not None
         seen = _geometry(node, position, tensor_shape(scope, name)) or _unknown(node)
         weight = _describe(node, seen, found, (found.stopped,))
-        return Layer(node=node, weight=weight, found=found)
+        return Layer(node=node, weight=weight, found=found, position=position)
     weight = _constant_weight(node, position, found, pattern)
     if weight.math_dtype == "int8":
         weight = replace(weight, output_quantized=quantized)
-    return Layer(node=node, weight=weight, found=found)
+    return Layer(node=node, weight=weight, found=found, position=position)
 
 
 def _constant_weight(node: Node, position: int, found: Trace, pattern: Pattern | None) -> Weight:

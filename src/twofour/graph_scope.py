@@ -55,6 +55,8 @@ class Scope:
     """Tensors that depend on constants alone."""
     users: dict[str, list[Node]]
     """Nodes of this graph and of its subgraphs that read the tensor."""
+    prefix: str = ""
+    """The way through the graphs around this one, as labels of its nodes begin."""
 
     def owner(self, name: str) -> Scope | None:
         """The graph that defines the name, seen from here; None where none does."""
@@ -72,14 +74,32 @@ class Scope:
         return name in self.producers or name in self.fixed or name in self.inputs
 
 
+Place = tuple[Scope, str]
+"""A tensor: the graph that defines it, and its name there."""
+
+
 def scopes(model: onnx.ModelProto, path: Path | None) -> Iterator[Scope]:
     """The main graph and, after the graph around them, all subgraphs of If, Loop and Scan."""
-    waiting = [_open(model.graph, None, path, "")]
+    yield from _with_subgraphs(_open(model.graph, None, path, ""))
+
+
+def function_scopes(model: onnx.ModelProto, path: Path | None) -> Iterator[Scope]:
+    """The bodies of the model's own functions, once each, with their subgraphs."""
+    for function in model.functions:
+        body = onnx.GraphProto(name=function.name, node=function.node)
+        body.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
+        body.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
+        prefix = f"{function.domain}::{function.name}/"
+        yield from _with_subgraphs(_open(body, None, path, prefix))
+
+
+def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
+    waiting = [outermost]
     for scope in waiting:
         yield scope
         for node in scope.nodes:
             for name, graph in subgraphs(node.proto):
-                waiting.append(_open(graph, scope, path, f"{node.label}.{name}/"))
+                waiting.append(_open(graph, scope, scope.path, f"{node.label}.{name}/"))
 
 
 def is_standard(node: onnx.NodeProto) -> bool:
@@ -164,6 +184,7 @@ def _open(graph: onnx.GraphProto, parent: Scope | None, path: Path | None, prefi
         outputs=frozenset(value.name for value in graph.output),
         fixed={*constants, *(sparse.values.name for sparse in graph.sparse_initializer)},
         users={},
+        prefix=prefix,
     )
     _connect(scope)
     return scope

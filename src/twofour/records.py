@@ -18,6 +18,8 @@ from twofour.errors import BadInputError
 
 SCHEMA_VERSION = 1
 LARGEST_M = 32
+LARGEST_PASSED_OVER = 1024
+"""Elements of an array that nothing is said of: biases, scales and axes of small layers."""
 
 
 # --- the rule -------------------------------------------------------------------------------------
@@ -167,6 +169,24 @@ class Weight:
     """What the module or graph alone says against sparse math in this layer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCovered:
+    """Stored arrays of more than 1,024 elements that no row names, by what uses them."""
+
+    op: str
+    """ONNX op type or class of the torch module, and the part of what is no factor: "Gemm bias"."""
+    uses: int
+    """Nodes, or modules."""
+    weights: int
+    """Elements of the arrays; an array with several uses counts once, under the first of them."""
+    multiplies: bool
+    """Whether they are, or may be, factors of a matrix product: these count in every share."""
+    users: tuple[str, ...]
+    """Names of the nodes or modules."""
+    arrays: tuple[str, ...]
+    """Names of the initializers or state_dict keys."""
+
+
 # --- prune ----------------------------------------------------------------------------------------
 
 
@@ -203,6 +223,8 @@ class PruneResult:
     method: str
     selection: Selection
     weights: tuple[PrunedWeight, ...]
+    not_covered: tuple[NotCovered, ...] = ()
+    """What else the model stores: neither pruned nor judged."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -240,6 +262,8 @@ class Validation:
     checks: tuple[WeightCheck, ...]
     skipped: tuple[Weight, ...] = ()
     """Weights that cannot be checked (not constant, no axis), each with its reasons."""
+    not_covered: tuple[NotCovered, ...] = ()
+    """What else the files store; () for safetensors, which do not say what uses an array."""
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -658,10 +682,15 @@ class EligibilitySummary:
     not_in_engine: int
     unknown: int
     weights: int
+    """The whole that shares are of: weights of the layers and those that no row names."""
     weights_eligible: int
     """Weights in layers that are eligible or chosen."""
     activation_products: int
     """MatMul nodes without a constant operand: nothing to prune, not listed."""
+    weights_not_covered: int = 0
+    """Factors of matrix products that no row names (LSTM, ...): part of `weights`."""
+    weights_elsewhere: int = 0
+    """Embeddings, normalisation, biases: no factors of matrix products, no part of `weights`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -706,6 +735,8 @@ class Share:
     """No verdict, or one engine layer that holds layers of several verdicts."""
     other: float = 0.0
     """Milliseconds in engine layers without a weight that sparse math could use."""
+    not_covered: float = 0.0
+    """Factors of matrix products that no row names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -752,6 +783,8 @@ class EligibilityReport:
     summary: EligibilitySummary
     unmatched_engine_layers: tuple[str, ...] = ()
     """Names in the engine, its log or profile that lead to no node of the model."""
+    not_covered: tuple[NotCovered, ...] = ()
+    """What else the model stores, which no row names."""
     totals: EligibilityTotals | None = None
     """None in a report that is predicted alone."""
     notes: tuple[str, ...] = ()

@@ -80,6 +80,7 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
             engine=built.engine.in_words,
             gpu=built.gpu,
             activation_products=found.activation_products,
+            not_covered=found.not_covered,
             tensorrt_version=_builder_version(built),
         )
         report = predict(weights, _hardware_validation(run, facts.exported), context)
@@ -194,6 +195,7 @@ def report_onnx(
         engine=NO_ENGINE,
         gpu=gpu,
         activation_products=found.activation_products,
+        not_covered=found.not_covered,
         tensorrt_version=tensorrt,
     )
     validation = check_onnx(path, HARDWARE, required=frozenset())

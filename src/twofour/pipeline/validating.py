@@ -54,6 +54,7 @@ def merged(parts: Sequence[Validation]) -> Validation:
         files=tuple(file for part in parts for file in part.files),
         checks=tuple(replace(c, file=part.files[0]) for part in parts for c in part.checks),
         skipped=tuple(weight for part in parts for weight in part.skipped),
+        not_covered=tuple(group for part in parts for group in part.not_covered),
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +14,20 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from twofour.errors import BadInputError
-from twofour.records import Reason, ReasonCode, Weight
+from twofour.records import LARGEST_PASSED_OVER, NotCovered, Reason, ReasonCode, Weight
 
 PRUNABLE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_NO_PRODUCTS = (
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.modules.batchnorm._NormBase,
+)
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 # Reparametrizations by hook, older than torch.nn.utils.parametrize: module of the hook's class,
@@ -60,6 +68,46 @@ def find_weights(model: nn.Module) -> tuple[Weight, ...]:
                 dataclasses.replace(weight, tied_to=others, reasons=(*weight.reasons, *shared))
             )
     return tuple(rows)
+
+
+def find_not_covered(model: nn.Module, weights: Sequence[Weight]) -> tuple[NotCovered, ...]:
+    """Parameters of more than 1,024 elements that no row names, by class of their module.
+
+    A parameter of two axes or more in a class that is not torch's own may be multiplied by: what
+    the forward does with it only the graph tells.
+    """
+    named = {weight.weight for weight in weights}
+    state = dict(model.named_parameters(remove_duplicate=False))
+    seen = {storage_key(tensor) for key, tensor in state.items() if key in named}
+    found: dict[tuple[bool, str], list[tuple[str, str, int]]] = defaultdict(list)
+    for path, module in model.named_modules():
+        for name, tensor in module.named_parameters(recurse=False):
+            if tensor.numel() > LARGEST_PASSED_OVER and storage_key(tensor) not in seen:
+                seen.add(storage_key(tensor))
+                kind = _multiplies(module, name, tensor), _used_as(module, name)
+                found[kind].append((path, _join(path, name), tensor.numel()))
+    return tuple(
+        NotCovered(
+            op=op,
+            uses=len({path for path, _, _ in rows}),
+            weights=sum(size for _, _, size in rows),
+            multiplies=multiplies,
+            users=tuple(dict.fromkeys(path for path, _, _ in rows)),
+            arrays=tuple(key for _, key, _ in rows),
+        )
+        for (multiplies, op), rows in sorted(found.items(), key=lambda item: not item[0][0])
+    )
+
+
+def _multiplies(module: nn.Module, name: str, tensor: Tensor) -> bool:
+    """Whether a parameter is, or may be, a factor of a matrix product."""
+    is_matrix = sum(length > 1 for length in tensor.shape) > 1
+    return is_matrix and "bias" not in name and not isinstance(module, _NO_PRODUCTS)
+
+
+def _used_as(module: nn.Module, name: str) -> str:
+    kind = _class_name(module)
+    return f"{kind} bias" if "bias" in name else kind
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor | None:

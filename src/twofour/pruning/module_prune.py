@@ -16,6 +16,7 @@ from twofour.pruning.masks import count_non_finite_bits, prune_bits_in_place
 from twofour.pruning.module_layers import (
     StorageKey,
     dtype_name,
+    find_not_covered,
     find_weights,
     is_plain,
     make_permanent,
@@ -57,15 +58,20 @@ def prune_module(
     """
     selection = selection or Selection()
     make_permanent(model)
+    weights = find_weights(model)
     stored = [
-        _Stored(choice, _tensor(model, choice[0]))
-        for choice in choose(find_weights(model), pattern, selection)
+        _Stored(choice, _tensor(model, choice[0])) for choice in choose(weights, pattern, selection)
     ]
     _check_storage(stored)
     kept = _prune(stored, pattern)
     rows = tuple(_row(item, kept) for item in stored)
     return PruneResult(
-        source=source, pattern=pattern, method="magnitude", selection=selection, weights=rows
+        source=source,
+        pattern=pattern,
+        method="magnitude",
+        selection=selection,
+        weights=rows,
+        not_covered=find_not_covered(model, weights),
     )
 
 

@@ -70,6 +70,7 @@ def prune_onnx(
         method="magnitude",
         selection=selection,
         weights=tuple(_rows(chosen, keys, outcomes)),
+        not_covered=found.not_covered,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from twofour.errors import BadInputError
@@ -62,7 +63,8 @@ def check_onnx(
         if key not in judged:
             judged[key] = _judge(map_tensor(tensor, path), weight.axis, pattern)
         checks.append(_row(weight, judged[key], required=weight.weight in needed))
-    return _validation(path, pattern, found.weights, checks)
+    checked = _validation(path, pattern, found.weights, checks)
+    return replace(checked, not_covered=found.not_covered)
 
 
 def validate_safetensors(

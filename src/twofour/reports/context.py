@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.records import Gpu, Pattern
+from twofour.records import Gpu, NotCovered, Pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +22,5 @@ class ReportContext:
     """MatMul nodes without a constant operand."""
     tensorrt_version: str | None = None
     """Of the builder the verdicts are about, like "8.6.1"; None: 10.3 or later is assumed."""
+    not_covered: tuple[NotCovered, ...] = ()
+    """What the model stores beside the weights of the report."""

@@ -1,18 +1,20 @@
-"""The eligibility report as a table for spreadsheets and scripts: one row per layer."""
+"""The eligibility report as a table for spreadsheets and scripts: layers, then the rest."""
 
 from __future__ import annotations
 
 import csv
 import io
-from math import isfinite
+from math import isfinite, prod
 
-from twofour.records import EligibilityReport, Verdict
+from twofour.records import EligibilityReport, NotCovered, Verdict
+from twofour.reports.uncovered import NO_FACTOR, NOT_COVERED, uses_of
 from twofour.reports.words import printable, times
 
 COLUMNS = (
     *("layer", "node", "weight", "op", "shape", "axis", "in_channels", "out_channels", "kernel"),
     *("groups", "dtype", "pattern_holds", "verdict", "evidence", "predicted", "reason_codes"),
     *("reasons", "sources", "remedy", "engine_layer", "sparse_ms", "dense_ms"),
+    "weights",
 )
 """Names of the columns: columns may be added at the end, never renamed or moved."""
 _FORMULA = frozenset("=+-@＝＋－＠")  # noqa: RUF001 -- the full-width signs are the point
@@ -26,12 +28,20 @@ def to_csv(report: EligibilityReport) -> str:
     Text that a spreadsheet would run as a formula (it starts with = + - @, blanks aside) gets a
     leading apostrophe, and so does text that starts with one: a reader that wants the exact name
     drops one leading apostrophe. Control characters are written as escapes, so a row is a line.
-    Engine layers that were not matched to a layer of the model are not in this table.
+    `weights` are the elements of the stored array, in the first row that names it: the column adds
+    up to all that is stored. Rows with the verdict "not covered" or "no factor" are no layers: they
+    stand for what an op uses that no layer names. Engine layers that were not matched to a layer of
+    the model are not in this table.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(_row(verdict) for verdict in report.verdicts)
+    counted: set[str] = set()
+    for verdict in report.verdicts:
+        stored = verdict.weight is not None and verdict.weight not in counted
+        counted.update(() if verdict.weight is None else (verdict.weight,))
+        writer.writerow((*_row(verdict), _figure(prod(verdict.shape) if stored else 0)))
+    writer.writerows(map(_beside, report.not_covered))
     return text.getvalue()
 
 
@@ -56,6 +66,17 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
         *map(_text, (verdict.remedy, verdict.engine_layer)),
         *map(_figure, (verdict.sparse_ms, verdict.dense_ms)),
     )
+
+
+def _beside(group: NotCovered) -> tuple[str, ...]:
+    """What no layer names, under its op: the other columns are empty."""
+    said = {
+        "layer": _text(uses_of((group,))),
+        "op": _text(group.op),
+        "verdict": NOT_COVERED if group.multiplies else NO_FACTOR,
+        "weights": _figure(group.weights),
+    }
+    return tuple(said.get(column, "") for column in COLUMNS)
 
 
 def _text(text: str | None) -> str:

@@ -11,6 +11,7 @@ from twofour.records import (
     EligibilityReport,
     EligibilitySummary,
     Evidence,
+    NotCovered,
     Validation,
     Verdict,
     VerdictName,
@@ -22,6 +23,7 @@ from twofour.reports.findings import Case
 from twofour.reports.obstacles import HARDWARE_PATTERN
 from twofour.reports.remedies import remedy
 from twofour.reports.rules import findings, verdict
+from twofour.reports.uncovered import count_not_covered
 
 Checks = dict[tuple[str, int], WeightCheck]
 
@@ -47,12 +49,19 @@ def predict(
         engine=context.engine,
         gpu=context.gpu,
         verdicts=verdicts,
-        summary=summarize(verdicts, context.activation_products),
+        summary=summarize(verdicts, context.activation_products, context.not_covered),
+        not_covered=context.not_covered,
     )
 
 
-def summarize(verdicts: Sequence[Verdict], activation_products: int) -> EligibilitySummary:
-    """Totals; a weight that several layers share counts once, as eligible if one of them is."""
+def summarize(
+    verdicts: Sequence[Verdict], activation_products: int, beside: Sequence[NotCovered] = ()
+) -> EligibilitySummary:
+    """Totals; a weight that several layers share counts once, as eligible if one of them is.
+
+    `beside` is what no row names: factors of matrix products count as weights of the whole.
+    """
+    not_covered = count_not_covered(beside, multiplies=True)
     names = Counter(v.verdict for v in verdicts)
     usable = [v for v in verdicts if v.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)]
     return EligibilitySummary(
@@ -62,9 +71,11 @@ def summarize(verdicts: Sequence[Verdict], activation_products: int) -> Eligibil
         not_eligible=names[VerdictName.NOT_ELIGIBLE],
         not_in_engine=names[VerdictName.NOT_IN_ENGINE],
         unknown=names[VerdictName.UNKNOWN],
-        weights=count_weights(verdicts),
+        weights=count_weights(verdicts) + not_covered,
         weights_eligible=count_weights(usable),
         activation_products=activation_products,
+        weights_not_covered=not_covered,
+        weights_elsewhere=count_not_covered(beside, multiplies=False),
     )
 
 

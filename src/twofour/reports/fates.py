@@ -1,4 +1,4 @@
-"""The six fates that the summary counts layers by: the verdict, with eligible told in two."""
+"""The fates that the summary counts by: the verdict, with eligible told in two, and no row."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from enum import Enum
 
 from twofour.records import ReasonCode, Verdict, VerdictName
 from twofour.reports.summary import CAN_RUN, is_only_off
+from twofour.reports.uncovered import NOT_COVERED
 
 
 class Fate(str, Enum):
@@ -17,6 +18,7 @@ class Fate(str, Enum):
     CANNOT = "cannot run sparse"
     ABSENT = "not in the engine"
     UNKNOWN = "not known"
+    UNCOVERED = NOT_COVERED
 
     @property
     def slug(self) -> str:

@@ -92,7 +92,7 @@ def _of_report(report: EligibilityReport) -> dict[str, object]:
         "title": title_line(report),
         "cards": tuple(_Card(fate=Fate(t.title), total=t) for t in totals(report)),
         "advice": advice_lines(report),
-        "bars": _bars(verdicts),
+        "bars": _bars(report),
         "markers": tuple((fate, drawn(plots.marker(fate))) for fate in _present(verdicts)),
         "size_plot": drawn(plots.size_plot(verdicts)),
         "time_plot": drawn(plots.time_plot(verdicts)),
@@ -133,11 +133,12 @@ def _times(verdict: Verdict) -> tuple[str, str, str]:
     return (f"{sparse:.4g}", f"{dense:.4g}", f"{dense / sparse:.3f}")
 
 
-def _bars(verdicts: Sequence[Verdict]) -> tuple[tuple[str, Markup | None], ...]:
-    by_fate = {fate: [v for v in verdicts if fate_of(v) is fate] for fate in Fate}
+def _bars(report: EligibilityReport) -> tuple[tuple[str, Markup | None], ...]:
+    by_fate = {fate: [v for v in report.verdicts if fate_of(v) is fate] for fate in Fate}
     layers = [(fate, len(members)) for fate, members in by_fate.items()]
     once = count_weights_once(by_fate.values())
-    weights = list(zip(by_fate, once, strict=True))
+    weights = [*zip(by_fate, once, strict=True)]
+    weights.append((Fate.UNCOVERED, report.summary.weights_not_covered))
     return (
         ("by layers", drawn(plots.fate_bar(layers, "layer"))),
         ("by weights", drawn(plots.fate_bar(weights, "weight"))),

@@ -35,6 +35,7 @@ _SHAPES = {
     Fate.CANNOT: "M-{r}-{r}L{r} {r}M-{r} {r}L{r}-{r}",
     Fate.ABSENT: "M0-{r}L{r} 0L0 {r}L-{r} 0Z",
     Fate.UNKNOWN: "M-{r}-{r}H{r}V{r}H-{r}Z",
+    Fate.UNCOVERED: "M-{r} 0H{r}",
 }
 
 

@@ -17,6 +17,7 @@ from twofour.records import (
 from twofour.reports.eligibility import count_weights, count_weights_once
 from twofour.reports.evidence_lines import evidence_lines
 from twofour.reports.remedies import headline
+from twofour.reports.uncovered import NOT_COVERED, not_covered_lines, uses_of
 from twofour.reports.words import count, printable, share
 
 CAN_RUN = "can run sparse"
@@ -43,10 +44,25 @@ def totals(report: EligibilityReport) -> tuple[Total, ...]:
     """
     kinds = _kinds(report.verdicts)
     weights = count_weights_once(layers for _, layers in kinds)
-    return tuple(
+    known = tuple(
         _total(title, layers, of_kind, report.summary)
         for (title, layers), of_kind in zip(kinds, weights, strict=True)
         if layers or title == CAN_RUN
+    )
+    beside = not_covered_total(report)
+    return known if beside is None else (*known, beside)
+
+
+def not_covered_total(report: EligibilityReport) -> Total | None:
+    """Factors of matrix products that no row names; None where there are none."""
+    factors = [group for group in report.not_covered if group.multiplies]
+    if not factors:
+        return None
+    return Total(
+        title=NOT_COVERED,
+        layers=count(sum(group.uses for group in factors), "node"),
+        weights=_weights(report.summary.weights_not_covered, report.summary),
+        codes=uses_of(factors),
     )
 
 
@@ -64,7 +80,8 @@ def title_line(report: EligibilityReport) -> str:
 
 def advice_lines(report: EligibilityReport) -> tuple[str, ...]:
     """Warnings, what to change first by the weights it concerns, what the report leaves out."""
-    lines = (*_changes(report), *evidence_lines(report), *_footnotes(report))
+    beside = not_covered_lines(report.not_covered)
+    lines = (*_changes(report), *beside, *evidence_lines(report), *_footnotes(report))
     if report.not_evidence is not None:
         said = printable(report.not_evidence)
         lines = (f"{_WARNING}: {said}", *(line for line in lines if line != said))
@@ -134,7 +151,8 @@ def _changes(report: EligibilityReport) -> tuple[str, ...]:
 
 
 def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
-    notes = ["percentages are of the weights of the layers listed"]
+    beside = " and of those not covered" if report.summary.weights_not_covered else ""
+    notes = [f"percentages are of the weights of the layers listed{beside}"]
     products = report.summary.activation_products
     if products:
         notes.append(f"not listed: {count(products, 'product')} of two activations (no weight)")

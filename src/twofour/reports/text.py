@@ -31,6 +31,7 @@ from twofour.records import (
 from twofour.reports.cells import main_reason, pattern_word, surprise
 from twofour.reports.rows import Row, collapse
 from twofour.reports.summary import advice_lines, title_line, totals
+from twofour.reports.uncovered import not_covered_lines
 from twofour.reports.words import count, printable, shape_cell, share, times
 
 _NAME_WIDTH = 26
@@ -91,7 +92,8 @@ def validation_table(validation: Validation) -> RenderableType:
         Text.assemble("not checked: ", printable(w.layer), ": ", _sentences(w.reasons))
         for w in validation.skipped
     ]
-    return Group(*tables, *skipped, Text(_validation_line(validation)))
+    beside = map(Text, not_covered_lines(validation.not_covered))
+    return Group(*tables, *skipped, Text(_validation_line(validation)), *beside)
 
 
 def _checks_table(checks: Sequence[WeightCheck]) -> Table:
@@ -125,7 +127,8 @@ def prune_table(result: PruneResult) -> RenderableType:
         )
     pruned = sum(row.pruned for row in result.weights)
     line = f"{pruned} of {count(len(result.weights), 'weight')} pruned to {result.pattern}"
-    return Group(table, Text(f"{line} by {result.method}"))
+    beside = map(Text, not_covered_lines(result.not_covered))
+    return Group(table, Text(f"{line} by {result.method}"), *beside)
 
 
 def drift_lines(accuracy: Accuracy) -> RenderableType:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from twofour.log_records import BuildOutcome
-from twofour.records import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records import EligibilityReport, EligibilitySummary, Evidence, Verdict, VerdictName
 from twofour.reports.eligibility import summarize
 from twofour.reports.join.absent import Whereabouts
 from twofour.reports.join.belonging import (
@@ -53,12 +53,16 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
         engine=engine_words(predicted, evidence.build) if is_built else predicted.engine,
         gpu=gpu_of(predicted, evidence.build),
         verdicts=verdicts,
-        summary=summarize(verdicts, predicted.summary.activation_products),
+        summary=_summary(verdicts, predicted),
         unmatched_engine_layers=seen.unmatched,
-        totals=count_totals(verdicts, seen),
+        totals=count_totals(verdicts, seen, predicted.not_covered),
         notes=(*warnings, *predicted.notes, *_notes(evidence, around, verdicts)),
         not_evidence=_FORCED if around.forced else None,
     )
+
+
+def _summary(verdicts: Sequence[Verdict], predicted: EligibilityReport) -> EligibilitySummary:
+    return summarize(verdicts, predicted.summary.activation_products, predicted.not_covered)
 
 
 def _without(
@@ -70,7 +74,7 @@ def _without(
         predicted,
         engine=void.engine or predicted.engine,
         verdicts=verdicts,
-        summary=summarize(verdicts, predicted.summary.activation_products),
+        summary=_summary(verdicts, predicted),
         unmatched_engine_layers=seen.unmatched,
         notes=(void.note, *notes, *predicted.notes),
         not_evidence=void.note,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from math import prod
 
 from twofour.records import (
@@ -13,6 +13,7 @@ from twofour.records import (
     Evidence,
     GainCeiling,
     GraphNode,
+    NotCovered,
     ReasonCode,
     Share,
     ShareUnit,
@@ -22,6 +23,7 @@ from twofour.records import (
 from twofour.reports.join.outcome import surprises
 from twofour.reports.join.profile_rows import Timed
 from twofour.reports.join.sightings import Sightings
+from twofour.reports.uncovered import count_not_covered, uses_of
 from twofour.reports.words import count
 
 SPARSE_SPEEDUP = 2.0
@@ -41,18 +43,27 @@ _PARTS = {
 _BEST_FIRST = tuple(VerdictName)
 
 
-def count_totals(verdicts: Sequence[Verdict], seen: Sightings) -> EligibilityTotals:
-    """Confusion, disagreements, shares by weights, multiply-adds and time, and the ceilings."""
-    weights = _by_weights(verdicts)
+def count_totals(
+    verdicts: Sequence[Verdict], seen: Sightings, beside: Sequence[NotCovered] = ()
+) -> EligibilityTotals:
+    """Confusion, disagreements, shares by weights, multiply-adds and time, and the ceilings.
+
+    `beside` is what no row names. How often its weights are multiplied is not known, so with
+    factors among it there are no shares of multiply-adds.
+    """
+    factors = [group for group in beside if group.multiplies]
+    weights = _by_weights(verdicts, count_not_covered(factors, multiplies=True))
     shares = [weights] if weights.total else []
     products, missing = _by_products(verdicts, seen)
     notes = []
-    if missing:
+    if factors:
+        notes.append(f"no shares of multiply-adds: those in {uses_of(factors)} are not known")
+    elif missing:
         unknown = count(missing, "layer")
         notes.append(f"no shares of multiply-adds: {unknown} without a declared output shape")
     elif products.total:
         shares.append(products)
-    times, ceilings, of_time = _of_profiles(verdicts, seen)
+    times, ceilings, of_time = _of_profiles(verdicts, seen, factors)
     return EligibilityTotals(
         confusion=_confusion(verdicts),
         disagreements=tuple(_disagreements(verdicts)),
@@ -63,7 +74,7 @@ def count_totals(verdicts: Sequence[Verdict], seen: Sightings) -> EligibilityTot
 
 
 def _of_profiles(
-    verdicts: Sequence[Verdict], seen: Sightings
+    verdicts: Sequence[Verdict], seen: Sightings, factors: Sequence[NotCovered]
 ) -> tuple[list[Share], list[GainCeiling], list[str]]:
     """Shares of the time of one engine, the ceilings of both, and why one is missing."""
     shares: list[Share] = []
@@ -72,15 +83,17 @@ def _of_profiles(
     of_node = [(row.node, v) for v, row in zip(verdicts, seen.rows, strict=True)]
     fates = {node: _fate(v) for node, v in of_node}
     expected = {node: _expected(v) for node, v in of_node}
+    users = {user for group in factors for user in group.users}
+    uncovered = {node for node, n in enumerate(seen.nodes) if n.label in users} - fates.keys()
     for engine, profile in ((_SPARSE, seen.profile), (_DENSE, seen.dense_profile)):
-        share = _by_time(fates, profile)
+        share = _by_time(fates, profile, uncovered)
         if profile and not share.total:
             notes.append(f"no shares of time: the profile of the {engine} has no time above zero")
         if not share.total:
             continue
         if not shares:
             shares.append(share)
-        ceiling = _ceiling(_by_time(expected, profile), engine, dense=engine == _DENSE)
+        ceiling = _ceiling(_by_time(expected, profile, uncovered), engine, dense=engine == _DENSE)
         there = {expected.get(node) for row in profile for node in row.nodes}
         if VerdictName.UNKNOWN in there:
             notes.append(_no_ceiling(ceiling))
@@ -147,7 +160,7 @@ def _disagreements(verdicts: Iterable[Verdict]) -> Iterator[Disagreement]:
             )
 
 
-def _by_weights(verdicts: Sequence[Verdict]) -> Share:
+def _by_weights(verdicts: Sequence[Verdict], not_covered: int) -> Share:
     """Each stored array once, under the best of the verdicts of the layers that share it."""
     best: dict[str, Verdict] = {}
     for v in verdicts:
@@ -155,7 +168,8 @@ def _by_weights(verdicts: Sequence[Verdict]) -> Share:
             old = best.get(v.weight)
             better = old is None or _rank(v) < _rank(old)
             best[v.weight] = v if better or old is None else old
-    return _share(ShareUnit.WEIGHTS, ((_fate(v), float(prod(v.shape))) for v in best.values()))
+    amounts = ((_fate(v), float(prod(v.shape))) for v in best.values())
+    return _share(ShareUnit.WEIGHTS, amounts, float(not_covered))
 
 
 def _fate(verdict: Verdict) -> VerdictName:
@@ -183,17 +197,25 @@ def _by_products(verdicts: Sequence[Verdict], seen: Sightings) -> tuple[Share, i
     return _share(ShareUnit.MULTIPLY_ADDS, known), missing
 
 
-def _by_time(fates: Mapping[int, VerdictName], profile: Sequence[Timed]) -> Share:
-    """Time of each engine layer under the fate that all its nodes with a weight have in common."""
+def _by_time(
+    fates: Mapping[int, VerdictName], profile: Sequence[Timed], uncovered: Set[int]
+) -> Share:
+    """Time of each engine layer under the fate that all its nodes with a weight have in common.
+
+    A layer that holds a node of `uncovered` and none with a row counts as not covered.
+    """
     amounts: list[tuple[VerdictName, float]] = []
+    not_covered = 0.0
     for row in profile:
         names = {_fate_there(fates[node], row) for node in row.nodes if node in fates}
-        if not names:
+        if not names and not uncovered.isdisjoint(row.nodes):
+            not_covered += row.ms
+        elif not names:
             strange = VerdictName.NOT_IN_ENGINE if row.matched else VerdictName.UNKNOWN
             amounts.append((strange, row.ms))
         else:
             amounts.append((names.pop() if len(names) == 1 else VerdictName.UNKNOWN, row.ms))
-    return _share(ShareUnit.MILLISECONDS, amounts)
+    return _share(ShareUnit.MILLISECONDS, amounts, not_covered)
 
 
 def _fate_there(fate: VerdictName, row: Timed) -> VerdictName:
@@ -202,25 +224,28 @@ def _fate_there(fate: VerdictName, row: Timed) -> VerdictName:
     return VerdictName.NOT_IN_ENGINE if beside else fate
 
 
-def _share(unit: ShareUnit, amounts: Iterable[tuple[VerdictName, float]]) -> Share:
+def _share(
+    unit: ShareUnit, amounts: Iterable[tuple[VerdictName, float]], not_covered: float = 0.0
+) -> Share:
     parts: dict[str, float] = defaultdict(float)
     for name, amount in amounts:
         parts[_PARTS[name]] += amount
     return Share(
         unit=unit,
-        total=sum(parts.values()),
+        total=sum(parts.values()) + not_covered,
         runs_sparse=parts["runs_sparse"],
         eligible=parts["eligible"],
         never=parts["never"],
         unknown=parts["unknown"],
         other=parts["other"],
+        not_covered=not_covered,
     )
 
 
 def _ceiling(share: Share, words: str, *, dense: bool) -> GainCeiling:
     """Amdahl's law; in a dense engine the layers that now run sparse still have all to gain."""
     eligible = share.eligible + (share.runs_sparse if dense else 0.0)
-    weighted = eligible + share.never + share.unknown
+    weighted = eligible + share.never + share.unknown + share.not_covered
     return GainCeiling(
         profile=words,
         total_ms=share.total,

@@ -5,7 +5,7 @@
   const body = byId("table").tBodies[0];
   const columns = byId("table").tHead.rows[0].cells.length;
   const text = byId("text"), fate = byId("fate"), code = byId("code");
-  const cards = [...document.querySelectorAll(".card")];
+  const cards = [...document.querySelectorAll("button.card")];
   const natural = new Intl.Collator("en", { numeric: true }).compare;
 
   const rows = [...body.rows].map((element, index) => {

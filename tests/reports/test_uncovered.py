@@ -1,0 +1,109 @@
+"""What no row names is in every total of a report, in every form of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+from report_cases import conv, matmul, report
+
+from twofour.records import EligibilityReport, NotCovered, Share, ShareUnit
+from twofour.reports.csv_table import to_csv
+from twofour.reports.html import to_html
+from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.joined import join_report
+from twofour.reports.markdown import to_markdown
+from twofour.reports.summary import advice_lines, totals
+from twofour.reports.text import eligibility_table, plain_text
+from twofour.reports.uncovered import not_covered_lines
+
+
+def group(op: str, weights: int, *, multiplies: bool = True, uses: int = 1) -> NotCovered:
+    return NotCovered(
+        op=op, uses=uses, weights=weights, multiplies=multiplies, users=(f"{op}:0",), arrays=("w",)
+    )
+
+
+LSTM = group("LSTM", 600_000, uses=2)
+EMBEDDING = group("Gather", 50_000, multiplies=False)
+
+
+def recurrent() -> EligibilityReport:
+    """A layer of 200,000 weights that qualifies, beside an LSTM of 600,000 and an embedding."""
+    return report(matmul("head", 400, 500), not_covered=(LSTM, EMBEDDING))
+
+
+def test_percentages_are_of_all_factors_and_of_no_embedding() -> None:
+    summary = recurrent().summary
+    assert (summary.weights, summary.weights_eligible) == (800_000, 200_000)
+    assert (summary.weights_not_covered, summary.weights_elsewhere) == (600_000, 50_000)
+
+
+def test_the_totals_end_with_what_is_not_covered() -> None:
+    found = [(t.title, t.layers, t.weights, t.codes) for t in totals(recurrent())]
+    assert found == [
+        ("can run sparse", "1 layer", "200,000 weights (25.0 %)", ""),
+        ("not covered", "2 nodes", "600,000 weights (75.0 %)", "LSTM (2)"),
+    ]
+
+
+def test_the_lines_name_ops_and_numbers() -> None:
+    assert not_covered_lines((LSTM, group("Einsum", 4, uses=4), EMBEDDING)) == (
+        "not covered: 600,004 weights in LSTM (2), Einsum (4): neither pruned nor judged",
+        "no factors of matrix products: 50,000 values in Gather (1)",
+    )
+
+
+def test_nothing_is_said_where_all_is_covered() -> None:
+    plain = report(matmul("head", 400, 500))
+    assert not any("not covered" in line for line in advice_lines(plain))
+    assert [t.title for t in totals(plain)] == ["can run sparse"]
+
+
+def test_every_form_of_the_report_says_it() -> None:
+    said = "not covered: 600,000 weights in LSTM (2)"
+    given = recurrent()
+    assert said in plain_text(eligibility_table(given), width=200)
+    assert said in to_markdown(given)
+    assert said in to_html(given)
+    assert "not covered 75.0 %" in to_html(given)
+
+
+def test_the_weights_of_the_table_add_up_to_all_that_is_stored() -> None:
+    given = report(
+        conv("a", 64, 64, weight="shared"),
+        conv("b", 64, 64, weight="shared"),
+        not_covered=(LSTM, EMBEDDING),
+    )
+    rows = list(csv.DictReader(io.StringIO(to_csv(given))))
+    assert [(r["layer"], r["verdict"], int(r["weights"])) for r in rows] == [
+        ("a", "eligible", 64 * 64 * 9),
+        ("b", "eligible", 0),
+        ("LSTM (2)", "not covered", 600_000),
+        ("Gather (1)", "no factor", 50_000),
+    ]
+
+
+def test_shares_with_evidence_have_a_part_that_is_not_covered() -> None:
+    joined = join_report(recurrent(), BuildEvidence())
+    assert joined.summary == recurrent().summary
+    assert joined.totals is not None
+    assert joined.totals.shares == (
+        Share(
+            unit=ShareUnit.WEIGHTS,
+            total=800_000.0,
+            runs_sparse=0.0,
+            eligible=200_000.0,
+            never=0.0,
+            unknown=0.0,
+            not_covered=600_000.0,
+        ),
+    )
+    assert "no shares of multiply-adds: those in LSTM (2) are not known" in joined.totals.notes
+
+
+def test_a_model_without_a_row_has_its_weights_in_the_totals_all_the_same() -> None:
+    empty = replace(report(not_covered=(LSTM,)))
+    assert (empty.summary.layers, empty.summary.weights) == (0, 600_000)
+    assert totals(empty)[0].weights == "0 weights (0.0 %)"
