@@ -20,7 +20,7 @@ from test_engine_evidence_cases import joined, layer, net, off
 
 from twofour.records import Evidence, VerdictName
 from twofour.reports.join.from_log import report_from_log
-from twofour.reports.speed import too_small
+from twofour.reports.speed import narrow_widths
 
 layers = st.builds(
     layer,
@@ -148,9 +148,9 @@ def test_files_are_named_from_the_nets_own_folder() -> None:
 )
 def test_the_rule_of_thumb_is_the_one_in_use(c: int, k: int, kernel: tuple[int, ...]) -> None:
     weight = conv("a", c, k, kernel)
-    assert is_small(layer(c, k, kernel=kernel)) is bool(too_small(weight))
+    assert is_small(layer(c, k, kernel=kernel)) is bool(narrow_widths(c, k, kernel))
     said = {r.code.value for r in verdict(weight).reasons}
-    assert ("SMALL_CHANNELS" in said) is bool(too_small(weight))
+    assert ("SMALL_CHANNELS" in said) is bool(narrow_widths(c, k, kernel))
 
 
 @given(st.lists(layers, max_size=30))

@@ -190,7 +190,20 @@ def test_the_rules_are_those_of_the_version_in_the_log(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", nodes, [numpy_helper.from_array(array, "w")])
     log = write(tmp_path / "l.log", [x.replace("v101601", "v8402") for x in built(["fc"], [])])
     (found,) = report_files(EvidenceFiles(onnx=path, log=log))[0].verdicts
-    assert found.predicted is VerdictName.NOT_ELIGIBLE
+    assert found.predicted is VerdictName.UNKNOWN
+
+
+def test_the_types_of_the_build_in_the_log_decide_about_float32_layers(tmp_path: Path) -> None:
+    array = np.zeros((256, 256), np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")]
+    path = save(tmp_path / "m.onnx", nodes, [numpy_helper.from_array(array, "w")])
+    for precision, doubted in (("FP32", True), ("FP32+FP16", False), ("FP32+INT8", False)):
+        stated = f"[07/07/2026-02:11:09] [I] Precision: {precision}"
+        first, *rest = built(["fc"], [])
+        log = write(tmp_path / "l.log", [first, stated, *rest])
+        (found,) = report_files(EvidenceFiles(onnx=path, log=log))[0].verdicts
+        assert ("DTYPE" in [r.code.value for r in found.reasons]) is doubted, precision
+        assert ("float16" in (found.remedy or "")) is doubted, precision
 
 
 # --- what cannot be judged ------------------------------------------------------------------------

@@ -45,17 +45,20 @@ def chain(*named: tuple[str, str]) -> tuple[GraphNode, ...]:
     return tuple(nodes)
 
 
-def build(*messages: str, flag: str = "Enabled", version: str = "v101601") -> Build:
+def build(
+    *messages: str, flag: str = "Enabled", version: str = "v101601", options: str = "--verbose"
+) -> Build:
     """The build of a trtexec log with these messages of the library, numbered from line 3."""
+    command = f"trtexec --onnx=m.onnx {options}"
     (found,) = parse_lines(
         [
-            f"&&&& RUNNING TensorRT.trtexec [TensorRT {version}] # trtexec --onnx=m.onnx --verbose",
+            f"&&&& RUNNING TensorRT.trtexec [TensorRT {version}] # {command}",
             f"[07/07/2026-02:11:09] [I] Sparsity: {flag}",
             *(
                 text if text.startswith("Layer(") else f"[07/07/2026-02:11:09] [V] [TRT] {text}"
                 for text in messages
             ),
-            f"&&&& PASSED TensorRT.trtexec [TensorRT {version}] # trtexec --onnx=m.onnx --verbose",
+            f"&&&& PASSED TensorRT.trtexec [TensorRT {version}] # {command}",
         ],
         name="build.log",
     )

@@ -30,6 +30,8 @@ from twofour.log_records import (
     TimingCache,
 )
 from twofour.records import EligibilityReport, Evidence, ReasonCode, Verdict, VerdictName, Weight
+from twofour.reports.cells import surprise
+from twofour.reports.join.build_facts import build_facts
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.from_log import report_from_log
 from twofour.reports.join.joined import join_report
@@ -48,7 +50,9 @@ def joined(predicted: EligibilityReport, **evidence: Any) -> EligibilityReport:
 
 
 def verdict(weight: Weight | tuple[Weight, Any], **evidence: Any) -> Verdict:
-    (found,) = joined(report(weight), **evidence).verdicts
+    layers = evidence.get("layers")
+    known = build_facts(evidence.get("build"), None if layers is None else layers.layers)
+    (found,) = joined(report(weight, build=known), **evidence).verdicts
     return found
 
 
@@ -154,18 +158,28 @@ def test_dense_faster_states_both_times_and_their_ratio() -> None:
     assert (found.reasons[0].source or "").startswith(f"build.log:7: Tactic Name: {SPARSE}")
 
 
-def test_a_small_layer_keeps_the_rules_reason_and_remedy_beside_the_times() -> None:
+def test_a_small_layer_keeps_the_doubt_of_the_rules_beside_the_times() -> None:
     log = build(*tuned("a", (DENSE, 0.02), (SPARSE, 0.025)), eligible("a"), chosen())
     found = verdict(conv("a", 160, 160, (1, 1), node="a"), build=log)
     assert codes(found) == ["DENSE_FASTER", "SMALL_CHANNELS", "QUALIFIES"]
-    assert "widen C from 160 to 256 and K from 160 to 256" in (found.remedy or "")
+    assert (found.remedy or "").startswith("try a larger batch")
 
 
 def test_no_sparse_kernel_among_the_timed_ones_is_said() -> None:
-    log = build(*tuned("a", (DENSE, 0.02)), eligible("a"), chosen())
+    in_tf32 = "sm80_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc"
+    log = build(*tuned("a", (in_tf32, 0.02)), eligible("a"), chosen())
     found = verdict(big(math_dtype="float32"), build=log)
     assert codes(found)[:2] == ["NO_SPARSE_TACTIC", "DTYPE"]
     assert (found.remedy or "").startswith("export with --precision float16")
+
+
+def test_kernels_in_half_precision_show_that_a_float32_file_was_built_with_it() -> None:
+    log = build(*tuned("a", (DENSE, 0.02)), eligible("a"), chosen())
+    found = verdict(big(math_dtype="float32"), build=log)
+    assert codes(found) == ["NO_SPARSE_TACTIC", "QUALIFIES"]
+    assert found.remedy == (
+        "accept dense: this builder offers no sparse kernel for the layer as it is"
+    )
 
 
 def test_a_tactic_skipped_for_workspace_states_both_sizes() -> None:
@@ -226,8 +240,24 @@ def test_bert_in_float_on_tensorrt_8_lists_nothing_and_chooses_nothing() -> None
     predicted = report(weight, tensorrt_version="8.4.2")
     (found,) = joined(predicted, build=log).verdicts
     assert (found.verdict, found.evidence) == (NOT_ELIGIBLE, Evidence.MEASURED)
-    assert found.predicted is NOT_ELIGIBLE
-    assert "NOT_LISTED" in codes(found)
+    assert found.predicted is UNKNOWN
+    assert codes(found) == ["NOT_LISTED", "UNSUPPORTED_OP", "DTYPE"]
+    assert found.remedy == "build it and read the log, or build with TensorRT 10.3 or later"
+    assert surprise(found) is None
+
+
+def test_a_product_that_tensorrt_8_lists_in_float_is_eligible_and_no_surprise() -> None:
+    """NVIDIA/TensorRT issues 4054, 4056: MatMul_401 stands first in the list."""
+    log = build(
+        "(Sparsity) Layers eligible for sparse math: MatMul_401, conv",
+        "(Sparsity) TRT inference plan picked sparse implementation for layers: MatMul_401",
+        version="v8601",
+        options="--fp16 --verbose",
+    )
+    found = verdict(matmul("MatMul_401", 768, 768, node="MatMul_401"), build=log)
+    assert (found.verdict, found.predicted) == (CHOSEN, UNKNOWN)
+    assert found.reasons[0].code is ReasonCode.QUALIFIES
+    assert surprise(found) is None
 
 
 def test_int8_with_a_quantised_output_is_chosen_and_without_is_not() -> None:

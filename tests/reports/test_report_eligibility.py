@@ -27,12 +27,14 @@ from twofour.errors import BadInputError
 from twofour.records import (
     EligibilityReport,
     Evidence,
+    Gpu,
     Pattern,
     ReasonCode,
     VerdictName,
     Weight,
     WeightCheck,
 )
+from twofour.reports.context import BuildFacts
 from twofour.reports.eligibility import predict
 from twofour.store import from_json, to_json
 
@@ -75,7 +77,7 @@ def test_the_image_stem_is_ruled_out_by_its_three_channels() -> None:
 def test_a_one_channel_convolution_is_listed_as_logs_of_three_versions_show() -> None:
     found = verdict(conv("stem", 1, 256, (5, 5)))
     assert found.verdict is VerdictName.ELIGIBLE
-    assert codes(found) == ["AXIS_NOT_MULTIPLE", "SMALL_CHANNELS"]
+    assert codes(found) == ["AXIS_NOT_MULTIPLE", "QUALIFIES", "SMALL_CHANNELS"]
     assert found.reasons[0].message == "C=1 is no multiple of 4, passes as if zero-padded"
     assert "8.4.1, 10.14, 10.16" in (found.reasons[0].source or "")
     assert found.remedy == "leave it dense: too few input channels to gain"
@@ -84,13 +86,18 @@ def test_a_one_channel_convolution_is_listed_as_logs_of_three_versions_show() ->
 def test_a_matrix_product_with_a_rest_is_not_assumed_to_be_padded() -> None:
     found = verdict(matmul("fc", 1022, 512))
     assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["AXIS_NOT_MULTIPLE"])
-    assert found.remedy == "make its 1022 input channels 1024"
+    assert found.remedy == (
+        "leave it dense; if you can still train: 1024 input channels in place of 1022"
+    )
 
 
 def test_a_rest_is_cured_by_the_next_multiple_of_4_and_better_of_64() -> None:
     found = verdict(matmul("fc", 510, 512))
-    assert found.remedy == "make its 510 input channels 512"
-    assert verdict(matmul("fc", 322, 512)).remedy == "make its 322 input channels 324 (better 384)"
+    assert (found.remedy or "").endswith(
+        "if you can still train: 512 input channels in place of 510"
+    )
+    remedy = verdict(matmul("fc", 322, 512)).remedy or ""
+    assert remedy.endswith("324 input channels in place of 322 (better 384)")
 
 
 def test_a_mask_along_the_output_channels_is_named_as_such() -> None:
@@ -117,16 +124,56 @@ def test_a_mask_along_the_flattened_kernel_is_named_by_its_kernel_axis() -> None
 def test_float32_layers_of_bert_are_listed_but_have_no_sparse_kernel() -> None:
     found = verdict(matmul("query", 768, 768, dtype="float32", math_dtype="float32"))
     assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["DTYPE"])
-    message = "float32: the builder lists it, but no sparse kernel is known"
-    assert found.reasons[0].message == message
-    assert (found.remedy or "").startswith("export with --precision float16")
+    assert found.reasons[0].message == (
+        "float32: the builder lists it, but no sparse kernel is known, unless FP16 or INT8 is allowed"
+    )
+    assert found.remedy == (
+        "export with --precision float16 or build with FP16 allowed (trtexec --fp16, TensorRT "
+        "before 11)"
+    )
 
 
-def test_tensorrt_8_lists_matrix_products_in_int8_only() -> None:
+def test_a_build_that_may_lower_types_leaves_nothing_to_say_against_float32() -> None:
+    weight = conv("conv", 512, 512, dtype="float32", math_dtype="float32")
+    for types in ({"FP16"}, {"INT8"}, {"FP16", "INT8"}, {"BF16"}):
+        found = verdict(weight, build=BuildFacts(built=True, types=frozenset(types)))
+        assert (codes(found), found.remedy) == (["QUALIFIES"], None), types
+
+
+def test_a_build_in_float32_alone_is_told_which_types_it_lacked() -> None:
+    weight = conv("conv", 512, 512, dtype="float32", math_dtype="float32")
+    found = verdict(weight, build=BuildFacts(built=True, types=frozenset()))
+    assert found.reasons[0].message.endswith("and this build was allowed no FP16 or INT8")
+    assert "--fp16" in (found.remedy or "")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        BuildFacts(tensorrt_version="11.0.0", types=frozenset({"FP16"})),
+        BuildFacts(tensorrt_version="10.16.1", types=frozenset({"FP16"}), strongly_typed=True),
+    ],
+)
+def test_flags_for_types_count_for_nothing_in_a_strongly_typed_build(build: BuildFacts) -> None:
+    found = verdict(conv("conv", 512, 512, dtype="float32", math_dtype="float32"), build=build)
+    assert codes(found) == ["DTYPE"]
+    assert found.remedy == "export with --precision float16"
+
+
+def test_tensorrt_8_may_or_may_not_list_matrix_products_in_float() -> None:
     found = verdict(matmul("query", 768, 768), tensorrt_version="8.4.2.4")
-    assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["UNSUPPORTED_OP"])
-    assert found.reasons[0].message == "TensorRT 8.4.2.4 lists MatMul only in int8, not in float"
-    assert found.remedy == "build with TensorRT 10.3 or later, or in int8"
+    assert (found.verdict, codes(found)) == (VerdictName.UNKNOWN, ["UNSUPPORTED_OP"])
+    assert found.reasons[0].message == (
+        "TensorRT 8.4.2.4 listed MatMul in some float builds, none in others"
+    )
+    source = found.reasons[0].source or ""
+    assert all(issue in source for issue in ("4054", "4056", "2169", "2271", "1340"))
+    assert found.remedy == "build it and read the log, or build with TensorRT 10.3 or later"
+    lowered = verdict(
+        matmul("query", 768, 768, dtype="float32", math_dtype="float32"),
+        build=BuildFacts(tensorrt_version="8.4.2", types=frozenset({"INT8"})),
+    )
+    assert codes(lowered) == ["QUALIFIES"]
     in_int8 = matmul("query", 768, 768, **int8(output=True))
     assert codes(verdict(in_int8, tensorrt_version="8.4.2.4")) == ["QUALIFIES"]
     assert codes(verdict(matmul("query", 768, 768), tensorrt_version="10.3.0")) == ["QUALIFIES"]
@@ -144,27 +191,32 @@ def test_int8_without_a_quantised_output_is_eligible_and_loses_to_dense() -> Non
 @pytest.mark.parametrize(
     ("channels", "kernel", "expected", "remedy"),
     [
-        (160, (1, 1), "SMALL_CHANNELS", "widen C from 160 to 256 and K from 160 to 256"),
-        (160, (3, 3), "SMALL_CHANNELS", "widen K from 160 to 256"),
-        (512, (1, 1), "QUALIFIES", None),
-        (512, (3, 3), "QUALIFIES", None),
-        (256, (1, 1), "QUALIFIES", None),
-        (252, (1, 1), "SMALL_CHANNELS", "widen C from 252 to 256 and K from 252 to 256"),
+        (160, (1, 1), ["QUALIFIES", "SMALL_CHANNELS"], "build it: only its timing tells"),
+        (160, (3, 3), ["QUALIFIES", "SMALL_CHANNELS"], "build it: only its timing tells"),
+        (512, (1, 1), ["QUALIFIES"], None),
+        (512, (3, 3), ["QUALIFIES"], None),
+        (256, (1, 1), ["QUALIFIES"], None),
+        (252, (1, 1), ["QUALIFIES", "SMALL_CHANNELS"], "build it: only its timing tells"),
     ],
 )
-def test_small_layers_are_eligible_and_warned_about(
-    channels: int, kernel: tuple[int, ...], expected: str, remedy: str | None
+def test_small_layers_qualify_and_the_doubt_about_them_is_told(
+    channels: int, kernel: tuple[int, ...], expected: list[str], remedy: str | None
 ) -> None:
     found = verdict(conv("c", channels, channels, kernel))
-    assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, [expected])
-    assert found.remedy == (remedy and f"{remedy}, or accept dense")
+    assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, expected)
+    assert found.remedy == remedy
+
+
+def test_the_doubt_about_small_layers_names_what_speaks_for_and_against_it() -> None:
+    said = verdict(conv("c", 64, 64)).reasons[1]
+    assert "only the timing of a build tells" in said.message
+    assert "22 of 50 such layers were chosen and 9 of 28 wider ones" in (said.source or "")
 
 
 def test_a_kernel_of_nine_positions_counts_the_input_channels_ninefold() -> None:
     assert codes(verdict(conv("c", 32, 256, (3, 3)))) == ["QUALIFIES"]
     found = verdict(conv("c", 28, 256, (3, 3)))
-    assert codes(found) == ["SMALL_CHANNELS"]
-    assert found.remedy == "widen C from 28 to 32, or accept dense"
+    assert codes(found) == ["QUALIFIES", "SMALL_CHANNELS"]
 
 
 def test_a_gpu_before_ampere_rules_out_every_layer() -> None:
@@ -175,13 +227,25 @@ def test_a_gpu_before_ampere_rules_out_every_layer() -> None:
     assert codes(verdict(conv("mix", 512, 512), gpu=gpu("A100", 8, 0))) == ["QUALIFIES"]
 
 
-def test_float8_is_fine_from_h100_on_and_doubtful_before() -> None:
+@pytest.mark.parametrize("device", [gpu("H100", 9, 0), gpu("RTX 4090", 8, 9), None])
+def test_float8_is_doubtful_everywhere_as_no_log_shows_it_chosen(device: Gpu | None) -> None:
     weight = matmul("up", 4096, 4096, dtype="float8_e4m3fn", math_dtype="float8_e4m3fn")
-    assert codes(verdict(weight, gpu=gpu("H100", 9, 0))) == ["QUALIFIES"]
-    found = verdict(weight, gpu=gpu("RTX 4090", 8, 9))
+    found = verdict(weight, gpu=device)
     assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["DTYPE"])
-    assert found.reasons[0].message.endswith("faster on RTX 4090; here: RTX 4090")
-    assert codes(verdict(weight)) == ["DTYPE"]
+    assert "on RTX 4090 layers were eligible and none was chosen" in found.reasons[0].message
+    assert "H100" not in found.reasons[0].message
+    assert found.remedy == "if the builder takes dense kernels, use float16 or int8"
+
+
+def test_int8_is_doubtful_on_compute_capability_10_3_alone() -> None:
+    weight = matmul("up", 4096, 4096, **int8(output=True))
+    found = verdict(weight, gpu=gpu("B300", 10, 3))
+    assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["DTYPE"])
+    assert "cuSPARSELt" in (found.reasons[0].source or "")
+    assert codes(verdict(weight, build=BuildFacts(compute_capability=(10, 3)))) == ["DTYPE"]
+    for name, major, minor in (("B200", 10, 0), ("Thor", 11, 0), ("RTX 5090", 12, 0)):
+        assert codes(verdict(weight, gpu=gpu(name, major, minor))) == ["QUALIFIES"]
+    assert codes(verdict(matmul("up", 4096, 4096), gpu=gpu("B300", 10, 3))) == ["QUALIFIES"]
 
 
 def test_bfloat16_is_eligible_with_a_word_of_caution() -> None:
@@ -230,7 +294,7 @@ def test_a_zero_point_rules_the_layer_out() -> None:
     noted = (reason(ReasonCode.ZERO_POINT, "zero point 3"),)
     found = verdict(matmul("fc", 512, 512, axis=None, **int8(output=True), reasons=noted))
     assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["ZERO_POINT"])
-    assert found.remedy == "quantise the weight symmetrically (zero point 0)"
+    assert found.remedy == "quantise weights and activations symmetrically (int8, zero point 0)"
 
 
 def test_an_excluded_layer_is_explained_by_the_exclusion_first() -> None:

@@ -101,12 +101,12 @@ def test_the_table_says_the_same_without_colour() -> None:
 def test_the_summary_counts_each_layer_once_and_names_the_largest_change_first() -> None:
     lines = plain_text(eligibility_table(_known_cases())).splitlines()
     summary = {line[:18].strip(): line[18:].split() for line in lines}
-    assert summary["can run sparse"][:4] == ["4", "layers", "14,942,208", "weights"]
-    assert summary["eligible, doubtful"][0] == "40"
+    assert summary["can run sparse"][:4] == ["5", "layers", "14,967,808", "weights"]
+    assert summary["eligible, doubtful"][0] == "39"
     assert summary["cannot run sparse"][0] == "4"
     assert summary["not known"][0] == "1"
     (first,) = [line for line in lines if line.startswith("change first")]
-    assert first.startswith("change first: export with --precision float16 (36 layers")
+    assert first.startswith("change first: use float16 (--precision float16) (36 layers")
 
 
 def test_an_empty_report_is_a_report() -> None:

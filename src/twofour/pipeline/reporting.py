@@ -32,11 +32,12 @@ from twofour.records import (
     Validation,
     Weight,
 )
-from twofour.reports.context import ReportContext
+from twofour.reports.context import NOTHING_KNOWN, BuildFacts, ReportContext
 from twofour.reports.eligibility import predict
 from twofour.reports.html import to_html
+from twofour.reports.join.build_facts import build_facts
 from twofour.reports.join.engine_words import NO_ENGINE
-from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.from_log import report_from_engine
 from twofour.reports.join.joined import join_report
 from twofour.reports.markdown import to_markdown
@@ -74,6 +75,7 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
     def work() -> tuple[EligibilityReport, Sequence[str]]:
         found = find_weights(load_model(path, weights=False), HARDWARE, path=path)
         weights = named(found.weights, facts.layers, said_by_pruning(pruned))
+        evidence = read_evidence(files, facts.layers)
         context = ReportContext(
             model=run.source.name,
             pattern=pruned.pattern,
@@ -82,9 +84,10 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
             activation_products=found.activation_products,
             not_covered=found.not_covered,
             tensorrt_version=_builder_version(built),
+            build=_facts_of(evidence),
         )
         report = predict(weights, _hardware_validation(run, facts.exported), context)
-        report = join_report(report, read_evidence(files, facts.layers))
+        report = join_report(report, evidence)
         write_text(run.file(MARKDOWN), to_markdown(report))
         page = to_html(
             report,
@@ -175,9 +178,13 @@ def _builder_version(built: BuildResult) -> str | None:
 
 
 def report_onnx(
-    path: Path, layers: LayerMap | None = None, *, gpu: Gpu | None, tensorrt: str | None = None
+    path: Path,
+    layers: LayerMap | None = None,
+    *,
+    gpu: Gpu | None,
+    build: BuildFacts = NOTHING_KNOWN,
 ) -> EligibilityReport:
-    """Predicted verdicts for an ONNX file of anyone, on this GPU and TensorRT (None: not known).
+    """Predicted verdicts for an ONNX file of anyone, on this GPU (None: not known) and build.
 
     Raises BadInputError for a file that is no ONNX model, and for a model without a weight.
     """
@@ -196,7 +203,8 @@ def report_onnx(
         gpu=gpu,
         activation_products=found.activation_products,
         not_covered=found.not_covered,
-        tensorrt_version=tensorrt,
+        tensorrt_version=build.tensorrt_version,
+        build=build,
     )
     validation = check_onnx(path, HARDWARE, required=frozenset())
     return predict(named(found.weights, layers or LayerMap(layers=()), {}), validation, context)
@@ -213,8 +221,7 @@ def report_files(
     evidence = read_evidence(files, layers)
     if files.onnx is not None:
         gpu = find_gpu() if evidence.is_empty else None
-        version = evidence.build.tensorrt_version if evidence.build is not None else None
-        predicted = report_onnx(files.onnx, layers, gpu=gpu, tensorrt=version)
+        predicted = report_onnx(files.onnx, layers, gpu=gpu, build=_facts_of(evidence))
         return join_report(predicted, evidence), evidence
     if evidence.is_empty:
         raise BadInputError(
@@ -222,6 +229,10 @@ def report_files(
             hint="name a run folder, --onnx, or what a build left: --log, --layers",
         )
     return report_from_engine(evidence), evidence
+
+
+def _facts_of(evidence: BuildEvidence) -> BuildFacts:
+    return build_facts(evidence.build, engine_layers(evidence)[0])
 
 
 def report_folder(folder: Path) -> EligibilityReport:

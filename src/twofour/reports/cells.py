@@ -38,7 +38,7 @@ def main_reason(verdict: Verdict) -> str:
     """The sentence of the main reason, without its code."""
     main = verdict.reasons[0]
     if main.code is ReasonCode.QUALIFIES and verdict.evidence is not Evidence.MEASURED:
-        return "nothing known against it"
+        return "nothing rules it out" if verdict.reasons[1:] else "nothing known against it"
     return printable(main.message)
 
 

@@ -1,10 +1,60 @@
-"""What a report is about: the model, the pattern it was pruned to, the engine and the GPU."""
+"""What a report is about: the model, its pattern, the engine, the GPU, and how it was built."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from twofour.records import Gpu, NotCovered, Pattern
+
+ALWAYS_STRONGLY_TYPED = (11,)
+"""TensorRT that has no weakly typed networks any more (11.0 migration guide)."""
+LOWER_TYPES = frozenset({"FP16", "BF16", "INT8"})
+"""Builder flags that let a weakly typed build run float32 layers in a type with sparse kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildFacts:
+    """What a log and layer information show of a build, so that no remedy asks for it again."""
+
+    built: bool = False
+    """An engine came out of it."""
+    tensorrt_version: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    types: frozenset[str] | None = None
+    """Types allowed beside FP32, such as "FP16"; empty: FP32 alone; None: the log does not say."""
+    strongly_typed: bool | None = None
+    """The graph alone decides on types, whatever flags are given."""
+    sparse_weights: bool | None = None
+    """Whether sparse kernels were allowed and the weights left as they are."""
+    verbose: bool = False
+    """The log has messages that only a verbose logger gets."""
+    kernels_named: bool = False
+    """Layer information is at hand, with the names of kernels."""
+    timing_cache: str | None = None
+    """"global" (kept from earlier builds), "local" (this build's own), "none"; None: unsaid."""
+
+    @property
+    def is_strongly_typed(self) -> bool:
+        """Whether flags for types are known to count for nothing."""
+        always = version_numbers(self.tensorrt_version) >= ALWAYS_STRONGLY_TYPED
+        return always or self.strongly_typed is True
+
+    @property
+    def lowers_float32(self) -> bool | None:
+        """Whether float32 layers may run in a type that has sparse kernels; None: unsaid."""
+        if self.is_strongly_typed:
+            return False
+        return None if self.types is None else bool(self.types & LOWER_TYPES)
+
+
+NOTHING_KNOWN = BuildFacts()
+"""Of a build that nobody has seen."""
+
+
+def version_numbers(version: str | None) -> tuple[int, ...]:
+    """`10.3.0` as numbers; () where it is not known or written otherwise."""
+    parts = (version or "").split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,5 +72,6 @@ class ReportContext:
     """MatMul nodes without a constant operand."""
     tensorrt_version: str | None = None
     """Of the builder the verdicts are about, like "8.6.1"; None: 10.3 or later is assumed."""
+    build: BuildFacts = NOTHING_KNOWN
     not_covered: tuple[NotCovered, ...] = ()
     """What the model stores beside the weights of the report."""

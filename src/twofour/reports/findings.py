@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twofour.records import Reason, ReasonCode, VerdictName, Weight, WeightCheck
-from twofour.reports.context import ReportContext
+from twofour.reports.context import BuildFacts, ReportContext
 
 GUIDE = "TensorRT developer guide, structured sparsity"
 
@@ -18,6 +18,17 @@ class Case:
     weight: Weight
     check: WeightCheck | None
     context: ReportContext
+
+    @property
+    def build(self) -> BuildFacts:
+        """What is known of the build; version and GPU are the report's own where no log says."""
+        context, known = self.context, self.context.build
+        here = None if context.gpu is None else context.gpu.compute_capability
+        return replace(
+            known,
+            tensorrt_version=known.tensorrt_version or context.tensorrt_version,
+            compute_capability=known.compute_capability or here,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +49,10 @@ def never(code: ReasonCode, message: str, source: str | None) -> Finding:
     return Finding(reason=reason, best=VerdictName.NOT_ELIGIBLE)
 
 
-def unknown(code: ReasonCode, message: str) -> Finding:
-    """A finding that leaves the question open; there is no source for what nobody says."""
-    return Finding(reason=Reason(code=code, message=message), best=VerdictName.UNKNOWN)
+def unknown(code: ReasonCode, message: str, source: str | None = None) -> Finding:
+    """A finding that leaves the question open; without a source where nobody says anything."""
+    reason = Reason(code=code, message=message, source=source)
+    return Finding(reason=reason, best=VerdictName.UNKNOWN)
 
 
 def eligible(code: ReasonCode, message: str, source: str | None) -> Finding:

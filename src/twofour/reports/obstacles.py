@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from twofour.records import Pattern, ReasonCode, Weight
+from twofour.reports.context import version_numbers
 from twofour.reports.findings import GUIDE, Case, Finding, eligible, never, unknown
 from twofour.reports.words import axis_name
 
 HARDWARE_PATTERN = Pattern(2, 4)
 """The pattern of sparse tensor cores for 8 and 16 bits (cuSPARSELt, supported data types)."""
 GROUP = HARDWARE_PATTERN.m
+_PRODUCTS_IN_8 = (
+    "listed: NVIDIA/TensorRT issues 4054, 4056 (MatMul, --fp16), 2169 (the last Gemm), and a log "
+    "of 8.4.1 that runs MatMul + ReLU as a convolution; not listed: NVIDIA/TensorRT issue 2271, "
+    "pytorch/TensorRT issue 1340 (BERT)"
+)
 
 
 def old_gpu(case: Case) -> Finding | None:
@@ -69,17 +75,16 @@ def undocumented_op(case: Case) -> Finding | None:
 
 
 def product_in_tensorrt_8(case: Case) -> Finding | None:
-    """TensorRT 8 listed MatMul and Gemm from ONNX only in int8 builds (issues 2271, 1340, 2169).
+    """TensorRT 8 listed MatMul and Gemm from ONNX in int8; in float, builds differ.
 
     TensorRT 10.3 and later list them in float too, Myelin regions included.
     """
-    version = case.context.tensorrt_version
-    is_old = version is not None and version.partition(".")[0] == "8"
-    if case.weight.kernel or case.weight.math_dtype == "int8" or not is_old:
+    version = case.build.tensorrt_version
+    in_int8 = case.weight.math_dtype == "int8" or "INT8" in (case.build.types or ())
+    if case.weight.kernel or in_int8 or version_numbers(version)[:1] != (8,):
         return None
-    message = f"TensorRT {version} lists {case.weight.op} only in int8, not in float"
-    source = "NVIDIA/TensorRT issues 2271, 2169; pytorch/TensorRT issue 1340"
-    return never(ReasonCode.UNSUPPORTED_OP, message, source)
+    message = f"TensorRT {version} listed {case.weight.op} in some float builds, none in others"
+    return unknown(ReasonCode.UNSUPPORTED_OP, message, _PRODUCTS_IN_8)
 
 
 def narrow_tail(case: Case) -> Finding | None:

@@ -9,7 +9,17 @@ from twofour.records import ReasonCode, VerdictName
 from twofour.reports.findings import Case, Finding
 from twofour.reports.obstacles import GROUP, HARDWARE_PATTERN
 from twofour.reports.rules import verdict
-from twofour.reports.speed import LARGE_ENOUGH, too_small
+from twofour.reports.steps import (
+    ALLOW_FLOAT16,
+    ALLOW_SPARSE,
+    BUILD_AND_READ,
+    BUILD_AND_TIME,
+    EXPORT_FLOAT16,
+    NEWER_GPU,
+    NEWER_TENSORRT,
+    Step,
+    still_to_do,
+)
 
 GEMM_TILE = 64
 """Channels that fill a tile of a tensor-core kernel (the k of cuSPARSELt's own samples)."""
@@ -19,7 +29,7 @@ _TOO_NARROW = "leave it dense: too few input channels to gain"
 def remedy(case: Case, found: tuple[Finding, ...]) -> str | None:
     """Against the main obstacle; for an eligible layer against all that slows it, in order.
 
-    None where nothing is known to be in the way.
+    None where nothing is known to be in the way, or all that could be done was done.
     """
     worst = verdict(found)
     judged = [f for f in found if f.reason.code in _REMEDIES and f.best is worst]
@@ -27,7 +37,8 @@ def remedy(case: Case, found: tuple[Finding, ...]) -> str | None:
         judged = judged[:1]
     elif judged and case.weight.in_channels < GROUP:
         return _TOO_NARROW
-    return "; ".join(dict.fromkeys(_REMEDIES[f.reason.code](case) for f in judged)) or None
+    said = (_REMEDIES[f.reason.code](case) for f in judged)
+    return "; ".join(dict.fromkeys(text for text in said if text)) or None
 
 
 def headline(code: ReasonCode) -> str | None:
@@ -58,45 +69,40 @@ def _widen_axis(case: Case) -> str:
     width = case.weight.in_channels
     if width < GROUP:
         return _TOO_NARROW
-    wider = f"make its {width} input channels {_up(width, GROUP)}"
     tile = _up(width, GEMM_TILE)
-    return f"{wider} (better {tile})" if tile != _up(width, GROUP) else wider
-
-
-def _widen_layer(case: Case) -> str:
-    weight = case.weight
-    now = {"C": weight.in_channels, "K": weight.out_channels}
-    positions = prod(weight.kernel)
-    need = {"C": -(-LARGE_ENOUGH // positions), "K": LARGE_ENOUGH}
-    wishes = " and ".join(f"{w} from {now[w]} to {_up(need[w], GROUP)}" for w in too_small(weight))
-    return f"widen {wishes}, or accept dense"
+    better = f" (better {tile})" if tile != _up(width, GROUP) else ""
+    wider = f"{_up(width, GROUP)} input channels in place of {width}{better}"
+    return f"leave it dense; if you can still train: {wider}"
 
 
 def _change_type(case: Case) -> str:
     dtype = case.weight.math_dtype
+    if dtype in ("float32", "float64"):
+        return " or ".join(still_to_do(case.build, EXPORT_FLOAT16, ALLOW_FLOAT16))
     if dtype.startswith("float8"):
-        return "use int8 or float16 on a GPU before H100"
-    if dtype == "bfloat16":
-        return "if the builder takes dense kernels, export with --precision float16"
-    return "export with --precision float16 (an ONNX file: convert it to float16)"
+        return "if the builder takes dense kernels, use float16 or int8"
+    if dtype == "int8":
+        return "use float16"
+    return "if the builder takes dense kernels, use float16"
 
 
 def _document_op(case: Case) -> str:
     if any(reason.code is ReasonCode.UNSUPPORTED_OP for reason in case.weight.reasons):
         return "fold constants, so that the weight is stored as the layer uses it"
-    if not case.weight.kernel:
-        return "build with TensorRT 10.3 or later, or in int8"
+    steps = [BUILD_AND_READ] if case.weight.kernel else [BUILD_AND_READ, NEWER_TENSORRT]
+    said = ", or ".join(still_to_do(case.build, *steps))
     if case.weight.op.startswith("ConvTranspose"):
-        return "build it and read the log; resize + convolution is on documented ground"
-    return "build it and read the log"
+        documented = "resize + convolution is on documented ground"
+        return f"{said}; {documented}" if said else documented
+    return said
 
 
 def _quantize_output(case: Case) -> str:
     return f"quantise the output of this {case.weight.op} too (Q/DQ pair behind it)"
 
 
-def _newer_gpu(_: Case) -> str:
-    return "run on a GPU of compute capability 8.0 or later (Ampere and newer)"
+def _build_step(step: Step) -> Callable[[Case], str]:
+    return lambda case: "".join(still_to_do(case.build, step))
 
 
 def _constant(_: Case) -> str:
@@ -104,7 +110,7 @@ def _constant(_: Case) -> str:
 
 
 def _zero_point(_: Case) -> str:
-    return "quantise the weight symmetrically (zero point 0)"
+    return "quantise weights and activations symmetrically (int8, zero point 0)"
 
 
 def _untie(case: Case) -> str:
@@ -127,10 +133,6 @@ def _no_plugin(_: Case) -> str:
     return "build without the plugin that takes this layer"
 
 
-def _switch_on(_: Case) -> str:
-    return "build with sparse weights allowed (BuilderFlag.SPARSE_WEIGHTS)"
-
-
 def _up(width: int, multiple: int) -> int:
     return -(-width // multiple) * multiple
 
@@ -141,7 +143,7 @@ _REMEDIES: dict[ReasonCode, Callable[[Case], str]] = {
     ReasonCode.GROUPED_CONV: _leave_grouped,
     ReasonCode.DEPTHWISE_CONV: _leave_depthwise,
     ReasonCode.AXIS_NOT_MULTIPLE: _widen_axis,
-    ReasonCode.SMALL_CHANNELS: _widen_layer,
+    ReasonCode.SMALL_CHANNELS: _build_step(BUILD_AND_TIME),
     ReasonCode.NOT_CONSTANT: _constant,
     ReasonCode.UNSUPPORTED_OP: _document_op,
     ReasonCode.DTYPE: _change_type,
@@ -150,24 +152,24 @@ _REMEDIES: dict[ReasonCode, Callable[[Case], str]] = {
     ReasonCode.SHARED_WEIGHT: _untie,
     ReasonCode.EXCLUDED: _include,
     ReasonCode.NOT_A_LAYER: _prune_file,
-    ReasonCode.GPU_HAS_NO_SPARSE: _newer_gpu,
+    ReasonCode.GPU_HAS_NO_SPARSE: _build_step(NEWER_GPU),
     ReasonCode.NOT_CHECKED: _check,
     ReasonCode.IN_PLUGIN: _no_plugin,
-    ReasonCode.SPARSITY_OFF: _switch_on,
+    ReasonCode.SPARSITY_OFF: _build_step(ALLOW_SPARSE),
 }
 _HEADLINES: dict[ReasonCode, str] = {
     ReasonCode.GPU_HAS_NO_SPARSE: "use a GPU of compute capability 8.0 or later",
-    ReasonCode.DTYPE: "export with --precision float16",
+    ReasonCode.DTYPE: "use float16 (--precision float16)",
     ReasonCode.PATTERN_BROKEN: "prune 2:4 along the input channels",
     ReasonCode.WRONG_AXIS: "prune along the input channels instead",
     ReasonCode.EXCLUDED: "change --include/--exclude",
     ReasonCode.NOT_A_LAYER: "prune the ONNX file itself, which has every weight",
     ReasonCode.SHARED_WEIGHT: "give tied layers weights of their own",
     ReasonCode.INT8_OUTPUT_NOT_QUANTIZED: "quantise the outputs of these layers",
-    ReasonCode.ZERO_POINT: "quantise weights symmetrically (zero point 0)",
+    ReasonCode.ZERO_POINT: "quantise weights and activations symmetrically (zero point 0)",
     ReasonCode.NOT_CONSTANT: "fold these weights to constants before export",
-    ReasonCode.AXIS_NOT_MULTIPLE: "widen to a multiple of 4 input channels, better of 64",
-    ReasonCode.SMALL_CHANNELS: f"widen towards {LARGE_ENOUGH} channels, or expect dense kernels",
+    ReasonCode.AXIS_NOT_MULTIPLE: "if you can still train: a multiple of 4 input channels, "
+    "better of 64",
     ReasonCode.NOT_CHECKED: "run twofour validate on the saved file",
     ReasonCode.IN_PLUGIN: "build without the plugin",
     ReasonCode.SPARSITY_OFF: "build with sparse weights allowed",

@@ -42,6 +42,8 @@ RULED_OUT = frozenset(
 """Codes that rule sparse math out when the module or graph states them; others only comment."""
 EXPLAIN_DENSE = frozenset({ReasonCode.EXCLUDED, ReasonCode.NOT_A_LAYER, ReasonCode.SHARED_WEIGHT})
 """Codes for why a weight was left dense: where it is, they are the point."""
+DOUBTS = frozenset({ReasonCode.SMALL_CHANNELS})
+"""Codes that are told and foretell nothing: a layer with no other qualifies all the same."""
 _SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE)
 
 
@@ -62,7 +64,9 @@ def findings(case: Case) -> tuple[Finding, ...]:
         return found
     if (missing := obstacles.unchecked(case)) is not None:
         return (missing, *found)
-    return found if consequences else (*found, _qualifies(case))
+    if any(f.reason.code not in DOUBTS for f in consequences):
+        return found
+    return (*causes, *noted, _qualifies(case), *consequences)
 
 
 def verdict(found: tuple[Finding, ...]) -> VerdictName:

@@ -137,7 +137,8 @@ def _changes(report: EligibilityReport) -> tuple[str, ...]:
     by_code: dict[ReasonCode, list[Verdict]] = {}
     for verdict in report.verdicts:
         code = _main_code(verdict)
-        if verdict.verdict is not VerdictName.CHOSEN and headline(code) is not None:
+        is_open = verdict.verdict is not VerdictName.CHOSEN and verdict.remedy is not None
+        if is_open and headline(code) is not None:
             by_code.setdefault(code, []).append(verdict)
     least = WORTH_CHANGING * report.summary.weights
     worth = [item for item in by_code.items() if count_weights(item[1]) >= least]

@@ -12,10 +12,10 @@ from twofour.log_records import (
     SparsityKind,
     SparsityLine,
 )
+from twofour.reports.context import BuildFacts
+from twofour.reports.join.build_facts import build_facts
 from twofour.reports.join.sightings import Sighting, Sightings
-
-FIRST_WITH_SPARSE = (8, 0)
-"""Compute capability from which tensor cores run 2:4 (TensorRT developer guide)."""
+from twofour.reports.steps import FIRST_WITH_SPARSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,13 @@ class Circumstances:
 
     build: Build | None
     seen: Sightings
+    facts: BuildFacts
+    """What is known to have been done, so that no remedy asks for it."""
+
+    @classmethod
+    def of(cls, build: Build | None, seen: Sightings) -> Circumstances:
+        """Those of an engine that `build` made and that `seen` tells of."""
+        return cls(build=build, seen=seen, facts=build_facts(build, seen.engine))
 
     @property
     def file(self) -> str:

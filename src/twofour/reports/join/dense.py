@@ -6,12 +6,20 @@ from twofour.log_records import SkippedTactic, SkipReason, Tactic, TunedLayer
 from twofour.records import Reason, ReasonCode, VerdictName
 from twofour.reports.join.outcome import JoinCase, times_words
 from twofour.reports.join.sources import tactic_source
+from twofour.reports.steps import (
+    ALLOW_FLOAT16,
+    DELETE_CACHE,
+    EXPORT_FLOAT16,
+    NO_CACHE,
+    still_to_do,
+)
 from twofour.reports.words import count
 
 _MIB = 1 << 20
+_LOW_TYPES = frozenset({"float16", "half", "int8"})
+"""Types of weights, as ONNX and layer information call them, that have sparse kernels."""
 _FASTER_WINS = "NVIDIA/TensorRT issue 2169: the builder keeps the faster"
 _LARGER = "try a larger batch, where sparse kernels gain most; else dense is right here"
-_NO_CACHE = "delete the timing cache and rebuild, to see the times"
 
 
 def why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
@@ -23,7 +31,8 @@ def why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
     elif skipped is not None and sparse is None:
         found, remedy = _skipped(case, skipped), _more_workspace(case, skipped)
     elif _hidden(case):
-        found, remedy = _cached(case), _NO_CACHE
+        steps = still_to_do(case.around.facts, DELETE_CACHE, NO_CACHE)
+        found, remedy = _cached(case), steps[0] if steps else case.row.remedy or _LARGER
     elif case.seen.tuned is not None and _all_named(case.seen.tuned):
         found, remedy = _none_offered(case, case.seen.tuned), case.row.remedy or _other_type(case)
     else:
@@ -85,11 +94,10 @@ def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
 
 
 def _other_type(case: JoinCase) -> str:
-    build = case.around.build
-    types = (build.precision if build is not None else None) or ""
-    if "FP16" in types or "INT8" in types or case.row.dtype in ("float16", "int8"):
+    steps = still_to_do(case.around.facts, EXPORT_FLOAT16, ALLOW_FLOAT16)
+    if not steps or case.row.dtype.lower() in _LOW_TYPES:
         return "accept dense: this builder offers no sparse kernel for the layer as it is"
-    return "set FP16 or INT8 in the graph (export with --precision float16)"
+    return " or ".join(steps)
 
 
 def _taken(case: JoinCase) -> Reason:

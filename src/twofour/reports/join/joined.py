@@ -46,7 +46,7 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
     verdicts = tuple(
         replace(v, profile_ms=s.profile_ms) for v, s in zip(verdicts, seen.rows, strict=True)
     )
-    around = Circumstances(build=evidence.build, seen=seen)
+    around = Circumstances.of(evidence.build, seen)
     is_built = evidence.build is not None or seen.engine is not None
     return replace(
         predicted,
@@ -84,7 +84,7 @@ def _without(
 def _judged(
     predicted: EligibilityReport, evidence: BuildEvidence, seen: Sightings
 ) -> tuple[Verdict, ...]:
-    around = Circumstances(build=evidence.build, seen=seen)
+    around = Circumstances.of(evidence.build, seen)
     whereabouts = Whereabouts(seen.nodes, seen.holders_of, evidence.build)
     rows = zip(predicted.verdicts, seen.rows, strict=True)
     return tuple(

@@ -17,12 +17,11 @@ from twofour.reports.join.outcome import JoinCase, Outcome, measured, surprises,
 from twofour.reports.join.silence import Silence, silence, silent_choice
 from twofour.reports.join.sources import line_source, mention_source
 from twofour.reports.remedies import headline
+from twofour.reports.steps import ALLOW_SPARSE, NEWER_GPU, Step, still_to_do
 
 _NOT_FORCED = "rebuild with --sparsity=enable, which keeps the weights as they are"
-_SWITCH_ON = "build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)"
 _SAME_MODEL = "check that the engine was built from this very ONNX file"
 _GIVE_MODEL = "give the ONNX file too (--onnx), to see what speaks against it"
-_NEWER_GPU = "run on a GPU of compute capability 8.0 or later (Ampere and newer)"
 _BUILDER_OBEYS = frozenset(
     {
         ReasonCode.PATTERN_BROKEN,
@@ -90,10 +89,10 @@ def _by_line(case: JoinCase) -> Reason | None:
 def _off(case: JoinCase, _: Whereabouts) -> Outcome | None:
     if not case.around.off:
         return None
-    return _ruled_out_by_build(case, (_switched_off(case),), _SWITCH_ON)
+    return _ruled_out_by_build(case, (_switched_off(case),), ALLOW_SPARSE)
 
 
-def _ruled_out_by_build(case: JoinCase, said: tuple[Reason, ...], step: str) -> Outcome:
+def _ruled_out_by_build(case: JoinCase, said: tuple[Reason, ...], step: Step) -> Outcome:
     """What the model itself lacks comes first; its remedy too, if that is not to leave it dense."""
     against = case.row.reasons if case.row.predicted is VerdictName.NOT_ELIGIBLE else ()
     known = {reason.code for reason in said}
@@ -101,8 +100,8 @@ def _ruled_out_by_build(case: JoinCase, said: tuple[Reason, ...], step: str) -> 
         against = ()
     reasons = (*against, *said)
     left_dense = bool(against) and headline(against[0].code) is None
-    steps = (case.row.remedy if against else None, None if left_dense else step)
-    remedy = "; ".join(s for s in steps if s)
+    steps = () if left_dense else still_to_do(case.around.facts, step)
+    remedy = "; ".join(s for s in (case.row.remedy if against else None, *steps) if s)
     return measured(VerdictName.NOT_ELIGIBLE, reasons, remedy or None)
 
 
@@ -195,7 +194,7 @@ def _old_gpu(case: JoinCase, _: Whereabouts) -> Outcome | None:
     message = f"{gpu} (compute capability {major}.{minor}) has no sparse tensor cores"
     reason = Reason(code=ReasonCode.GPU_HAS_NO_SPARSE, message=message, source=build.file)
     off = (_switched_off(case),) if case.around.off else ()
-    return _ruled_out_by_build(case, (reason, *off), _NEWER_GPU)
+    return _ruled_out_by_build(case, (reason, *off), NEWER_GPU)
 
 
 def _not_listed(case: JoinCase, _: Whereabouts) -> Outcome | None:
@@ -207,8 +206,11 @@ def _not_listed(case: JoinCase, _: Whereabouts) -> Outcome | None:
         return None
     if case.row.predicted is VerdictName.NOT_ELIGIBLE:
         return measured(VerdictName.NOT_ELIGIBLE, (*case.row.reasons, reason), case.row.remedy)
-    no_model = case.row.predicted is VerdictName.UNKNOWN and not case.row.shape
-    return measured(VerdictName.NOT_ELIGIBLE, (reason,), _GIVE_MODEL if no_model else _SAME_MODEL)
+    if case.row.predicted is not VerdictName.UNKNOWN:
+        return measured(VerdictName.NOT_ELIGIBLE, (reason,), _SAME_MODEL)
+    if not case.row.shape:
+        return measured(VerdictName.NOT_ELIGIBLE, (reason,), _GIVE_MODEL)
+    return measured(VerdictName.NOT_ELIGIBLE, (reason, *case.row.reasons), case.row.remedy)
 
 
 def _left_out(case: JoinCase) -> Reason | None:
@@ -242,10 +244,11 @@ def _unmarked(case: JoinCase) -> Reason | None:
 def _unsaid(case: JoinCase) -> Outcome:
     """The prediction, and why the evidence neither confirms nor refutes it."""
     around, row = case.around, case.row
+    remedy: str | None
     if around.forced:
         said, remedy = _forced(), _NOT_FORCED
     else:
-        gap = silence(around, case.seen) or Silence(why="nothing speaks of it")
+        gap = silence(around, case.seen) or Silence(why="nothing speaks of it", remedy=None)
         why = f"it runs {case.dense_kernels}; {gap.why}" if case.runs_dense else gap.why
         source = around.file or None
         said = Reason(code=ReasonCode.LOG_SILENT, message=why, source=source)
@@ -256,7 +259,7 @@ def _unsaid(case: JoinCase) -> Outcome:
         verdict=row.predicted,
         evidence=evidence,
         reasons=(*row.reasons, said) if evidence is not None else (said, *row.reasons),
-        remedy="; ".join(dict.fromkeys(r for r in remedies if r)),
+        remedy="; ".join(dict.fromkeys(r for r in remedies if r)) or None,
     )
 
 

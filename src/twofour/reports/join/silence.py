@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.log_records import Build, BuildOutcome, SparsityFlag, SparsityKind, SparsityLine
+from twofour.log_records import Build, BuildOutcome, SparsityKind, SparsityLine
+from twofour.reports.context import BuildFacts
 from twofour.reports.join.circumstances import Circumstances, in_myelin, is_version_8
 from twofour.reports.join.sightings import Sighting
+from twofour.reports.steps import ALLOW_SPARSE, NAME_KERNELS, VERBOSE_LOG, still_to_do
 from twofour.reports.words import count
 
-VERBOSE = (
-    "rebuild with sparse weights allowed and a verbose log "
-    "(trtexec --sparsity=enable --verbose, or a logger of severity VERBOSE)"
-)
 _FINISH = "let the build finish, and give its whole log"
 _WHOLE = "give the whole log: its list of layers is shortened"
-_NAMES = (
-    "give the whole log with the names behind the counts, or layer information (--layers) "
-    "of detailed profiling verbosity"
-)
-_QUOTED = "give layer information too (--layers), which tells the names apart"
-_SOURCES = "give layer information too (--layers), which may say what those names hold"
-_OF_BUILD = f"give the log of its build, or {VERBOSE}"
+_NAMES = "give the whole log with the names behind the counts"
+_OF_BUILD = "give the log of its build"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +22,28 @@ class Silence:
     """What is missing, and how to come by it."""
 
     why: str
-    remedy: str = VERBOSE
+    remedy: str | None
+    """None: all that would tell was done already."""
+
+
+def to_hear(build: BuildFacts) -> str | None:
+    """What makes a build speak of sparsity, as far as it was not done."""
+    steps = still_to_do(build, ALLOW_SPARSE, VERBOSE_LOG) or still_to_do(build, NAME_KERNELS)
+    return "; ".join(steps) or None
+
+
+def _or_layers(build: BuildFacts, *first: str) -> str | None:
+    """Layer information tells the same where it is not at hand."""
+    return ", or ".join((*first, *still_to_do(build, NAME_KERNELS))) or None
 
 
 def silence(circumstances: Circumstances, sighting: Sighting) -> Silence | None:
     """Why nothing says whether this layer is eligible; None where a whole list leaves it out."""
-    build = circumstances.build
+    build, facts = circumstances.build, circumstances.facts
     if build is None:
-        return Silence(why=_silent_layers(circumstances))
+        return Silence(why=_silent_layers(circumstances), remedy=to_hear(facts))
     if not circumstances.lines:
-        return _silent_log(build)
+        return _silent_log(build, facts)
     if build.outcome is BuildOutcome.UNFINISHED:
         why = "the log ends before the build does, and has not named it yet"
         return Silence(why=why, remedy=_FINISH)
@@ -55,7 +60,8 @@ def silence(circumstances: Circumstances, sighting: Sighting) -> Silence | None:
         where = (
             "for the Myelin region it lies in" if foreign else "for the layers outside of Myelin"
         )
-        return Silence(why=f"the log has no list of eligible layers {where}")
+        why = f"the log has no list of eligible layers {where}"
+        return Silence(why=why, remedy=to_hear(facts))
     return _unresolved(circumstances)
 
 
@@ -70,8 +76,9 @@ def silent_choice(circumstances: Circumstances) -> Silence:
         return Silence(why=why, remedy=_WHOLE)
     if any(line.names is None and line.printed_count for line in lines):
         most = max(line.printed_count or 0 for line in lines)
-        return Silence(why=f"{why}: {count(most, 'layer')} without names", remedy=_NAMES)
-    return Silence(why=why)
+        remedy = _or_layers(circumstances.facts, _NAMES)
+        return Silence(why=f"{why}: {count(most, 'layer')} without names", remedy=remedy)
+    return Silence(why=why, remedy=to_hear(circumstances.facts))
 
 
 def _cut(circumstances: Circumstances, *, foreign: bool) -> Silence | None:
@@ -79,11 +86,12 @@ def _cut(circumstances: Circumstances, *, foreign: bool) -> Silence | None:
     lines = [line for line in circumstances.lines if line.foreign_node is foreign]
     eligible = [line for line in lines if line.kind is SparsityKind.ELIGIBLE]
     if any(line.names is None and line.printed_count != 0 for line in eligible):
-        return Silence(why=_counts(lines), remedy=_NAMES)
+        return Silence(why=_counts(lines), remedy=_or_layers(circumstances.facts, _NAMES))
     if any(line.elided for line in eligible):
         return Silence(why="the list of eligible layers is shortened", remedy=_WHOLE)
     if any(line.uncertain for line in eligible):
-        return Silence(why="the list of eligible layers cannot be split", remedy=_QUOTED)
+        why = "the list of eligible layers cannot be split"
+        return Silence(why=why, remedy=_or_layers(circumstances.facts))
     return None
 
 
@@ -108,24 +116,32 @@ def _unresolved(circumstances: Circumstances) -> Silence | None:
     return Silence(
         why=f"not among the layers listed as eligible, of which {strange} {leads} to no layer of "
         "the model",
-        remedy=_SOURCES,
+        remedy=_or_layers(circumstances.facts),
     )
 
 
-def _silent_log(build: Build) -> Silence:
+def _silent_log(build: Build, facts: BuildFacts) -> Silence:
     if build.outcome is BuildOutcome.UNFINISHED:
         why = "the log ends before the build does, without a word about sparsity"
         return Silence(why=why, remedy=_FINISH)
     if build.outcome is BuildOutcome.FAILED and build.build_s is None:
-        return Silence(why="the build failed before it said anything about sparsity")
+        why = "the build failed before it said anything about sparsity"
+        return Silence(why=why, remedy=to_hear(facts))
     if build.outcome is BuildOutcome.LOADED:
         why = "the log is of a loaded engine: only the log of its build speaks of sparsity"
-        return Silence(why=why, remedy=_OF_BUILD)
-    if build.sparsity in (SparsityFlag.ENABLED, SparsityFlag.FORCED):
-        why = "sparse weights were allowed, and the log has no (Sparsity) line: not verbose enough"
-        return Silence(why=why)
-    why = "the log has no (Sparsity) line: not verbose enough, or sparse weights were not allowed"
-    return Silence(why=why)
+        return Silence(why=why, remedy=_or_layers(facts, _OF_BUILD))
+    return Silence(why=_no_line(facts), remedy=to_hear(facts))
+
+
+def _no_line(facts: BuildFacts) -> str:
+    """Of what a builder needs to print its lists, the log may show one, both or none."""
+    if facts.verbose and facts.sparse_weights:
+        return "sparse weights were allowed, and the verbose log has no (Sparsity) line"
+    if facts.verbose:
+        return "the verbose log has no (Sparsity) line: sparse weights were hardly allowed"
+    if facts.sparse_weights:
+        return "sparse weights were allowed, and the log has no (Sparsity) line: not verbose enough"
+    return "the log has no (Sparsity) line: not verbose enough, or sparse weights were not allowed"
 
 
 def _silent_layers(circumstances: Circumstances) -> str:
