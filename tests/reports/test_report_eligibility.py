@@ -125,7 +125,8 @@ def test_float32_layers_of_bert_are_listed_but_have_no_sparse_kernel() -> None:
     found = verdict(matmul("query", 768, 768, dtype="float32", math_dtype="float32"))
     assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["DTYPE"])
     assert found.reasons[0].message == (
-        "float32: the builder lists it, but no sparse kernel is known, unless FP16 or INT8 is allowed"
+        "float32: the builder lists it, but no sparse kernel is known, unless FP16 or INT8 is "
+        "allowed"
     )
     assert found.remedy == (
         "export with --precision float16 or build with FP16 allowed (trtexec --fp16, TensorRT "
