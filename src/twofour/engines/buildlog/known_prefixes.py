@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from twofour.log_records import Producer
+
 DATE_END = 22
 """Place of the tags in `[MM/DD/YYYY-HH:MM:SS] [V] [TRT] message`."""
+MESSAGE = 32
+"""Place of the message there."""
+AFTER_DATE = {
+    "[V] [TRT] ": Producer.TRTEXEC,
+    "[I] [TRT] ": Producer.TRTEXEC,
+    "[TRT] [V] ": Producer.PYTHON,
+    "[TRT] [I] ": Producer.PYTHON,
+}
 BRACKETS = frozenset("([")
 """What a message behind a known prefix may not begin with: more of a prefix may follow."""
 _AVERAGE = "[I] Average on "

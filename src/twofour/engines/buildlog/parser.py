@@ -12,9 +12,16 @@ from twofour.engines.buildlog import segments
 from twofour.engines.buildlog.bare_lines import BareLines
 from twofour.engines.buildlog.budget import Budget
 from twofour.engines.buildlog.fusions import FUSING, fused
-from twofour.engines.buildlog.known_prefixes import BRACKETS, DATE_END, KnownPrefixes
+from twofour.engines.buildlog.known_prefixes import (
+    AFTER_DATE,
+    BRACKETS,
+    DATE_END,
+    MESSAGE,
+    KnownPrefixes,
+)
 from twofour.engines.buildlog.messages import KEY_LENGTH, Handler, dispatch_table
 from twofour.engines.buildlog.open_build import OpenBuild
+from twofour.engines.buildlog.outer_prefix import OuterPrefixes
 from twofour.engines.buildlog.prefix import PLAIN, take_apart, without_polygraphy_extras
 from twofour.engines.buildlog.skipped import GPU_ERROR
 from twofour.engines.buildlog.sparsity import MARK
@@ -22,14 +29,6 @@ from twofour.engines.buildlog.surroundings import Surroundings
 from twofour.engines.buildlog.tuning import COSTS, RUNNER
 from twofour.log_records import Build, Producer
 
-_MESSAGE = 32
-"""Place in `[MM/DD/YYYY-HH:MM:SS] [V] [TRT] message`; `DATE_END` is before the tags."""
-_AFTER_DATE = {
-    "[V] [TRT] ": Producer.TRTEXEC,
-    "[I] [TRT] ": Producer.TRTEXEC,
-    "[TRT] [V] ": Producer.PYTHON,
-    "[TRT] [I] ": Producer.PYTHON,
-}
 _FOREIGN = "(foreignNode)"
 _EVENTS = ("Engine generation completed in ", "Finished engine building in ",
            "Loaded engine size: ", "Constructing optimization profile number ")  # fmt: skip
@@ -52,6 +51,7 @@ class LogParser:
         """No table, broken line or undecided build is open: the short way may be taken."""
         self._style: Producer | str | None = None
         self.around = Surroundings()
+        self._outer = OuterPrefixes()
         self._prefixes = KnownPrefixes()
         for start in (*segments.STARTS, segments.PERHAPS, *_EVENTS):
             self._put_first(start, self._event)
@@ -67,8 +67,9 @@ class LogParser:
 
     def feed(self, lines: Sequence[str]) -> None:
         """Read the next lines, which carry no line ends."""
+        lines = self._outer.removed(lines)
         self.around.next_batch(lines, self.number + 1)
-        after_date, table = _AFTER_DATE.get, self.table.get
+        after_date, table = AFTER_DATE.get, self.table.get
         number = self.number
         build = self.segments.build
         prefix, size = self._prefixes.first
@@ -77,11 +78,11 @@ class LogParser:
             if line.startswith(prefix) and self.calm and line[size : size + 1] not in BRACKETS:
                 message = line[size:]
             elif (
-                (style := after_date(line[DATE_END:_MESSAGE])) is not None
+                (style := after_date(line[DATE_END:MESSAGE])) is not None
                 and style is self._style
                 and self.calm
             ):
-                message = line[_MESSAGE:]
+                message = line[MESSAGE:]
             elif self.calm and (known := self._prefixes.length(line)):
                 message = line[known:]
             else:

@@ -53,7 +53,6 @@ _GSTREAMER = re.compile(
     r".{0,300}?\[TRT\]: ?"
 )
 """GStreamer's log, in which nvinfer hands on what TensorRT says."""
-_GLOG = re.compile(r"(?P<letter>[FEWIV])\d{4} [\d:.]{8,20} +\d+ [\w./-]{1,60}:\d+\] ")
 _BANNER = re.compile(r"&&&& (?:RUNNING|PASSED|FAILED|WAIVED) TensorRT")
 _INNER = re.compile(
     r"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[|&&&& (?:RUNNING|PASSED|FAILED) TensorRT"
@@ -72,21 +71,36 @@ _OUTER = 200
 def take_apart(line: str) -> Prefixed | None:
     """The line's message without what stands before it; None where nothing known does."""
     first = line[:1]
-    if first == "[":
-        found = _tagged(line)
-    elif first.isdigit():
-        found = (
-            _matched(_ORT, line, Producer.ONNXRUNTIME)
-            or _matched(_GSTREAMER, line, Producer.DEEPSTREAM)
-            or _logged(line)
-        )
-    elif first.isupper():
-        found = _worded(line)
-    elif first in {'"', " ", "\t"}:
+    found = _own(line)
+    if found is None and (first == "[" or first.isalnum()):
+        found = _logged(line)
+    elif found is None and first in {'"', " ", "\t"}:
         found = _quoted(line)
-    else:
-        found = Prefixed(Producer.TRTEXEC, "", line) if _BANNER.match(line) else None
     return found or _inside(line)
+
+
+def has_own_prefix(line: str, *, length: int | None = None) -> bool:
+    """Whether the line begins with one of TensorRT's or its tools' prefixes (of that `length`).
+
+    Not where a tag alone stands before more of a prefix: `[TRT] [VERBOSE] message`.
+    """
+    found = _own(line)
+    if found is None or (not found.severity and found.message[:1] == "[" and line[0] == "["):
+        return False
+    return length in {None, len(line) - len(found.message)}
+
+
+def _own(line: str) -> Prefixed | None:
+    first = line[:1]
+    if first == "[":
+        return _tagged(line)
+    if first.isdigit():
+        return _matched(_ORT, line, Producer.ONNXRUNTIME) or _matched(
+            _GSTREAMER, line, Producer.DEEPSTREAM
+        )
+    if first.isupper():
+        return _worded(line)
+    return Prefixed(Producer.TRTEXEC, "", line) if _BANNER.match(line) else None
 
 
 def unquoted(line: str) -> str | None:
@@ -104,7 +118,8 @@ def unquoted(line: str) -> str | None:
 def _tagged(line: str) -> Prefixed | None:
     match = _TAGS.match(line)
     if match is None:
-        return _python_free_date(line)
+        date = _DATE.match(line)
+        return None if date is None else Prefixed(None, "", line[date.end() :])
     tags, word = match["tags"].rstrip(), match["word"]
     message = line[match.end() :]
     letter = next((tag for tag in re.findall(r"\[([FEWIVXUSD!])\]", tags)), "")
@@ -126,11 +141,6 @@ def _tag_style(tags: str, letter: str, *, dated: bool) -> Producer | str | None:
     return DATED if dated else PLAIN
 
 
-def _python_free_date(line: str) -> Prefixed | None:
-    match = _DATE.match(line)
-    return _logged(line) if match is None else Prefixed(None, "", line[match.end() :])
-
-
 def _logged(line: str) -> Prefixed | None:
     """Behind the prefix of a logger with TensorRT's name; what others log is none of ours."""
     match = _LOGGING.match(line)
@@ -150,11 +160,7 @@ def _worded(line: str) -> Prefixed | None:
         torch = match["tag"].startswith("[Torch")
         style = Producer.TORCH_TENSORRT if torch else Producer.DEEPSTREAM
         return Prefixed(style, _LETTERS[match["word"]], line[match.end() :])
-    glog = _GLOG.match(line)
-    if glog is None:
-        return _logged(line)
-    inner = take_apart(line[glog.end() :])
-    return inner or Prefixed(None, glog["letter"], line[glog.end() :])
+    return None
 
 
 def _matched(pattern: re.Pattern[str], line: str, style: Producer) -> Prefixed | None:
