@@ -3,11 +3,13 @@
 TwofourError is the root. BadInputError (2): a file, option or model that cannot be used as it is.
 MissingToolError (3): a package or tool is not installed; the hint names what to install.
 PatternBrokenError (4): a pattern does not hold, or a gate is not met. BuildFailedError (5): no
-engine came out of a build. Anything else that escapes is a bug of ours (1).
+engine came out of a build. Anything else that escapes is a bug of ours (1). NOT_JUDGED (6) is no
+error of the run: what was measured does not decide a gate.
 """
 
 from __future__ import annotations
 
+NOT_JUDGED = 6
 INTERRUPTED = 130
 
 

@@ -121,7 +121,18 @@ class LatencyVerdict(str, Enum):
     """The interval reaches into the noise: the larger NoiseFloor.floor of the engines and modes of
     both at the batch; where neither has one, the baseline's."""
     UNDECIDED = "undecided"
-    """Too few rounds for an interval."""
+    """Nothing is claimed: too few rounds for an interval, or what `LatencyRatio.withheld` says."""
+
+
+class Withheld(str, Enum):
+    """Why a ratio has no verdict although it has an interval."""
+
+    BUSY = "the machine was busy"
+    """Other processes kept too many of the cores busy while the rounds ran."""
+    HALVES = "the halves of the rounds differ"
+    """The difference is not in both halves of the rounds."""
+    TWIN = "a twin does not show it"
+    """The difference is gone with the twin of one of the two in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +168,12 @@ class LatencyRatio:
     paired: bool = True
     """Both ran in the same rounds; False: one after the other, so that drift between them is in
     the ratio and not in the interval."""
+    half_ratios: tuple[float, ...] = ()
+    """Of the first and of the second half of the rounds; () where too few or unpaired."""
+    twin_ratios: tuple[float, ...] = ()
+    """The same two with the twin of the baseline, then of the variant, in its place."""
+    withheld: Withheld | None = None
+    """Why the verdict is `undecided` in spite of an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +190,23 @@ class NoiseFloor:
     """How far from 1 the interval of the two reaches, as a part: 0.02 is 2 %. Ratios of
     1/(1 + floor) to 1 + floor cannot be told from noise."""
     batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundLoad:
+    """What other processes took of the cores while the rounds of one batch ran."""
+
+    other_cores: float
+    """Cores that were busy, on average, with neither this program nor its variants; time that a
+    hypervisor took away counts."""
+    cores: int
+    """That this process may use; others' time on further cores does not count."""
+    batch: int | None = None
+
+    @property
+    def part(self) -> float:
+        """Of the cores, 0 to 1."""
+        return self.other_cores / self.cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +290,8 @@ class LatencyComparison:
     noise: tuple[NoiseFloor, ...]
     """The baseline's for every batch; then those of the first weights in every other engine and
     mode in which two weights were compared. () where nothing ran twice."""
+    loads: tuple[RoundLoad, ...] = ()
+    """Of the rounds of each batch; () where the system does not tell."""
     layers: tuple[LayerContrast, ...] = ()
     partial: str | None = None
     """What was not measured because it was interrupted; None: everything was."""

@@ -11,7 +11,7 @@ import typer
 from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
-from twofour.errors import INTERRUPTED, BadInputError, PatternBrokenError
+from twofour.errors import INTERRUPTED, NOT_JUDGED, BadInputError, PatternBrokenError
 from twofour.latency_records import CompareOptions, LatencyComparison
 
 
@@ -94,8 +94,8 @@ def compare(
 
     Every variant runs once a round, in random order, in a process of its own; one of each engine
     runs twice, and how far these two may differ is the noise. A ratio is time over the baseline's
-    time, with a 95 % bootstrap interval. Gates that are met end in exit 4. Ctrl-C keeps the rounds
-    so far.
+    time, with a 95 % bootstrap interval. Gates that are met end in exit 4, and gates
+    that could not be judged, as on a busy machine, in exit 6. Ctrl-C keeps the rounds so far.
 
     Example: twofour compare runs/resnet --engines onnxruntime:cpu,torch:compile --batch 1,8
     """
@@ -171,14 +171,17 @@ def _print(comparison: LatencyComparison, layout: Format | None) -> None:
 
 
 def _end(comparison: LatencyComparison) -> None:
-    """Exit 130 where it was interrupted, 4 where a gate is met."""
+    """Exit 130 where it was interrupted, 4 where a gate is met, 6 where one was not judged."""
     from twofour.reports.comparison.fail_if import check_fail_if
 
-    failing = check_fail_if(comparison, comparison.options.fail_if)
-    for line in failing:
+    outcome = check_fail_if(comparison, comparison.options.fail_if)
+    for line in (*outcome.failed, *outcome.not_judged):
         say(f"error: {line}")
     if comparison.partial is not None:
         say(comparison.partial)
         raise typer.Exit(INTERRUPTED)
-    if failing:
+    if outcome.failed:
         raise typer.Exit(PatternBrokenError.exit_code)
+    if outcome.not_judged:
+        say("hint: compare again on a quieter machine, or with more --rounds")
+        raise typer.Exit(NOT_JUDGED)

@@ -8,6 +8,7 @@ from twofour.latency_records import (
     ComparedVariant,
     CompareOptions,
     LatencyComparison,
+    RoundLoad,
     VariantSettings,
 )
 from twofour.records import LayerTime
@@ -67,9 +68,10 @@ def compared(
     *,
     baseline: str = "dense@onnxruntime:cpu",
     engines: tuple[str, ...] = (),
+    loads: tuple[RoundLoad, ...] = (),
 ) -> LatencyComparison:
     """With the ratios and the noise that follow from the samples."""
-    ratios, noise = ratios_and_noise(variants, baseline, 0)
+    ratios, noise = ratios_and_noise(variants, baseline, 0, loads)
     return LatencyComparison(
         source="runs/x",
         baseline=baseline,
@@ -78,4 +80,5 @@ def compared(
         variants=tuple(variants),
         ratios=ratios,
         noise=noise,
+        loads=loads,
     )

@@ -144,7 +144,9 @@ def test_the_answer_the_figures_and_the_plots_are_in_the_page() -> None:
     assert text.count('<svg class="wide plot"') == 3
 
 
-def test_the_page_says_which_noise_is_shaded_and_why_there_are_no_shares() -> None:
+def test_the_page_says_which_noise_is_shaded_and_draws_no_steps_of_a_difference_that_is_noise() -> (
+    None
+):
     shaded = "Shaded: what the baseline measured twice differs by"
     made = run_folder()
     text = comparison_page(made)
@@ -154,7 +156,9 @@ def test_the_page_says_which_noise_is_shaded_and_why_there_are_no_shares() -> No
     rows = tuple(replace(row, share=None) for row in contrast.rows)
     bare = comparison_page(replace(made, layers=(replace(contrast, rows=rows),)))
     assert "Per cent: of the difference between both sums." in text
-    assert "No share: no difference end to end, or sums that differ by less than 2 %." in bare
+    assert "layers to the variant" in text
+    assert "layers to the variant" not in bare
+    assert "no share: no difference end to end, or sums that differ by less than 2 %" in bare
 
 
 def test_of_the_batches_of_a_sweep_only_the_first_is_open() -> None:

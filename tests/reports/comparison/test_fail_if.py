@@ -27,7 +27,7 @@ def two(ratio: float, *, part: float = 0.001, twin: float = 1.0) -> LatencyCompa
 
 
 def fails(comparison: LatencyComparison, *expressions: str) -> bool:
-    return bool(check_fail_if(comparison, expressions))
+    return bool(check_fail_if(comparison, expressions).failed)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_at_a_limit_of_one_a_gate_says_what_the_verdict_says(ratio: float) -> No
 
 def test_without_an_interval_the_ratio_itself_decides() -> None:
     few = compared([variant(DENSE, (10.0,) * 3), variant(SPARSE, (10.1,) * 3)])
-    assert check_fail_if(few, ["sparse/dense > 1.0"]) == (
+    assert check_fail_if(few, ["sparse/dense > 1.0"]).failed == (
         "sparse/dense > 1.0: sparse@onnxruntime:cpu / dense@onnxruntime:cpu is 1.010 of too few "
         "rounds for an interval",
     )
@@ -86,7 +86,7 @@ def test_without_an_interval_the_ratio_itself_decides() -> None:
 
 
 def test_a_failing_line_has_ratio_interval_and_noise() -> None:
-    (line,) = check_fail_if(two(1.1, part=0, twin=1.02), ["sparse / dense > 1.0"])
+    (line,) = check_fail_if(two(1.1, part=0, twin=1.02), ["sparse / dense > 1.0"]).failed
     assert line == (
         "sparse / dense > 1.0: sparse@onnxruntime:cpu / dense@onnxruntime:cpu is "
         "1.100 (1.100 to 1.100), noise 2.0 %"
@@ -95,14 +95,16 @@ def test_a_failing_line_has_ratio_interval_and_noise() -> None:
 
 def test_the_noise_has_a_gate_of_its_own() -> None:
     noisy = two(1.0, part=0, twin=1.08)
-    assert check_fail_if(noisy, ["noise > 0.05"]) == ("noise > 0.05: the noise is 8.0 %",)
+    assert check_fail_if(noisy, ["noise > 0.05"]).failed == ("noise > 0.05: the noise is 8.0 %",)
     assert not fails(noisy, "noise > 0.09")
     assert not fails(noisy, "noise < 0.05")
 
 
 def test_noise_that_was_not_measured_fails() -> None:
     alone = compared([variant(DENSE, around(10)), variant(SPARSE, around(9))])
-    assert check_fail_if(alone, ["noise > 0.05"]) == ("noise > 0.05: the noise was not measured",)
+    assert check_fail_if(alone, ["noise > 0.05"]).failed == (
+        "noise > 0.05: the noise was not measured",
+    )
 
 
 def test_noise_that_is_missing_at_one_batch_fails() -> None:
@@ -111,7 +113,7 @@ def test_noise_that_is_missing_at_one_batch_fails() -> None:
         variant("d@e:m again:b1", around(1), batch=1),
         variant("d@e:m:b8", around(8), batch=8),
     ]
-    (line,) = check_fail_if(compared(rows, baseline="d@e:m"), ["noise > 0.5"])
+    (line,) = check_fail_if(compared(rows, baseline="d@e:m"), ["noise > 0.5"]).failed
     assert line == "noise > 0.5: the noise was not measured at every batch"
 
 
@@ -127,22 +129,22 @@ def in_torch(ratio: float, *, twin: float | None) -> LatencyComparison:
 
 
 def test_a_ratio_within_an_engine_is_held_to_the_noise_of_that_engine() -> None:
-    assert check_fail_if(in_torch(1.1, twin=1.05), ["sparse/dense > 1.0"]) == (
+    assert check_fail_if(in_torch(1.1, twin=1.05), ["sparse/dense > 1.0"]).failed == (
         "sparse/dense > 1.0: sparse@torch:eager / dense@torch:eager is 1.100 (1.100 to 1.100), "
         "noise 5.0 %",
     )
     assert not fails(in_torch(1.1, twin=1.2), "sparse/dense > 1.0")
-    assert check_fail_if(in_torch(1.1, twin=None), ["sparse/dense > 1.0"]) == (
+    assert check_fail_if(in_torch(1.1, twin=None), ["sparse/dense > 1.0"]).failed == (
         "sparse/dense > 1.0: sparse@torch:eager / dense@torch:eager is 1.100 (1.100 to 1.100), "
         f"noise of {DENSE} 0.0 %",
     )
 
 
 def test_the_gate_on_noise_looks_at_every_engine_in_which_weights_are_compared() -> None:
-    assert check_fail_if(in_torch(1.0, twin=1.2), ["noise > 0.05"]) == (
+    assert check_fail_if(in_torch(1.0, twin=1.2), ["noise > 0.05"]).failed == (
         "noise > 0.05: the noise of dense@torch:eager is 20.0 %",
     )
-    assert check_fail_if(in_torch(1.0, twin=None), ["noise > 0.05"]) == (
+    assert check_fail_if(in_torch(1.0, twin=None), ["noise > 0.05"]).failed == (
         "noise > 0.05: the noise of torch:eager was not measured",
     )
     assert not fails(in_torch(1.0, twin=1.01), "noise > 0.05")
@@ -155,7 +157,7 @@ def test_labels_stand_for_every_engine_and_batch_that_has_both() -> None:
         for batch in (1, 8)
         for weights, ms in (("dense", 10.0), ("sparse", sparse_ms * batch))
     ]
-    lines = check_fail_if(compared(rows), ["sparse/dense > 1.0"])
+    lines = check_fail_if(compared(rows), ["sparse/dense > 1.0"]).failed
     assert [line.split(": ", 1)[1].split(" is ")[0] for line in lines] == [
         "sparse@onnxruntime:cpu:b1 / dense@onnxruntime:cpu:b1",
         "sparse@onnxruntime:cpu:b8 / dense@onnxruntime:cpu:b8",
@@ -191,8 +193,8 @@ def test_a_name_without_a_batch_stands_for_all_batches() -> None:
         for weights, ms in (("dense", 10.0), ("sparse", 12.0))
     ]
     comparison = compared(rows)
-    assert len(check_fail_if(comparison, [f"{SPARSE} / {DENSE} > 1"])) == 2
-    assert len(check_fail_if(comparison, [f"{SPARSE}:b8 / {DENSE}:b8 > 1"])) == 1
+    assert len(check_fail_if(comparison, [f"{SPARSE} / {DENSE} > 1"]).failed) == 2
+    assert len(check_fail_if(comparison, [f"{SPARSE}:b8 / {DENSE}:b8 > 1"]).failed) == 1
     with pytest.raises(BadInputError, match="names no two variants"):
         check_fail_if(comparison, [f"{SPARSE}:b8 / {DENSE}:b1 > 1"])
 
@@ -248,7 +250,7 @@ def test_what_is_no_condition_is_refused(expression: str) -> None:
 
 def test_a_gate_does_not_pass_because_one_side_failed() -> None:
     comparison = compared([variant(DENSE, around(10)), variant(SPARSE, error="no kernel")])
-    assert check_fail_if(comparison, ["sparse/dense > 1.0"]) == (
+    assert check_fail_if(comparison, ["sparse/dense > 1.0"]).failed == (
         "sparse/dense > 1.0: not measured: sparse@onnxruntime:cpu: no kernel",
     )
 
@@ -256,14 +258,14 @@ def test_a_gate_does_not_pass_because_one_side_failed() -> None:
 def test_a_variant_that_was_never_timed_is_missing_at_every_batch() -> None:
     rows = [variant(f"{DENSE}:b{b}", around(10), batch=b) for b in (1, 8)]
     comparison = compared([*rows, variant(SPARSE, error="no kernel")])
-    assert check_fail_if(comparison, ["sparse/dense > 1.0"]) == (
+    assert check_fail_if(comparison, ["sparse/dense > 1.0"]).failed == (
         "sparse/dense > 1.0: not measured: sparse@onnxruntime:cpu: no kernel",
     )
 
 
 def test_a_variant_that_failed_on_the_way_fails_its_gate() -> None:
     rows = [variant(DENSE, around(10)), variant(SPARSE, around(5)[:12], error="it crashed")]
-    assert check_fail_if(compared(rows), ["sparse/dense > 1.0"]) == (
+    assert check_fail_if(compared(rows), ["sparse/dense > 1.0"]).failed == (
         "sparse/dense > 1.0: not measured: sparse@onnxruntime:cpu: it crashed",
     )
 
@@ -275,14 +277,14 @@ def test_an_engine_that_did_not_run_fails_only_where_it_was_asked_for() -> None:
     ]
     assert not fails(compared(rows), "sparse/dense > 1.0")
     asked = compared(rows, engines=("onnxruntime:cpu", "tensorrt:gpu"))
-    assert check_fail_if(asked, ["sparse/dense > 1.0"]) == (
+    assert check_fail_if(asked, ["sparse/dense > 1.0"]).failed == (
         "sparse/dense > 1.0: not measured: sparse@tensorrt:gpu: no GPU; dense@tensorrt:gpu: no GPU",
     )
 
 
 def test_a_gate_fails_where_nothing_at_all_was_measured() -> None:
     rows = [variant(name, error="no GPU") for name in ("dense@tensorrt:gpu", "sparse@tensorrt:gpu")]
-    (line,) = check_fail_if(compared(rows, baseline=rows[0].name), ["sparse/dense > 1"])
+    (line,) = check_fail_if(compared(rows, baseline=rows[0].name), ["sparse/dense > 1"]).failed
     assert line.startswith("sparse/dense > 1: nothing was measured: sparse@tensorrt:gpu: no GPU")
 
 
@@ -299,12 +301,12 @@ def test_samples_that_were_not_taken_in_rounds_are_not_paired_by_a_gate() -> Non
 def test_several_gates_are_checked_in_their_order() -> None:
     lines = check_fail_if(
         two(1.1, part=0), ["sparse/dense > 1.2", "sparse/dense > 1", "noise >= 0"]
-    )
+    ).failed
     assert [line.partition(":")[0] for line in lines] == ["sparse/dense > 1", "noise >= 0"]
 
 
 def test_names_that_a_terminal_would_obey_are_escaped() -> None:
     rows = [variant(f"{label}@e:m", around(ms)) for label, ms in (("a", 10), ("b\x1b[31m", 20))]
-    (line,) = check_fail_if(compared(rows, baseline="a@e:m"), ["b\x1b[31m/a > 1"])
+    (line,) = check_fail_if(compared(rows, baseline="a@e:m"), ["b\x1b[31m/a > 1"]).failed
     assert "\x1b" not in line
     assert r"b\x1b[31m@e:m / a@e:m is 2.000" in line

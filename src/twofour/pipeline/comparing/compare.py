@@ -145,7 +145,7 @@ def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> L
     measured = measure(subject, planned, options, threads, progress)
     _refuse_all_failed(measured.variants)
     baseline = _working_baseline(measured, baseline, options)
-    ratios, noise = ratios_and_noise(measured.variants, baseline, options.seed)
+    ratios, noise = ratios_and_noise(measured.variants, baseline, options.seed, measured.loads)
     return LatencyComparison(
         source=subject.source,
         baseline=baseline,
@@ -154,6 +154,7 @@ def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> L
         variants=measured.variants,
         ratios=ratios,
         noise=noise,
+        loads=measured.loads,
         layers=contrasts(
             measured.variants, _within_engines(measured.variants, ratios), _parts_of(subject)
         ),

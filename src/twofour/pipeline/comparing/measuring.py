@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twofour.engines.timed.load import cpu_use, load_between
 from twofour.engines.timed.rounds import RoundPlan, interleave
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement
-from twofour.latency_records import ComparedVariant, CompareOptions
+from twofour.latency_records import ComparedVariant, CompareOptions, RoundLoad
 from twofour.pipeline.comparing.live import LiveVariant, refuse_without_memory
 from twofour.pipeline.comparing.planning import Planned
 from twofour.pipeline.comparing.preparing import (
@@ -42,6 +43,7 @@ class Measured:
     variants: tuple[ComparedVariant, ...]
     partial: str | None
     notes: tuple[str, ...] = ()
+    loads: tuple[RoundLoad, ...] = ()
 
 
 def measure(
@@ -66,11 +68,12 @@ def measure(
         _open_all(subject, lives, threads, options, progress)
         notes: list[str] = []
         _judge_outputs(subject, lives, notes, progress)
-        rows, partial = _time_batches(lives, batches, options, progress)
+        loads: list[RoundLoad] = []
+        rows, partial = _time_batches(lives, batches, options, loads, progress)
         if partial is None:
             partial = _layers_and_metrics(lives, options, progress, notes)
         variants = tuple(complete_rows(lives, rows))
-        return Measured(variants=variants, partial=partial, notes=tuple(notes))
+        return Measured(variants=variants, partial=partial, notes=tuple(notes), loads=tuple(loads))
 
 
 def check_metric(reference: str) -> None:
@@ -143,13 +146,14 @@ def _time_batches(
     lives: Sequence[LiveVariant],
     batches: Sequence[Mapping[str, np.ndarray]],
     options: CompareOptions,
+    loads: list[RoundLoad],
     progress: Progress,
 ) -> tuple[list[tuple[LiveVariant, ComparedVariant]], str | None]:
     rows: list[tuple[LiveVariant, ComparedVariant]] = []
     for number, inputs in enumerate(batches):
         left = [str(batch) for batch in options.batches[number + 1 :]]
         try:
-            timed, partial = _time_batch(lives, inputs, options, progress)
+            timed, partial = _time_batch(lives, inputs, options, loads, progress)
         except KeyboardInterrupt:  # while warming up
             if not rows:
                 raise
@@ -164,9 +168,13 @@ def _time_batch(
     lives: Sequence[LiveVariant],
     inputs: Mapping[str, np.ndarray],
     options: CompareOptions,
+    loads: list[RoundLoad],
     progress: Progress,
 ) -> tuple[list[tuple[LiveVariant, ComparedVariant]], str | None]:
-    """Rows of one batch, and what is missing of it; KeyboardInterrupt before its first round."""
+    """Rows of one batch, and what is missing of it; KeyboardInterrupt before its first round.
+
+    What other processes did meanwhile is added to `loads`.
+    """
     batch, sweep = batch_of(inputs), bool(options.batches)
     title = f"time the variants at batch {batch}" if sweep else "time the variants"
     with _stage(progress, "rounds", title):
@@ -175,7 +183,11 @@ def _time_batch(
         plan = RoundPlan(
             rounds=options.rounds, time_limit_s=options.time_limit_s, seed=options.seed
         )
+        workers = [live.process.number for live in running if live.process is not None]
+        before = cpu_use(workers)
         rounds = interleave(running, plan, progress.step)
+        load = load_between(before, cpu_use(workers), batch)
+        loads += [] if load is None else [load]
         if rounds.interrupted and not rounds.done:
             raise KeyboardInterrupt
         failed.update(rounds.failed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twofour.latency_records import LatencyComparison, LatencyRatio, LatencyVerdict
+from twofour.reports.comparison.circumstances import busy_lines
 from twofour.reports.comparison.figures import ratio_words, speed_up
 from twofour.reports.comparison.naming import without_batch
 from twofour.reports.comparison.parts import (
@@ -32,8 +33,10 @@ def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     said = {(r.variant, r.baseline) for ratios in pairs.values() for r in ratios}
     lines = (*_told(comparison, pairs), *_alike(comparison, pairs), *_fastest(comparison, said))
     partial = comparison.partial
+    first, *others = lines or (_nothing(comparison),)
     return (
-        *(lines or (_nothing(comparison),)),
+        " ".join((*busy_lines(comparison), first)),
+        *others,
         *(() if partial is None else (f"PARTIAL: {printable(partial)}",)),
     )
 
@@ -131,10 +134,10 @@ def _best(comparison: LatencyComparison, best: LatencyRatio, all_of_them: str) -
 
 def _none(comparison: LatencyComparison, ratios: Sequence[LatencyRatio], at: str) -> str:
     others = count(len(ratios), "variant") + at
-    if any(r.verdict is LatencyVerdict.UNDECIDED for r in ratios):
-        return (
-            f"too few rounds to tell whether any of {others} is faster than {comparison.baseline}"
-        )
+    undecided = [r for r in ratios if r.verdict is LatencyVerdict.UNDECIDED]
+    if undecided:
+        why = why_not_told(comparison, undecided[0])
+        return f"{why} whether any of {others} is faster than {comparison.baseline}"
     return f"none of {others} was seen to be faster than {comparison.baseline}"
 
 

@@ -10,11 +10,13 @@ from twofour.latency_records import (
     LatencyComparison,
     Machine,
     NoiseFloor,
+    RoundLoad,
     VariantSettings,
 )
 from twofour.records import Gpu
 from twofour.reports.comparison.figures import per_cent, ratio_word, ratio_words
 from twofour.reports.comparison.naming import without_batch
+from twofour.reports.comparison.noise import QUIET, TOO_BUSY, is_too_busy, widened
 from twofour.reports.comparison.parts import TRTEXEC, pair_name
 from twofour.reports.comparison.setting_differences import SPARSITY
 from twofour.reports.words import count, printable
@@ -34,9 +36,30 @@ def legend(comparison: LatencyComparison) -> str:
     middle = (
         "the middle of the ratios within each round, which need not equal the ratio of the medians"
     )
+    withheld = dict.fromkeys(r.withheld.value for r in comparison.ratios if r.withheld is not None)
+    undecided = f'; "undecided": {", or ".join(withheld)}' if withheld else ""
     return (
         f"time / baseline is {middle if paired else 'the ratio of the medians'}: below 1 is "
-        f'faster; behind it its 95 % interval; "no difference" {rests_on}'
+        f'faster; behind it its 95 % interval; "no difference" {rests_on}{undecided}'
+    )
+
+
+def busy_lines(comparison: LatencyComparison) -> tuple[str, ...]:
+    """One warning for each batch in whose rounds other processes took more than an idle system."""
+    return tuple(_busy_line(load) for load in comparison.loads if load.part > QUIET)
+
+
+def _busy_line(load: RoundLoad) -> str:
+    at = "" if load.batch is None else f" at batch {load.batch}"
+    took = f"WARNING: other processes kept {load.other_cores:.2f} of {count(load.cores, 'core')}"
+    if is_too_busy(load):
+        return (
+            f"{took} busy during the rounds{at}: from {per_cent(TOO_BUSY)} on no difference "
+            "between variants on the CPU is judged."
+        )
+    return (
+        f"{took} busy during the rounds{at}: a ratio of less than "
+        f"{ratio_word(1 + widened(0.0, load))} between variants on the CPU is not told from that."
     )
 
 

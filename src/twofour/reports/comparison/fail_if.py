@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from twofour.errors import BadInputError
-from twofour.latency_records import ComparedVariant, LatencyComparison, LatencyRatio
+from twofour.latency_records import ComparedVariant, LatencyComparison, LatencyRatio, Withheld
 from twofour.reports.comparison.figures import per_cent, ratio_words
 from twofour.reports.comparison.gate_expression import (
     NOISE,
@@ -15,15 +16,25 @@ from twofour.reports.comparison.gate_expression import (
     unquoted,
 )
 from twofour.reports.comparison.naming import parse_variant_name, without_batch
-from twofour.reports.comparison.noise import floor_at, own_floor
-from twofour.reports.comparison.ratios import ratio_of
+from twofour.reports.comparison.noise import floor_at, load_on, own_floor, widened
+from twofour.reports.comparison.ratios import ratio_of, swapped_for_twins, withheld_if_busy
 from twofour.reports.words import printable
 
 _Pair: TypeAlias = tuple[ComparedVariant, ComparedVariant]
 
 
-def check_fail_if(comparison: LatencyComparison, expressions: Iterable[str]) -> tuple[str, ...]:
-    """One line for each ratio or noise that is seen to fail; () says no more than that none was.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOutcome:
+    """What a comparison says to its gates; () in both says that no failure was seen."""
+
+    failed: tuple[str, ...]
+    """One line for each ratio or noise that fails."""
+    not_judged: tuple[str, ...]
+    """One line for each ratio of which nothing can be claimed (`LatencyRatio.withheld`)."""
+
+
+def check_fail_if(comparison: LatencyComparison, expressions: Iterable[str]) -> GateOutcome:
+    """Hold every ratio and noise that the expressions name to them.
 
     A ratio fails when its whole interval lies beyond the limit by more than the noise floor of its
     engines (of a limit of 1: when the verdict is "slower" or "faster"), so that a large noise hides
@@ -32,12 +43,17 @@ def check_fail_if(comparison: LatencyComparison, expressions: Iterable[str]) -> 
 
     A and B are weights labels, which stand for every engine, mode and batch that has both, or names
     of variants, with or without the batch of a sweep. What has no times fails, except engines that
-    did not run at all and were not asked for by name. Raises BadInputError for an expression that
-    cannot be read or that names nothing.
+    did not run at all and were not asked for by name. A ratio is not judged where the machine was
+    too busy, and where a failure is not in both halves of the rounds and with the twins too. Raises
+    BadInputError for an expression that cannot be read or that names nothing.
     """
     gates = [parse_fail_if(text) for text in expressions]
-    lines = dict.fromkeys(line for gate in gates for line in _failing(comparison, gate))
-    return tuple(map(printable, lines))
+    found = [line for gate in gates for line in _failing(comparison, gate)]
+    failed, not_judged = (
+        tuple(dict.fromkeys(printable(line.text) for line in found if line.judged is judged))
+        for judged in (True, False)
+    )
+    return GateOutcome(failed=failed, not_judged=not_judged)
 
 
 def check_names(variants: Sequence[ComparedVariant], expressions: Iterable[str]) -> None:
@@ -47,14 +63,20 @@ def check_names(variants: Sequence[ComparedVariant], expressions: Iterable[str])
             _pairs_meant(variants, gate)
 
 
-def _failing(comparison: LatencyComparison, gate: GateExpression) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Line:
+    text: str
+    judged: bool = True
+
+
+def _failing(comparison: LatencyComparison, gate: GateExpression) -> Iterator[_Line]:
     if gate.subject == NOISE:
-        yield from _failing_noise(comparison, gate)
+        yield from map(_Line, _failing_noise(comparison, gate))
         return
     pairs = _pairs_meant(comparison.variants, gate)
     judged = [pair for pair in pairs if not _passed_over(comparison, pair)]
     if not judged:
-        yield f"{gate.text}: nothing was measured: {_why_not(pairs[0])}"
+        yield _Line(f"{gate.text}: nothing was measured: {_why_not(pairs[0])}")
     for variant, baseline in judged:
         yield from _failing_pair(comparison, gate, variant, baseline)
 
@@ -89,27 +111,48 @@ def _failing_pair(
     gate: GateExpression,
     variant: ComparedVariant,
     baseline: ComparedVariant,
-) -> Iterator[str]:
+) -> Iterator[_Line]:
     own = own_floor(comparison.noise, variant.name, baseline.name, variant.batch)
     floor = own
     if own is None:
         floor = floor_at(comparison.noise, comparison.baseline, variant.batch)
     ratio = _ratio(comparison, variant, baseline, floor or 0.0)
     if ratio is None or variant.error is not None or baseline.error is not None:
-        yield f"{gate.text}: not measured: {_why_not((variant, baseline))}"
-    elif _fails(gate, ratio, floor or 0.0):
+        yield _Line(f"{gate.text}: not measured: {_why_not((variant, baseline))}")
+        return
+    load = load_on(comparison.loads, variant, baseline)
+    held_to = widened(floor or 0.0, load)
+    fails, withheld = _fails(gate, ratio, held_to), _withheld(gate, ratio, held_to)
+    said = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
+    if ratio.withheld is Withheld.BUSY or (fails and withheld is not None):
+        why = Withheld.BUSY if ratio.withheld is Withheld.BUSY else withheld
+        yield _Line(f"{said}, not judged: {why and why.value}", judged=False)
+    elif fails:
         whose = "noise" if own is not None else f"noise of {comparison.baseline}"
         noise = "" if floor is None else f", {whose} {per_cent(floor)}"
         few = " of too few rounds for an interval" if ratio.low is None else ""
-        yield (f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}{few}{noise}")
+        yield _Line(f"{said}{few}{noise}")
 
 
 def _fails(gate: GateExpression, ratio: LatencyRatio, floor: float) -> bool:
     if ratio.low is None or ratio.high is None:
         return gate.holds_for(ratio.ratio)
-    if gate.upward:
-        return gate.beyond(ratio.low, gate.limit * (1 + floor))
-    return gate.beyond(ratio.high, gate.limit / (1 + floor))
+    return _beyond(gate, ratio.low if gate.upward else ratio.high, floor)
+
+
+def _beyond(gate: GateExpression, value: float, floor: float) -> bool:
+    """Whether a ratio lies beyond the limit by more than the noise."""
+    limit = gate.limit * (1 + floor) if gate.upward else gate.limit / (1 + floor)
+    return gate.beyond(value, limit)
+
+
+def _withheld(gate: GateExpression, ratio: LatencyRatio, floor: float) -> Withheld | None:
+    """Which part of the evidence does not lie beyond the limit."""
+    if not all(_beyond(gate, value, floor) for value in ratio.half_ratios):
+        return Withheld.HALVES
+    if not all(_beyond(gate, value, 0.0) for value in ratio.twin_ratios):
+        return Withheld.TWIN
+    return None
 
 
 def _ratio(
@@ -122,9 +165,16 @@ def _ratio(
     for ratio in comparison.ratios:
         if (ratio.variant, ratio.baseline) == (variant.name, baseline.name):
             return ratio
-    paired = all(ratio.paired for ratio in comparison.ratios)
-    seed = comparison.options.seed
-    return ratio_of(variant, baseline, seed=seed, floor=floor, paired=paired)
+    load = load_on(comparison.loads, variant, baseline)
+    found = ratio_of(
+        variant,
+        baseline,
+        seed=comparison.options.seed,
+        floor=widened(floor, load),
+        paired=all(ratio.paired for ratio in comparison.ratios),
+        swapped=swapped_for_twins(comparison.variants, variant, baseline),
+    )
+    return withheld_if_busy(found, load)
 
 
 def _passed_over(comparison: LatencyComparison, pair: _Pair) -> bool:

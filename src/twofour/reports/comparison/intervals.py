@@ -51,7 +51,7 @@ def paired_ratio(
     logs = _log_ratios(variant_ms, baseline_ms)
     if not logs.size:
         return None
-    middle = float(_middle_weights(np.ones((1, logs.size)))[0] @ logs)
+    middle = _middle(logs)
     ends: tuple[float | None, float | None] = (None, None)
     if logs.size >= LEAST_ROUNDS:
         weights = _resampled_weights(logs.size, seed)
@@ -64,6 +64,16 @@ def paired_ratio(
         rounds=int(logs.size),
         widest=math.exp(float(np.abs(logs).max())),
     )
+
+
+def half_ratios(variant_ms: Sequence[float], baseline_ms: Sequence[float]) -> tuple[float, ...]:
+    """The ratio of `paired_ratio` of the first and the second half of the rounds; () of too few."""
+    rounds = min(len(variant_ms), len(baseline_ms))
+    if rounds < LEAST_ROUNDS:
+        return ()
+    halves = (slice(0, rounds // 2), slice(rounds // 2, rounds))
+    found = (_log_ratios(variant_ms[half], baseline_ms[half]) for half in halves)
+    return tuple(math.exp(_middle(logs)) for logs in found if logs.size)
 
 
 def unpaired_ratio(
@@ -100,6 +110,10 @@ def _log_ratios(variant_ms: Sequence[float], baseline_ms: Sequence[float]) -> Fl
     baseline = np.asarray(baseline_ms[:rounds], dtype=np.float64)
     ran = np.isfinite(variant) & np.isfinite(baseline) & (variant > 0) & (baseline > 0)
     return np.sort(np.log(variant[ran]) - np.log(baseline[ran]))
+
+
+def _middle(logs: Floats) -> float:
+    return float(_middle_weights(np.ones((1, logs.size)))[0] @ logs)
 
 
 def _sorted_logs(samples_ms: Sequence[float]) -> Floats:

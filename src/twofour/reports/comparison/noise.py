@@ -1,12 +1,19 @@
-"""The noise of each engine: what one variant opened twice differs by, and who is held to it."""
+"""The noise of each engine: what one variant opened twice differs by, and what load adds to it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from twofour.latency_records import ComparedVariant, NoiseFloor
+from twofour.latency_records import ComparedVariant, NoiseFloor, RoundLoad
 from twofour.reports.comparison.intervals import RatioEstimate, paired_ratio
 from twofour.reports.comparison.naming import parse_variant_name, without_batch
+
+QUIET = 0.05
+"""Part of the cores that others may take without a word: what an idle system does of its own."""
+TOO_BUSY = 0.25
+"""Part of the cores from which on no difference between variants on the CPU is claimed."""
+_SLOWED = 2.0
+"""Times the part that others take: how much they may slow one variant and not another; a choice."""
 
 
 def noise_floors(
@@ -27,6 +34,37 @@ def own_floor(
     engines = {_engine(variant), _engine(baseline)}
     floors = (n.floor for n in noise if n.batch == batch and _engine(n.variant) in engines)
     return max(floors, default=None)
+
+
+def load_at(loads: Sequence[RoundLoad], batch: int | None) -> RoundLoad | None:
+    """Of the rounds at a batch; None where it was not measured."""
+    return next((load for load in loads if load.batch == batch), None)
+
+
+def load_on(
+    loads: Sequence[RoundLoad], variant: ComparedVariant, baseline: ComparedVariant
+) -> RoundLoad | None:
+    """The load that a ratio of the two may show; None where both run on a GPU, or it was quiet."""
+    load = load_at(loads, variant.batch)
+    on_cpu = any(v.settings is None or v.settings.threads is not None for v in (variant, baseline))
+    return load if on_cpu and load is not None and load.part > QUIET else None
+
+
+def widened(floor: float, load: RoundLoad | None) -> float:
+    """The floor with what others' work may have cost one of the two variants and not the other."""
+    return floor if load is None else (1 + floor) * (1 + _SLOWED * load.part) - 1
+
+
+def is_too_busy(load: RoundLoad | None) -> bool:
+    """Whether nothing can be claimed of variants on the CPU."""
+    return load is not None and load.part > TOO_BUSY
+
+
+def twin_of(
+    variants: Sequence[ComparedVariant], variant: ComparedVariant
+) -> ComparedVariant | None:
+    """The same opened a second time, at its batch, where it was timed."""
+    return next((twin for twin, base in _twins(variants) if base is variant), None)
 
 
 def floor_at(noise: Sequence[NoiseFloor], baseline: str, batch: int | None) -> float | None:

@@ -18,7 +18,7 @@ from twofour.reports.comparison.circumstances import (
 )
 from twofour.reports.comparison.columns import Grid, Kind
 from twofour.reports.comparison.grids import batch_grids, failures_grid, sweep_grid
-from twofour.reports.comparison.layer_grid import layer_grid, share_words
+from twofour.reports.comparison.layer_grid import layer_grid
 from twofour.reports.comparison.naming import without_batch
 from twofour.reports.comparison.parts import batches
 from twofour.reports.comparison.plots import ratio_plot, sample_plot
@@ -141,8 +141,7 @@ def _sweep_figure(comparison: LatencyComparison) -> tuple[Figure | None]:
 
 def _batch_figures(comparison: LatencyComparison, batch: int | None) -> tuple[Figure | None, ...]:
     ratio_note = (
-        "Disc: faster; diamond: slower; ring: no difference; box: too few rounds. "
-        f"{_shaded(comparison)}"
+        f"Disc: faster; diamond: slower; ring: no difference; box: undecided. {_shaded(comparison)}"
     )
     sample_note = (
         "A dot is a run, the first round on top of its strip: a slant is drift, two columns are two"
@@ -161,9 +160,7 @@ def _shaded(comparison: LatencyComparison) -> str:
 
 
 def _waterfall_figure(contrast: LayerContrast) -> tuple[Figure | None]:
-    shares = any(row.share is not None for row in contrast.rows)
-    words = "per cent: of the difference between both sums" if shares else share_words(contrast)
-    note = f"{words[0].upper()}{words[1:]}."
+    note = "Per cent: of the difference between both sums."
     return (_figure("From the baseline's layers to the variant's", waterfall(contrast), note),)
 
 

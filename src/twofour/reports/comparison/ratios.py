@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from twofour.latency_records import (
@@ -10,10 +11,25 @@ from twofour.latency_records import (
     LatencyRatio,
     LatencyVerdict,
     NoiseFloor,
+    RoundLoad,
+    Withheld,
 )
-from twofour.reports.comparison.intervals import RatioEstimate, paired_ratio, unpaired_ratio
+from twofour.reports.comparison.intervals import (
+    RatioEstimate,
+    half_ratios,
+    paired_ratio,
+    unpaired_ratio,
+)
 from twofour.reports.comparison.naming import VariantName, parse_variant_name, without_batch
-from twofour.reports.comparison.noise import floor_at, noise_floors, own_floor
+from twofour.reports.comparison.noise import (
+    floor_at,
+    is_too_busy,
+    load_on,
+    noise_floors,
+    own_floor,
+    twin_of,
+    widened,
+)
 from twofour.reports.comparison.setting_differences import differ_in_sparsity_only, differences_of
 
 
@@ -26,25 +42,39 @@ class Estimator(Protocol):
 
 
 def ratios_and_noise(
-    variants: Sequence[ComparedVariant], baseline: str, seed: int
+    variants: Sequence[ComparedVariant],
+    baseline: str,
+    seed: int,
+    loads: Sequence[RoundLoad] = (),
 ) -> tuple[tuple[LatencyRatio, ...], tuple[NoiseFloor, ...]]:
     """Of samples that were taken in the same rounds; `baseline` is a name without a batch.
 
     Every variant with samples over the baseline of its batch, then, within every other engine and
     mode, each weights over those of the baseline. A ratio is held to the larger noise of the two
-    engines it is of; where neither was measured twice, to the baseline's. Twins have no ratios.
+    engines it is of; where neither was measured twice, to the baseline's; and to what `loads` may
+    have cost. Twins have no ratios.
     """
     noise = noise_floors(variants, baseline, seed)
 
-    def held_to(variant: ComparedVariant, base: ComparedVariant) -> float:
+    def judged(variant: ComparedVariant, base: ComparedVariant) -> LatencyRatio | None:
         own = own_floor(noise, variant.name, base.name, variant.batch)
-        return own if own is not None else floor_at(noise, baseline, variant.batch) or 0.0
+        floor = own if own is not None else floor_at(noise, baseline, variant.batch) or 0.0
+        load = load_on(loads, variant, base)
+        swapped = swapped_for_twins(variants, variant, base)
+        found = ratio_of(variant, base, seed=seed, floor=widened(floor, load), swapped=swapped)
+        return withheld_if_busy(found, load)
 
-    found = (
-        ratio_of(v, base, seed=seed, floor=held_to(v, base))
-        for v, base in _pairs(variants, baseline)
-    )
+    found = (judged(v, base) for v, base in _pairs(variants, baseline))
     return tuple(ratio for ratio in found if ratio is not None), noise
+
+
+def swapped_for_twins(
+    variants: Sequence[ComparedVariant], variant: ComparedVariant, baseline: ComparedVariant
+) -> tuple[tuple[ComparedVariant, ComparedVariant], ...]:
+    """The pair with the twin of the baseline, then of the variant, in its place, where there is."""
+    base_twin, own_twin = twin_of(variants, baseline), twin_of(variants, variant)
+    pairs = ((variant, base_twin), (own_twin, baseline))
+    return tuple((v, b) for v, b in pairs if v is not None and b is not None and v is not b)
 
 
 def unpaired_ratios(
@@ -65,25 +95,57 @@ def ratio_of(
     seed: int,
     floor: float,
     paired: bool = True,
+    swapped: Sequence[tuple[ComparedVariant, ComparedVariant]] = (),
 ) -> LatencyRatio | None:
-    """One ratio with its verdict at a noise floor; None without samples of both."""
+    """One ratio with its verdict at a noise floor; None without samples of both.
+
+    A difference must be in both halves of the rounds, with the pairs `swapped` for twins too.
+    """
     estimate: Estimator = paired_ratio if paired else unpaired_ratio
     found = estimate(variant.samples_ms, baseline.samples_ms, seed=seed)
     if found is None:
         return None
+    verdict = verdict_of(found.low, found.high, floor)
+    halves = half_ratios(variant.samples_ms, baseline.samples_ms) if paired else ()
+    twins = tuple(r for v, b in swapped for r in half_ratios(v.samples_ms, b.samples_ms))
+    withheld = _not_survived(verdict, floor, halves=halves, twins=twins)
     return LatencyRatio(
         variant=variant.name,
         baseline=baseline.name,
         ratio=found.ratio,
         low=found.low,
         high=found.high,
-        verdict=verdict_of(found.low, found.high, floor),
+        verdict=verdict if withheld is None else LatencyVerdict.UNDECIDED,
         rounds=found.rounds,
         batch=variant.batch,
         differences=differences_of(variant.settings, baseline.settings),
         only_sparsity=differ_in_sparsity_only(variant.settings, baseline.settings),
         paired=paired,
+        half_ratios=halves,
+        twin_ratios=twins,
+        withheld=withheld,
     )
+
+
+def withheld_if_busy(ratio: LatencyRatio | None, load: RoundLoad | None) -> LatencyRatio | None:
+    """The ratio without a verdict where others kept the machine too busy for any."""
+    if ratio is None or ratio.low is None or not is_too_busy(load):
+        return ratio
+    return replace(ratio, verdict=LatencyVerdict.UNDECIDED, withheld=Withheld.BUSY)
+
+
+def _not_survived(
+    verdict: LatencyVerdict, floor: float, *, halves: Sequence[float], twins: Sequence[float]
+) -> Withheld | None:
+    """Which part of the evidence lacks the difference that the whole of it shows."""
+    if verdict not in {LatencyVerdict.FASTER, LatencyVerdict.SLOWER}:
+        return None
+    if any(verdict_of(ratio, ratio, floor) is not verdict for ratio in halves):
+        return Withheld.HALVES
+    # the floor holds what twins differ by already
+    if any(verdict_of(ratio, ratio, 0.0) is not verdict for ratio in twins):
+        return Withheld.TWIN
+    return None
 
 
 def verdict_of(low: float | None, high: float | None, floor: float) -> LatencyVerdict:

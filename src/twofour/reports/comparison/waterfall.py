@@ -29,9 +29,9 @@ _WHOLE_FROM = 0.5
 
 
 def waterfall(contrast: LayerContrast) -> str | None:
-    """None where neither side has a layer that differs."""
+    """None where the two do not differ: steps of a difference that is noise would explain it."""
     steps = shown(contrast, NAMED)
-    if not any(step.difference_ms for step in steps):
+    if not any(step.difference_ms and step.share is not None for step in steps):
         return None
     sums = [contrast.baseline_ms]
     for step in steps:
