@@ -226,6 +226,8 @@ class LayerContrastRow:
     share: float | None
     """Of the difference between the sums of all layers; None where that is noise: the variants do
     not differ end to end, or the sums by less than 2 % of the baseline's."""
+    owner: str | None = None
+    """ONNX node that a layer works for which the engine added or named itself; None elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

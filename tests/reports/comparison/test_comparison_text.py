@@ -25,7 +25,14 @@ from comparison_cases import (
 from rich.cells import cell_len
 from rich.console import Console
 
-from twofour.latency_records import Clocks, Difference, LatencyComparison, LatencyVerdict, Machine
+from twofour.latency_records import (
+    Clocks,
+    Difference,
+    LatencyComparison,
+    LatencyVerdict,
+    Machine,
+    RoundLoad,
+)
 from twofour.reports.comparison.answer import answer_lines
 from twofour.reports.comparison.circumstances import (
     difference_lines,
@@ -473,12 +480,14 @@ def test_milliseconds_of_layers_have_as_many_decimals_as_their_sum_asks_for() ->
         assert (ours, changed, share) == (variant_ms, difference, "0.0 %")
 
 
-def test_a_machine_that_was_busy_before_is_warned_of() -> None:
+def test_a_machine_that_was_busy_before_is_warned_of_where_the_rounds_do_not_tell() -> None:
     comparison = run_folder()
     assert comparison.machine is not None
     start = replace(comparison.machine.start, load_average=1.25)
     busy = replace(comparison, machine=replace(comparison.machine, start=start, cores=2))
     warning = "WARNING: other processes were running: load average 1.25 at the start, on 2 cores"
-    assert warning in machine_lines(busy)
+    assert answer_lines(busy)[0].startswith(f"{warning}. ")
+    quiet = RoundLoad(other_cores=0.02, cores=2)
     assert comparison.machine.start.load_average is not None
-    assert not any("other processes" in line for line in machine_lines(comparison))
+    for other in (comparison, replace(busy, loads=(quiet,))):
+        assert "other processes" not in answer_lines(other)[0]

@@ -16,8 +16,15 @@ from twofour.latency_records import (
     LayerContrast,
     LayerContrastRow,
 )
+from twofour.records import GraphNode
 from twofour.reports.comparison.layer_contrast import contrast, contrasts
-from twofour.reports.comparison.layer_parts import PartsOf, parts_by_graph, parts_by_name
+from twofour.reports.comparison.layer_grid import layer_name
+from twofour.reports.comparison.layer_parts import (
+    PartsOf,
+    owners_by_graph,
+    parts_by_graph,
+    parts_by_name,
+)
 from twofour.reports.comparison.ratios import ratios_and_noise
 
 PARTS = ("conv1", "relu1", "conv2", "fc", "add")
@@ -225,3 +232,42 @@ def test_shares_are_given_only_where_the_variants_differ_in_the_direction_of_the
     assert shares(1.5, LatencyVerdict.SLOWER) == [1.0, 0.0]
     assert shares(1.5, LatencyVerdict.NO_DIFFERENCE) == [None, None]
     assert shares(0.7, LatencyVerdict.FASTER) == [None, None]
+
+
+NODES = tuple(
+    GraphNode(name=name, label=name, op=op, domain="", inputs=(), outputs=(out,))
+    for name, op, out in (
+        ("node_conv", "Conv", "conv"),
+        ("node_relu", "Relu", "relu"),
+        ("node_linear", "Gemm", "linear"),
+    )
+)
+
+
+def test_layers_that_onnx_runtime_added_or_renamed_say_which_node_they_are_for() -> None:
+    names = [
+        "ReorderInput",
+        "InsertedPrecisionFreeCast_relu_nchwc",
+        "ReorderOutput",
+        "fused node_linear",
+        "node_conv",
+    ]
+    assert owners_by_graph(NODES)(names) == {
+        "ReorderInput": "node_relu",
+        "InsertedPrecisionFreeCast_relu_nchwc": "node_relu",
+        "ReorderOutput": "node_relu",
+        "fused node_linear": "node_linear",
+    }
+
+
+def test_an_added_layer_of_several_owners_or_of_a_graph_that_is_not_known_names_none() -> None:
+    owners = owners_by_graph(NODES)
+    assert "ReorderOutput" not in owners(["node_conv", "ReorderOutput", "linear", "ReorderOutput"])
+    assert owners(["aten::mm", "ReorderOutput"]) == {}
+
+
+def test_the_owner_of_a_row_is_said_under_its_name() -> None:
+    layers = {"conv_nchwc": 2.0, "node_linear": 1.0}
+    one, other = variant("a@e:m", layers=layers), variant("b@e:m", layers=layers)
+    rows = contrast(one, other, owners_of=owners_by_graph(NODES)).rows
+    assert {layer_name(row) for row in rows} == {"conv_nchwc\nfor node_conv", "node_linear"}

@@ -29,7 +29,14 @@ from twofour.records import EligibilityReport
 from twofour.reports.comparison.fail_if import check_names
 from twofour.reports.comparison.gate_expression import parse_fail_if
 from twofour.reports.comparison.layer_contrast import contrasts
-from twofour.reports.comparison.layer_parts import PartsOf, parts_by_graph, parts_by_name
+from twofour.reports.comparison.layer_parts import (
+    OwnersOf,
+    PartsOf,
+    no_owners,
+    owners_by_graph,
+    parts_by_graph,
+    parts_by_name,
+)
 from twofour.reports.comparison.markdown import comparison_markdown
 from twofour.reports.comparison.naming import parse_variant_name, variant_name, without_batch
 from twofour.reports.comparison.page import comparison_page
@@ -156,7 +163,9 @@ def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> L
         noise=noise,
         loads=measured.loads,
         layers=contrasts(
-            measured.variants, _within_engines(measured.variants, ratios), _parts_of(subject)
+            measured.variants,
+            _within_engines(measured.variants, ratios),
+            *_layer_names_of(subject),
         ),
         partial=measured.partial,
         notes=(*measured.notes, *_notes(subject, measured)),
@@ -178,12 +187,13 @@ def _within_engines(
     return tuple(filter(alike, ratios))
 
 
-def _parts_of(subject: Subject) -> PartsOf:
+def _layer_names_of(subject: Subject) -> tuple[PartsOf, OwnersOf]:
     """What an engine's layer names mean: by the graph where there is one, else by themselves."""
     path = next((model.onnx for model in subject.models if model.onnx is not None), None)
     if path is None:
-        return parts_by_name
-    return parts_by_graph(graph_nodes(load_model(path, weights=False)))
+        return parts_by_name, no_owners
+    nodes = graph_nodes(load_model(path, weights=False))
+    return parts_by_graph(nodes), owners_by_graph(nodes)
 
 
 def _refuse_nothing(planned: Sequence[Planned]) -> None:

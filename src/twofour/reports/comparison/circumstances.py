@@ -45,8 +45,20 @@ def legend(comparison: LatencyComparison) -> str:
 
 
 def busy_lines(comparison: LatencyComparison) -> tuple[str, ...]:
-    """One warning for each batch in whose rounds other processes took more than an idle system."""
-    return tuple(_busy_line(load) for load in comparison.loads if load.part > QUIET)
+    """One warning for each batch in whose rounds other processes took more than an idle system.
+
+    Where the system does not tell that, one by the load average at the start.
+    """
+    if comparison.loads:
+        return tuple(_busy_line(load) for load in comparison.loads if load.part > QUIET)
+    machine = comparison.machine
+    average = None if machine is None else machine.start.load_average
+    if machine is None or average is None or average <= _BUSY * machine.cores:
+        return ()
+    return (
+        f"WARNING: other processes were running: load average {average:.2f} at the start, on "
+        f"{count(machine.cores, 'core')}.",
+    )
 
 
 def _busy_line(load: RoundLoad) -> str:
@@ -146,12 +158,6 @@ def _clock_lines(machine: Machine) -> Iterator[str]:
     said = [words for words in _clock_words(start, end) if words]
     if said:
         yield f"at the start: {', '.join(said)}" if end is None else f"clocks: {', '.join(said)}"
-    busy = start.load_average
-    if busy is not None and busy > _BUSY * machine.cores:
-        yield (
-            f"WARNING: other processes were running: load average {busy:.2f} at the start, on "
-            f"{count(machine.cores, 'core')}"
-        )
     for when, clocks in (("start", start), ("end", end)):
         if clocks is not None and clocks.gpu_throttled is not None:
             yield f"WARNING: the GPU was held down at the {when}: {clocks.gpu_throttled}"

@@ -15,7 +15,7 @@ from twofour.latency_records import (
     LayerContrastRow,
 )
 from twofour.records import LayerTime
-from twofour.reports.comparison.layer_parts import PartsOf, parts_by_name
+from twofour.reports.comparison.layer_parts import OwnersOf, PartsOf, no_owners, parts_by_name
 from twofour.reports.comparison.naming import without_batch
 
 _LEAST_DIFFERENCE = 0.02
@@ -28,6 +28,7 @@ def contrasts(
     variants: Sequence[ComparedVariant],
     ratios: Sequence[LatencyRatio],
     parts_of: PartsOf = parts_by_name,
+    owners_of: OwnersOf = no_owners,
 ) -> tuple[LayerContrast, ...]:
     """Of every ratio whose two sides have a profile and at least one layer in common.
 
@@ -42,7 +43,7 @@ def contrasts(
         if r.variant in profiled and r.baseline in profiled
     }
     found = (
-        _explaining(contrast(profiled[r.variant], profiled[r.baseline], parts_of), r)
+        _explaining(contrast(profiled[r.variant], profiled[r.baseline], parts_of, owners_of), r)
         for r in pairs.values()
     )
     return tuple(c for c in found if any(row.ratio is not None for row in c.rows))
@@ -57,7 +58,10 @@ def _explaining(found: LayerContrast, ratio: LatencyRatio) -> LayerContrast:
 
 
 def contrast(
-    variant: ComparedVariant, baseline: ComparedVariant, parts_of: PartsOf = parts_by_name
+    variant: ComparedVariant,
+    baseline: ComparedVariant,
+    parts_of: PartsOf = parts_by_name,
+    owners_of: OwnersOf = no_owners,
 ) -> LayerContrast:
     """Layers of one name on both sides are one row; then all that share a part, on either side.
 
@@ -68,7 +72,12 @@ def contrast(
     total = fsum(layer.mean_ms for layer in variant.layers)
     other = fsum(layer.mean_ms for layer in baseline.layers)
     whole = total - other if abs(total - other) >= _LEAST_DIFFERENCE * other else None
-    rows = (_row(group, ours, theirs, whole) for group in _groups(ours, theirs, parts_of))
+    sides = (variant.layers, baseline.layers)
+    owners = {k: v for side in sides for k, v in owners_of([layer.name for layer in side]).items()}
+    rows = (
+        replace(_row(group, ours, theirs, whole), owner=_owner(group, owners))
+        for group in _groups(ours, theirs, parts_of)
+    )
     return LayerContrast(
         variant=variant.name,
         baseline=baseline.name,
@@ -84,6 +93,11 @@ class _Group:
 
     variant: list[str] = field(default_factory=list)
     baseline: list[str] = field(default_factory=list)
+
+
+def _owner(group: _Group, owners: Mapping[str, str]) -> str | None:
+    found = {owners.get(name) for name in (*group.variant, *group.baseline)}
+    return found.pop() if len(found) == 1 else None
 
 
 def _by_name(layers: Iterable[LayerTime]) -> Mapping[str, float]:

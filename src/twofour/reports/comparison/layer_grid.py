@@ -56,7 +56,9 @@ def layer_name(row: LayerContrastRow) -> str:
         return f"{other}\nonly in the baseline"
     if row.baseline_ms is None:
         return f"{name}\nnot in the baseline"
-    return name if name == other else f"{name}\nbaseline: {other}"
+    if name != other:
+        return f"{name}\nbaseline: {other}"
+    return name if row.owner is None else f"{name}\nfor {printable(row.owner)}"
 
 
 def decimal_places(contrast: LayerContrast) -> int:

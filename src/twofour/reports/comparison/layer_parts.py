@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -13,8 +14,15 @@ from twofour.reports.join.resolve import COPY, index_nodes, resolve
 PartsOf: TypeAlias = Callable[[Sequence[str]], Mapping[str, frozenset[str]]]
 """Names of all layers of one engine -> the parts of each; parts are compared between engines."""
 
+OwnersOf: TypeAlias = Callable[[Sequence[str]], Mapping[str, str]]
+"""Names of the layers of one engine, in the order they ran -> the node that an added one is for."""
+
 _NO_NAMES = KnownNames.of(())
 _GENERATED = "__my"
+_ADDED_BEFORE, _ADDED_BEHIND = ("InsertedPrecisionFreeCast_", "fused "), ("_nchwc",)
+"""What ONNX Runtime puts before and behind the name of a node or tensor (seen in 1.31.1)."""
+_NEXT_LAYER = "ReorderInput"
+"""Copies a layer's input into its layout; every other node without a name is for the one before."""
 
 
 def parts_by_name(names: Sequence[str]) -> Mapping[str, frozenset[str]]:
@@ -38,6 +46,39 @@ def parts_by_graph(nodes: Sequence[GraphNode]) -> PartsOf:
         }
 
     return parts_of
+
+
+def no_owners(_: Sequence[str]) -> Mapping[str, str]:
+    """Of an engine that adds no nodes, or where no graph is at hand."""
+    return {}
+
+
+def owners_by_graph(nodes: Sequence[GraphNode]) -> OwnersOf:
+    """For ONNX Runtime: by the node or tensor in the name, else by what ran before (or behind)."""
+    known = {out: node.name for node in nodes for out in node.outputs}
+    known |= {node.name: node.name for node in nodes}
+
+    def owners_of(names: Sequence[str]) -> Mapping[str, str]:
+        own = [known.get(_bare(name)) for name in names]
+        if not any(own):
+            return {}
+        found: dict[str, set[str]] = defaultdict(set)
+        for at, (name, owner) in enumerate(zip(names, own, strict=True)):
+            beside = own[at + 1 :] if name.startswith(_NEXT_LAYER) else own[:at][::-1]
+            found[name].add(owner or next(filter(None, beside), ""))
+        # nodes of one name are one row: of several owners none is said
+        single = {name: owners.pop() for name, owners in found.items() if len(owners) == 1}
+        return {name: owner for name, owner in single.items() if owner not in ("", name)}
+
+    return owners_of
+
+
+def _bare(name: str) -> str:
+    for before in _ADDED_BEFORE:
+        name = name.removeprefix(before)
+    for behind in _ADDED_BEHIND:
+        name = name.removesuffix(behind)
+    return name
 
 
 def _parts(name: str) -> Iterator[str]:
