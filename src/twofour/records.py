@@ -669,6 +669,8 @@ class Verdict:
     """Fastest dense tactic."""
     profile_ms: float | None = None
     """Mean time of its engine layer in the profile of the sparse engine."""
+    required: bool | None = None
+    """Whether the weight was to be pruned; False: left dense on purpose; None: nothing says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
