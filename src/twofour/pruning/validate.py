@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, naming
 from twofour.graph import find_weights, load_model, storage_key
 from twofour.graph_files import map_tensor
 from twofour.graph_tensors import Array, is_groupable
@@ -60,7 +60,9 @@ def check_onnx(
             continue
         key = (storage_key(tensor), weight.axis, weight.shape)
         if key not in judged:
-            judged[key] = _judge(map_tensor(tensor, path), weight.axis, pattern)
+            with naming(path):
+                values = map_tensor(tensor, path)
+            judged[key] = _judge(values, weight.axis, pattern)
         checks.append(_row(weight, judged[key], required=weight.weight in needed))
     checked = _validation(path, pattern, found.weights, checks)
     return replace(checked, not_covered=found.not_covered)
