@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import onnx
 
-from twofour.errors import naming
 from twofour.graph_constants import not_covered
+from twofour.graph_cuts import CUTS
 from twofour.graph_files import load_external, parse_model, verify_external
-from twofour.graph_functions import check_functions
 from twofour.graph_layer import Layer, find_layer, has_weight, weight_input
 from twofour.graph_precision import quantized_tensors
 from twofour.graph_scope import Node, Scope, function_scopes, scopes
-from twofour.records import NotCovered, Pattern, Weight
+from twofour.records import NotCovered, Pattern, Reason, ReasonCode, Weight
 
 _MOST_TIED = 64
 """Names listed in tied_to: the rest would help nobody, and all of all would be quadratic."""
@@ -43,7 +42,6 @@ def load_model(path: Path, *, weights: bool = True) -> onnx.ModelProto:
     data that is missing, truncated or outside the model's folder (looked at in both cases).
     """
     model = parse_model(path)
-    check_functions(model, path)
     if weights:
         load_external(model, path)
     else:
@@ -54,19 +52,12 @@ def load_model(path: Path, *, weights: bool = True) -> onnx.ModelProto:
 def find_weights(
     model: onnx.ModelProto, pattern: Pattern | None = None, *, path: Path | None = None
 ) -> GraphWeights:
-    """Every Conv, ConvTranspose, Gemm and MatMul weight, subgraphs included, in graph order.
+    """Every Conv, ConvTranspose, Gemm, MatMul and Einsum weight in graph order, subgraphs too.
 
     With a `pattern`, an axis that a Reshape merged or split is accepted where groups of M stay
     whole; without one only an axis kept as it is. `path`, the model's file, is needed where
     shapes or zero points lie in external data. Raises BadInputError for a damaged graph.
     """
-    with naming(path):
-        return _find_weights(model, pattern, path)
-
-
-def _find_weights(
-    model: onnx.ModelProto, pattern: Pattern | None, path: Path | None
-) -> GraphWeights:
     opened = list(scopes(model, path))
     layers: list[Layer] = []
     products = 0
@@ -75,7 +66,7 @@ def _find_weights(
         for node in filter(has_weight, scope.nodes):
             position = weight_input(scope, node)
             if position is None:
-                products += 1
+                products += node.op == "MatMul"
                 continue
             goes_on = any(name in quantized for name in node.proto.output)
             layers.append(find_layer(scope, node, position, pattern, quantized=goes_on))
@@ -109,17 +100,56 @@ def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
         if layer.found.tensor is not None:
             sharing[storage_key(layer.found.tensor)].append(layer)
     twins = _external_twins(opened)
-    names: dict[Node, tuple[str, ...]] = {}
+    again = _names_again(opened)
+    told = {layer.node: layer.weight for layer in layers}
     for key, group in sharing.items():
         places = {place for layer in group for place in layer.found.places}
         places.update(twins.get(key, ()))
-        others = _other_users(places, known)
+        others = tuple(islice(_other_users(places, known), _MOST_TIED))
+        parts = tuple(islice(_other_users(_other_pieces(group), known), 1))
         labels = dict.fromkeys(layer.node.label for layer in group)
-        listed = tuple(islice(dict.fromkeys((*labels, *others)), _MOST_TIED + 1))
+        listed = tuple(islice(dict.fromkeys((*labels, *others, *parts)), _MOST_TIED + 1))
         for layer in group:
             mine = layer.node.label
-            names[layer.node] = tuple(n for n in listed if n != mine)[:_MOST_TIED]
-    return tuple(replace(layer.weight, tied_to=names.get(layer.node, ())) for layer in layers)
+            told[layer.node] = replace(
+                _in_pieces(layer, (*others, *parts)),
+                weight=_unique(layer, again),
+                tied_to=tuple(n for n in listed if n != mine)[:_MOST_TIED],
+            )
+    return tuple(told[layer.node] for layer in layers)
+
+
+def _other_pieces(group: Sequence[Layer]) -> Iterator[tuple[Scope, str]]:
+    """Outputs of the nodes that cut the array up, beside those that lead to a weight."""
+    for layer in group:
+        for step in layer.found.steps:
+            if step.node.op in CUTS:
+                yield from ((step.scope, name) for name in step.node.proto.output if name)
+
+
+def _in_pieces(layer: Layer, others: Sequence[str]) -> Weight:
+    """A weight that is part of an array of which another part is no weight is left as it is."""
+    cut = any(step.node.op in CUTS for step in layer.found.steps)
+    if not cut or not others or layer.weight.axis is None:
+        return layer.weight
+    reason = Reason(
+        code=ReasonCode.UNSUPPORTED_OP,
+        message=f"it is part of the array {layer.found.constant!r}, which {others[0]} uses too:"
+        " pruning would change what is no weight",
+    )
+    return replace(layer.weight, axis=None, reasons=(*layer.weight.reasons, reason))
+
+
+def _names_again(opened: Sequence[Scope]) -> frozenset[str]:
+    """Names that several subgraphs give to constants of their own."""
+    counts = Counter(name for scope in opened for name in scope.constants)
+    return frozenset(name for name, number in counts.items() if number > 1)
+
+
+def _unique(layer: Layer, again: Collection[str]) -> str | None:
+    """The constant's name; the way to its subgraph stands before one that others have too."""
+    scope, name = layer.found.places[-1]
+    return f"{scope.prefix}{name}" if name in again else name
 
 
 def _external_twins(opened: list[Scope]) -> dict[tuple[object, ...], list[tuple[Scope, str]]]:

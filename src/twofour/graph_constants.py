@@ -18,6 +18,7 @@ import onnx
 from twofour.graph_files import subgraphs
 from twofour.graph_scope import Node, Place, Scope, is_standard
 from twofour.graph_tensors import shape_of
+from twofour.graph_trace import LOOKUPS
 from twofour.records import LARGEST_PASSED_OVER, NotCovered
 
 _MOST_STEPS = 512
@@ -39,7 +40,6 @@ _FACTORS: Mapping[str, tuple[int, ...]] = {
 }
 """Inputs that are multiplied and summed; of Einsum all are."""
 _BIASES = {"Conv": 2, "ConvTranspose": 2, "GRU": 3, "Gemm": 2, "LSTM": 3, "RNN": 3}
-_LOOKUPS = ("Gather", "GatherND", "GatherElements")
 _MOVES = frozenset(
     (
         *("Cast", "CastLike", "DequantizeLinear", "Expand", "Flatten", "Identity", "Pad"),
@@ -264,7 +264,7 @@ def _moved(user: Node, name: str, known: _Map) -> list[Place] | None:
 
 def _looked_up(user: Node, name: str, rank: int, known: _Map) -> _Use | None:
     """A product with matrices that are looked up in a stack of them, as experts are; else None."""
-    is_stack = user.proto.op_type in _LOOKUPS and is_standard(user.proto) and rank > _MATRIX
+    is_stack = user.proto.op_type in LOOKUPS and is_standard(user.proto) and rank > _MATRIX
     if not is_stack or user.proto.input[0] != name:
         return None
     scope = known.scope_of[user]

@@ -1,20 +1,26 @@
-"""One Conv, ConvTranspose, Gemm or MatMul node -> its Weight.
+"""One Conv, ConvTranspose, Gemm, MatMul or Einsum node -> its Weight.
 
-Rules of the axes: ONNX operator schemas of these four.
+Rules of the axes: ONNX operator schemas of these five.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
+
+import onnx
 
 from twofour.errors import BadInputError
+from twofour.graph_einsum import EinsumWeight, einsum_weight
 from twofour.graph_precision import math_dtype, zero_point_reason
 from twofour.graph_scope import Node, Scope, attribute, integer, is_standard, tensor_shape
-from twofour.graph_tensors import dtype_name, is_groupable
+from twofour.graph_tensors import dtype_name, is_groupable, shape_of
 from twofour.graph_trace import Landing, Trace, crossing, land, shapes, trace
 from twofour.records import Pattern, Reason, ReasonCode, Weight
 
-_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
+_STACK = 3
+"""Least rank of an array of matrices, from which products pick one at run time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +51,44 @@ def has_weight(node: Node) -> bool:
 
 
 def weight_input(scope: Scope, node: Node) -> int | None:
-    """Which input is the weight; None for a product of two activations.
+    """Which input is the weight; None for a product of two activations, or an Einsum that is none.
 
     Raises BadInputError for a node that has no second input.
     """
     inputs = node.proto.input
+    if node.op == "Einsum":
+        return _einsum_input(scope, node)
     if len(inputs) < 2 or not (inputs[0] and inputs[1]):
         raise BadInputError(f"{node.op} node {node.label!r} lacks an input: the model is damaged")
     if node.op in ("Conv", "ConvTranspose") or scope.is_fixed(inputs[1]):
         return 1
     if scope.is_fixed(inputs[0]):
         return 0
-    return 1 if node.op == "Gemm" else None
+    if node.op == "Gemm":
+        return 1
+    return next((at for at in (1, 0) if _is_picked(scope, inputs[at])), None)
+
+
+def _einsum_input(scope: Scope, node: Node) -> int | None:
+    """The constant operand of an equation that is a matrix product with it."""
+    inputs = node.proto.input
+    fits = [at for at in (1, 0) if at < len(inputs) and _einsum(node, at) is not None]
+    fixed = [at for at in fits if scope.is_fixed(inputs[at])]
+    return next((at for at in fixed or fits if fixed or _is_picked(scope, inputs[at])), None)
+
+
+def _einsum(node: Node, position: int) -> EinsumWeight | None:
+    equation = attribute(node.proto, "equation")
+    text = "" if equation is None else equation.s.decode(errors="replace")
+    return einsum_weight(text, position)
+
+
+def _is_picked(scope: Scope, name: str) -> bool:
+    """Whether the tensor is a matrix picked at run time from a stack of constant ones."""
+    if scope.is_fixed(name):
+        return False
+    found = trace(scope, name)
+    return found.tensor is not None and len(found.tensor.dims) >= _STACK
 
 
 def find_layer(
@@ -65,6 +97,9 @@ def find_layer(
     """The Weight of a node; `quantized` says whether its output goes to QuantizeLinear."""
     name = node.proto.input[position]
     found = trace(scope, name)
+    if found.tensor is not None and found.looked_up is not None:
+        weight = _picked_weight(node, position, found, found.tensor)
+        return Layer(node=node, weight=weight, found=found, position=position)
     if found.tensor is None:
         assert found.stopped is not None
         seen = _geometry(node, position, tensor_shape(scope, name)) or _unknown(node)
@@ -74,6 +109,22 @@ def find_layer(
     if weight.math_dtype == "int8":
         weight = replace(weight, output_quantized=quantized)
     return Layer(node=node, weight=weight, found=found, position=position)
+
+
+def _picked_weight(node: Node, position: int, found: Trace, stored: onnx.TensorProto) -> Weight:
+    """A row without an axis: which part of the stored array is the weight differs from run to run.
+
+    Sizes are those of the stored array where nothing but the pick lies between it and the node.
+    """
+    assert found.looked_up is not None
+    pick = found.looked_up.node
+    seen = _geometry(node, position, shape_of(stored)) if len(found.steps) == 1 else None
+    reason = Reason(
+        code=ReasonCode.PICKED_AT_RUN_TIME,
+        message=f"the weight is picked from {found.constant!r} at run time by"
+        f" {pick.op} node {pick.label!r}",
+    )
+    return _describe(node, replace(seen or _unknown(node), axis=None), found, (reason,))
 
 
 def _constant_weight(node: Node, position: int, found: Trace, pattern: Pattern | None) -> Weight:
@@ -134,6 +185,8 @@ def _geometry(node: Node, position: int, shape: tuple[int, ...] | None) -> _Geom
         return None
     if node.op in ("Conv", "ConvTranspose"):
         return _convolution(node, shape)
+    if node.op == "Einsum":
+        return _einsum_geometry(node, position, shape)
     if node.op == "Gemm":
         if len(shape) != 2:
             return None
@@ -147,6 +200,18 @@ def _geometry(node: Node, position: int, shape: tuple[int, ...] | None) -> _Geom
         other = shape[-1] if position else shape[-2:][0]
         width, out = shape[axis], other if len(shape) > 1 else 1
     return _Geometry(axis=axis, groups=1, in_channels=width, out_channels=out)
+
+
+def _einsum_geometry(node: Node, position: int, shape: tuple[int, ...]) -> _Geometry | None:
+    used = _einsum(node, position)
+    if used is None or len(shape) != 1 + len(used.out_axes) + len(used.batch_axes):
+        return None
+    return _Geometry(
+        axis=used.axis,
+        groups=1,
+        in_channels=shape[used.axis],
+        out_channels=prod(shape[axis] for axis in used.out_axes),
+    )
 
 
 def _convolution(node: Node, shape: tuple[int, ...]) -> _Geometry | None:

@@ -1,7 +1,8 @@
 """From a node's weight back to its constant, and where the reduction axis lands on the way.
 
 Groups of M survive a Reshape as long as each lies within one run of the stored axis: equal inner
-dimensions, and M divides both lengths.
+dimensions, and M divides both lengths. They survive a cut (Split, Slice) along the axis where it
+falls between groups.
 """
 
 from __future__ import annotations
@@ -11,14 +12,22 @@ from math import gcd, prod
 
 import onnx
 
-from twofour.graph_scope import Node, Scope, integer, integers, is_standard
+from twofour.graph_cuts import CUTS, Cut, cut_of
+from twofour.graph_scope import Node, Scope, integer, integers, is_standard, tensor_shape
 from twofour.graph_tensors import shape_of
 from twofour.records import Reason, ReasonCode
 
 QUANTIZE = ("QuantizeLinear", "TRT_FP8QuantizeLinear")
 DEQUANTIZE = ("DequantizeLinear", "TRT_FP8DequantizeLinear")
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
-_FOLLOWED = (*QUANTIZE, *DEQUANTIZE, *_RESHAPES, "Cast", "CastLike", "Identity", "Transpose")
+LOOKUPS = ("Gather", "GatherND", "GatherElements")
+"""Ops that take rows, or matrices of a stack, by indices."""
+_FOLLOWED = (
+    *(*QUANTIZE, *DEQUANTIZE, *_RESHAPES, *CUTS),
+    *("Cast", "CastLike", "Gather", "Identity", "Transpose"),
+)
+_BREAKS = ("Transpose", "Gather", *CUTS)
+"""Steps between which reshapes are one."""
 _OWN_DOMAINS = ("TRT_FP8QuantizeLinear", "TRT_FP8DequantizeLinear")
 _MOST_STEPS = 64
 """A longer way is no way that a weight takes; the bound keeps tracing linear in the graph."""
@@ -31,6 +40,8 @@ class Step:
 
     node: Node
     scope: Scope
+    output: str
+    """Which of its outputs the way goes through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,12 @@ class Trace:
     def constant(self) -> str:
         """Name of the last tensor reached."""
         return self.places[-1][1] if self.places else ""
+
+    @property
+    def looked_up(self) -> Step | None:
+        """The step that picks its part of the constant at run time, as experts are picked."""
+        steps = (s for s in self.steps if s.node.proto.op_type in LOOKUPS)
+        return next((s for s in steps if not s.scope.is_fixed(s.output)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +92,7 @@ def trace(scope: Scope, name: str) -> Trace:
             stopped = _stop(owner, name)
         if tensor is None and stopped is None:
             node = owner.producers[name]
-            steps.append(Step(node=node, scope=owner))
+            steps.append(Step(node=node, scope=owner, output=name))
             scope, name = owner, node.proto.input[0]
     return Trace(steps=tuple(steps), places=tuple(places), tensor=tensor, stopped=stopped)
 
@@ -102,9 +119,9 @@ def land(found: Trace, known: tuple[tuple[int, ...], ...], start: Landing) -> La
     while at < len(found.steps):
         step, end = found.steps[at], at + 1
         if step.node.proto.op_type in _RESHAPES:  # one after the other they are one
-            while end < len(found.steps) and found.steps[end].node.proto.op_type != "Transpose":
+            while end < len(found.steps) and found.steps[end].node.proto.op_type not in _BREAKS:
                 end += 1
-        moved = _before(step.node, landing, known[at], known[end])
+        moved = _before(step, landing, known[at], known[end])
         if moved is None:
             return Reason(
                 code=ReasonCode.UNSUPPORTED_OP,
@@ -117,7 +134,7 @@ def land(found: Trace, known: tuple[tuple[int, ...], ...], start: Landing) -> La
 
 def crossing(found: Trace, landing: Landing) -> Reason:
     """What to say of a run that M does not divide."""
-    step = next(s for s in found.steps if s.node.proto.op_type in _RESHAPES)
+    step = next(s for s in found.steps if s.node.proto.op_type in (*_RESHAPES, *CUTS))
     return Reason(
         code=ReasonCode.UNSUPPORTED_OP,
         message=f"{_called(step.node)} lays runs of {landing.run} along axis {landing.axis} of"
@@ -140,7 +157,8 @@ def _stop(owner: Scope, name: str) -> Reason | None:
     if name in owner.fixed:
         return None if _is_followed(node) else _computed(node)
     first = node.proto.input[0] if node.proto.input else ""
-    if _is_followed(node) and not owner.is_fixed(first):
+    is_lookup = node.proto.op_type in LOOKUPS and is_standard(node.proto)
+    if (is_lookup and first) or (_is_followed(node) and not owner.is_fixed(first)):
         return None
     return Reason(
         code=ReasonCode.NOT_CONSTANT,
@@ -175,13 +193,22 @@ def _is_followed(node: Node) -> bool:
 
 
 def _before(
-    node: Node, landing: Landing, after: tuple[int, ...], before: tuple[int, ...]
+    step: Step, landing: Landing, after: tuple[int, ...], before: tuple[int, ...]
 ) -> Landing | None:
     """Where an axis behind the node lies before it; None where it is taken apart."""
+    node = step.node
+    if node.proto.op_type == "Gather":
+        return _before_gather(step, landing, len(after), len(before))
+    if node.proto.op_type in CUTS:
+        return _before_cuts(cut_of(node, step.scope, step.output, before), landing, before)
     if node.proto.op_type == "Transpose":
         return Landing(axis=_permutation(node, len(before))[landing.axis], run=landing.run)
-    if node.proto.op_type not in _RESHAPES:
-        return landing
+    return _before_reshape(landing, after, before) if node.op in _RESHAPES else landing
+
+
+def _before_reshape(
+    landing: Landing, after: tuple[int, ...], before: tuple[int, ...]
+) -> Landing | None:
     length, inner = after[landing.axis], prod(after[landing.axis + 1 :])
     # with axes of length 1 several fit: the one of the same length first, else the one with data
     fits = [a for a in range(len(before)) if prod(before[a + 1 :]) == inner]
@@ -193,17 +220,54 @@ def _before(
     return Landing(axis=fits[0], run=gcd(before[fits[0]], landing.run or length))
 
 
+def _before_gather(step: Step, landing: Landing, after: int, before: int) -> Landing | None:
+    """Indices stand where one axis was, which they take apart; `after`, `before` are ranks."""
+    rank = after - before + 1
+    axis = integer(step.node.proto, "axis", 0)
+    axis += before if axis < 0 else 0
+    if axis <= landing.axis < axis + rank:
+        return None
+    behind = landing.axis >= axis + rank
+    return Landing(axis=landing.axis - (rank - 1 if behind else 0), run=landing.run)
+
+
+def _before_cuts(
+    cuts: tuple[Cut, ...], landing: Landing, before: tuple[int, ...]
+) -> Landing | None:
+    """The same axis; cut along it, groups must not cross where the piece starts and ends."""
+    cut = next((c for c in cuts if c.axis == landing.axis), None)
+    if cut is None or (cut.start, cut.length, cut.step) == (0, before[cut.axis], 1):
+        return landing
+    if cut.step != 1:
+        return None
+    return Landing(axis=landing.axis, run=gcd(cut.start, cut.length, landing.run or cut.length))
+
+
 def _shape_after(step: Step, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Shape behind the node; None where it depends on something that is not a constant."""
     try:
         if step.node.proto.op_type == "Transpose":
             return tuple(shape[a] for a in _permutation(step.node, len(shape)))
+        if step.node.proto.op_type in CUTS:
+            lengths = {c.axis: c.length for c in cut_of(step.node, step.scope, step.output, shape)}
+            return tuple(lengths.get(a, length) for a, length in enumerate(shape))
+        if step.node.proto.op_type == "Gather":
+            return _gathered(step, shape)
         if step.node.proto.op_type in _RESHAPES:
             after = _reshaped(step, shape)
             return after if prod(after) == prod(shape) and min(after, default=1) >= 0 else None
     except (LookupError, ValueError):
         return None
     return shape
+
+
+def _gathered(step: Step, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    axis = integer(step.node.proto, "axis", 0)
+    indices = tensor_shape(step.scope, step.node.proto.input[1])
+    axis += len(shape) if axis < 0 else 0
+    if indices is None or not 0 <= axis < len(shape):
+        return None
+    return (*shape[:axis], *indices, *shape[axis + 1 :])
 
 
 def _permutation(node: Node, rank: int) -> tuple[int, ...]:

@@ -103,6 +103,8 @@ class ReasonCode(str, Enum):
     LOG_CONTRADICTS = "LOG_CONTRADICTS"
     QUALIFIES = "QUALIFIES"
     """Nothing known speaks against sparse math: the reason of a plainly eligible layer."""
+    PICKED_AT_RUN_TIME = "PICKED_AT_RUN_TIME"
+    """Another matrix of a stored stack is the weight in every run, as with experts."""
     NOT_CHECKED = "NOT_CHECKED"
     """The validation has no row for this weight, so nothing is known of its pattern."""
     NOT_LISTED = "NOT_LISTED"
@@ -365,19 +367,6 @@ class TensorShape:
     name: str
     dtype: str
     shape: tuple[int | str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeRange:
-    """What a free size of an ONNX file may be: from the module, written into the file."""
-
-    name: str
-    """Of the dimensions that have it."""
-    min: int
-    max: int | None
-    """None: no limit is known."""
-    step: int = 1
-    """Sizes are multiples of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -682,8 +671,6 @@ class Verdict:
     """Fastest dense tactic."""
     profile_ms: float | None = None
     """Mean time of its engine layer in the profile of the sparse engine."""
-    required: bool | None = None
-    """Whether the weight was to be pruned; False: left dense on purpose; None: nothing says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -825,9 +812,7 @@ class RunOptions:
     inputs: str | None = None
     """Path of the example inputs: .npz, or .txt for a text model."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of random example inputs, by position, or by the names beside them."""
-    input_shape_names: tuple[str, ...] = ()
-    """Inputs that `input_shapes` are of, one for each; (): by position."""
+    """Shapes of random float32 example inputs, by position."""
     metric: str | None = None
     """file.py:callable, called with a predict function for each variant."""
     seed: int = 0
@@ -853,15 +838,6 @@ class ExportedVariant:
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     layers: LayerMap
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleArrays:
-    """stages/inputs.json: the example inputs of a model that came as ONNX."""
-
-    shapes: dict[str, tuple[int, ...]]
-    note: str | None = None
-    """What was taken for a batch that nobody gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -904,7 +880,6 @@ class RunManifest:
     inputs: str | None = None
     """Absolute path of the example inputs that the run was given last."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
-    input_shape_names: tuple[str, ...] = ()
     seed: int = 0
     schema_version: int = SCHEMA_VERSION
 

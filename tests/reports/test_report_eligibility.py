@@ -329,6 +329,25 @@ def test_a_model_pruned_to_another_pattern_is_told_so() -> None:
     assert found.remedy == "prune to 2:4 instead of 4:8"
 
 
+@pytest.mark.parametrize("version", [None, "8.6.1", "10.14.1"])
+def test_of_an_einsum_nobody_says_whether_it_runs_sparse(version: str | None) -> None:
+    found = verdict(matmul("up", 512, 512, op="Einsum"), tensorrt_version=version)
+    assert (found.verdict, codes(found)) == (VerdictName.UNKNOWN, ["UNSUPPORTED_OP"])
+    assert "whether Einsum layers run sparse" in found.reasons[0].message
+    assert found.remedy is not None
+    assert "the same product as a MatMul is on documented ground" in found.remedy
+
+
+def test_a_weight_picked_from_a_stack_is_left_dense_and_counts() -> None:
+    noted = (reason(ReasonCode.PICKED_AT_RUN_TIME),)
+    picked = matmul("up", 64, 64, shape=(4, 64, 64), axis=None, reasons=noted)
+    made = predict([picked], validation(), context())
+    (found,) = made.verdicts
+    assert (found.verdict, codes(found)[0]) == (VerdictName.NOT_ELIGIBLE, "PICKED_AT_RUN_TIME")
+    assert found.remedy == "leave it dense: sparse kernels take the weight when the engine is built"
+    assert (made.summary.weights, made.summary.weights_eligible) == (4 * 64 * 64, 0)
+
+
 def test_a_validation_of_another_pattern_is_refused() -> None:
     with pytest.raises(BadInputError, match="a validation of 2:4, not of 4:8"):
         predict([], validation(pattern=Pattern(4, 8)), context())
@@ -361,6 +380,7 @@ _CODES = st.sampled_from(
         ReasonCode.NOT_CONSTANT,
         ReasonCode.UNSUPPORTED_OP,
         ReasonCode.ZERO_POINT,
+        ReasonCode.PICKED_AT_RUN_TIME,
         ReasonCode.DTYPE,
         ReasonCode.EXCLUDED,
         ReasonCode.SHARED_WEIGHT,

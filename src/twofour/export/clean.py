@@ -40,7 +40,7 @@ def _names_source(text: str | None) -> bool:
 
 
 def positive_zeros(model: ir.Model) -> None:
-    """Write -0.0 as +0.0 in the weights of Conv, ConvTranspose, Gemm and MatMul.
+    """Write -0.0 as +0.0 in the weights of products (Conv to Einsum).
 
     Batch-norm folding multiplies pruned weights by negative scales; some sparse kernels take the
     -0.0 that this leaves for a non-zero (vLLM issue 13198). Weights without one are not copied.

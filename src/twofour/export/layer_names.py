@@ -20,8 +20,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from twofour.records import LayerMap, LayerName
 
-_PRODUCTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1), "MatMul": (0, 1)}
-_PASSED = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_PRODUCTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1)}
+_PRODUCTS |= {"MatMul": (0, 1), "Einsum": (0, 1)}
+_LOOKUPS = frozenset({"Gather", "GatherND", "GatherElements"})
+_PASSED = _LOOKUPS | {
+    *("Cast", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
+}
+_STACK = 3
+"""Least rank of an array that products pick a matrix from; of others a look-up picks rows."""
 _FX_NODE = "pkg.torch.onnx.fx_node"
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -32,7 +38,7 @@ _SIGNATURE_LINE = re.compile(
 
 
 def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
-    """A row for every constant operand of Conv, ConvTranspose, Gemm and MatMul, in graph order.
+    """A row for every constant operand of a product (Conv to Einsum), in graph order.
 
     A weight that comes from no single parameter (it is computed from several, say) keeps its node's
     name as `layer` and has `parameter=""`.
@@ -57,12 +63,14 @@ def weight_operands(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _constant_behind(value: ir.Value | None) -> ir.Value | None:
+    least = 0
     while value is not None:
         producer = value.producer()
-        if producer is None:
-            return value if value.is_initializer() else None
-        if producer.op_type == "Constant":
-            return value
+        if producer is None or producer.op_type == "Constant":
+            is_constant = producer is not None or value.is_initializer()
+            rank = 0 if value.shape is None else len(value.shape)
+            return value if is_constant and rank >= least else None
+        least = max(least, _STACK if producer.op_type in _LOOKUPS else 0)
         value = producer.inputs[0] if producer.op_type in _PASSED else None
     return None
 
@@ -105,10 +113,12 @@ def _parameter(names: _Names, node: ir.Node, constant: ir.Value) -> str | None:
     if name in names.tensors:
         return name
     size = math.prod(int(length) for length in constant.shape)
-    for placeholder in _PLACEHOLDER.findall(node.metadata_props.get(_FX_NODE, "")):
-        name = names.placeholders.get(placeholder)
-        if name in names.tensors and names.tensors[name].numel() == size:
-            return name
+    readers = (use.node for use in constant.uses())  # such as the look-up of an expert
+    for reader in (node, *readers):
+        for placeholder in _PLACEHOLDER.findall(reader.metadata_props.get(_FX_NODE, "")):
+            name = names.placeholders.get(placeholder)
+            if name in names.tensors and names.tensors[name].numel() == size:
+                return name
     return None
 
 

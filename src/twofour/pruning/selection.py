@@ -12,7 +12,11 @@ from twofour.records import Pattern, Reason, ReasonCode, Selection, Weight
 Choice = tuple[Weight, bool, tuple[Reason, ...]]
 """A weight, whether it is to be pruned, and what speaks against sparse math in it."""
 
-_IMPOSSIBLE = {ReasonCode.NOT_CONSTANT, ReasonCode.ZERO_POINT}
+_IMPOSSIBLE = {
+    ReasonCode.NOT_CONSTANT,
+    ReasonCode.PICKED_AT_RUN_TIME,
+    ReasonCode.ZERO_POINT,
+}
 """Reasons no option overrides: there is no stored array, or a stored 0 is not a zero."""
 _LEFT_DENSE = _IMPOSSIBLE | {
     ReasonCode.GROUPED_CONV,
@@ -33,12 +37,6 @@ def choose(weights: Sequence[Weight], pattern: Pattern, selection: Selection) ->
     choices = [_choose_one(weight, pattern, selection) for weight in weights]
     users = [[c for c in choices if _same_array(w, c[0])] if w.tied_to else [] for w in weights]
     return tuple(_with_users(choice, others) for choice, others in zip(choices, users, strict=True))
-
-
-def wanted_by_default(weights: Sequence[Weight], pattern: Pattern) -> frozenset[str]:
-    """Names of the arrays that pruning takes unless it is told otherwise."""
-    choices = (_choose_one(weight, pattern, Selection()) for weight in weights)
-    return frozenset(w.weight for w, pruned, _ in choices if pruned and w.weight is not None)
 
 
 def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:

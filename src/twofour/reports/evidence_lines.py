@@ -14,6 +14,7 @@ from twofour.records import (
     ShareUnit,
     VerdictName,
 )
+from twofour.reports.uncovered import NOT_COVERED
 from twofour.reports.words import count, printable, share
 
 DISAGREEMENTS_SHOWN = 5
@@ -54,6 +55,7 @@ def _share_line(of: Share, eligible: str) -> str:
             (of.never, "not eligible"),
             (of.unknown, "not known"),
             (of.other, "in kernels without such a weight" if by_time else "not in the engine"),
+            (of.not_covered, "in kernels of weights not covered" if by_time else NOT_COVERED),
         )
         if part
     ]

@@ -59,7 +59,7 @@ def grouped(case: Case) -> Finding | None:
 
 
 def undocumented_op(case: Case) -> Finding | None:
-    """ConvTranspose and 3-D kernels: no document, maintainer or log says that they can or cannot.
+    """ConvTranspose, 3-D kernels, Einsum: no document, maintainer or log says whether they can.
 
     An unknown stays unknown until a build log settles it.
     """
@@ -68,6 +68,8 @@ def undocumented_op(case: Case) -> Finding | None:
         what = "transposed convolutions"
     elif len(weight.kernel) == 3:
         what = "3-D convolutions"
+    elif weight.op == "Einsum":
+        what = "Einsum layers"
     else:
         return None
     message = f"no TensorRT document or known build log says whether {what} run sparse"
@@ -81,7 +83,8 @@ def product_in_tensorrt_8(case: Case) -> Finding | None:
     """
     version = case.build.tensorrt_version
     in_int8 = case.weight.math_dtype == "int8" or "INT8" in (case.build.types or ())
-    if case.weight.kernel or in_int8 or version_numbers(version)[:1] != (8,):
+    is_matmul = not case.weight.kernel and case.weight.op != "Einsum"
+    if not is_matmul or in_int8 or version_numbers(version)[:1] != (8,):
         return None
     message = f"TensorRT {version} listed {case.weight.op} in some float builds, none in others"
     return unknown(ReasonCode.UNSUPPORTED_OP, message, _PRODUCTS_IN_8)

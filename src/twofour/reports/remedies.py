@@ -89,8 +89,12 @@ def _change_type(case: Case) -> str:
 def _document_op(case: Case) -> str:
     if any(reason.code is ReasonCode.UNSUPPORTED_OP for reason in case.weight.reasons):
         return "fold constants, so that the weight is stored as the layer uses it"
-    steps = [BUILD_AND_READ] if case.weight.kernel else [BUILD_AND_READ, NEWER_TENSORRT]
+    is_product = not case.weight.kernel and case.weight.op != "Einsum"
+    steps = [BUILD_AND_READ, NEWER_TENSORRT] if is_product else [BUILD_AND_READ]
     said = ", or ".join(still_to_do(case.build, *steps))
+    if case.weight.op == "Einsum":
+        documented = "the same product as a MatMul is on documented ground"
+        return f"{said}; {documented}" if said else documented
     if case.weight.op.startswith("ConvTranspose"):
         documented = "resize + convolution is on documented ground"
         return f"{said}; {documented}" if said else documented
@@ -103,6 +107,10 @@ def _quantize_output(case: Case) -> str:
 
 def _build_step(step: Step) -> Callable[[Case], str]:
     return lambda case: "".join(still_to_do(case.build, step))
+
+
+def _leave_picked(_: Case) -> str:
+    return "leave it dense: sparse kernels take the weight when the engine is built"
 
 
 def _constant(_: Case) -> str:
@@ -145,6 +153,7 @@ _REMEDIES: dict[ReasonCode, Callable[[Case], str]] = {
     ReasonCode.AXIS_NOT_MULTIPLE: _widen_axis,
     ReasonCode.SMALL_CHANNELS: _build_step(BUILD_AND_TIME),
     ReasonCode.NOT_CONSTANT: _constant,
+    ReasonCode.PICKED_AT_RUN_TIME: _leave_picked,
     ReasonCode.UNSUPPORTED_OP: _document_op,
     ReasonCode.DTYPE: _change_type,
     ReasonCode.INT8_OUTPUT_NOT_QUANTIZED: _quantize_output,
