@@ -121,6 +121,120 @@ def test_bare_lines_after_a_known_message_are_not_taken_for_its_rest() -> None:
     assert [fusion.layers for fusion in build.fusions] == [("conv1",)]
 
 
+# --- what is printed after a list ----------------------------------------------------------------
+
+PRINTED = (
+    "Done.", "done", "OK", "```", "~~~", "$ ", "$ ls -la", "root@3f1c:/# trtexec --help",
+    "user@host:~/x$ cat a.log", "(venv) me@box:/w$ ", "PS C:\\work> dir", ">>> engine", "---",
+    "real    0m1.2s", "user\t0m0.9s", "real 0m1.234s", "[*] Building done", "Elapsed: 3.2 s",
+    "Engine saved to out.plan", "('a', 'b')", "[1, 2, 3]", "{'a': 1, 'b': 2}", "tensor([1., 2.])",
+    "100%|##########| 10/10 [00:01<00:00,  9.97it/s]", "  5%|5         | 1/20 [00:01<00:20]",
+    "- conv1 is fast", "* conv1", "+ trtexec --onnx=a.onnx", "# Results", "## Log", "1. next step",
+    "| layer | ms |", "<details>", "</pre>", "&&&&", "Traceback (most recent call last):",
+    "Saving engine...", "...", "Segmentation fault (core dumped)", "Building took 3 s, saved 4 MB",
+    "I got this, what now?", "=" * 20, "*" * 79, "exit code 0", "0", "12.5", "conv", "https://x.y/z",
+)  # fmt: skip
+LISTS = {
+    "counted": (
+        "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a.conv, b.conv",
+        "(Sparsity) Chose 1 layer(s) using sparse tactics: b.conv",
+    ),
+    "with fusions": (
+        "(Sparsity) Found 3 layer(s) eligible to use sparse tactics: a.conv || b.conv, c + relu",
+        "(Sparsity) Chose 1 layer(s) using sparse tactics: c + relu",
+    ),
+    "uncounted": (
+        "(Sparsity) Layers eligible for sparse math: a.conv, b.conv",
+        "(Sparsity) TRT inference plan picked sparse implementation for layers: b.conv",
+    ),
+    "uncounted, none": (
+        "(Sparsity) Layers eligible for sparse math: a.conv, b.conv",
+        "(Sparsity) TRT inference plan picked sparse implementation for layers:",
+    ),
+    "none": (
+        "(Sparsity) Found 0 layer(s) eligible to use sparse tactics:",
+        "(Sparsity) Chose 0 layer(s) using sparse tactics:",
+    ),
+}
+
+
+@pytest.mark.parametrize("prefix", [DATED, "[V] ", ""], ids=["dated", "plain", "bare"])
+@pytest.mark.parametrize("name", LISTS)
+def test_what_a_program_prints_after_a_list_is_no_part_of_its_last_name(
+    name: str, prefix: str
+) -> None:
+    eligible, chosen = (prefix + line for line in LISTS[name])
+    (expected,) = parse_lines([eligible, chosen])
+    assert expected.contradictions == ()
+    for printed in PRINTED:
+        for lines in (
+            [eligible, printed, chosen],
+            [eligible, chosen, printed],
+            [eligible, chosen, printed, printed, ""],
+            [eligible, printed, prefix + "Total Weights Memory: 9", chosen, printed],
+        ):
+            (build,) = parse_lines(lines)
+            assert (build.eligible, build.chosen) == (expected.eligible, expected.chosen), lines
+            assert build.contradictions == ()
+
+
+def test_a_list_shortened_by_its_author_takes_no_line_after_it() -> None:
+    for end in ("a, b", "a, b, ....", "a, b, ...more"):
+        line = f"{DATED}(Sparsity) Found 9 layer(s) eligible to use sparse tactics: {end}"
+        for printed in ("Done.", "```", "root@3f1c:/# ls", "100%|##| 10/10 [00:01<00:00]"):
+            (build,) = parse_lines([line, printed])
+            assert build.eligible == ("a", "b"), (line, printed)
+
+
+NAMES = [f"backbone.layer{i}.{i % 3}.conv{i % 2} + backbone.layer{i}.relu" for i in range(12)]
+
+
+@pytest.mark.parametrize("wording", ["Found 12 layer(s) eligible to use sparse tactics",
+                                     "Layers eligible for sparse math"])  # fmt: skip
+@pytest.mark.parametrize("prefix", [DATED, "[V] ", ""], ids=["dated", "plain", "bare"])
+def test_one_long_list_alone_is_put_together_at_any_width(prefix: str, wording: str) -> None:
+    for width in range(60, 200, 3):
+        line = f"{prefix}(Sparsity) {wording}: {', '.join(NAMES)}"
+        for breaking in (broken_hard, broken_at_blanks):
+            (build,) = parse_lines([*breaking(line, width), f"{prefix}Total Weights Memory: 9"])
+            assert build.eligible == tuple(NAMES), (width, breaking.__name__)
+
+
+def test_unnamed_layers_are_put_together_where_an_editor_broke_them_at_blanks() -> None:
+    names = tuple(f"(Unnamed Layer* {i}) [Convolution]" for i in range(9))
+    line = f"{DATED}(Sparsity) Layers eligible for sparse math: {', '.join(names)}"
+    for width in range(60, 140):
+        (build,) = parse_lines([*broken_at_blanks(line, width), f"{DATED}Total Weights Memory: 9"])
+        assert build.eligible == names, width
+
+
+MARKED = (
+    "**(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b**",
+    "(Sparsity) **Found 2 layer(s) eligible to use sparse tactics**: a, b",
+    "(Sparsity) Found 2 layer(s) eligible to use sparse tactics:** a, b",
+    "`(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b`",
+    "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: `a`, `b`",
+    "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: **a**, **b**",
+    "<b>(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b</b>",
+    "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b<br>",
+    "(Sparsity) Layers eligible for sparse math:** a, b",
+    "**(Sparsity) Layers eligible for sparse math: a, b**",
+)
+
+
+@pytest.mark.parametrize("line", MARKED)
+def test_marks_of_markdown_and_html_are_no_part_of_a_name(line: str) -> None:
+    for prefix in (DATED, "", "> ", "- "):
+        (build,) = parse_lines([prefix + line])
+        assert build.eligible == ("a", "b")
+    empty = line.replace(" a, b", "").replace(" `a`, `b`", "").replace(" **a**, **b**", "")
+    (none,) = parse_lines([DATED + empty.replace("Found 2", "Found 0")])
+    assert none.eligible in {(), None}
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     "lines",
     [

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from twofour.engines.buildlog.engine_layers import detailed_layer, listed_layer
-from twofour.engines.buildlog.joining import Broken, glue, joinings
+from twofour.engines.buildlog.joining import Broken, Paste, glue, joinings
 from twofour.engines.buildlog.messages import KEY_LENGTH
 from twofour.engines.buildlog.prefix import take_apart
 from twofour.engines.buildlog.sparsity import MARK, raw_line
@@ -36,7 +36,6 @@ class BareLines:
         self.in_list = False
         """Inside a list of bare layer names, after `Layers:`."""
         self.prefixed_seen = False
-        self._unknown_seen = False
         self._pieces = 0
         self._last = 0
         """Number of the last bare line."""
@@ -90,15 +89,27 @@ class BareLines:
         if self._begins_something(text.strip()):
             ends = broken.text.startswith((CHOICE, NAME))
             return ends and self._put_together(broken, text, number)
-        if broken.is_sparsity:
-            seen = self._unknown_seen or not self.prefixed_seen
-            more = broken.goes_on(text, self._parser.width, bare_seen=seen)
-        else:
-            more = not broken.full
+        more = broken.goes_on(text, self._paste()) if broken.is_sparsity else not broken.full
         if more and (broken.is_sparsity or broken.text.startswith(_NAME)):
             broken.add(text)
             return True
         return more and self._completes(broken, text, number)
+
+    def _paste(self) -> Paste:
+        parser = self._parser
+        build = parser.segments.build
+
+        def breaks_at(length: int) -> bool:
+            own = parser.around.before(parser.number)
+            pairs = parser.around.of_length(length, parser.number, build.first_line)
+            return any(line != own and self._is_rest(after) for line, after in pairs)
+
+        return Paste(build.knows_layer, breaks_at)
+
+    def _is_rest(self, text: str) -> bool:
+        """Whether a line can be the rest of the one before: no message begins in it."""
+        bare = bool(text.strip()) and take_apart(text) is None
+        return bare and not self._begins_something(text.strip())
 
     def _goes_with_last(self, text: str, number: int) -> bool:
         """The rest of an error, or of a known word that was broken in two."""
@@ -194,9 +205,11 @@ class BareLines:
         elif build.results.in_profile and build.results.row(text):
             return
         elif self._is_everyday(text) or not parser.listed(text, number):
-            self._unknown_seen = True
-            if any(word in text for word in _FOREIGN_WORDS):
-                parser.unlisted(text, number)
+            self._unlisted(text, number)
+
+    def _unlisted(self, text: str, number: int) -> None:
+        if any(word in text for word in _FOREIGN_WORDS):
+            self._parser.unlisted(text, number)
 
     def _is_everyday(self, text: str) -> bool:
         believed = self._parser.segments.build.touched and not self.prefixed_seen

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from twofour.engines.buildlog.sparsity import MARK, raw_line
 
 LONGEST = 1 << 20
-_OPEN_ENDS = (",", "+", "|", "(", "[", "{")
-_OPEN_STARTS = ("+ ", "|| ", ", ")
+_OPEN_ENDS = (",", "+", "|")
+_OPEN_STARTS = ("|| ", ", ")
 _TOKEN = re.compile(r"[(\[{]|[)\]}]|,(?= |$)|\|\|")
 _NARROWEST = 40
 """No paste is narrower; below it a line's length says nothing of the width."""
+_LONGEST_NAME = 20_000
+_SIBLINGS = 50
+_DIGITS = re.compile(r"\d+")
+_ATOM = r"(?:\(Unnamed Layer\* \d+\) \[[\w ]+\]|[^\s,'\"\[\]()]+)"
+_SIGN = r" (?:\+|\|\|)"
+_NAME = rf"{_ATOM}(?:{_SIGN} {_ATOM})*"
+_CUT_NAME = r" \(Unnamed(?: Layer\*(?: \d+\))?)?"
+_NAMES = re.compile(rf"{_NAME}(?:,(?: {_NAME})?)+(?:{_SIGN}|{_CUT_NAME})?|{_NAME}{_SIGN}")
+"""Two names at least, or one and a sign that more follows; no blanks as in common text."""
+_UNNAMED = re.compile(r"\(Unnamed(?: Layer\*(?: \d+\))?)?$")
+"""A name of TensorRT's own, broken at one of its blanks."""
+_PROMPT = re.compile(r"(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+:?[^\s$#%]{0,200}\s?)?[$#%>]{1,3}(?: |$)")
+"""Of a shell: `$ `, `(venv) user@host:~/x$ `, `root@1f2e:/# `, `>>> `."""
+
+
+class Paste(NamedTuple):
+    """What a log knows that tells the rest of a list from what another program printed."""
+
+    is_layer: Callable[[str], bool]
+    """Whether a name stands elsewhere in the build."""
+    breaks_at: Callable[[int], bool]
+    """Whether another line around was broken at that length."""
 
 
 class Broken:
@@ -29,6 +53,10 @@ class Broken:
         self._listed: bool | None = None
         self._depth = 0
         self._layers = 0
+        self._entry = ""
+        """The last name of the list, as far as it goes."""
+        self._before: deque[str] = deque(maxlen=_SIBLINGS)
+        """Names before it."""
         if self.is_sparsity:
             self._measure_start()
 
@@ -42,32 +70,76 @@ class Broken:
         """Too long to be one message of a real log."""
         return self._length > LONGEST
 
-    def goes_on(self, piece: str, width: Callable[[], int], *, bare_seen: bool) -> bool:
-        """Whether `piece` continues the list; `width` gives the longest line of the text around.
+    def goes_on(self, piece: str, paste: Paste) -> bool:
+        """Whether `piece` continues the list, rather than being what another program printed.
 
-        It does where the list is plainly unfinished, where its next word would not have fitted
-        into the width, and where bare lines are otherwise unheard of in this log.
+        It does where the list is plainly unfinished, by its brackets, marks or printed count;
+        a list that may be complete goes on only where something shows that its line was broken.
         """
-        if not piece.strip() or self.full:
+        text = piece.strip()
+        if not text or self.full or _PROMPT.match(text):
             return False
         if not self._listed:
-            return self._listed is None or piece.lstrip().startswith(":")
-        if self._printed == 0 and not self._layers:
+            return self._listed is None or text.startswith(":")
+        if self._depth > 0:
+            return not paste.is_layer(self._entry.strip())
+        empty = self._printed == 0 and not self._layers
+        if empty or not any(map(str.isalnum, text)):
             return False
-        word = piece.split(" ", 1)[0] or " "
-        return (
-            self._depth > 0
-            or self._tail.rstrip().endswith(_OPEN_ENDS)
-            or piece.lstrip().startswith(_OPEN_STARTS)
-            or (self._printed or 0) > self._layers
-            or not bare_seen
-            or (self.physical > _NARROWEST and self.physical + len(word) > width())
-        )
+        return self._is_open(text) or self._counts_on(text) or self._was_broken(piece, paste)
+
+    def _is_open(self, text: str) -> bool:
+        """Whether signs show that a name or a list goes on."""
+        if text.startswith("+ "):  # a shell's trace and a list of points begin so, too
+            return _NAMES.fullmatch(text[2:]) is not None
+        if text.startswith("[") and _UNNAMED.search(self._entry):
+            return True
+        return self._tail.rstrip().endswith(_OPEN_ENDS) or text.startswith(_OPEN_STARTS)
+
+    def _counts_on(self, text: str) -> bool:
+        """Whether layers are missing, all or some of the count, and the piece lists them."""
+        if not self._layers and _NAMES.fullmatch(text):
+            return True
+        missing = (self._printed or 0) - self._layers
+        more = text.count(", ") + text.count(" || ") + text.endswith(",")
+        return missing > 0 and (0 < more <= missing or (not self._layers and missing == 1))
+
+    def _was_broken(self, piece: str, paste: Paste) -> bool:
+        """Whether the last name becomes one that is known, or like the others, by the piece."""
+        entry = self._entry.strip()
+        if len(entry) > _LONGEST_NAME:
+            return False
+        whole = [joined.split(", ", 1)[0] for joined in joinings(entry, piece)]
+        if any(map(paste.is_layer, whole)):
+            return True
+        if entry and paste.is_layer(entry):
+            return False
+        if any(self._is_like_others(entry, name) for name in whole):
+            return True
+        return self.physical >= _NARROWEST and paste.breaks_at(self.physical)
+
+    def _between(self, piece: str) -> str:
+        """What stood at the break; a blank that an editor lost is told by the other names."""
+        between = glue(self._tail, piece)
+        entry = self._entry.lstrip()
+        if between or len(entry) > _LONGEST_NAME or " " in {self._tail[-1:], piece[:1]}:
+            return between
+        if _UNNAMED.search(entry):
+            return " "
+        ways = (blank for blank in ("", " ") if self._is_like_others(entry, entry + blank + piece))
+        return next(ways, between)
+
+    def _is_like_others(self, entry: str, name: str) -> bool:
+        """Whether another name of the list goes on as this one does, whatever the numbers."""
+        short, long = (_DIGITS.sub("0", text) for text in (entry, name))
+        start = long[: len(short) + 1]
+        others = (_DIGITS.sub("0", other) for other in self._before)
+        return bool(entry) and len(long) > len(short) and any(o.startswith(start) for o in others)
 
     def add(self, piece: str) -> None:
         """Append the next physical line."""
         self.physical = len(piece)
-        between = glue(self._tail, piece)
+        between = self._between(piece)
         piece = between + piece.lstrip()
         self._pieces.append(piece)
         self._length += len(piece)
@@ -91,7 +163,8 @@ class Broken:
         """Follow the list: brackets that are open, layers so far (fusions taken apart)."""
         if text.strip() and not self._layers:
             self._layers = 1
-        for match in _TOKEN.finditer(text.rstrip()):
+        start = 0
+        for match in _TOKEN.finditer(text):
             found = match[0]
             if found in {"(", "[", "{"}:
                 self._depth += 1
@@ -99,6 +172,10 @@ class Broken:
                 self._depth = max(0, self._depth - 1)
             elif self._depth == 0:
                 self._layers += 1
+                if found == ",":
+                    self._before.append((self._entry + text[start : match.start()]).strip())
+                    self._entry, start = "", match.end()
+        self._entry += text[start:]
 
 
 def glue(tail: str, piece: str) -> str:
@@ -107,7 +184,9 @@ def glue(tail: str, piece: str) -> str:
         return ""
     if piece[0] == " ":
         return " "
-    return " " if tail.endswith((",", "+", "|", ":")) or piece.startswith(("+ ", "|| ")) else ""
+    unnamed = tail.endswith(")") and piece[0] == "["  # `(Unnamed Layer* 0) [Convolution]`
+    open_end = tail.endswith((",", "+", "|", ":"))
+    return " " if open_end or unnamed or piece.startswith(("+ ", "|| ")) else ""
 
 
 def joinings(before: str, piece: str) -> tuple[str, ...]:

@@ -126,6 +126,13 @@ class OpenBuild:
         if not raw.foreign:
             self.native_chosen = raw.kind is SparsityKind.CHOSEN
 
+    def knows_layer(self, name: str) -> bool:
+        """Whether a layer of that name stands elsewhere in the log, in the lists among others."""
+        if not name:
+            return False
+        listed = any(f", {name}, " in f", {raw.names}, " for raw in self.sparsity if raw.names)
+        return listed or name in self.tuning.layers or name in self.renamed
+
     def add_fusion(self, fusion: Fusion) -> None:
         """Keep a graph optimisation."""
         if self.budget.take_spare(sum(map(len, fusion.layers))):

@@ -244,10 +244,6 @@ class LogParser:
         """Autotuning after a finished engine is that of the next, however little was logged."""
         return not self.segments.build.generated or self._event(message, number)
 
-    def width(self) -> int:
-        """Longest line around, of the same build."""
-        return self.around.width(self.number, self.segments.build.first_line)
-
     def _resolves(self, severity: str, message: str) -> bool:
         """Whether the message decides what the ones held back belong to."""
         failing = self.segments.next_fails(severity, message)

@@ -52,6 +52,12 @@ _FORMS = (
 )
 
 
+_MARKS = r"(?:\*{2,3}|~~|`{1,3}|</?(?:b|i|em|strong|code|pre|span|p|br|li|div)\b[^<>]{0,80}>){1,3}"
+_MARKED = re.compile(rf"^\s*{_MARKS}|{_MARKS}(?=\s*:)|(?<=[\w)\]}}:]){_MARKS}(?=\s|$)")
+_MARKED_NAME = re.compile(r"(?:^|(?<=, ))(\*{2,3}|`)([^*`,]+)(?:\1(?=,|$)|$)")
+"""Markdown and HTML of a paste: around the whole message, around its words, around each name."""
+
+
 @dataclass(frozen=True, slots=True)
 class RawLine:
     """A (Sparsity) line whose list is not split yet: the names that help come later."""
@@ -70,7 +76,7 @@ def raw_line(message: str, line: int) -> RawLine | None:
     if not mark:
         return None
     foreign = "(foreignNode)" in before
-    text = text.strip()
+    text = _unmarked(text)
     for kind, form in _FORMS:
         match = form.match(text)
         if match is not None:
@@ -79,9 +85,18 @@ def raw_line(message: str, line: int) -> RawLine | None:
     return None
 
 
+def _unmarked(text: str) -> str:
+    text = text.strip()
+    if not any(mark in text for mark in ("*", "`", "~~", "</", "<br")):
+        return text
+    return _MARKED.sub("", text).strip()
+
+
 def _list(rest: str | None) -> str | None:
     rest = (rest or "").strip()
-    return rest[1:] if rest.startswith(":") else None
+    if not rest.startswith(":"):
+        return None
+    return _MARKED_NAME.sub(r"\2", rest[1:].strip()) if "`" in rest or "**" in rest else rest[1:]
 
 
 def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:

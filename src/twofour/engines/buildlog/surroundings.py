@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 _AROUND = 20
 """Lines before and after a broken one that show how wide the paste is."""
@@ -32,8 +33,13 @@ class Surroundings:
         place = number - self._first
         return len(self._batch[place]) if 0 <= place < len(self._batch) else 0
 
-    def width(self, number: int, since: int) -> int:
-        """Length of the longest line around line `number`, from line `since` on."""
+    def of_length(self, length: int, number: int, since: int) -> tuple[tuple[str, str], ...]:
+        """Lines of that length around line `number`, from line `since` on, each with the next.
+
+        None where a line around is longer: a paste has no line beyond its width.
+        """
         start = max(since, number - _AROUND) - self._first
-        end = number + _AROUND - self._first
-        return max(map(len, self._batch[max(start, 0) : max(end, 0)]), default=0)
+        around = self._batch[max(start, 0) : max(number + _AROUND - self._first, 0)]
+        if max(map(len, around), default=0) > length:
+            return ()
+        return tuple(pair for pair in pairwise(around) if len(pair[0]) == length)
