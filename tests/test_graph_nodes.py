@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from onnx import TensorProto, helper
 from onnx_models import model, weights
 
@@ -52,3 +53,26 @@ def test_nodes_of_subgraphs_follow_under_their_way() -> None:
     found = graph_nodes(built)
     assert [n.label for n in found] == ["if", "if.else_branch/inner", "if.then_branch/inner"]
     assert found[1].constants == ("w",)
+
+
+@pytest.mark.parametrize("shape", [[2**62, 4], [1 << 20] * 6, [3] * 2000, [-1, 8]])
+def test_a_shape_that_no_tensor_can_have_is_unknown(shape: list[int]) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    built = model(nodes, {"w": weights(8, 8)}, inputs={"x": shape})
+    built.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, shape))
+    assert graph_nodes(built)[0].output_shape is None
+
+
+def test_the_way_into_subgraphs_adds_little_to_each_label() -> None:
+    branch = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["r"], f"n{i}") for i in range(3)],
+        "b",
+        [],
+        [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)],
+    )
+    node = helper.make_node(
+        "If", ["c"], ["y"], "n" * 50_000, then_branch=branch, else_branch=branch
+    )
+    labels = [n.label for n in graph_nodes(model([node], {}))]
+    assert [label[-17:] for label in labels[1:4]] == [f"nn.else_branch/n{i}" for i in range(3)]
+    assert all(len(label) < 1_100 for label in labels[1:])

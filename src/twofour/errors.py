@@ -9,6 +9,10 @@ error of the run: what was measured does not decide a gate.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 NOT_JUDGED = 6
 INTERRUPTED = 130
 
@@ -31,6 +35,17 @@ class BadInputError(TwofourError):
     """Input that cannot be used: missing, damaged, inconsistent or unsafe."""
 
     exit_code = 2
+
+
+@contextmanager
+def naming(file: Path | None) -> Iterator[None]:
+    """Put the file's name before the message of a BadInputError that does not tell it."""
+    try:
+        yield
+    except BadInputError as error:
+        if file is None or str(file) in error.message:
+            raise
+        raise BadInputError(f"{file}: {error.message}", hint=error.hint) from error
 
 
 class MissingToolError(TwofourError):

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import onnx
 
+from twofour.errors import naming
 from twofour.graph_constants import not_covered
 from twofour.graph_cuts import CUTS
 from twofour.graph_files import load_external, parse_model, verify_external
+from twofour.graph_functions import check_functions
 from twofour.graph_layer import Layer, find_layer, has_weight, weight_input
 from twofour.graph_precision import quantized_tensors
 from twofour.graph_scope import Node, Scope, function_scopes, scopes
@@ -42,6 +44,7 @@ def load_model(path: Path, *, weights: bool = True) -> onnx.ModelProto:
     data that is missing, truncated or outside the model's folder (looked at in both cases).
     """
     model = parse_model(path)
+    check_functions(model, path)
     if weights:
         load_external(model, path)
     else:
@@ -58,6 +61,13 @@ def find_weights(
     whole; without one only an axis kept as it is. `path`, the model's file, is needed where
     shapes or zero points lie in external data. Raises BadInputError for a damaged graph.
     """
+    with naming(path):
+        return _find_weights(model, pattern, path)
+
+
+def _find_weights(
+    model: onnx.ModelProto, pattern: Pattern | None, path: Path | None
+) -> GraphWeights:
     opened = list(scopes(model, path))
     layers: list[Layer] = []
     products = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -97,6 +97,14 @@ def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionPr
     waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
     for info in model.training_info:
         waiting += [info.initialization, info.algorithm]
+    return with_subgraphs(waiting)
+
+
+def with_subgraphs(
+    found: Iterable[onnx.GraphProto | onnx.FunctionProto],
+) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """The graphs and, after them, every graph that lies in a node of them."""
+    waiting = [*found]
     for graph in waiting:
         yield graph
         waiting += [inner for node in graph.node for _, inner in subgraphs(node)]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import onnx
 
 from twofour.graph_scope import Node, Scope, scopes
 from twofour.records import GraphNode
+
+_TOO_MANY_VALUES = 1 << 63
 
 
 def graph_nodes(model: onnx.ModelProto) -> tuple[GraphNode, ...]:
@@ -43,7 +47,7 @@ def _is_constant(scope: Scope, name: str) -> bool:
 
 
 def _declared_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int | None, ...]]:
-    return {
+    declared = {
         value.name: tuple(
             dim.dim_value if dim.HasField("dim_value") else None
             for dim in value.type.tensor_type.shape.dim
@@ -51,3 +55,10 @@ def _declared_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int | None, ...]
         for value in (*graph.value_info, *graph.input, *graph.output)
         if value.type.tensor_type.HasField("shape")
     }
+    return {name: shape for name, shape in declared.items() if _is_possible(shape)}
+
+
+def _is_possible(shape: tuple[int | None, ...]) -> bool:
+    """No memory holds a tensor of 2^63 values; a damaged file may well declare one."""
+    known = [size for size in shape if size is not None]
+    return all(size >= 0 for size in known) and prod(known) < _TOO_MANY_VALUES

@@ -15,6 +15,8 @@ _STANDARD_DOMAINS = ("", "ai.onnx")
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
 _MOST_INTEGERS = 64
 """Axes and shapes are shorter; a longer tensor is none, however it is used."""
+_LONGEST_WAY = 1_000
+"""Characters that a subgraph adds to the label of every node in it; the end tells the most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,7 +101,8 @@ def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
         yield scope
         for node in scope.nodes:
             for name, graph in subgraphs(node.proto):
-                waiting.append(_open(graph, scope, scope.path, f"{node.label}.{name}/"))
+                way = f"{node.label}.{name}/"[-_LONGEST_WAY:]
+                waiting.append(_open(graph, scope, scope.path, way))
 
 
 def is_standard(node: onnx.NodeProto) -> bool:

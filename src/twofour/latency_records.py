@@ -38,7 +38,9 @@ class CompareOptions:
     inputs: str | None = None
     """Path of the example inputs, .npz."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of random example inputs, by position."""
+    """Shapes of random example inputs, by position, or by the names beside them."""
+    input_shape_names: tuple[str, ...] = ()
+    """Inputs that `input_shapes` are of, one for each; (): by position."""
     shapes: tuple[str, ...] = ()
     """TensorRT optimization profiles as text, `input=min:opt:max`."""
     metric: str | None = None

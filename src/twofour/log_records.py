@@ -210,6 +210,16 @@ class RenamedLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSources:
+    """The ONNX nodes that the log states for a Myelin region, or for an operation inside one."""
+
+    layer: str
+    """TensorRT's name."""
+    onnx_nodes: tuple[str, ...]
+    """As in EngineLayer.onnx_nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogMessage:
     """A warning or an error."""
 
@@ -250,6 +260,9 @@ class EngineLayer:
     kernel_shape: tuple[int, ...] | None = None
     weights_type: str | None = None
     weights_count: int | None = None
+    inputs: tuple[str, ...] | None = None
+    """Names of the tensors it reads; None where they are not listed."""
+    outputs: tuple[str, ...] | None = None
     input_formats: tuple[str, ...] | None = None
     output_formats: tuple[str, ...] | None = None
     onnx_nodes: tuple[str, ...] = ()
@@ -373,6 +386,8 @@ class Build:
     fusions: tuple[Fusion, ...]
     renamed_layers: tuple[RenamedLayer, ...] = ()
     """`Registering layer: A for ONNX node: B` wherever the two names differ."""
+    layer_sources: tuple[LayerSources, ...] = ()
+    """`ForeignNode A metadata: [ONNX Layer: B]...` and the same of the operations in it."""
     warnings: tuple[LogMessage, ...]
     errors: tuple[LogMessage, ...]
     warning_count: int

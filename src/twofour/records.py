@@ -370,6 +370,19 @@ class TensorShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRange:
+    """What a free size of an ONNX file may be: from the module, written into the file."""
+
+    name: str
+    """Of the dimensions that have it."""
+    min: int
+    max: int | None
+    """None: no limit is known."""
+    step: int = 1
+    """Sizes are multiples of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
     """export.json."""
 
@@ -671,6 +684,8 @@ class Verdict:
     """Fastest dense tactic."""
     profile_ms: float | None = None
     """Mean time of its engine layer in the profile of the sparse engine."""
+    required: bool | None = None
+    """Whether the weight was to be pruned; False: left dense on purpose; None: nothing says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -812,7 +827,9 @@ class RunOptions:
     inputs: str | None = None
     """Path of the example inputs: .npz, or .txt for a text model."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of random float32 example inputs, by position."""
+    """Shapes of random example inputs, by position, or by the names beside them."""
+    input_shape_names: tuple[str, ...] = ()
+    """Inputs that `input_shapes` are of, one for each; (): by position."""
     metric: str | None = None
     """file.py:callable, called with a predict function for each variant."""
     seed: int = 0
@@ -838,6 +855,15 @@ class ExportedVariant:
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     layers: LayerMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleArrays:
+    """stages/inputs.json: the example inputs of a model that came as ONNX."""
+
+    shapes: dict[str, tuple[int, ...]]
+    note: str | None = None
+    """What was taken for a batch that nobody gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -880,6 +906,7 @@ class RunManifest:
     inputs: str | None = None
     """Absolute path of the example inputs that the run was given last."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
+    input_shape_names: tuple[str, ...] = ()
     seed: int = 0
     schema_version: int = SCHEMA_VERSION
 

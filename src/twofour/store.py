@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, naming
 
 T = TypeVar("T")
 _VERSION = "schema_version"
@@ -115,10 +115,8 @@ def read_record(kind: type[T], path: Path) -> T:
         text = path.read_bytes()
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
-    try:
+    with naming(path):
         return from_json(kind, text)
-    except BadInputError as error:
-        raise BadInputError(f"{path}: {error.message}", hint=error.hint) from error
 
 
 @contextlib.contextmanager

@@ -316,7 +316,7 @@ def test_made_up_inputs_and_far_outputs_are_noted(run: Path, tmp_path: Path) -> 
     arguments = ("--engines", "onnxruntime:cpu", "--rounds", "1", "--out", tmp_path / "o")
     notes = record(run / "dense.onnx", *arguments)["notes"]
     assert notes[0] == (
-        "inputs: x 2x3x8x8 float32 (made up: give real ones with --inputs, or shapes with "
+        "inputs: x 8x3x8x8 float32 (made up: give real ones with --inputs, or shapes with "
         "--input-shape)"
     )
     other = save(gemm(weights(8, 16, seed=1), trans_b=1), tmp_path / "a.onnx")

@@ -6,9 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofour.engines.protocol import Arrays
-from twofour.engines.shapes import check_shapes, parse_shapes, profiles_for
+from twofour.engines.shapes import (
+    bind_shapes,
+    check_shapes,
+    parse_shapes,
+    profiles_for,
+    shapes_of,
+)
 from twofour.errors import BadInputError
-from twofour.records import ShapeProfile, TensorShape
+from twofour.records import ShapeProfile, SizeRange, TensorShape
 
 IMAGE = TensorShape(name="x", dtype="float32", shape=("batch", 3, 224, 224))
 DIMS = st.integers(1, 2**31 - 1)
@@ -92,26 +98,72 @@ def test_shapes_that_contradict_the_model_are_bad_input(text: str, words: str) -
     assert "batch x 3 x 224 x 224" in str(failure.value)
 
 
-def test_a_batch_goes_from_one_to_the_example_and_other_dimensions_stay() -> None:
+def test_a_batch_goes_from_one_to_eight_or_the_example_and_other_dimensions_stay() -> None:
     tokens = TensorShape(name="ids", dtype="int64", shape=("batch", "sequence"))
     fixed = TensorShape(name="scale", dtype="float32", shape=(1,))
     examples: Arrays = {"ids": np.zeros((4, 77), np.int64), "scale": np.zeros(1, np.float32)}
-    found = profiles_for((), (tokens, fixed), examples)
-    assert found == (ShapeProfile(input="ids", min=(1, 77), opt=(4, 77), max=(4, 77)),)
+    found = profiles_for((), (tokens, fixed), shapes_of(examples))
+    assert found == (ShapeProfile(input="ids", min=(1, 77), opt=(4, 77), max=(8, 77)),)
+    (larger,) = profiles_for((), (tokens,), {"ids": (20, 77)})
+    assert larger.max == (20, 77)
 
 
 def test_a_fixed_batch_is_never_widened() -> None:
     tensor = TensorShape(name="x", dtype="float32", shape=(2, "width"))
-    (profile,) = profiles_for((), (tensor,), {"x": np.zeros((2, 5), np.float32)})
+    (profile,) = profiles_for((), (tensor,), {"x": (2, 5)})
     assert (profile.min, profile.max) == ((2, 5), (2, 5))
 
 
 def test_what_is_asked_for_goes_before_the_example() -> None:
     asked = parse_shapes(["x=1x3x224x224:2x3x224x224:4x3x224x224"])
-    assert profiles_for(asked, (IMAGE,), {"x": np.zeros((8, 3, 224, 224), np.float32)}) == asked
+    assert profiles_for(asked, (IMAGE,), {"x": (8, 3, 224, 224)}) == asked
 
 
 def test_a_dynamic_input_without_example_asks_for_shapes() -> None:
     with pytest.raises(BadInputError, match="dynamic shape and no example") as failure:
         profiles_for((), (IMAGE,), {})
     assert "--shapes x=min:opt:max" in (failure.value.hint or "")
+
+
+def tokens(*names: str) -> tuple[TensorShape, ...]:
+    return tuple(TensorShape(name=n, dtype="int64", shape=("batch", "sequence")) for n in names)
+
+
+def test_a_profile_of_one_input_holds_for_all_whose_dimensions_have_its_names() -> None:
+    inputs = tokens("input_ids", "attention_mask", "token_type_ids")
+    found = bind_shapes(parse_shapes(["input_ids=1x8:8x128:16x512"]), inputs)
+    assert [p.input for p in found] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert {(p.min, p.opt, p.max) for p in found} == {((1, 8), (8, 128), (16, 512))}
+
+
+def test_a_name_inside_another_shape_is_bound_too() -> None:
+    bias = TensorShape(name="bias", dtype="float32", shape=("batch", 1, "sequence", "sequence"))
+    found = bind_shapes(parse_shapes(["ids=1x8:2x16:4x32"]), (*tokens("ids"), bias))
+    assert found[1].min == (1, 1, 8, 8)
+    assert found[1].max == (4, 1, 32, 32)
+
+
+def test_two_ranges_for_one_name_are_an_error_that_names_both() -> None:
+    asked = parse_shapes(["ids=1x8:8x128:16x512", "mask=1x8:8x64:16x512"])
+    with pytest.raises(BadInputError) as failure:
+        bind_shapes(asked, tokens("ids", "mask"))
+    assert failure.value.message == (
+        "--shapes: 'sequence' is 8:128:512 in 'ids' (dimension 1) and "
+        "8:64:512 in 'mask' (dimension 1)"
+    )
+
+
+def test_dimensions_without_a_name_are_not_bound() -> None:
+    free = [TensorShape(name=n, dtype="int64", shape=("?", "?")) for n in ("a", "b")]
+    assert [p.input for p in bind_shapes(parse_shapes(["a=1x2"]), free)] == ["a"]
+    found = profiles_for(parse_shapes(["a=1x2"]), free, {"a": (1, 2), "b": (3, 4)})
+    assert [p.opt for p in found] == [(1, 2), (3, 4)]
+
+
+def test_a_size_that_the_file_has_a_range_for_goes_over_it_up_to_the_cap() -> None:
+    known = {"sequence": SizeRange(name="sequence", min=1, max=4096)}
+    ids, mask = profiles_for((), tokens("ids", "mask"), {"ids": (2, 27), "mask": (2, 27)}, known)
+    assert (ids.min, ids.opt, ids.max) == ((1, 1), (2, 27), (8, 512))
+    assert (mask.min, mask.opt, mask.max) == (ids.min, ids.opt, ids.max)
+    long = profiles_for((), tokens("ids"), {"ids": (2, 2000)}, known)
+    assert long[0].max == (8, 2000)

@@ -237,6 +237,7 @@ def test_every_option_is_either_followed_or_refused() -> None:
     followed = {"seed", "baseline", "fail_if"}
     refused = {
         *("engines", "batches", "metric", "threads", "inputs", "input_shapes", "shapes"),
+        "input_shape_names",
         *("rounds", "warmup", "time_limit_s"),
     }
     assert {f.name for f in dataclasses.fields(CompareOptions)} == followed | refused

@@ -19,6 +19,7 @@ from twofour.pipeline.evidence import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
 from twofour.pruning.masks import prune_in_place
 from twofour.records import EligibilityReport, Pattern, VerdictName
+from twofour.reports.join.gates import Gates, check_gates
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 DRIVER = r"""
@@ -204,6 +205,38 @@ def test_the_types_of_the_build_in_the_log_decide_about_float32_layers(tmp_path:
         (found,) = report_files(EvidenceFiles(onnx=path, log=log))[0].verdicts
         assert ("DTYPE" in [r.code.value for r in found.reasons]) is doubted, precision
         assert ("float16" in (found.remedy or "")) is doubted, precision
+
+
+def test_gates_pass_a_pruned_network_whose_stem_and_depthwise_layer_stayed_dense(
+    tmp_path: Path,
+) -> None:
+    generator = np.random.default_rng(0)
+
+    def weight(*shape: int, pruned: bool) -> np.ndarray:
+        array = generator.standard_normal(shape).astype(np.float16)
+        if pruned:
+            array[:, [i for i in range(shape[1]) if i % 4 > 1]] = 0
+        return array
+
+    arrays = {
+        "stem": weight(64, 3, 7, 7, pruned=False),
+        "dw": weight(64, 1, 3, 3, pruned=False),
+        "grouped": weight(64, 16, 3, 3, pruned=False),
+        "mix": weight(256, 64, 1, 1, pruned=True),
+    }
+    names = ["x", *arrays]
+    nodes = [
+        helper.make_node("Conv", [before, f"{name}.w"], [name], name=name, group=groups)
+        for before, name, groups in zip(names, arrays, (1, 64, 4, 1), strict=False)
+    ]
+    path = save(
+        tmp_path / "m.onnx",
+        nodes,
+        [numpy_helper.from_array(array, f"{name}.w") for name, array in arrays.items()],
+    )
+    report, _ = report_files(EvidenceFiles(onnx=path))
+    assert [v.required for v in report.verdicts] == [False, False, False, True]
+    assert check_gates(report, Gates(min_eligible=0.9, no_broken=True)) == ()
 
 
 # --- what cannot be judged ------------------------------------------------------------------------

@@ -264,7 +264,7 @@ def test_an_onnx_file_goes_through_the_whole_chain(
     assert result.export.precision is None
     assert [row.pruned for row in result.prune.weights] == [False, True, False, True]
     assert result.validation.broken == ()
-    assert result.accuracy.drift[0].shape == (2, 10)
+    assert result.accuracy.drift[0].shape == (8, 10)
     sparse = (tmp_path / "r" / "sparse.onnx.data").read_bytes()
     assert len(sparse) == (finished[0] / "sparse.onnx.data").stat().st_size
 

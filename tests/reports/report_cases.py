@@ -87,7 +87,7 @@ def check(weight: Weight, violations: int = 0, holds_along: int | None = None) -
         first_violation=(0,) * len(weight.shape) if violations else None,
         tail=width % 4,
         holds_along=holds_along,
-        required=False,
+        required=True,
     )
 
 

@@ -71,12 +71,22 @@ def test_a_name_without_a_node_is_not_matched(name: str) -> None:
     assert not resolved(name, *MNIST).matched
 
 
-def test_a_region_holds_the_nodes_from_the_first_user_of_its_constant_to_the_end() -> None:
-    found = resolved("{ForeignNode[gemm1.weight...ONNXTRT_castHelper_9]}", *MNIST)
+def test_a_region_holds_what_no_other_layer_of_the_engine_names() -> None:
+    names = [
+        *("node_conv2d + node_relu", "node_max_pool2d", "node_conv2d_1 + node_relu_1"),
+        "{ForeignNode[gemm1.weight...ONNXTRT_castHelper_9]}",
+    ]
+    found = resolve(names, index_nodes(MNIST, {}, names), whole=True)[-1]
     assert [MNIST[at].name for at in found.region] == [
-        *("node_linear", "node_relu_2", "node_linear_1", "node_softmax")
+        *("node_view", "node_linear", "node_relu_2", "node_linear_1", "node_softmax")
     ]
     assert found.nodes == ()
+
+
+def test_of_layers_that_may_not_be_all_a_region_surely_has_the_user_of_its_constant() -> None:
+    found = resolved("{ForeignNode[gemm1.weight...ONNXTRT_castHelper_9]}", *MNIST)
+    assert [MNIST[at].name for at in found.region] == ["node_linear"]
+    assert len(found.perhaps) == len(MNIST) - 1
 
 
 def test_a_region_leaves_out_what_another_layer_names() -> None:

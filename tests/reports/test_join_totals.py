@@ -16,11 +16,12 @@ from join_cases import (
     profile,
     tuned,
 )
-from report_cases import check, conv, matmul, report
+from report_cases import check, context, conv, matmul, report, validation
 
 from twofour.errors import BadInputError
 from twofour.log_records import BuildOutcome
 from twofour.records import EligibilityReport, EligibilityTotals, ReasonCode, ShareUnit, VerdictName
+from twofour.reports.eligibility import predict
 from twofour.reports.evidence_lines import evidence_lines
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.explain_text import explain, find_layer
@@ -252,9 +253,49 @@ def test_a_broken_pattern_offends_where_none_may_be() -> None:
     weight = conv("a", 512, 512, node="a")
     found = report((weight, check(weight, violations=3)))
     said, line = check_gates(found, Gates(no_broken=True))
-    assert said == "pattern broken in 1 of 1 layer, gate 0"
+    assert said == "pattern broken in 1 of 1 weight, gate 0"
     assert line.startswith("a: not-eligible, PATTERN_BROKEN")
     assert check_gates(found, Gates()) == ()
+
+
+def test_what_was_left_dense_on_purpose_is_held_to_no_gate() -> None:
+    stem, dense = conv("stem", 3, 64, (7, 7)), conv("head", 512, 512)
+    broken = conv("lost", 512, 512)
+    left = [(w, replace(check(w, violations=9), required=False)) for w in (stem, dense)]
+    gates = Gates(min_eligible=1.0, no_broken=True)
+    assert check_gates(report(conv("mix", 512, 512), *left), gates) == ()
+    lines = check_gates(report(*left, (broken, check(broken, violations=9))), gates)
+    assert lines[:2] == (
+        "0 of 1 layer eligible: 0, gate 1",
+        "pattern broken in 1 of 1 weight, gate 0",
+    )
+    assert [line.split(":")[0] for line in lines[2:]] == ["lost"]
+    with pytest.raises(BadInputError, match="no layer to hold to the gates"):
+        check_gates(report(*left), gates)
+
+
+def test_a_layer_whose_weight_is_computed_counts_although_nothing_could_be_pruned() -> None:
+    computed = matmul("computed", 0, 0, weight=None, axis=None, shape=(), math_dtype="unknown")
+    found = predict(
+        [computed, conv("a", 512, 512)], validation(check(conv("a", 512, 512))), context()
+    )
+    assert [v.required for v in found.verdicts] == [None, True]
+    assert check_gates(found, Gates(min_eligible=0.9))[0] == "1 of 2 layers eligible: 0.5, gate 0.9"
+
+
+def test_a_broken_weight_that_two_layers_share_is_one_broken_weight() -> None:
+    pair = [matmul(name, 512, 512, weight="shared") for name in ("a", "b")]
+    found = report(*((w, check(w, violations=3)) for w in pair), conv("c", 512, 512))
+    lines = check_gates(found, Gates(no_broken=True))
+    assert lines[0] == "pattern broken in 1 of 2 weights, gate 0"
+    assert [line.split(":")[0] for line in lines[1:]] == ["a", "b"]
+
+
+def test_a_model_known_from_its_engine_alone_is_held_to_the_gates_as_a_whole() -> None:
+    layers = information(layer("a", SPARSE), layer("g", DENSE, groups=4))
+    found = report_from_engine(BuildEvidence(build=LOG, layers=layers))
+    assert {v.layer: v.required for v in found.verdicts}["g"] is False
+    assert check_gates(found, Gates(min_chosen=0.1)) == ()
 
 
 def test_no_broken_is_refused_where_no_pattern_is_known() -> None:

@@ -49,13 +49,15 @@ def build(
     Leaves plan, verbose log, layer information and per-layer profile of each. Without TensorRT
     the model is run by ONNX Runtime, and the record says so. With --emit-trtexec the engines are
     built by trtexec elsewhere: run build.sh there, bring the folder back, then twofour report DIR.
-    A dynamic batch without --shapes is 1:8:8 then.
+    Without --shapes a free batch of the file is 1:8:8, and every other free size must be given.
 
     Example: twofour build sparse.onnx --shapes x=1x3x224x224:8x3x224x224:16x3x224x224
     """
+    asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
     options = RunOptions(
         inputs=None if inputs is None else str(inputs),
-        input_shapes=opt.parse_input_shapes(input_shape),
+        input_shapes=asked_shapes,
+        input_shape_names=asked_names,
         seed=seed,
         engine=engine.value,
         build=build_options(shapes=shapes, workspace=workspace, level=opt_level, tf32=tf32),

@@ -101,6 +101,7 @@ def compare(
     """
     if json and layout is not Format.TABLE:
         raise BadInputError("--json and --format ask for two things", hint="leave one of them out")
+    asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
     options = CompareOptions(
         engines=tuple(engines or ()),
         batches=_batches(batch),
@@ -111,7 +112,8 @@ def compare(
         seed=seed,
         baseline=baseline,
         inputs=None if inputs is None else str(inputs),
-        input_shapes=opt.parse_input_shapes(input_shape),
+        input_shapes=asked_shapes,
+        input_shape_names=asked_names,
         shapes=tuple(shapes or ()),
         metric=metric,
         fail_if=tuple(fail_if or ()),

@@ -30,12 +30,14 @@ def export(
     from twofour.pipeline.run import run_export
     from twofour.store import to_json
 
+    asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
     options = RunOptions(
         precision=precision,
         opset=opset,
         dynamic_batch=not static_batch,
         inputs=None if inputs is None else str(inputs),
-        input_shapes=opt.parse_input_shapes(input_shape),
+        input_shapes=asked_shapes,
+        input_shape_names=asked_names,
         seed=seed,
     )
     if out is not None:

@@ -24,6 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _BUG = 1
 _INTERRUPTED = {"compare": "interrupted before the first round: nothing was kept"}
+_LONGEST_MESSAGE = 2_000
 _traceback_folder: Path | None = None
 
 
@@ -43,7 +44,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
         except typer.Exit:
             raise
         except TwofourError as error:
-            say(f"error: {error}")
+            say(f"error: {_shortened(str(error))}")
             raise typer.Exit(error.exit_code) from None
         except ModuleNotFoundError as error:
             raise typer.Exit(_missing(error)) from None
@@ -61,6 +62,14 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
             raise typer.Exit(_bug(error)) from None
 
     return run
+
+
+def _shortened(text: str) -> str:
+    """Names in files may be of any length; begin and end of a message tell what is wrong."""
+    if len(text) <= _LONGEST_MESSAGE:
+        return text
+    half = _LONGEST_MESSAGE // 2
+    return f"{text[:half]} ... {text[-half:]}"
 
 
 def _missing(error: ModuleNotFoundError) -> int:

@@ -75,7 +75,9 @@ Inputs = Annotated[
 InputShapes = Annotated[
     list[str] | None,
     typer.Option(
-        "--input-shape", metavar="2x3x224x224", help="Random example input; one per input."
+        "--input-shape",
+        metavar="[NAME=]2x3x224x224",
+        help="Random example input: one for each input in order, or by name; repeatable.",
     ),
 ]
 MetricOption = Annotated[
@@ -137,9 +139,25 @@ def one_of(folder: Path | None, files: EvidenceFiles) -> None:
         )
 
 
-def parse_input_shapes(texts: list[str] | None) -> tuple[tuple[int, ...], ...]:
-    """Read "2x3x224x224"; raises BadInputError for anything but positive numbers."""
-    return tuple(_dimensions(text) for text in texts or ())
+def parse_input_shapes(
+    texts: list[str] | None,
+) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Shapes, and their inputs' names where they have some: "2x3x224x224" or "x=2x3x224x224".
+
+    Raises BadInputError for anything but positive numbers, a name given twice, and names on some
+    of the shapes only.
+    """
+    parts = [text.rpartition("=") for text in texts or ()]
+    shapes = tuple(_dimensions(shape) for _, _, shape in parts)
+    names = tuple(name.strip() for name, equals, _ in parts if equals)
+    if names and (len(names) < len(shapes) or not all(names)):
+        raise BadInputError(
+            "--input-shape: give every shape with its input's name, or none",
+            hint="write it like --input-shape x=2x3x224x224 --input-shape mask=2x224x224",
+        )
+    if len(set(names)) < len(names):
+        raise BadInputError(f"--input-shape names an input twice: {', '.join(names)}")
+    return shapes, names
 
 
 def _dimensions(text: str) -> tuple[int, ...]:
@@ -148,5 +166,7 @@ def _dimensions(text: str) -> tuple[int, ...]:
     except ValueError:
         dimensions = ()
     if not dimensions or min(dimensions) < 1:
-        raise BadInputError(f"{text!r} is not a shape", hint="write it like 2x3x224x224")
+        raise BadInputError(
+            f"{text!r} is not a shape", hint="write it like 2x3x224x224, or x=2x3x224x224"
+        )
     return dimensions

@@ -41,13 +41,16 @@ def report(
     dense_log: opt.DenseLogFile = None,
     dense_profile: opt.DenseProfileFile = None,
     min_eligible: Annotated[
-        float | None, typer.Option("--min-eligible", help="Gate: share of layers, 0 to 1.")
+        float | None,
+        typer.Option("--min-eligible", help="Gate: share of the layers to be pruned, 0 to 1."),
     ] = None,
     min_chosen: Annotated[
-        float | None, typer.Option("--min-chosen", help="Gate: share of layers, 0 to 1.")
+        float | None,
+        typer.Option("--min-chosen", help="Gate: share of the layers to be pruned, 0 to 1."),
     ] = None,
     no_broken: Annotated[
-        bool, typer.Option("--no-broken", help="Gate: no layer with a broken pattern.")
+        bool,
+        typer.Option("--no-broken", help="Gate: no weight to be pruned breaks the pattern."),
     ] = False,
     allow_reason: Annotated[
         list[ReasonCode] | None,
@@ -61,7 +64,8 @@ def report(
     """Say for every layer whether sparse math can run in it, why not, and what to do.
 
     From a run folder, an ONNX file, or what a build left (of trtexec, Polygraphy and others):
-    then the verdicts are measured. With gates, layers that do not meet them end in exit 4.
+    then the verdicts are measured. Gates that are not met end in exit 4. They hold for the weights
+    that were to be pruned: the run's own, or in an ONNX file those that pruning takes by default.
 
     Example: twofour report --onnx model.onnx --log build.log --layers layers.json
     """

@@ -46,6 +46,7 @@ def prune_export_build(
     from twofour.pipeline.run import run_all
     from twofour.store import to_json
 
+    asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
     options = RunOptions(
         pattern=Pattern.parse(pattern),
         selection=selection(all_layers=all_layers, include=include, exclude=exclude),
@@ -53,7 +54,8 @@ def prune_export_build(
         opset=opset,
         dynamic_batch=not static_batch,
         inputs=None if inputs is None else str(inputs),
-        input_shapes=opt.parse_input_shapes(input_shape),
+        input_shapes=asked_shapes,
+        input_shape_names=asked_names,
         metric=metric,
         seed=seed,
         fresh=fresh,

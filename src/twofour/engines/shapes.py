@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from twofour.engines.protocol import Arrays
 from twofour.errors import BadInputError
-from twofour.records import ShapeProfile, TensorShape
+from twofour.records import ShapeProfile, SizeRange, TensorShape
+
+LARGEST_BATCH = 8
+"""Least max of a batch that nobody gave."""
+LARGEST_LENGTH = 512
+"""Max of a size that nobody gave and the model allows: memory is set aside for max."""
+ANONYMOUS = "?"
+"""A free dimension without a name: two of them need not be of one size."""
 
 _SHAPE = re.compile(r"\d{1,10}(?:x\d{1,10})*")
 _LARGEST_DIM = 2**31 - 1
@@ -87,37 +94,133 @@ def _check_fits(profile: ShapeProfile, tensor: TensorShape) -> None:
             )
 
 
-def profiles_for(
-    asked: Sequence[ShapeProfile], inputs: Sequence[TensorShape], examples: Arrays
+def bind_shapes(
+    asked: Sequence[ShapeProfile], inputs: Sequence[TensorShape]
 ) -> tuple[ShapeProfile, ...]:
-    """One profile for each input with a dynamic dimension: as asked for, else from its example.
+    """`asked`, and a profile for each other input whose free sizes follow from those by name.
 
-    From an example: a dynamic first dimension (the batch) goes from 1 to the example's, every other
-    dimension stays as in the example, because a model rarely accepts 1 for those. The example is
-    opt and max: tactics are chosen for opt. Raises BadInputError where neither is there, and where
-    `asked` does not fit the model.
+    Two dimensions that the model calls alike are of one size in every run: what is said of a
+    token input holds for its mask. Raises BadInputError where `asked` does not fit the model, and
+    where it gives one name two ranges, naming both.
     """
     check_shapes(asked, inputs)
-    given = {profile.input: profile for profile in asked}
-    return tuple(
-        given.get(tensor.name) or _from_example(tensor, examples)
+    ranges = _ranges_by_symbol(asked, inputs)
+    given = {profile.input for profile in asked}
+    following = (
+        _from_ranges(tensor, [_known(dim, ranges) for dim in tensor.shape])
         for tensor in inputs
-        if tensor.name in given or any(not isinstance(dim, int) for dim in tensor.shape)
+        if tensor.name not in given and not is_fixed(tensor)
     )
+    return (*asked, *(profile for profile in following if profile is not None))
 
 
-def _from_example(tensor: TensorShape, examples: Arrays) -> ShapeProfile:
+def profiles_for(
+    asked: Sequence[ShapeProfile],
+    inputs: Sequence[TensorShape],
+    examples: Mapping[str, tuple[int, ...]],
+    known: Mapping[str, SizeRange] | None = None,
+) -> tuple[ShapeProfile, ...]:
+    """One profile for each input with a free dimension: as asked for, else by its example's shape.
+
+    A free first dimension (the batch) goes from 1 to the example's, at least to LARGEST_BATCH. A
+    dimension of which the file itself says the range (`known`, by name) goes over that range, to
+    LARGEST_LENGTH at most where the example is no longer. Every other one stays as in the
+    example: what else a model accepts is not known. The example is opt: tactics are chosen for it.
+    Raises BadInputError where neither is there, and where `asked` does not fit the model.
+    """
+    bound = bind_shapes(asked, inputs)
+    given = {profile.input: profile for profile in bound}
+    ranges = _ranges_by_symbol(bound, inputs)
+    made = {}
+    for tensor in inputs:
+        if tensor.name in given or is_fixed(tensor):
+            continue
+        made[tensor.name] = _from_example(tensor, examples, ranges, known or {})
+    profiles = {**given, **made}
+    return tuple(profiles[tensor.name] for tensor in inputs if tensor.name in profiles)
+
+
+def shapes_of(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    """Shape of each array, by name."""
+    return {name: tuple(map(int, array.shape)) for name, array in arrays.items()}
+
+
+def is_fixed(tensor: TensorShape) -> bool:
+    """Whether the model leaves no dimension of that input free."""
+    return all(isinstance(dim, int) for dim in tensor.shape)
+
+
+def _ranges_by_symbol(
+    profiles: Sequence[ShapeProfile], inputs: Sequence[TensorShape]
+) -> dict[str, tuple[int, int, int]]:
+    """Name of a free dimension -> min, opt, max."""
+    known = {tensor.name: tensor for tensor in inputs}
+    ranges: dict[str, tuple[int, int, int]] = {}
+    first: dict[str, str] = {}
+    for profile in profiles:
+        rows = zip(profile.min, profile.opt, profile.max, strict=True)
+        for axis, (symbol, row) in enumerate(zip(known[profile.input].shape, rows, strict=True)):
+            if isinstance(symbol, int) or symbol == ANONYMOUS:
+                continue
+            where = f"{':'.join(map(str, row))} in {profile.input!r} (dimension {axis})"
+            if ranges.setdefault(symbol, row) != row:
+                raise BadInputError(
+                    f"--shapes: {symbol!r} is {first[symbol]} and {where}",
+                    hint="the model has one size for both; give one of them and the other follows",
+                )
+            first.setdefault(symbol, where)
+    return ranges
+
+
+def _known(
+    dim: int | str, ranges: Mapping[str, tuple[int, int, int]]
+) -> tuple[int, int, int] | None:
+    return (dim, dim, dim) if isinstance(dim, int) else ranges.get(dim)
+
+
+def _from_ranges(
+    tensor: TensorShape, rows: Sequence[tuple[int, int, int] | None]
+) -> ShapeProfile | None:
+    """None where the range of a dimension is not known."""
+    found = [row for row in rows if row is not None]
+    if len(found) < len(rows):
+        return None
+    smallest, usual, largest = zip(*found, strict=True)
+    return ShapeProfile(input=tensor.name, min=smallest, opt=usual, max=largest)
+
+
+def _from_example(
+    tensor: TensorShape,
+    examples: Mapping[str, tuple[int, ...]],
+    ranges: dict[str, tuple[int, int, int]],
+    known: Mapping[str, SizeRange],
+) -> ShapeProfile:
+    """What it decides for a name is added to `ranges`, and holds for the inputs that follow."""
     if tensor.name not in examples:
         raise BadInputError(
             f"input {_describe(tensor)} has a dynamic shape and no example",
             hint=f"give its shapes with --shapes {tensor.name}=min:opt:max",
         )
-    shape = tuple(examples[tensor.name].shape)
-    dynamic_batch = bool(shape) and not isinstance(tensor.shape[0], int)
-    smallest = (1, *shape[1:]) if dynamic_batch else shape
-    profile = ShapeProfile(input=tensor.name, min=smallest, opt=shape, max=shape)
+    rows = []
+    for axis, (dim, size) in enumerate(zip(tensor.shape, examples[tensor.name], strict=False)):
+        row = _known(dim, ranges) or _default(known.get(str(dim)), size, is_batch=axis == 0)
+        if isinstance(dim, str) and dim != ANONYMOUS:
+            ranges.setdefault(dim, row)
+        rows.append(row)
+    smallest, usual, largest = zip(*rows, strict=True) if rows else ((), (), ())
+    profile = ShapeProfile(input=tensor.name, min=smallest, opt=usual, max=largest)
     _check_fits(profile, tensor)
     return profile
+
+
+def _default(known: SizeRange | None, size: int, *, is_batch: bool) -> tuple[int, int, int]:
+    if is_batch:
+        smallest = 1 if known is None else known.min
+        return (min(smallest, size), size, max(size, LARGEST_BATCH))
+    if known is None:
+        return (size, size, size)
+    largest = size if known.max is None else min(known.max, LARGEST_LENGTH)
+    return (min(known.min, size), size, max(size, largest))
 
 
 def opt_shapes(profiles: Sequence[ShapeProfile]) -> Mapping[str, tuple[int, ...]]:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from twofour.engines.gpu import find_gpu
 from twofour.engines.onnxruntime import CannotRunError, OnnxRuntimeEngine
 from twofour.engines.opset_advice import opset_advice
 from twofour.engines.protocol import BuildRequest, Engine
 from twofour.engines.select import AUTO, choose_engine
-from twofour.engines.shapes import check_shapes
+from twofour.engines.shapes import bind_shapes, profiles_for, shapes_of
 from twofour.errors import BuildFailedError
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, onnx_name
-from twofour.pipeline.onnx_io import describe
+from twofour.pipeline.onnx_io import describe, size_ranges
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
     BuildResult,
     EngineName,
     EngineStatus,
+    ExportedVariant,
     TensorShape,
     VariantBuild,
 )
@@ -59,7 +60,22 @@ def pick_engine(run: Run) -> ChosenEngine:
 
 def check_asked_shapes(run: Run, inputs: Sequence[TensorShape]) -> None:
     """Raises BadInputError where --shapes does not fit the model, whatever engine will run."""
-    check_shapes(run.options.build.shapes, inputs)
+    bind_shapes(run.options.build.shapes, inputs)
+
+
+def settle_shapes(run: Run, chosen: ChosenEngine, exported: ExportedVariant) -> None:
+    """One profile for each input with free sizes, by the names that the file has for them.
+
+    The engine's own network knows no names. Where ONNX Runtime runs and nobody asked for shapes,
+    the examples are timed as they are.
+    """
+    build = run.options.build
+    if not (build.shapes or chosen.builds_from_sparse):
+        return
+    path = run.file(exported.file)
+    examples = shapes_of(example_inputs(run))
+    shapes = profiles_for(build.shapes, exported.inputs, examples, size_ranges(path))
+    run.options = replace(run.options, build=replace(build, shapes=shapes))
 
 
 def build_variant(run: Run, chosen: ChosenEngine, variant: str) -> VariantBuild:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from twofour.engines.opset_advice import opset_advice
-from twofour.engines.shapes import check_shapes, profiles_for
+from twofour.engines.shapes import bind_shapes, is_fixed, profiles_for, shapes_of
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.engines.trtexec import ONNX, TrtexecScript, releases_of, trtexec_script
 from twofour.engines.trtexec_shell import script_text
 from twofour.errors import BadInputError
-from twofour.pipeline.context import LAYERS
+from twofour.pipeline.context import INPUTS, LAYERS
+from twofour.pipeline.example_shapes import AskedShapes, asked_or_opt, example_shapes
 from twofour.pipeline.folder import is_run_folder
-from twofour.pipeline.onnx_io import describe, load_inputs, random_inputs
+from twofour.pipeline.onnx_io import describe, load_inputs, size_ranges
 from twofour.records import (
     LayerMap,
     RunOptions,
@@ -34,9 +35,6 @@ FAILED = "failed.txt"
 """Names of the variants that trtexec failed for, written by build.sh."""
 SCRIPT = "build.sh"
 README = "README.txt"
-DEFAULT_BATCH = 8
-"""Opt and max of a dynamic batch without --shapes: tactics are chosen at opt, and a batch of 1
-gives sparse kernels little to win."""
 
 _EXECUTABLE = 0o111
 
@@ -53,7 +51,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
     inputs, _, opset = describe(onnx)
-    build = replace(options.build, shapes=_profiles(options, inputs))
+    build = replace(options.build, shapes=_profiles(onnx, options, inputs))
     script = trtexec_script(releases, build, precisions_of(onnx))
     with _fresh_folder(folder):
         copy_onnx(onnx, folder / ONNX)
@@ -102,34 +100,27 @@ def failed_variants(folder: Path) -> tuple[str, ...]:
     )
 
 
-def _profiles(options: RunOptions, inputs: Sequence[TensorShape]) -> tuple[ShapeProfile, ...]:
-    """--shapes; then the example inputs, where the user gave some; then the default batch."""
-    asked = options.build.shapes
+def _profiles(
+    onnx: Path, options: RunOptions, inputs: Sequence[TensorShape]
+) -> tuple[ShapeProfile, ...]:
+    """As a build here has them: --shapes, the example inputs, and what follows from both."""
+    asked = bind_shapes(options.build.shapes, inputs)
+    open_still = {t.name for t in inputs if not is_fixed(t)} - {p.input for p in asked}
+    examples = _example_shapes(onnx, options, inputs) if open_still else {}
+    return profiles_for(asked, inputs, examples, size_ranges(onnx))
+
+
+def _example_shapes(
+    onnx: Path, options: RunOptions, inputs: Sequence[TensorShape]
+) -> Mapping[str, tuple[int, ...]]:
+    """Of --inputs or --input-shape; else of the run that the file is from; else made up."""
+    asked = AskedShapes(shapes=options.input_shapes, names=options.input_shape_names)
     if options.inputs is not None:
-        return profiles_for(asked, inputs, load_inputs(Path(options.inputs), tuple(inputs)))
-    if options.input_shapes:
-        examples = random_inputs(tuple(inputs), options.seed, options.input_shapes)
-        return profiles_for(asked, inputs, examples)
-    check_shapes(asked, inputs)
-    given = {profile.input: profile for profile in asked}
-    return tuple(
-        given.get(tensor.name) or _default_profile(tensor)
-        for tensor in inputs
-        if tensor.name in given or any(not isinstance(dim, int) for dim in tensor.shape)
-    )
-
-
-def _default_profile(tensor: TensorShape) -> ShapeProfile:
-    """1:8:8 for a dynamic first dimension; nothing is guessed for any other."""
-    fixed = tuple(dim for dim in tensor.shape[1:] if isinstance(dim, int))
-    if len(fixed) != len(tensor.shape) - 1:
-        words = "x".join(map(str, tensor.shape))
-        raise BadInputError(
-            f"input {tensor.name!r} ({words}) is dynamic in more than its first dimension",
-            hint=f"give its shapes with --shapes {tensor.name}=min:opt:max, or with --input-shape",
-        )
-    largest = (DEFAULT_BATCH, *fixed)
-    return ShapeProfile(input=tensor.name, min=(1, *fixed), opt=largest, max=largest)
+        return shapes_of(load_inputs(Path(options.inputs), tuple(inputs)))
+    own = onnx.parent / INPUTS
+    if not asked.shapes and is_run_folder(onnx.parent) and own.is_file():
+        return shapes_of(load_inputs(own, tuple(inputs)))
+    return example_shapes(inputs, asked_or_opt(asked, options.build.shapes), str(onnx))
 
 
 @contextlib.contextmanager

@@ -6,12 +6,16 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
 from twofour.log_records import Build, SparsityFlag
 from twofour.records import GraphNode, LayerMap
 from twofour.reports.join.build_choice import ChosenBuild, choose_build
 from twofour.reports.join.evidence import BuildEvidence
+
+if TYPE_CHECKING:
+    import onnx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +98,19 @@ def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:
 
 
 def _nodes(path: Path) -> tuple[GraphNode, ...]:
-    from onnx import shape_inference
-
     from twofour.graph import load_model
     from twofour.graph_nodes import graph_nodes
 
     model = load_model(path, weights=False)
-    # without shapes there are no multiply-adds, and the report says so
-    with contextlib.suppress(shape_inference.InferenceError, ValueError):
-        model = shape_inference.infer_shapes(model)
-    return graph_nodes(model)
+    return graph_nodes(_with_shapes(model))
+
+
+def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """As it is where onnx cannot tell: without shapes the report says that products are missing."""
+    import onnx
+
+    refusals = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError)
+    # C++ exceptions come out as these: bad_alloc, runtime_error, invalid_argument, out_of_range
+    with contextlib.suppress(*refusals, MemoryError, RuntimeError, ValueError, LookupError):
+        model = onnx.shape_inference.infer_shapes(model)
+    return model

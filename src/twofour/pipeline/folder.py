@@ -45,11 +45,21 @@ class RunFolder:
         write_record(self.path / MANIFEST, self.manifest)
 
     def remember(
-        self, *, inputs: Path | None, input_shapes: tuple[tuple[int, ...], ...], seed: int
+        self,
+        *,
+        inputs: Path | None,
+        input_shapes: tuple[tuple[int, ...], ...],
+        input_shape_names: tuple[str, ...],
+        seed: int,
     ) -> None:
         """Note in run.json how the source was loaded, for commands that load it again."""
-        where = None if inputs is None else str(inputs.absolute())
-        self.manifest = replace(self.manifest, inputs=where, input_shapes=input_shapes, seed=seed)
+        self.manifest = replace(
+            self.manifest,
+            inputs=None if inputs is None else str(inputs.absolute()),
+            input_shapes=input_shapes,
+            input_shape_names=input_shape_names,
+            seed=seed,
+        )
         write_record(self.path / MANIFEST, self.manifest)
 
     def forget(self) -> None:

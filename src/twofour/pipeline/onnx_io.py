@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from twofour.engines.shapes import ANONYMOUS
 from twofour.errors import BadInputError
+from twofour.export.size_ranges import from_metadata
 from twofour.graph import load_model
+from twofour.pipeline.example_shapes import (
+    AskedShapes,
+    example_shapes,
+    refuse_large_example,
+)
 from twofour.pipeline.sources.arrays import read_arrays
-from twofour.records import TensorShape
+from twofour.records import SizeRange, TensorShape
 from twofour.store import atomic_file
 
 if TYPE_CHECKING:
     import onnx
 
-_DYNAMIC_EXAMPLE = 2
 _TOKENS_BELOW = 2
 _EXAMPLE_TYPES = ("float32", "float16", "float64", "int64", "int32", "bool")
 
@@ -31,23 +38,28 @@ def describe(path: Path) -> tuple[tuple[TensorShape, ...], tuple[TensorShape, ..
     return inputs, tuple(_shape(v) for v in model.graph.output), opset
 
 
-def random_inputs(
-    shapes: tuple[TensorShape, ...], seed: int, sizes: Sequence[tuple[int, ...]] = ()
-) -> dict[str, np.ndarray]:
-    """Example inputs for a model that came without any.
+def size_ranges(path: Path) -> dict[str, SizeRange]:
+    """What the file says of its free sizes, by their names; {} for a file that says nothing."""
+    model = load_model(path, weights=False)
+    return from_metadata({entry.key: entry.value for entry in model.metadata_props})
 
-    `sizes` gives shapes by position; without, named dimensions become 2. Floats are standard
-    normal, integers 0 or 1 (safe as token ids and masks), booleans true. Raises BadInputError for
-    a type that cannot be made up, or where `sizes` does not fit.
+
+def random_inputs(
+    shapes: tuple[TensorShape, ...],
+    seed: int,
+    asked: AskedShapes | None = None,
+    model: str = "the model",
+) -> dict[str, np.ndarray]:
+    """Example inputs for a model that came without any, of the shapes of `example_shapes`.
+
+    Floats are standard normal, integers 0 or 1 (safe as token ids and masks), booleans true.
+    Raises BadInputError for a type that cannot be made up, for shapes that do not fit or are
+    missing, and for inputs that are too large.
     """
-    if sizes and [len(s) for s in sizes] != [len(s.shape) for s in shapes]:
-        raise BadInputError(
-            f"the model takes {[list(s.shape) for s in shapes]}, found {[list(s) for s in sizes]}",
-            hint="give one --input-shape for each input, in order",
-        )
+    sizes = example_shapes(shapes, asked or AskedShapes(), model)
+    _check_size(shapes, sizes, model)
     random = np.random.default_rng(seed)
-    wanted = sizes or [_made_up(shape) for shape in shapes]
-    return {s.name: _example(s, size, random) for s, size in zip(shapes, wanted, strict=True)}
+    return {s.name: _example(s, sizes[s.name], random) for s in shapes}
 
 
 def load_inputs(path: Path, shapes: tuple[TensorShape, ...]) -> dict[str, np.ndarray]:
@@ -82,13 +94,27 @@ def _shape(value: onnx.ValueInfoProto) -> TensorShape:
     except (KeyError, ValueError):
         dtype = "unknown"
     dims = tuple(
-        d.dim_value if d.HasField("dim_value") else (d.dim_param or "?") for d in tensor.shape.dim
+        d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or ANONYMOUS)
+        for d in tensor.shape.dim
     )
     return TensorShape(name=value.name, dtype=dtype, shape=dims)
 
 
-def _made_up(shape: TensorShape) -> tuple[int, ...]:
-    return tuple(d if isinstance(d, int) and d > 0 else _DYNAMIC_EXAMPLE for d in shape.shape)
+def _check_size(
+    shapes: tuple[TensorShape, ...], sizes: Mapping[str, tuple[int, ...]], model: str
+) -> None:
+    """One by one, so that the message names the input and what the file fixes."""
+    total = 0
+    for tensor in shapes:
+        size = sizes[tensor.name]
+        fixed = [str(d) for d in tensor.shape if isinstance(d, int) and d > 1]
+        where = f" (the file fixes {', '.join(fixed)})" if fixed else ""
+        total += prod(size) * _item_bytes(tensor.dtype)
+        refuse_large_example(f"{model}: input {tensor.name!r}{where}", size, total)
+
+
+def _item_bytes(dtype: str) -> int:
+    return np.dtype(dtype).itemsize if dtype in _EXAMPLE_TYPES else 1
 
 
 def _example(shape: TensorShape, size: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
@@ -101,4 +127,6 @@ def _example(shape: TensorShape, size: tuple[int, ...], random: np.random.Genera
         return np.ones(size, dtype=bool)
     if shape.dtype.startswith("int"):
         return random.integers(0, _TOKENS_BELOW, size=size).astype(shape.dtype)
-    return random.standard_normal(size).astype(shape.dtype)
+    if shape.dtype == "float64":
+        return random.standard_normal(size)
+    return random.standard_normal(size, dtype=np.float32).astype(shape.dtype, copy=False)

@@ -19,11 +19,13 @@ from twofour.pipeline.context import (
     onnx_name,
     onnx_size_bytes,
 )
+from twofour.pipeline.example_shapes import AskedShapes, asked_or_opt, made_up_batch
 from twofour.pipeline.exporting import pruned_names
 from twofour.pipeline.onnx_io import describe, load_inputs, random_inputs, save_arrays
 from twofour.pipeline.stages import Stage, versions
 from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.records import (
+    ExampleArrays,
     ExportedVariant,
     LayerMap,
     LayerName,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def take_over(run: Run, variant: str = DENSE) -> ExportedVariant:
-    """<variant>.onnx: the user's file, as it is; inputs.npz: the example inputs."""
+    """<variant>.onnx: the user's file, as it is."""
     source = cast("OnnxSource", run.source)
 
     def work() -> tuple[ExportedVariant, Sequence[str]]:
@@ -47,21 +49,45 @@ def take_over(run: Run, variant: str = DENSE) -> ExportedVariant:
         target = run.file(onnx_name(variant))
         _remove_data(target)
         files = copy_onnx(source.path, target)
-        exported = _described(target, variant)
-        save_arrays(run.file(INPUTS), _inputs(run, exported))
-        return exported, (*files, INPUTS)
+        return _described(target, variant), files
 
     stage = Stage(
         name=f"export-{variant}",
         title="take over the ONNX model",
         record=f"stages/export-{variant}.json",
-        depends={
-            "source": source.key(),
-            "input_shapes": run.options.input_shapes,
-            "versions": versions("onnx"),
-        },
+        depends={"source": source.key(), "versions": versions("onnx")},
     )
     return run.runner.run(stage, ExportedVariant, work)
+
+
+def make_inputs(run: Run, taken: ExportedVariant) -> ExampleArrays:
+    """inputs.npz: the user's example inputs, or random ones of the shapes that were asked for.
+
+    Raises BadInputError where sizes that the file leaves free are not given.
+    """
+    options = run.options
+
+    def work() -> tuple[ExampleArrays, Sequence[str]]:
+        arrays, note = _inputs(run, taken)
+        if note is not None:
+            run.progress.note(note)
+        save_arrays(run.file(INPUTS), arrays)
+        shapes = {name: tuple(map(int, array.shape)) for name, array in arrays.items()}
+        return ExampleArrays(shapes=shapes, note=note), (INPUTS,)
+
+    stage = Stage(
+        name="inputs",
+        title="make the example inputs",
+        record="stages/inputs.json",
+        depends={
+            "source": run.source.key(),
+            "input_shapes": options.input_shapes,
+            "profiles": repr(options.build.shapes),
+            "versions": versions("numpy"),
+        },
+        reads=(taken.file,),
+    )
+    return run.runner.run(stage, ExampleArrays, work)
 
 
 def prune(run: Run) -> PruneResult:
@@ -173,7 +199,13 @@ def _own_names(path: Path) -> LayerMap:
     )
 
 
-def _inputs(run: Run, exported: ExportedVariant) -> dict[str, np.ndarray]:
-    if run.options.inputs is not None:
-        return load_inputs(Path(run.options.inputs), exported.inputs)
-    return random_inputs(exported.inputs, run.options.seed, run.options.input_shapes)
+def _inputs(run: Run, taken: ExportedVariant) -> tuple[dict[str, np.ndarray], str | None]:
+    """The arrays, and what is to be said about a batch that nobody gave."""
+    options = run.options
+    if options.inputs is not None:
+        return load_inputs(Path(options.inputs), taken.inputs), None
+    asked = AskedShapes(shapes=options.input_shapes, names=options.input_shape_names)
+    asked = asked_or_opt(asked, options.build.shapes)
+    arrays = random_inputs(taken.inputs, options.seed, asked, run.source.text)
+    shapes = {name: array.shape for name, array in arrays.items()}
+    return arrays, made_up_batch(taken.inputs, shapes, asked)

@@ -170,7 +170,8 @@ def _hardware_validation(run: Run, exported: ExportResult) -> Validation:
 
     if exported.pattern.pattern == HARDWARE:
         return exported.pattern
-    return check_onnx(run.file(onnx_name(SPARSE)), HARDWARE, required=frozenset())
+    pruned = {check.weight for check in exported.pattern.checks if check.required}
+    return check_onnx(run.file(onnx_name(SPARSE)), HARDWARE, required=pruned)
 
 
 def _builder_version(built: BuildResult) -> str | None:
@@ -185,6 +186,8 @@ def report_onnx(
     build: BuildFacts = NOTHING_KNOWN,
 ) -> EligibilityReport:
     """Predicted verdicts for an ONNX file of anyone, on this GPU (None: not known) and build.
+
+    Which weights were to be pruned nobody says: those count that pruning takes by default.
 
     Raises BadInputError for a file that is no ONNX model, and for a model without a weight.
     """
@@ -206,7 +209,7 @@ def report_onnx(
         tensorrt_version=build.tensorrt_version,
         build=build,
     )
-    validation = check_onnx(path, HARDWARE, required=frozenset())
+    validation = check_onnx(path, HARDWARE)
     return predict(named(found.weights, layers or LayerMap(layers=()), {}), validation, context)
 
 

@@ -21,6 +21,7 @@ from twofour.pipeline.building import (
     build_variant,
     check_asked_shapes,
     pick_engine,
+    settle_shapes,
 )
 from twofour.pipeline.checks import accuracy, check
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run
@@ -62,6 +63,8 @@ def run_all(
         _settle_opset(run, chosen)
         dense = export_dense(run)
         check_asked_shapes(run, dense.inputs)
+        make_inputs(run, dense)
+        settle_shapes(run, chosen, dense)
         pruned, validation, sparse = prune_and_export(run)
         checks, builds = [], []
         for exported in (dense, sparse):
@@ -105,6 +108,7 @@ def run_export(
     with open_run(model, out, options, progress or Silent()) as run:
         _refuse_export_options(run)
         exported = export_dense(run)
+        make_inputs(run, exported)
         checked = check(run, exported)
         write_record(run.file(LAYERS), exported.layers)
         return run.shown, exported, checked
@@ -120,6 +124,8 @@ def run_build(
         chosen = pick_engine(run)
         taken = onnx_stages.take_over(run, SPARSE)
         check_asked_shapes(run, taken.inputs)
+        make_inputs(run, taken)
+        settle_shapes(run, chosen, taken)
         variants = (DENSE, SPARSE) if chosen.builds_from_sparse else (SPARSE,)
         built = tuple(build_variant(run, chosen, variant) for variant in variants)
         return run.shown, build_result(run, chosen, built)
@@ -135,6 +141,7 @@ def open_run(
         SourceOptions(
             inputs=None if options.inputs is None else Path(options.inputs),
             input_shapes=options.input_shapes,
+            input_shape_names=options.input_shape_names,
             seed=options.seed,
         ),
     )
@@ -146,6 +153,7 @@ def open_run(
         folder.remember(
             inputs=None if options.inputs is None else Path(options.inputs),
             input_shapes=options.input_shapes,
+            input_shape_names=options.input_shape_names,
             seed=options.seed,
         )
         if options.fresh:
@@ -169,6 +177,12 @@ def open_run(
 def export_dense(run: Run) -> ExportedVariant:
     """dense.onnx from the source, or the ONNX file taken over."""
     return onnx_stages.take_over(run) if run.model is None else torch_stages.export_dense(run)
+
+
+def make_inputs(run: Run, taken: ExportedVariant) -> None:
+    """inputs.npz for an ONNX file; a torch source left it with its export."""
+    if run.model is None:
+        onnx_stages.make_inputs(run, taken)
 
 
 def prune_and_export(run: Run) -> tuple[PruneResult, Validation, ExportedVariant]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, naming
 from twofour.graph import GraphWeights, find_weights, load_model, storage_key
 from twofour.graph_files import external_data, external_tensors, read_tensor
 from twofour.graph_tensors import Array, is_groupable, write_tensor
@@ -182,7 +182,8 @@ def _run(job: _Job, source: Path, data: Mapping[Path, Path], pattern: Pattern) -
     """Prune one array where its job says so, and write it to where it is kept."""
     if job.axis is None and not is_groupable(job.weight.dtype):
         return _Outcome(zeros=0, kept_magnitude=None)
-    values = read_tensor(job.tensor, source)
+    with naming(source):
+        values = read_tensor(job.tensor, source)
     if job.axis is None:
         return _Outcome(zeros=count_zeros(values), kept_magnitude=None)
     if broken := count_non_finite(values):

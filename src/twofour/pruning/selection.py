@@ -39,6 +39,12 @@ def choose(weights: Sequence[Weight], pattern: Pattern, selection: Selection) ->
     return tuple(_with_users(choice, others) for choice, others in zip(choices, users, strict=True))
 
 
+def wanted_by_default(weights: Sequence[Weight], pattern: Pattern) -> frozenset[str]:
+    """Names of the arrays that pruning takes unless it is told otherwise."""
+    choices = (_choose_one(weight, pattern, Selection()) for weight in weights)
+    return frozenset(w.weight for w, pruned, _ in choices if pruned and w.weight is not None)
+
+
 def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
     """What the weight's shape says against sparse math.
 

@@ -6,23 +6,22 @@ Nothing here looks at a model in memory: what counts is what the next program wi
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, naming
 from twofour.graph import find_weights, load_model, storage_key
 from twofour.graph_files import map_tensor
 from twofour.graph_tensors import Array, is_groupable
 from twofour.pattern import check, holds_along
 from twofour.pruning.safetensors_file import StoredTensor, map_stored, read_header
-from twofour.pruning.selection import choose
+from twofour.pruning.selection import wanted_by_default
 from twofour.records import (
     Pattern,
     PatternCheck,
     Reason,
     ReasonCode,
-    Selection,
     Validation,
     Weight,
     WeightCheck,
@@ -61,7 +60,9 @@ def check_onnx(
             continue
         key = (storage_key(tensor), weight.axis, weight.shape)
         if key not in judged:
-            judged[key] = _judge(map_tensor(tensor, path), weight.axis, pattern)
+            with naming(path):
+                values = map_tensor(tensor, path)
+            judged[key] = _judge(values, weight.axis, pattern)
         checks.append(_row(weight, judged[key], required=weight.weight in needed))
     checked = _validation(path, pattern, found.weights, checks)
     return replace(checked, not_covered=found.not_covered)
@@ -137,11 +138,10 @@ def _guess(key: str, stored: StoredTensor) -> Weight:
 
 def _needed(
     weights: Sequence[Weight], pattern: Pattern, required: Collection[str] | None, path: Path
-) -> set[str]:
+) -> Set[str]:
     """Names of the weights that must hold; all of them must be there and have an axis."""
     if required is None:
-        chosen = choose(weights, pattern, Selection())
-        return {weight.weight for weight, pruned, _ in chosen if pruned and weight.weight}
+        return wanted_by_default(weights, pattern)
     there = {weight.weight for weight in weights if weight.axis is not None}
     missing = sorted(set(required) - there)
     if missing:

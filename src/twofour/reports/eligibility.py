@@ -19,10 +19,10 @@ from twofour.records import (
     WeightCheck,
 )
 from twofour.reports.context import ReportContext
-from twofour.reports.findings import Case
+from twofour.reports.findings import Case, Finding
 from twofour.reports.obstacles import HARDWARE_PATTERN
 from twofour.reports.remedies import remedy
-from twofour.reports.rules import findings, verdict
+from twofour.reports.rules import LEFT_DENSE, findings, verdict
 from twofour.reports.uncovered import count_not_covered
 
 Checks = dict[tuple[str, int], WeightCheck]
@@ -118,7 +118,15 @@ def _judge(weight: Weight, checks: Checks, context: ReportContext) -> Verdict:
         predicted=name,
         reasons=tuple(f.reason for f in found),
         remedy=remedy(case, found),
+        required=_was_required(case, found),
     )
+
+
+def _was_required(case: Case, found: Sequence[Finding]) -> bool | None:
+    """As the check of the saved array says; by its shape where none could be made."""
+    if case.check is not None:
+        return case.check.required
+    return False if any(f.reason.code in LEFT_DENSE for f in found) else None
 
 
 def _check_of(weight: Weight, checks: Checks) -> WeightCheck | None:

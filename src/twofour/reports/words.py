@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
+
+_NAMES_SHOWN = 3
 
 
 class Shaped(Protocol):
@@ -66,6 +69,14 @@ def printable(name: str) -> str:
 def count(number: int, noun: str) -> str:
     """Number and noun: "1 layer", "1,234 layers"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def one_of(noun: str, names: Sequence[str]) -> str:
+    """`the region a`, or `one of 5 regions (a, b, c, ...)`."""
+    if len(names) == 1:
+        return f"the {noun} {names[0]}"
+    shown = [*names[:_NAMES_SHOWN], *(["..."] if len(names) > _NAMES_SHOWN else [])]
+    return f"one of {count(len(names), noun)} ({', '.join(shown)})"
 
 
 def share(part: float, whole: float) -> str:

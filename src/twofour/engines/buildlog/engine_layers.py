@@ -9,8 +9,13 @@ from twofour.log_records import EngineLayer
 
 _LISTED = re.compile(r"Layer\(([\w.]{1,80})\): ")
 _TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]{1,16}|-?\d{1,20})(?:,|$)")
+_LISTED_TENSOR = re.compile(
+    r"(?:^|, ?)(?! )(.{1,400}?)(?: \(\w+\[[^\[\]]*\]\)|\[\w+\([^()]*\)\])(?=,|$)"
+)
+"""`relu (Half[-1,32])` of TensorRT 10, `relu[Half(1,32)]` of 8."""
 _SOURCE = "[ONNX Layer: "
 _SOURCES = re.compile(r"[\x1e\x1f]|(?<=\])(?=\[ONNX Layer: )")
+_TENSOR = re.compile(r"\{ Name: ([^{}]{1,400}?), (?:Location|Dimensions|Format/Datatype): ")
 _FORMAT = re.compile(r"Format/Datatype: ([^{}]{1,200}?) }")
 _LAYER_TYPE = ", LayerType: "
 _LONGEST_METADATA = 20_000
@@ -24,8 +29,13 @@ def listed_layer(line: str) -> EngineLayer | None:
     tactic = _TACTIC.search(line, match.end())
     if tactic is None:
         return None
+    inputs, _, outputs = line[tactic.end() :].partition(" -> ")
     return EngineLayer(
-        name=line[match.end() : tactic.start()], layer_type=match[1], tactic_id=normal_id(tactic[1])
+        name=line[match.end() : tactic.start()],
+        layer_type=match[1],
+        tactic_id=normal_id(tactic[1]),
+        inputs=_tensors(inputs),
+        outputs=_tensors(outputs),
     )
 
 
@@ -36,7 +46,7 @@ def detailed_layer(line: str) -> EngineLayer | None:
     name, _, rest = line[6:].partition(_LAYER_TYPE)
     kernel = _value(rest, "TacticName") or None
     inputs, _, after = rest.partition(", Outputs: [")
-    outputs = after.partition("], ")[0]
+    outputs = after.partition("}], ")[0] + "}"
     sparse = _value(rest, "HasSparseWeights") or _value(rest, "ConvHasSparseWeights")
     weights = rest.partition("Weights: {")[2].partition("}")[0]
     metadata = rest.rpartition("Metadata: ")[2].strip() if "Metadata: " in rest else None
@@ -52,11 +62,17 @@ def detailed_layer(line: str) -> EngineLayer | None:
         out_maps=_whole(_value(rest, "OutMaps")),
         weights_type=_value(f", {weights}", "Type") if weights else None,
         weights_count=_whole(_value(f", {weights}", "Count")) if weights else None,
+        inputs=tuple(_TENSOR.findall(inputs[:_LONGEST_METADATA])),
+        outputs=tuple(_TENSOR.findall(outputs[:_LONGEST_METADATA])),
         input_formats=tuple(_FORMAT.findall(inputs[:_LONGEST_METADATA])),
         output_formats=tuple(_FORMAT.findall(outputs[:_LONGEST_METADATA])),
         onnx_nodes=onnx_nodes(metadata),
         metadata=metadata,
     )
+
+
+def _tensors(text: str) -> tuple[str, ...]:
+    return tuple(_LISTED_TENSOR.findall(text.strip()[:_LONGEST_METADATA]))
 
 
 def onnx_nodes(metadata: str | None) -> tuple[str, ...]:

@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator
 
 _TAG = "(foreignNode)"
+REGION = "ForeignNode {"
+METADATA = " metadata: "
+"""`ForeignNode {ForeignNode[a...b]} metadata: [ONNX Layer: a][ONNX Layer: c]`."""
 _OP = "Autotuning op "
 _NAME_END = re.compile(r": (?=\[)|:?\s*$")
 
@@ -15,6 +18,8 @@ class ForeignTables:
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.metadata = ""
+        """What the line that names the operation says of the nodes it is made of."""
         self._columns: dict[str, int] = {}
 
     def feed(self, message: str, line: int) -> tuple[str, list[tuple[str, str, float, int]]] | None:
@@ -24,7 +29,8 @@ class ForeignTables:
             row = self._row(text, line)
             return None if row is None or self.name is None else (self.name, [row])
         if text.startswith(_OP):
-            self.name = _NAME_END.split(text[len(_OP) :], maxsplit=1)[0].strip()
+            self.name, self.metadata, *_ = (*_NAME_END.split(text[len(_OP) :], maxsplit=1), "")
+            self.name = self.name.strip()
             self._columns = {}
         elif "kernel_name" in text and "cost" in text:
             names = [column.strip() for column in text.split(",")]

@@ -182,6 +182,8 @@ def _layer(item: object) -> EngineLayer | None:
         kernel_shape=_whole_tuple(shape) if isinstance(shape, list) else None,
         weights_type=_string(weights, "Type"),
         weights_count=_whole(weights, "Count"),
+        inputs=_tensors(item.get("Inputs")),
+        outputs=_tensors(item.get("Outputs")),
         input_formats=_formats(item.get("Inputs")),
         output_formats=_formats(item.get("Outputs")),
         onnx_nodes=onnx_nodes(metadata),
@@ -201,6 +203,13 @@ def _whole(item: dict[str, object], key: str) -> int | None:
 
 def _whole_tuple(values: list[object]) -> tuple[int, ...]:
     return tuple(value for value in values if isinstance(value, int))
+
+
+def _tensors(tensors: object) -> tuple[str, ...] | None:
+    if not isinstance(tensors, list):
+        return None
+    found = (t.get("Name") for t in tensors if isinstance(t, dict))
+    return tuple(name for name in found if isinstance(name, str))
 
 
 def _formats(tensors: object) -> tuple[str, ...] | None:

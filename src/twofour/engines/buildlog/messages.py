@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from twofour.engines.buildlog import facts, fusions, tuning
+from twofour.engines.buildlog import facts, foreign, fusions, tuning
 from twofour.engines.buildlog.names import normal_id
 from twofour.engines.buildlog.open_build import OpenBuild
 from twofour.log_records import CheckedTensor, EngineLayer, Fusion, Producer
@@ -67,6 +67,7 @@ def _handlers() -> list[tuple[str, Handler]]:
     found += [(start, _fact(start, put)) for start, put in facts.ONE_LINERS]
     found += [(start, _fusion(make)) for start, make in fusions.BY_START]
     found.append((fusions.REGISTERING, _registered))
+    found.append((foreign.REGION, _region_sources))
     results = (
         "Throughput: ", "throughput: ", "Latency: ", "Enqueue Time", "H2D Latency", "D2H Latency",
         "GPU Compute", "End-to-End Host Latency: ", "Total Host Walltime: ", "walltime: ",
@@ -82,6 +83,12 @@ def _registered(build: OpenBuild, message: str, _line: int) -> bool:
     layer = fusions.renamed(message)
     if layer is not None:
         build.add_renamed(layer)
+    return True
+
+
+def _region_sources(build: OpenBuild, message: str, _line: int) -> bool:
+    region, _, metadata = message[len(foreign.REGION) - 1 :].partition(foreign.METADATA)
+    build.add_sources(region.strip(), metadata)
     return True
 
 

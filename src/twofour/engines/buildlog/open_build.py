@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from twofour.engines.buildlog.budget import Budget
+from twofour.engines.buildlog.engine_layers import onnx_nodes
 from twofour.engines.buildlog.facts import Facts
 from twofour.engines.buildlog.foreign import ForeignTables
 from twofour.engines.buildlog.layers import tuned_layer
@@ -20,6 +21,7 @@ from twofour.log_records import (
     CheckedTensor,
     EngineLayer,
     Fusion,
+    LayerSources,
     LogMessage,
     Producer,
     RenamedLayer,
@@ -50,6 +52,7 @@ class OpenBuild:
         self.sparsity: list[RawLine] = []
         self.fusions: list[Fusion] = []
         self.renamed: dict[str, RenamedLayer] = {}
+        self.sources: dict[str, LayerSources] = {}
         self.engine_layers: list[EngineLayer] | None = None
         self.listed_layers: list[EngineLayer] = []
         self.checked: list[CheckedTensor] = []
@@ -149,6 +152,16 @@ class OpenBuild:
         else:
             self.dropped += 1
 
+    def add_sources(self, layer: str, metadata: str) -> None:
+        """Keep which nodes a layer inside Myelin is made of; every pass says it again."""
+        nodes = () if layer in self.sources else onnx_nodes(metadata)
+        if nodes in ((), (layer,)):
+            return
+        if self.budget.take_spare(len(layer) + sum(map(len, nodes))):
+            self.sources[layer] = LayerSources(layer=layer, onnx_nodes=nodes)
+        else:
+            self.dropped += 1
+
     def add_engine_layer(self, layer: EngineLayer, *, detailed: bool) -> None:
         """Keep a layer of the finished engine; detailed records stand before mere lists."""
         self.touched = True
@@ -202,6 +215,7 @@ def finished_build(build: OpenBuild) -> Build:
         timing_cache=_timing_cache(build),
         fusions=tuple(build.fusions),
         renamed_layers=tuple(build.renamed.values()),
+        layer_sources=tuple(build.sources.values()),
         warnings=tuple(build.warnings),
         errors=tuple(build.errors),
         warning_count=build.warning_count,

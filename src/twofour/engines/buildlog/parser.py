@@ -215,6 +215,9 @@ class LogParser:
         row = build.tables.feed(message, number)
         if row is not None:
             build.tuning.foreign_rows(*row)
+        elif build.tables.name is not None and build.tables.metadata:
+            build.add_sources(build.tables.name, build.tables.metadata)
+            build.tables.metadata = ""
 
     # --- where builds begin ------------------------------------------------------------------
 

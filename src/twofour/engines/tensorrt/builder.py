@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from twofour.engines.opset_advice import opset_advice
 from twofour.engines.protocol import BuildRequest, ProgressCallback, Untyped
-from twofour.engines.shapes import profiles_for
+from twofour.engines.shapes import ANONYMOUS, profiles_for, shapes_of
 from twofour.engines.tensorrt.failures import build_failed, failures_named
 from twofour.engines.tensorrt.logger import MessageLog, trt_logger
 from twofour.engines.tensorrt.precision import precisions_of
@@ -20,7 +20,6 @@ from twofour.errors import BuildFailedError
 from twofour.records import ShapeProfile, TensorShape
 from twofour.store import atomic_file
 
-DYNAMIC = "?"
 _ERRORS_SHOWN = 3
 
 
@@ -36,7 +35,9 @@ def build_plan(
     with failures_named(f"TensorRT cannot build {request.onnx}", log):
         builder, network = create_network(trt, log)
         parser = parse(trt, network, request.onnx, log)
-        profiles = profiles_for(request.options.shapes, network_inputs(network), request.inputs)
+        profiles = profiles_for(
+            request.options.shapes, network_inputs(network), shapes_of(request.inputs)
+        )
         monitor = progress_monitor(trt, report, log)  # must outlive the build
         report("building", 0, None)
         config = create_config(trt, (builder, network), request, profiles, monitor)
@@ -104,7 +105,7 @@ def network_inputs(network: Untyped) -> tuple[TensorShape, ...]:
         TensorShape(
             name=tensor.name,
             dtype=str(tensor.dtype).rsplit(".", maxsplit=1)[-1].lower(),
-            shape=tuple(DYNAMIC if dim < 0 else int(dim) for dim in tensor.shape),
+            shape=tuple(ANONYMOUS if dim < 0 else int(dim) for dim in tensor.shape),
         )
         for tensor in tensors
     )

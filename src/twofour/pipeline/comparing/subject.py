@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twofour.engines.shapes import parse_shapes
+from twofour.engines.shapes import parse_shapes, profiles_for, shapes_of
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.engines.timed.modes import FLAG_OFF, GPU
 from twofour.errors import BadInputError
@@ -18,8 +18,15 @@ from twofour.pipeline.agreement import load_arrays
 from twofour.pipeline.comparing.planning import ComparedModel
 from twofour.pipeline.comparing.request import TorchRequest
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
+from twofour.pipeline.example_shapes import AskedShapes, asked_or_opt
 from twofour.pipeline.folder import MANIFEST, is_run_folder, refuse_changed
-from twofour.pipeline.onnx_io import describe, load_inputs, random_inputs, save_arrays
+from twofour.pipeline.onnx_io import (
+    describe,
+    load_inputs,
+    random_inputs,
+    save_arrays,
+    size_ranges,
+)
 from twofour.pipeline.sources.source import SourceOptions, safe_name
 from twofour.records import BuildOptions, BuildResult, EngineName, RunManifest, TensorShape
 from twofour.store import read_record
@@ -29,7 +36,7 @@ FOLDER = "compare"
 """Where a comparison keeps what it builds, inside the folder of its results."""
 _PLANS = (".plan", ".engine", ".trt")
 _EXAMPLES = "inputs.npz"
-_MODEL_STAGES = ("export-dense", "prune", "export-sparse")
+_MODEL_STAGES = ("export-dense", "inputs", "prune", "export-sparse")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +109,8 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Subject:
         refuse_changed(folder, stage)
     shapes, outputs, _ = describe(folder / onnx_name(here[0]))
     own = folder / INPUTS
-    inputs = _asked_inputs(options, shapes)
+    asked = _asked_inputs(options, shapes)
+    inputs = asked or (load_arrays(own) if own.is_file() else _made_up(shapes, folder))
     names = tuple(s.name for s in shapes), tuple(o.name for o in outputs)
     reference = folder / reference_name(DENSE)
     return Subject(
@@ -110,10 +118,10 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Subject:
         folder=out or folder,
         is_run=out is None,
         models=tuple(_model_of_run(folder, variant, names) for variant in here),
-        inputs=inputs or (load_arrays(own) if own.is_file() else random_inputs(shapes, 0)),
-        reference=load_arrays(reference) if inputs is None and reference.is_file() else None,
-        build=_build_options(folder, options),
-        made_up=inputs is None and not own.is_file(),
+        inputs=inputs,
+        reference=load_arrays(reference) if asked is None and reference.is_file() else None,
+        build=_with_shapes(_build_options(folder), options, inputs, folder / onnx_name(here[0])),
+        made_up=asked is None and not own.is_file(),
     )
 
 
@@ -129,6 +137,7 @@ def _model_of_run(
             arguments=SourceOptions(
                 inputs=None if manifest.inputs is None else Path(manifest.inputs),
                 input_shapes=manifest.input_shapes,
+                input_shape_names=manifest.input_shape_names,
                 seed=manifest.seed,
             ),
             weights=weights if variant == SPARSE else None,
@@ -157,14 +166,23 @@ def _plans(folder: Path) -> dict[str, Path]:
     return {mode: folder / plan for plan, mode in modes.items() if (folder / plan).is_file()}
 
 
-def _build_options(folder: Path, options: CompareOptions) -> BuildOptions:
+def _build_options(folder: Path) -> BuildOptions:
     path = folder / "build.json"
-    built = read_record(BuildResult, path).options if path.is_file() else BuildOptions()
-    return built if options.shapes == () else _with_shapes(built, options)
+    return read_record(BuildResult, path).options if path.is_file() else BuildOptions()
 
 
-def _with_shapes(build: BuildOptions, options: CompareOptions) -> BuildOptions:
-    return replace(build, shapes=parse_shapes(options.shapes))
+def _with_shapes(
+    build: BuildOptions,
+    options: CompareOptions,
+    inputs: Mapping[str, np.ndarray],
+    onnx: Path | None,
+) -> BuildOptions:
+    """--shapes in place of what a build had, for all inputs of the file."""
+    asked = parse_shapes(options.shapes)
+    if not asked or onnx is None:
+        return replace(build, shapes=asked) if asked else build
+    profiles = profiles_for(asked, describe(onnx)[0], shapes_of(inputs), size_ranges(onnx))
+    return replace(build, shapes=profiles)
 
 
 def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Subject:
@@ -172,14 +190,16 @@ def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) 
         _model_of_file(label, path) for label, path in zip(_labels(paths), paths, strict=True)
     )
     folder = out or RUNS / safe_name("-".join(["compare", *(m.weights for m in models[:3])]))
+    files = [m.onnx for m in models if m.onnx is not None]
+    inputs = _inputs_of_files(files, options)
     return Subject(
         source=" ".join(map(str, paths)),
         folder=folder,
         is_run=False,
         models=models,
-        inputs=_inputs_of_files([m.onnx for m in models if m.onnx is not None], options),
+        inputs=inputs,
         reference=None,
-        build=_with_shapes(BuildOptions(), options),
+        build=_with_shapes(BuildOptions(), options, inputs, files[0] if files else None),
         made_up=options.inputs is None and not options.input_shapes,
     )
 
@@ -223,7 +243,7 @@ def _inputs_of_files(files: Sequence[Path], options: CompareOptions) -> Mapping[
             )
     merged = tuple(map(_fixed_in_any, zip(*shapes, strict=True)))
     asked = _asked_inputs(options, merged)
-    return random_inputs(merged, options.seed) if asked is None else asked
+    return _made_up(merged, files[0], options) if asked is None else asked
 
 
 def _fixed_in_any(same: tuple[TensorShape, ...]) -> TensorShape:
@@ -241,5 +261,15 @@ def _asked_inputs(
     if options.inputs is not None:
         return load_inputs(Path(options.inputs), shapes)
     if options.input_shapes:
-        return random_inputs(shapes, options.seed, options.input_shapes)
+        return _made_up(shapes, Path("the model"), options)
     return None
+
+
+def _made_up(
+    shapes: tuple[TensorShape, ...], model: Path, options: CompareOptions | None = None
+) -> Mapping[str, np.ndarray]:
+    """Random inputs; `model` is what an error names. Shapes as asked for, else opt of --shapes."""
+    options = options or CompareOptions()
+    asked = AskedShapes(shapes=options.input_shapes, names=options.input_shape_names)
+    asked = asked_or_opt(asked, parse_shapes(options.shapes))
+    return random_inputs(shapes, options.seed, asked, str(model))

@@ -36,7 +36,12 @@ ENGINE, MODE = "trtexec", "gpu"
 BASELINE = variant_name(DENSE, ENGINE, MODE)
 _KEPT = ("seed", "baseline")
 """Options that a comparison of times from elsewhere can follow."""
-_FLAGS = {"batches": "--batch", "time_limit_s": "--time-limit", "input_shapes": "--input-shape"}
+_FLAGS = {
+    "batches": "--batch",
+    "time_limit_s": "--time-limit",
+    "input_shapes": "--input-shape",
+    "input_shape_names": "--input-shape",
+}
 """Options that are not called as their field is."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from twofour.errors import BadInputError
+from twofour.pipeline.example_shapes import refuse_large_example
 from twofour.pipeline.sources.arrays import read_arrays
 from twofour.pipeline.sources.source import SourceOptions
 
+_FLOAT_BYTES = 4
 _POSITIONAL = re.compile(r"arr_(\d+)")
 """How numpy.savez calls arrays that were given without a name."""
 
@@ -36,7 +39,10 @@ def inputs_from_options(module: nn.Module, options: SourceOptions) -> ExampleInp
     if options.inputs is not None and options.input_shapes:
         raise BadInputError("--inputs and --input-shape exclude each other", hint="give one")
     if options.input_shapes:
-        return ExampleInputs(args=_random_tensors(options))
+        made = _random_tensors(options)
+        if options.input_shape_names:
+            return ExampleInputs(kwargs=dict(zip(options.input_shape_names, made, strict=True)))
+        return ExampleInputs(args=made)
     if options.inputs is None:
         return None
     if options.inputs.suffix != ".npz":
@@ -77,6 +83,10 @@ def _random_tensors(options: SourceOptions) -> tuple[torch.Tensor, ...]:
     for shape in options.input_shapes:
         if any(size < 1 for size in shape):
             raise BadInputError(f"input shape {shape} has a dimension below 1")
+    total = 0
+    for shape in options.input_shapes:
+        total += prod(shape) * _FLOAT_BYTES
+        refuse_large_example("--input-shape", shape, total)
     generator = torch.Generator().manual_seed(options.seed)
     return tuple(torch.randn(shape, generator=generator) for shape in options.input_shapes)
 

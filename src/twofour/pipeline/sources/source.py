@@ -31,6 +31,8 @@ class SourceOptions:
     """.npz with one array per input (by name or in order), or .txt with a sentence per line."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
     """Random float32 inputs of these shapes, in the order of forward's arguments."""
+    input_shape_names: tuple[str, ...] = ()
+    """The arguments those shapes are of; (): in their order."""
     seed: int = 0
     """Of every random number: example inputs, and the model a callable builds."""
 
@@ -76,7 +78,8 @@ def options_key(options: SourceOptions) -> str:
     """
     content = "" if options.inputs is None else sha256_file(options.inputs)
     suffix = "" if options.inputs is None else options.inputs.suffix
-    return key_of(content, suffix, str(options.input_shapes), str(options.seed))
+    names = (str(options.input_shape_names),) if options.input_shape_names else ()
+    return key_of(content, suffix, str(options.input_shapes), *names, str(options.seed))
 
 
 def key_of(*parts: str) -> str:

@@ -42,7 +42,7 @@ def parts_by_graph(nodes: Sequence[GraphNode]) -> PartsOf:
         index = index_nodes(nodes, None, names)
         return {
             found.name: frozenset(str(at) for at in (*found.nodes, *found.region))
-            for found in resolve(names, index)
+            for found in resolve(names, index, whole=True)
         }
 
     return parts_of

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from twofour.log_records import Build, EngineLayer, Fusion
 from twofour.records import GraphNode, Reason, ReasonCode
+from twofour.reports.join.dataflow import Dataflow
 
 _FARTHEST = 64
 """Nodes looked at behind the missing one."""
@@ -24,17 +25,16 @@ class Whereabouts:
         self._nodes = nodes
         self._holders_of = holders_of
         self._build = build
-        self._users: dict[str, list[int]] | None = None
-        self._folded: set[int] = set()
+        self._flow: Dataflow | None = None
         self._fusions: dict[str, Fusion] = {}
 
     def reason(self, node: int) -> Reason:
         """Into what the node was folded or fused, with the log's line where one says so."""
-        self._walk()
+        flow = self._walked()
         fusion = self._fusions.get(self._nodes[node].name)
-        into = self._behind(node)
+        into = self._behind(node, flow)
         goes = f" into {into.name}" if into is not None else ""
-        if node in self._folded:
+        if node in flow.fixed:
             message = f"all its inputs are constants: folded{goes}"
         elif fusion is not None:
             message = f"{fusion.kind.value} by {fusion.rule or 'the builder'}{goes}"
@@ -50,32 +50,23 @@ class Whereabouts:
         rule = fusion.rule or fusion.kind.value
         return f"{self._build.file}:{fusion.line}: {rule}: {', '.join(fusion.layers)}"
 
-    def _walk(self) -> None:
-        if self._users is not None:
-            return
-        self._users = defaultdict(list)
-        fixed: set[str] = set()
-        for index, node in enumerate(self._nodes):
-            given = [name for name in node.inputs if name]
-            for name in given:
-                self._users[name].append(index)
-            if given and all(name in fixed or name in node.constants for name in given):
-                self._folded.add(index)
-                fixed.update(node.outputs)
-        for fusion in self._build.fusions if self._build is not None else ():
-            for name in fusion.layers:
-                self._fusions.setdefault(name, fusion)
+    def _walked(self) -> Dataflow:
+        if self._flow is None:
+            self._flow = Dataflow(self._nodes)
+            for fusion in self._build.fusions if self._build is not None else ():
+                for name in fusion.layers:
+                    self._fusions.setdefault(name, fusion)
+        return self._flow
 
-    def _behind(self, node: int) -> EngineLayer | None:
+    def _behind(self, node: int, flow: Dataflow) -> EngineLayer | None:
         """The engine layer that holds the nearest node that uses this one's output."""
         waiting, seen = deque([node]), {node}
         while waiting and len(seen) < _FARTHEST:
             at = waiting.popleft()
             if at != node and at in self._holders_of:
                 return self._holders_of[at]
-            for name in self._nodes[at].outputs:
-                for user in (self._users or {}).get(name, ())[:_FARTHEST]:
-                    if user not in seen:
-                        seen.add(user)
-                        waiting.append(user)
+            for user in flow.after[at][:_FARTHEST]:
+                if user not in seen:
+                    seen.add(user)
+                    waiting.append(user)
         return None

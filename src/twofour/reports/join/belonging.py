@@ -29,7 +29,8 @@ class NoEvidence:
 
 def no_evidence(build: Build | None, seen: Sightings) -> NoEvidence | None:
     """A failed build, or names of which none is a layer of the model; None: it does count."""
-    if build is not None and build.outcome is BuildOutcome.FAILED:
+    # a loaded engine that did not run is an engine all the same
+    if build is not None and build.outcome is BuildOutcome.FAILED and not build.engine_loaded:
         return _failed(build)
     named = [s for s in _own(seen) if s.names]
     if seen.rows and named and all(s.is_strange for s in named):

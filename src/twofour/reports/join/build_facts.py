@@ -30,7 +30,7 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
         types = _types(None, layers or ())
         return BuildFacts(built=layers is not None, types=types, kernels_named=named)
     # options and flags of a run that loads an engine are defaults that nothing was built with
-    was_built = build.outcome is not BuildOutcome.LOADED
+    was_built = build.outcome is not BuildOutcome.LOADED and not build.engine_loaded
     return BuildFacts(
         built=build.outcome in (BuildOutcome.BUILT, BuildOutcome.LOADED),
         tensorrt_version=build.tensorrt_version,

@@ -14,6 +14,7 @@ from twofour.log_records import (
 )
 from twofour.reports.context import BuildFacts
 from twofour.reports.join.build_facts import build_facts
+from twofour.reports.join.name_parts import REGION
 from twofour.reports.join.sightings import Sighting, Sightings
 from twofour.reports.steps import FIRST_WITH_SPARSE
 
@@ -51,7 +52,9 @@ class Circumstances:
     def off(self) -> bool:
         """Whether the builder was not allowed to use sparse kernels, and did not."""
         build = self.build
-        return build is not None and build.sparsity is SparsityFlag.DISABLED and not self.lines
+        if build is None or build.engine_loaded:
+            return False
+        return build.sparsity is SparsityFlag.DISABLED and not self.lines
 
     @property
     def listing_cut(self) -> bool:
@@ -120,13 +123,13 @@ def in_myelin(sighting: Sighting) -> bool:
         return True
     if sighting.holders:
         return any(is_myelin(holder.name, holder.layer_type) for holder in sighting.holders)
-    return sighting.region is not None
+    return bool(sighting.region or sighting.among or sighting.perhaps)
 
 
 def is_myelin(name: str, layer_type: str | None) -> bool:
     """Whether an engine layer is a Myelin region or one of its kernels."""
     known = layer_type in ("Myelin", "kgen", "gemm", "shape_call")
-    return known or "{ForeignNode[" in name or "_myl" in name
+    return known or REGION in name or "_myl" in name
 
 
 def is_version_8(build: Build) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from twofour.log_records import Build, EngineLayer, LayerInformation, Profile, Tactic, TunedLayer
 from twofour.records import GraphNode, LayerMap
+from twofour.reports.join.node_index import StatedNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,14 @@ def engine_layers(evidence: BuildEvidence) -> tuple[tuple[EngineLayer, ...] | No
     if in_log is None or build is None:
         return None, None
     return tuple(_with_kernel(layer, tuned) for layer in in_log), build.file
+
+
+def stated_names(evidence: BuildEvidence) -> StatedNames:
+    """What both logs state of layers that have other names than the nodes of the model."""
+    builds = [b for b in (evidence.build, evidence.dense_build) if b is not None]
+    renamed = ((r.layer, r.node) for b in builds for r in b.renamed_layers)
+    sources = ((s.layer, s.onnx_nodes) for b in builds for s in b.layer_sources)
+    return StatedNames(renamed=tuple(dict.fromkeys(renamed)), sources=tuple(dict.fromkeys(sources)))
 
 
 def profile_of(evidence: BuildEvidence) -> Profile | None:

@@ -19,7 +19,7 @@ from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.name_parts import KnownNames, split_name
 from twofour.reports.join.sightings import Sighting, look
 from twofour.reports.join.sources import mention_source
-from twofour.reports.words import count, printable
+from twofour.reports.words import count, one_of, printable
 
 _TACTICS_SHOWN = 12
 _SUGGESTIONS = 5
@@ -163,6 +163,11 @@ def _engine_lines(sighting: Sighting) -> Iterator[str]:
         yield f"{holder.name}: {kernel}{marked[holder.has_sparse_weights]}"
     if sighting.region is not None:
         yield f"inside the Myelin region {sighting.region.name}"
+    if sighting.among:
+        yield f"inside {one_of('Myelin region', [layer.name for layer in sighting.among])}"
+    elif sighting.perhaps:
+        regions = one_of("Myelin region", [layer.name for layer in sighting.perhaps])
+        yield f"perhaps inside {regions}, whose name does not say what it holds"
 
 
 def _log_lines(sighting: Sighting, file: str) -> Iterator[str]:

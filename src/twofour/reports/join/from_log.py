@@ -137,6 +137,7 @@ def _row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
         predicted=verdict,
         reasons=(said,),
         remedy=remedy,
+        required=False if groups > 1 else None,
     )
 
 

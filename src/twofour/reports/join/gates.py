@@ -24,18 +24,19 @@ _GOOD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gates:
-    """What a report must meet; shares are of layers, from 0 to 1.
+    """What a report must meet; shares are of layers whose weight was to be pruned, from 0 to 1.
 
-    Layers that are not in the engine do not count, nor do those that would miss the gate and have
-    an allowed reason, be it their main one or not. With allowed reasons and no other gate, every
-    layer left must be eligible or chosen.
+    Layers do not count that were left dense on purpose (by option; by default grouped and depthwise
+    convolutions and axes that are no multiple of 4), that are not in the engine, or that would miss
+    the gate and have an allowed reason, be it their main one or not. With allowed reasons and no
+    other gate, every layer left must be eligible or chosen.
     Raises BadInputError for a share outside of 0 to 1.
     """
 
     min_eligible: float | None = None
     min_chosen: float | None = None
     no_broken: bool = False
-    """No weight may break the pattern."""
+    """No weight that was to be pruned may break the pattern; a shared one counts once."""
     allow_reasons: tuple[ReasonCode, ...] = ()
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ def check_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
     least = gates.min_eligible
     if least is None and gates.min_chosen is None and not gates.no_broken:
         least = 1.0
-    there = [v for v in report.verdicts if v.verdict is not VerdictName.NOT_IN_ENGINE]
+    there = [v for v in report.verdicts if _counts(v)]
     _refuse_nothing(there)
     if least is not None or gates.min_chosen is not None:
         _refuse_no_evidence(report)
@@ -75,11 +76,16 @@ def check_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
     return (*lines, *dict.fromkeys(line for _, offenders in missed for line in offenders))
 
 
+def _counts(verdict: Verdict) -> bool:
+    return verdict.verdict is not VerdictName.NOT_IN_ENGINE and verdict.required is not False
+
+
 def _refuse_nothing(counted: Sequence[Verdict]) -> None:
     if not counted:
         raise BadInputError(
             "no layer to hold to the gates",
-            hint="layers that are not in the engine or whose reason is allowed do not count",
+            hint="layers left dense on purpose, not in the engine, or with an allowed reason do "
+            "not count",
         )
 
 
@@ -145,12 +151,12 @@ def _short(
 def _broken(
     there: Sequence[Verdict], allowed: Sequence[ReasonCode]
 ) -> Iterator[tuple[str, list[str]]]:
-    broken = [v for v in there if v.pattern_holds is False]
-    bad = [v for v in broken if not _is_allowed(v, allowed)]
-    total = len(there) - len(broken) + len(bad)
-    _refuse_nothing(there if total else ())
+    bad = [v for v in there if v.pattern_holds is False and not _is_allowed(v, allowed)]
+    counted = [v for v in there if v.pattern_holds is not False or v in bad]
+    _refuse_nothing(counted)
     if bad:
-        headline = f"pattern broken in {len(bad)} of {count(total, 'layer')}, gate 0"
+        weights, total = (len({v.weight or v.layer for v in rows}) for rows in (bad, counted))
+        headline = f"pattern broken in {weights} of {count(total, 'weight')}, gate 0"
         yield headline, [_line(v, _about_pattern(v)) for v in bad]
 
 

@@ -17,7 +17,15 @@ from twofour.reports.join.outcome import JoinCase, Outcome, measured, surprises,
 from twofour.reports.join.silence import Silence, silence, silent_choice
 from twofour.reports.join.sources import line_source, mention_source
 from twofour.reports.remedies import headline
-from twofour.reports.steps import ALLOW_SPARSE, NEWER_GPU, Step, still_to_do
+from twofour.reports.steps import (
+    ALLOW_SPARSE,
+    NAME_KERNELS,
+    NEWER_GPU,
+    VERBOSE_LOG,
+    Step,
+    still_to_do,
+)
+from twofour.reports.words import one_of
 
 _NOT_FORCED = "rebuild with --sparsity=enable, which keeps the weights as they are"
 _SAME_MODEL = "check that the engine was built from this very ONNX file"
@@ -38,10 +46,21 @@ _Rule = Callable[[JoinCase, Whereabouts], "Outcome | None"]
 
 def judge(case: JoinCase, whereabouts: Whereabouts) -> Outcome:
     """The verdict of one layer; predicted still, where the evidence does not speak of it."""
-    rules: tuple[_Rule, ...] = (_chosen, _old_gpu, _off, _eligible, _absent, _plugin, _not_listed)
+    rules: tuple[_Rule, ...] = (
+        _chosen,
+        _old_gpu,
+        _off,
+        _eligible,
+        _absent,
+        _plugin,
+        _not_listed,
+        _unplaced,
+    )
     found = next((o for rule in rules if (o := rule(case, whereabouts)) is not None), None)
     if found is None:
         return _unsaid(case)
+    if found.evidence is None:
+        return found
     reasons = (*found.reasons, *_disagreement(case, found), *_log_contradicts(case))
     remedy = _SAME_MODEL if _cannot_be(case, found) else found.remedy
     return measured(found.verdict, tuple(dict.fromkeys(reasons)), remedy)
@@ -161,14 +180,31 @@ def _choice_denied(case: JoinCase) -> Reason:
 
 def _absent(case: JoinCase, whereabouts: Whereabouts) -> Outcome | None:
     seen, around = case.seen, case.around
-    is_there = bool(seen.holders) or seen.region is not None
-    # what the log has is in the engine: then it is the layer information that is not whole
-    in_log = seen.tuned is not None or seen.eligible is not None or seen.chosen is not None
-    if is_there or in_log or not around.seen.engine_complete or not around.seen.engine:
+    is_there = bool(seen.holders or seen.region or seen.among or seen.perhaps)
+    if is_there or seen.in_log or not around.seen.engine_complete or not around.seen.engine:
         return None
     if around.listing_cut:
         return None
     return measured(VerdictName.NOT_IN_ENGINE, (whereabouts.reason(seen.node),), None)
+
+
+def _unplaced(case: JoinCase, _: Whereabouts) -> Outcome | None:
+    """In a region whose ends do not tell what is in it, or in no layer of the engine."""
+    seen, around = case.seen, case.around
+    if not seen.perhaps or seen.in_log or not around.seen.engine_complete or around.listing_cut:
+        return None
+    names = [layer.name for layer in seen.perhaps]
+    region = one_of("Myelin region", names)
+    message = f"it may lie in {region}: neither name nor neighbours say what is in there"
+    source = around.seen.engine_file
+    steps = " or ".join(still_to_do(around.facts, NAME_KERNELS, VERBOSE_LOG))
+    said = Reason(code=ReasonCode.LOG_SILENT, message=message, source=source)
+    return Outcome(
+        verdict=VerdictName.UNKNOWN,
+        evidence=None,
+        reasons=(said, *case.row.reasons),
+        remedy="; ".join(r for r in (case.row.remedy, steps) if r) or None,
+    )
 
 
 def _plugin(case: JoinCase, _: Whereabouts) -> Outcome | None:

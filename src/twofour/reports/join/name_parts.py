@@ -10,8 +10,10 @@ import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
+PROFILE = re.compile(r"(?: \[profile \d+\])+$")
+"""Behind the names of layers and tensors of each further optimization profile."""
 _POINTWISE = "PWN("
-_REGION, _REGION_END = "{ForeignNode[", "]}"
+REGION, _REGION_END = "{ForeignNode[", "]}"
 _DOTS = "..."
 _ENDS = re.compile(r" \+ | \|\| |, |\)")
 _SEPARATORS = re.compile(r" *(?: \+ | \|\| |, )")
@@ -70,7 +72,7 @@ def _parts(name: str, known: KnownNames) -> Iterator[Part]:
             depth += 1
             at += len(_POINTWISE)
             continue
-        if end is None and name.startswith(_REGION, at):
+        if end is None and name.startswith(REGION, at):
             end = _region_end(name, at)
             yield _region(name[at:end], known)
         else:
@@ -116,14 +118,14 @@ def _plain_end(name: str, at: int, *, inside: bool) -> int:
 def _region_end(name: str, at: int) -> int:
     depth = 0
     for match in _REGION_TOKENS.finditer(name, at):
-        depth += 1 if match[0] == _REGION else -1
+        depth += 1 if match[0] == REGION else -1
         if depth == 0:
             return match.end()
     return len(name)
 
 
 def _region(text: str, known: KnownNames) -> Part:
-    inner = text[len(_REGION) :].removesuffix(_REGION_END)
+    inner = text[len(REGION) :].removesuffix(_REGION_END)
     left, right = _ends_of(inner, known)
     return Part(text=text, first=_plain_texts(left, known), last=_plain_texts(right, known))
 
@@ -144,6 +146,6 @@ def _plain_texts(text: str, known: KnownNames) -> tuple[str, ...]:
         return ()
     if text in known.names:
         return (text,)
-    if _REGION in text:
+    if REGION in text:
         return tuple(piece for piece in re.split(r"\{ForeignNode\[|\]\}|\.{3}", text) if piece)
     return tuple(part.text for part in _parts(text, known))

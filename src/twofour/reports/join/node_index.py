@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from twofour.records import GraphNode
+from twofour.reports.join.dataflow import Dataflow
 from twofour.reports.join.name_parts import KnownNames
 
 MYELIN_SUFFIX = re.compile(r"_myl\d+_\d+$")
@@ -35,6 +37,8 @@ class Found:
     """Indices of the nodes whose work it does."""
     around: tuple[int, ...] = ()
     """Indices of nodes that it only brings data to or from."""
+    is_part: bool = False
+    """It is a further layer of its node, such as the bias of a Gemm, and not the product."""
     recognised: bool = False
     """It is a constant or one of the builder's own layers, if it leads to no node."""
 
@@ -47,25 +51,79 @@ class Found:
 NOTHING = Found()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedNames:
+    """What logs and users state of names that the model does not have; TensorRT's name first."""
+
+    renamed: tuple[tuple[str, str], ...] = ()
+    """The ONNX parser's names of layers and the node of each, in the order of the log."""
+    sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Layers and all the nodes that each is made of."""
+
+
 class NodeIndex:
     """The names of a model's nodes, in every spelling an engine may use for them."""
 
-    def __init__(self, nodes: Sequence[GraphNode], modules: Mapping[str, int] | None) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[GraphNode],
+        modules: Mapping[str, int] | None,
+        stated: StatedNames | None = None,
+    ) -> None:
         self.nodes = nodes
         self._exact: dict[str, list[int]] = {}
-        self._first_use: dict[str, int] = {}
+        self._users: dict[str, list[int]] = {}
         for index, node in enumerate(nodes):
             for name in _spellings(node):
                 self._exact.setdefault(name, []).append(index)
             for constant in node.constants:
-                self._first_use.setdefault(constant, index)
+                self._users.setdefault(constant, []).append(index)
             if node.op == "Constant":
-                self._first_use.update(dict.fromkeys(node.outputs, index))
-        self._mangled = _unique((mangle(name), at[0]) for name, at in self._exact.items())
+                for name in node.outputs:
+                    self._users.setdefault(name, [])
+        self._stated: dict[str, Found] = {}
+        self._state(stated or StatedNames())
+        self._mangled = _unique(
+            (mangle(name), at)
+            for name, at in (
+                *((name, at[0]) for name, at in self._exact.items() if name not in self._stated),
+                *((name, f.nodes[0]) for name, f in self._stated.items() if not f.is_part),
+            )
+        )
         self._numbered = {_COPY_SUFFIX.sub("", n) for n in self._exact if _COPY_SUFFIX.search(n)}
         self._modules = dict(modules or {})
         self._unnamed: dict[str, int] = {}
-        self.known = KnownNames.of([*self._exact, *self._first_use])
+        self.known = KnownNames.of([*self._exact, *self._users, *self._stated])
+
+    @cached_property
+    def flow(self) -> Dataflow:
+        """The edges between the nodes; made when the first region asks for them."""
+        return Dataflow(self.nodes)
+
+    def _state(self, stated: StatedNames) -> None:
+        """Of several layers of one node the first is its product: the parser adds a bias after."""
+        renamed = dict(stated.renamed)
+        begun = {node for node in self._exact if node not in renamed}
+        for name, node in stated.renamed:
+            nodes = self._exact.get(node, [])
+            if len(nodes) == 1:
+                self._stated[name] = Found(nodes=(nodes[0],), is_part=node in begun)
+            begun.add(node)
+        for name, sources in stated.sources:
+            nodes = [at for source in sources for at in self._of_source(source)]
+            if nodes:
+                self._stated[name] = Found(nodes=tuple(dict.fromkeys(nodes)))
+
+    def _of_source(self, source: str) -> tuple[int, ...]:
+        if source in self._exact:
+            nodes = self._exact[source]
+            return tuple(nodes) if len(nodes) == 1 else ()
+        found = self._by_way(source)
+        return () if found is None else found.nodes
+
+    def stated(self, name: str) -> Found | None:
+        """What a log states of a name, a whole region's too; None where it states nothing."""
+        return self._stated.get(name)
 
     def number_unnamed(self, unnamed: Mapping[str, int]) -> None:
         """Settle what `(Unnamed Layer* 12) [Convolution]` and its like mean (see unnamed.py)."""
@@ -79,13 +137,13 @@ class NodeIndex:
                 return found
         return Found(recognised=_HELPER.match(name) is not None)
 
-    def place(self, name: str) -> int | None:
-        """Where in the graph a name stands: its node, or the first user of a constant."""
-        found = self.find(name)
-        at = (*found.nodes, *found.around)
-        if at:
-            return at[0]
-        return self._first_use.get(_CLONE_SUFFIX.sub("", name))
+    def users(self, constant: str) -> tuple[int, ...]:
+        """Nodes that a constant leads to, or a copy of it; () for what is none."""
+        for name in (constant, _CLONE_SUFFIX.sub("", constant), _COPY_SUFFIX.sub("", constant)):
+            if name in self._users:
+                users = (self.flow.beyond_constants(at) for at in self._users[name])
+                return tuple(dict.fromkeys(at for found in users for at in found))
+        return ()
 
     def tells_the_way(self, source: str) -> bool:
         """Whether a source names the subgraphs its node lies in, and is no name itself."""
@@ -93,6 +151,7 @@ class NodeIndex:
 
     def _rules(self) -> tuple[Callable[[str], Found | None], ...]:
         return (
+            self.stated,
             self._by_name,
             self._by_unnamed_number,
             self._by_myelin_name,
@@ -108,7 +167,7 @@ class NodeIndex:
     def _by_name(self, name: str) -> Found | None:
         if name in self._exact:
             return Found(nodes=(self._exact[name][0],))
-        return Found(recognised=True) if name in self._first_use else None
+        return Found(recognised=True) if name in self._users else None
 
     def _by_unnamed_number(self, name: str) -> Found | None:
         return Found(nodes=(self._unnamed[name],)) if name in self._unnamed else None
@@ -137,7 +196,7 @@ class NodeIndex:
         return Found(nodes=tuple(dict.fromkeys(at for piece in pieces for at in piece)))
 
     def _plain(self, name: str) -> tuple[int, ...]:
-        found = self._by_name(name)
+        found = self.stated(name) or self._by_name(name)
         if found is not None:
             return found.nodes
         mangled = self._mangled.get(mangle(name))
@@ -182,7 +241,7 @@ class NodeIndex:
         match = _AROUND.match(name)
         if match is None:
             return None
-        near = self._by_name(name[match.end() :])
+        near = self.stated(name[match.end() :]) or self._by_name(name[match.end() :])
         return Found(around=near.nodes if near else (), recognised=True)
 
     def _by_clone(self, name: str) -> Found | None:
@@ -195,6 +254,8 @@ class NodeIndex:
         Not where the model numbers its own names that way: then it is a node that is not there.
         """
         base = _COPY_SUFFIX.sub("", name)
+        if base != name and base in self._users and base not in self._exact:
+            return Found(recognised=True)
         nodes = self._exact.get(base, [])
         if base == name or not nodes or base in self._numbered or len(nodes) > 2:
             return None

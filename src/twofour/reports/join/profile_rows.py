@@ -49,7 +49,7 @@ def timed_rows(
             matched=found.matched,
             sparse=known[name].sparse if name in known else None,
         )
-        for (name, ms), found in zip(rows, resolve(uses, index), strict=True)
+        for (name, ms), found in zip(rows, resolve(uses, index, whole=True), strict=True)
     )
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from twofour.records import GraphNode
-from twofour.reports.join.name_parts import Part, split_name
-from twofour.reports.join.node_index import Found, NodeIndex
+from twofour.reports.join.name_parts import PROFILE, Part, split_name
+from twofour.reports.join.node_index import MYELIN_SUFFIX, Found, NodeIndex, StatedNames
+from twofour.reports.join.region_tensors import TensorEnds, TensorLinks
+from twofour.reports.join.regions import Held, Neighbours, Region, fill
 from twofour.reports.join.unnamed import number_unnamed
 
 COPY = re.compile(
@@ -25,8 +27,14 @@ class Resolved:
     name: str
     nodes: tuple[int, ...] = ()
     """Named one by one, in the order of the graph."""
+    parts: tuple[int, ...] = ()
+    """Nodes of which it is a further layer, such as the bias of a Gemm."""
     region: tuple[int, ...] = ()
-    """Inside a Myelin region of the name: between its ends, and named by no other layer."""
+    """Inside a Myelin region of the name, and named by no other layer."""
+    shared: tuple[int, ...] = ()
+    """Inside this Myelin region or another one: their names do not say which."""
+    perhaps: tuple[int, ...] = ()
+    """Inside this Myelin region, or in no layer at all: its name does not say."""
     around: tuple[int, ...] = ()
     """Nodes that it only brings data to or from."""
     matched: bool = False
@@ -35,10 +43,15 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameInUse:
-    """A name to resolve, with the source nodes its Metadata states."""
+    """A name to resolve, with what layer information states of it."""
 
     name: str
     sources: tuple[str, ...] = ()
+    """The source nodes in its Metadata."""
+    inputs: tuple[str, ...] | None = None
+    outputs: tuple[str, ...] | None = None
+    is_product: bool = True
+    """False for a layer that can hold no product, so that it may lead nowhere."""
 
 
 @dataclass(slots=True)
@@ -47,20 +60,29 @@ class _Reading:
 
     use: NameInUse
     nodes: set[int] = field(default_factory=set)
+    parts: set[int] = field(default_factory=set)
     around: set[int] = field(default_factory=set)
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    region: list[int] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
     matched: bool = False
+
+    def kept(self, kind: str) -> tuple[int, ...]:
+        """Nodes of one kind in all the regions of the name."""
+        return tuple(sorted({at for held in self.held for at in getattr(held, kind)}))
 
 
 def index_nodes(
-    nodes: Sequence[GraphNode], modules: Mapping[str, int] | None, names: Iterable[str]
+    nodes: Sequence[GraphNode],
+    modules: Mapping[str, int] | None,
+    names: Iterable[str],
+    stated: StatedNames | None = None,
 ) -> NodeIndex:
     """An index that knows the unnamed layers among all the names that an engine and its logs use.
 
-    `modules` has the node of each module path, for names that Torch-TensorRT made from paths.
+    `modules` has the node of each module path, for names that Torch-TensorRT made from paths;
+    `stated` what the logs say of names.
     """
-    index = NodeIndex(nodes, modules)
+    index = NodeIndex(nodes, modules, stated)
     names = list(dict.fromkeys(names))
     if any("(Unnamed Layer*" in name for name in names):
         named = {
@@ -73,21 +95,26 @@ def index_nodes(
     return index
 
 
-def resolve(names: Iterable[str | NameInUse], index: NodeIndex) -> tuple[Resolved, ...]:
+def resolve(
+    names: Iterable[str | NameInUse], index: NodeIndex, *, whole: bool = False
+) -> tuple[Resolved, ...]:
     """The nodes of every layer of one engine, in the order given.
 
-    A region `{ForeignNode[a...b]}` holds the nodes from a to b in the order of the graph that no
-    other layer names; where regions overlap, a node goes to the shortest of them. Linear in names
-    and nodes.
+    What a region `{ForeignNode[a...b]}` holds is in regions.py. `whole` says that the names are
+    all layers of an engine: then what none of them names is in a region, if there is one for it.
+    Linear in names and nodes.
     """
     uses = [use if isinstance(use, NameInUse) else NameInUse(name=use) for use in names]
     readings = [_read(use, index) for use in uses]
-    _fill_regions(readings, len(index.nodes))
+    _fill_regions(readings, index, whole=whole)
     return tuple(
         Resolved(
             name=reading.use.name,
             nodes=tuple(sorted(reading.nodes)),
-            region=tuple(sorted(reading.region)),
+            parts=tuple(sorted(reading.parts - reading.nodes)),
+            region=reading.kept("surely"),
+            shared=reading.kept("shared"),
+            perhaps=reading.kept("perhaps"),
             around=tuple(sorted(reading.around)),
             matched=reading.matched,
         )
@@ -96,30 +123,38 @@ def resolve(names: Iterable[str | NameInUse], index: NodeIndex) -> tuple[Resolve
 
 
 def _read(use: NameInUse, index: NodeIndex) -> _Reading:
-    copies = COPY.match(use.name)
+    name = use.name if use.name in index.known.names else PROFILE.sub("", use.name)
+    copies = COPY.match(name)
     if copies is None:
-        return _read_layer(use, use.name, index)
-    near = _read_layer(use, use.name[copies.end() :], index)
-    return _Reading(use=use, around=near.nodes | near.around, matched=True)
+        return _read_layer(use, name, index)
+    near = _read_layer(use, name[copies.end() :], index)
+    return _Reading(use=use, around=near.nodes | near.parts | near.around, matched=True)
 
 
 def _read_layer(use: NameInUse, name: str, index: NodeIndex) -> _Reading:
     reading = _Reading(use=use)
+    stated = None if use.sources else index.stated(name)
+    if stated is not None:
+        _add(reading, stated)
+        return reading
     for part in split_name(name, index.known):
         if part.is_region:
-            span = _span(part, index)
-            reading.matched |= span is not None
-            reading.spans += [] if span is None else [span]
-            continue
-        found = _of(part, index)
-        reading.nodes.update(found.nodes)
-        reading.around.update(found.around)
-        reading.matched |= found.anything
+            region = _region(part, index)
+            reading.matched |= region is not None
+            reading.regions += [] if region is None else [region]
+        else:
+            _add(reading, _of(part, index))
     for source in sorted(use.sources, key=index.tells_the_way):
         _add_source(reading, source, index)
     if use.sources and reading.nodes:
-        reading.spans = []  # Metadata lists a region's nodes, so its ends say nothing more
+        reading.regions = []  # Metadata lists a region's nodes, so its ends say nothing more
     return reading
+
+
+def _add(reading: _Reading, found: Found) -> None:
+    (reading.parts if found.is_part else reading.nodes).update(found.nodes)
+    reading.around.update(found.around)
+    reading.matched |= found.anything
 
 
 def _add_source(reading: _Reading, source: str, index: NodeIndex) -> None:
@@ -139,39 +174,70 @@ def _of(part: Part, index: NodeIndex) -> Found:
     return Found() if part.is_region else index.find(part.text)
 
 
-def _span(part: Part, index: NodeIndex) -> tuple[int, int] | None:
-    """First and last node of a region; an end without a place in the graph leaves it open."""
-    first = [at for text in part.first or () if (at := index.place(text)) is not None]
-    last = [at for text in part.last if (at := index.place(text)) is not None]
-    if not part.last:
-        return (min(first), max(first)) if first else None
-    if not first and not last:
+def _region(part: Part, index: NodeIndex) -> Region | None:
+    """What the ends of a name say; None where neither end is of this model or of the builder."""
+    first, near, known = _end(part.first or (), index)
+    last, near_last, known_last = _end(part.last, index)
+    if not known and not known_last:
         return None
-    start = min(first) if first else 0
-    end = max(last) if last else len(index.nodes) - 1
-    return (start, end) if start <= end else (end, start)
+    alone = not part.last
+    return Region(
+        first=first, last=first if alone else last, near=(*near, *near_last), closed=alone
+    )
 
 
-def _fill_regions(readings: Sequence[_Reading], nodes: int) -> None:
-    """Give each node that no layer names to the shortest region around it."""
-    waiting = [(end - start, start, end, r) for r in readings for start, end in r.spans]
+def _end(
+    texts: Iterable[str], index: NodeIndex
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool]:
+    """Nodes at one end of a region, users of the constants there, and whether any name is known.
+
+    A further layer of a node, or what moves data to it, bounds nothing: the node may lie outside.
+    """
+    nodes: dict[int, None] = {}
+    near: list[tuple[int, ...]] = []
+    known = False
+    for text in texts:
+        found = index.find(text)
+        users = index.users(text) if not found.nodes and not found.around else ()
+        known |= found.anything or bool(users)
+        for at in found.nodes:
+            if found.is_part or at in index.flow.fixed:
+                near.append(index.flow.beyond_constants(at))
+            else:
+                nodes[at] = None
+        near += [group for group in (found.around, users) if group]
+    return tuple(nodes), tuple(near), known
+
+
+def _fill_regions(readings: Sequence[_Reading], index: NodeIndex, *, whole: bool) -> None:
+    """Share out the nodes that no layer names among the regions."""
+    waiting = [reading for reading in readings if reading.regions]
     if not waiting:
         return
-    following = list(range(nodes + 1))
-    for reading in readings:
-        for at in reading.nodes:
-            following[at] = at + 1
-    for _, start, end, reading in sorted(waiting, key=lambda item: item[:3]):
-        at = _free(following, start)
-        while at <= end:
-            reading.region.append(at)
-            following[at] = at + 1
-            at = _free(following, at)
+    taken = {at for reading in readings for at in reading.nodes}
+    apart = {at for reading in readings if not _inside(reading) for at in reading.nodes}
+    complete = whole and all(r.matched or not r.use.is_product for r in readings)
+    tensors = [(r, TensorEnds(r.use.inputs, r.use.outputs)) for r in readings]
+    links = TensorLinks(
+        (ends for r, ends in tensors if COPY.match(r.use.name)),
+        (ends for _, ends in tensors if ends.inputs == ()),
+        index.nodes,
+    )
+    places: dict[Region, int] = {}
+    owners: list[tuple[_Reading, Region]] = []
+    for reading in waiting:
+        for region in reading.regions:
+            ends = TensorEnds(reading.use.inputs, reading.use.outputs)
+            bounded = region if region.closed else links.bounded(region, ends, index.flow, apart)
+            places.setdefault(bounded, len(places))
+            owners.append((reading, bounded))
+    others = Neighbours(taken=taken, apart=apart, whole=complete)
+    found = fill(tuple(places), index.flow, others)
+    for reading, region in owners:
+        reading.held.append(found[places[region]])
 
 
-def _free(following: list[int], at: int) -> int:
-    """The first node from here on that nobody has; halves the way for the next who asks."""
-    while following[at] != at:
-        following[at] = following[following[at]]
-        at = following[at]
-    return at
+def _inside(reading: _Reading) -> bool:
+    """Whether a layer is a kernel that Myelin lists apart from the region it belongs to."""
+    name = reading.use.name
+    return name.startswith("__my") or MYELIN_SUFFIX.search(name) is not None

@@ -14,6 +14,7 @@ from twofour.reports.join.evidence import (
     dense_profile_of,
     engine_layers,
     profile_of,
+    stated_names,
 )
 from twofour.reports.join.log_sightings import LogSightings, Mention
 from twofour.reports.join.profile_rows import EngineNames, Timed, timed_rows
@@ -33,13 +34,22 @@ class Sighting:
     holders: tuple[EngineLayer, ...] = ()
     """Layers of the engine that are named after it; one with a sparse kernel first."""
     region: EngineLayer | None = None
-    """The Myelin region it lies in, by the order of the graph."""
+    """The Myelin region it lies in, between that region's neighbours in the graph."""
+    among: tuple[EngineLayer, ...] = ()
+    """Myelin regions in one of which it lies."""
+    perhaps: tuple[EngineLayer, ...] = ()
+    """Myelin regions that may hold it; nothing else does."""
     eligible: Mention | None = None
     chosen: Mention | None = None
     tuned: TunedLayer | None = None
     dense_tuned: TunedLayer | None = None
     skipped: tuple[SkippedTactic, ...] = ()
     profile_ms: float | None = None
+
+    @property
+    def in_log(self) -> bool:
+        """Whether the log names it, so that it is in the engine."""
+        return any(x is not None for x in (self.tuned, self.eligible, self.chosen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +99,9 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
     nodes, rows = pair(report.verdicts, evidence.nodes)
     engine, file = engine_layers(evidence)
     modules = _modules(report.verdicts, rows, evidence)
-    index = index_nodes(nodes, modules, _names(evidence, engine or ()))
-    uses = [NameInUse(name=layer.name, sources=layer.onnx_nodes) for layer in engine or ()]
-    resolved = resolve(uses, index)
-    in_log = LogSightings(evidence.build, index, frozenset(rows))
+    index = index_nodes(nodes, modules, _names(evidence, engine or ()), stated_names(evidence))
+    resolved = resolve(map(_in_use, engine or ()), index, whole=True)
+    in_log = LogSightings(evidence.build, index, frozenset(rows), resolved)
     dense = LogSightings(evidence.dense_build, index, frozenset(rows))
     placed = _Placed(engine or (), resolved)
     engine_names = EngineNames(
@@ -123,12 +132,24 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
     )
 
 
+def _in_use(layer: EngineLayer) -> NameInUse:
+    return NameInUse(
+        name=layer.name,
+        sources=layer.onnx_nodes,
+        inputs=layer.inputs,
+        outputs=layer.outputs,
+        is_product=layer.layer_type not in _WITHOUT_WEIGHTS,
+    )
+
+
 class _Placed:
     """The layers of the engine by the nodes they hold."""
 
     def __init__(self, engine: Sequence[EngineLayer], resolved: Sequence[Resolved]) -> None:
         self.named: dict[int, list[EngineLayer]] = defaultdict(list)
         self.regions: dict[int, EngineLayer] = {}
+        self.among: dict[int, list[EngineLayer]] = defaultdict(list)
+        self.perhaps: dict[int, list[EngineLayer]] = defaultdict(list)
         self.any_holder: dict[int, EngineLayer] = {}
         self.unmatched = tuple(r.name for r in resolved if not r.matched)
         self.complete = True
@@ -137,9 +158,27 @@ class _Placed:
                 self.named[node].append(layer)
                 self.any_holder.setdefault(node, layer)
             for node in found.region:
-                self.regions[node] = layer
+                self.regions.setdefault(node, layer)
                 self.any_holder.setdefault(node, layer)
+            for node in found.shared:
+                self.among[node].append(layer)
+            for node in found.perhaps:
+                self.perhaps[node].append(layer)
             self.complete &= found.matched or layer.layer_type in _WITHOUT_WEIGHTS
+        self._add_parts(engine, resolved)
+
+    def _add_parts(self, engine: Sequence[EngineLayer], resolved: Sequence[Resolved]) -> None:
+        """A further layer of a node stands for it where no layer holds its product."""
+        seen = (self.named, self.regions, self.among, self.perhaps)
+        alone = [
+            (node, layer)
+            for layer, found in zip(engine, resolved, strict=True)
+            for node in found.parts
+            if not any(node in places for places in seen)
+        ]
+        for node, layer in alone:
+            self.named[node].append(layer)
+            self.any_holder.setdefault(node, layer)
 
     def holders(self, node: int) -> tuple[EngineLayer, ...]:
         """Those with a sparse kernel first; kernels that Myelin generates last.
@@ -176,6 +215,8 @@ def _sighting(
         node=node,
         holders=holders,
         region=placed.regions.get(node),
+        among=tuple(placed.among.get(node, ())),
+        perhaps=tuple(placed.perhaps.get(node, ())),
         eligible=log.mentions.get((SparsityKind.ELIGIBLE, node)),
         chosen=log.mentions.get((SparsityKind.CHOSEN, node)),
         tuned=log.tuned.get(node),

@@ -121,15 +121,15 @@ def _unresolved(circumstances: Circumstances) -> Silence | None:
 
 
 def _silent_log(build: Build, facts: BuildFacts) -> Silence:
+    if build.engine_loaded or build.outcome is BuildOutcome.LOADED:
+        why = "the log is of a loaded engine: only the log of its build speaks of sparsity"
+        return Silence(why=why, remedy=_or_layers(facts, _OF_BUILD))
     if build.outcome is BuildOutcome.UNFINISHED:
         why = "the log ends before the build does, without a word about sparsity"
         return Silence(why=why, remedy=_FINISH)
     if build.outcome is BuildOutcome.FAILED and build.build_s is None:
         why = "the build failed before it said anything about sparsity"
         return Silence(why=why, remedy=to_hear(facts))
-    if build.outcome is BuildOutcome.LOADED:
-        why = "the log is of a loaded engine: only the log of its build speaks of sparsity"
-        return Silence(why=why, remedy=_or_layers(facts, _OF_BUILD))
     return Silence(why=_no_line(facts), remedy=to_hear(facts))
 
 

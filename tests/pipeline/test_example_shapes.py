@@ -1,0 +1,245 @@
+"""Free sizes of ONNX files: what is asked for, what follows, what is refused, what a batch is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner, Result
+
+from twofour.cli.app import app
+from twofour.cli.options import parse_input_shapes
+from twofour.errors import BadInputError
+from twofour.pipeline.example_shapes import AskedShapes, example_shapes
+from twofour.pipeline.onnx_io import random_inputs
+from twofour.records import TensorShape
+
+Shape = Sequence[int | str]
+
+
+def tensors(**shapes: Shape) -> tuple[TensorShape, ...]:
+    return tuple(TensorShape(name=n, dtype="float32", shape=tuple(s)) for n, s in shapes.items())
+
+
+def asked(*texts: str) -> AskedShapes:
+    shapes, names = parse_input_shapes(list(texts))
+    return AskedShapes(shapes=shapes, names=names)
+
+
+def sizes(inputs: Sequence[TensorShape], *texts: str) -> Mapping[str, tuple[int, ...]]:
+    return example_shapes(inputs, asked(*texts), "m.onnx")
+
+
+IMAGE = tensors(x=("batch", 3, "height", "width"))
+TEXT = tensors(input_ids=("b", "s"), attention_mask=("b", "s"), token_type_ids=("b", "s"))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "listed", "options"),
+    [
+        (IMAGE, ["x dimension 2 (height)", "x dimension 3 (width)"], "x=8x3x224x224"),
+        (TEXT, ["input_ids dimension 1 (s)", "token_type_ids dimension 1 (s)"], "input_ids=8x128"),
+        (tensors(x=(1, "?")), ["x dimension 1 (?)"], "x=1x128"),
+        (tensors(x=("n", 4), y=("m", 4)), ["x dimension 0 (n)", "y dimension 0 (m)"], "x=8x4"),
+    ],
+)
+def test_a_free_size_that_is_no_batch_is_asked_for_with_the_option_to_add(
+    inputs: Sequence[TensorShape], listed: Sequence[str], options: str
+) -> None:
+    with pytest.raises(BadInputError) as failure:
+        sizes(inputs)
+    assert failure.value.message.startswith("m.onnx leaves sizes of its inputs free")
+    assert all(words in failure.value.message for words in listed)
+    assert f"--input-shape {options}" in (failure.value.hint or "")
+    assert "--inputs FILE.npz" in (failure.value.hint or "")
+
+
+@pytest.mark.parametrize("inputs", [IMAGE, TEXT, tensors(a=("?", "?"), b=("?", "?"), c=("n", 4))])
+def test_the_options_that_an_error_suggests_are_enough(inputs: Sequence[TensorShape]) -> None:
+    with pytest.raises(BadInputError) as failure:
+        sizes(inputs)
+    words = (failure.value.hint or "").replace(",", " ").split()
+    options = [words[at + 1] for at, word in enumerate(words) if word == "--input-shape"]
+    assert set(sizes(inputs, *options)) == {tensor.name for tensor in inputs}
+
+
+def test_one_name_is_suggested_once_and_its_mask_follows() -> None:
+    with pytest.raises(BadInputError) as failure:
+        sizes(TEXT)
+    assert (failure.value.hint or "").count("--input-shape") == 1
+    found = sizes(TEXT, "input_ids=2x64")
+    assert found == dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (2, 64))
+
+
+def test_two_sizes_for_one_name_are_an_error_that_names_both() -> None:
+    with pytest.raises(BadInputError) as failure:
+        sizes(TEXT, "input_ids=2x64", "attention_mask=2x32")
+    assert "'s' is 64 in input_ids (dimension 1) and 32 in attention_mask" in failure.value.message
+
+
+def test_a_batch_alone_is_eight_or_that_of_the_other_inputs() -> None:
+    assert sizes(tensors(x=("batch", 3), y=("batch",))) == {"x": (8, 3), "y": (8,)}
+    assert sizes(tensors(x=("?", 3), y=("?", 4)), "x=5x3") == {"x": (5, 3), "y": (5, 4)}
+
+
+def test_shapes_by_position_are_one_for_each_input() -> None:
+    assert sizes(IMAGE, "1x3x64x48") == {"x": (1, 3, 64, 48)}
+    with pytest.raises(BadInputError, match="1 shapes for the 3 inputs input_ids"):
+        sizes(TEXT, "2x64")
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["x=1x4x8x8"], "x (batch x 3 x height x width) cannot be 1x4x8x8"),
+        (["x=3x8x8"], "cannot be 3x8x8"),
+        (["image=1x3x8x8"], "no input 'image'"),
+        (["1x3x8x8", "1x3x8x8"], "2 shapes for the 1 inputs"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(texts: Sequence[str], words: str) -> None:
+    with pytest.raises(BadInputError) as failure:
+        sizes(IMAGE, *texts)
+    assert words in failure.value.message
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["x=1x2", "3x4"], "every shape with its input's name, or none"),
+        (["=1x2"], "every shape with its input's name, or none"),
+        (["x=1x2", "x=1x3"], "names an input twice"),
+        (["x=1xtwo"], "'1xtwo' is not a shape"),
+        (["x="], "'' is not a shape"),
+    ],
+)
+def test_a_shape_that_cannot_be_read_is_refused(texts: list[str], words: str) -> None:
+    with pytest.raises(BadInputError) as failure:
+        parse_input_shapes(texts)
+    assert words in failure.value.message
+
+
+def test_a_name_may_hold_an_equals_sign() -> None:
+    assert parse_input_shapes(["a=b:0=1x2"]) == (((1, 2),), ("a=b:0",))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(2**31, 4), (2**62, 2**62), (1,) * 3 + (2**16,) * 4, (1 << 20, 1 << 9), (1,) * 40, (2,) * 70],
+)
+def test_examples_that_no_memory_holds_are_refused_at_once(shape: Shape) -> None:
+    started = time.perf_counter()
+    with pytest.raises(BadInputError, match="made up") as failure:
+        random_inputs(tensors(x=shape), 0, None, "m.onnx")
+    assert time.perf_counter() - started < 1
+    assert failure.value.message.startswith("m.onnx: input 'x'")
+    if len(shape) < 33:
+        assert "at most 1,073,741,824 bytes are made up" in failure.value.message
+        assert "--input-shape" in (failure.value.hint or "")
+
+
+def test_the_limit_is_of_all_inputs_together() -> None:
+    half = (1 << 17, 1 << 10)  # 512 MiB of float32
+    inputs = tensors(a=half, b=half, c=(1,))
+    with pytest.raises(BadInputError, match="input 'c'"):
+        random_inputs(inputs, 0, None, "m.onnx")
+
+
+def test_integers_are_zero_or_one_and_floats_of_their_type() -> None:
+    inputs = (
+        TensorShape(name="ids", dtype="int64", shape=(2, 50)),
+        TensorShape(name="x", dtype="float16", shape=(2, 50)),
+        TensorShape(name="d", dtype="float64", shape=(2,)),
+    )
+    made = random_inputs(inputs, 0)
+    assert set(np.unique(made["ids"])) == {0, 1}
+    assert [made[n].dtype.name for n in ("ids", "x", "d")] == ["int64", "float16", "float64"]
+
+
+def save(path: Path, *, batch: str | int = "batch") -> Path:
+    """Image of free height and width -> Conv -> mean over both -> [batch, 16]."""
+    weight = np.random.default_rng(0).standard_normal((16, 16, 3, 3)).astype(np.float16)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            helper.make_node("GlobalAveragePool", ["c"], ["y"], name="pool"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [batch, 16, "height", "width"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    opset = helper.make_opsetid("", 18)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    return path
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.mark.parametrize("command", ["prune-export-build", "export", "build"])
+def test_no_command_runs_a_file_on_sizes_that_nobody_gave(tmp_path: Path, command: str) -> None:
+    path = save(tmp_path / "m.onnx")
+    result = invoke(command, path, "--out", tmp_path / "out", "--quiet")
+    assert result.exit_code == 2
+    assert "x dimension 2 (height), x dimension 3 (width)" in " ".join(result.stderr.split())
+    assert "--input-shape x=8x16x224x224" in " ".join(result.stderr.split())
+
+
+def test_compare_asks_too(tmp_path: Path) -> None:
+    result = invoke("compare", save(tmp_path / "m.onnx"), "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "none is guessed" in " ".join(result.stderr.split())
+
+
+def test_prune_needs_no_example_and_the_run_goes_on_with_a_shape_by_name(tmp_path: Path) -> None:
+    path, out = save(tmp_path / "m.onnx"), tmp_path / "out"
+    assert invoke("prune", path, "--out", out, "--quiet").exit_code == 0
+    shape = ("--input-shape", "x=2x16x12x20")
+    result = invoke("prune-export-build", path, "--out", out, "--quiet", *shape)
+    assert result.exit_code == 0, result.output
+    with np.load(out / "inputs.npz") as made:
+        assert made["x"].shape == (2, 16, 12, 20)
+    assert json.loads((out / "run.json").read_text())["input_shape_names"] == ["x"]
+
+
+def test_the_opt_shape_of_an_engine_is_an_example_shape(tmp_path: Path) -> None:
+    path, out = save(tmp_path / "m.onnx"), tmp_path / "out"
+    shapes = "x=1x16x8x8:2x16x10x12:4x16x16x16"
+    result = invoke("build", path, "--out", out, "--quiet", "--shapes", shapes)
+    assert result.exit_code == 0, result.output
+    with np.load(out / "inputs.npz") as made:
+        assert made["x"].shape == (2, 16, 10, 12)
+
+
+def test_inputs_from_a_file_need_no_shape(tmp_path: Path) -> None:
+    path, out = save(tmp_path / "m.onnx"), tmp_path / "out"
+    np.savez(tmp_path / "in.npz", x=np.zeros((3, 16, 9, 11), np.float16))
+    result = invoke("build", path, "--out", out, "--quiet", "--inputs", tmp_path / "in.npz")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_batch_that_was_taken_is_said(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float16)
+    graph = helper.make_graph(
+        [helper.make_node("Gemm", ["x", "w"], ["y"], name="fc", transB=1)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, ["batch", 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, ["batch", 16])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10),
+        tmp_path / "fc.onnx",
+    )
+    result = invoke("build", tmp_path / "fc.onnx", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.stderr.split())
+    assert "the batch of x is free in the file; 8 is taken (--input-shape x=8x16" in said
