@@ -75,8 +75,14 @@ def one_of(noun: str, names: Sequence[str]) -> str:
     """`the region a`, or `one of 5 regions (a, b, c, ...)`."""
     if len(names) == 1:
         return f"the {noun} {names[0]}"
-    shown = [*names[:_NAMES_SHOWN], *(["..."] if len(names) > _NAMES_SHOWN else [])]
-    return f"one of {count(len(names), noun)} ({', '.join(shown)})"
+    return f"one of {count(len(names), noun)} ({listed(names)})"
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b, c and 3 more`."""
+    more = len(names) - _NAMES_SHOWN
+    shown = [*names] if more <= 0 else [*names[:_NAMES_SHOWN], f"{more:,} more"]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
 def share(part: float, whole: float) -> str:

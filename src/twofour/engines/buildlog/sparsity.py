@@ -105,8 +105,8 @@ def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:
     elided = uncertain = False
     if raw.names is not None:
         names, elided, uncertain = splitter.split(raw.names, raw.printed)
-    elif raw.printed == 0:
-        names = ()
+    elif raw.printed == 0 and raw.kind is SparsityKind.ELIGIBLE:
+        names = ()  # TensorRT 10.3 counts 0 choices whatever it chose: there names are proof alone
     return SparsityLine(
         line=raw.line,
         kind=raw.kind,

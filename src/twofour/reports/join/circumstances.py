@@ -12,11 +12,14 @@ from twofour.log_records import (
     SparsityKind,
     SparsityLine,
 )
-from twofour.reports.context import BuildFacts
+from twofour.reports.context import BuildFacts, version_numbers
 from twofour.reports.join.build_facts import build_facts
 from twofour.reports.join.name_parts import REGION
 from twofour.reports.join.sightings import Sighting, Sightings
 from twofour.reports.steps import FIRST_WITH_SPARSE
+
+_COUNTS_CHOICES = (10, 14)
+"""First TensorRT seen to count choices right: 10.3 prints "Chose 0" before the names of eight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +95,16 @@ class Circumstances:
             for line in self.lines
             if line.kind is kind
             and line.foreign_node is foreign
-            and (line.names is not None or line.printed_count == 0)
+            and (line.names is not None or self.says_none(line))
             and not (line.elided or line.uncertain or _undone(line))
         )
+
+    def says_none(self, line: SparsityLine) -> bool:
+        """Whether a line without names counts 0, in a version whose counts can be believed."""
+        if line.names is not None or line.printed_count != 0:
+            return False
+        version = version_numbers(self.build.tensorrt_version if self.build is not None else None)
+        return line.kind is SparsityKind.ELIGIBLE or version >= _COUNTS_CHOICES
 
     def counted_as_all(self, sighting: Sighting) -> SparsityLine | None:
         """A chosen line without names whose count says that every eligible layer was chosen."""

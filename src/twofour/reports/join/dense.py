@@ -80,7 +80,7 @@ def _more_workspace(case: JoinCase, tactic: SkippedTactic) -> str:
 
 def _cached(case: JoinCase) -> Reason:
     message = "eligible, a dense kernel was taken; a timing cache hides what was timed"
-    return Reason(code=ReasonCode.DENSE_FASTER, message=message, source=_FASTER_WINS + _in(case))
+    return Reason(code=ReasonCode.DENSE_TAKEN, message=message, source=_FASTER_WINS + _in(case))
 
 
 def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
@@ -104,7 +104,7 @@ def _taken(case: JoinCase) -> Reason:
     holder = case.kernel_holder
     kernel = "a dense kernel was taken" if holder is None else f"it runs {case.dense_kernels}"
     message = f"eligible, and {kernel}; no time of a sparse one is in the log"
-    return Reason(code=ReasonCode.DENSE_FASTER, message=message, source=_FASTER_WINS)
+    return Reason(code=ReasonCode.DENSE_TAKEN, message=message, source=_FASTER_WINS)
 
 
 def _rules_against(case: JoinCase) -> tuple[Reason, ...]:

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from twofour.log_records import BuildOutcome
-from twofour.records import EligibilityReport, EligibilitySummary, Evidence, Verdict, VerdictName
+from twofour.records import (
+    EligibilityReport,
+    EligibilitySummary,
+    Evidence,
+    Reason,
+    ReasonCode,
+    Verdict,
+    VerdictName,
+)
 from twofour.reports.eligibility import summarize
 from twofour.reports.join.absent import Whereabouts
 from twofour.reports.join.belonging import (
@@ -22,7 +30,9 @@ from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.judge import judge
 from twofour.reports.join.outcome import JoinCase
 from twofour.reports.join.sightings import Sighting, Sightings, look
+from twofour.reports.join.sources import mention_source
 from twofour.reports.join.totals import count_totals
+from twofour.reports.words import listed
 
 _FORCED = "--sparsity=force overwrote weights: the log says nothing about the model's own"
 
@@ -98,12 +108,27 @@ def _row(case: JoinCase, whereabouts: Whereabouts) -> Verdict:
         case.row,
         verdict=found.verdict,
         evidence=found.evidence,
-        reasons=found.reasons,
+        reasons=(*found.reasons, *_fused_with(case)),
         remedy=found.remedy,
         engine_layer=_engine_layer(case.seen),
         sparse_ms=case.sparse_ms,
         dense_ms=case.dense_ms,
     )
+
+
+def _fused_with(case: JoinCase) -> Iterator[Reason]:
+    """The siblings of a horizontal fusion: what was seen, with no advice in it."""
+    fused = case.seen.siblings
+    if fused is None:
+        return
+    around, nodes = case.around, case.around.seen.nodes
+    names = [nodes[at].name for at in fused.nodes]
+    message = f"runs as one engine layer with {listed(names)}: they read the same input"
+    mentions = (case.seen.chosen, case.seen.eligible)
+    line = next((m for m in mentions if m is not None and m.name == fused.name), None)
+    file = around.seen.engine_file or around.file
+    source = f"{file}: {fused.name}" if line is None else mention_source(around.file, line)
+    yield Reason(code=ReasonCode.FUSED_SIBLINGS, message=message, source=source)
 
 
 def _engine_layer(seen: Sighting) -> str | None:

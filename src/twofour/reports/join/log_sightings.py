@@ -45,6 +45,8 @@ class LogSightings:
         """Names listed as eligible that may mean any layer of the model."""
         self.settled: set[int] = set()
         """Lines whose printed count is that of the layers of the model that they name."""
+        self.together: list[tuple[str, tuple[int, ...]]] = []
+        """Names on the (Sparsity) lines, and of tuned layers, that hold several nodes."""
         self._engine = {found.name: found for found in engine}
         if build is None:
             return
@@ -60,6 +62,7 @@ class LogSightings:
         best: dict[int, tuple[bool, bool, bool, bool]] = {}
         for tuned, found in _each(build.layers, (x.name for x in build.layers), index):
             self.touched.update(found.nodes, found.parts, found.region)
+            self.together += [(tuned.name, found.nodes)] if len(found.nodes) > 1 else []
             for node in _of_one(found, rows):
                 rank = _telling(tuned, is_product=node in found.nodes)
                 if node not in best or rank >= best[node]:
@@ -74,6 +77,7 @@ class LogSightings:
             for name, listed in _each(line.names or (), line.names or (), index):
                 found = self._engine.get(name, listed)
                 self.touched.update(found.nodes, found.region)
+                self.together += [(name, found.nodes)] if len(found.nodes) > 1 else []
                 # a region on a line says which of its layers is meant only where it has one
                 inside = rows.intersection((*found.region, *found.shared, *found.perhaps))
                 meant = (*found.nodes, *(inside if len(inside) == 1 else ()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from twofour.log_records import Build, EngineLayer, SkippedTactic, SparsityKind, TunedLayer
@@ -20,6 +20,7 @@ from twofour.reports.join.log_sightings import LogSightings, Mention
 from twofour.reports.join.profile_rows import EngineNames, Timed, timed_rows
 from twofour.reports.join.resolve import COPY, NameInUse, Resolved, index_nodes, resolve
 from twofour.reports.join.rows import pair
+from twofour.reports.join.siblings import Siblings, find_siblings
 
 LOG, LAYER_INFORMATION, DENSE_LOG = "log", "layer information", "dense log"
 _WITHOUT_WEIGHTS = frozenset({"Reformat", "NoOp", "Constant", "Shuffle", "signal", "wait"})
@@ -45,6 +46,8 @@ class Sighting:
     dense_tuned: TunedLayer | None = None
     skipped: tuple[SkippedTactic, ...] = ()
     profile_ms: float | None = None
+    siblings: Siblings | None = None
+    """Layers of the report that run as one layer with it and read the same input."""
 
     @property
     def in_log(self) -> bool:
@@ -112,8 +115,11 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
         timed_rows(dense_profile_of(evidence), (), index)
     )
     times = _Times(profile)
+    sightings = [_sighting(node, placed, in_log, dense, times) for node in rows]
+    together = ((found.name, found.nodes) for found in resolved)
+    siblings = find_siblings((*together, *in_log.together), nodes, frozenset(rows))
     return Sightings(
-        rows=tuple(_sighting(node, placed, in_log, dense, times) for node in rows),
+        rows=tuple(replace(s, siblings=siblings.get(s.node)) for s in sightings),
         nodes=nodes,
         engine=engine,
         engine_file=file,

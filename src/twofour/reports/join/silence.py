@@ -78,6 +78,9 @@ def silent_choice(circumstances: Circumstances) -> Silence:
         most = max(line.printed_count or 0 for line in lines)
         remedy = _or_layers(circumstances.facts, _NAMES)
         return Silence(why=f"{why}: {count(most, 'layer')} without names", remedy=remedy)
+    if any(line.names is None and line.printed_count == 0 for line in lines):
+        why += ": a count of 0 without names, which TensorRT 10.3 prints whatever it chose"
+        return Silence(why=why, remedy=_or_layers(circumstances.facts, _NAMES))
     return Silence(why=why, remedy=to_hear(circumstances.facts))
 
 
