@@ -288,6 +288,19 @@ class Precision(str, Enum):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Precision | None:
+        """Other words for the same: fp16, half, bf16, fp32, float."""
+        known = _PRECISION_WORDS.get(str(value).strip().lower())
+        return None if known is None else cls(known)
+
+
+_PRECISION_WORDS = {
+    **dict.fromkeys(("float32", "fp32", "f32", "float", "single", "full"), "float32"),
+    **dict.fromkeys(("float16", "fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
@@ -826,6 +839,8 @@ class RunOptions:
     selection: Selection = Selection()
     precision: Precision | None = None
     """None: float16 for a torch module (sparse kernels need it), as it is for an ONNX file."""
+    keep_float32: tuple[str, ...] = ()
+    """Globs over the nodes of an ONNX file that keep float32 when its precision is changed."""
     opset: int | None = None
     dynamic_batch: bool = True
     inputs: str | None = None
@@ -853,12 +868,17 @@ class ExportedVariant:
     file: str
     size_bytes: int
     reference: str | None
-    """The .npz with the module's outputs on the example inputs; None: it came as ONNX."""
+    """The .npz with the outputs, on the example inputs, of the module, or of the ONNX file before
+    its precision was changed; None: there is nothing to compare with."""
     precision: Precision | None
     opset: int
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     layers: LayerMap
+    notes: tuple[str, ...] = ()
+    """What a change of precision did to an ONNX file."""
+    changed: tuple[str, ...] = ()
+    """Its tensors, between the nodes of the main graph, that are half precision now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -868,6 +888,15 @@ class ExampleArrays:
     shapes: dict[str, tuple[int, ...]]
     note: str | None = None
     """What was taken for a batch that nobody gave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginalOutputs:
+    """stages/original.json: an ONNX file run before its precision was changed."""
+
+    outputs: str | None
+    """The .npz with its outputs on the example inputs; None where it cannot run here."""
+    why_not: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

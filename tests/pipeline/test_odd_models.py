@@ -15,7 +15,7 @@ from twofour.errors import BadInputError
 from twofour.pipeline import sessions
 from twofour.pipeline.run import run_all
 from twofour.pipeline.validating import validate_path
-from twofour.records import Precision, ReasonCode, RunOptions, Selection
+from twofour.records import ReasonCode, RunOptions, Selection
 
 HEAD = "import json, os, sys, torch\nfrom torch import nn\n"
 
@@ -187,11 +187,11 @@ def test_user_code_that_changes_the_folder_does_not_move_the_run(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_precision_is_refused_for_an_onnx_file(tmp_path: Path) -> None:
+def test_an_opset_is_refused_for_an_onnx_file(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(b"")
     with pytest.raises(BadInputError, match="ONNX already"):
-        run_all(str(path), tmp_path / "r", RunOptions(precision=Precision.FLOAT16))
+        run_all(str(path), tmp_path / "r", RunOptions(opset=17))
 
 
 def test_nan_outputs_are_not_called_agreement(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ def build(
     onnx: Annotated[Path, typer.Argument(metavar="ONNX", help="The pruned model, an .onnx file.")],
     *,
     out: opt.Out = None,
+    precision: opt.PrecisionOption = None,
+    keep_float32: opt.KeepFloat32 = None,
     inputs: opt.Inputs = None,
     input_shape: opt.InputShapes = None,
     seed: opt.Seed = 0,
@@ -55,6 +57,8 @@ def build(
     """
     asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
     options = RunOptions(
+        precision=precision,
+        keep_float32=tuple(keep_float32 or ()),
         inputs=None if inputs is None else str(inputs),
         input_shapes=asked_shapes,
         input_shape_names=asked_names,

@@ -14,6 +14,7 @@ def export(
     *,
     out: opt.Out = None,
     precision: opt.PrecisionOption = None,
+    keep_float32: opt.KeepFloat32 = None,
     opset: opt.Opset = None,
     static_batch: opt.StaticBatch = False,
     inputs: opt.Inputs = None,
@@ -33,6 +34,7 @@ def export(
     asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
     options = RunOptions(
         precision=precision,
+        keep_float32=tuple(keep_float32 or ()),
         opset=opset,
         dynamic_batch=not static_batch,
         inputs=None if inputs is None else str(inputs),

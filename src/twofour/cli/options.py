@@ -49,12 +49,33 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="GLOB", help="Leave these layers dense; repeatable."),
 ]
+
+
+def _precision(text: str) -> Precision:
+    try:
+        return Precision(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is none of float16 (fp16, half), bfloat16 (bf16) and float32 (fp32)"
+        ) from None
+
+
 PrecisionOption = Annotated[
     Precision | None,
     typer.Option(
         "--precision",
-        help="Type written into the ONNX graph.",
+        metavar="[float32|float16|bfloat16]",
+        parser=_precision,
+        help="Type written into the ONNX graph; an ONNX file is converted.",
         show_default="float16; an ONNX file keeps its own",
+    ),
+]
+KeepFloat32 = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep-float32",
+        metavar="GLOB",
+        help="Nodes of an ONNX file that --precision leaves float32; repeatable.",
     ),
 ]
 Opset = Annotated[

@@ -42,7 +42,7 @@ def export_view(exported: ExportedVariant, checked: VariantCheck) -> RenderableT
         f"{len(exported.layers.layers)} weights with a layer name"
     ]
     lines += [
-        f"output {row.output}: differs from the module by at most {row.max_abs_error:.3g} "
+        f"output {row.output}: differs from its source by at most {row.max_abs_error:.3g} "
         f"(allowed {row.bound:.3g}), cosine {row.cosine:.6f}"
         for row in checked.agreement
         if row.bound is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -12,10 +13,14 @@ import onnx_ir as ir
 from twofour.errors import BadInputError
 
 
-def save(model: ir.Model, target: Path) -> None:
+def save(
+    model: ir.Model, target: Path, on_invalid: Callable[[Path, str], None] | None = None
+) -> None:
     """Write and check `<target name>.data` and `target`; the model appears last.
 
-    Raises BadInputError when the file system refuses, or onnx.checker finds the model invalid.
+    `on_invalid` is given the target and what onnx.checker says of an invalid model, and raises;
+    without it that is an error of torch's export. Raises BadInputError when the file system
+    refuses.
     """
     data_name = f"{target.name}.data"
     try:
@@ -26,7 +31,9 @@ def save(model: ir.Model, target: Path) -> None:
             ir.save(model, written, external_data=data_name)
             data = Path(folder, data_name)
             data.touch()  # tensors of a few bytes stay in the model; the pair is there all the same
-            _check(written, target)
+            invalid = what_is_invalid(written)
+            if invalid is not None:
+                (on_invalid or _refuse_export)(target, invalid)
             for part in (data, written):
                 _sync(part)
                 part.replace(target.parent / part.name)
@@ -38,16 +45,21 @@ def save(model: ir.Model, target: Path) -> None:
         ) from error
 
 
-def _check(written: Path, target: Path) -> None:
+def what_is_invalid(path: Path) -> str | None:
+    """What onnx.checker finds wrong with a file, types of all tensors included, in one line."""
     try:
-        onnx.checker.check_model(written, full_check=True)
+        onnx.checker.check_model(path, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise BadInputError(
-            f"{target.name}: torch exported an invalid ONNX model: {first}",
-            hint="try another --opset; in half precision try --precision float32: the forward must "
-            "not make float32 tensors of its own then",
-        ) from error
+        return str(error).strip().splitlines()[0]
+    return None
+
+
+def _refuse_export(target: Path, invalid: str) -> None:
+    raise BadInputError(
+        f"{target.name}: torch exported an invalid ONNX model: {invalid}",
+        hint="try another --opset; in half precision try --precision float32: the forward must "
+        "not make float32 tensors of its own then",
+    )
 
 
 def _sync(path: Path) -> None:

@@ -16,7 +16,8 @@ from twofour.records import ExportedVariant, OutputAgreement
 def compare_with_reference(
     run: Run, exported: ExportedVariant, outputs: Mapping[str, np.ndarray]
 ) -> tuple[OutputAgreement, ...]:
-    """How well the file's outputs agree with the module's; () for a model that came as ONNX.
+    """How well the file's outputs agree with those of what it was made from: the module, or the
+    ONNX file before its precision was changed; () for an ONNX file that was copied.
 
     Raises PatternBrokenError (a gate not met, exit 4) when an output is further off than the
     bound of the precision allows.
@@ -32,14 +33,23 @@ def compare_with_reference(
     )
     for row in compared:
         if not row.within:
-            raise PatternBrokenError(
-                f"{exported.file}: output {row.output!r} differs from the module's by "
-                f"{row.max_abs_error:.3g} (cosine {row.cosine:.6f}); "
-                f"{exported.precision.value} allows {row.bound:.3g}",
-                hint="try --precision float32; if that agrees, the model overflows or loses too "
-                f"much in {exported.precision.value}",
-            )
+            _refuse(run, exported, row, exported.precision.value)
     return compared
+
+
+def _refuse(run: Run, exported: ExportedVariant, row: OutputAgreement, precision: str) -> None:
+    came_as_onnx = run.model is None
+    whose = f"of {run.source.text}" if came_as_onnx else "of the module"
+    off = f"differs from that {whose} by {row.max_abs_error:.3g} (cosine {row.cosine:.6f})"
+    if row.not_finite:
+        off = f"has {row.not_finite} values that are NaN or infinite: something overflows"
+    hint = f"try --precision float32; if that agrees, the model loses too much in {precision}"
+    if came_as_onnx:
+        hint = "--keep-float32 GLOB leaves nodes float32; --precision bfloat16 has float32's range"
+    raise PatternBrokenError(
+        f"{exported.file}: output {row.output!r} {off}; {precision} allows {row.bound:.3g}",
+        hint=hint,
+    )
 
 
 def example_inputs(run: Run) -> dict[str, np.ndarray]:

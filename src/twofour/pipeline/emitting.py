@@ -18,6 +18,7 @@ from twofour.pipeline.context import INPUTS, LAYERS
 from twofour.pipeline.example_shapes import AskedShapes, asked_or_opt, example_shapes
 from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.onnx_io import describe, load_inputs, size_ranges
+from twofour.pipeline.onnx_stages import write_onnx
 from twofour.records import (
     LayerMap,
     RunOptions,
@@ -45,16 +46,14 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     Raises BadInputError for a file that is no ONNX model, a folder that holds something, a version
     without a script, and a dynamic shape that is not given; nothing is left in the folder then.
     """
-    from twofour.pruning.onnx_prune import copy_onnx
-
     releases = releases_of(version)
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
     inputs, _, opset = describe(onnx)
     build = replace(options.build, shapes=_profiles(onnx, options, inputs))
-    script = trtexec_script(releases, build, precisions_of(onnx))
     with _fresh_folder(folder):
-        copy_onnx(onnx, folder / ONNX)
+        converted = write_onnx(onnx, folder / ONNX, options)
+        script = trtexec_script(releases, build, precisions_of(folder / ONNX))
         emitted = TrtexecFolder(
             source=str(onnx),
             twofour_version=__version__,
@@ -65,7 +64,10 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             options=build,
             variants=script.variants,
             rounds=script.rounds,
-            notes=tuple(filter(None, [opset_advice(str(releases), opset)])),
+            notes=(
+                *(() if converted is None else converted.notes),
+                *filter(None, [opset_advice(str(releases), opset)]),
+            ),
         )
         _write(folder, script, emitted)
     return emitted

@@ -1,4 +1,8 @@
-"""The stages of an ONNX source: take the file over, prune it, validate what was written."""
+"""The stages of an ONNX source: take the file over, prune it, validate what was written.
+
+Where a precision is asked for, the file is converted as it is taken over, so that pruning and
+everything after it see the weights that the engine will get.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from twofour.engines.tensorrt.precision import precisions_of
+from twofour.errors import BadInputError
 from twofour.graph import find_weights, load_model
 from twofour.pipeline.context import (
     DENSE,
@@ -30,34 +36,86 @@ from twofour.records import (
     LayerMap,
     LayerName,
     Pattern,
+    Precision,
     PruneResult,
+    RunOptions,
     Selection,
     Validation,
 )
 
 if TYPE_CHECKING:
+    from twofour.export.onnx_precision import Conversion
     from twofour.pipeline.sources.onnx_file import OnnxSource
 
 
 def take_over(run: Run, variant: str = DENSE) -> ExportedVariant:
-    """<variant>.onnx: the user's file, as it is."""
-    source = cast("OnnxSource", run.source)
+    """<variant>.onnx: the user's file, in the precision asked for."""
+    source, precision = cast("OnnxSource", run.source), changed_precision(run)
 
     def work() -> tuple[ExportedVariant, Sequence[str]]:
-        from twofour.pruning.onnx_prune import copy_onnx
-
         target = run.file(onnx_name(variant))
         _remove_data(target)
-        files = copy_onnx(source.path, target)
-        return _described(target, variant), files
+        converted = write_onnx(source.path, target, run.options)
+        exported = replace(_described(target, variant), precision=precision)
+        if converted is not None:
+            exported = replace(exported, notes=converted.notes, changed=converted.tensors)
+        return exported, onnx_files(target)
 
     stage = Stage(
         name=f"export-{variant}",
-        title="take over the ONNX model",
+        title="take over the ONNX model"
+        if precision is None
+        else f"convert the ONNX model to {precision.value}",
         record=f"stages/export-{variant}.json",
-        depends={"source": source.key(), "versions": versions("onnx")},
+        depends={
+            "source": source.key(),
+            "precision": precision,
+            "keep_float32": run.options.keep_float32,
+            "versions": versions("onnx"),
+        },
     )
-    return run.runner.run(stage, ExportedVariant, work)
+    exported = run.runner.run(stage, ExportedVariant, work)
+    for note in exported.notes:
+        run.progress.note(note)
+    return exported
+
+
+def changed_precision(run: Run) -> Precision | None:
+    """What the file is converted to; None: it keeps its types."""
+    asked = run.options.precision
+    return None if asked is Precision.FLOAT32 else asked
+
+
+def write_onnx(source: Path, target: Path, options: RunOptions) -> Conversion | None:
+    """Copy an ONNX file with its data, in the precision asked for; None: as it is.
+
+    Raises BadInputError for --keep-float32 without such a precision, and as convert_onnx does.
+    """
+    from twofour.pruning.onnx_prune import copy_onnx
+
+    precision = options.precision
+    if precision is not None and precision is not Precision.FLOAT32:
+        from twofour.export.onnx_precision import convert_onnx
+
+        return convert_onnx(source, target, precision, options.keep_float32)
+    if options.keep_float32:
+        raise BadInputError(
+            "--keep-float32 says what a change of precision leaves alone, and none is asked for",
+            hint="add --precision float16 or bfloat16",
+        )
+    copy_onnx(source, target)
+    if precision is Precision.FLOAT32:
+        _refuse_half(source)
+    return None
+
+
+def _refuse_half(source: Path) -> None:
+    used = precisions_of(source)
+    if used.float16 or used.bfloat16:
+        raise BadInputError(
+            f"--precision float32: {source} is {used.in_words} already, and rounding is not undone",
+            hint="leave --precision out, or name the float32 file",
+        )
 
 
 def make_inputs(run: Run, taken: ExportedVariant) -> ExampleArrays:
@@ -138,13 +196,13 @@ def describe_sparse(run: Run) -> ExportedVariant:
     path = run.file(onnx_name(SPARSE))
 
     def work() -> tuple[ExportedVariant, Sequence[str]]:
-        return _described(path, SPARSE), ()
+        return replace(_described(path, SPARSE), precision=changed_precision(run)), ()
 
     stage = Stage(
         name="export-sparse",
         title="describe the pruned model",
         record="stages/export-sparse.json",
-        depends={"versions": versions("onnx")},
+        depends={"versions": versions("onnx"), "precision": changed_precision(run)},
         reads=onnx_files(path),
     )
     return run.runner.run(stage, ExportedVariant, work)

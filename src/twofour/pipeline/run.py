@@ -27,6 +27,7 @@ from twofour.pipeline.checks import accuracy, check
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run
 from twofour.pipeline.exporting import put_together
 from twofour.pipeline.folder import STAGES, open_run_folder, own_folder
+from twofour.pipeline.original_outputs import with_original_outputs
 from twofour.pipeline.reporting import Facts, report
 from twofour.pipeline.sessions import Sessions
 from twofour.pipeline.sources.onnx_file import OnnxSource
@@ -63,7 +64,7 @@ def run_all(
         _settle_opset(run, chosen)
         dense = export_dense(run)
         check_asked_shapes(run, dense.inputs)
-        make_inputs(run, dense)
+        dense = make_inputs(run, dense)
         settle_shapes(run, chosen, dense)
         pruned, validation, sparse = prune_and_export(run)
         checks, builds = [], []
@@ -108,7 +109,7 @@ def run_export(
     with open_run(model, out, options, progress or Silent()) as run:
         _refuse_export_options(run)
         exported = export_dense(run)
-        make_inputs(run, exported)
+        exported = make_inputs(run, exported)
         checked = check(run, exported)
         write_record(run.file(LAYERS), exported.layers)
         return run.shown, exported, checked
@@ -124,8 +125,10 @@ def run_build(
         chosen = pick_engine(run)
         taken = onnx_stages.take_over(run, SPARSE)
         check_asked_shapes(run, taken.inputs)
-        make_inputs(run, taken)
+        taken = make_inputs(run, taken)
         settle_shapes(run, chosen, taken)
+        if taken.reference is not None:
+            check(run, taken)
         variants = (DENSE, SPARSE) if chosen.builds_from_sparse else (SPARSE,)
         built = tuple(build_variant(run, chosen, variant) for variant in variants)
         return run.shown, build_result(run, chosen, built)
@@ -179,10 +182,15 @@ def export_dense(run: Run) -> ExportedVariant:
     return onnx_stages.take_over(run) if run.model is None else torch_stages.export_dense(run)
 
 
-def make_inputs(run: Run, taken: ExportedVariant) -> None:
-    """inputs.npz for an ONNX file; a torch source left it with its export."""
-    if run.model is None:
-        onnx_stages.make_inputs(run, taken)
+def make_inputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
+    """inputs.npz for an ONNX file, and the outputs of one whose precision was changed.
+
+    A torch source left both with its export.
+    """
+    if run.model is not None:
+        return taken
+    onnx_stages.make_inputs(run, taken)
+    return taken if taken.precision is None else with_original_outputs(run, taken)
 
 
 def prune_and_export(run: Run) -> tuple[PruneResult, Validation, ExportedVariant]:
@@ -197,14 +205,18 @@ def prune_and_export(run: Run) -> tuple[PruneResult, Validation, ExportedVariant
 
 
 def _refuse_export_options(run: Run) -> None:
-    """An ONNX file is not exported: saying nothing would look as if it had been converted."""
-    asked = run.options.precision is not None or run.options.opset is not None
-    if run.model is None and asked:
+    """What would be passed over in silence: it would look as if it had been done."""
+    if run.model is None and run.options.opset is not None:
         raise BadInputError(
-            f"{run.source.text} is ONNX already: --precision and --opset are for torch models",
+            f"{run.source.text} is ONNX already: --opset is for torch models",
             hint="export the torch model with twofour, or convert the file first "
-            "(onnxconverter-common and NVIDIA ModelOpt write float16, onnx.version_converter "
-            "other opsets)",
+            "(onnx.version_converter)",
+        )
+    if run.model is not None and run.options.keep_float32:
+        raise BadInputError(
+            f"{run.source.text} is a torch model: --keep-float32 names nodes of an ONNX file",
+            hint="export it with --precision float32 first, then convert the file: "
+            "twofour export model.onnx --precision float16 --keep-float32 GLOB",
         )
 
 

@@ -1,0 +1,334 @@
+"""A plan of precisions carried out: constants rounded, casts added where two types meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from twofour.errors import BadInputError
+from twofour.export.element_types import Types
+from twofour.export.float32_file import all_graphs, all_nodes
+from twofour.export.float32_rules import FLOAT, LARGE, Plan, constant_tensor, is_constant
+
+_BOUNDED = frozenset({"Clip", "Min", "Max"})
+"""Where float32's limit means no limit."""
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+@dataclass(slots=True, kw_only=True)
+class Rewriting:
+    """A model while it is converted; its lifetime is one call of `rewrite`."""
+
+    model: ir.Model
+    types: Types
+    half: ir.DataType
+    plan: Plan
+    source: Path
+    is_half: set[ir.Value] = field(default_factory=set)
+    casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    tensors: list[str] = field(default_factory=list)
+    """Names, as they were, of tensors of the main graph that become half precision."""
+    constants: int = 0
+    limits: int = 0
+    """Constants that were the largest float32, and are the largest half-precision number now."""
+
+
+def rewrite(state: Rewriting) -> None:
+    """Round the constants, add the casts and declare the new types, in place.
+
+    Raises BadInputError for a constant that half precision cannot hold.
+    """
+    model, planned = state.model, state.plan
+    graphs = list(all_graphs(model))
+    state.names = set(_all_names(graphs))
+    uses = [
+        (node, index, value)
+        for node in list(all_nodes(model))
+        for index, value in enumerate(node.inputs)
+        if value is not None and state.types.get(value) == FLOAT
+    ]
+    _mark_outputs(state)
+    for identifier in planned.functions:
+        state.is_half.update(v for v in model.functions[identifier].inputs if _float(state, v))
+    wanted = _wanted_constants(state, uses)
+    for node, index, value in uses:
+        half = index in planned.inputs.get(node, ())
+        if is_constant(value):
+            _give_constant(state, (node, index), half=half, kinds=wanted[value])
+        elif half != (value in state.is_half):
+            node.replace_input_with(index, _cast_of(state, value, half=half))
+    for graph in graphs:
+        _finish_outputs(state, graph)
+    for value in state.is_half:
+        if value.type is not None or not value.is_graph_input():
+            value.type = ir.TensorType(state.half)
+
+
+def _all_names(graphs: list[ir.Graph | ir.Function]) -> Iterator[str]:
+    for graph in graphs:
+        if isinstance(graph, ir.Graph):
+            yield from graph.initializers
+        yield from (v.name or "" for v in graph.inputs)
+        for node in graph:
+            yield from (node.name or "", *(v.name or "" for v in node.outputs))
+
+
+def _float(state: Rewriting, value: ir.Value) -> bool:
+    return bool(state.types.get(value) == FLOAT)
+
+
+def _mark_outputs(state: Rewriting) -> None:
+    for node, positions in state.plan.outputs.items():
+        for value in (node.outputs[i] for i in positions):
+            state.is_half.add(value)
+            _note_tensor(state, value)
+    for node in all_nodes(state.model):
+        if node.op_type in ("Cast", "ConstantOfShape") and node.domain == "":
+            _retype_source(state, node)
+
+
+def _note_tensor(state: Rewriting, value: ir.Value) -> None:
+    if value.name and (value.graph or _graph_of(value)) is state.model.graph:
+        state.tensors.append(value.name)
+
+
+def _graph_of(value: ir.Value) -> ir.Graph | ir.Function | None:
+    maker = value.producer()
+    return None if maker is None else maker.graph
+
+
+def _retype_source(state: Rewriting, node: ir.Node) -> None:
+    """A tensor made float32 that only half-precision nodes use is made half precision at once."""
+    value = node.outputs[0]
+    uses = value.uses()
+    everywhere = all(i in state.plan.inputs.get(n, ()) for n, i in uses)
+    if not uses or not everywhere or value.is_graph_output() or not _float(state, value):
+        return
+    if node in state.plan.asked:
+        return
+    if node.op_type == "Cast":
+        node.attributes["to"] = ir.AttrInt64("to", int(state.half))
+    else:
+        given = node.attributes.get("value")
+        zero = ir.tensor(np.zeros(1, np.float32))
+        tensor = zero if given is None else given.as_tensor()
+        try:
+            filling = _rounded(tensor, state.half)
+        except OverflowError:
+            return  # it stays float32, and is cast where it is used
+        node.attributes["value"] = ir.AttrTensor("value", filling)
+    state.is_half.add(value)
+
+
+def _wanted_constants(
+    state: Rewriting, uses: list[tuple[ir.Node, int, ir.Value]]
+) -> dict[ir.Value, set[bool]]:
+    """For each constant whether it is used in half precision, in float32, or in both."""
+    wanted: dict[ir.Value, set[bool]] = {}
+    for node, index, value in uses:
+        if is_constant(value):
+            wanted.setdefault(value, set()).add(index in state.plan.inputs.get(node, ()))
+            if value.is_graph_output():
+                wanted[value].add(False)
+    return wanted
+
+
+def _give_constant(
+    state: Rewriting, use: tuple[ir.Node, int], *, half: bool, kinds: set[bool]
+) -> None:
+    node, index = use
+    value = node.inputs[index]
+    assert value is not None, "uses have values"
+    if not half:
+        if node not in state.plan.asked and node.op_type not in _BOUNDED:
+            _without_limit(state, value)
+    elif kinds == {True}:
+        _narrow_in_place(state, value, _bounds(node, index))
+    else:
+        node.replace_input_with(index, _narrow_copy(state, value, _bounds(node, index)))
+
+
+def _bounds(node: ir.Node, index: int) -> bool:
+    """Whether the constant is a limit: one above what half precision holds limits nothing."""
+    return node.op_type == "Clip" and index > 0
+
+
+def _narrow_in_place(state: Rewriting, value: ir.Value, bounds: bool) -> None:
+    if value in state.is_half:
+        return
+    state.is_half.add(value)
+    state.constants += 1
+    narrowed = _narrowed(state, value, value.name or "", saturate=bounds)
+    maker = value.producer()
+    if maker is None:
+        value.const_value = narrowed
+    else:
+        maker.attributes["value"] = ir.AttrTensor("value", narrowed)
+
+
+def _narrow_copy(state: Rewriting, value: ir.Value, bounds: bool) -> ir.Value:
+    """A second constant, for nodes that compute in half precision while others keep float32."""
+    key = (value, state.half)
+    if key not in state.casts:
+        name = _new_name(state, f"{value.name}_{state.half.name.lower()}")
+        maker = value.producer()
+        narrowed = _narrowed(state, value, name, saturate=bounds)
+        kind = ir.TensorType(state.half)
+        if maker is None:
+            copy = ir.Value(name=name, shape=value.shape, type=kind, const_value=narrowed)
+            assert value.graph is not None, "an initializer belongs to a graph"
+            value.graph.register_initializer(copy)
+        else:
+            node = ir.Node(
+                "",
+                "Constant",
+                [],
+                [ir.AttrTensor("value", narrowed)],
+                outputs=[ir.Value(name=name, shape=value.shape, type=kind)],
+                name=_new_name(state, f"constant_{name}"),
+            )
+            assert maker.graph is not None, "nodes are in a graph"
+            maker.graph.insert_after(maker, node)
+            copy = node.outputs[0]
+        state.casts[key] = copy
+        state.is_half.add(copy)
+        state.constants += 1
+    return state.casts[key]
+
+
+def _narrowed(
+    state: Rewriting, value: ir.Value, name: str, *, saturate: bool = False
+) -> ir.TensorProtocol:
+    """A constant rounded to nearest even; read when the file is written where it is large."""
+    tensor = constant_tensor(value)
+    assert tensor is not None, "constants have values"
+    used_by = dict.fromkeys(node.name or node.op_type for node, _ in value.uses())
+    hint = f"leave float32 what uses it: {' '.join(f'--keep-float32 {n!r}' for n in used_by)}" + (
+        "; or use --precision bfloat16" if state.half == ir.DataType.FLOAT16 else ""
+    )
+    make = partial(_rounded, tensor, state.half, saturate=saturate)
+
+    def checked() -> ir.Tensor:
+        try:
+            return make()
+        except OverflowError as error:
+            raise BadInputError(f"{state.source}: {value.name}: {error}", hint=hint) from None
+
+    if tensor.size <= LARGE:
+        return ir.Tensor(checked().numpy(), dtype=state.half, name=name)
+    return ir.LazyTensor(checked, dtype=state.half, shape=tensor.shape, name=name)
+
+
+def _rounded(tensor: ir.TensorProtocol, half: ir.DataType, *, saturate: bool = False) -> ir.Tensor:
+    """Raises OverflowError for a finite value that is too large; float32's own limit is a limit."""
+    values = tensor.numpy()
+    limit = _largest(half)
+    with np.errstate(over="ignore"):
+        narrow = values.astype(half.numpy())
+    over = np.isinf(narrow.astype(np.float32)) & np.isfinite(values)
+    if over.any():
+        beyond = values[over]
+        lost = beyond[np.abs(beyond) < _FLOAT32_MAX]
+        if lost.size and not saturate:
+            largest = lost[np.argmax(np.abs(lost))]
+            raise OverflowError(
+                f"{largest:g} does not fit {half.name.lower()}, whose largest value is {limit:g}"
+            )
+        narrow[over] = np.copysign(limit, beyond).astype(narrow.dtype)
+    return ir.Tensor(narrow, dtype=half)
+
+
+def _largest(half: ir.DataType) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(half.numpy()).max)  # type: ignore[no-untyped-call]  # has no types
+
+
+def _without_limit(state: Rewriting, value: ir.Value) -> None:
+    """float32's lowest number masks scores; narrowed behind its float32 node it would be -inf."""
+    tensor = constant_tensor(value)
+    if tensor is None or tensor.size > LARGE or value.is_graph_output():
+        return
+    values = tensor.numpy()
+    limits = np.abs(values) == _FLOAT32_MAX
+    if limits.any():
+        limit = np.float32(_largest(state.half))
+        changed = np.where(limits, np.copysign(limit, values), values).astype(np.float32)
+        maker = value.producer()
+        if maker is None:
+            value.const_value = ir.Tensor(changed, name=value.name)
+        else:
+            maker.attributes["value"] = ir.AttrTensor("value", ir.Tensor(changed))
+        state.limits += 1
+
+
+def _cast_of(state: Rewriting, value: ir.Value, *, half: bool) -> ir.Value:
+    """The tensor in the other type, cast once in the graph that makes it."""
+    dtype = state.half if half else FLOAT
+    key = (value, dtype)
+    if key not in state.casts:
+        name = _new_name(state, f"{value.name}_{dtype.name.lower()}")
+        cast = _cast(state, value, dtype, name)
+        maker = value.producer()
+        if maker is not None:
+            assert maker.graph is not None, "nodes are in a graph"
+            maker.graph.insert_after(maker, cast)
+        else:
+            graph = value.graph
+            assert graph is not None, "a tensor that no node makes belongs to a graph"
+            graph.insert_before(graph[0], cast)
+        state.casts[key] = cast.outputs[0]
+        if half:
+            state.is_half.add(cast.outputs[0])
+            _note_tensor(state, value)
+    return state.casts[key]
+
+
+def _cast(state: Rewriting, value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
+    output = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
+    to = ir.AttrInt64("to", int(dtype))
+    return ir.Node(
+        "", "Cast", [value], [to], outputs=[output], name=_new_name(state, f"cast_{name}")
+    )
+
+
+def _new_name(state: Rewriting, wish: str) -> str:
+    name, number = wish, 1
+    while name in state.names:
+        number += 1
+        name = f"{wish}_{number}"
+    state.names.add(name)
+    return name
+
+
+def _finish_outputs(state: Rewriting, graph: ir.Graph | ir.Function) -> None:
+    """Outputs keep type and name; those of converted functions are half precision."""
+    halves = isinstance(graph, ir.Function) and graph.identifier() in state.plan.functions
+    for index, value in enumerate(graph.outputs):
+        if value is None or not _float(state, value):
+            continue
+        if halves != (value in state.is_half):
+            graph.outputs[index] = _cast_output(state, graph, value, half=halves)
+
+
+def _cast_output(
+    state: Rewriting, graph: ir.Graph | ir.Function, value: ir.Value, *, half: bool
+) -> ir.Value:
+    dtype = state.half if half else FLOAT
+    inner = FLOAT if half else state.half
+    name = value.name or "output"
+    made = state.casts.get((value, dtype))
+    if not value.is_graph_input():
+        value.name = _new_name(state, f"{name}_{inner.name.lower()}")
+        if made is not None:
+            made.name = name
+            return made
+    cast = _cast(state, value, dtype, name if not value.is_graph_input() else f"{name}_out")
+    graph.append(cast)
+    return cast.outputs[0]

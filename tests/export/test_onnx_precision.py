@@ -1,0 +1,294 @@
+"""Float32 ONNX files in half precision: what changes, what stays, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from float32_models import (
+    MODELS,
+    Feed,
+    build,
+    convnet,
+    functions,
+    info,
+    masked,
+    node,
+    rotary,
+    shared,
+    small,
+    without_names,
+)
+from onnx import TensorProto, numpy_helper
+from onnx_models import Array, quantized_conv, weights
+
+from twofour.errors import BadInputError
+from twofour.export.onnx_precision import Conversion, convert_onnx
+from twofour.graph import find_weights, load_model
+from twofour.records import Precision
+
+ROUNDING = 5e-3
+"""Of the largest value: ten roundings to float16."""
+
+
+def convert(
+    folder: Path,
+    model: onnx.ModelProto,
+    precision: Precision = Precision.FLOAT16,
+    keep: tuple[str, ...] = (),
+) -> tuple[onnx.ModelProto, Conversion]:
+    onnx.save(model, folder / "m.onnx")
+    done = convert_onnx(folder / "m.onnx", folder / "half.onnx", precision, keep)
+    return onnx.load(folder / "half.onnx"), done
+
+
+def outputs(path: Path, feed: Feed) -> dict[str, Array]:
+    options = ort.SessionOptions()
+    # full optimisation of float16 LSTMs ends in SIGSEGV (ONNX Runtime 1.31.1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.log_severity_level = 4
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feed)), strict=True))
+
+
+def types(model: onnx.ModelProto) -> dict[str, int]:
+    return {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+
+
+def declared(values: list[onnx.ValueInfoProto]) -> list[tuple[str, int]]:
+    return [(value.name, value.type.tensor_type.elem_type) for value in values]
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_converted_file_gives_the_same_outputs_under_the_same_names(
+    name: str, tmp_path: Path
+) -> None:
+    model, feed = MODELS[name]()
+    half, done = convert(tmp_path, model)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    assert declared([v for v in model.graph.input if v.name not in constants]) == declared(
+        list(half.graph.input)
+    )
+    assert declared(list(model.graph.output)) == declared(list(half.graph.output))
+    assert constants <= {tensor.name for tensor in half.graph.initializer}
+    assert {n.name for n in model.graph.node if n.name} <= {n.name for n in half.graph.node}
+    assert done.nodes > 0
+    before, after = outputs(tmp_path / "m.onnx", feed), outputs(tmp_path / "half.onnx", feed)
+    for output, expected in before.items():
+        scale = max(1e-3, float(np.abs(expected).max(initial=0)))
+        np.testing.assert_allclose(after[output], expected, atol=ROUNDING * scale, rtol=0)
+
+
+def test_weights_are_half_precision_and_scales_of_a_resize_are_not(tmp_path: Path) -> None:
+    half, done = convert(tmp_path, convnet(17)[0])
+    found = types(half)
+    assert {found.pop("roi"), found.pop("scales")} == {TensorProto.FLOAT}
+    assert set(found.values()) == {TensorProto.FLOAT16}
+    assert done.initializers == len(found)
+    casts = [n.name for n in half.graph.node if n.op_type == "Cast"]
+    assert casts == ["cast_x_float16", "cast_y"]
+
+
+def test_weights_keep_their_zeros_and_are_found_under_the_same_names(tmp_path: Path) -> None:
+    weight = weights(32, 32)
+    weight.reshape(-1, 4)[:, :2] = 0
+    model, _ = build(
+        [node("Gemm", ["x", "w"], ["y"], name="fc", transB=1)],
+        {"x": weights(2, 32)},
+        [info("y", [2, 32])],
+        {"w": weight},
+    )
+    convert(tmp_path, model)
+    path = tmp_path / "half.onnx"
+    (found,) = find_weights(load_model(path, weights=False), path=path).weights
+    assert (found.layer, found.weight, found.dtype) == ("fc", "w", "float16")
+    (tensor,) = (t for t in onnx.load(path).graph.initializer if t.name == "w")
+    assert np.array_equal(numpy_helper.to_array(tensor), weight.astype(np.float16))
+
+
+def test_nodes_without_a_name_keep_the_one_that_reports_give_them(tmp_path: Path) -> None:
+    half, _ = convert(tmp_path, without_names()[0])
+    assert {"Relu:0", "MatMul:1", "LayerNormalization:2"} <= {n.name for n in half.graph.node}
+
+
+def test_masks_of_the_lowest_float32_become_the_lowest_float16(tmp_path: Path) -> None:
+    half, done = convert(tmp_path, masked()[0])
+    found = {t.name: numpy_helper.to_array(t) for t in half.graph.initializer}
+    assert found["lowest"] == np.float32(-65504)
+    assert found["lowest_float16"] == np.float16(-65504)
+    assert done.notes == ("masks of float32's lowest number became float16's lowest: 1",)
+
+
+def test_a_row_that_is_masked_altogether_gives_no_nan(tmp_path: Path) -> None:
+    model, feed = masked()
+    convert(tmp_path, model)
+    hidden = {**feed, "mask": np.zeros_like(feed["mask"])}
+    assert np.isfinite(outputs(tmp_path / "half.onnx", hidden)["y"]).all()
+
+
+def test_positions_stay_float32_until_they_meet_the_data(tmp_path: Path) -> None:
+    half, _ = convert(tmp_path, rotary()[0])
+    found = types(half)
+    assert found["frequencies"] == TensorProto.FLOAT
+    assert (found["table"], found["w"]) == (TensorProto.FLOAT16, TensorProto.FLOAT16)
+    cast = next(n for n in half.graph.node if n.name == "cast_cos_float16")
+    assert list(cast.input) == ["cos"]
+
+
+def test_functions_are_converted_inside_and_take_half_precision(tmp_path: Path) -> None:
+    half, _ = convert(tmp_path, functions()[0])
+    assert set(types(half).values()) == {TensorProto.FLOAT16}
+    norm = next(f for f in half.functions if f.name == "Norm")
+    assert [n.op_type for n in norm.node].count("Cast") == 2
+
+
+def test_a_function_that_calls_itself_is_refused(tmp_path: Path) -> None:
+    model, _ = functions()
+    block = next(f for f in model.functions if f.name == "Block")
+    block.node[1].op_type = "Block"
+    block.node[1].input.append("w")
+    with pytest.raises(BadInputError, match="my::Block calls itself"):
+        convert(tmp_path, model)
+
+
+def test_a_weight_that_both_types_need_has_a_copy(tmp_path: Path) -> None:
+    half, _ = convert(tmp_path, shared()[0], keep=("second",))
+    assert types(half) == {"w": TensorProto.FLOAT, "w_float16": TensorProto.FLOAT16}
+    second = next(n for n in half.graph.node if n.name == "second")
+    assert list(second.input) == ["h", "w"]
+
+
+def test_layers_between_quantizers_keep_their_scales(tmp_path: Path) -> None:
+    weight = weights(8, 8, 3, 3, dtype=np.int8)
+    model = quantized_conv(weight, zero_point=None, quantize_output=True)
+    first = node("QuantizeLinear", ["x", "scale", "zero"], ["xq"])
+    model.graph.node.insert(0, first)
+    model.graph.node.insert(1, node("DequantizeLinear", ["xq", "scale", "zero"], ["xf"]))
+    model.graph.node[3].input[0] = "xf"
+    half, done = convert(tmp_path, model)
+    assert types(half)["scale"] == TensorProto.FLOAT
+    assert "Cast" not in {n.op_type for n in half.graph.node}
+    assert done.notes == ("nothing in m.onnx is float32 that could be float16",)
+
+
+def test_a_float_layer_behind_quantizers_is_converted(tmp_path: Path) -> None:
+    model = quantized_conv(
+        weights(8, 8, 3, 3, dtype=np.int8), zero_point=None, quantize_output=True
+    )
+    half, _ = convert(tmp_path, model)  # its input is not quantized: the math is float
+    conv = next(n for n in half.graph.node if n.name == "conv")
+    assert list(conv.input) == ["x_float16", "wf_float16"]
+
+
+def large(value: float) -> onnx.ModelProto:
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"], name="mm"),
+        node("Add", ["h", "offset"], ["z"], name="plus"),
+        node("Tanh", ["z"], ["y"], name="tanh"),
+    ]
+    constants = {"w": small(16, 16), "offset": np.array([1, value], np.float32).repeat(8)}
+    return build(nodes, {"x": weights(3, 16)}, [info("y", [3, 16])], constants)[0]
+
+
+def test_a_value_that_float16_cannot_hold_is_refused_by_name_with_what_helps(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(BadInputError, match=r"offset: -70000 does not fit float16.*65504") as told:
+        convert(tmp_path, large(-70000))
+    assert told.value.hint == (
+        "leave float32 what uses it: --keep-float32 'plus'; or use --precision bfloat16"
+    )
+    assert not (tmp_path / "half.onnx").exists()
+    half, _ = convert(tmp_path, large(-70000), keep=("plus",))
+    assert types(half) == {"w": TensorProto.FLOAT16, "offset": TensorProto.FLOAT}
+
+
+def test_a_large_weight_is_refused_while_the_file_is_written_and_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    weight = weights(64, 64)
+    weight[3, 3] = 1e6
+    model, _ = build(
+        [node("MatMul", ["x", "w"], ["y"], name="fc")],
+        {"x": weights(2, 64)},
+        [info("y", [2, 64])],
+        {"w": weight},
+    )
+    with pytest.raises(BadInputError, match=r"w: 1e\+06 does not fit float16"):
+        convert(tmp_path, model)
+    assert [f.name for f in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_a_bound_above_float16_limits_nothing_and_is_no_overflow(tmp_path: Path) -> None:
+    model, _ = build(
+        [node("MatMul", ["x", "w"], ["h"]), node("Clip", ["h", "low", "high"], ["y"])],
+        {"x": weights(2, 16)},
+        [info("y", [2, 16])],
+        {"w": small(16, 16), "low": np.float32(-1e9), "high": np.float32(1e9)},
+    )
+    half, _ = convert(tmp_path, model)
+    found = {t.name: numpy_helper.to_array(t) for t in half.graph.initializer}
+    assert (found["low"], found["high"]) == (np.float16(-65504), np.float16(65504))
+
+
+def test_infinity_stays_infinity(tmp_path: Path) -> None:
+    model, _ = build(
+        [node("Where", ["m", "x", "low"], ["s"]), node("Softmax", ["s"], ["y"])],
+        {"x": weights(2, 16), "m": np.ones((2, 16), bool)},
+        [info("y", [2, 16])],
+        {"low": np.float32(-np.inf)},
+    )
+    half, _ = convert(tmp_path, model)
+    assert numpy_helper.to_array(half.graph.initializer[0]) == -np.inf
+
+
+def test_a_glob_that_names_no_node_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"--keep-float32 'nope\*' matches no node") as told:
+        convert(tmp_path, convnet(17)[0], keep=("bn", "nope*"))
+    assert "c1, bn, relu6" in (told.value.hint or "")
+
+
+def test_bfloat16_is_written_where_the_opset_has_it(tmp_path: Path) -> None:
+    model, _ = masked()
+    half, _ = convert(tmp_path, model, Precision.BFLOAT16)
+    assert types(half)["q.w"] == TensorProto.BFLOAT16
+    assert types(half)["lowest_bfloat16"] == TensorProto.BFLOAT16
+
+
+def test_a_convolution_that_has_no_bfloat16_in_its_opset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"Conv of opset 11 .* \(node c1; 1 in all\)"):
+        convert(tmp_path, convnet(17)[0], Precision.BFLOAT16)
+    half, _ = convert(tmp_path, convnet(22)[0], Precision.BFLOAT16)
+    assert types(half)["c1.w"] == TensorProto.BFLOAT16
+
+
+def test_another_operator_without_bfloat16_stays_float32_and_is_told(tmp_path: Path) -> None:
+    model, _ = MODELS["recurrent"]()
+    half, done = convert(tmp_path, model, Precision.BFLOAT16)
+    assert (types(half)["w"], types(half)["p"]) == (TensorProto.FLOAT, TensorProto.BFLOAT16)
+    assert done.notes == ("LSTM of opset 14 (1) has no bfloat16 and stays float32",)
+
+
+def test_external_data_is_read_from_beside_the_source_and_written_beside_the_target(
+    tmp_path: Path,
+) -> None:
+    model, feed = convnet(17)
+    (tmp_path / "in").mkdir()
+    onnx.save(model, tmp_path / "in" / "m.onnx", save_as_external_data=True, size_threshold=0)
+    convert_onnx(tmp_path / "in" / "m.onnx", tmp_path / "half.onnx", Precision.FLOAT16)
+    (tmp_path / "in" / "m.onnx").unlink()
+    assert outputs(tmp_path / "half.onnx", feed)["y"].shape == (2, 10)
+    assert (tmp_path / "half.onnx.data").stat().st_size >= 16 * 27 * 2
+
+
+def test_the_source_and_its_data_are_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(convnet(17)[0], path, save_as_external_data=True, location="m.onnx.data")
+    before = path.read_bytes()
+    with pytest.raises(BadInputError, match="would overwrite a file that is being read"):
+        convert_onnx(path, path, Precision.FLOAT16)
+    assert path.read_bytes() == before

@@ -1,0 +1,158 @@
+"""The commands on a float32 ONNX file with --precision: converted, compared, and told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx_models import conv, model, two_weights, weights
+from typer.testing import CliRunner
+
+from twofour.cli.app import app
+from twofour.errors import BadInputError
+from twofour.pipeline.run import run_all, run_build, run_export
+from twofour.records import (
+    BuildResult,
+    EligibilityReport,
+    ExportResult,
+    Precision,
+    ReasonCode,
+    RunOptions,
+    TrtexecFolder,
+    VariantCheck,
+    VerdictName,
+)
+from twofour.store import read_record
+
+HALF = RunOptions(precision=Precision.FLOAT16)
+runner = CliRunner()
+
+
+def saved(path: Path, proto: onnx.ModelProto) -> str:
+    onnx.save(proto, path)
+    return str(path)
+
+
+def wide() -> onnx.ModelProto:
+    return conv(weights(256, 256, 3, 3) / 50)
+
+
+def overflowing() -> onnx.ModelProto:
+    """Every constant fits float16, and the product does not."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="fc"),
+        helper.make_node("Mul", ["h", "large"], ["y"], name="scale"),
+    ]
+    constants = {"w": weights(16, 16), "large": np.float32(60000)}
+    return model(
+        nodes, {**constants, "large": np.array([60000], np.float32)}, inputs={"x": [4, 16]}
+    )
+
+
+def types(path: Path) -> set[int]:
+    return {
+        tensor.data_type for tensor in onnx.load(path, load_external_data=False).graph.initializer
+    }
+
+
+def test_the_remedy_of_a_float32_report_leads_to_layers_that_can_run_sparse(
+    tmp_path: Path,
+) -> None:
+    source = saved(tmp_path / "m.onnx", wide())
+    before = run_all(source, tmp_path / "float32", RunOptions())
+    assert [v.reasons[0].code for v in before.report.verdicts] == [ReasonCode.DTYPE]
+    assert "--precision float16" in (before.report.verdicts[0].remedy or "")
+    after = run_all(source, tmp_path / "float16", HALF)
+    assert [(v.layer, v.verdict) for v in after.report.verdicts] == [("conv", VerdictName.ELIGIBLE)]
+    assert [r.code for r in after.report.verdicts[0].reasons] == [ReasonCode.QUALIFIES]
+    assert after.export.precision is Precision.FLOAT16
+    assert types(tmp_path / "float16" / "sparse.onnx") == {TensorProto.FLOAT16}
+    dense, sparse = after.export.files
+    assert [row.output for row in dense.agreement] == ["y"]
+    assert dense.agreement[0].cosine > 0.9999
+    assert dense.agreement[0].bound is not None
+    assert sparse.agreement == ()
+
+
+def test_inputs_and_outputs_of_the_file_stay_float32(tmp_path: Path) -> None:
+    source = saved(tmp_path / "m.onnx", two_weights())
+    result = run_all(source, tmp_path / "r", HALF)
+    assert [(t.name, t.dtype) for t in result.export.inputs] == [("x", "float32")]
+    assert [(t.name, t.dtype) for t in result.export.outputs] == [("y", "float32")]
+
+
+def test_a_second_run_in_another_precision_converts_anew(tmp_path: Path) -> None:
+    source = saved(tmp_path / "m.onnx", two_weights())
+    run_all(source, tmp_path / "r", HALF)
+    run_all(source, tmp_path / "r", RunOptions())
+    assert types(tmp_path / "r" / "sparse.onnx") == {TensorProto.FLOAT}
+
+
+def test_a_tensor_that_overflows_on_the_example_inputs_is_refused_by_name(tmp_path: Path) -> None:
+    source = saved(tmp_path / "m.onnx", overflowing())
+    with pytest.raises(
+        BadInputError, match=r"tensor 'y' reaches \S+ on the example inputs"
+    ) as told:
+        run_export(source, tmp_path / "r", HALF)
+    assert (told.value.hint or "").endswith("makes and uses it: --keep-float32 'scale'")
+    kept = RunOptions(precision=Precision.FLOAT16, keep_float32=("scale",))
+    _, exported, checked = run_export(source, tmp_path / "r", kept)
+    assert exported.precision is Precision.FLOAT16
+    assert checked.agreement[0].within
+
+
+def test_build_converts_and_compares_too(tmp_path: Path) -> None:
+    source = Path(saved(tmp_path / "m.onnx", two_weights()))
+    run_build(source, tmp_path / "r", HALF)
+    assert types(tmp_path / "r" / "sparse.onnx") == {TensorProto.FLOAT16}
+    checked = read_record(VariantCheck, tmp_path / "r" / "stages" / "check-sparse.json")
+    assert checked.agreement[0].within
+    assert read_record(BuildResult, tmp_path / "r" / "build.json").variants
+
+
+def test_an_emitted_folder_holds_the_converted_file(tmp_path: Path) -> None:
+    source = saved(tmp_path / "m.onnx", two_weights())
+    command = ["build", source, "--emit-trtexec", str(tmp_path / "e"), "--precision", "fp16"]
+    done = runner.invoke(app, [*command, "--tensorrt-version", "8.6"])
+    assert done.exit_code == 0, done.output
+    emitted = read_record(TrtexecFolder, tmp_path / "e" / "emitted.json")
+    assert "--fp16" in emitted.variants[0].arguments
+    assert types(tmp_path / "e" / "sparse.onnx") == {TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("fp16", "float16"), ("half", "float16"), ("BF16", "bfloat16"), ("fp32", "float32")],
+)
+def test_other_words_for_a_precision_are_understood(word: str, expected: str) -> None:
+    assert Precision(word).value == expected
+
+
+def test_a_word_that_is_no_precision_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    source = saved(tmp_path / "m.onnx", two_weights())
+    done = runner.invoke(app, ["export", source, "--precision", "int4"])
+    assert done.exit_code == 2
+    assert "float16 (fp16, half)" in " ".join(done.output.split())
+
+
+def test_keep_float32_without_a_precision_is_refused(tmp_path: Path) -> None:
+    source = saved(tmp_path / "m.onnx", two_weights())
+    with pytest.raises(BadInputError, match="--keep-float32 says what a change of precision"):
+        run_all(source, tmp_path / "r", RunOptions(keep_float32=("fc",)))
+
+
+def test_a_half_precision_file_is_not_called_float32(tmp_path: Path) -> None:
+    source = saved(tmp_path / "m.onnx", conv(weights(16, 16, 3, 3, dtype=np.float16)))
+    with pytest.raises(BadInputError, match="float16 already"):
+        run_all(source, tmp_path / "r", RunOptions(precision=Precision.FLOAT32))
+
+
+def test_the_records_say_what_was_done(tmp_path: Path) -> None:
+    source = saved(tmp_path / "m.onnx", two_weights())
+    run_all(source, tmp_path / "r", HALF)
+    assert read_record(ExportResult, tmp_path / "r" / "export.json").precision is Precision.FLOAT16
+    report = read_record(EligibilityReport, tmp_path / "r" / "eligibility.json")
+    assert {v.dtype for v in report.verdicts} == {"float16"}
