@@ -119,12 +119,14 @@ def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
         parts = tuple(islice(_other_users(_other_pieces(group), known), 1))
         labels = dict.fromkeys(layer.node.label for layer in group)
         listed = tuple(islice(dict.fromkeys((*labels, *others, *parts)), _MOST_TIED + 1))
+        tables = tuple(islice(dict.fromkeys(_lookups(places, known)), _MOST_TIED))
         for layer in group:
             mine = layer.node.label
             told[layer.node] = replace(
                 _in_pieces(layer, (*others, *parts)),
                 weight=_unique(layer, again),
                 tied_to=tuple(n for n in listed if n != mine)[:_MOST_TIED],
+                looked_up_by=tables,
             )
     return tuple(told[layer.node] for layer in layers)
 
@@ -160,6 +162,15 @@ def _unique(layer: Layer, again: Collection[str]) -> str | None:
     """The constant's name; the way to its subgraph stands before one that others have too."""
     scope, name = layer.found.places[-1]
     return f"{scope.prefix}{name}" if name in again else name
+
+
+def _lookups(places: Iterable[tuple[Scope, str]], known: set[Node]) -> Iterator[str]:
+    """Gather nodes that take rows of the array, and do not lead to a weight themselves."""
+    for scope, name in sorted(places, key=lambda place: place[1]):
+        for user in scope.users.get(name, ()):
+            is_lookup = user.proto.op_type == "Gather" and user.proto.input[0] == name
+            if is_lookup and user not in known:
+                yield user.label
 
 
 def _external_twins(opened: list[Scope]) -> dict[tuple[object, ...], list[tuple[Scope, str]]]:

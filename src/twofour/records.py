@@ -171,6 +171,8 @@ class Weight:
     """ONNX: the op types between the node and the constant, from the node's side."""
     tied_to: tuple[str, ...] = ()
     """Other layers (module paths or node names) that use the same stored array."""
+    looked_up_by: tuple[str, ...] = ()
+    """Those of them that take rows of the array as a table: embeddings, Gather nodes."""
     reasons: tuple[Reason, ...] = ()
     """What the module or graph alone says against sparse math in this layer."""
 

@@ -15,7 +15,8 @@ from twofour.errors import BadInputError
 from twofour.pipeline import sessions
 from twofour.pipeline.run import run_all
 from twofour.pipeline.validating import validate_path
-from twofour.records import ReasonCode, RunOptions, Selection
+from twofour.records import ReasonCode, RunOptions, Selection, VerdictName
+from twofour.reports.join.gates import Gates, check_gates
 
 HEAD = "import json, os, sys, torch\nfrom torch import nn\n"
 
@@ -46,17 +47,25 @@ def test_a_table_tied_to_the_head_is_named_in_the_report(tmp_path: Path) -> None
         "    def __init__(self):\n"
         "        super().__init__()\n"
         "        self.emb = nn.Embedding(32, 16)\n"
+        "        self.mix = nn.Linear(16, 16)\n"
         "        self.head = nn.Linear(16, 32, bias=False)\n"
         "        self.head.weight = self.emb.weight\n"
         "    def forward(self, ids):\n"
-        "        return self.head(self.emb(ids))\n"
+        "        return self.head(self.mix(self.emb(ids)))\n"
         "def make():\n    return M(), torch.zeros(2, 4, dtype=torch.int64)\n",
     )
     result = run_all(model, tmp_path / "r", OPTIONS)
-    (verdict,) = result.report.verdicts
-    shared = [r.message for r in verdict.reasons if r.code is ReasonCode.SHARED_WEIGHT]
-    assert len(shared) == 1
-    assert "emb" in shared[0]
+    verdict = next(v for v in result.report.verdicts if v.layer == "head")
+    assert verdict.reasons[0].code is ReasonCode.SHARED_WEIGHT
+    assert "table of embedding emb" in verdict.reasons[0].message
+    assert "--include head" in (verdict.remedy or "")
+    assert (verdict.required, verdict.verdict) == (False, VerdictName.NOT_ELIGIBLE)
+    assert check_gates(result.report, Gates(min_eligible=1.0, no_broken=True)) == ()
+    asked = replace(OPTIONS, selection=Selection(include=("head",)))
+    found = run_all(model, tmp_path / "asked", asked).report.verdicts
+    verdict = next(v for v in found if v.layer == "head")
+    assert (verdict.required, verdict.verdict) == (True, VerdictName.ELIGIBLE)
+    assert [r.code.value for r in verdict.reasons] == ["DTYPE", "SMALL_CHANNELS", "SHARED_WEIGHT"]
 
 
 def test_a_parameter_outside_any_layer_is_told_from_a_broken_one(tmp_path: Path) -> None:

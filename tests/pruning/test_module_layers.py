@@ -155,8 +155,8 @@ def test_users_of_one_array_name_each_other_and_the_embedding() -> None:
     head, other = find_weights(TiedHead())
     assert head.tied_to == ("table", "other")
     assert other.tied_to == ("table", "head")
-    assert [r.code for r in head.reasons] == [ReasonCode.SHARED_WEIGHT] * 2
-    assert "embedding table" in head.reasons[0].message
+    assert head.looked_up_by == other.looked_up_by == ("table",)
+    assert [r.message for r in head.reasons] == ["the array is shared with other (Linear)"]
 
 
 def test_a_module_used_twice_has_a_row_for_each_path() -> None:

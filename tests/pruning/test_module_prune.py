@@ -161,10 +161,25 @@ class Tied(nn.Module):
         third.weight = self.table.weight
 
 
+def test_a_head_tied_to_an_embedding_is_left_dense_unless_it_is_asked_for() -> None:
+    model = Tied(nn.Linear(16, 16))
+    before = model.table.weight.detach().clone()
+    rows = by_layer(model)
+    assert torch.equal(model.table.weight, before)
+    for name in ("head", "third"):
+        row = rows[f"{name}.weight"]
+        said = [r.message for r in row.reasons if "embedding table" in r.message]
+        assert row.pruned is False
+        assert said[0].endswith(f"left dense unless asked for (--include {name})")
+    for asked in (Selection(include=("head",)), Selection(all_layers=True)):
+        by_layer(model := Tied(nn.Linear(16, 16)), asked)
+        assert check(numbers(model.table.weight), 1, TWO_FOUR).holds
+
+
 def test_a_tied_array_is_pruned_once_for_all_its_users() -> None:
     model = Tied(nn.Linear(16, 16))
     total = model.table.weight.abs().sum().item()
-    rows = by_layer(model)
+    rows = by_layer(model, Selection(include=("head",)))
     kept = model.table.weight.abs().sum().item() / total
     assert check(numbers(model.table.weight), 1, TWO_FOUR).holds
     for name in ("head.weight", "third.weight"):
@@ -181,7 +196,7 @@ def test_a_tied_array_needed_along_two_axes_names_both_layers_and_stays() -> Non
     model = Tied(conv1d(16, 16))
     before = model.table.weight.detach().clone()
     with pytest.raises(BadInputError, match=r"head .axis 1. and third .axis 0."):
-        prune_module(model, TWO_FOUR)
+        prune_module(model, TWO_FOUR, Selection(include=("head", "third")))
     assert torch.equal(model.table.weight, before)
     rows = by_layer(model, Selection(exclude=("third",)))
     assert not any(row.pruned for row in rows.values())

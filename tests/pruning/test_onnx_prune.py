@@ -260,6 +260,28 @@ def test_an_array_used_twice_along_one_axis_is_pruned_once(tmp_path: Path) -> No
     assert first.kept_magnitude == second.kept_magnitude
 
 
+def test_a_table_that_a_product_uses_too_is_left_dense_unless_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["x"], name="embed"),
+        helper.make_node("Gemm", ["x", "mix"], ["h"], name="mix", transB=1),
+        helper.make_node("Transpose", ["table"], ["wt"], name="turn", perm=[1, 0]),
+        helper.make_node("MatMul", ["h", "wt"], ["y"], name="head"),
+    ]
+    arrays = {"table": om.weights(32, 16), "mix": om.weights(16, 16)}
+    model = om.model(nodes, arrays, inputs={"ids": [2]})
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    after, result = prune(model, tmp_path)
+    rows = {row.weight.layer: row for row in result.weights}
+    assert rows["head"].weight.looked_up_by == ("embed",)
+    assert (rows["head"].pruned, rows["mix"].pruned) == (False, True)
+    assert "--include head" in rows["head"].reasons[0].message
+    np.testing.assert_array_equal(stored(after, "table"), arrays["table"])
+    after, _ = prune(model, tmp_path, Selection(include=("head",)))
+    np.testing.assert_array_equal(stored(after, "table"), oracle(arrays["table"], 1))
+
+
 def test_an_array_needed_along_two_axes_is_an_error_naming_both_nodes(tmp_path: Path) -> None:
     model = shared(helper.make_node("Gemm", ["h", "w"], ["y"], name="second"))
     with pytest.raises(BadInputError, match=r"first.*second"):

@@ -306,7 +306,7 @@ def test_an_excluded_layer_is_explained_by_the_exclusion_first() -> None:
     untouched = verdict(weight)
     assert (untouched.verdict, codes(untouched)) == (
         VerdictName.ELIGIBLE,
-        ["EXCLUDED", "QUALIFIES"],
+        ["QUALIFIES", "EXCLUDED"],
     )
 
 

@@ -118,11 +118,11 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
 
 
 def named(
-    weights: Sequence[Weight], layers: LayerMap, more: Mapping[str, tuple[Reason, ...]]
+    weights: Sequence[Weight], layers: LayerMap, more: Mapping[str, Weight]
 ) -> tuple[Weight, ...]:
     """Weights of the graph under their modules' names, with what pruning said about each.
 
-    `more` has the reasons by state_dict key (by initializer for an ONNX source).
+    `more` has the weights as pruning knew them by state_dict key (an ONNX source: by initializer).
     """
     by_place: dict[tuple[str | None, str | None], LayerName] = {
         (name.node, name.initializer): name for name in layers.layers
@@ -138,22 +138,31 @@ def named(
     )
 
 
-def said_by_pruning(pruned: PruneResult) -> dict[str, tuple[Reason, ...]]:
+def said_by_pruning(pruned: PruneResult) -> dict[str, Weight]:
     """What only pruning knows of a weight: the user's choice, and who else uses it; by key."""
     return {
-        row.weight.weight: tuple(r for r in row.reasons if r.code in _KNOWN_TO_PRUNING)
+        row.weight.weight: replace(
+            row.weight, reasons=tuple(r for r in row.reasons if r.code in _KNOWN_TO_PRUNING)
+        )
         for row in pruned.weights
         if row.weight.weight is not None
     }
 
 
-def _renamed(
-    weight: Weight, name: LayerName | None, more: Mapping[str, tuple[Reason, ...]]
-) -> Weight:
+def _renamed(weight: Weight, name: LayerName | None, more: Mapping[str, Weight]) -> Weight:
     if name is None:
         return weight
-    reasons = weight.reasons + more.get(name.parameter, (_not_a_layer(name),) if more else ())
-    return replace(weight, layer=name.layer or weight.layer, reasons=reasons)
+    known = more.get(name.parameter)
+    layer = name.layer or weight.layer
+    if known is None:
+        unknown = (_not_a_layer(name),) if more else ()
+        return replace(weight, layer=layer, reasons=weight.reasons + unknown)
+    return replace(
+        weight,
+        layer=layer,
+        reasons=weight.reasons + known.reasons,
+        looked_up_by=weight.looked_up_by or known.looked_up_by,
+    )
 
 
 def _not_a_layer(name: LayerName) -> Reason:
@@ -191,6 +200,7 @@ def report_onnx(
 
     Raises BadInputError for a file that is no ONNX model, and for a model without a weight.
     """
+    from twofour.pruning.selection import table_reasons
     from twofour.pruning.validate import check_onnx
 
     found = find_weights(load_model(path, weights=False), HARDWARE, path=path)
@@ -209,8 +219,9 @@ def report_onnx(
         tensorrt_version=build.tensorrt_version,
         build=build,
     )
-    validation = check_onnx(path, HARDWARE)
-    return predict(named(found.weights, layers or LayerMap(layers=()), {}), validation, context)
+    weights = [replace(w, reasons=(*w.reasons, *table_reasons(w))) for w in found.weights]
+    judged = named(weights, layers or LayerMap(layers=()), {})
+    return predict(judged, check_onnx(path, HARDWARE), context)
 
 
 def report_files(

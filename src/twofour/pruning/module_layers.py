@@ -63,9 +63,10 @@ def find_weights(model: nn.Module) -> tuple[Weight, ...]:
             weight = _describe(path, name, module)
             tensor = tensor_of(module, name)
             others = () if tensor is None else _others(users[storage_key(tensor)], path)
-            shared = _shared_reasons(others, model)
+            tables = tuple(other for other in others if _is_table(model.get_submodule(other)))
+            reasons = (*weight.reasons, *_shared_reasons(others, model))
             rows.append(
-                dataclasses.replace(weight, tied_to=others, reasons=(*weight.reasons, *shared))
+                dataclasses.replace(weight, tied_to=others, looked_up_by=tables, reasons=reasons)
             )
     return tuple(rows)
 
@@ -234,14 +235,16 @@ def _storage_reasons(tensor: Tensor | None) -> tuple[Reason, ...]:
 
 
 def _shared_reasons(others: tuple[str, ...], model: nn.Module) -> Iterator[Reason]:
-    """Say who else uses the array, and what that means to them."""
+    """Say which other layers use the array; of tables the selection speaks."""
     for other in others:
         module = model.get_submodule(other)
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            message = f"the array is also the table of embedding {other}: pruning changes both"
-        else:
+        if not _is_table(module):
             message = f"the array is shared with {other} ({_class_name(module)})"
-        yield Reason(code=ReasonCode.SHARED_WEIGHT, message=message)
+            yield Reason(code=ReasonCode.SHARED_WEIGHT, message=message)
+
+
+def _is_table(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag))
 
 
 StorageKey = tuple[torch.device, int, int]

@@ -8,7 +8,7 @@ from math import prod
 from twofour.records import ReasonCode, VerdictName
 from twofour.reports.findings import Case, Finding
 from twofour.reports.obstacles import GROUP, HARDWARE_PATTERN
-from twofour.reports.rules import verdict
+from twofour.reports.rules import EXPLAIN_DENSE, verdict
 from twofour.reports.steps import (
     ALLOW_FLOAT16,
     ALLOW_SPARSE,
@@ -33,6 +33,8 @@ def remedy(case: Case, found: tuple[Finding, ...]) -> str | None:
     """
     worst = verdict(found)
     judged = [f for f in found if f.reason.code in _REMEDIES and f.best is worst]
+    if worst is VerdictName.ELIGIBLE:  # why it was left dense is of no interest where it was not
+        judged = [f for f in judged if f.reason.code not in EXPLAIN_DENSE]
     if worst is not VerdictName.ELIGIBLE:
         judged = judged[:1]
     elif judged and case.weight.in_channels < GROUP:
@@ -122,7 +124,10 @@ def _zero_point(_: Case) -> str:
 
 
 def _untie(case: Case) -> str:
-    return f"give {case.weight.layer} a copy of the weight for itself"
+    own = f"give {case.weight.layer} a copy of the weight for itself"
+    if not case.weight.looked_up_by:
+        return own
+    return f"{own}, or prune the embedding too: --include {case.weight.layer}"
 
 
 def _include(_: Case) -> str:
@@ -173,7 +178,7 @@ _HEADLINES: dict[ReasonCode, str] = {
     ReasonCode.WRONG_AXIS: "prune along the input channels instead",
     ReasonCode.EXCLUDED: "change --include/--exclude",
     ReasonCode.NOT_A_LAYER: "prune the ONNX file itself, which has every weight",
-    ReasonCode.SHARED_WEIGHT: "give tied layers weights of their own",
+    ReasonCode.SHARED_WEIGHT: "give tied layers weights of their own, or --include them",
     ReasonCode.INT8_OUTPUT_NOT_QUANTIZED: "quantise the outputs of these layers",
     ReasonCode.ZERO_POINT: "quantise weights and activations symmetrically (zero point 0)",
     ReasonCode.NOT_CONSTANT: "fold these weights to constants before export",

@@ -55,8 +55,9 @@ _SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE
 def findings(case: Case) -> tuple[Finding, ...]:
     """Everything there is to say about a layer, the main point first; never empty.
 
-    What module or graph had noted (say, EXCLUDED) stands before the broken pattern it explains;
-    an open question comes last where something else rules the layer out.
+    What module or graph had noted (say, EXCLUDED) stands before the broken pattern it explains,
+    and last where the pattern holds; an open question comes last where something else rules the
+    layer out.
     """
     causes, consequences = _apply(CAUSES, case), _apply(CONSEQUENCES, case)
     ruled = {f.reason.code for f in causes + consequences}
@@ -69,9 +70,11 @@ def findings(case: Case) -> tuple[Finding, ...]:
         return found
     if (missing := obstacles.unchecked(case)) is not None:
         return (missing, *found)
+    aside = tuple(f for f in noted if f.reason.code in EXPLAIN_DENSE)
+    kept = tuple(f for f in noted if f not in aside)
     if any(f.reason.code not in DOUBTS for f in consequences):
-        return found
-    return (*causes, *noted, _qualifies(case), *consequences)
+        return (*causes, *kept, *consequences, *aside)
+    return (*causes, *kept, _qualifies(case), *consequences, *aside)
 
 
 def verdict(found: tuple[Finding, ...]) -> VerdictName:
