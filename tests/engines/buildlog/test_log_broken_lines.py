@@ -253,3 +253,54 @@ def test_many_short_lines_are_read_in_time(lines: list[str]) -> None:
         parser.feed(lines[start : start + 10_000])
     parser.finish()
     assert time.process_time() - began < 4.0
+
+
+# --- progress between tactics ---------------------------------------------------------------------
+
+SEVEN = (
+    "fc (caskFullyConnectedFP32) Set Tactic Name: volta_sgemm_128x32_relu_nn_v1",
+    "Tactic: 8190451076631534509 time 0.028288",
+    "fc (caskFullyConnectedFP32) Set Tactic Name: volta_sgemm_64x32_relu_nn_v1",
+    "Tactic: 8190451076631534510 time 0.5",
+)
+SAME_LENGTH = tuple(
+    f"Tactic Name: sm80_xmma_fprop_tilesize{i} Tactic: 0x00000000000000a{i} Time: 0.0{i}5"
+    for i in range(1, 8)
+)
+PROGRESS = (
+    ".",
+    "..",
+    "....",
+    "." * 79,
+    "12",
+    "3",
+    "0.5",
+    "7.",
+    "e",
+    "1e5",
+    "50%",
+    "[3/9]",
+    "...12",
+)
+
+
+@pytest.mark.parametrize("tactics", [NEW, OLD, SEVEN, SAME_LENGTH], ids=["8.6", "8.4", "7", "even"])
+@pytest.mark.parametrize("prefix", [DATED, "[TensorRT] VERBOSE: ", ""], ids=["dated", "7", "bare"])
+def test_progress_printed_between_tactics_changes_no_time_and_no_kernel(
+    prefix: str, tactics: tuple[str, ...]
+) -> None:
+    lines = [prefix + line for line in (*BEFORE, *tactics, *AFTER)]
+    (expected,) = parse_lines(lines)
+    for progress in PROGRESS:
+        between = [piece for line in lines for piece in (line, progress)]
+        (build,) = parse_lines(between)
+        assert without_places(build) == without_places(expected), progress
+        (counted,) = parse_lines(
+            piece for n, line in enumerate(lines) for piece in (line, str(n), str(n))
+        )
+        assert without_places(counted) == without_places(expected)
+
+
+def test_a_time_that_a_terminal_broke_is_put_together() -> None:
+    time_only = "Tactic: 0x00000000000000a1 Time: 0."
+    assert kernels(*BEFORE, time_only, "|0129196")[0][2] == 0.0129196

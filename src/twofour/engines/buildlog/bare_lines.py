@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from twofour.engines.buildlog.engine_layers import detailed_layer, listed_layer
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 _WORDS = (MARK, SET_NAME, "Skipping tactic ", "no valid tactics for", "got cached result: ")
 """Words that say what a message is wherever in it they stand."""
-_NUMBER_TAIL = re.compile(r"[\d.][\d.e+-]{0,12}\s*")
+_NUMBER_TAIL = re.compile(r"[\d.e+-]{1,13}")
+_PROGRESS = " .=*-_#~`\N{HORIZONTAL ELLIPSIS}"
+"""Marks that programs print while they wait, and that no message goes on with."""
 _EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading model: ")
 """Words other programs print too; believed only in a log whose lines have no prefixes at all."""
 _MOST_PIECES = 40
@@ -69,7 +72,7 @@ class BareLines:
             return
         tuning = self._parser.segments.build.tuning
         just = tuning.last_line == number - 1 or self._completed == (tuning.last_line, number - 1)
-        if just and _NUMBER_TAIL.fullmatch(text):
+        if just and self._lengthens(text.strip(), number):
             tuning.lengthen(text.strip())
             return
         stripped = text.strip()
@@ -93,7 +96,31 @@ class BareLines:
         if more and (broken.is_sparsity or broken.text.startswith(_NAME)):
             broken.add(text)
             return True
-        return more and self._completes(broken, text, number)
+        return more and self._may_complete(broken, text) and self._completes(broken, text, number)
+
+    def _may_complete(self, broken: Broken, text: str) -> bool:
+        """Whether a message can go on so: a kernel's name alone is whole, unless its line broke."""
+        if not text.strip(_PROGRESS):
+            return False
+        name = broken.text.rpartition(NAME)[2]
+        alone = name != broken.text and "Tactic:" not in name and ":" not in text
+        return not alone or self._paste().breaks_at(broken.physical)
+
+    def _lengthens(self, digits: str, number: int) -> bool:
+        """Whether the last time's number was broken here, and this is no program's progress."""
+        if not _NUMBER_TAIL.fullmatch(digits):
+            return False
+        time = self._parser.segments.build.tuning.time_with(digits)
+        if time is None or time.cut:
+            return time is not None
+        pairs = self._parser.around.followed(number, self._parser.segments.build.first_line)
+        width = max((len(line) for line, _ in pairs), default=0)
+        found = [(line, after.strip()) for line, after in pairs if _NUMBER_TAIL.fullmatch(after)]
+        if any(len(line) != width for line, _ in found):
+            return False
+        values = [int(after) for _, after in found if after.isdigit()]
+        counting = len(values) > 1 and all(a < b for a, b in pairwise(values))
+        return bool(found) and not counting
 
     def _paste(self) -> Paste:
         parser = self._parser
@@ -101,8 +128,11 @@ class BareLines:
 
         def breaks_at(length: int) -> bool:
             own = parser.around.before(parser.number)
-            pairs = parser.around.of_length(length, parser.number, build.first_line)
-            return any(line != own and self._is_rest(after) for line, after in pairs)
+            pairs = parser.around.followed(parser.number, build.first_line)
+            if any(len(line) > length for line, _ in pairs):
+                return False  # a paste has no line beyond its width
+            broken = (after for line, after in pairs if len(line) == length and line != own)
+            return any(map(self._is_rest, broken))
 
         return Paste(build.knows_layer, breaks_at)
 

@@ -132,7 +132,7 @@ class Broken:
     def _is_like_others(self, entry: str, name: str) -> bool:
         """Whether another name of the list goes on as this one does, whatever the numbers."""
         short, long = (_DIGITS.sub("0", text) for text in (entry, name))
-        start = long[: len(short) + 1]
+        start = long[: len(short) + 1 + long.startswith(" ", len(short))]
         others = (_DIGITS.sub("0", other) for other in self._before)
         return bool(entry) and len(long) > len(short) and any(o.startswith(start) for o in others)
 

@@ -33,13 +33,8 @@ class Surroundings:
         place = number - self._first
         return len(self._batch[place]) if 0 <= place < len(self._batch) else 0
 
-    def of_length(self, length: int, number: int, since: int) -> tuple[tuple[str, str], ...]:
-        """Lines of that length around line `number`, from line `since` on, each with the next.
-
-        None where a line around is longer: a paste has no line beyond its width.
-        """
+    def followed(self, number: int, since: int) -> tuple[tuple[str, str], ...]:
+        """Lines around line `number`, from line `since` on, each with the one after it."""
         start = max(since, number - _AROUND) - self._first
-        around = self._batch[max(start, 0) : max(number + _AROUND - self._first, 0)]
-        if max(map(len, around), default=0) > length:
-            return ()
-        return tuple(pair for pair in pairwise(around) if len(pair[0]) == length)
+        end = number + _AROUND - self._first
+        return tuple(pairwise(self._batch[max(start, 0) : max(end, 0)]))

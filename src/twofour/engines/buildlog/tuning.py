@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from twofour.engines.buildlog.budget import Budget
 from twofour.engines.buildlog.layers import KEPT_TACTICS, Layer, Timing
@@ -28,6 +29,16 @@ _CACHED = "] got cached result: "
 _PRUNED = re.compile(r"(.*): \d+ available tactics, \d+ unparsable, (\d+) pruned")
 _NO_TACTICS_10 = re.compile(r"Skipping (\w+): No valid tactics for (.*)")
 _MAX_LAYERS = 50_000
+_MOST_DIGITS = 6
+"""Of a time: C++ prints floating-point numbers with six significant digits."""
+
+
+class CutTime(NamedTuple):
+    """A time put together of two lines."""
+
+    ms: str
+    cut: bool
+    """The first part alone is no number that is printed so."""
 
 
 class Tuning:
@@ -148,6 +159,18 @@ class Tuning:
         layer.kept += 1
         if layer.kept > KEPT_TACTICS:
             layer.keep_fastest()
+
+    def time_with(self, digits: str) -> CutTime | None:
+        """The last time with more digits; None where no number comes of it that is printed so."""
+        time = self._last.rstrip().rpartition(" ")[2]
+        try:
+            float(time + digits)
+        except ValueError:
+            return None
+        if len((time + digits).partition("e")[0].replace(".", "").lstrip("0")) > _MOST_DIGITS:
+            return None
+        cut = time.endswith((".", "e", "-", "+")) or ("." not in time and digits[0] in ".e")
+        return CutTime(ms=time + digits, cut=cut)
 
     def lengthen(self, digits: str) -> None:
         """The number of the last time went on in the next line of a wrapped paste."""
