@@ -512,6 +512,20 @@ class VariantLatency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedTry:
+    """A try of an engine that ended its process; a lower optimization level was tried next."""
+
+    doing: str
+    """"loading dense.onnx", say."""
+    level: str
+    """Optimization level: ALL or EXTENDED of ONNX Runtime, 0 to 5 of TensorRT."""
+    ending: str
+    """The signal (SIGSEGV), the exit code, or that there was no sign of life."""
+    passing: bool
+    """It may go well another time (memory ran out, say): what came of it is not used again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VariantBuild:
     """One engine: what it was built from, the files it left, how long its runs took."""
 
@@ -530,6 +544,10 @@ class VariantBuild:
     layers: str | None
     profile: str | None
     latency: VariantLatency
+    failed_tries: tuple[FailedTry, ...] = ()
+    """Before this result; with `latency.error`, the last of them is that error."""
+    level: str | None = None
+    """Optimization level it was built at where that is not the usual one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -899,6 +917,8 @@ class OriginalOutputs:
     outputs: str | None
     """The .npz with its outputs on the example inputs; None where it cannot run here."""
     why_not: str | None = None
+    failed_tries: tuple[FailedTry, ...] = ()
+    """Before this result; without `outputs`, the last of them is why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -913,6 +933,10 @@ class VariantCheck:
     not_compared: str | None
     """Why `agreement` is empty."""
     metrics: dict[str, float]
+    failed_tries: tuple[FailedTry, ...] = ()
+    """Before this result; without `outputs`, the last of them is why."""
+    level: str | None = None
+    """Optimization level it was run at where that is not the usual one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -929,6 +953,8 @@ class StageRecord:
     watched: dict[str, str] = field(default_factory=dict)
     """Data file that the user's code read -> its size and time of change."""
     seconds: float = 0.0
+    lasting: bool = True
+    """False: the result may be another next time (memory ran out, say), so it is made again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,78 +2,59 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
-import numpy.typing as npt
 import pytest
 
-from twofour.engines.protocol import Arrays, BuildRequest, Engine, ProgressCallback
-from twofour.engines.select import all_statuses, choose_engine
+from twofour.engines.select import PREFERRED, choose_engine, known_engines
 from twofour.errors import BadInputError, MissingToolError
-from twofour.records import EngineName, EngineStatus, LayerTime, VariantBuild
+from twofour.records import EngineName, EngineStatus
 
 
 @dataclass
-class FakeEngine:
-    name: EngineName
-    can_run: bool
-    asked: int = 0
+class Statuses:
+    """Which engines run; remembers which were tried."""
 
-    def status(self) -> EngineStatus:
-        self.asked += 1
+    runs: tuple[EngineName, ...]
+    asked: list[EngineName] = field(default_factory=list)
+
+    def __call__(self, name: EngineName) -> EngineStatus:
+        self.asked.append(name)
         return EngineStatus(
-            engine=self.name,
+            engine=name,
             version="1.0",
-            can_run=self.can_run,
-            why_not=None if self.can_run else f"no {self.name.value} library",
-            hint=f"install {self.name.value}",
+            can_run=name in self.runs,
+            why_not=None if name in self.runs else f"no {name.value} library",
+            hint=f"install {name.value}",
         )
 
-    def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
-        raise NotImplementedError
 
-    def run(self, model: Path, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
-        raise NotImplementedError
-
-    def profile(self, model: Path, inputs: Arrays, iterations: int) -> tuple[LayerTime, ...]:
-        raise NotImplementedError
-
-
-def engines(*, tensorrt: bool, onnxruntime: bool = True) -> tuple[FakeEngine, FakeEngine]:
-    return (
-        FakeEngine(EngineName.TENSORRT, tensorrt),
-        FakeEngine(EngineName.ONNXRUNTIME, onnxruntime),
-    )
+BOTH = (EngineName.TENSORRT, EngineName.ONNXRUNTIME)
 
 
 def test_auto_takes_tensorrt_where_a_builder_can_be_created() -> None:
-    tensorrt, onnxruntime = engines(tensorrt=True)
-    engine, status, not_used = choose_engine("auto", (tensorrt, onnxruntime))
-    assert engine is tensorrt
-    assert (status.can_run, not_used) == (True, ())
-    assert onnxruntime.asked == 0, "nothing is tried without need"
+    statuses = Statuses(BOTH)
+    status, not_used = choose_engine("auto", statuses)
+    assert (status.engine, status.can_run, not_used) == (EngineName.TENSORRT, True, ())
+    assert statuses.asked == [EngineName.TENSORRT], "nothing is tried without need"
 
 
 def test_auto_goes_on_with_onnx_runtime_and_keeps_the_reason() -> None:
-    tensorrt, onnxruntime = engines(tensorrt=False)
-    engine, status, not_used = choose_engine("auto", (tensorrt, onnxruntime))
-    assert engine is onnxruntime
+    status, not_used = choose_engine("auto", Statuses((EngineName.ONNXRUNTIME,)))
     assert status.engine is EngineName.ONNXRUNTIME
     assert [s.why_not for s in not_used] == ["no tensorrt library"]
 
 
 def test_an_engine_asked_for_is_the_only_one_tried() -> None:
-    tensorrt, onnxruntime = engines(tensorrt=True)
-    engine, _, not_used = choose_engine("onnxruntime", (tensorrt, onnxruntime))
-    assert engine is onnxruntime
-    assert (tensorrt.asked, not_used) == (0, ())
+    statuses = Statuses(BOTH)
+    status, not_used = choose_engine("onnxruntime", statuses)
+    assert status.engine is EngineName.ONNXRUNTIME
+    assert (statuses.asked, not_used) == ([EngineName.ONNXRUNTIME], ())
 
 
 def test_an_engine_asked_for_that_cannot_run_is_a_missing_tool() -> None:
     with pytest.raises(MissingToolError, match="tensorrt cannot run here: no tensorrt") as failure:
-        choose_engine("tensorrt", engines(tensorrt=False))
+        choose_engine("tensorrt", Statuses((EngineName.ONNXRUNTIME,)))
     assert failure.value.exit_code == 3
     assert failure.value.hint == "install tensorrt"
 
@@ -82,26 +63,17 @@ def test_no_engine_at_all_names_both_reasons() -> None:
     with pytest.raises(
         MissingToolError, match="no tensorrt library; onnxruntime cannot"
     ) as failure:
-        choose_engine("auto", engines(tensorrt=False, onnxruntime=False))
+        choose_engine("auto", Statuses(()))
     assert failure.value.hint == "install onnxruntime"
 
 
 def test_another_word_is_bad_input() -> None:
     with pytest.raises(BadInputError, match="no engine 'openvino'"):
-        choose_engine("openvino", engines(tensorrt=True))
+        choose_engine("openvino", Statuses(BOTH))
 
 
-def test_every_engine_is_tried_for_doctor() -> None:
-    statuses = all_statuses(engines(tensorrt=False))
-    assert [(s.engine.value, s.can_run) for s in statuses] == [
-        ("tensorrt", False),
-        ("onnxruntime", True),
-    ]
-
-
-def test_the_fake_meets_the_protocol() -> None:
-    engine: Engine = FakeEngine(EngineName.TENSORRT, can_run=True)
-    assert engine.status().can_run
+def test_every_engine_is_known_and_has_its_place() -> None:
+    assert tuple(known_engines()) == PREFERRED == BOTH
 
 
 BLOCKED = """
@@ -114,7 +86,8 @@ import twofour.engines.tensorrt.builder, twofour.engines.tensorrt.cudart
 import twofour.engines.tensorrt.plan, twofour.engines.tensorrt.precision
 heavy = {{"torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "pandas"}}
 print(sorted(n for n in heavy if sys.modules.get(n) is not None))
-print([(s.engine.value, s.can_run, s.why_not) for s in twofour.engines.select.all_statuses()])
+statuses = [e.status() for e in twofour.engines.select.known_engines().values()]
+print([(s.engine.value, s.can_run, s.why_not) for s in statuses])
 """
 
 

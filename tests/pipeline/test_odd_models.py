@@ -10,9 +10,7 @@ from test_run import OPTIONS, Recorder
 from typer.testing import CliRunner
 
 from twofour.cli.app import app
-from twofour.engines.onnxruntime import CannotRunError
 from twofour.errors import BadInputError
-from twofour.pipeline import sessions
 from twofour.pipeline.run import run_all
 from twofour.pipeline.validating import validate_path
 from twofour.records import ReasonCode, RunOptions, Selection, VerdictName
@@ -219,16 +217,6 @@ def test_nan_outputs_are_not_called_agreement(tmp_path: Path) -> None:
         app, ["prune-export-build", model, "--out", str(tmp_path / "r"), "--precision", "float32"]
     )
     assert "no finite value to compare; 32 values NaN or infinite" in shown.stdout
-
-
-def test_a_file_that_crashes_the_runtime_is_not_loaded_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marker = tmp_path / "loading"
-    marker.write_text("dense.onnx")
-    monkeypatch.setattr(sessions, "_LOAD", "import os; os.abort()")
-    with pytest.raises(CannotRunError, match=r"crashes with signal 6 while it loads dense\.onnx"):
-        sessions.Sessions(marker).open(tmp_path / "dense.onnx")
 
 
 def test_a_damaged_run_folder_is_not_called_valid(tmp_path: Path) -> None:

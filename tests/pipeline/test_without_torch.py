@@ -1,7 +1,9 @@
 """ONNX in, ONNX out: nothing of that chain needs torch, so that a TensorRT box can do it."""
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-_WITHOUT = (
-    "import sys\n"
-    "for name in {blocked!r}: sys.modules[name] = None\n"
-    "sys.argv = ['twofour', *sys.argv[1:]]\n"
-    "from twofour.cli import main\n"
-    "main()\n"
-)
+_COMMAND = "from twofour.cli import main; main()"
+_MISSING = "raise ModuleNotFoundError('No module named {name}', name='{name}')\n"
 _TORCH = ("torch", "onnxscript", "onnx_ir", "transformers", "safetensors")
 
 
@@ -37,8 +34,18 @@ def model(tmp_path: Path) -> Path:
 
 
 def _run(blocked: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", _WITHOUT.format(blocked=blocked), *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
+    """The command where these packages are missing, for its worker processes as well."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in blocked:
+            Path(folder, f"{name}.py").write_text(_MISSING.format(name=name))
+        path = os.pathsep.join([folder, *sys.path])
+        return subprocess.run(
+            [sys.executable, "-c", _COMMAND, *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
 
 
 def test_the_whole_chain_runs_on_an_onnx_file_without_torch(model: Path, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def build(
 
 def _build(onnx: Path, out: Path | None, options: RunOptions, *, json: bool, quiet: bool) -> None:
     from twofour.cli.views import build_view
+    from twofour.pipeline.building import refuse_crashed
     from twofour.pipeline.run import run_build
     from twofour.store import to_json
 
@@ -85,10 +86,11 @@ def _build(onnx: Path, out: Path | None, options: RunOptions, *, json: bool, qui
         folder, built = run_build(onnx, out, options, progress)
     if json:
         show_text(to_json(built))
-        return
-    show(build_view(built))
-    if not quiet:
+    else:
+        show(build_view(built))
+    if not json and not quiet:
         say(f"everything is in {folder}")
+    refuse_crashed(built)
 
 
 def _emit(

@@ -39,11 +39,13 @@ def prune_export_build(
     """Prune to N:M, validate, export to ONNX, build engines and report on every layer.
 
     The run folder holds everything that was made. The same command goes on where it was stopped,
-    and does again only what a changed option or input asks for.
+    and does again only what a changed option or input asks for. An engine that crashes is a row of
+    the report and, when all else is done, exit code 5.
 
     Example: twofour prune-export-build model.py:make --out runs/model
     """
     from twofour.cli.views import run_view
+    from twofour.pipeline.building import refuse_crashed
     from twofour.pipeline.run import run_all
     from twofour.store import to_json
 
@@ -70,10 +72,11 @@ def prune_export_build(
         result = run_all(model, out, options, progress)
     if json:
         show_text(to_json(result))
-        return
-    show(run_view(result))
-    if not quiet:
+    else:
+        show(run_view(result))
+    if not json and not quiet:
         say(f"everything is in {result.folder}")
+    refuse_crashed(result.build)
 
 
 def selection(

@@ -5,22 +5,51 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from twofour.engines.gpu import find_gpu
 from twofour.engines.latency import no_latency
-from twofour.engines.ort_session import CUDA, CannotRunError, OrtSession, first_line, open_session
+from twofour.engines.ort_session import (
+    CUDA,
+    CannotRunError,
+    OrtSession,
+    SessionSetup,
+    first_line,
+    open_session,
+)
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.errors import BuildFailedError
-from twofour.records import EngineName, EngineStatus, LayerTime, VariantBuild, VariantLatency
+from twofour.records import (
+    BuildOptions,
+    EngineName,
+    EngineStatus,
+    LayerTime,
+    VariantBuild,
+    VariantLatency,
+)
 
 __all__ = ["CannotRunError", "OnnxRuntimeEngine", "OrtSession", "node_times"]
 
 HINT = "pip install onnxruntime (or onnxruntime-gpu, exactly one of the two)"
 _KERNEL_TIME = "_kernel_time"
+
+
+class TimedSession(Protocol):
+    """What is timed of a session: an OrtSession, or one in another process."""
+
+    @property
+    def load_s(self) -> float:
+        """Seconds its load took."""
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The providers in use."""
+
+    def measure(self, variant: str, inputs: Arrays, options: BuildOptions) -> VariantLatency:
+        """As `OrtSession.measure`."""
 
 
 class OnnxRuntimeEngine:
@@ -56,7 +85,7 @@ class OnnxRuntimeEngine:
             return self.build_from(session, request, report)
 
     def build_from(
-        self, session: OrtSession, request: BuildRequest, report: ProgressCallback
+        self, session: TimedSession, request: BuildRequest, report: ProgressCallback
     ) -> VariantBuild:
         """`build` with a session that is already open and stays open."""
         report("timing", 1, 2)
@@ -122,7 +151,7 @@ def probe_model() -> bytes:
 
 
 def _try_providers() -> tuple[str, ...]:
-    session = open_session(probe_model(), 1)
+    session = open_session(probe_model(), SessionSetup(threads=1))
     session.run(None, {"x": np.ones(1, np.float32)})
     return tuple(session.get_providers())
 

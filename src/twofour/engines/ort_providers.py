@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twofour.engines.gpu import find_gpu
-from twofour.engines.ort_session import CPU, CUDA, NO_MESSAGES, first_line
+from twofour.engines.ort_session import CPU, CUDA, NO_MESSAGES, SessionSetup, first_line
 from twofour.engines.protocol import Untyped
 from twofour.errors import MissingToolError
 
@@ -50,9 +50,7 @@ class ProviderSetup:
         return self.wanted != CPU
 
 
-def open_on(
-    setup: ProviderSetup, model: Path | bytes, threads: int, profile_prefix: Path | None
-) -> Untyped:
+def open_on(setup: ProviderSetup, model: Path | bytes, session_setup: SessionSetup) -> Untyped:
     """A session in which `setup.wanted` is in use.
 
     Raises MissingToolError, with what ONNX Runtime says of it, where that provider was left out:
@@ -62,7 +60,7 @@ def open_on(
 
     if setup.wanted not in ort.get_available_providers():
         raise _left_out(setup.wanted, "this onnxruntime was built without it")
-    options = _session_options(setup, threads, profile_prefix)
+    options = _session_options(setup, session_setup)
     source = model if isinstance(model, bytes) else str(model)
     if not setup.on_gpu:
         return ort.InferenceSession(source, options, providers=list(setup.providers))
@@ -95,17 +93,10 @@ def nodes_by_provider(session: Untyped) -> dict[str, int] | None:
     return counts
 
 
-def _session_options(setup: ProviderSetup, threads: int, profile_prefix: Path | None) -> Untyped:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = NO_MESSAGES
-    options.intra_op_num_threads = threads
+def _session_options(setup: ProviderSetup, session: SessionSetup) -> Untyped:
+    options = session.options()
     for key, value in setup.config.items():
         options.add_session_config_entry(key, value)
-    if profile_prefix is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(profile_prefix)
     return options
 
 

@@ -7,6 +7,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -26,10 +27,40 @@ CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TIMING = "one session.run from host arrays to host arrays"
 NO_MESSAGES = 4  # ONNX Runtime's severities: 4 is fatal
+LEVELS = ("ALL", "EXTENDED")
+"""Graph optimization levels of a session, the usual one first; EXTENDED goes without the layout
+changes and the last fusions, in which ONNX Runtime crashes on some float16 graphs (1.31.1)."""
 _OUTSIDE_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
-SessionOpener: TypeAlias = Callable[[Path, int, "Path | None"], Untyped]
-"""From the model, the threads inside an operator and the prefix of the profile to a session."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSetup:
+    """What every session is opened with, whatever its providers."""
+
+    threads: int
+    """Inside an operator."""
+    level: str = LEVELS[0]
+    """One of LEVELS."""
+    profile_prefix: Path | None = None
+    """Of the file with ONNX Runtime's events; None: it does not profile."""
+
+    def options(self) -> Untyped:
+        """ONNX Runtime's own object."""
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.log_severity_level = NO_MESSAGES
+        options.intra_op_num_threads = self.threads
+        options.graph_optimization_level = getattr(
+            ort.GraphOptimizationLevel, f"ORT_ENABLE_{self.level}"
+        )
+        if self.profile_prefix is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(self.profile_prefix)
+        return options
+
+
+SessionOpener: TypeAlias = Callable[[Path, SessionSetup], Untyped]
 
 
 class CannotRunError(BuildFailedError):
@@ -39,7 +70,8 @@ class CannotRunError(BuildFailedError):
 class OrtSession:
     """One loaded ONNX model: its outputs and times, from a single session.
 
-    `threads` of None takes every core this process may use; `opener` of None is `open_session`.
+    `threads` of None takes every core this process may use, `level` is one of LEVELS, and `opener`
+    of None is `open_session`.
     Raises BadInputError where the file is missing, CannotRunError where a kernel is, and
     BuildFailedError where ONNX Runtime refuses the model.
     """
@@ -49,6 +81,7 @@ class OrtSession:
         model: Path,
         *,
         threads: int | None = None,
+        level: str = LEVELS[0],
         profile_prefix: Path | None = None,
         opener: SessionOpener | None = None,
     ) -> None:
@@ -56,9 +89,11 @@ class OrtSession:
             raise BadInputError(f"cannot read {model}: no such file")
         self.model = model
         self.threads = threads or usable_cores()
+        self.level = level
+        setup = SessionSetup(threads=self.threads, level=level, profile_prefix=profile_prefix)
         started = time.perf_counter()
         with errors_named(f"ONNX Runtime cannot load {model}"):
-            self._session = (opener or open_session)(model, self.threads, profile_prefix)
+            self._session = (opener or open_session)(model, setup)
         self.load_s = time.perf_counter() - started
 
     def __enter__(self) -> OrtSession:
@@ -145,16 +180,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def open_session(model: Path | bytes, threads: int, profile_prefix: Path | None = None) -> Untyped:
+def open_session(model: Path | bytes, setup: SessionSetup) -> Untyped:
     """A session on CUDA where a GPU is found and the provider loads, else on the CPU."""
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.log_severity_level = NO_MESSAGES
-    options.intra_op_num_threads = threads
-    if profile_prefix is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(profile_prefix)
+    options = setup.options()
     source = model if isinstance(model, bytes) else str(model)
     if CUDA not in ort.get_available_providers() or find_gpu() is None:
         return ort.InferenceSession(source, options, providers=[CPU])

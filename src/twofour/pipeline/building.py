@@ -8,12 +8,21 @@ from dataclasses import asdict, dataclass, replace
 from twofour.engines.gpu import find_gpu
 from twofour.engines.onnxruntime import CannotRunError, OnnxRuntimeEngine
 from twofour.engines.opset_advice import opset_advice
-from twofour.engines.protocol import BuildRequest, Engine
+from twofour.engines.protocol import BuildRequest
 from twofour.engines.select import AUTO, choose_engine
 from twofour.engines.shapes import bind_shapes, profiles_for, shapes_of
 from twofour.errors import BuildFailedError
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, onnx_name
+from twofour.pipeline.engine_host import (
+    BUILT,
+    CRASH_HINT,
+    CrashedError,
+    build_tensorrt,
+    crashed_build,
+    in_words,
+    lasts,
+)
 from twofour.pipeline.onnx_io import describe, size_ranges
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
@@ -27,21 +36,19 @@ from twofour.records import (
 
 _TIMING_CACHE = "timing.cache"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "polygraphy")
-_SUFFIXES = (".plan", ".log", ".layers.json", ".profile.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenEngine:
     """The engine of a run, and what was preferred to it and cannot run here."""
 
-    engine: Engine
     status: EngineStatus
     not_used: tuple[EngineStatus, ...]
 
     @property
     def builds_from_sparse(self) -> bool:
         """TensorRT: both engines come from sparse.onnx and differ in the sparsity flag alone."""
-        return self.engine.name is EngineName.TENSORRT
+        return self.status.engine is EngineName.TENSORRT
 
 
 def pick_engine(run: Run) -> ChosenEngine:
@@ -49,13 +56,13 @@ def pick_engine(run: Run) -> ChosenEngine:
 
     Raises MissingToolError when nothing that was asked for can run here.
     """
-    engine, status, not_used = choose_engine(run.options.engine)
+    status, not_used = choose_engine(run.options.engine, run.host.status)
     for other in not_used:
         run.progress.note(
             f"{other.engine.value} cannot run here: {other.why_not}; "
             f"going on with {status.engine.value}"
         )
-    return ChosenEngine(engine=engine, status=status, not_used=not_used)
+    return ChosenEngine(status=status, not_used=not_used)
 
 
 def check_asked_shapes(run: Run, inputs: Sequence[TensorShape]) -> None:
@@ -92,7 +99,7 @@ def build_variant(run: Run, chosen: ChosenEngine, variant: str) -> VariantBuild:
             inputs=example_inputs(run),
             timing_cache=run.file(_TIMING_CACHE),
         )
-        return _build(run, chosen.engine, request), _left_by(run, variant)
+        return _build(run, chosen, request), _left_by(run, variant)
 
     stage = Stage(
         name=f"build-{variant}",
@@ -105,7 +112,7 @@ def build_variant(run: Run, chosen: ChosenEngine, variant: str) -> VariantBuild:
         },
         reads=(INPUTS, *onnx_files(source)),
     )
-    return run.runner.run(stage, VariantBuild, work)
+    return run.runner.run(stage, VariantBuild, work, lasting=lasts)
 
 
 def build_result(run: Run, chosen: ChosenEngine, variants: tuple[VariantBuild, ...]) -> BuildResult:
@@ -119,7 +126,7 @@ def build_result(run: Run, chosen: ChosenEngine, variants: tuple[VariantBuild, .
             gpu=find_gpu(),
             options=run.options.build,
             variants=variants,
-            notes=tuple(_notes(run, chosen)),
+            notes=(*_notes(run, chosen), *_tries(variants)),
         ), ()
 
     stage = Stage(
@@ -136,23 +143,47 @@ def build_result(run: Run, chosen: ChosenEngine, variants: tuple[VariantBuild, .
     return run.runner.run(stage, BuildResult, work)
 
 
-def _build(run: Run, engine: Engine, request: BuildRequest) -> VariantBuild:
-    """With ONNX Runtime the session that checked the file is timed too, not a second one."""
-    if not isinstance(engine, OnnxRuntimeEngine):
-        run.sessions.close()
-        return engine.build(request, run.progress.step)
+def refuse_crashed(built: BuildResult) -> None:
+    """Raise BuildFailedError for an engine that ended its process: to be asked when all is done."""
+    crashed = [
+        f"{v.variant}: {v.latency.error}"
+        for v in built.variants
+        if v.failed_tries and v.latency.error
+    ]
+    if crashed:
+        raise BuildFailedError("; ".join(crashed), hint=CRASH_HINT)
+
+
+def _build(run: Run, chosen: ChosenEngine, request: BuildRequest) -> VariantBuild:
+    """A build; with a row of what there is where the engine ends its process in every try."""
+    try:
+        if chosen.builds_from_sparse:
+            run.sessions.close()
+            return build_tensorrt(run.host, request, run.progress.step)
+        return _build_onnxruntime(run, request)
+    except CrashedError as error:
+        run.progress.note(f"{request.variant}: no engine was built: {error}")
+        return crashed_build(request, chosen.status.engine, error)
+
+
+def _build_onnxruntime(run: Run, request: BuildRequest) -> VariantBuild:
+    """The session that checked the file is timed too, not a second one."""
+    engine = OnnxRuntimeEngine()
     try:
         session = run.sessions.open(request.onnx)
+    except CrashedError:
+        raise
     except BuildFailedError as error:
         # a type without a kernel is a row that says so; all else only where nobody asked for it
         if run.options.engine != AUTO and not isinstance(error, CannotRunError):
             raise
         return engine.not_built(request, error)
-    return engine.build_from(session, request, run.progress.step)
+    built = engine.build_from(session, request, run.progress.step)
+    return replace(built, failed_tries=session.failed_tries, level=session.level)
 
 
 def _left_by(run: Run, variant: str) -> tuple[str, ...]:
-    names = (f"{variant}{suffix}" for suffix in _SUFFIXES)
+    names = (f"{variant}{suffix}" for suffix in BUILT)
     return tuple(name for name in names if run.file(name).is_file())
 
 
@@ -168,3 +199,13 @@ def _notes(run: Run, chosen: ChosenEngine) -> Iterator[str]:
     advice = opset_advice(chosen.status.version, opset)
     if advice is not None:
         yield advice
+
+
+def _tries(variants: Sequence[VariantBuild]) -> Iterator[str]:
+    """What was built at a lower optimization level than the others, and why."""
+    for built in variants:
+        if built.failed_tries and built.latency.error is None:
+            yield (
+                f"{built.variant}: {in_words(built.failed_tries)}; it was built and timed at "
+                f"level {built.level}, so its times do not compare with another level's"
+            )

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from twofour.engines.onnxruntime import OrtSession
 from twofour.errors import BuildFailedError
 from twofour.export.agreement import agreement
 from twofour.pipeline.agreement import compare_with_reference, example_inputs, load_arrays
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files
+from twofour.pipeline.engine_host import CrashedError, lasts, tries_of
 from twofour.pipeline.onnx_io import save_arrays
 from twofour.pipeline.predictor import predictor
+from twofour.pipeline.sessions import Session
 from twofour.pipeline.sources.reference import parse_reference, reference_key
 from twofour.pipeline.sources.watched import files_read
 from twofour.pipeline.stages import Stage, versions
@@ -32,23 +33,16 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
     metric_files: list[Path] = []
 
     def work() -> tuple[VariantCheck, Sequence[str]]:
+        session = None
         try:
             session = run.sessions.open(path)
+            checked = _checked(run, exported, session, metric_files)
         except BuildFailedError as error:  # custom operators, types without a kernel, a crash
-            run.progress.note(f"{path.name} was not compared with the module: {error.message}")
-            return _not_run(variant, error.message), ()
-        name = f"stages/outputs-{variant}.npz"
-        outputs = session.outputs(example_inputs(run))
-        compared = compare_with_reference(run, exported, outputs)
-        save_arrays(run.file(name), outputs)
-        checked = VariantCheck(
-            variant=variant,
-            outputs=name,
-            agreement=compared,
-            not_compared=None if compared else _NO_MODULE,
-            metrics=_metrics(run, session, metric_files),
-        )
-        return checked, (name,)
+            if session is not None and not isinstance(error, CrashedError):
+                raise
+            run.progress.note(f"{path.name} was not compared with the module: {error}")
+            return _not_run(variant, error), ()
+        return checked, (outputs_name(variant),)
 
     stage = Stage(
         name=f"check-{variant}",
@@ -65,7 +59,7 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
             *(() if exported.reference is None else (exported.reference,)),
         ),
     )
-    return run.runner.run(stage, VariantCheck, work, lambda: metric_files)
+    return run.runner.run(stage, VariantCheck, work, lambda: metric_files, lasting=lasts)
 
 
 def accuracy(run: Run, dense: VariantCheck, sparse: VariantCheck) -> Accuracy:
@@ -100,12 +94,17 @@ def accuracy(run: Run, dense: VariantCheck, sparse: VariantCheck) -> Accuracy:
     return run.runner.run(stage, Accuracy, work)
 
 
+def outputs_name(variant: str) -> str:
+    """File with the outputs of a variant on the example inputs."""
+    return f"stages/outputs-{variant}.npz"
+
+
 def metric_key(metric: str | None) -> str | None:
     """The metric's text and the hash of its code, so that an edited metric is run again."""
     return None if metric is None else f"{metric} {reference_key(parse_reference(metric))}"
 
 
-def _metrics(run: Run, session: OrtSession, files: list[Path]) -> dict[str, float]:
+def _metrics(run: Run, session: Session, files: list[Path]) -> dict[str, float]:
     if run.options.metric is None:
         return {}
     from twofour.pipeline.sources.metric import load_metric, run_metric
@@ -117,8 +116,34 @@ def _metrics(run: Run, session: OrtSession, files: list[Path]) -> dict[str, floa
     return metrics
 
 
-def _not_run(variant: str, why: str) -> VariantCheck:
-    return VariantCheck(variant=variant, outputs=None, agreement=(), not_compared=why, metrics={})
+def _checked(
+    run: Run, exported: ExportedVariant, session: Session, metric_files: list[Path]
+) -> VariantCheck:
+    name = outputs_name(exported.variant)
+    outputs = session.outputs(example_inputs(run))
+    compared = compare_with_reference(run, exported, outputs)
+    save_arrays(run.file(name), outputs)
+    metrics = _metrics(run, session, metric_files)
+    return VariantCheck(
+        variant=exported.variant,
+        outputs=name,
+        agreement=compared,
+        not_compared=None if compared else _NO_MODULE,
+        metrics=metrics,
+        failed_tries=session.failed_tries,
+        level=session.level,
+    )
+
+
+def _not_run(variant: str, error: BuildFailedError) -> VariantCheck:
+    return VariantCheck(
+        variant=variant,
+        outputs=None,
+        agreement=(),
+        not_compared=error.message,
+        metrics={},
+        failed_tries=tries_of(error),
+    )
 
 
 def _outputs(*checks: VariantCheck) -> tuple[str, ...]:

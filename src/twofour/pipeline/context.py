@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twofour.pipeline.engine_host import EngineHost
 from twofour.pipeline.sessions import Sessions
 from twofour.pipeline.stages import Progress, Runner
 from twofour.records import RunOptions
@@ -54,6 +55,7 @@ class Run:
     source: Source
     options: RunOptions
     progress: Progress
+    host: EngineHost
     sessions: Sessions
     model: TorchModel | None
     """None for an ONNX file."""

@@ -31,9 +31,12 @@ def how_to_install(package: str) -> str:
 def diagnose() -> Diagnosis:
     """Look at this machine; nothing is guessed from version numbers where it can be tried."""
     from twofour.engines.gpu import find_gpu
-    from twofour.engines.select import all_statuses
+    from twofour.engines.select import PREFERRED
+    from twofour.pipeline.engine_host import EngineHost
 
     found = versions(*(name for name, _, _ in _PACKAGES))
+    with EngineHost() as host:
+        engines = tuple(map(host.status, PREFERRED))
     return Diagnosis(
         twofour_version=__version__,
         python_version=platform.python_version(),
@@ -42,6 +45,6 @@ def diagnose() -> Diagnosis:
             InstalledPackage(name=name, version=found[name], needed_for=use, install=install)
             for name, use, install in _PACKAGES
         ),
-        engines=all_statuses(),
+        engines=engines,
         gpu=find_gpu(),
     )

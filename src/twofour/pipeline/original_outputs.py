@@ -13,6 +13,7 @@ import numpy as np
 from twofour.errors import BuildFailedError
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.context import INPUTS, Run, reference_name
+from twofour.pipeline.engine_host import lasts, tries_of
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.onnx_io import save_arrays
 from twofour.pipeline.stages import Stage, versions
@@ -36,7 +37,8 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
         try:
             outputs, ranges = split_ranges(_run(run, source.path, taken))
         except BuildFailedError as error:
-            return OriginalOutputs(outputs=None, why_not=error.message), ()
+            tries = tries_of(error)
+            return OriginalOutputs(outputs=None, why_not=error.message, failed_tries=tries), ()
         refuse_overflow(source.path, ranges)
         save_arrays(run.file(name), outputs)
         return OriginalOutputs(outputs=name), (name,)
@@ -53,7 +55,7 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
         },
         reads=(INPUTS,),
     )
-    original = run.runner.run(stage, OriginalOutputs, work)
+    original = run.runner.run(stage, OriginalOutputs, work, lasting=lasts)
     if original.why_not is not None:
         run.progress.note(f"outputs are not compared with {source.path.name}: {original.why_not}")
     return replace(taken, reference=original.outputs)

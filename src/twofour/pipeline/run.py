@@ -25,6 +25,7 @@ from twofour.pipeline.building import (
 )
 from twofour.pipeline.checks import accuracy, check
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run
+from twofour.pipeline.engine_host import EngineHost
 from twofour.pipeline.exporting import put_together
 from twofour.pipeline.folder import STAGES, open_run_folder, own_folder
 from twofour.pipeline.original_outputs import with_original_outputs
@@ -59,34 +60,39 @@ def run_all(
     Raises the kinds of TwofourError that the stages name.
     """
     with open_run(model, out, options, progress or Silent()) as run:
-        _refuse_export_options(run)
-        chosen = pick_engine(run)
-        _settle_opset(run, chosen)
-        dense = export_dense(run)
-        check_asked_shapes(run, dense.inputs)
-        dense = make_inputs(run, dense)
-        settle_shapes(run, chosen, dense)
-        pruned, validation, sparse = prune_and_export(run)
-        checks, builds = [], []
-        for exported in (dense, sparse):
-            checks.append(check(run, exported))
-            builds.append(build_variant(run, chosen, exported.variant))
-        exports = put_together(run, pruned, (dense, sparse), checks)
-        drift = accuracy(run, *checks)
-        built = build_result(run, chosen, tuple(builds))
-        facts = Facts(
-            pruned=pruned, exported=exports, layers=sparse.layers, built=built, accuracy=drift
-        )
-        verdicts = report(run, facts)
-        return RunResult(
-            folder=str(run.shown),
-            prune=pruned,
-            validation=validation,
-            export=exports,
-            build=built,
-            accuracy=drift,
-            report=verdicts,
-        )
+        return run_stages(run)
+
+
+def run_stages(run: Run) -> RunResult:
+    """Every stage of the main job, in order."""
+    _refuse_export_options(run)
+    chosen = pick_engine(run)
+    _settle_opset(run, chosen)
+    dense = export_dense(run)
+    check_asked_shapes(run, dense.inputs)
+    dense = make_inputs(run, dense)
+    settle_shapes(run, chosen, dense)
+    pruned, validation, sparse = prune_and_export(run)
+    checks, builds = [], []
+    for exported in (dense, sparse):
+        checks.append(check(run, exported))
+        builds.append(build_variant(run, chosen, exported.variant))
+    exports = put_together(run, pruned, (dense, sparse), checks)
+    drift = accuracy(run, *checks)
+    built = build_result(run, chosen, tuple(builds))
+    facts = Facts(
+        pruned=pruned, exported=exports, layers=sparse.layers, built=built, accuracy=drift
+    )
+    verdicts = report(run, facts)
+    return RunResult(
+        folder=str(run.shown),
+        prune=pruned,
+        validation=validation,
+        export=exports,
+        build=built,
+        accuracy=drift,
+        report=verdicts,
+    )
 
 
 def run_prune(
@@ -161,8 +167,7 @@ def open_run(
         )
         if options.fresh:
             folder.forget()
-        sessions = Sessions(path / STAGES / "loading", options.build.threads)
-        try:
+        with EngineHost(note=progress.note) as host:
             yield Run(
                 path=path,
                 shown=shown,
@@ -170,11 +175,10 @@ def open_run(
                 source=source,
                 options=options,
                 progress=progress,
-                sessions=sessions,
+                host=host,
+                sessions=Sessions(host, options.build.threads),
                 model=None if isinstance(source, OnnxSource) else TorchModel(source, progress.note),
             )
-        finally:
-            sessions.close()
 
 
 def export_dense(run: Run) -> ExportedVariant:

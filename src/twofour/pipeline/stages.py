@@ -79,19 +79,22 @@ class Runner:
         kind: type[R],
         work: Callable[[], tuple[R, Sequence[str]]],
         watched: Callable[[], Iterable[Path]] = tuple,
+        *,
+        lasting: Callable[[R], bool] = lambda _record: True,
     ) -> R:
         """The stage's record, read back where nothing changed, else made by `work`.
 
         `work` writes the stage's files and returns its record with their names. The order on disk
         is files, record, run.json: a run killed in between does the stage again. `watched`, asked
-        after `work`, names data files outside the folder that the result depends on.
+        after `work`, names data files outside the folder that the result depends on. A stage whose
+        record is not `lasting` is done again by the next run.
         """
         self.progress.stage(stage.name, stage.title)
         started = time.perf_counter()
         inputs = {name: self._hash(name) for name in stage.reads}
         key = _key(stage, inputs)
         before = self.folder.stage(stage.name)
-        if before is not None and before.key == key and self._intact(before):
+        if before is not None and before.key == key and before.lasting and self._intact(before):
             record = read_record(kind, self.folder.path / stage.record)
             self.progress.done(stage.name, seconds=time.perf_counter() - started, reused=True)
             return record
@@ -107,6 +110,7 @@ class Runner:
                 outputs=outputs,
                 watched={str(path): state_of(path) for path in watched()},
                 seconds=round(seconds, 3),
+                lasting=lasting(record),
             )
         )
         self.progress.done(stage.name, seconds=seconds, reused=False)

@@ -24,7 +24,7 @@ from twofour.engines.ort_providers import (
     open_on,
     reason_in,
 )
-from twofour.engines.ort_session import CPU, CUDA, TIMING, OrtSession
+from twofour.engines.ort_session import CPU, CUDA, TIMING, OrtSession, SessionSetup
 from twofour.engines.timed.onnxruntime_model import (
     OrtTimedModel,
     bind_on,
@@ -80,7 +80,7 @@ def test_the_settings_say_all_that_the_session_was_told(model: Path) -> None:
 
 
 def test_the_session_itself_has_the_threads_and_the_spinning_entry(model: Path) -> None:
-    session = open_on(provider_setup("cpu", "float32", ()), model, 2, None)
+    session = open_on(provider_setup("cpu", "float32", ()), model, SessionSetup(threads=2))
     options = session.get_session_options()
     assert options.intra_op_num_threads == 2
     assert options.get_session_config_entry("session.force_spinning_stop") == "1"
@@ -186,7 +186,7 @@ def test_a_provider_that_falls_back_is_a_missing_tool_and_never_timed(
 def test_a_provider_that_was_not_built_in_is_named(model: Path) -> None:
     setup = ProviderSetup(providers=(("QuantumExecutionProvider", {}),))
     with pytest.raises(MissingToolError, match=r"Quantum.*was built without it"):
-        open_on(setup, model, 1, None)
+        open_on(setup, model, SessionSetup(threads=1))
 
 
 @no_gpu
@@ -230,7 +230,7 @@ def test_the_modes_on_tensorrt_differ_in_the_sparsity_flag_alone() -> None:
 
 def test_nodes_are_counted_by_the_provider_that_runs_them(model: Path) -> None:
     setup = ProviderSetup(config={"session.record_ep_graph_assignment_info": "1"})
-    session = open_on(setup, model, 1, None)
+    session = open_on(setup, model, SessionSetup(threads=1))
     assert nodes_by_provider(session) == {CPU: 2}
     assert nodes_by_provider(object()) is None
 

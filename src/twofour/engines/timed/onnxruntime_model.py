@@ -15,7 +15,7 @@ from twofour.engines.gpu import find_gpu
 from twofour.engines.inputs import fit_inputs
 from twofour.engines.onnxruntime import node_times, without_first_run
 from twofour.engines.ort_providers import ProviderSetup, nodes_by_provider, open_on
-from twofour.engines.ort_session import TIMING, OrtSession, errors_named
+from twofour.engines.ort_session import LEVELS, TIMING, OrtSession, errors_named
 from twofour.engines.ort_values import to_ort_value
 from twofour.engines.protocol import Arrays, Untyped
 from twofour.engines.timed.cuda_events import DeviceMemory
@@ -40,7 +40,7 @@ def open_onnxruntime(
     setup = provider_setup(mode, precision, options.shapes)
     memory = DeviceMemory.watch() if setup.on_gpu else None
     opener = functools.partial(open_on, setup)
-    loaded = OrtSession(model, threads=options.threads, opener=opener)
+    loaded = OrtSession(model, threads=options.threads, level=options.level, opener=opener)
     return OrtTimedModel(loaded, setup, _settings(loaded, setup, mode, options, precision), memory)
 
 
@@ -105,14 +105,19 @@ class OrtTimedModel:
         if self._setup.on_gpu:
             return ()
         opener = functools.partial(open_on, self._setup)
-        with tempfile.TemporaryDirectory() as folder:
-            prefix, threads = Path(folder, "ort"), self._loaded.threads
-            with OrtSession(
-                self._loaded.model, threads=threads, profile_prefix=prefix, opener=opener
-            ) as session:
-                for _ in range(iterations + 1):
-                    session.outputs(self._feed)
-                events = session.end_profiling().read_text(encoding="utf-8")
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            OrtSession(
+                self._loaded.model,
+                threads=self._loaded.threads,
+                level=self._loaded.level,
+                profile_prefix=Path(folder, "ort"),
+                opener=opener,
+            ) as session,
+        ):
+            for _ in range(iterations + 1):
+                session.outputs(self._feed)
+            events = session.end_profiling().read_text(encoding="utf-8")
         return node_times(without_first_run(events), iterations)
 
     def peak_device_memory_bytes(self) -> int | None:
@@ -182,12 +187,14 @@ def _settings(
         sparse_kernels=sparse.get(mode),
         threads=None if setup.on_gpu else loaded.threads,
         timing=BOUND if setup.on_gpu else TIMING,
-        options=(*_told(setup), *nodes_left(loaded, setup)),
+        options=(*_told(setup, loaded.level), *nodes_left(loaded, setup)),
     )
 
 
-def _told(setup: ProviderSetup) -> tuple[str, ...]:
+def _told(setup: ProviderSetup, level: str) -> tuple[str, ...]:
     told = {**QUIET_AFTER_RUN, **setup.providers[0][1]}
+    if level != LEVELS[0]:
+        told["graph_optimization_level"] = level
     return tuple(f"{name}={value}" for name, value in told.items())
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from twofour.engines.onnxruntime import HINT, probe_model
 from twofour.engines.ort_providers import TENSORRT, ProviderSetup, open_on
-from twofour.engines.ort_session import CPU, CUDA, first_line
+from twofour.engines.ort_session import CPU, CUDA, SessionSetup, first_line
 from twofour.engines.timed.protocol import ModeStatus
 from twofour.errors import BadInputError, MissingToolError
 from twofour.records import ShapeProfile
@@ -62,7 +62,7 @@ def _profile_flags(shapes: tuple[ShapeProfile, ...]) -> dict[str, str]:
 
 
 def _probe(mode: str) -> None:
-    session = open_on(provider_setup(mode, "float32", ()), probe_model(), 1, None)
+    session = open_on(provider_setup(mode, "float32", ()), probe_model(), SessionSetup(threads=1))
     session.run(None, {"x": np.ones(1, np.float32)})
 
 

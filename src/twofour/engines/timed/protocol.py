@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from twofour.engines.ort_session import LEVELS
 from twofour.engines.protocol import Arrays
 from twofour.latency_records import VariantSettings
 from twofour.records import LayerTime, ShapeProfile, TensorShape
@@ -20,6 +21,8 @@ class OpenOptions:
     """Label of the weights, for the settings: dense, sparse, or the file's stem."""
     threads: int
     """CPU threads inside an operator."""
+    level: str = LEVELS[0]
+    """Graph optimization level of ONNX Runtime."""
     shapes: tuple[ShapeProfile, ...] = ()
     """Smallest, usual and largest shape of every input in the comparison, for engines that are
     built for shapes."""

@@ -17,7 +17,7 @@ from twofour.latency_records import ComparedVariant, CompareOptions, LatencyComp
 from twofour.pipeline.comparing.interrupts import first_interrupt_only
 from twofour.pipeline.comparing.measuring import Measured, check_metric, measure
 from twofour.pipeline.comparing.planning import Planned, plan_variants
-from twofour.pipeline.comparing.process import WorkerProcess
+from twofour.pipeline.comparing.request import start_worker
 from twofour.pipeline.comparing.rows import planned_rows
 from twofour.pipeline.comparing.subject import Subject, open_subject
 from twofour.pipeline.comparing.times import compare_emitted
@@ -115,7 +115,7 @@ def make_folder(path: Path) -> Path:
 
 def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
     """What can run here, tried in a process of its own: libraries may crash or catch Ctrl-C."""
-    with WorkerProcess(1) as process:
+    with start_worker(1) as process:
         found: Mapping[str, ModeStatus] = process.call("statuses", engine, modes)
         return found
 

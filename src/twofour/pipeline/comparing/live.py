@@ -11,8 +11,8 @@ import numpy as np
 from twofour.engines.timed.memory import available_bytes
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.pipeline.comparing.planning import Planned
-from twofour.pipeline.comparing.process import WorkerProcess
-from twofour.pipeline.comparing.request import Memory, Opened, OpenRequest
+from twofour.pipeline.comparing.request import Memory, Opened, OpenRequest, start_worker
+from twofour.pipeline.workers.process import WorkerProcess
 from twofour.records import LayerTime, OutputAgreement
 
 _SPARE = 1.2
@@ -47,7 +47,7 @@ class LiveVariant:
     def open(self, request: OpenRequest) -> None:
         """Load it; a failure is kept as `error`."""
         try:
-            self.process = WorkerProcess(request.options.threads)
+            self.process = start_worker(request.options.threads)
             self.opened = self.process.call("open", request)
         except TwofourError as error:
             self.fail(error)

@@ -23,7 +23,7 @@ from twofour.pipeline.comparing.preparing import (
     prepare_request,
     profiles_over,
 )
-from twofour.pipeline.comparing.process import WorkerProcess
+from twofour.pipeline.comparing.request import start_worker
 from twofour.pipeline.comparing.rows import complete_rows, timed_row
 from twofour.pipeline.comparing.subject import Subject
 from twofour.pipeline.comparing.top1 import top1_agreement
@@ -78,7 +78,7 @@ def measure(
 
 def check_metric(reference: str) -> None:
     """Raises BadInputError where the user's metric cannot be imported or called."""
-    with WorkerProcess(1) as process:
+    with start_worker(1) as process:
         process.call("check_metric", reference)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twofour.engines.protocol import BuildRequest, say_nothing
 from twofour.pipeline.comparing.request import (
-    BuildPlanRequest,
     OpenRequest,
     QuantizeRequest,
     TorchRequest,
@@ -15,7 +13,6 @@ from twofour.pipeline.comparing.request import (
 if TYPE_CHECKING:
     from twofour.engines.timed.protocol import TimedModel
     from twofour.pipeline.sources.loaded import LoadedModule
-    from twofour.records import VariantBuild
 
 
 def open_variant(request: OpenRequest) -> TimedModel:
@@ -72,25 +69,6 @@ def _load(request: TorchRequest) -> LoadedModule:
     assert not isinstance(source, OnnxSource), "planned only for torch sources"
     model = TorchModel(source, lambda _note: None)
     return model.dense() if request.weights is None else model.pruned(request.weights)
-
-
-def build_plan(request: BuildPlanRequest) -> VariantBuild:
-    """A plan with its log, layer information and profile, as the build stage leaves them."""
-    from twofour.engines.tensorrt.engine import TensorRtEngine
-    from twofour.pipeline.agreement import load_arrays
-
-    request.folder.mkdir(parents=True, exist_ok=True)
-    return TensorRtEngine().build(
-        BuildRequest(
-            variant=request.variant,
-            onnx=request.onnx,
-            folder=request.folder,
-            sparse_weights=request.sparse_weights,
-            options=request.options,
-            inputs=load_arrays(request.examples),
-        ),
-        say_nothing,
-    )
 
 
 def quantize(request: QuantizeRequest) -> None:

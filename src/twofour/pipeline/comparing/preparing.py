@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from twofour.engines.inputs import at_shapes
+from twofour.engines.protocol import BuildRequest, say_nothing
 from twofour.engines.timed.modes import FLAG_OFF
 from twofour.engines.timed.protocol import OpenOptions
 from twofour.errors import BadInputError
 from twofour.pipeline.comparing.planning import Planned
-from twofour.pipeline.comparing.process import WorkerProcess
-from twofour.pipeline.comparing.request import BuildPlanRequest, OpenRequest, QuantizeRequest
+from twofour.pipeline.comparing.request import OpenRequest, QuantizeRequest, start_worker
 from twofour.pipeline.comparing.subject import Subject
+from twofour.pipeline.engine_host import EngineHost, build_tensorrt
 from twofour.pipeline.sources.source import safe_name
-from twofour.records import ShapeProfile, VariantBuild
+from twofour.records import ShapeProfile
 
 _QUANTISED = {"int8": "int8", "uint8": "int8 (uint8 activations)"}
 """Mode -> how the settings name its precision."""
@@ -132,16 +133,16 @@ def _plan(
     assert planned.model.onnx is not None, "planned only where there is one of the two"
     name = safe_name(planned.name)
     options = subject.build if subject.build.shapes else replace(subject.build, shapes=shapes)
-    request = BuildPlanRequest(
-        onnx=planned.model.onnx,
+    request = BuildRequest(
         variant=name,
+        onnx=planned.model.onnx,
         folder=subject.work,
         sparse_weights=bool(_flag(planned)),
         options=options,
-        examples=subject.examples,
+        inputs=subject.inputs,
     )
-    with WorkerProcess(threads) as process:
-        built: VariantBuild = process.call("build", request)
+    with EngineHost(threads) as host:
+        built = build_tensorrt(host, request, say_nothing)
     return subject.work / f"{name}.plan", built.build_s
 
 
@@ -154,6 +155,6 @@ def _quantized(subject: Subject, planned: Planned, threads: int) -> Path:
         examples=subject.examples,
         activations=planned.mode,
     )
-    with WorkerProcess(threads) as process:
+    with start_worker(threads) as process:
         process.call("quantize", request)
     return target

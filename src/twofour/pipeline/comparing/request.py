@@ -1,4 +1,4 @@
-"""What a worker process is asked to load: picklable, and enough to load it without the parent."""
+"""What a variant's worker is asked to load: picklable, and enough to load it without the parent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from pathlib import Path
 from twofour.engines.timed.protocol import OpenOptions
 from twofour.latency_records import VariantSettings
 from twofour.pipeline.sources.source import SourceOptions
-from twofour.records import BuildOptions, TensorShape
+from twofour.pipeline.workers.process import WorkerProcess
+from twofour.records import TensorShape
+
+_SERVICE = "twofour.pipeline.comparing.worker:Worker"
+
+
+def start_worker(threads: int) -> WorkerProcess:
+    """A process for one variant, whose libraries use so many threads."""
+    return WorkerProcess(_SERVICE, threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,19 +30,6 @@ class TorchRequest:
     input_names: tuple[str, ...]
     """Of the ONNX file, in its order, which is that of the module's arguments."""
     output_names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildPlanRequest:
-    """A TensorRT plan to build before it can be opened."""
-
-    onnx: Path
-    variant: str
-    """Base name of plan, log and the rest in `folder`."""
-    folder: Path
-    sparse_weights: bool
-    options: BuildOptions
-    examples: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

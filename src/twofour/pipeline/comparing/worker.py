@@ -1,4 +1,4 @@
-"""The process one variant runs in: takes commands on stdin, answers on stdout, prints on stderr.
+"""What the process that one variant runs in can do.
 
 A process of its own gives each variant its own peak memory and thread pools, and lets one crash
 without the others.
@@ -6,19 +6,15 @@ without the others.
 
 from __future__ import annotations
 
-import os
-import pickle
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from twofour.engines.protocol import ProgressCallback
 from twofour.engines.timed.memory import peak_resident_bytes, reset_peak
-from twofour.errors import BuildFailedError, TwofourError
 from twofour.pipeline.comparing.request import (
-    BuildPlanRequest,
     Memory,
     Opened,
     OpenRequest,
@@ -28,7 +24,7 @@ from twofour.pipeline.predictor import predictor
 
 if TYPE_CHECKING:
     from twofour.engines.timed.protocol import ModeStatus, TimedModel
-    from twofour.records import LayerTime, VariantBuild
+    from twofour.records import LayerTime
 
 _LONG_MS = 50.0
 """Runs longer than this gain nothing measurable from untimed runs before them."""
@@ -42,12 +38,12 @@ _BUSY_PART = 0.2
 class Worker:
     """The commands; each is a method, and what it raises goes back to the parent."""
 
-    def __init__(self) -> None:
+    def __init__(self, _report: ProgressCallback) -> None:
         self._model: TimedModel | None = None
         self._last_ms = 0.0
 
     def open(self, request: OpenRequest) -> Opened:
-        """Load the variant; everything else needs that first, `build` and `quantize` apart."""
+        """Load the variant; everything else needs that first, `quantize` apart."""
         from twofour.pipeline.comparing.opening import open_variant
 
         started = time.perf_counter()
@@ -65,12 +61,6 @@ class Worker:
         from twofour.engines.timed.modes import statuses_of
 
         return statuses_of(engine, modes)
-
-    def build(self, request: BuildPlanRequest) -> VariantBuild:
-        """Build a TensorRT plan."""
-        from twofour.pipeline.comparing.opening import build_plan
-
-        return build_plan(request)
 
     def quantize(self, request: QuantizeRequest) -> None:
         """Write an INT8 file."""
@@ -153,36 +143,3 @@ def settle(cpu_s: Callable[[], float] = time.process_time) -> None:
         time.sleep(_QUIET_S)
         if cpu_s() - before < _BUSY_PART * _QUIET_S:
             return
-
-
-def serve(worker: object, commands: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer (number, command, arguments) with (number, value or error) until the input ends."""
-    while True:
-        try:
-            number, command, arguments = pickle.load(commands)  # noqa: S301  # our own parent
-        except EOFError:
-            return
-        answer = _answer(getattr(worker, command), arguments)
-        answers.write(pickle.dumps((number, answer)))
-        answers.flush()
-
-
-def _answer(command: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
-    try:
-        return command(*arguments)
-    except TwofourError as error:
-        return error
-    except MemoryError:
-        return BuildFailedError("out of memory")
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # a library's, or the user's code
-        text = (str(error).strip() or "no message").splitlines()[0]
-        return BuildFailedError(f"{type(error).__name__}: {text}")
-
-
-def main() -> None:
-    """Serve the parent; whatever prints on stdout (libraries, user code) is sent to stderr."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    commands = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
-    serve(Worker(), commands, answers)

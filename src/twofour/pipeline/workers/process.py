@@ -1,0 +1,258 @@
+"""A worker process as its parent sees it: started, asked, closed; its death is an error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import IO, Any
+
+from twofour.engines.protocol import ProgressCallback, say_nothing
+from twofour.errors import BuildFailedError, TwofourError
+from twofour.pipeline.workers.life import Silence
+from twofour.pipeline.workers.serving import PROGRESS, PROTOCOL
+
+_START = (
+    "import sys; sys.path[:] = {path!r}; "
+    "from twofour.pipeline.workers.serving import main; main({service!r}, {parent})"
+)
+_CLOSING_S = 1.0
+_LOOKING_S = 5.0
+_LAST_BYTES = 1 << 14
+_IDLE = {"GOMP_SPINCOUNT": "10000"}
+"""GNU OpenMP's idle threads spin for 2 ms at most, not 10, so that `settle` waits for their end.
+Not at all (OMP_WAIT_POLICY=PASSIVE) makes torch up to 2 times as slow (benchmarks/LOG.md)."""
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_OWN_FAULTS = ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
+"""Signals that a program brings on itself; the others come from outside, SIGKILL from a system
+without memory, SIGBUS from a file system without space."""
+_MEMORY = re.compile(
+    r"bad.?alloc|out.?of.?memory|MemoryAllocation|MemoryError|(not enough|insufficient) memory|"
+    r"((failed|unable) to|can't|cannot|could not) allocate",
+    re.IGNORECASE,
+)
+
+
+class WorkerDiedError(BuildFailedError):
+    """The process ended inside a call, or was ended because it showed no sign of life."""
+
+    def __init__(self, message: str, *, ending: str, passing: bool) -> None:
+        super().__init__(message)
+        self.ending = ending
+        """SIGSEGV, say."""
+        self.passing = passing
+        """It may go well another time: memory ran out, or somebody ended the process."""
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether a library's message says that memory ran out (`std::bad_alloc` is such a one)."""
+    return _MEMORY.search(text) is not None
+
+
+class WorkerProcess:
+    """One worker; `call` raises what the command raised, and WorkerDiedError when it died.
+
+    `service` is the `package.module:Class` whose methods are the commands; `threads` of None leaves
+    the libraries' own defaults. It is in a process group of its own, so that Ctrl-C reaches the
+    parent alone, and it ends when the parent does, however that ends. Modules come from `path`, by
+    default the parent's sys.path. Raises BuildFailedError where no process can be started.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        threads: int | None,
+        *,
+        path: Sequence[str] | None = None,
+        silence_s: float | None = None,
+    ) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
+        self._process = _started(
+            [sys.executable, "-c", _code(service, path)], self._stderr, _environment(threads)
+        )
+        self._silence = Silence(self._process.pid, silence_s)
+        self._answers: queue.SimpleQueue[tuple[int, str, Any] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._number = 0
+        self._answered = 0
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        # threads of their own: an interrupted read would lose half an answer, and a worker that
+        # hangs takes no command
+        for work in (
+            threading.Thread(target=_read, args=(self._process.stdout, self._answers), daemon=True),
+            threading.Thread(
+                target=_write, args=(self._process.stdin, self._commands), daemon=True
+            ),
+        ):
+            work.start()
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def number(self) -> int:
+        """The system's number of the process."""
+        return self._process.pid
+
+    def call(self, command: str, *arguments: object, report: ProgressCallback = say_nothing) -> Any:  # noqa: ANN401  # each command has its own
+        """The command's value; `report` is told the progress that it reports."""
+        self.begin(command, *arguments)
+        return self.answer(report)
+
+    def begin(self, command: str, *arguments: object) -> None:
+        """Start a command; `answer` gives its value, and other work can be done before."""
+        self._number += 1
+        self._commands.put(pickle.dumps((self._number, command, arguments), PROTOCOL))
+
+    def answer(self, report: ProgressCallback = say_nothing) -> Any:  # noqa: ANN401  # as `call`
+        """The value of the command that was begun last."""
+        self._silence.broken()
+        while True:
+            try:
+                answer = self._answers.get(timeout=min(_LOOKING_S, self._silence.limit_s))
+            except queue.Empty:
+                if self._silence.too_long():
+                    raise self._hung() from None
+                continue
+            if answer is None:
+                self._answers.put(None)  # for the next call
+                raise self._died()
+            number, kind, value = answer
+            if number != self._number:  # of a call that was interrupted
+                continue
+            if kind == PROGRESS:
+                report(*value)
+                continue
+            self._answered = number
+            if isinstance(value, TwofourError):
+                raise value
+            return value
+
+    def close(self) -> None:
+        """End it, by force where it does not end by itself."""
+        self._commands.put(None)
+        try:
+            if self._answered != self._number:  # interrupted: half-written files are removed
+                self._signal(signal.SIGINT)
+            self._process.wait(_CLOSING_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self._kill()
+            self._stderr.close()
+
+    def _kill(self) -> None:
+        self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the worker and the processes it started, compilers say."""
+        if self._process.poll() is not None:  # its number may be another's by now
+            return
+        with contextlib.suppress(OSError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)
+
+    def _hung(self) -> WorkerDiedError:
+        self._kill()
+        ending = f"no sign of life for {self._silence.limit_s:.0f} s"
+        return WorkerDiedError(
+            f"its process showed {ending} and was ended", ending=ending, passing=True
+        )
+
+    def _died(self) -> WorkerDiedError:
+        self._process.stdout.close()  # type: ignore[union-attr]  # piped
+        code = self._process.wait()
+        lines = self._last_lines()
+        last = f": {lines[-1]}" if lines else ""
+        if code >= 0:
+            ending, told = f"exit code {code}", f"its process ended with code {code}{last}"
+        else:
+            ending = _signal_name(-code)
+            killed = ", as the system does where memory runs out" if ending == "SIGKILL" else last
+            told = f"its process was ended by {ending}{killed}"
+        outside = code < 0 and ending not in _OWN_FAULTS
+        return WorkerDiedError(
+            told, ending=ending, passing=outside or is_out_of_memory(" ".join(lines))
+        )
+
+    def _last_lines(self) -> list[str]:
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - _LAST_BYTES))
+        return self._stderr.read().decode(errors="replace").strip().splitlines()[-5:]
+
+
+def _code(service: str, path: Sequence[str] | None) -> str:
+    # others than texts are ignored in sys.path, and may have no literal
+    entries = [str(entry) for entry in sys.path if isinstance(entry, str)]
+    return _START.format(
+        path=list(path) if path is not None else entries, service=service, parent=os.getpid()
+    )
+
+
+def _environment(threads: int | None) -> Mapping[str, str]:
+    if threads is None:
+        return os.environ
+    return {**_IDLE, **os.environ, **dict.fromkeys(_THREADS, str(threads))}
+
+
+def _started(
+    command: Sequence[str], stderr: IO[bytes], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(  # noqa: S603  # ourselves
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise BuildFailedError(
+            f"no worker process can be started: {error.strerror or error}"
+        ) from error
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _read(stream: IO[bytes], answers: queue.SimpleQueue[tuple[int, str, Any] | None]) -> None:
+    try:
+        while True:
+            answers.put(pickle.load(stream))  # noqa: S301  # our own worker
+    except (EOFError, pickle.UnpicklingError, OSError, ValueError):
+        answers.put(None)
+
+
+def _write(stream: IO[bytes], commands: queue.SimpleQueue[bytes | None]) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        while (command := commands.get()) is not None:
+            stream.write(command)
+            stream.flush()
+    with contextlib.suppress(OSError, ValueError):
+        stream.close()

@@ -1,0 +1,142 @@
+"""A file that ends its process: tried again at a lower level, then an error that stays."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from stand_in_worker import DYING, PLAN
+
+from twofour.errors import BuildFailedError
+from twofour.pipeline.engine_host import CrashedError, EngineHost
+from twofour.pipeline.sessions import Sessions
+from twofour.records import BuildOptions, FailedTry
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+
+WEIGHT = np.eye(8, dtype=np.float32) * 2
+X = {"x": np.ones((2, 8), np.float32)}
+ABORT, SEGV, KILL = int(signal.SIGABRT), int(signal.SIGSEGV), int(signal.SIGKILL)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy"
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")],
+        "g",
+        tensors[:1],
+        tensors[1:],
+        [numpy_helper.from_array(WEIGHT, "w")],
+    )
+    path = tmp_path / "dense.onnx"
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def sessions(notes: list[str]) -> Iterator[Sessions]:
+    with EngineHost(note=notes.append, service=DYING) as host:
+        yield Sessions(host, 1)
+
+
+def plan(model: Path, *deaths: str) -> None:
+    (model.parent / PLAN).write_text("\n".join(deaths))
+
+
+def test_a_file_that_loads_is_run_and_timed_by_one_session(
+    model: Path, sessions: Sessions, notes: list[str]
+) -> None:
+    session = sessions.open(model)
+    np.testing.assert_array_equal(session.outputs(X)["y"], np.full((2, 8), 2.0))
+    latency = session.measure("dense", X, BuildOptions(iterations=5))
+    assert (len(latency.samples_ms), latency.threads) == (5, 1)
+    assert sessions.open(model) is session
+    assert (session.failed_tries, session.level, notes) == ((), None, [])
+    assert [tensor.name for tensor in session.inputs] == ["x"]
+    assert session.load_s > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "doing"), [("open", "loading"), ("outputs", "running"), ("measure", "timing")]
+)
+def test_a_death_is_followed_by_a_try_at_a_lower_level_which_stays(
+    model: Path, sessions: Sessions, notes: list[str], command: str, doing: str
+) -> None:
+    plan(model, f"ALL {command} {SEGV}")
+    session = sessions.open(model)
+    np.testing.assert_array_equal(session.outputs(X)["y"], np.full((2, 8), 2.0))
+    assert session.measure("dense", X, BuildOptions(iterations=5)).error is None
+    assert session.level == "EXTENDED"
+    assert session.failed_tries == (
+        FailedTry(doing=f"{doing} dense.onnx", level="ALL", ending="SIGSEGV", passing=False),
+    )
+    assert notes == [
+        f"ONNX Runtime ended: SIGSEGV while {doing} dense.onnx at optimization level ALL; "
+        "trying again at level EXTENDED"
+    ]
+
+
+def test_a_second_death_is_an_error_with_both_and_comes_at_once_the_next_time(
+    model: Path, sessions: Sessions, notes: list[str]
+) -> None:
+    plan(model, f"ALL open {SEGV}", f"EXTENDED open {ABORT}")
+    for _ in range(2):
+        with pytest.raises(CrashedError) as caught:
+            sessions.open(model)
+    assert caught.value.message == (
+        "ONNX Runtime ended: SIGSEGV while loading dense.onnx at optimization level ALL, "
+        "then SIGABRT while loading dense.onnx at optimization level EXTENDED"
+    )
+    assert "--precision float32" in (caught.value.hint or "")
+    assert len(notes) == 1, "the file was not tried a third time"
+
+
+def test_a_session_that_died_twice_while_running_stays_an_error(
+    model: Path, sessions: Sessions
+) -> None:
+    plan(model, f"ALL outputs {SEGV}", f"EXTENDED outputs {KILL}")
+    session = sessions.open(model)
+    for _ in range(2):
+        with pytest.raises(CrashedError, match="SIGKILL while running"):
+            session.outputs(X)
+    with pytest.raises(CrashedError, match="SIGKILL while running"):
+        sessions.open(model).measure("dense", X, BuildOptions())
+    assert [t.passing for t in session.failed_tries] == [False, True]
+
+
+def test_another_file_is_loaded_by_a_new_process_after_a_crash(
+    model: Path, sessions: Sessions
+) -> None:
+    plan(model, f"ALL open {SEGV}", f"EXTENDED open {SEGV}")
+    with pytest.raises(CrashedError):
+        sessions.open(model)
+    plan(model)
+    other = model.with_name("sparse.onnx")
+    other.write_bytes(model.read_bytes())
+    np.testing.assert_array_equal(sessions.open(other).outputs(X)["y"], np.full((2, 8), 2.0))
+
+
+def test_a_file_that_is_refused_is_no_crash_and_is_not_tried_again(
+    tmp_path: Path, sessions: Sessions, notes: list[str]
+) -> None:
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(b"no onnx")
+    with pytest.raises(BuildFailedError, match="cannot load") as caught:
+        sessions.open(path)
+    assert not isinstance(caught.value, CrashedError)
+    assert notes == []
