@@ -613,3 +613,22 @@ def test_a_data_folder_below_the_model_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     path = om.save_external(om.two_weights(), tmp_path / "m.onnx", location="data/w.bin")
     assert load_model(path).graph == om.two_weights().graph
+
+
+@pytest.mark.parametrize("field", ["dim_param", "function input", "opset domain", "overload"])
+def test_names_that_are_no_text_are_refused_wherever_they_stand(tmp_path: Path, field: str) -> None:
+    model = om.two_weights()
+    if field == "dim_param":
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "ABCD"
+    elif field == "function input":
+        opset = helper.make_opsetid("", 18)
+        relu = helper.make_node("Relu", ["ABCD"], ["b"])
+        model.functions.append(helper.make_function("f", "A", ["ABCD"], ["b"], [relu], [opset]))
+    elif field == "opset domain":
+        model.opset_import.append(helper.make_opsetid("ABCD", 1))
+    else:
+        model.graph.node[0].overload = "ABCD"
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString().replace(b"ABCD", b"\xed\xa0\x80A"))
+    with pytest.raises(BadInputError, match="a name in the graph is not UTF-8 text"):
+        load_model(path)

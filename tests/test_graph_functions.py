@@ -62,8 +62,8 @@ def branch(node: onnx.NodeProto) -> onnx.FunctionProto:
         ([function("A", call("A")), relu("B")], "B", "function f::A calls itself"),
         ([branch(call("A"))], "A", "function f::A calls itself"),
         ([relu("A"), relu("A")], "A", "function f::A stands there twice"),
-        (doubling(30), "D0", "D12 has more than 500000 nodes once its calls are expanded"),
-        (doubling(400), "D400", "more than 500000 nodes|deeper than 100"),
+        (doubling(30), "D0", "D14 has more than 100000 nodes once its calls are expanded"),
+        (doubling(400), "D400", "more than 100000 nodes|deeper than 100"),
         (chain(20_000), "C0", "C19900 nests calls deeper than 100"),
     ],
 )
@@ -78,11 +78,11 @@ def test_functions_that_cannot_be_expanded_are_refused_by_name(
 
 
 def test_many_calls_from_the_graph_alone_are_counted_too(tmp_path: Path) -> None:
-    path = save(tmp_path, doubling(17), "D0")
+    path = save(tmp_path, doubling(14), "D0")
     assert load_model(path, weights=False).functions
     model = onnx.load(path)
     model.graph.node.extend([call("D0", "h", f"y{i}") for i in range(4)])
-    with pytest.raises(BadInputError, match="the graph has more than 500000 nodes"):
+    with pytest.raises(BadInputError, match="the graph has more than 100000 nodes"):
         load_model(om.save(model, path), weights=False)
 
 

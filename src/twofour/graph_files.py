@@ -245,14 +245,18 @@ def _parse_into(model: onnx.ModelProto, path: Path) -> None:
 
 def _texts(model: onnx.ModelProto) -> Iterator[object]:
     """Every name that is looked at; protobuf gives bytes where a string field holds no UTF-8."""
+    yield from (imported.domain for imported in model.opset_import)
     for graph in graphs(model):
         for node in graph.node:
-            yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+            yield from (node.name, node.op_type, node.domain, node.overload)
+            yield from (*node.input, *node.output)
             yield from (attribute.name for attribute in node.attribute)
         if isinstance(graph, onnx.GraphProto):
-            yield from (value.name for value in (*graph.input, *graph.output, *graph.value_info))
+            for value in (*graph.input, *graph.output, *graph.value_info):
+                yield value.name
+                yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
         else:
-            yield from (graph.name, graph.domain)
+            yield from (graph.name, graph.domain, graph.overload, *graph.input, *graph.output)
     for tensor in tensors(model):
         yield tensor.name
         for entry in tensor.external_data:

@@ -18,8 +18,8 @@ from twofour.errors import BadInputError
 from twofour.graph_files import with_subgraphs
 
 _DEEPEST = 100
-_MOST_NODES = 500_000
-"""Of the model with every call expanded; the graphs of large language models have some 50,000."""
+_MOST_NODES = 100_000
+"""Of the model with every call expanded; the graphs of large language models have some 20,000."""
 _HINT = "export the model without functions (onnx.inliner.inline_local_functions takes them apart)"
 
 _Key = tuple[str, str, str]
@@ -36,7 +36,7 @@ def check_functions(model: onnx.ModelProto, path: Path) -> None:
     """Raise BadInputError for functions that no library could expand, in time linear in the file.
 
     Those are functions that stand there twice, call themselves (through others or not), are nested
-    deeper than 100, or make more than 500,000 nodes of the model.
+    deeper than 100, or make more than 100,000 nodes of the model.
     """
     if not model.functions:
         return

@@ -2,9 +2,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_models as om
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from twofour.errors import BadInputError
+from twofour.graph import load_model
 from twofour.pipeline.sources.onnx_file import OnnxSource, external_data_files
 from twofour.pipeline.sources.source import SourceOptions
 
@@ -89,3 +92,16 @@ def test_the_key_of_a_real_model_saved_with_external_data_covers_its_weights(
         size_threshold=0,
     )
     assert [f.name for f in external_data_files(path)] == ["m.onnx.data"]
+
+
+@pytest.mark.parametrize("location", ["n" * 300, "n" * 20_000, "a/" * 5_000, "loop", "~nobody/x"])
+def test_external_data_of_no_possible_name_is_refused_by_the_reader(
+    tmp_path: Path, location: str
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    model = om.two_weights()
+    om.make_external(model.graph.initializer[0], location)
+    path = om.save(model, tmp_path / "m.onnx")
+    assert external_data_files(path) == ()
+    with pytest.raises(BadInputError, match=r"m\.onnx: external data of .* is not there"):
+        load_model(path)

@@ -10,6 +10,7 @@ import numpy as np
 from twofour.errors import PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.pipeline.context import INPUTS, Run
+from twofour.pipeline.sources.arrays import stored_arrays
 from twofour.records import ExportedVariant, OutputAgreement
 
 
@@ -58,6 +59,5 @@ def example_inputs(run: Run) -> dict[str, np.ndarray]:
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz that a stage wrote, in its order."""
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+    """The arrays of an .npz that a stage wrote, in its order; raises BadInputError for damage."""
+    return stored_arrays(path)

@@ -18,7 +18,7 @@ from twofour.pipeline.example_shapes import (
     example_shapes,
     refuse_large_example,
 )
-from twofour.pipeline.sources.arrays import read_arrays
+from twofour.pipeline.sources.arrays import read_arrays, write_arrays
 from twofour.records import SizeRange, TensorShape
 from twofour.store import atomic_file
 
@@ -81,8 +81,8 @@ def load_inputs(path: Path, shapes: tuple[TensorShape, ...]) -> dict[str, np.nda
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz atomically."""
-    with atomic_file(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # the stub takes names for allow_pickle
+    with atomic_file(path) as temporary:
+        write_arrays(temporary, arrays)
 
 
 def _shape(value: onnx.ValueInfoProto) -> TensorShape:

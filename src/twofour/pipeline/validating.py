@@ -134,7 +134,12 @@ def _pickle(path: Path, pattern: Pattern | None) -> Validation:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / WEIGHTS
         save_tensors(read_checkpoint(path), copy)
-        checked = _safetensors(copy, pattern)
+        try:
+            checked = _safetensors(copy, pattern)
+        except BadInputError as error:
+            raise BadInputError(
+                error.message.replace(str(copy), str(path)), hint=error.hint
+            ) from error
     return replace(checked, files=(str(path),))
 
 

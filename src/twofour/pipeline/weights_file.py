@@ -15,6 +15,8 @@ from twofour.errors import BadInputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_ALWAYS_READ_BYTES = 64 << 20
+
 
 def save_weights(module: nn.Module, target: Path, *, first: Collection[str]) -> None:
     """Write the whole state_dict; of keys that share a tensor, one of `first` is written."""
@@ -79,7 +81,52 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     tensors = {str(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
     if not tensors:
         raise BadInputError(f"{path} holds no tensors by name", hint="save model.state_dict()")
+    for key, tensor in tensors.items():
+        _check_plain(tensor, key, path)
+    _refuse_blown_up(tensors, path)
     return tensors
+
+
+def _check_plain(tensor: Tensor, key: str, path: Path) -> None:
+    """Raise BadInputError unless the values lie in memory one by one."""
+    import torch
+
+    what = None
+    if any("\ud800" <= letter <= "\udfff" for letter in key):
+        raise BadInputError(f"{path}: the name {key[:80]!r} of a tensor is no text")
+    if tensor.is_meta:
+        what = "has no values (it is on the meta device)"
+    elif tensor.is_nested:
+        what = "is a nested tensor"
+    elif tensor.layout != torch.strided:
+        what = f"is stored as {str(tensor.layout).removeprefix('torch.')}"
+    elif tensor.is_quantized:
+        what = f"is quantised ({str(tensor.dtype).removeprefix('torch.')})"
+    elif tensor.numel() and not _has_storage(tensor):
+        what = "has no values"
+    if what is not None:
+        raise BadInputError(
+            f"{path}: {key} {what}", hint="save the state_dict of a module with dense weights"
+        )
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    try:
+        return tensor.untyped_storage().nbytes() > 0
+    except (RuntimeError, NotImplementedError):  # what torch says of tensors without any
+        return False
+
+
+def _refuse_blown_up(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Views (an expanded zero) make gigabytes out of a small file once each is written apart."""
+    once = {_place(tensor): tensor for tensor in tensors.values()}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in once.values())
+    stored = path.stat().st_size
+    if size > 2 * stored + _ALWAYS_READ_BYTES:
+        raise BadInputError(
+            f"{path} has {stored} bytes, its tensors would take {size}: they are views",
+            hint="save contiguous tensors: {k: v.contiguous() for k, v in state_dict.items()}",
+        )
 
 
 def _fill(target: Tensor, saved: Tensor, key: str, path: Path) -> None:

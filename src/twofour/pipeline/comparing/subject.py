@@ -27,6 +27,7 @@ from twofour.pipeline.onnx_io import (
     save_arrays,
     size_ranges,
 )
+from twofour.pipeline.sources.arrays import read_arrays
 from twofour.pipeline.sources.source import SourceOptions, safe_name
 from twofour.records import BuildOptions, BuildResult, EngineName, RunManifest, TensorShape
 from twofour.store import read_record
@@ -232,7 +233,7 @@ def _inputs_of_files(files: Sequence[Path], options: CompareOptions) -> Mapping[
             raise BadInputError(
                 "engines alone do not say their inputs here", hint="give them with --inputs .npz"
             )
-        return load_arrays(Path(options.inputs))
+        return read_arrays(Path(options.inputs))
     shapes = [describe(path)[0] for path in files]
     for path, other in zip(files[1:], shapes[1:], strict=True):
         if [s.name for s in other] != [s.name for s in shapes[0]]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no types
-
+from twofour.errors import BadInputError
+from twofour.graph_files import external_data, external_tensors, parse_model
 from twofour.pipeline.sources.source import (
     SourceKind,
     SourceOptions,
@@ -17,9 +15,6 @@ from twofour.pipeline.sources.source import (
     safe_name,
 )
 from twofour.store import sha256_file
-
-_LOCATION = "location"
-"""Key of a tensor's external_data entry that names the file (onnx.proto3, TensorProto)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,39 +46,13 @@ class OnnxSource:
 
 
 def external_data_files(path: Path) -> tuple[Path, ...]:
-    """Files beside an ONNX file that hold its weights, sorted; () where the file is damaged.
+    """Files beside an ONNX file that hold its weights, sorted; () where the model is damaged.
 
-    Only regular files inside the folder: what is missing or points outside is for the reader of
-    the graph to complain about, and must not be opened here (it could be a device).
+    What is missing or points outside is for the reader of the graph to complain about, and must
+    not be opened here (it could be a device).
     """
     try:
-        model = onnx.load(path, load_external_data=False)
-    except (DecodeError, OSError, ValueError):
+        external = external_tensors(parse_model(path))
+        return tuple(sorted({external_data(tensor, path).file for tensor in external}))
+    except BadInputError:
         return ()
-    folder = path.parent.resolve()
-    locations = (text for text in _locations(model) if isinstance(text, str) and "\0" not in text)
-    named = ((path.parent / location).resolve() for location in locations)
-    return tuple(sorted({f for f in named if f.is_relative_to(folder) and f.is_file()}))
-
-
-def _locations(model: onnx.ModelProto) -> Iterator[str | bytes]:
-    """File names of external tensors anywhere: initializers, attributes, subgraphs, functions.
-
-    protobuf gives text that is not UTF-8 as bytes.
-    """
-    graphs = [model.graph]
-    nodes = [node for function in model.functions for node in function.node]
-    while graphs or nodes:
-        if graphs:
-            graph = graphs.pop()
-            nodes.extend(graph.node)
-            tensors = [*graph.initializer]
-            tensors += [t for s in graph.sparse_initializer for t in (s.values, s.indices)]
-        else:
-            attributes = nodes.pop().attribute
-            graphs.extend(a.g for a in attributes if a.HasField("g"))
-            graphs.extend(g for a in attributes for g in a.graphs)
-            tensors = [a.t for a in attributes if a.HasField("t")]
-            tensors += [t for a in attributes for t in a.tensors]
-        for tensor in tensors:
-            yield from (e.value for e in tensor.external_data if e.key == _LOCATION)
