@@ -469,6 +469,14 @@ class ShapeProfile:
     max: tuple[int, ...]
 
 
+class AllowedType(str, Enum):
+    """What a weakly typed builder (TensorRT before 11) may run float32 layers in."""
+
+    FP16 = "fp16"
+    INT8 = "int8"
+    BF16 = "bf16"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
     """What both builds, dense and sparse, are given alike."""
@@ -477,6 +485,8 @@ class BuildOptions:
     workspace_bytes: int | None = None
     optimization_level: int | None = None
     tf32: bool = True
+    allow: tuple[AllowedType, ...] = ()
+    """Not empty: the network is weakly typed, even where this TensorRT has strong typing."""
     iterations: int = 10
     """Timed runs after the warm-up."""
     warmup: int = 2

@@ -13,7 +13,7 @@ from twofour.engines.tensorrt.precision import Precisions
 from twofour.engines.trtexec import RELEASES, releases_of, trtexec_script
 from twofour.engines.trtexec_shell import script_text
 from twofour.errors import BadInputError
-from twofour.records import BuildOptions, ShapeProfile
+from twofour.records import AllowedType, BuildOptions, ShapeProfile
 
 FLOAT32 = Precisions(float16=False, bfloat16=False, int8=False)
 FLOAT16 = Precisions(float16=True, bfloat16=False, int8=False)
@@ -144,6 +144,33 @@ def test_types_come_from_flags_before_10_and_from_the_graph_since(
 ) -> None:
     known = {"--fp16", "--int8", "--bf16", "--best", "--stronglyTyped"}
     assert known & set(sparse_arguments(version, precisions=precisions)) == flags
+
+
+@pytest.mark.parametrize(
+    ("version", "allow", "flags"),
+    [
+        ("8.6", (AllowedType.FP16,), {"--fp16"}),
+        ("8.0", (AllowedType.FP16, AllowedType.INT8), {"--fp16", "--int8"}),
+        ("10.3", (AllowedType.FP16, AllowedType.BF16), {"--fp16", "--bf16"}),
+    ],
+)
+def test_types_that_are_allowed_make_a_build_weakly_typed(
+    version: str, allow: tuple[AllowedType, ...], flags: set[str]
+) -> None:
+    known = {"--fp16", "--int8", "--bf16", "--best", "--stronglyTyped"}
+    arguments = sparse_arguments(version, BuildOptions(allow=allow), FLOAT32)
+    assert known & set(arguments) == flags
+
+
+def test_types_cannot_be_allowed_from_11_on() -> None:
+    with pytest.raises(BadInputError, match="--fp16 came to an end with TensorRT 10") as told:
+        sparse_arguments("11", BuildOptions(allow=(AllowedType.FP16,)))
+    assert "--precision float16" in (told.value.hint or "")
+
+
+def test_bf16_is_refused_before_10_whoever_asks() -> None:
+    with pytest.raises(BadInputError, match="--bf16 allows bfloat16, which TensorRT 8"):
+        sparse_arguments("8.6", BuildOptions(allow=(AllowedType.BF16,)), FLOAT32)
 
 
 def test_bfloat16_is_refused_before_10() -> None:

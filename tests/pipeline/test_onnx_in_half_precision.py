@@ -156,3 +156,23 @@ def test_the_records_say_what_was_done(tmp_path: Path) -> None:
     assert read_record(ExportResult, tmp_path / "r" / "export.json").precision is Precision.FLOAT16
     report = read_record(EligibilityReport, tmp_path / "r" / "eligibility.json")
     assert {v.dtype for v in report.verdicts} == {"float16"}
+
+
+def test_a_float32_file_may_be_built_with_fp16_allowed_elsewhere(tmp_path: Path) -> None:
+    source = saved(tmp_path / "m.onnx", two_weights())
+    command = ["build", source, "--emit-trtexec", str(tmp_path / "e"), "--fp16", "--int8"]
+    done = runner.invoke(app, [*command, "--tensorrt-version", "10.3"])
+    assert done.exit_code == 0, done.output
+    script = (tmp_path / "e" / "build.sh").read_text()
+    assert "--fp16" in script
+    assert "--stronglyTyped" not in script
+    assert types(tmp_path / "e" / "sparse.onnx") == {TensorProto.FLOAT}
+    assert "deprecated from TensorRT 10.12 on" in done.output
+    assert "has no Q/DQ nodes" in done.output
+
+
+def test_fp16_here_is_said_to_be_of_tensorrt_alone(tmp_path: Path) -> None:
+    source = saved(tmp_path / "m.onnx", two_weights())
+    done = runner.invoke(app, ["build", source, "--fp16", "--out", str(tmp_path / "r")])
+    assert done.exit_code == 0, done.output
+    assert "--fp16: of TensorRT alone" in done.output

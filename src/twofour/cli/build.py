@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,9 @@ def build(
     workspace: opt.Workspace = None,
     opt_level: opt.OptimizationLevel = None,
     tf32: opt.Tf32 = True,
+    fp16: opt.Fp16 = False,
+    int8: opt.Int8 = False,
+    bf16: opt.Bf16 = False,
     emit_trtexec: Annotated[
         Path | None,
         typer.Option(
@@ -64,7 +68,10 @@ def build(
         input_shape_names=asked_names,
         seed=seed,
         engine=engine.value,
-        build=build_options(shapes=shapes, workspace=workspace, level=opt_level, tf32=tf32),
+        build=replace(
+            build_options(shapes=shapes, workspace=workspace, level=opt_level, tf32=tf32),
+            allow=opt.allowed_types(fp16=fp16, int8=int8, bf16=bf16),
+        ),
     )
     if emit_trtexec is not None:
         if (engine is not opt.EngineChoice.AUTO or out is not None) and not quiet:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twofour.errors import BadInputError
-from twofour.records import Precision
+from twofour.records import AllowedType, Precision
 
 if TYPE_CHECKING:
     from twofour.pipeline.evidence import EvidenceFiles
@@ -123,6 +123,13 @@ OptimizationLevel = Annotated[
     int | None, typer.Option("--opt-level", min=0, max=5, help="TensorRT optimization level.")
 ]
 Tf32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help="Allow TF32 in float32 layers.")]
+Fp16 = Annotated[
+    bool, typer.Option("--fp16", help="TensorRT before 11: run float32 layers in FP16 if faster.")
+]
+Int8 = Annotated[
+    bool, typer.Option("--int8", help="TensorRT before 11: allow INT8 (the file has Q/DQ nodes).")
+]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="TensorRT 10: run float32 layers in BF16.")]
 OnnxFile = Annotated[Path | None, typer.Option("--onnx", help="The ONNX model.")]
 LogFile = Annotated[
     Path | None, typer.Option("--log", help="Log of the build with sparse weights allowed.")
@@ -148,6 +155,12 @@ def evidence_files(**paths: Path | None) -> EvidenceFiles:
     from twofour.pipeline.evidence import EvidenceFiles
 
     return EvidenceFiles(**paths)
+
+
+def allowed_types(*, fp16: bool, int8: bool, bf16: bool) -> tuple[AllowedType, ...]:
+    """What --fp16, --int8 and --bf16 allow a weakly typed builder."""
+    asked = {AllowedType.FP16: fp16, AllowedType.INT8: int8, AllowedType.BF16: bf16}
+    return tuple(allowed for allowed, wanted in asked.items() if wanted)
 
 
 def one_of(folder: Path | None, files: EvidenceFiles) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
@@ -33,6 +35,9 @@ def prune_export_build(
     workspace: opt.Workspace = None,
     opt_level: opt.OptimizationLevel = None,
     tf32: opt.Tf32 = True,
+    fp16: opt.Fp16 = False,
+    int8: opt.Int8 = False,
+    bf16: opt.Bf16 = False,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -64,7 +69,10 @@ def prune_export_build(
         seed=seed,
         fresh=fresh,
         engine=engine.value,
-        build=build_options(shapes=shapes, workspace=workspace, level=opt_level, tf32=tf32),
+        build=replace(
+            build_options(shapes=shapes, workspace=workspace, level=opt_level, tf32=tf32),
+            allow=opt.allowed_types(fp16=fp16, int8=int8, bf16=bf16),
+        ),
     )
     if out is not None:
         keep_tracebacks_in(out)

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from twofour.engines.tensorrt.precision import Precisions
+from twofour.engines.tensorrt.precision import Precisions, never_weakly_typed
 from twofour.errors import BadInputError
-from twofour.records import BuildOptions, ShapeProfile, TrtexecRounds, TrtexecVariant
+from twofour.records import AllowedType, BuildOptions, ShapeProfile, TrtexecRounds, TrtexecVariant
 
 ONNX = "sparse.onnx"
 TIMING_CACHE = "timing.cache"
@@ -132,7 +132,7 @@ def trtexec_script(
     for what these releases cannot do, and for input names that trtexec cannot be told.
     """
     same = (
-        *_precision(releases, precisions),
+        *_precision(releases, precisions, options.allow),
         *_shapes(options.shapes),
         *_limits(releases, options),
         f"--timingCacheFile={TIMING_CACHE}",
@@ -189,21 +189,29 @@ def _variant(releases: Releases, name: str, same: Sequence[str]) -> TrtexecVaria
     )
 
 
-def _precision(releases: Releases, precisions: Precisions) -> Iterator[str]:
+def _precision(
+    releases: Releases, precisions: Precisions, allow: Sequence[AllowedType]
+) -> Iterator[str]:
     """A weakly typed builder runs float32 unless it is allowed the types of the graph."""
-    if releases.typing is Typing.STRONG_BY_FLAG:
+    if allow and releases.typing is Typing.STRONG:
+        raise never_weakly_typed(str(releases), allow[0])
+    if releases.typing is Typing.STRONG_BY_FLAG and not allow:
         yield "--stronglyTyped"
-    if releases.typing is not Typing.WEAK:
+    if releases.typing is not Typing.WEAK and not allow:
         return
-    if precisions.bfloat16:
+    bfloat16 = precisions.bfloat16 or AllowedType.BF16 in allow
+    if bfloat16 and releases.typing is Typing.WEAK:
         raise BadInputError(
-            f"the model uses bfloat16, which TensorRT {releases} does not have",
+            f"{'the model uses' if precisions.bfloat16 else '--bf16 allows'} bfloat16, which "
+            f"TensorRT {releases} does not have",
             hint="export it with --precision float16, or build with TensorRT 10 or newer",
         )
-    if precisions.float16:
+    if precisions.float16 or AllowedType.FP16 in allow:
         yield "--fp16"
-    if precisions.int8:
+    if precisions.int8 or AllowedType.INT8 in allow:
         yield "--int8"
+    if bfloat16:
+        yield "--bf16"
 
 
 def _shapes(profiles: Sequence[ShapeProfile]) -> Iterator[str]:

@@ -11,6 +11,11 @@ from twofour.engines.opset_advice import opset_advice
 from twofour.engines.protocol import BuildRequest
 from twofour.engines.select import AUTO, choose_engine
 from twofour.engines.shapes import bind_shapes, profiles_for, shapes_of
+from twofour.engines.tensorrt.precision import (
+    DEPRECATED,
+    WEAK_IS_DEPRECATED,
+    never_weakly_typed,
+)
 from twofour.errors import BuildFailedError
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, onnx_name
@@ -33,6 +38,7 @@ from twofour.records import (
     TensorShape,
     VariantBuild,
 )
+from twofour.reports.context import ALWAYS_STRONGLY_TYPED, version_numbers
 
 _TIMING_CACHE = "timing.cache"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "polygraphy")
@@ -83,6 +89,21 @@ def settle_shapes(run: Run, chosen: ChosenEngine, exported: ExportedVariant) -> 
     examples = shapes_of(example_inputs(run))
     shapes = profiles_for(build.shapes, exported.inputs, examples, size_ranges(path))
     run.options = replace(run.options, build=replace(build, shapes=shapes))
+
+
+def check_allowed_types(run: Run, chosen: ChosenEngine) -> None:
+    """Say where --fp16, --int8 and --bf16 do nothing, and refuse them for TensorRT 11."""
+    allow = run.options.build.allow
+    version = chosen.status.version or ""
+    if not allow:
+        return
+    words = ", ".join(f"--{allowed.value}" for allowed in allow)
+    if not chosen.builds_from_sparse:
+        run.progress.note(f"{words}: of TensorRT alone; {chosen.status.engine.value} runs the file")
+    elif version_numbers(version) >= ALWAYS_STRONGLY_TYPED:
+        raise never_weakly_typed(version, allow[0])
+    elif version_numbers(version) >= WEAK_IS_DEPRECATED:
+        run.progress.note(DEPRECATED)
 
 
 def build_variant(run: Run, chosen: ChosenEngine, variant: str) -> VariantBuild:
@@ -195,6 +216,9 @@ def _notes(run: Run, chosen: ChosenEngine) -> Iterator[str]:
         )
         return
     yield f"both engines were built from {onnx_name(SPARSE)}; {DENSE} had sparsity off"
+    if run.options.build.allow:
+        types = ", ".join(allowed.name for allowed in run.options.build.allow)
+        yield f"weakly typed: beside float32 the builder was allowed {types}"
     *_, opset = describe(run.file(onnx_name(SPARSE)))
     advice = opset_advice(chosen.status.version, opset)
     if advice is not None:

@@ -10,8 +10,15 @@ from pathlib import Path
 
 from twofour.engines.opset_advice import opset_advice
 from twofour.engines.shapes import bind_shapes, is_fixed, profiles_for, shapes_of
-from twofour.engines.tensorrt.precision import precisions_of
-from twofour.engines.trtexec import ONNX, TrtexecScript, releases_of, trtexec_script
+from twofour.engines.tensorrt.precision import DEPRECATED, precisions_of
+from twofour.engines.trtexec import (
+    ONNX,
+    Releases,
+    TrtexecScript,
+    Typing,
+    releases_of,
+    trtexec_script,
+)
 from twofour.engines.trtexec_shell import script_text
 from twofour.errors import BadInputError
 from twofour.pipeline.context import INPUTS, LAYERS
@@ -20,6 +27,7 @@ from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.onnx_io import describe, load_inputs, size_ranges
 from twofour.pipeline.onnx_stages import write_onnx
 from twofour.records import (
+    AllowedType,
     LayerMap,
     RunOptions,
     ShapeProfile,
@@ -67,10 +75,23 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             notes=(
                 *(() if converted is None else converted.notes),
                 *filter(None, [opset_advice(str(releases), opset)]),
+                *_about_types(releases, options, folder / ONNX),
             ),
         )
         _write(folder, script, emitted)
     return emitted
+
+
+def _about_types(releases: Releases, options: RunOptions, onnx: Path) -> Iterator[str]:
+    """What --fp16, --int8 and --bf16 mean for these releases."""
+    allow = options.build.allow
+    if allow and releases.typing is not Typing.WEAK:
+        yield DEPRECATED
+    if AllowedType.INT8 in allow and not precisions_of(onnx).int8:
+        yield (
+            "the file has no Q/DQ nodes: with --int8 trtexec makes ranges up, and what the engine "
+            "puts out is of no use; its times and tactics are those of INT8"
+        )
 
 
 def is_emitted_folder(path: Path) -> bool:

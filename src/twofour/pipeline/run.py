@@ -19,6 +19,7 @@ from twofour.pipeline.building import (
     ChosenEngine,
     build_result,
     build_variant,
+    check_allowed_types,
     check_asked_shapes,
     pick_engine,
     settle_shapes,
@@ -67,6 +68,7 @@ def run_stages(run: Run) -> RunResult:
     """Every stage of the main job, in order."""
     _refuse_export_options(run)
     chosen = pick_engine(run)
+    check_allowed_types(run, chosen)
     _settle_opset(run, chosen)
     dense = export_dense(run)
     check_asked_shapes(run, dense.inputs)
@@ -129,6 +131,7 @@ def run_build(
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
     with open_run(str(onnx), out, options, progress or Silent()) as run:
         chosen = pick_engine(run)
+        check_allowed_types(run, chosen)
         taken = onnx_stages.take_over(run, SPARSE)
         check_asked_shapes(run, taken.inputs)
         taken = make_inputs(run, taken)

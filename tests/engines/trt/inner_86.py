@@ -20,7 +20,7 @@ from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.pipeline.run import run_all, run_build
-from twofour.records import BuildOptions, RunOptions, VariantBuild
+from twofour.records import AllowedType, BuildOptions, RunOptions, VariantBuild
 
 MODULE = """
 import torch
@@ -61,7 +61,9 @@ def model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
 
 
-def build(folder: Path, proto: onnx.ModelProto) -> VariantBuild:
+def build(
+    folder: Path, proto: onnx.ModelProto, allow: tuple[AllowedType, ...] = ()
+) -> VariantBuild:
     path = folder / "sparse.onnx"
     onnx.save(proto, path)
     request = BuildRequest(
@@ -69,7 +71,7 @@ def build(folder: Path, proto: onnx.ModelProto) -> VariantBuild:
         onnx=path,
         folder=folder,
         sparse_weights=True,
-        options=BuildOptions(),
+        options=BuildOptions(allow=allow),
         inputs={"x": np.ones((8, 16), np.float32)},
     )
     return TensorRtEngine().build(request, say_nothing)
@@ -99,6 +101,18 @@ def test_a_float32_model_needs_no_precision_flag(tmp_path: Path, fake: FakeBuild
     assert fake.flags == {trt.BuilderFlag.TF32, trt.BuilderFlag.SPARSE_WEIGHTS}
     assert fake.network_flags == 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
     assert result.latency.error is None
+
+
+def test_a_float32_model_may_be_allowed_float16(tmp_path: Path, fake: FakeBuild) -> None:
+    build(tmp_path, model(np.ones((16, 16), np.float32)), allow=(AllowedType.FP16,))
+    assert trt.BuilderFlag.FP16 in fake.flags
+    assert "[I] Precision: FP32+FP16" in (tmp_path / "sparse.log").read_text()
+
+
+def test_bf16_is_refused_where_there_is_none(tmp_path: Path, fake: FakeBuild) -> None:
+    assert fake.plan is not None
+    with pytest.raises(BadInputError, match=r"TensorRT 8\.6\.1 has no BF16"):
+        build(tmp_path, model(np.ones((16, 16), np.float32)), allow=(AllowedType.BF16,))
 
 
 def test_a_float16_model_sets_the_float16_flag(tmp_path: Path, fake: FakeBuild) -> None:

@@ -15,7 +15,8 @@ from trt_fakes import PLAN, FakeBuild, FakeRun, request_for, spec
 
 from twofour.engines.protocol import say_nothing
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.errors import BuildFailedError
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.records import AllowedType
 
 MAJOR = int(trt.__version__.split(".")[0])
 
@@ -107,3 +108,30 @@ def test_float32_examples_feed_a_bfloat16_engine(
     y = TensorRtEngine().run(plan, {"x": x})["y"]
     assert y.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(y.astype(np.float32), 3.0)
+
+
+def test_types_that_are_allowed_make_a_network_before_11_weakly_typed(
+    tmp_path: Path, build: FakeBuild
+) -> None:
+    if MAJOR > 10:
+        return  # the test below
+    request = request_for(tmp_path, allow=(AllowedType.FP16, AllowedType.BF16))
+    TensorRtEngine().build(request, say_nothing)
+    assert not (build.network_flags or 0) & 1 << 1  # STRONGLY_TYPED
+    assert {"FP16", "BF16"} <= {flag.name for flag in build.flags}
+    assert "[I] Precision: FP32+FP16+BF16" in (tmp_path / "sparse.log").read_text()
+
+
+def test_a_type_that_cannot_be_allowed_is_refused_with_what_to_do(
+    tmp_path: Path, build: FakeBuild
+) -> None:
+    allow = AllowedType.INT8 if MAJOR == 10 else AllowedType.FP16
+    request = request_for(tmp_path, allow=(allow,))
+    with pytest.raises(BadInputError) as told:
+        TensorRtEngine().build(request, say_nothing)
+    if MAJOR == 10:
+        assert "has no Q/DQ nodes" in told.value.message
+    else:
+        assert "--fp16 came to an end with TensorRT 10" in told.value.message
+        assert "--precision float16" in (told.value.hint or "")
+    assert build.network_flags is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +15,10 @@ from twofour.engines.protocol import BuildRequest, ProgressCallback, Untyped
 from twofour.engines.shapes import ANONYMOUS, profiles_for, shapes_of
 from twofour.engines.tensorrt.failures import build_failed, failures_named
 from twofour.engines.tensorrt.logger import MessageLog, trt_logger
-from twofour.engines.tensorrt.precision import precisions_of
+from twofour.engines.tensorrt.precision import never_weakly_typed, precisions_of
 from twofour.engines.tensorrt.progress import progress_monitor
-from twofour.errors import BuildFailedError
-from twofour.records import ShapeProfile, TensorShape
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.records import AllowedType, ShapeProfile, TensorShape
 from twofour.store import atomic_file
 
 _ERRORS_SHOWN = 3
@@ -33,7 +34,9 @@ def build_plan(
     from polygraphy.backend.trt import EngineBytesFromNetwork
 
     with failures_named(f"TensorRT cannot build {request.onnx}", log):
-        builder, network = create_network(trt, log)
+        check_allowed(trt, request.options.allow, request.onnx)
+        weakly = bool(request.options.allow)
+        builder, network = create_network(trt, log, weakly_typed=weakly)
         parser = parse(trt, network, request.onnx, log)
         profiles = profiles_for(
             request.options.shapes, network_inputs(network), shapes_of(request.inputs)
@@ -55,11 +58,14 @@ def build_plan(
     return profiles
 
 
-def create_network(trt: ModuleType, log: MessageLog) -> tuple[Any, Any]:
+def create_network(
+    trt: ModuleType, log: MessageLog, *, weakly_typed: bool = False
+) -> tuple[Any, Any]:
     """A builder and an empty network, strongly typed where TensorRT knows that (10 and 11)."""
     from polygraphy.backend.trt import CreateNetwork
 
-    builder, network = CreateNetwork(strongly_typed=is_strongly_typed(trt))()
+    strongly = is_strongly_typed(trt) and not weakly_typed
+    builder, network = CreateNetwork(strongly_typed=strongly)()
     if not trt.init_libnvinfer_plugins(trt_logger(trt), ""):
         log.headline("TensorRT's plugin library could not be initialised")
     return builder, network
@@ -132,7 +138,7 @@ def create_config(
     with _timing_cache(request.timing_cache) as cache:
         create = CreateConfig(
             tf32=request.options.tf32,
-            **weak_typing_flags(trt, request.onnx),
+            **weak_typing_flags(trt, request),
             profiles=[profile],
             sparse_weights=request.sparse_weights,
             profiling_verbosity=trt.ProfilingVerbosity.DETAILED,
@@ -144,13 +150,32 @@ def create_config(
         return create(*target)
 
 
-def weak_typing_flags(trt: ModuleType, onnx: Path) -> dict[str, bool]:
+def check_allowed(trt: ModuleType, allow: Sequence[AllowedType], onnx: Path) -> None:
+    """Raise BadInputError for types that this TensorRT cannot be allowed, or not for this file."""
+    for allowed in allow:
+        if is_strongly_typed(trt) and not hasattr(trt.BuilderFlag, "FP16"):
+            raise never_weakly_typed(trt.__version__, allowed)
+        if not hasattr(trt.BuilderFlag, allowed.name):
+            raise BadInputError(
+                f"TensorRT {trt.__version__} has no {allowed.name}",
+                hint="use --fp16, or TensorRT 10",
+            )
+    if AllowedType.INT8 in allow and not precisions_of(onnx).int8:
+        raise BadInputError(
+            f"--int8: {onnx} has no Q/DQ nodes, and TensorRT needs the ranges of its tensors",
+            hint="quantise the file first (onnxruntime.quantization, NVIDIA ModelOpt), or use "
+            "--fp16",
+        )
+
+
+def weak_typing_flags(trt: ModuleType, request: BuildRequest) -> dict[str, bool]:
     """Precision flags of CreateConfig: none for a strongly typed network, where they are errors.
 
     A weakly typed builder takes the graph's types for a suggestion and runs float32 without these.
     Raises BuildFailedError for bfloat16 on a TensorRT that has none.
     """
-    if is_strongly_typed(trt):
+    onnx, allow = request.onnx, request.options.allow
+    if is_strongly_typed(trt) and not allow:
         return {}
     found = precisions_of(onnx)
     if found.bfloat16 and not hasattr(trt.BuilderFlag, "BF16"):
@@ -158,7 +183,11 @@ def weak_typing_flags(trt: ModuleType, onnx: Path) -> dict[str, bool]:
             f"TensorRT {trt.__version__} has no bfloat16, and {onnx} uses it",
             hint="export with --precision float16, or use TensorRT 10 or newer",
         )
-    return {"fp16": found.float16, "int8": found.int8, "bf16": found.bfloat16}
+    return {
+        "fp16": found.float16 or AllowedType.FP16 in allow,
+        "int8": found.int8 or AllowedType.INT8 in allow,
+        "bf16": found.bfloat16 or AllowedType.BF16 in allow,
+    }
 
 
 def _timing_cache(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:

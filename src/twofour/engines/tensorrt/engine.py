@@ -15,7 +15,7 @@ from twofour.engines.inputs import at_shapes
 from twofour.engines.latency import no_latency
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.engines.shapes import opt_shapes
-from twofour.engines.tensorrt.builder import build_plan
+from twofour.engines.tensorrt.builder import build_plan, weak_typing_flags
 from twofour.engines.tensorrt.logger import MessageLog, build_log
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.engines.tensorrt.status import tensorrt_status
@@ -88,7 +88,10 @@ def _headlines(trt: ModuleType, request: BuildRequest) -> tuple[str, ...]:
         capability = ".".join(map(str, gpu.compute_capability))
         device = (f"Selected Device: {gpu.name}", f"Compute Capability: {capability}")
     sparsity = "Enabled" if request.sparse_weights else "Disabled"
-    return (f"TensorRT version: {trt.__version__}", *device, f"Sparsity: {sparsity}")
+    # what trtexec prints of a weakly typed build; reports go by it
+    types = [name.upper() for name, on in weak_typing_flags(trt, request).items() if on]
+    precision = (f"Precision: {'+'.join(('FP32', *types))}",) if types else ()
+    return (f"TensorRT version: {trt.__version__}", *device, *precision, f"Sparsity: {sparsity}")
 
 
 def _time(
