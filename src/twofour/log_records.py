@@ -84,7 +84,7 @@ class SparsityLine:
     printed_count: int | None
     """TensorRT up to 8.4 prints none."""
     names: tuple[str, ...] | None
-    """The entries of its list; None where the line carries no list at all."""
+    """The entries of its list, without the mark of a profile; None where it carries no list."""
     constituents: tuple[str, ...] | None = None
     """The entries with every `A || B` taken apart."""
     elided: bool = False
@@ -93,6 +93,8 @@ class SparsityLine:
     """The list cannot be split with certainty: a name holds the separator or an odd bracket."""
     discarded: bool = False
     """Of a pass of the builder whose engine was not kept, so that its choices do not count."""
+    profiles: tuple[int, ...] = ()
+    """Number of the optimization profile of every name; empty where all are of the first, 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

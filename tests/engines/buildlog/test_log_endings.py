@@ -160,3 +160,100 @@ def test_layers_that_the_parser_renames_are_kept_with_their_nodes() -> None:
         ("node_linear_1", "node_linear"),
         ("node_linear_1_2", "node_linear_1"),
     ]
+
+
+# --- builds that say little -----------------------------------------------------------------------
+
+EIGHT = (
+    "[MemUsageChange] Init CUDA: CPU +329, GPU +0, now: CPU 343, GPU 403 (MiB)",
+    "Local timing cache in use. Profiling results in this builder pass will not be stored.",
+    "Detected 1 inputs and 1 output network tensors.",
+    "Total Host Persistent Memory: 16960",
+    "(Sparsity) Layers eligible for sparse math: conv1, conv2",
+    "(Sparsity) TRT inference plan picked sparse implementation for layers: conv1",
+    "[MemUsageChange] TensorRT-managed allocation in building engine: CPU +0, GPU +4, now: CPU 0",
+)
+LOADED = ("[MemUsageChange] Init CUDA: CPU +0, GPU +0", "Loaded engine size: 0 MiB")
+
+
+def test_a_python_log_of_tensorrt_8_at_info_shows_that_the_engine_was_built() -> None:
+    for prefix in (f"{DATED}[I] ", "[TRT] [I] ", "INFO:trt:", ""):
+        lines = [prefix + message for message in (*EIGHT, *LOADED)]
+        (build,) = parse_lines(lines)
+        assert (build.outcome, build.engine_loaded) == (BuildOutcome.BUILT, False)
+        first, second = parse_lines([*lines, *lines])
+        assert {first.outcome, second.outcome} == {BuildOutcome.BUILT}
+        assert first.chosen == second.chosen == ("conv1",)
+    old = "[TensorRT] INFO: [MemUsageSnapshot] Builder end: CPU 772 MiB, GPU 776 MiB"
+    (eight_zero,) = parse_lines([f"[TensorRT] INFO: {EIGHT[2]}", old])
+    assert eight_zero.outcome is BuildOutcome.BUILT
+    (cut,) = parse_lines(f"{DATED}[I] {message}" for message in EIGHT[:4])
+    assert cut.outcome is BuildOutcome.UNFINISHED
+
+
+TREXEC = "TensorRT.trtexec [TensorRT v8503] # trtexec --onnx=a.onnx"
+WARNS = "[03/12/2026-16:06:58] [W] --workspace flag has been deprecated"
+RUN = (
+    f"&&&& RUNNING {TREXEC}",
+    "[03/12/2026-16:06:58] [I] Engine built in 3.5 sec.",
+    f"&&&& PASSED {TREXEC}",
+)
+POLYGRAPHY = (
+    "[I] RUNNING | Command: polygraphy run a.onnx --trt",
+    "[I] Finished engine building in 3.5 seconds",
+    "[I] PASSED | Runtime: 3.5s | Command: polygraphy run a.onnx --trt",
+)
+
+
+def test_warnings_before_and_after_a_run_are_its_own_and_no_builds() -> None:
+    for run, warning in ((RUN, WARNS), (POLYGRAPHY, "[W] 'colored' module is not installed")):
+        (build,) = parse_lines([warning, warning, *run, warning])
+        assert (build.outcome, build.build_s) == (BuildOutcome.BUILT, 3.5)
+        assert (build.warning_count, len(build.warnings)) == (3, 3)
+        assert [w.line for w in build.warnings] == [1, 2, 6]
+        assert len(parse_lines([warning, *run, warning, *run, warning])) == 2
+    (alone,) = parse_lines([WARNS])
+    assert alone.warning_count == 1
+
+
+def test_an_error_after_a_run_that_no_engine_comes_of_is_a_build_of_its_own() -> None:
+    failed = f"{DATED}[E] Building engine failed"
+    first, second = parse_lines([*RUN, failed])
+    assert (first.outcome, second.outcome) == (BuildOutcome.BUILT, BuildOutcome.FAILED)
+
+
+# --- versions and profiles ------------------------------------------------------------------------
+
+
+def test_the_version_of_the_library_that_was_loaded_wins_and_the_difference_is_said() -> None:
+    loads = (
+        "[07/07/2026-10:00:00] [V] [TRT] Loaded shared library "
+        "libnvinfer_builder_resource_sm90.so.10.16.2"
+    )
+    banner = "&&&& RUNNING TensorRT.trtexec [TensorRT v101601] [b11] # trtexec --onnx=a.onnx"
+    said = "[07/07/2026-10:00:00] [I] TensorRT version: 10.16.1"
+    for lines in ((banner, said, loads), (banner, loads, said)):
+        (build,) = parse_lines(lines)
+        assert build.tensorrt_version == "10.16.2"
+        assert [found.message for found in build.contradictions] == [
+            "the program is of TensorRT 10.16.1, the library it loads is 10.16.2"
+        ]
+    (same,) = parse_lines([banner, loads.replace("10.16.2", "10.16.1")])
+    assert (same.tensorrt_version, same.contradictions) == ("10.16.1", ())
+
+
+def test_the_profile_of_a_listed_layer_stands_apart_from_its_name() -> None:
+    lines = (
+        "--------------- Timing Runner: conv1 [profile 1] (CaskConvolution[0x80000009])",
+        "Tactic Name: k Tactic: 0x1 Time: 0.5",
+        "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: conv1, a || b",
+        "(Sparsity) Chose 3 layer(s) using sparse tactics: conv1, conv1 [profile 1], "
+        "a || b [profile 2]",
+    )
+    (build,) = parse_lines(f"{DATED}[V] {line}" for line in lines)
+    assert (build.eligible, build.chosen) == (("conv1", "a || b"), ("conv1", "a || b"))
+    chosen = build.sparsity_lines[1]
+    assert chosen.names == ("conv1", "conv1", "a || b")
+    assert (chosen.profiles, build.sparsity_lines[0].profiles) == ((0, 1, 2), ())
+    assert build.contradictions == ()
+    assert build.layers[0].chosen is True

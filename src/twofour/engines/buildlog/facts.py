@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twofour.engines.buildlog.names import number
-from twofour.log_records import MemoryFigures, SparsityFlag
+from twofour.log_records import Contradiction, MemoryFigures, SparsityFlag
 
 _MIB = 1 << 20
 _BANNER = re.compile(
@@ -40,7 +40,10 @@ _COMMAND_MODEL = re.compile(r"--(?:onnx|loadEngine)=(\S+)")
 class Facts:
     """What is known so far."""
 
-    version: str | None = None
+    program_version: str | None = None
+    """Of trtexec, as it was compiled."""
+    library_version: str | None = None
+    """Of the library that was loaded, which is the one that builds."""
     gpu: str | None = None
     capability: tuple[int, int] | None = None
     command: str | None = None
@@ -69,6 +72,19 @@ class Facts:
     engine_bytes: int | None = None
     peak_cpu_bytes: int | None = None
     peak_gpu_bytes: int | None = None
+
+    @property
+    def version(self) -> str | None:
+        """The library's, as far as the log tells it apart from the program's."""
+        return self.library_version or self.program_version
+
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        """A program that was compiled for another version than the library it loads."""
+        program, library = self.program_version, self.library_version
+        if program is None or library is None or program == library:
+            return ()
+        message = f"the program is of TensorRT {program}, the library it loads is {library}"
+        return (Contradiction(line=None, message=message),)
 
     @property
     def build_s(self) -> float | None:
@@ -101,7 +117,7 @@ def banner(facts: Facts, message: str) -> str | None:
     match = _BANNER.match(message)
     if match is None:
         return None
-    facts.version = _numbered_version(match["v"]) or facts.version
+    facts.program_version = _numbered_version(match["v"]) or facts.program_version
     if match["word"] == "RUNNING" and match["command"]:
         command(facts, match["command"].strip())
     return match["word"]
@@ -173,7 +189,7 @@ def _whole_seconds(facts: Facts, text: str) -> None:
 
 def _version(facts: Facts, text: str) -> None:
     if re.fullmatch(r"\d{1,3}(?:\.\d{1,4}){1,3}", text):
-        facts.version = facts.version or ".".join(text.split(".")[:3])
+        facts.program_version = facts.program_version or ".".join(text.split(".")[:3])
 
 
 def _capability(facts: Facts, text: str) -> None:
@@ -211,19 +227,19 @@ def _resource(facts: Facts, text: str) -> None:
     match = _RESOURCE.match(f"Loaded shared library {text}")
     if match is None:
         return
-    facts.version = facts.version or match[2]
+    facts.library_version = match[2]
     if match[1] and facts.capability is None:
         facts.capability = (int(match[1][:-1]), int(match[1][-1]))
 
 
 def _module(facts: Facts, text: str) -> None:
     match = _MODULE.match(text)
-    facts.version = match[1] if match else facts.version
+    facts.library_version = match[1] if match else facts.library_version
 
 
 def _linked(facts: Facts, text: str) -> None:
     match = _LINKED.search(f"linked against TensorRT {text}")
-    facts.version = facts.version or (match[1] if match else None)
+    facts.program_version = facts.program_version or (match[1] if match else None)
 
 
 def _cache(facts: Facts, text: str) -> None:

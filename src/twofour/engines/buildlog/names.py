@@ -19,6 +19,7 @@ _GENERATED_KERNEL = "__my"
 _NO_TACTIC = 0xD15EA5EDD15EA5ED
 _LARGEST_MS = 3.4e38
 """TensorRT 7 prints the largest float32 where later versions print inf."""
+_PROFILE = re.compile(r"(?: \[profile (\d{1,6})\])+$")
 _KEY_LENGTH = 6
 _KERNELS = 4096
 """Names remembered: a log times the same few hundred kernels for every layer."""
@@ -158,6 +159,17 @@ def _without_dots(entries: list[str]) -> tuple[tuple[str, ...], bool]:
         if before.endswith(" "):
             names.append(before.strip().rstrip(","))
     return tuple(name for name in names if name), elided
+
+
+def without_profile(name: str) -> str:
+    """The layer's name: TensorRT marks the copies for further optimization profiles."""
+    return name if name[-1:] != "]" else _PROFILE.sub("", name)
+
+
+def profile_of(name: str) -> int:
+    """Number of the optimization profile in a name; 0, the first one, is not written."""
+    match = _PROFILE.search(name)
+    return 0 if match is None else int(match[1])
 
 
 def _parallel_parts(name: str) -> list[str]:

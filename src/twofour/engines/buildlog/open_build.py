@@ -11,7 +11,12 @@ from twofour.engines.buildlog.engine_layers import onnx_nodes
 from twofour.engines.buildlog.facts import Facts
 from twofour.engines.buildlog.foreign import ForeignTables
 from twofour.engines.buildlog.layers import tuned_layer
-from twofour.engines.buildlog.names import NameSplitter, constituents, is_sparse_kernel
+from twofour.engines.buildlog.names import (
+    NameSplitter,
+    constituents,
+    is_sparse_kernel,
+    without_profile,
+)
 from twofour.engines.buildlog.outcome import engine_loaded, fatal, outcome, producer
 from twofour.engines.buildlog.sparsity import RawLine, contradictions, sparsity_line, union
 from twofour.engines.buildlog.tables import Results
@@ -62,7 +67,8 @@ class OpenBuild:
         self.dropped = 0
         self.replayed: str | None = None
         self.touched = False
-        """Something worth a record was found."""
+        """Something worth a record was found, beside warnings and errors."""
+        self.complained = False
         self.is_run = False
         """Opened by trtexec's or Polygraphy's RUNNING line, and so closed by it alone."""
         self.finished = False
@@ -91,6 +97,11 @@ class OpenBuild:
         for i in range(start) if keep_last else range(start, place):
             self.sparsity[i] = replace(self.sparsity[i], discarded=True)
 
+    @property
+    def only_complains(self) -> bool:
+        """Warnings and errors are all there is, and none of them says that a build failed."""
+        return self.complained and not self.touched and not self.failed
+
     def ends_with(self, error: str) -> bool:
         """Whether no engine comes of a build with this error."""
         return fatal(error, must_parse=not self.styles[Producer.ONNXRUNTIME])
@@ -113,7 +124,7 @@ class OpenBuild:
             self.error_count += 1
             kept = self.errors
             self.failed = self.failed or self.ends_with(text)
-        self.touched = True
+        self.complained = True
         if len(kept) < _MOST_MESSAGES and self.budget.take(len(text)):
             kept.append(LogMessage(line=line, text=text))
         else:
@@ -175,6 +186,19 @@ class OpenBuild:
             self.listed_layers.append(layer)
 
 
+def with_complaints(build: Build, after: OpenBuild) -> Build:
+    """The record with the warnings and errors that were printed after its end."""
+    return replace(
+        build,
+        last_line=after.last_line,
+        warnings=(*build.warnings, *after.warnings),
+        errors=(*build.errors, *after.errors),
+        warning_count=build.warning_count + after.warning_count,
+        error_count=build.error_count + after.error_count,
+        dropped=build.dropped + after.dropped,
+    )
+
+
 def finished_build(build: OpenBuild) -> Build:
     """The record of a build."""
     facts, tuning = build.facts, build.tuning
@@ -187,7 +211,7 @@ def finished_build(build: OpenBuild) -> Build:
         facts.forget_options()
     flag = facts.flag or (SparsityFlag.ENABLED if lines else SparsityFlag.UNKNOWN)
     eligible, chosen = union(lines, SparsityKind.ELIGIBLE), union(lines, SparsityKind.CHOSEN)
-    found = contradictions(lines, flag)
+    found = [*contradictions(lines, flag), *facts.contradictions()]
     return Build(
         file=build.file,
         first_line=build.first_line,
@@ -246,8 +270,8 @@ def _layers(build: OpenBuild, lines: tuple[SparsityLine, ...]) -> Iterator[Tuned
             continue
         yield replace(
             layer,
-            eligible=None if eligible is None else name in eligible,
-            chosen=None if chosen is None else name in chosen,
+            eligible=None if eligible is None else without_profile(name) in eligible,
+            chosen=None if chosen is None else without_profile(name) in chosen,
             kernel=_final_kernel(layer, final.get(name)),
         )
 

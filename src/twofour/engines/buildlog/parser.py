@@ -30,8 +30,7 @@ from twofour.engines.buildlog.tuning import COSTS, RUNNER
 from twofour.log_records import Build, Producer
 
 _FOREIGN = "(foreignNode)"
-_EVENTS = ("Engine generation completed in ", "Finished engine building in ",
-           "Loaded engine size: ", "Constructing optimization profile number ")  # fmt: skip
+_EVENTS = (*segments.ENDS, "Loaded engine size: ", "Constructing optimization profile number ")
 _OLD_FIGURES = ("min: ", "max: ", "mean: ")
 _POLYGRAPHY_ENDS = tuple(
     f"{word} | {what}: " for word in ("PASSED", "FAILED") for what in ("Runtime", "Command")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twofour.engines.buildlog import facts
 from twofour.engines.buildlog.budget import Budget
-from twofour.engines.buildlog.open_build import OpenBuild, finished_build
+from twofour.engines.buildlog.open_build import OpenBuild, finished_build, with_complaints
 from twofour.engines.buildlog.sparsity import RawLine
 from twofour.log_records import Build, Producer
 
@@ -18,7 +18,12 @@ STARTS = (
 PERHAPS = "[MemUsageChange] Init CUDA"
 """A builder or a runtime is created: the next build, or the use of the last engine."""
 _MOST_HELD = 2000
-_ENDS = ("Engine generation completed in ", "Finished engine building in ")
+ENDS = (
+    "Engine generation completed in ", "Finished engine building in ",
+    "[MemUsageChange] TensorRT-managed allocation in building engine: ",
+    "[MemUsageSnapshot] Builder end: ",
+)  # fmt: skip
+"""An engine is built. TensorRT 8 says the first as VERBOSE; at INFO the last two tell."""
 
 
 class Segments:
@@ -33,16 +38,21 @@ class Segments:
         """Messages (severity, text, line) since PERHAPS, not yet given to a build."""
 
     def open(self, line: int) -> OpenBuild:
-        """Close the open build and begin another."""
+        """Close the open build and begin another; complaints before a build are of it."""
+        if self.build.only_complains:
+            return self.build
         self.close()
         self.build = OpenBuild(self._file, line, self._budget)
         return self.build
 
     def close(self) -> None:
         """Make the open build a record, where anything was found of it."""
-        if self.build.touched:
-            self.done.append(finished_build(self.build))
-        self.build.touched = False
+        build = self.build
+        if build.only_complains and self.done:
+            self.done[-1] = with_complaints(self.done[-1], build)
+        elif build.touched or build.complained:
+            self.done.append(finished_build(build))
+        build.touched = build.complained = False
 
     def banner(self, message: str, line: int) -> None:
         """Trtexec's RUNNING, PASSED and FAILED lines."""
@@ -101,8 +111,8 @@ class Segments:
 
 def notes_end(build: OpenBuild, message: str) -> None:
     """Follow what ends a build, and what shows that it has several profiles."""
-    if message.startswith(_ENDS):
-        build.generated = True
+    if message.startswith(ENDS):
+        build.generated = build.touched = True
         build.tuning.end_combination()
     elif message.startswith("Loaded engine size: "):
         build.loaded = True

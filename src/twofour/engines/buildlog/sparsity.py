@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from twofour.engines.buildlog.names import NameSplitter, constituents
+from twofour.engines.buildlog.names import NameSplitter, constituents, profile_of, without_profile
 from twofour.log_records import Contradiction, SparsityFlag, SparsityKind, SparsityLine
 
 MARK = "(Sparsity)"
@@ -107,6 +107,8 @@ def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:
         names, elided, uncertain = splitter.split(raw.names, raw.printed)
     elif raw.printed == 0 and raw.kind is SparsityKind.ELIGIBLE:
         names = ()  # TensorRT 10.3 counts 0 choices whatever it chose: there names are proof alone
+    profiles = tuple(map(profile_of, names or ()))
+    names = None if names is None else tuple(map(without_profile, names))
     return SparsityLine(
         line=raw.line,
         kind=raw.kind,
@@ -117,6 +119,7 @@ def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:
         elided=elided,
         uncertain=uncertain,
         discarded=raw.discarded,
+        profiles=profiles if any(profiles) else (),
     )
 
 
