@@ -28,6 +28,7 @@ def explain(
     profile: opt.ProfileFile = None,
     dense_log: opt.DenseLogFile = None,
     dense_profile: opt.DenseProfileFile = None,
+    layer_map: opt.LayerMapFile = None,
 ) -> None:
     """Tell one layer's whole story: weight, rules, log lines, tactics, and what to do.
 
@@ -43,6 +44,7 @@ def explain(
         profile=profile,
         dense_log=dense_log,
         dense_profile=dense_profile,
+        layer_map=layer_map,
     )
     opt.one_of(folder, files)
     report, evidence = explained_folder(folder) if folder is not None else report_files(files)

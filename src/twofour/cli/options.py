@@ -146,6 +146,12 @@ DenseLogFile = Annotated[
 DenseProfileFile = Annotated[
     Path | None, typer.Option("--dense-profile", help="Per-layer profile of the dense engine.")
 ]
+LayerMapFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--layer-map", help="layers.json, or JSON or CSV of yours: engine name, layer or node."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the record on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
 
@@ -165,7 +171,11 @@ def allowed_types(*, fp16: bool, int8: bool, bf16: bool) -> tuple[AllowedType, .
 
 def one_of(folder: Path | None, files: EvidenceFiles) -> None:
     """Raise BadInputError unless there is a folder or there are files, and not both."""
-    named = files.onnx is not None or bool(files.names())
+    if folder is not None and files.layer_map is not None:
+        raise BadInputError(
+            "a run folder has its own layer map", hint="give --layer-map with --onnx and --log"
+        )
+    named = files.onnx is not None or files.layer_map is not None or bool(files.names())
     if (folder is not None) == named:
         raise BadInputError(
             "name a run folder, or files with --onnx, --log or --layers, one of the two",

@@ -40,6 +40,7 @@ def report(
     profile: opt.ProfileFile = None,
     dense_log: opt.DenseLogFile = None,
     dense_profile: opt.DenseProfileFile = None,
+    layer_map: opt.LayerMapFile = None,
     min_eligible: Annotated[
         float | None,
         typer.Option("--min-eligible", help="Gate: share of the layers to be pruned, 0 to 1."),
@@ -86,6 +87,7 @@ def report(
         profile=profile,
         dense_log=dense_log,
         dense_profile=dense_profile,
+        layer_map=layer_map,
     )
     opt.one_of(folder, files)
     if json and layout is not Format.TABLE:

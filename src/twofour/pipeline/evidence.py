@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
 from twofour.log_records import Build, SparsityFlag
+from twofour.pipeline.layer_map_file import LayerNames, read_layer_names
 from twofour.records import GraphNode, LayerMap
 from twofour.reports.join.build_choice import ChosenBuild, choose_build
 from twofour.reports.join.evidence import BuildEvidence
@@ -29,6 +30,8 @@ class EvidenceFiles:
     profile: Path | None = None
     dense_log: Path | None = None
     dense_profile: Path | None = None
+    layer_map: Path | None = None
+    """Ours or the user's, of engine names to layers."""
 
     def names(self) -> tuple[str, ...]:
         """Names of the files that are there, for a stage that reads them."""
@@ -39,10 +42,12 @@ class EvidenceFiles:
 def read_evidence(files: EvidenceFiles, layer_map: LayerMap | None = None) -> BuildEvidence:
     """Read what is there; raises BadInputError for a file that cannot be read.
 
-    Of a log with several builds the one that tells most of the model is taken, and noted.
+    Of a log with several builds the one that tells most of the model is taken, and noted. A map of
+    the user's own in `files` adds to `layer_map`, and one of ours takes its place.
     """
     from twofour.engines.buildlog.layer_information import read_layer_information, read_profile
 
+    given = LayerNames() if files.layer_map is None else read_layer_names(files.layer_map)
     nodes = () if files.onnx is None else _nodes(files.onnx)
     sparse = None if files.log is None else _build(files.log, nodes, SparsityFlag.ENABLED)
     dense = (
@@ -55,7 +60,8 @@ def read_evidence(files: EvidenceFiles, layer_map: LayerMap | None = None) -> Bu
         dense_build=None if dense is None else dense.build,
         dense_profile=None if files.dense_profile is None else read_profile(files.dense_profile),
         nodes=nodes,
-        layer_map=layer_map,
+        layer_map=given.modules or layer_map,
+        engine_names=given.engine,
         notes=tuple(b.note for b in (sparse, dense) if b is not None and b.note is not None),
     )
 

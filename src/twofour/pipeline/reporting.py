@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run, onnx_files, onn
 from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
 from twofour.pipeline.evidence import EvidenceFiles, files_of_folder, read_evidence
 from twofour.pipeline.folder import is_run_folder, refuse_changed
+from twofour.pipeline.layer_map_file import map_beside, read_layer_names
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
     Accuracy,
@@ -40,7 +42,9 @@ from twofour.reports.join.engine_words import NO_ENGINE
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.from_log import report_from_engine
 from twofour.reports.join.joined import join_report
+from twofour.reports.join.sightings import name_places
 from twofour.reports.markdown import to_markdown
+from twofour.reports.words import printable
 from twofour.store import read_record, write_text
 
 T = TypeVar("T")
@@ -230,12 +234,23 @@ def report_files(
     """Verdicts from files of anyone; without an ONNX file, for the layers of the engine alone.
 
     The GPU of this machine counts where there is no other evidence: an engine may be built for
-    another. Raises BadInputError where there is neither a model nor anything about an engine.
+    another. Names of modules are from the layer map that is given, else from the layers.json
+    beside the ONNX file. Raises BadInputError where there is neither a model nor anything about an
+    engine, and for a layer map without a model or with a layer that the model does not have.
     """
+    if files.onnx is None and files.layer_map is not None:
+        raise BadInputError(
+            "--layer-map leads to the layers of a model, and none is given",
+            hint="name it too: --onnx model.onnx",
+        )
+    beside = None if layers is not None or files.onnx is None else map_beside(files.onnx)
+    if beside is not None:
+        layers = read_layer_names(beside).modules
     evidence = read_evidence(files, layers)
     if files.onnx is not None:
         gpu = find_gpu() if evidence.is_empty else None
-        predicted = report_onnx(files.onnx, layers, gpu=gpu, build=_facts_of(evidence))
+        predicted = report_onnx(files.onnx, evidence.layer_map, gpu=gpu, build=_facts_of(evidence))
+        _check_names(evidence, predicted, files)
         return join_report(predicted, evidence), evidence
     if evidence.is_empty:
         raise BadInputError(
@@ -243,6 +258,24 @@ def report_files(
             hint="name a run folder, --onnx, or what a build left: --log, --layers",
         )
     return report_from_engine(evidence), evidence
+
+
+def _check_names(evidence: BuildEvidence, report: EligibilityReport, files: EvidenceFiles) -> None:
+    """Raises BadInputError for a layer in the user's layer map that the model does not have."""
+    if not evidence.engine_names:
+        return
+    known = name_places(report, evidence.nodes)
+    for engine, layers in evidence.engine_names:
+        for layer in layers:
+            if layer not in known:
+                near = get_close_matches(layer, known, n=3)
+                raise BadInputError(
+                    f"{files.layer_map}: {printable(layer)!r}, named for {printable(engine)!r}, "
+                    "is no layer of the model",
+                    hint=f"did you mean {', '.join(map(printable, near))}"
+                    if near
+                    else "name layers as the report does, or ONNX nodes",
+                )
 
 
 def _facts_of(evidence: BuildEvidence) -> BuildFacts:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from twofour.log_records import Build, BuildOutcome, SparsityFlag
 from twofour.records import GraphNode
+from twofour.reports.join.evidence import stated_names
 from twofour.reports.join.node_index import NodeIndex
 from twofour.reports.join.resolve import index_nodes, resolve
 from twofour.reports.join.sightings import given_names, names_in
@@ -55,7 +56,8 @@ def choose_build(
 def _fitting(builds: Sequence[Build], nodes: Sequence[GraphNode]) -> list[bool]:
     if len(builds) < 2 or not nodes:
         return [True] * len(builds)
-    index = index_nodes(nodes, None, [name for b in builds for name in _names(b)])
+    names = [name for b in builds for name in _names(b)]
+    index = index_nodes(nodes, None, names, stated_names(builds))
     shares = [_share(build, index) for build in builds]
     least = _FITS * max((share for share in shares if share is not None), default=0.0)
     return [share is None or share >= least for share in shares]

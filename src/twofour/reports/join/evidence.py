@@ -29,6 +29,8 @@ class BuildEvidence:
     """Of the ONNX model, in graph order; () where only the predicted report is known."""
     layer_map: LayerMap | None = None
     """Which modules the nodes come from."""
+    engine_names: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Names in the engine and the layers or nodes that each holds, as the user says."""
     notes: tuple[str, ...] = ()
     """How the files were read, such as which build of several was taken."""
 
@@ -55,11 +57,11 @@ def engine_layers(evidence: BuildEvidence) -> tuple[tuple[EngineLayer, ...] | No
     return tuple(_with_kernel(layer, tuned) for layer in in_log), build.file
 
 
-def stated_names(evidence: BuildEvidence) -> StatedNames:
-    """What both logs state of layers that have other names than the nodes of the model."""
-    builds = [b for b in (evidence.build, evidence.dense_build) if b is not None]
-    renamed = ((r.layer, r.node) for b in builds for r in b.renamed_layers)
-    sources = ((s.layer, s.onnx_nodes) for b in builds for s in b.layer_sources)
+def stated_names(builds: Iterable[Build | None]) -> StatedNames:
+    """What logs state of layers that have other names than the nodes of the model."""
+    there = [build for build in builds if build is not None]
+    renamed = ((r.layer, r.node) for b in there for r in b.renamed_layers)
+    sources = ((s.layer, s.onnx_nodes) for b in there for s in b.layer_sources)
     return StatedNames(renamed=tuple(dict.fromkeys(renamed)), sources=tuple(dict.fromkeys(sources)))
 
 

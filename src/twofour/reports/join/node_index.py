@@ -9,13 +9,13 @@ from functools import cached_property
 
 from twofour.records import GraphNode
 from twofour.reports.join.dataflow import Dataflow
+from twofour.reports.join.module_paths import is_product, paths_of_torch_name
 from twofour.reports.join.name_parts import KnownNames
 
 MYELIN_SUFFIX = re.compile(r"_myl\d+_\d+$")
 _CLONE_SUFFIX = re.compile(r"_clone(?:_\d+)?$")
 _COPY_SUFFIX = re.compile(r"_\d+$")
 _ODD_CHARACTER = re.compile(r"\W")
-_TORCH = re.compile(r"\[[^\[\]]*\]-\[[^\[\]]*\]-\[(?P<path>[^\[\]]*)\]$")
 _SOURCE = re.compile(r"\[ONNX Layer: (?P<name>.*)\]$", re.DOTALL)
 _AROUND = re.compile(r"(?:reshape|squeeze|unsqueeze|transpose|shuffle)(?:_node)?_(?:before|after)_")
 """What the builder puts around a layer: it moves or casts data and computes nothing."""
@@ -59,6 +59,8 @@ class StatedNames:
     """The ONNX parser's names of layers and the node of each, in the order of the log."""
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Layers and all the nodes that each is made of."""
+    held: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """The same from the user, by indices of nodes; it stands above all else."""
 
 
 class NodeIndex:
@@ -113,6 +115,9 @@ class NodeIndex:
             nodes = [at for source in sources for at in self._of_source(source)]
             if nodes:
                 self._stated[name] = Found(nodes=tuple(dict.fromkeys(nodes)))
+        for name, indices in stated.held:
+            if indices:
+                self._stated[name] = Found(nodes=tuple(dict.fromkeys(indices)))
 
     def _of_source(self, source: str) -> tuple[int, ...]:
         if source in self._exact:
@@ -204,14 +209,12 @@ class NodeIndex:
 
     def _by_torch_name(self, name: str) -> Found | None:
         """`[CONVOLUTION]-[aten_ops.convolution.default]-[/conv1/convolution]` (Torch-TensorRT)."""
-        match = _TORCH.match(name)
-        if match is None:
-            return None
-        path = match["path"]
-        if path in self._exact:
-            return Found(nodes=(self._exact[path][0],))
-        module = path.strip("/").rpartition("/")[0].replace("/", ".")
-        return Found(nodes=(self._modules[module],)) if module in self._modules else None
+        paths = paths_of_torch_name(name)
+        own = name.rpartition("[")[2].removesuffix("]")
+        if paths and own in self._exact:
+            return Found(nodes=(self._exact[own][0],))
+        node = next((self._modules[path] for path in paths if path in self._modules), None)
+        return None if node is None else Found(nodes=(node,), is_part=not is_product(name))
 
     def _by_source(self, name: str) -> Found | None:
         match = _SOURCE.match(name)

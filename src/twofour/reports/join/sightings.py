@@ -17,6 +17,7 @@ from twofour.reports.join.evidence import (
     stated_names,
 )
 from twofour.reports.join.log_sightings import LogSightings, Mention
+from twofour.reports.join.module_paths import fitting, paths_of_layer
 from twofour.reports.join.profile_rows import EngineNames, Timed, timed_rows
 from twofour.reports.join.resolve import COPY, NameInUse, Resolved, index_nodes, resolve
 from twofour.reports.join.rows import pair
@@ -101,8 +102,13 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
     """Resolve every name in the evidence once, and gather by layer what they say."""
     nodes, rows = pair(report.verdicts, evidence.nodes)
     engine, file = engine_layers(evidence)
-    modules = _modules(report.verdicts, rows, evidence)
-    index = index_nodes(nodes, modules, _names(evidence, engine or ()), stated_names(evidence))
+    names = list(dict.fromkeys(_names(evidence, engine or ())))
+    modules = _modules(report.verdicts, rows, evidence, names)
+    stated = replace(
+        stated_names((evidence.build, evidence.dense_build)),
+        held=_held(report, evidence),
+    )
+    index = index_nodes(nodes, modules, names, stated)
     resolved = resolve(map(_in_use, engine or ()), index, whole=True)
     in_log = LogSightings(evidence.build, index, frozenset(rows), resolved)
     dense = LogSightings(evidence.dense_build, index, frozenset(rows))
@@ -232,16 +238,65 @@ def _sighting(
     )
 
 
+def name_places(report: EligibilityReport, nodes: Sequence[GraphNode]) -> Mapping[str, int]:
+    """The node of each name that a user may give a layer: layer, node, weight or module path."""
+    complete, rows = pair(report.verdicts, nodes)
+    places: dict[str, int] = {}
+    pairs = list(zip(report.verdicts, rows, strict=True))
+    for names in (
+        ((verdict.layer, at) for verdict, at in pairs),
+        ((name, at) for verdict, at in pairs for name in (verdict.node, verdict.weight)),
+        ((name, at) for at, node in enumerate(complete) for name in (node.label, node.name)),
+        _stated_paths(report.verdicts, rows),
+    ):
+        for name, at in names:
+            if name:
+                places.setdefault(name, at)
+    return places
+
+
+def _stated_paths(verdicts: Sequence[Verdict], rows: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Paths of modules that names of nodes and weights state, where no other layer has the same."""
+    stated: dict[str, set[int]] = defaultdict(set)
+    for verdict, node in zip(verdicts, rows, strict=True):
+        for path in paths_of_layer(verdict.node, verdict.weight):
+            stated[path].add(node)
+    return ((path, min(meant)) for path, meant in stated.items() if len(meant) == 1)
+
+
+def _held(
+    report: EligibilityReport, evidence: BuildEvidence
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The nodes of each engine name that the user's layer map has."""
+    if not evidence.engine_names:
+        return ()
+    places = name_places(report, evidence.nodes)
+    return tuple(
+        (name, tuple(places[layer] for layer in layers if layer in places))
+        for name, layers in evidence.engine_names
+    )
+
+
 def _modules(
-    verdicts: Sequence[Verdict], rows: Sequence[int], evidence: BuildEvidence
+    verdicts: Sequence[Verdict],
+    rows: Sequence[int],
+    evidence: BuildEvidence,
+    names: Iterable[str],
 ) -> dict[str, int]:
-    """The node of each module, from the report's own names and from the layer map."""
-    found = {v.layer: node for v, node in zip(verdicts, rows, strict=True)}
+    """The node of each module, by the paths that the names of Torch-TensorRT have.
+
+    Paths are those of the layer map and of the report's own names; then those that names of nodes
+    and weights state, where no other node has the same.
+    """
+    pairs = zip(verdicts, rows, strict=True)
+    found = {v.layer: node for v, node in pairs if v.layer != v.node or "/" not in v.layer}
     nodes = {v.node: node for v, node in zip(verdicts, rows, strict=True) if v.node}
     for name in evidence.layer_map.layers if evidence.layer_map else ():
         if name.node in nodes:
             found.setdefault(name.layer, nodes[name.node])
-    return found
+    for path, node in _stated_paths(verdicts, rows):
+        found.setdefault(path, node)
+    return fitting(found, names)
 
 
 def _engine_names(build: Build | None, engine: Sequence[EngineLayer]) -> frozenset[str]:
