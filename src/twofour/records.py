@@ -792,7 +792,7 @@ class Share:
     total: float
     runs_sparse: float
     eligible: float
-    """Eligible and dense."""
+    """Eligible and not known to run sparse."""
     never: float
     """Not eligible as the model is."""
     unknown: float
@@ -801,6 +801,8 @@ class Share:
     """Milliseconds in engine layers without a weight that sparse math could use."""
     not_covered: float = 0.0
     """Factors of matrix products that no row names."""
+    doubtful: float = 0.0
+    """The part of `eligible` that runs dense or that something speaks against."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

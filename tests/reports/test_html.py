@@ -234,7 +234,9 @@ def test_the_bar_has_a_segment_per_fate_in_proportion() -> None:
     bar = fate_bar([(Fate.RUNS, 1), (Fate.CAN, 0), (Fate.CANNOT, 3)], "layer")
     widths = [float(w) for w in re.findall(r'x="[\d.]+%" y="0" width="([\d.]+)%"', bar)]
     assert widths == [25.0, 75.0]
-    assert "<title>cannot run sparse: 3 layers (75.0 %)</title>" in bar
+    assert "<title>cannot run sparse: 3 layers</title>" in bar
+    bar = fate_bar([(Fate.RUNS, 1), (Fate.CANNOT, 3)], "weight")
+    assert "<title>cannot run sparse: 3 weights (75.0 %)</title>" in bar
 
 
 def test_a_point_below_the_diagonal_is_a_faster_sparse_tactic() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -23,13 +24,15 @@ from twofour.log_records import BuildOutcome
 from twofour.records import EligibilityReport, EligibilityTotals, ReasonCode, ShareUnit, VerdictName
 from twofour.reports.eligibility import predict
 from twofour.reports.evidence_lines import evidence_lines
+from twofour.reports.html import to_html
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.explain_text import explain, find_layer
 from twofour.reports.join.from_log import report_from_engine, report_from_log
 from twofour.reports.join.gates import Gates, check_gates
 from twofour.reports.join.joined import join_report
+from twofour.reports.markdown import to_markdown
 from twofour.reports.summary import totals as summary_totals
-from twofour.reports.text import plain_text
+from twofour.reports.text import eligibility_table, plain_text
 
 NODES = (
     node("a", "Conv", "x", output_shape=(None, 512, 7, 7)),
@@ -171,9 +174,24 @@ def test_a_profile_without_times_gives_no_shares_of_time(ms: float) -> None:
 def test_shares_are_put_into_words_that_fit_them() -> None:
     layers = information(layer("a", SPARSE))
     absent = whole(build=None, layers=layers)
-    assert evidence_lines(absent)[0].endswith("50.0 % run sparse, 50.0 % not in the engine")
+    assert evidence_lines(absent)[0].endswith("50.0 % runs sparse; 50.0 % not in the engine")
     nothing = whole(build=None, profile=profile(a=1.0, pool=3.0))
-    assert "eligible by the rules" in evidence_lines(nothing)[0]
+    assert any("25.0 % can run sparse" in line for line in evidence_lines(nothing))
+
+
+def test_a_page_states_one_share_of_weights_for_what_can_run_sparse() -> None:
+    float32 = conv("f", 512, 512, node="f", math_dtype="float32", dtype="float32")
+    predicted = report(conv("a", 512, 512, node="a"), float32, conv("s", 64, 64, node="s"))
+    silent = join_report(predicted, BuildEvidence(layers=information(layer("a"))))
+    for made, expected in ((predicted, "50.4"), (silent, "49.6")):
+        pages = (plain_text(eligibility_table(made)), to_markdown(made), to_html(made))
+        for page in pages:
+            said = set(re.findall(r"can run sparse[^%]*?\((\d+\.\d) %\)", page))
+            assert said == {expected}
+            assert "100.0 %" not in page
+    assert silent.totals is not None
+    (weights, *_) = silent.totals.shares
+    assert round(100 * (weights.eligible - weights.doubtful) / weights.total, 1) == 49.6
 
 
 # --- shared weights -------------------------------------------------------------------------------

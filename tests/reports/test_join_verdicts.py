@@ -530,3 +530,14 @@ def test_every_row_gets_one_verdict_with_a_reason_for_any_evidence(
     for share in found.totals.shares if found.totals is not None else ():
         parts = share.runs_sparse + share.eligible + share.never + share.unknown + share.other
         assert parts == pytest.approx(share.total)
+
+
+def test_a_row_and_the_totals_agree_on_where_the_rules_were_wrong() -> None:
+    """A build without sparse weights surprises nobody, on the page as in the totals."""
+    weights = [big("a"), conv("g", 128, 128, groups=32, node="g")]
+    for flag, lines in (("Disabled", ()), ("Enabled", (eligible("g"), chosen()))):
+        found = joined(report(*weights), build=build(*lines, flag=flag))
+        assert found.totals is not None
+        rows = {v.layer for v in found.verdicts if surprise(v) is not None}
+        assert rows == {d.layer for d in found.totals.disagreements}
+        assert rows == (set() if flag == "Disabled" else {"a", "g"})

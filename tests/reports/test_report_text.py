@@ -24,12 +24,14 @@ from rich.console import Console
 from twofour.records import (
     Accuracy,
     EligibilityReport,
+    Evidence,
     Metric,
     OutputAgreement,
     PrunedWeight,
     PruneResult,
     ReasonCode,
     Selection,
+    VerdictName,
 )
 from twofour.reports.text import (
     drift_lines,
@@ -94,15 +96,45 @@ def test_the_table_says_the_same_without_colour() -> None:
     )
     coloured.print(eligibility_table(_known_cases()))
     assert "\x1b[31mnot-eligible" in coloured.export_text(clear=False, styles=True)
-    plain = [line.rstrip() for line in coloured.export_text(styles=False).splitlines()]
-    assert plain == plain_text(eligibility_table(_known_cases())).splitlines()
+    shown = [line.rstrip() for line in coloured.export_text(styles=False).splitlines()]
+    without = Console(width=120, force_terminal=True, color_system=None, file=io.StringIO())
+    with without.capture() as capture:
+        without.print(eligibility_table(_known_cases()))
+    assert shown == [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_rows_that_say_the_same_are_short_on_a_terminal_and_whole_in_a_pipe() -> None:
+    made = report(*(conv(name, 64, 64) for name in ("stem", "mix", "head")))
+    terminal = Console(width=120, force_terminal=True, color_system=None, file=io.StringIO())
+    with terminal.capture() as capture:
+        terminal.print(eligibility_table(made))
+    assert capture.get().count("as above") == 4
+    piped = plain_text(eligibility_table(made))
+    assert "as above" not in piped
+    assert piped.count("SMALL_CHANNELS") == 3
+
+
+@pytest.mark.parametrize("code", list(ReasonCode))
+def test_every_code_is_whole_at_120_columns(code: ReasonCode) -> None:
+    name = "encoder.layer.11.attention.self.query"
+    weight = conv(name, 12288, 49152, (3, 3), 4, op="ConvTranspose", reasons=(reason(code),))
+    (first,) = report((weight, check(weight))).verdicts
+    rows = (
+        replace(first, reasons=(reason(code, "said of it"),)),
+        replace(first, reasons=(reason(ReasonCode.DTYPE), reason(code, "said of it"))),
+        replace(first, verdict=VerdictName.NOT_ELIGIBLE, evidence=Evidence.MEASURED),
+    )
+    text = plain_text(eligibility_table(replace(report(weight), verdicts=rows)))
+    assert max(map(len, text.splitlines())) <= 120
+    table = text.split("digits.py:make")[0]
+    assert table.count(code.value) >= 2
 
 
 def test_the_summary_counts_each_layer_once_and_names_the_largest_change_first() -> None:
     lines = plain_text(eligibility_table(_known_cases())).splitlines()
-    summary = {line[:18].strip(): line[18:].split() for line in lines}
+    summary = {line[:28].strip(): line[28:].split() for line in lines}
     assert summary["can run sparse"][:4] == ["5", "layers", "14,967,808", "weights"]
-    assert summary["eligible, doubtful"][0] == "39"
+    assert summary["eligible, dense or doubtful"][0] == "39"
     assert summary["cannot run sparse"][0] == "4"
     assert summary["not known"][0] == "1"
     (first,) = [line for line in lines if line.startswith("change first")]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from twofour.records import Evidence, ReasonCode, Verdict, VerdictName
+from twofour.records import Evidence, ReasonCode, Verdict
+from twofour.reports.rules import surprises
 from twofour.reports.words import axis_name, printable, times
 
 NO_NAME = "(no name)"
@@ -22,16 +23,9 @@ def pattern_word(verdict: Verdict) -> str:
 
 
 def surprise(verdict: Verdict) -> str | None:
-    """What the rules had said, where the engine showed something else.
-
-    That a layer they called eligible was chosen is no surprise: they do not foretell more. Nor is
-    anything where they had nothing to say, as for a layer known from the engine alone.
-    """
-    said, is_so = verdict.predicted, verdict.verdict
-    foretold = is_so is VerdictName.CHOSEN and said is VerdictName.ELIGIBLE
-    if said is is_so or said is VerdictName.UNKNOWN or foretold:
-        return None
-    return f"rules said {said.value}"
+    """What the rules had said, where the engine showed something else."""
+    is_wrong = surprises(verdict.predicted, verdict.verdict, verdict.reasons[0].code)
+    return f"rules said {verdict.predicted.value}" if is_wrong else None
 
 
 def main_reason(verdict: Verdict) -> str:

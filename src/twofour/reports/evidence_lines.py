@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from twofour.records import (
     EligibilityReport,
     EligibilityTotals,
-    Evidence,
     GainCeiling,
-    ReasonCode,
     Share,
     ShareUnit,
     VerdictName,
 )
+from twofour.reports.fates import Fate
 from twofour.reports.uncovered import NOT_COVERED
 from twofour.reports.words import count, printable, share
 
@@ -25,42 +24,34 @@ def evidence_lines(report: EligibilityReport) -> tuple[str, ...]:
     notes = tuple(printable(note) for note in report.notes)
     if report.totals is None:
         return notes
-    return (*_of_totals(report.totals, _eligible_word(report)), *notes)
+    return (*_of_totals(report.totals), *notes)
 
 
-def _eligible_word(report: EligibilityReport) -> str:
-    """What eligible layers are known to be: dense only where the evidence speaks of all of them."""
-    eligible = [v for v in report.verdicts if v.verdict is VerdictName.ELIGIBLE]
-    measured = [v for v in eligible if v.evidence is Evidence.MEASURED]
-    if eligible and not measured:
-        return "eligible by the rules"
-    dense = [v for v in measured if all(r.code is not ReasonCode.LOG_SILENT for r in v.reasons)]
-    return "eligible and dense" if len(dense) == len(eligible) else "eligible"
-
-
-def _of_totals(totals: EligibilityTotals, eligible: str) -> Iterator[str]:
-    yield from (_share_line(of, eligible) for of in totals.shares)
+def _of_totals(totals: EligibilityTotals) -> Iterator[str]:
+    yield from (_share_line(of) for of in totals.shares if of.unit is not ShareUnit.WEIGHTS)
     yield from map(_ceiling_line, totals.ceilings)
     yield from _agreement(totals)
     yield from (printable(note) for note in totals.notes)
 
 
-def _share_line(of: Share, eligible: str) -> str:
+def _share_line(of: Share) -> str:
+    """In the words of the totals, which have the shares of weights."""
     by_time = of.unit is ShareUnit.MILLISECONDS
     parts = [
-        f"{share(part, of.total)} {word}"
-        for part, word in (
-            (of.runs_sparse, "run sparse"),
-            (of.eligible, eligible),
-            (of.never, "not eligible"),
-            (of.unknown, "not known"),
-            (of.other, "in kernels without such a weight" if by_time else "not in the engine"),
+        f"{share(part, of.total)} {words}"
+        for part, words in (
+            (of.runs_sparse, Fate.RUNS.value),
+            (of.eligible - of.doubtful, Fate.CAN.value),
+            (of.doubtful, Fate.DOUBTFUL.value),
+            (of.never, Fate.CANNOT.value),
+            (of.unknown, Fate.UNKNOWN.value),
+            (of.other, "in kernels without such a weight" if by_time else Fate.ABSENT.value),
             (of.not_covered, "in kernels of weights not covered" if by_time else NOT_COVERED),
         )
         if part
     ]
     total = f"{of.total:.3f} ms" if by_time else f"{of.total:,.0f} {of.unit.value}"
-    return f"of {total}: {', '.join(parts)}"
+    return f"of {total}: {'; '.join(parts)}"
 
 
 def _ceiling_line(ceiling: GainCeiling) -> str:

@@ -1,20 +1,21 @@
-"""The fates that the summary counts by: the verdict, with eligible told in two, and no row."""
+"""What becomes of layers, in the words that every share, card and bar counts by: one definition."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from twofour.records import ReasonCode, Verdict, VerdictName
-from twofour.reports.summary import CAN_RUN, is_only_off
+from twofour.reports.eligibility import count_weights_once
 from twofour.reports.uncovered import NOT_COVERED
 
 
 class Fate(str, Enum):
-    """Titles of the summary, best first."""
+    """Titles of the summary, best first: the verdict, with eligible told in two."""
 
     RUNS = "runs sparse"
-    CAN = CAN_RUN
-    DOUBTFUL = "eligible, doubtful"
+    CAN = "can run sparse"
+    DOUBTFUL = "eligible, dense or doubtful"
     CANNOT = "cannot run sparse"
     ABSENT = "not in the engine"
     UNKNOWN = "not known"
@@ -26,22 +27,44 @@ class Fate(str, Enum):
         return self.name.lower()
 
 
-_FATES = {
+FATE_OF_NAME = {
     VerdictName.CHOSEN: Fate.RUNS,
+    VerdictName.ELIGIBLE: Fate.CAN,
     VerdictName.NOT_ELIGIBLE: Fate.CANNOT,
     VerdictName.NOT_IN_ENGINE: Fate.ABSENT,
     VerdictName.UNKNOWN: Fate.UNKNOWN,
 }
+"""Where nothing more is known than the name of the verdict."""
 
 
 def fate_of(verdict: Verdict) -> Fate:
-    """An eligible layer is doubtful where its main reason speaks against a sparse kernel.
+    """An eligible layer is doubtful, or dense, where its main reason speaks against sparse kernels.
 
     Of a layer that only this build's switch keeps dense, it is not known.
     """
     if is_only_off(verdict):
         return Fate.UNKNOWN
     if verdict.verdict is not VerdictName.ELIGIBLE:
-        return _FATES[verdict.verdict]
+        return FATE_OF_NAME[verdict.verdict]
     free = verdict.reasons[0].code is ReasonCode.QUALIFIES
     return Fate.CAN if free else Fate.DOUBTFUL
+
+
+def is_only_off(verdict: Verdict) -> bool:
+    """Nothing but the switch of this build is known to keep the layer from running sparse."""
+    off = verdict.reasons[0].code is ReasonCode.SPARSITY_OFF
+    return off and verdict.verdict is VerdictName.NOT_ELIGIBLE
+
+
+def by_fate(verdicts: Sequence[Verdict]) -> dict[Fate, list[Verdict]]:
+    """Layers of each fate, the best fate first; fates of no layer are there too."""
+    found: dict[Fate, list[Verdict]] = {fate: [] for fate in Fate}
+    for verdict in verdicts:
+        found[fate_of(verdict)].append(verdict)
+    return found
+
+
+def weights_by_fate(verdicts: Sequence[Verdict]) -> dict[Fate, int]:
+    """Weights of each fate; an array that several layers share counts once, under the best."""
+    layers = by_fate(verdicts)
+    return dict(zip(layers, count_weights_once(layers.values()), strict=True))

@@ -18,8 +18,7 @@ from twofour.records import Accuracy, BuildResult, EligibilityReport, Verdict
 from twofour.reports import cells, plots
 from twofour.reports.comparison.page import STYLE, latency_section
 from twofour.reports.confusion import confusion_table
-from twofour.reports.eligibility import count_weights_once
-from twofour.reports.fates import Fate, fate_of
+from twofour.reports.fates import Fate, by_fate, fate_of, weights_by_fate
 from twofour.reports.latency_text import latency_table
 from twofour.reports.page_frame import breakable, drawn, render
 from twofour.reports.speed import LARGE_ENOUGH
@@ -134,14 +133,12 @@ def _times(verdict: Verdict) -> tuple[str, str, str]:
 
 
 def _bars(report: EligibilityReport) -> tuple[tuple[str, Markup | None], ...]:
-    by_fate = {fate: [v for v in report.verdicts if fate_of(v) is fate] for fate in Fate}
-    layers = [(fate, len(members)) for fate, members in by_fate.items()]
-    once = count_weights_once(by_fate.values())
-    weights = [*zip(by_fate, once, strict=True)]
-    weights.append((Fate.UNCOVERED, report.summary.weights_not_covered))
+    layers = [(fate, len(members)) for fate, members in by_fate(report.verdicts).items()]
+    weights = weights_by_fate(report.verdicts)
+    weights[Fate.UNCOVERED] = report.summary.weights_not_covered
     return (
         ("by layers", drawn(plots.fate_bar(layers, "layer"))),
-        ("by weights", drawn(plots.fate_bar(weights, "weight"))),
+        ("by weights", drawn(plots.fate_bar([*weights.items()], "weight"))),
     )
 
 

@@ -46,25 +46,32 @@ def marker(fate: Fate, *, radius: float = 5) -> str:
 
 
 def fate_bar(numbers: Sequence[tuple[Fate, int]], noun: str) -> str:
-    """One bar over the whole width, a segment per fate; `noun` is what is counted."""
+    """One bar over the whole width, a segment per fate; `noun` is what is counted.
+
+    Shares are of weights on the whole page, so other things are labelled with their number.
+    """
     total = sum(number for _, number in numbers)
+
+    def part(number: int) -> str:
+        return share(number, total) if noun == "weight" else f"{number:,}"
+
     parts, start = [], 0.0
     for fate, number in numbers:
         if not number:
             continue
         width = 100 * number / total
-        title = f"{fate.value}: {count(number, noun)} ({share(number, total)})"
+        title = f"{fate.value}: {count(number, noun)}"
+        title += f" ({part(number)})" if noun == "weight" else ""
         parts.append(
             f'<g><title>{escape(title)}</title><rect class="segment {fate.slug}" '
             f'x="{start:.3f}%" y="0" width="{width:.3f}%" height="30"/>'
         )
         if width >= 100 * _LABEL_FROM:
-            middle = start + width / 2
-            text = share(number, total)
-            parts.append(f'<text class="on-segment" x="{middle:.3f}%" y="20">{text}</text>')
+            x = start + width / 2
+            parts.append(f'<text class="on-segment" x="{x:.3f}%" y="20">{part(number)}</text>')
         parts.append("</g>")
         start += width
-    said = ", ".join(f"{f.value} {share(n, total)}" for f, n in numbers if n) or "nothing"
+    said = ", ".join(f"{f.value} {part(n)}" for f, n in numbers if n) or "nothing"
     label = escape(f"{noun}s: {said}", quote=True)
     body = "".join(parts)
     return f'<svg class="bar" height="30" width="100%" role="img" aria-label="{label}">{body}</svg>'

@@ -49,6 +49,15 @@ LEFT_DENSE = frozenset(
 """What pruning leaves dense by its shape alone, unless it is asked for."""
 DOUBTS = frozenset({ReasonCode.SMALL_CHANNELS})
 """Codes that are told and foretell nothing: a layer with no other qualifies all the same."""
+UNFORETOLD = frozenset(
+    {
+        ReasonCode.SPARSITY_OFF,
+        ReasonCode.GPU_HAS_NO_SPARSE,
+        ReasonCode.FOLDED,
+        ReasonCode.IN_PLUGIN,
+    }
+)
+"""Outcomes the rules say nothing about, so that they cannot be wrong about them."""
 _SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE)
 
 
@@ -80,6 +89,17 @@ def findings(case: Case) -> tuple[Finding, ...]:
 def verdict(found: tuple[Finding, ...]) -> VerdictName:
     """The worst of the findings; eligible where there are none."""
     return max((f.best for f in found), key=_SEVERITY.index, default=VerdictName.ELIGIBLE)
+
+
+def surprises(predicted: VerdictName, found: VerdictName, code: ReasonCode) -> bool:
+    """Whether the rules were wrong: they foretell no choice, and unknown is no forecast.
+
+    `code` is the main reason of what was found.
+    """
+    if predicted is VerdictName.UNKNOWN or code in UNFORETOLD:
+        return False
+    foretold = found is VerdictName.CHOSEN and predicted is VerdictName.ELIGIBLE
+    return predicted is not found and not foretold
 
 
 def _apply(rules: tuple[Rule, ...], case: Case) -> tuple[Finding, ...]:

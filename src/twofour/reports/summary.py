@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twofour.records import (
@@ -14,13 +13,13 @@ from twofour.records import (
     Verdict,
     VerdictName,
 )
-from twofour.reports.eligibility import count_weights, count_weights_once
+from twofour.reports.eligibility import count_weights
 from twofour.reports.evidence_lines import evidence_lines
+from twofour.reports.fates import Fate, by_fate, weights_by_fate
 from twofour.reports.remedies import headline
 from twofour.reports.uncovered import NOT_COVERED, not_covered_lines, uses_of
 from twofour.reports.words import count, printable, share
 
-CAN_RUN = "can run sparse"
 CHANGES_SHOWN = 3
 _WARNING = "WARNING"
 WORTH_CHANGING = 0.01
@@ -42,12 +41,11 @@ def totals(report: EligibilityReport) -> tuple[Total, ...]:
 
     An array that several layers share counts once, with the best that becomes of it.
     """
-    kinds = _kinds(report.verdicts)
-    weights = count_weights_once(layers for _, layers in kinds)
+    weights = weights_by_fate(report.verdicts)
     known = tuple(
-        _total(title, layers, of_kind, report.summary)
-        for (title, layers), of_kind in zip(kinds, weights, strict=True)
-        if layers or title == CAN_RUN
+        _total(fate, layers, weights[fate], report.summary)
+        for fate, layers in by_fate(report.verdicts).items()
+        if layers or fate is Fate.CAN
     )
     beside = not_covered_total(report)
     return known if beside is None else (*known, beside)
@@ -88,37 +86,16 @@ def advice_lines(report: EligibilityReport) -> tuple[str, ...]:
     return tuple(sorted(lines, key=lambda line: not line.startswith(_WARNING)))
 
 
-def _kinds(verdicts: Sequence[Verdict]) -> tuple[tuple[str, list[Verdict]], ...]:
-    def of(name: VerdictName) -> list[Verdict]:
-        return [v for v in verdicts if v.verdict is name]
-
-    eligible = of(VerdictName.ELIGIBLE)
-    off = [v for v in of(VerdictName.NOT_ELIGIBLE) if is_only_off(v)]
-    cannot = [v for v in of(VerdictName.NOT_ELIGIBLE) if not is_only_off(v)]
-    return (
-        ("runs sparse", of(VerdictName.CHOSEN)),
-        (CAN_RUN, [v for v in eligible if _main_code(v) is ReasonCode.QUALIFIES]),
-        ("eligible, doubtful", [v for v in eligible if _main_code(v) is not _FREE]),
-        ("cannot run sparse", cannot),
-        ("not in the engine", of(VerdictName.NOT_IN_ENGINE)),
-        ("not known", [*of(VerdictName.UNKNOWN), *off]),
+def _total(fate: Fate, layers: list[Verdict], weights: int, of: EligibilitySummary) -> Total:
+    codes: Counter[ReasonCode] = Counter(
+        code for v in layers if (code := _main_code(v)) is not ReasonCode.QUALIFIES
     )
-
-
-def _total(title: str, layers: list[Verdict], weights: int, of: EligibilitySummary) -> Total:
-    codes = Counter(code for v in layers if (code := _main_code(v)) is not _FREE)
     return Total(
-        title=title,
+        title=fate.value,
         layers=count(len(layers), "layer"),
         weights=_weights(weights, of),
         codes=_codes(codes),
     )
-
-
-def is_only_off(verdict: Verdict) -> bool:
-    """Nothing but the switch of this build is known to keep the layer from running sparse."""
-    off = _main_code(verdict) is ReasonCode.SPARSITY_OFF
-    return off and verdict.verdict is VerdictName.NOT_ELIGIBLE
 
 
 def _weights(part: int, of: EligibilitySummary) -> str:
@@ -167,6 +144,3 @@ def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
 
 def _main_code(verdict: Verdict) -> ReasonCode:
     return verdict.reasons[0].code
-
-
-_FREE = ReasonCode.QUALIFIES

@@ -8,9 +8,10 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -34,11 +35,14 @@ from twofour.reports.summary import advice_lines, title_line, totals
 from twofour.reports.uncovered import not_covered_lines
 from twofour.reports.words import count, printable, shape_cell, share, times
 
-_NAME_WIDTH = 26
 _UNMATCHED_SHOWN = 5
 PLAIN_WIDTH = 120
 """Columns where the output is no terminal and so has no width."""
 AS_ABOVE = "as above"
+_OP_WIDTH, _SIZE_WIDTH = len("ConvTranspose"), len("1024 x 1024")
+_VERDICT_WIDTH, _REMEDY_WIDTH = len("not-eligible)"), 15
+_CODE_WIDTH, _NAME_AND_CODE = len("AXIS_NOT_MULTIPLE:"), 46
+"""Columns, at most (of what to do at least), so that 120 hold the longest reason code."""
 _STYLES = {
     VerdictName.CHOSEN: "green",
     VerdictName.ELIGIBLE: "green",
@@ -57,16 +61,35 @@ def plain_text(renderable: RenderableType, *, width: int = PLAIN_WIDTH) -> str:
 
 
 def eligibility_table(report: EligibilityReport) -> RenderableType:
-    """A row per layer (repeated layers share one), then the summary, so that it stays in view."""
+    """A row per layer (repeated layers share one), then the summary, so that it stays in view.
+
+    On a terminal a row that says what the one before it says is told "as above"; in a pipe or a
+    file, where a line may be looked for alone, every row says all.
+    """
+    layers = _LayerTable(rows=collapse(report.verdicts))
+    return Group(layers, Text(title_line(report)), _totals_grid(report), *_texts(report))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerTable:
+    """The rows, drawn for the console they come to."""
+
+    rows: tuple[Row, ...]
+
+    def __rich_console__(self, console: Console, _: ConsoleOptions) -> RenderResult:
+        """Rich's own protocol for what depends on the console."""
+        yield _layers(self.rows, short=console.is_terminal)
+
+
+def _layers(rows: Sequence[Row], *, short: bool) -> Table:
     table = _table("layer", "op", "C x K kernel", "pattern", "verdict", "why", "what to do")
-    rows = collapse(report.verdicts)
-    names = ["layer", *map(_row_name, rows)]
-    _share_width(table, longest_name=max(map(len, names)))
+    _share_width(table, rows)
     before: tuple[str, str] | None = None
     for row in rows:
         first = row.first
         explained = (_why(row), printable(first.remedy or "-"))
-        why, what_to_do = (AS_ABOVE, AS_ABOVE) if explained == before else explained
+        repeats = short and explained == before
+        why, what_to_do = (AS_ABOVE, AS_ABOVE) if repeats else explained
         before = explained
         table.add_row(
             Text(_row_name(row), overflow="fold"),
@@ -77,7 +100,7 @@ def eligibility_table(report: EligibilityReport) -> RenderableType:
             Text(why),
             Text(what_to_do),
         )
-    return Group(table, Text(title_line(report)), _totals_grid(report), *_texts(report))
+    return table
 
 
 def validation_table(validation: Validation) -> RenderableType:
@@ -175,12 +198,20 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def _share_width(table: Table, *, longest_name: int) -> None:
-    """Name, why and what to do share what the short columns leave; by ratio nothing is cut."""
+def _share_width(table: Table, rows: Sequence[Row]) -> None:
+    """Name, why and what to do share what the short columns leave; by ratio nothing is cut.
+
+    A code is read whole, and searched for: the column of reasons has room for the longest.
+    """
     table.expand = True
-    name, *_, why, what_to_do = table.columns
-    name.width = min(longest_name, _NAME_WIDTH)  # with a ratio, rich takes it for the least
-    name.ratio, why.ratio, what_to_do.ratio = min(longest_name, _NAME_WIDTH), 30, 24
+    name, op, size, _, verdict, why, what_to_do = table.columns
+    longest = max((len(_row_name(row)) for row in rows), default=0)
+    codes = (len(r.code.value) for row in rows for r in row.first.reasons)
+    op.max_width, size.max_width, verdict.max_width = _OP_WIDTH, _SIZE_WIDTH, _VERDICT_WIDTH
+    # with a ratio, rich takes the width for the least
+    why.width, what_to_do.width = max(codes, default=0) + len(":"), _REMEDY_WIDTH
+    name.width = max(min(longest, _NAME_AND_CODE - max(why.width, _CODE_WIDTH)), len("layer"))
+    name.ratio, why.ratio, what_to_do.ratio = name.width, 30, 24
 
 
 def _row_name(row: Row) -> str:

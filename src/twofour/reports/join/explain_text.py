@@ -13,7 +13,7 @@ from rich.text import Text
 
 from twofour.errors import BadInputError
 from twofour.log_records import TunedLayer
-from twofour.records import EligibilityReport, GraphNode, Verdict, VerdictName
+from twofour.records import EligibilityReport, GraphNode, Verdict
 from twofour.reports.cells import facts, pattern_word, surprise
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.name_parts import KnownNames, split_name
@@ -127,7 +127,7 @@ def trace_of(verdict: Verdict, nodes: Sequence[GraphNode], node: int) -> tuple[s
 
 
 def _headline(verdict: Verdict) -> Text:
-    said = None if verdict.predicted is VerdictName.UNKNOWN else surprise(verdict)
+    said = surprise(verdict)
     how = "" if verdict.evidence is None else f", {verdict.evidence.value}"
     line = f"{printable(verdict.layer)} ({verdict.op}): {verdict.verdict.value}{how}"
     return Text(line if said is None else f"{line}; {said}", style="bold")

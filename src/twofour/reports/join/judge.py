@@ -13,10 +13,11 @@ from twofour.records import Evidence, Reason, ReasonCode, VerdictName
 from twofour.reports.join.absent import Whereabouts
 from twofour.reports.join.circumstances import in_myelin, is_version_8
 from twofour.reports.join.dense import why_dense
-from twofour.reports.join.outcome import JoinCase, Outcome, measured, surprises, times_words
+from twofour.reports.join.outcome import JoinCase, Outcome, measured, times_words
 from twofour.reports.join.silence import Silence, silence, silent_choice
 from twofour.reports.join.sources import line_source, mention_source
 from twofour.reports.remedies import headline
+from twofour.reports.rules import surprises
 from twofour.reports.steps import (
     ALLOW_SPARSE,
     NAME_KERNELS,

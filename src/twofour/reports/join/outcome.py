@@ -5,20 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twofour.log_records import EngineLayer
-from twofour.records import Evidence, Reason, ReasonCode, Verdict, VerdictName
+from twofour.records import Evidence, Reason, Verdict, VerdictName
 from twofour.reports.join.circumstances import Circumstances
 from twofour.reports.join.sightings import Sighting
 
 _KERNELS_SHOWN = 4
-UNFORETOLD = frozenset(
-    {
-        ReasonCode.SPARSITY_OFF,
-        ReasonCode.GPU_HAS_NO_SPARSE,
-        ReasonCode.FOLDED,
-        ReasonCode.IN_PLUGIN,
-    }
-)
-"""Outcomes the rules say nothing about, so that they cannot be wrong about them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +67,6 @@ class Outcome:
 def measured(verdict: VerdictName, reasons: tuple[Reason, ...], remedy: str | None) -> Outcome:
     """An outcome that a log or layer information shows."""
     return Outcome(verdict=verdict, evidence=Evidence.MEASURED, reasons=reasons, remedy=remedy)
-
-
-def surprises(predicted: VerdictName, found: VerdictName, code: ReasonCode) -> bool:
-    """Whether the rules were wrong: they foretell no choice, and unknown is no forecast."""
-    if predicted is VerdictName.UNKNOWN or code in UNFORETOLD:
-        return False
-    foretold = found is VerdictName.CHOSEN and predicted is VerdictName.ELIGIBLE
-    return predicted is not found and not foretold
 
 
 def times_words(sparse_ms: float | None, dense_ms: float | None) -> str:

@@ -20,9 +20,10 @@ from twofour.records import (
     Verdict,
     VerdictName,
 )
-from twofour.reports.join.outcome import surprises
+from twofour.reports.fates import FATE_OF_NAME, Fate, fate_of, weights_by_fate
 from twofour.reports.join.profile_rows import Timed
 from twofour.reports.join.sightings import Sightings
+from twofour.reports.rules import surprises
 from twofour.reports.uncovered import count_not_covered, uses_of
 from twofour.reports.words import count
 
@@ -33,13 +34,7 @@ _ASSUMPTION = (
     "real kernels gain less"
 )
 _SPARSE, _DENSE = "sparse engine", "dense engine"
-_PARTS = {
-    VerdictName.CHOSEN: "runs_sparse",
-    VerdictName.ELIGIBLE: "eligible",
-    VerdictName.NOT_ELIGIBLE: "never",
-    VerdictName.NOT_IN_ENGINE: "other",
-    VerdictName.UNKNOWN: "unknown",
-}
+_ELIGIBLE = frozenset({Fate.CAN, Fate.DOUBTFUL})
 _BEST_FIRST = tuple(VerdictName)
 
 
@@ -81,7 +76,7 @@ def _of_profiles(
     ceilings: list[GainCeiling] = []
     notes = [_foreign_profile(rows) for rows in seen.foreign_profiles]
     of_node = [(row.node, v) for v, row in zip(verdicts, seen.rows, strict=True)]
-    fates = {node: _fate(v) for node, v in of_node}
+    fates = {node: fate_of(v) for node, v in of_node}
     expected = {node: _expected(v) for node, v in of_node}
     users = {user for group in factors for user in group.users}
     uncovered = {node for node, n in enumerate(seen.nodes) if n.label in users} - fates.keys()
@@ -95,7 +90,7 @@ def _of_profiles(
             shares.append(share)
         ceiling = _ceiling(_by_time(expected, profile, uncovered), engine, dense=engine == _DENSE)
         there = {expected.get(node) for row in profile for node in row.nodes}
-        if VerdictName.UNKNOWN in there:
+        if Fate.UNKNOWN in there:
             notes.append(_no_ceiling(ceiling))
         else:
             ceilings.append(ceiling)
@@ -118,9 +113,9 @@ def _no_ceiling(ceiling: GainCeiling) -> str:
     )
 
 
-def _expected(verdict: Verdict) -> VerdictName:
+def _expected(verdict: Verdict) -> Fate:
     """What a build that allows sparse weights may make of it, by the rules if need be."""
-    return verdict.predicted if _switched_off(verdict) else verdict.verdict
+    return FATE_OF_NAME[verdict.predicted if _switched_off(verdict) else verdict.verdict]
 
 
 def multiply_adds(verdict: Verdict, node: GraphNode) -> int | None:
@@ -161,35 +156,18 @@ def _disagreements(verdicts: Iterable[Verdict]) -> Iterator[Disagreement]:
 
 
 def _by_weights(verdicts: Sequence[Verdict], not_covered: int) -> Share:
-    """Each stored array once, under the best of the verdicts of the layers that share it."""
-    best: dict[str, Verdict] = {}
-    for v in verdicts:
-        if v.weight is not None:
-            old = best.get(v.weight)
-            better = old is None or _rank(v) < _rank(old)
-            best[v.weight] = v if better or old is None else old
-    amounts = ((_fate(v), float(prod(v.shape))) for v in best.values())
+    amounts = ((fate, float(weights)) for fate, weights in weights_by_fate(verdicts).items())
     return _share(ShareUnit.WEIGHTS, amounts, float(not_covered))
-
-
-def _fate(verdict: Verdict) -> VerdictName:
-    """A build without sparse weights does not say what would become of the layer in one with."""
-    off = verdict.reasons[0].code is ReasonCode.SPARSITY_OFF
-    return VerdictName.UNKNOWN if off else verdict.verdict
 
 
 def _switched_off(verdict: Verdict) -> bool:
     return any(reason.code is ReasonCode.SPARSITY_OFF for reason in verdict.reasons)
 
 
-def _rank(verdict: Verdict) -> int:
-    return _BEST_FIRST.index(verdict.verdict)
-
-
 def _by_products(verdicts: Sequence[Verdict], seen: Sightings) -> tuple[Share, int]:
     """The share, and how many layers have no known number of multiply-adds."""
     amounts = [
-        (_fate(v), multiply_adds(v, seen.nodes[row.node]))
+        (fate_of(v), multiply_adds(v, seen.nodes[row.node]))
         for v, row in zip(verdicts, seen.rows, strict=True)
     ]
     known = ((name, float(n)) for name, n in amounts if n is not None)
@@ -197,47 +175,52 @@ def _by_products(verdicts: Sequence[Verdict], seen: Sightings) -> tuple[Share, i
     return _share(ShareUnit.MULTIPLY_ADDS, known), missing
 
 
-def _by_time(
-    fates: Mapping[int, VerdictName], profile: Sequence[Timed], uncovered: Set[int]
-) -> Share:
+def _by_time(fates: Mapping[int, Fate], profile: Sequence[Timed], uncovered: Set[int]) -> Share:
     """Time of each engine layer under the fate that all its nodes with a weight have in common.
 
     A layer that holds a node of `uncovered` and none with a row counts as not covered.
     """
-    amounts: list[tuple[VerdictName, float]] = []
+    amounts: list[tuple[Fate, float]] = []
     not_covered = 0.0
     for row in profile:
         names = {_fate_there(fates[node], row) for node in row.nodes if node in fates}
         if not names and not uncovered.isdisjoint(row.nodes):
             not_covered += row.ms
         elif not names:
-            strange = VerdictName.NOT_IN_ENGINE if row.matched else VerdictName.UNKNOWN
-            amounts.append((strange, row.ms))
+            amounts.append((Fate.ABSENT if row.matched else Fate.UNKNOWN, row.ms))
         else:
-            amounts.append((names.pop() if len(names) == 1 else VerdictName.UNKNOWN, row.ms))
+            amounts.append((_common(names), row.ms))
     return _share(ShareUnit.MILLISECONDS, amounts, not_covered)
 
 
-def _fate_there(fate: VerdictName, row: Timed) -> VerdictName:
+def _common(fates: Set[Fate]) -> Fate:
+    """Of layers in one engine layer, whose time cannot be told apart."""
+    if fates <= _ELIGIBLE:
+        return Fate.DOUBTFUL if Fate.DOUBTFUL in fates else Fate.CAN
+    return next(iter(fates)) if len(fates) == 1 else Fate.UNKNOWN
+
+
+def _fate_there(fate: Fate, row: Timed) -> Fate:
     """Of a layer that runs sparse, a dense kernel does something else than the product."""
-    beside = fate is VerdictName.CHOSEN and row.sparse is False
-    return VerdictName.NOT_IN_ENGINE if beside else fate
+    beside = fate is Fate.RUNS and row.sparse is False
+    return Fate.ABSENT if beside else fate
 
 
 def _share(
-    unit: ShareUnit, amounts: Iterable[tuple[VerdictName, float]], not_covered: float = 0.0
+    unit: ShareUnit, amounts: Iterable[tuple[Fate, float]], not_covered: float = 0.0
 ) -> Share:
-    parts: dict[str, float] = defaultdict(float)
-    for name, amount in amounts:
-        parts[_PARTS[name]] += amount
+    parts: dict[Fate, float] = defaultdict(float)
+    for fate, amount in amounts:
+        parts[fate] += amount
     return Share(
         unit=unit,
         total=sum(parts.values()) + not_covered,
-        runs_sparse=parts["runs_sparse"],
-        eligible=parts["eligible"],
-        never=parts["never"],
-        unknown=parts["unknown"],
-        other=parts["other"],
+        runs_sparse=parts[Fate.RUNS],
+        eligible=parts[Fate.CAN] + parts[Fate.DOUBTFUL],
+        never=parts[Fate.CANNOT],
+        unknown=parts[Fate.UNKNOWN],
+        other=parts[Fate.ABSENT],
+        doubtful=parts[Fate.DOUBTFUL],
         not_covered=not_covered,
     )
 
