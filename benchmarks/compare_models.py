@@ -36,7 +36,7 @@ ENGINES = ("onnxruntime:cpu,onnxruntime:uint8,torch:eager,torch:compile",)
 def compared(model: str, folder: Path, rounds: int) -> LatencyComparison:
     source = model_folder(model, folder) if model == "minilm" else f"{HERE}/real_models.py:{model}"
     run = folder / model
-    twofour.run(source, run, RunOptions(precision=Precision.FLOAT32))
+    twofour.run(source, out=run, options=RunOptions(precision=Precision.FLOAT32))
     options = CompareOptions(engines=ENGINES, rounds=rounds, time_limit_s=90)
     return twofour.compare(run, options=options)
 

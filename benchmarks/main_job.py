@@ -68,7 +68,8 @@ def job(folder: str, out: Path, precision: str) -> None:
     from twofour import run
     from twofour.records import Precision, RunOptions
 
-    run(folder, out / "run", RunOptions(precision=Precision(precision), engine="onnxruntime"))
+    options = RunOptions(precision=Precision(precision), engine="onnxruntime")
+    run(folder, out=out / "run", options=options)
 
 
 def model_folder(name: str, where: Path) -> str:

@@ -1,11 +1,13 @@
 """From a dense model to a 2:4-sparse TensorRT engine, with a reason for every layer.
 
-The Python API is these four functions: `run` is the command prune-export-build, `prune` takes a
-module in memory, `validate` and `compare` are the commands of these names.
+`run` is the command prune-export-build, for a module in memory too; `prune` takes a module in
+memory; `validate` and `compare` are the commands of these names. The records that they take and
+give, and the errors that they raise, are here by name.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,15 +17,77 @@ from twofour.version import __version__
 if TYPE_CHECKING:
     from torch import nn
 
+    from twofour.errors import (
+        BadInputError,
+        BuildFailedError,
+        MissingToolError,
+        PatternBrokenError,
+        TwofourError,
+    )
     from twofour.latency_records import CompareOptions, LatencyComparison
-    from twofour.records import PruneResult, RunOptions, RunResult, Validation
+    from twofour.log_records import BuildLog
+    from twofour.records import (
+        BuildOptions,
+        EligibilityReport,
+        ExportOptions,
+        Pattern,
+        Precision,
+        PruneResult,
+        RunOptions,
+        RunResult,
+        Selection,
+        Validation,
+    )
 
-__all__ = ["__version__", "compare", "prune", "run", "validate"]
+__all__ = [
+    "BadInputError",
+    "BuildFailedError",
+    "BuildLog",
+    "BuildOptions",
+    "CompareOptions",
+    "EligibilityReport",
+    "ExportOptions",
+    "LatencyComparison",
+    "MissingToolError",
+    "Pattern",
+    "PatternBrokenError",
+    "Precision",
+    "PruneResult",
+    "RunOptions",
+    "RunResult",
+    "Selection",
+    "TwofourError",
+    "Validation",
+    "__version__",
+    "compare",
+    "prune",
+    "run",
+    "validate",
+]
+
+_RECORDS = ("records", "errors", "latency_records", "log_records")
+"""Modules of the names above, imported when one of them is asked for."""
+
+
+def __getattr__(name: str) -> object:
+    """Records and errors by name: importing all of them takes longer than most commands."""
+    if name in __all__:
+        for module in _RECORDS:
+            found = getattr(importlib.import_module(f"twofour.{module}"), name, None)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module 'twofour' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is there, imported yet or not."""
+    return sorted({*globals(), *__all__})
 
 
 def prune(
     model: nn.Module,
-    pattern: str = "2:4",
+    pattern: str | Pattern = "2:4",
     *,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
@@ -32,19 +96,25 @@ def prune(
     """Prune a torch module in place to N:M by magnitude, and say what was done to each weight.
 
     `include` and `exclude` are globs over layer names. Raises BadInputError for a bad pattern, a
-    glob that matches nothing, NaN or infinity in a weight, and a weight that two layers need
-    along different axes; nothing is changed then.
+    glob that matches nothing, NaN or infinity in a weight, a weight that two layers need along
+    different axes, and an argument of another type; nothing is changed then.
     """
+    from twofour.arguments import globs_of, module_of, pattern_of
     from twofour.pruning.module_prune import prune_module
-    from twofour.records import Pattern, Selection
+    from twofour.records import Selection
 
-    selection = Selection(all_layers=all_layers, include=_globs(include), exclude=_globs(exclude))
-    return prune_module(model, Pattern.parse(pattern), selection)
+    module = module_of(model, hint="for a model on disk: twofour.run(...), or `twofour prune`")
+    selection = Selection(
+        all_layers=bool(all_layers),
+        include=globs_of(include, "include"),
+        exclude=globs_of(exclude, "exclude"),
+    )
+    return prune_module(module, pattern_of(pattern), selection)
 
 
 def validate(
     path: str | Path,
-    pattern: str | None = None,
+    pattern: str | Pattern | None = None,
     *,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
@@ -54,26 +124,53 @@ def validate(
     Without a pattern a run folder is held to its own, everything else to 2:4. Raises BadInputError
     for what cannot be read, and where there is nothing to check.
     """
+    from twofour.arguments import globs_of, path_of, pattern_of
     from twofour.pipeline.validating import validate_path
-    from twofour.records import Pattern, Selection
+    from twofour.records import Selection
 
-    selection = Selection(include=_globs(include), exclude=_globs(exclude))
-    chosen = None if pattern is None else Pattern.parse(pattern)
-    return validate_path(Path(path), chosen, selection)
+    selection = Selection(
+        include=globs_of(include, "include"), exclude=globs_of(exclude, "exclude")
+    )
+    file = path_of(path, "path", hint="save the model first: what counts is what was saved")
+    return validate_path(file, None if pattern is None else pattern_of(pattern), selection)
 
 
 def run(
-    model: str | Path, out: str | Path | None = None, options: RunOptions | None = None
+    model: str | Path | nn.Module,
+    example_inputs: object = None,
+    *,
+    out: str | Path | None = None,
+    options: RunOptions | None = None,
 ) -> RunResult:
     """Prune, validate, export, build and report into a run folder, resuming what is there.
 
-    `model` is a model source as on the command line. Raises the kinds of TwofourError.
+    `model` is a model source as on the command line, or a module in memory with its example
+    inputs: a tensor, a tuple of tensors by position, or a dict of them by name. The module stays
+    as it is: a copy is pruned (weights.safetensors in the run folder has the result). Raises the
+    kinds of TwofourError.
     """
-    from twofour.pipeline.run import run_all
+    from twofour.arguments import is_module, module_of, path_of, wrong
+    from twofour.pipeline.run import run_all, source_options
     from twofour.records import RunOptions
+    from twofour.store import checked
 
-    folder = None if out is None else Path(out)
-    return run_all(str(model), folder, options or RunOptions())
+    settings = RunOptions() if options is None else checked(RunOptions, options)
+    folder = None if out is None else path_of(out, "out")
+    if is_module(model):
+        from twofour.pipeline.sources.live_module import LiveModule
+
+        module = module_of(model)
+        live = LiveModule(module, example_inputs, source_options(settings))
+        return run_all(live, folder, settings)
+    text = str(path_of(model, "model", hint="or a torch.nn.Module with its example inputs"))
+    if example_inputs is not None:
+        raise wrong(
+            example_inputs,
+            "example_inputs",
+            "left out for a model that is named",
+            "name the run folder with out=, and inputs with options=RunOptions(inputs='x.npz')",
+        )
+    return run_all(text, folder, settings)
 
 
 def compare(
@@ -84,13 +181,15 @@ def compare(
     Writes latency.json and its pages into `out` (default: the run folder, or runs/compare-...).
     Raises the kinds of TwofourError.
     """
+    from twofour.arguments import path_of
     from twofour.latency_records import CompareOptions
     from twofour.pipeline.comparing.compare import compare as run_comparison
+    from twofour.store import checked
 
-    folder = None if out is None else Path(out)
-    return run_comparison([Path(p) for p in paths], folder, options or CompareOptions())[1]
-
-
-def _globs(text: str | Sequence[str]) -> tuple[str, ...]:
-    """One glob, or several: a text alone is not a sequence of letters here."""
-    return (text,) if isinstance(text, str) else tuple(text)
+    settings = CompareOptions() if options is None else checked(CompareOptions, options)
+    folder = None if out is None else path_of(out, "out")
+    named = [
+        path_of(path, "each of the paths", hint="twofour.compare('a.onnx', 'b.onnx')")
+        for path in paths
+    ]
+    return run_comparison(named, folder, settings)[1]

@@ -93,6 +93,36 @@ def _refuse_newer(kind: type[T], version: int | None) -> None:
         )
 
 
+def checked(kind: type[T], value: object) -> T:
+    """A record made in Python, with every field of the type it must have.
+
+    Texts of enums and lists for tuples are converted. Raises BadInputError for another kind of
+    object, and naming the first field that does not fit and what was found in it.
+    """
+    if type(value) is not kind:
+        raise BadInputError(
+            f"expected {kind.__name__}, found {value!r:.200} of type {type(value).__name__}"
+        )
+    try:
+        return TypeAdapter(kind).validate_python(_plain(value))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in (kind.__name__, *first["loc"]))
+        found = first["input"]
+        raise BadInputError(
+            f"{place}: {first['msg']}, found {found!r:.200} of type {type(found).__name__}"
+        ) from error
+
+
+def _plain(value: object) -> object:
+    """Records as dicts, which pydantic looks into, and paths as texts."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
 def json_schema(kind: type[Any]) -> str:
     """JSON Schema (2020-12) of a record, indented."""
     return json.dumps(TypeAdapter(kind).json_schema(), indent=2) + "\n"

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twofour.engines.opset_advice import opset_for
 from twofour.errors import BadInputError
@@ -50,11 +51,14 @@ from twofour.records import (
 )
 from twofour.store import write_record
 
+if TYPE_CHECKING:
+    from twofour.pipeline.sources.live_module import LiveModule
+
 RUNS = Path("runs")
 
 
 def run_all(
-    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+    model: str | LiveModule, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> RunResult:
     """Prune, validate, export, build and report; resumes what is already in the run folder.
 
@@ -67,6 +71,7 @@ def run_all(
 def run_stages(run: Run) -> RunResult:
     """Every stage of the main job, in order."""
     _refuse_export_options(run)
+    _check_metric(run.options)
     chosen = pick_engine(run)
     check_allowed_types(run, chosen)
     _settle_opset(run, chosen)
@@ -145,18 +150,10 @@ def run_build(
 
 @contextlib.contextmanager
 def open_run(
-    model: str, out: Path | None, options: RunOptions, progress: Progress
+    model: str | LiveModule, out: Path | None, options: RunOptions, progress: Progress
 ) -> Iterator[Run]:
     """Open the source and its run folder (default `runs/<model name>`), locked."""
-    source = open_source(
-        model,
-        SourceOptions(
-            inputs=None if options.inputs is None else Path(options.inputs),
-            input_shapes=options.input_shapes,
-            input_shape_names=options.input_shape_names,
-            seed=options.seed,
-        ),
-    )
+    source = open_source(model, source_options(options)) if isinstance(model, str) else model
     # absolute: user code may change the working directory
     shown = out if out is not None else RUNS / source.name
     path = shown.absolute()
@@ -182,6 +179,16 @@ def open_run(
                 sessions=Sessions(host, options.build.threads),
                 model=None if isinstance(source, OnnxSource) else TorchModel(source, progress.note),
             )
+
+
+def source_options(options: RunOptions) -> SourceOptions:
+    """What the options of a run say about the example inputs."""
+    return SourceOptions(
+        inputs=None if options.inputs is None else Path(options.inputs),
+        input_shapes=options.input_shapes,
+        input_shape_names=options.input_shape_names,
+        seed=options.seed,
+    )
 
 
 def export_dense(run: Run) -> ExportedVariant:
@@ -225,6 +232,14 @@ def _refuse_export_options(run: Run) -> None:
             hint="export it with --precision float32 first, then convert the file: "
             "twofour export model.onnx --precision float16 --keep-float32 GLOB",
         )
+
+
+def _check_metric(options: RunOptions) -> None:
+    """A metric that cannot be called is found before hours of work, not after."""
+    if options.metric is not None:
+        from twofour.pipeline.sources.metric import load_metric
+
+        load_metric(options.metric)
 
 
 def _settle_opset(run: Run, chosen: ChosenEngine) -> None:

@@ -19,7 +19,7 @@ from twofour.pipeline.comparing.measuring import Measured, check_metric, measure
 from twofour.pipeline.comparing.planning import Planned, plan_variants
 from twofour.pipeline.comparing.request import start_worker
 from twofour.pipeline.comparing.rows import planned_rows
-from twofour.pipeline.comparing.subject import Subject, open_subject
+from twofour.pipeline.comparing.subject import NOT_LOADABLE, Subject, open_subject
 from twofour.pipeline.comparing.times import compare_emitted
 from twofour.pipeline.emitting import is_emitted_folder
 from twofour.pipeline.folder import is_run_folder, own_folder
@@ -275,6 +275,7 @@ def _notes(subject: Subject, measured: Measured) -> tuple[str, ...]:
         _input_words(subject),
         *_other_graphs(subject),
         *_far_outputs(tuple(once.values())),
+        *({NOT_LOADABLE} & {model.no_torch for model in subject.models}),
     ]
     if subject.reference is not None:
         notes.append("outputs are compared, on these inputs, with the dense module's in float32")

@@ -15,6 +15,8 @@ from twofour.reports.comparison.naming import variant_name
 _NEEDS_SPARSE = ("semi-structured", "sparse")
 """Words in the mode of an engine that packs 2:4 weights: dense ones it would prune."""
 
+NO_TORCH = "there is no torch module: compare a run folder that was made from one"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedModel:
@@ -26,6 +28,8 @@ class ComparedModel:
     plans: Mapping[str, Path] = field(default_factory=dict)
     """Mode of the tensorrt engine -> a plan that is there already."""
     torch: TorchRequest | None = None
+    no_torch: str = NO_TORCH
+    """Why `torch` is None."""
     precision: str = "unknown"
     """Types of the ONNX file's graph; a plan does not tell its own."""
     dense: bool = False
@@ -167,7 +171,7 @@ def _no_form(engine: str, model: ComparedModel) -> str | None:
     if _form_for(engine, model):
         return None
     if engine in {"torch", "torch-tensorrt"}:
-        return "there is no torch module: compare a run folder that was made from one"
+        return model.no_torch
     return "there is no ONNX file of it"
 
 

@@ -15,7 +15,7 @@ from twofour.engines.timed.modes import FLAG_OFF, GPU
 from twofour.errors import BadInputError
 from twofour.latency_records import CompareOptions
 from twofour.pipeline.agreement import load_arrays
-from twofour.pipeline.comparing.planning import ComparedModel
+from twofour.pipeline.comparing.planning import NO_TORCH, ComparedModel
 from twofour.pipeline.comparing.request import TorchRequest
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
 from twofour.pipeline.example_shapes import AskedShapes, asked_or_opt
@@ -28,7 +28,7 @@ from twofour.pipeline.onnx_io import (
     size_ranges,
 )
 from twofour.pipeline.sources.arrays import read_arrays
-from twofour.pipeline.sources.source import SourceOptions, safe_name
+from twofour.pipeline.sources.source import IN_MEMORY, SourceOptions, safe_name
 from twofour.records import BuildOptions, BuildResult, EngineName, RunManifest, TensorShape
 from twofour.store import read_record
 
@@ -37,6 +37,10 @@ FOLDER = "compare"
 """Where a comparison keeps what it builds, inside the folder of its results."""
 _PLANS = (".plan", ".engine", ".trt")
 _EXAMPLES = "inputs.npz"
+NOT_LOADABLE = (
+    "the run was given a module in memory, which cannot be loaded again: name a file.py:callable "
+    "to prune-export-build where torch variants are to be timed"
+)
 _MODEL_STAGES = ("export-dense", "inputs", "prune", "export-sparse")
 
 
@@ -132,7 +136,8 @@ def _model_of_run(
     manifest = read_record(RunManifest, folder / MANIFEST)
     weights = folder / WEIGHTS
     torch = None
-    if not manifest.source.lower().endswith(".onnx") and weights.is_file():
+    in_memory = manifest.source.startswith(IN_MEMORY)
+    if not (in_memory or manifest.source.lower().endswith(".onnx")) and weights.is_file():
         torch = TorchRequest(
             source=manifest.source,
             arguments=SourceOptions(
@@ -151,6 +156,7 @@ def _model_of_run(
         precision=precisions_of(folder / onnx_name(variant)).in_words,
         plans=_plans(folder) if variant == SPARSE else {},
         torch=torch,
+        no_torch=NOT_LOADABLE if in_memory else NO_TORCH,
         dense=variant == DENSE,
     )
 

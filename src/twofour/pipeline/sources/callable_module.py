@@ -42,7 +42,7 @@ def load_callable(reference: CodeReference, options: SourceOptions) -> LoadedMod
     inputs = (
         inputs_from_options(module, options) or given or _own_inputs(reference, module, options)
     )
-    if _is_transformers_model(module):
+    if is_transformers_model(module):
         give_tensors(module)
     return loaded_module(module, inputs.args, inputs.kwargs)
 
@@ -100,7 +100,7 @@ def _own_inputs(
     reference: CodeReference, module: nn.Module, options: SourceOptions
 ) -> ExampleInputs:
     """Example inputs the module itself knows: by its config, as Lightning's or as dummy_inputs."""
-    if _is_transformers_model(module):
+    if is_transformers_model(module):
         return invented_inputs(module, options.seed)
     for name in ("example_input_array", "dummy_inputs"):
         with user_code(reference, f"raised in {name}"):
@@ -114,7 +114,7 @@ def _own_inputs(
     )
 
 
-def _is_transformers_model(module: nn.Module) -> bool:
-    """Without importing transformers: whoever built such a model has imported it."""
+def is_transformers_model(module: nn.Module) -> bool:
+    """Whether a Hugging Face class made it; whoever built it has imported transformers."""
     transformers = sys.modules.get("transformers")
     return transformers is not None and isinstance(module, transformers.PreTrainedModel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping
@@ -36,12 +37,22 @@ def load_metric(text: str) -> UserMetric:
     function = import_attribute(reference)
     if not callable(function):
         raise BadInputError(f"{text} is of type {type(function).__name__}, no function", hint=_HINT)
+    _check_signature(text, function)
+    return UserMetric(reference=reference, function=function)
+
+
+def _check_signature(text: str, function: Callable[..., object]) -> None:
     needed = required_arguments(function)
     if len(needed) > 1:
         raise BadInputError(
             f"{text} needs {len(needed)} arguments: {', '.join(needed)}", hint=_HINT
         )
-    return UserMetric(reference=reference, function=function)
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise BadInputError(f"{text} cannot be called with predict: {error}", hint=_HINT) from error
+    except ValueError:  # a builtin that does not tell
+        return
 
 
 def run_metric(

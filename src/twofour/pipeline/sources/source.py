@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 
 
 class SourceKind(str, Enum):
-    """The four forms a model may be named in."""
+    """The four forms a model may be named in, and the one that has no name."""
 
     ONNX = "onnx"
     HF = "hf"
     CALLABLE = "callable"
     TIMM = "timm"
+    MEMORY = "memory"
+
+
+IN_MEMORY = "the module "
+"""Begins the text of a source that only lives in one process; a class follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,154 @@
+"""twofour.run(module, example_inputs): the whole chain without a file, on a copy."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from test_run import Recorder
+from torch import nn
+
+import twofour
+from twofour.errors import BadInputError
+from twofour.latency_records import CompareOptions
+from twofour.pipeline.comparing.subject import NOT_LOADABLE, open_subject
+from twofour.pipeline.run import run_all
+from twofour.pipeline.sources.live_module import LiveModule
+from twofour.pipeline.sources.source import SourceOptions
+
+FLOAT32 = twofour.RunOptions(precision=twofour.Precision.FLOAT32)
+
+
+class Scaled(nn.Module):
+    """Two products; `scale` is a plain attribute that forward goes by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(32, 64)
+        self.two = nn.Linear(64, 32)
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+        """[batch, 32] -> [batch, 32]."""
+        y: torch.Tensor = self.two(torch.relu(self.one(x))) * self.scale
+        return y if shift is None else y + shift
+
+
+@pytest.fixture
+def module() -> Scaled:
+    torch.manual_seed(0)
+    return Scaled().train()
+
+
+def _did(module: nn.Module, inputs: object, out: Path) -> list[str]:
+    recorder = Recorder()
+    run_all(LiveModule(module, inputs, SourceOptions()), out, FLOAT32, recorder)
+    return recorder.did
+
+
+def test_a_module_goes_through_the_chain_and_stays_as_it_is(module: Scaled, tmp_path: Path) -> None:
+    before = copy.deepcopy(module.state_dict())
+    result = twofour.run(module, torch.randn(4, 32), out=tmp_path / "run", options=FLOAT32)
+    assert [v.layer for v in result.report.verdicts] == ["one", "two"]
+    assert result.prune.source == "the module test_live_module.Scaled"
+    assert not twofour.validate(tmp_path / "run").broken
+    assert module.training
+    assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        torch.randn(4, 32),
+        (torch.randn(4, 32), torch.randn(4, 32)),
+        {"x": torch.randn(4, 32), "shift": torch.randn(4, 32)},
+        [torch.randn(4, 32)],
+    ],
+)
+def test_inputs_may_be_a_tensor_a_tuple_or_a_dict(module: Scaled, inputs: object) -> None:
+    loaded = LiveModule(module, inputs, SourceOptions()).load()
+    count = len(inputs) if isinstance(inputs, (tuple, list, dict)) else 1
+    assert len(loaded.args) + len(loaded.kwargs) == count
+    assert loaded.module is not module
+    assert not loaded.module.training
+
+
+def test_the_same_module_is_found_done_and_a_changed_one_is_not(
+    module: Scaled, tmp_path: Path
+) -> None:
+    inputs = torch.randn(4, 32)
+    assert _did(module, inputs, tmp_path / "run")
+    assert _did(copy.deepcopy(module).eval(), inputs.clone(), tmp_path / "run") == []
+    with torch.no_grad():
+        module.one.weight[0, 0] += 1
+    assert "prune" in _did(module, inputs, tmp_path / "run")
+
+
+def test_weights_settings_inputs_and_structure_are_in_the_key(module: Scaled) -> None:
+    def key(inputs: torch.Tensor) -> str:
+        return LiveModule(module, inputs, SourceOptions()).key()
+
+    ones = torch.ones(4, 32)
+    keys = [key(ones), key(ones * 2), key(torch.ones(5, 32))]
+    module.scale = 3.0
+    keys.append(key(ones))
+    module.two.bias.data.zero_()
+    keys.append(key(ones))
+    module.one = nn.Sequential(module.one)  # type: ignore[assignment]  # another structure
+    keys.append(key(ones))
+    assert len(set(keys)) == len(keys)
+
+
+def test_compare_says_that_a_module_in_memory_cannot_be_loaded_again(
+    module: Scaled, tmp_path: Path
+) -> None:
+    twofour.run(module, torch.randn(4, 32), out=tmp_path / "run", options=FLOAT32)
+    subject = open_subject([tmp_path / "run"], None, CompareOptions())
+    assert [model.torch for model in subject.models] == [None, None]
+    assert {model.no_torch for model in subject.models} == {NOT_LOADABLE}
+    assert all(model.onnx is not None for model in subject.models)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        (None, None, "comes without example inputs"),
+        ("x.npz", None, "the example inputs are of type str"),
+        (torch.ones(4, 32), twofour.RunOptions(input_shapes=((4, 32),)), "in the options too"),
+        ((torch.ones(4, 32),) * 3, None, "is given #0, #1, #2"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(
+    module: Scaled,
+    tmp_path: Path,
+    inputs: object,
+    options: twofour.RunOptions | None,
+    message: str,
+) -> None:
+    with pytest.raises(BadInputError, match=message):
+        twofour.run(module, inputs, out=tmp_path / "run", options=options)
+
+
+def test_a_module_that_cannot_be_copied_is_refused(module: Scaled) -> None:
+    module.hidden = torch.ones(3, requires_grad=True) * 2  # no leaf
+    with pytest.raises(BadInputError, match=r"Scaled cannot be copied: RuntimeError"):
+        LiveModule(module, torch.ones(4, 32), SourceOptions()).load()
+
+
+def test_a_metric_is_looked_at_before_the_first_stage(module: Scaled, tmp_path: Path) -> None:
+    file = tmp_path / "metric.py"
+    file.write_text("def none():\n    return 1\n\ndef two(a, b):\n    return 1\n\nnumber = 3\n")
+    for name, message in [
+        ("none", "cannot be called with predict"),
+        ("two", "needs 2 arguments"),
+        ("number", "no function"),
+        ("missing", "has no 'missing'"),
+    ]:
+        recorder = Recorder()
+        options = twofour.RunOptions(metric=f"{file}:{name}")
+        source = LiveModule(module, torch.ones(4, 32), SourceOptions())
+        with pytest.raises(BadInputError, match=message):
+            run_all(source, tmp_path / "run", options, recorder)
+        assert recorder.did == []
