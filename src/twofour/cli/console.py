@@ -10,6 +10,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 WIDTH_WITHOUT_TERMINAL = 120
+_UNFOLDED = 1 << 20
+"""Columns; no name in a log is longer."""
 
 
 def data_console() -> Console:
@@ -35,6 +37,18 @@ def say(text: str) -> None:
 def show(renderable: RenderableType) -> None:
     """A report on stdout."""
     data_console().print(renderable)
+
+
+def show_rows(renderable: RenderableType) -> None:
+    """A table on stdout; where that is no terminal every row is one line and no name is folded."""
+    if sys.stdout.isatty():
+        show(renderable)
+        return
+    console = Console(width=_UNFOLDED, soft_wrap=False, highlight=False, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    lines = capture.get().splitlines()
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in lines)
 
 
 def show_text(text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import show, show_text
+from twofour.cli.console import show_rows, show_text
 from twofour.cli.guard import guarded
 from twofour.errors import BadInputError
 
@@ -36,7 +36,7 @@ def log(
         for piece in json_pieces(found):
             show_text(piece)
     elif found.builds:
-        show(log_view(found))
+        show_rows(log_view(found))
     if not found.builds:
         notes = [f"{file.name}: {note}" for file in found.files for note in file.notes]
         raise BadInputError(

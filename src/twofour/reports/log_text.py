@@ -1,4 +1,4 @@
-"""What build logs say about sparsity, for the terminal: a summary and the layers that could win."""
+"""What build logs say about sparsity, for the terminal: facts, layers, at the end the answer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from twofour.log_records import (
     SparsityKind,
     TunedLayer,
 )
+from twofour.reports.join.build_facts import build_facts
+from twofour.reports.log_answer import answer, counted_layers
 from twofour.reports.telling_errors import telling_errors
 from twofour.reports.words import count, printable
 
@@ -27,7 +29,7 @@ _SILENT = "the log has no such line"
 
 
 def log_view(log: BuildLog) -> RenderableType:
-    """Every build with its summary, then the table of its tuned layers."""
+    """Every build with its summary and the table of its tuned layers; then the answers."""
     parts: list[RenderableType] = []
     most = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST_ROWS_IN_ALL // max(1, len(log.builds))))
     for number, build in enumerate(log.builds, 1):
@@ -37,7 +39,15 @@ def log_view(log: BuildLog) -> RenderableType:
             parts.append(_table(rows, most))
         parts.append(Text())
     notes = [f"{file.name}: {note}" for file in log.files for note in file.notes]
-    return Group(*parts, *(Text(printable(note)) for note in notes))
+    parts += [Text(printable(note)) for note in notes]
+    return Group(*parts, *(Text(line) for line in _answers(log.builds)))
+
+
+def _answers(builds: tuple[Build, ...]) -> Iterator[str]:
+    """What follows from every build, where a reader looks first: at the end."""
+    for number, build in enumerate(builds, 1):
+        start = "answer" if len(builds) == 1 else f"answer to {_heading(build, number)}"
+        yield printable(f"{start}: {answer(build)}")
 
 
 def _summary(build: Build, number: int) -> Iterator[str]:
@@ -49,7 +59,7 @@ def _summary(build: Build, number: int) -> Iterator[str]:
     yield printable(f"{_heading(build, number)}: {where}: {_outcome(build)}")
     yield printable(f"  {build.producer.value}, TensorRT {version}, {gpu}")
     yield printable(
-        f"  sparsity {build.sparsity.value}, precision {build.precision or 'not stated'}"
+        f"  sparsity {build.sparsity.value}, precision {build.precision or _by_kernels(build)}"
     )
     yield f"  eligible: {_listed(build, SparsityKind.ELIGIBLE)}"
     yield f"  chosen: {_listed(build, SparsityKind.CHOSEN)}"
@@ -85,6 +95,14 @@ def _outcome(build: Build) -> str:
     return str(build.outcome.value)
 
 
+def _by_kernels(build: Build) -> str:
+    """The types of a build that states none, as the names of its kernels show them."""
+    types = build_facts(build, build.engine_layers).types
+    if types is None:
+        return "not stated"
+    return f"not stated, {'+'.join(sorted(types)) or 'FP32'} by the names of kernels"
+
+
 def _listed(build: Build, kind: SparsityKind) -> str:
     names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
     printed = [
@@ -95,7 +113,7 @@ def _listed(build: Build, kind: SparsityKind) -> str:
     counts = f" ({', '.join(printed[:4])}{', ...' if len(printed) > 4 else ''})" if printed else ""
     if names is None:
         return (printed[0] + ", no names") if printed else _SILENT
-    return f"{count(len(names), 'layer')}{counts}"
+    return f"{counted_layers(build, kind)}{counts}"
 
 
 def _untimed(build: Build) -> Iterator[TunedLayer]:

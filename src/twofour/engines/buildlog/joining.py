@@ -15,7 +15,8 @@ _OPEN_STARTS = ("|| ", ", ")
 _TOKEN = re.compile(r"[(\[{]|[)\]}]|,(?= |$)|\|\|")
 _NARROWEST = 40
 """No paste is narrower; below it a line's length says nothing of the width."""
-_LONGEST_NAME = 20_000
+_MOST_PIECES = 20_000
+_LONGEST_NAME = 4_000
 _SIBLINGS = 50
 _DIGITS = re.compile(r"\d+")
 _ATOM = r"(?:\(Unnamed Layer\* \d+\) \[[\w ]+\]|[^\s,'\"\[\]()]+)"
@@ -68,7 +69,7 @@ class Broken:
     @property
     def full(self) -> bool:
         """Too long to be one message of a real log."""
-        return self._length > LONGEST
+        return self._length > LONGEST or len(self._pieces) > _MOST_PIECES
 
     def goes_on(self, piece: str, paste: Paste) -> bool:
         """Whether `piece` continues the list, rather than being what another program printed.
@@ -131,10 +132,12 @@ class Broken:
 
     def _is_like_others(self, entry: str, name: str) -> bool:
         """Whether another name of the list goes on as this one does, whatever the numbers."""
+        if not entry or not self._before:
+            return False
         short, long = (_DIGITS.sub("0", text) for text in (entry, name))
         start = long[: len(short) + 1 + long.startswith(" ", len(short))]
         others = (_DIGITS.sub("0", other) for other in self._before)
-        return bool(entry) and len(long) > len(short) and any(o.startswith(start) for o in others)
+        return len(long) > len(short) and any(o.startswith(start) for o in others)
 
     def add(self, piece: str) -> None:
         """Append the next physical line."""

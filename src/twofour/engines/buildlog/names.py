@@ -9,7 +9,14 @@ from functools import lru_cache
 
 _SEPARATOR = ", "
 _BRACKET_OR_SEPARATOR = re.compile(r"[(\[{]|[)\]}]|, ")
-_DOTS = re.compile(r"(?:\.{3,}|\N{HORIZONTAL ELLIPSIS})\s*(?:more)?$")
+_MORE = r"(?:and |\+ ?)?\d{1,6} (?:more|others)(?: layers?| names)?"
+_DOTS_OR_WORD = r"\.{2,}|\N{HORIZONTAL ELLIPSIS}|snip(?:ped)?|truncated|omitted|cut"
+_DOTS = re.compile(
+    rf"(?:^|(?<=[ ,]))[\[(<](?:{_DOTS_OR_WORD}|{_MORE})[^\])>]{{0,40}}[\])>]$"
+    rf"|(?:^|(?<= )){_MORE}$"
+    rf"|(?:\.{{3,}}|\N{{HORIZONTAL ELLIPSIS}})\s*(?:more|{_MORE}|[\[(<][^\])>]{{1,40}}[\])>])?$"
+)
+"""How authors say that they left names out: `....`, `...more`, `[truncated]`, `and 12 more`."""
 _SPARSE_KERNEL = re.compile(
     r"(?<![a-z])(?:sparse(?!_?(?:embed|lookup|attention|gather|scatter|segment))"
     r"|spmma|sptensor|spgemm|sp_mma)",

@@ -1,0 +1,167 @@
+"""The answer a log gives: whether sparse kernels run and, if not, what the log shows in the way."""
+
+from __future__ import annotations
+
+from twofour.log_records import (
+    Build,
+    BuildOutcome,
+    Producer,
+    SparsityFlag,
+    SparsityKind,
+    TunedLayer,
+)
+from twofour.reports.context import ALWAYS_STRONGLY_TYPED, version_numbers
+from twofour.reports.join.build_facts import build_facts
+from twofour.reports.telling_errors import telling_errors
+from twofour.reports.words import count
+
+_ALLOW = {
+    Producer.TRTEXEC: "--sparsity=enable",
+    Producer.POLYGRAPHY: "--sparse-weights",
+    Producer.TORCH_TENSORRT: "sparse_weights=True",
+    Producer.ONNXRUNTIME: "trt_sparsity_enable=1",
+    Producer.TENSORRT_LLM: "--weight_sparsity",
+}
+_ALLOW_IN_PYTHON = "config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)"
+_TELLS = {Producer.TRTEXEC: "--verbose", Producer.POLYGRAPHY: "--verbose"}
+_LOWER = {
+    Producer.TRTEXEC: "--fp16",
+    Producer.POLYGRAPHY: "--fp16",
+    Producer.TORCH_TENSORRT: "enabled_precisions={torch.float16}",
+    Producer.ONNXRUNTIME: "trt_fp16_enable=1",
+}
+_FIRST_SPARSE = (8,)
+"""TensorRT with BuilderFlag.SPARSE_WEIGHTS (release notes of 8.0)."""
+_NO_PATTERN = "no layer is eligible: the builder found no 2:4 weights in a layer that can use them"
+
+
+def answer(build: Build) -> str:
+    """One sentence on a build, and what to do where something is in the way."""
+    if build.checked_tensors and not (build.layers or build.sparsity_lines):
+        held = sum(tensor.sparse for tensor in build.checked_tensors)
+        tensors = count(len(build.checked_tensors), "tensor")
+        return f"{held} of {tensors} hold the pattern; nothing was built"
+    if build.engine_loaded or build.outcome is BuildOutcome.LOADED:
+        return _of_loaded(build)
+    running = layers_running_sparse(build)
+    if build.sparsity is SparsityFlag.FORCED:
+        run = f"{running} sparse" if running else "no layer runs sparse"
+        return (
+            f"{run}, on weights that --sparsity=force overwrote: this says nothing of the model; "
+            "prune it and rebuild with --sparsity=enable"
+        )
+    if build.outcome is BuildOutcome.FAILED and build.build_s is None:
+        errors = telling_errors(build.errors)
+        return "the build failed" + (f": {errors[0].text}" if errors else "")
+    if running:
+        return f"{running} sparse"
+    return _of_dense(build)
+
+
+def layers_running_sparse(build: Build) -> str | None:
+    """`8 layers run`, by the list of choices or the kernels in the engine; None for none."""
+    chosen = len(build.chosen or ())
+    kernels = sum(1 for layer in build.engine_layers or () if layer.sparse)
+    if not chosen and not kernels:
+        return None
+    listed = counted_layers(build, SparsityKind.CHOSEN)
+    found = listed if chosen >= kernels else count(kernels, "layer")
+    return f"{found} {'runs' if found.endswith('1 layer') else 'run'}"
+
+
+def counted_layers(build: Build, kind: SparsityKind) -> str:
+    """`8 layers`; "at least" where a list was shortened by hand or cut."""
+    names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
+    shortened = any(line.elided for line in build.sparsity_lines if line.kind is kind)
+    return ("at least " if shortened else "") + count(len(names or ()), "layer")
+
+
+def _of_loaded(build: Build) -> str:
+    if not build.engine_loaded:
+        return "a model or an engine is shown: nothing was built"
+    running = layers_running_sparse(build)
+    kernels = f"; by its layer information {running} sparse" if running else ""
+    return f"a loaded engine: nothing was built, the log of its build tells more{kernels}"
+
+
+def _of_dense(build: Build) -> str:
+    """No layer is known to run sparse: the first thing in the way."""
+    if build.sparsity is SparsityFlag.DISABLED and not build.sparsity_lines:
+        return f"sparsity was off: rebuild with {_allow(build)}"
+    if build.eligible is None:
+        return _of_silent(build)
+    if not build.eligible:
+        return _NO_PATTERN
+    return _of_eligible(build)
+
+
+def _of_silent(build: Build) -> str:
+    """The log names no eligible layer."""
+    if build.sparsity_lines:
+        return "the lists are in the log without names: the whole lines tell which layers"
+    if build.sparsity is SparsityFlag.ENABLED:
+        return f"sparsity was on, and the log has no list of layers: rebuild {_louder(build)}"
+    if () < version_numbers(build.tensorrt_version) < _FIRST_SPARSE:
+        return f"TensorRT {build.tensorrt_version} has no sparse kernels: build with 8.0 or later"
+    if build.outcome is BuildOutcome.UNFINISHED:
+        return "the log ends before the builder lists eligible layers"
+    if build.layers:
+        return (
+            "sparsity was off, as far as the log shows (it names tactics and lists no eligible "
+            f"layers): rebuild with {_allow(build)}"
+        )
+    return (
+        "the log does not say whether sparsity was on: "
+        f"rebuild with {_allow(build)}, {_louder(build)}"
+    )
+
+
+def _of_eligible(build: Build) -> str:
+    number = counted_layers(build, SparsityKind.ELIGIBLE)
+    eligible = f"{number} {'is' if number.endswith('1 layer') else 'are'} eligible"
+    if build.chosen is None:
+        return f"{eligible}; the log does not say which were chosen"
+    none = f"{eligible}, none runs sparse"
+    if build_facts(build, build.engine_layers).types == frozenset():
+        weak = version_numbers(build.tensorrt_version) < ALWAYS_STRONGLY_TYPED
+        lower = _LOWER.get(build.producer) if weak else None
+        option = f", or build weakly typed with {lower}" if lower else ""
+        return (
+            f"{none}: this build ran in FP32, which has no sparse kernels: "
+            f"export the model in float16{option}"
+        )
+    return f"{none}: {_timed(build)}"
+
+
+def _timed(build: Build) -> str:
+    """What autotuning shows of sparse kernels."""
+    sparse = [layer for layer in build.layers if layer.best_sparse_ms is not None]
+    if sparse:
+        return _slower(sparse)
+    if not any(layer.tactics for layer in build.layers):
+        return f"no times are in the log, rebuild {_louder(build)} to see them"
+    if build.timing_cache.hides_timings:
+        return "no sparse kernel was timed in this log, but a timing cache answered for some layers"
+    return "no sparse kernel was timed"
+
+
+def _slower(sparse: list[TunedLayer]) -> str:
+    ratios = [
+        layer.best_sparse_ms / layer.best_dense_ms
+        for layer in sparse
+        if layer.best_sparse_ms is not None and layer.best_dense_ms
+    ]
+    timed = f"sparse kernels were timed for {count(len(sparse), 'layer')}"
+    if not ratios:
+        return timed
+    if min(ratios) > 1:
+        return f"{timed}, and dense ones were faster (the closest by {min(ratios):.3f}x)"
+    return f"{timed}, and the builder kept dense ones for the whole engine"
+
+
+def _allow(build: Build) -> str:
+    return _ALLOW.get(build.producer, _ALLOW_IN_PYTHON)
+
+
+def _louder(build: Build) -> str:
+    return f"with {_TELLS.get(build.producer, 'a logger at VERBOSE')}"

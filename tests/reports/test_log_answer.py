@@ -1,0 +1,125 @@
+"""`twofour log` ends with the answer: what runs sparse, or the first thing in the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from twofour.engines.buildlog.read import parse_lines
+from twofour.log_records import BuildLog
+from twofour.reports.log_answer import answer
+from twofour.reports.log_text import log_view
+from twofour.reports.text import plain_text
+
+TRTEXEC = "[11/21/2026-13:02:35] [V] [TRT] "
+OWN = "[11/21/2026-13:02:35] [I] "
+PYTHON = "[11/21/2026-13:02:35] [TRT] [V] "
+RUNNER = "--------------- Timing Runner: a (CaskConvolution[0x80000009])"
+DENSE = "Tactic Name: sm80_xmma_fprop_implicit_gemm_f16f16_f16f16 Tactic: 0x1 Time: 0.5"
+SPARSE = "Tactic Name: sm80_xmma_fprop_sparse_conv_f16f16_sptensor Tactic: 0x2 Time: 0.75"
+FLOAT32 = "Tactic Name: sm80_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32 Tactic: 0x1 Time: 0.5"
+FOUND = "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b"
+NONE = "(Sparsity) Chose 0 layer(s) using sparse tactics:"
+DONE = "Engine generation completed in 3.5 seconds."
+
+
+def answer_to(*lines: str) -> str:
+    (build,) = parse_lines(lines)
+    return answer(build)
+
+
+def verbose(*messages: str) -> str:
+    return answer_to(*(PYTHON + message for message in (*messages, DONE)))
+
+
+def test_layers_that_run_sparse_are_counted() -> None:
+    assert verbose(FOUND, f"{NONE.replace('0', '1')} a") == "1 layer runs sparse"
+    assert verbose(FOUND, f"{NONE.replace('0', '2')} a, b") == "2 layers run sparse"
+    for end in ("a, ....", "a, ...", "a, [...]", "a, and 7 more", "a, (7 more)", "a, <snip>"):
+        assert verbose(FOUND, f"{NONE.replace('0', '8')} {end}") == "at least 1 layer runs sparse"
+    cut = "Name: a, LayerType: gemm, TacticName: sm80_xmma_sparse_gemm_f16f16_sptensor16x8x32"
+    assert answer_to(PYTHON + "Engine Layer Information:", "Layers:", cut) == (
+        "a model or an engine is shown: nothing was built"
+    )
+    assert answer_to(PYTHON + DONE, "Layers:", cut) == "1 layer runs sparse"
+
+
+def test_sparsity_that_was_off_says_how_to_allow_it_where_the_log_comes_from() -> None:
+    off = f"{OWN}Sparsity: Disabled"
+    assert answer_to(off, TRTEXEC + DONE) == "sparsity was off: rebuild with --sparsity=enable"
+    flags = ("[I] Building engine with configuration:", "    Flags                  | [FP16]")
+    assert answer_to(*flags, "[I] Finished engine building in 3.5 seconds") == (
+        "sparsity was off: rebuild with --sparse-weights"
+    )
+    assert verbose(RUNNER, DENSE) == (
+        "sparsity was off, as far as the log shows (it names tactics and lists no eligible "
+        "layers): rebuild with config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)"
+    )
+
+
+def test_an_engine_in_float32_is_told_before_anything_else_is_blamed() -> None:
+    said = verbose(RUNNER, FLOAT32, FOUND, NONE)
+    assert said == (
+        "2 layers are eligible, none runs sparse: this build ran in FP32, which has no sparse "
+        "kernels: export the model in float16"
+    )
+    stated = answer_to(f"{OWN}Precision: FP32", *(TRTEXEC + m for m in (FOUND, NONE, DONE)))
+    assert stated.endswith("export the model in float16, or build weakly typed with --fp16")
+    shown = plain_text(
+        log_view(BuildLog(files=(), builds=parse_lines(PYTHON + m for m in (RUNNER, FLOAT32))))
+    )
+    assert "precision not stated, FP32 by the names of kernels" in shown
+
+
+def test_times_say_whether_a_sparse_kernel_was_tried() -> None:
+    start = "2 layers are eligible, none runs sparse: "
+    assert verbose(RUNNER, DENSE, FOUND, NONE) == start + "no sparse kernel was timed"
+    assert verbose(RUNNER, DENSE, SPARSE, FOUND, NONE) == (
+        start + "sparse kernels were timed for 1 layer, and dense ones were faster "
+        "(the closest by 1.500x)"
+    )
+    assert verbose(FOUND, NONE) == (
+        start + "no times are in the log, rebuild with a logger at VERBOSE to see them"
+    )
+    cached = "a [Half(1)] got cached result: CaskConvolution, tactic 0x1, 0.5 ms"
+    assert verbose(RUNNER, DENSE, cached, FOUND, NONE) == (
+        start
+        + "no sparse kernel was timed in this log, but a timing cache answered for some layers"
+    )
+
+
+def test_what_is_no_build_of_this_log_is_said() -> None:
+    loads = "&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec --loadEngine=a.plan"
+    assert answer_to(
+        loads, f"{OWN}Sparsity: Disabled", f"{OWN}[TRT] Loaded engine size: 2 MiB"
+    ) == ("a loaded engine: nothing was built, the log of its build tells more")
+    assert answer_to("[I] Found sparse tensor: a", "[W] Found non-sparse tensor: b") == (
+        "1 of 2 tensors hold the pattern; nothing was built"
+    )
+    assert answer_to(PYTHON + RUNNER, PYTHON + DENSE) == (
+        "the log ends before the builder lists eligible layers"
+    )
+    error = "[11/21/2026-13:02:35] [TRT] [E] In node 3: not supported"
+    failed = "[11/21/2026-13:02:35] [TRT] [E] Building engine failed"
+    assert answer_to(error, failed) == "the build failed: In node 3: not supported"
+
+
+def test_forced_weights_are_no_evidence() -> None:
+    said = answer_to(f"{OWN}Sparsity: Forced", TRTEXEC + FOUND, TRTEXEC + NONE, TRTEXEC + DONE)
+    assert said == (
+        "no layer runs sparse, on weights that --sparsity=force overwrote: this says nothing of "
+        "the model; prune it and rebuild with --sparsity=enable"
+    )
+
+
+@pytest.mark.parametrize("end", ["a, b, ....", "a, b, [truncated]", "a, b, … (37 more)"])
+def test_a_shortened_list_counts_at_least_the_names_it_has(end: str) -> None:
+    line = f"{PYTHON}(Sparsity) Found 39 layer(s) eligible to use sparse tactics: {end}"
+    shown = plain_text(log_view(BuildLog(files=(), builds=parse_lines([line]))))
+    assert "  eligible: at least 2 layers (39 printed at line 1)\n" in shown
+    assert shown.splitlines()[-1].startswith("answer: at least 2 layers are eligible")
+
+
+def test_the_answers_of_several_builds_stand_together_at_the_end() -> None:
+    lines = [PYTHON + message for message in (f"{NONE} a", DONE)] * 2
+    shown = plain_text(log_view(BuildLog(files=(), builds=parse_lines(lines)))).splitlines()
+    assert [line.split(":")[0] for line in shown[-2:]] == ["answer to build 1", "answer to build 2"]
