@@ -288,6 +288,43 @@ def test_an_output_with_a_second_use_in_float_is_not_quantized() -> None:
 
 
 @pytest.mark.parametrize(
+    ("zero_point", "said"),
+    [(np.int8(3), "3"), (np.uint8(128), "128"), (np.uint8(0), None), (np.int8(0), None)],
+)
+@pytest.mark.parametrize("only_at", ["input", "output", "both"])
+def test_a_zero_point_of_activations_keeps_the_whole_file_out_of_tensorrt(
+    zero_point: np.generic, said: str | None, only_at: str
+) -> None:
+    """TensorRT 10 and 11 parse int8 and uint8 with 0, and refuse the file for any other."""
+    zeros = {"xz": np.zeros((), zero_point.dtype), "rz": np.zeros((), zero_point.dtype)}
+    for name in {"input": ("xz",), "output": ("rz",), "both": ("xz", "rz")}[only_at]:
+        zeros[name] = np.array(zero_point)
+    scale = np.array(0.05, np.float32)
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "xz"], ["xq"], name="qx"),
+        helper.make_node("DequantizeLinear", ["xq", "s", "xz"], ["xd"], name="dx"),
+        helper.make_node("DequantizeLinear", ["w", "s"], ["wd"], name="dw"),
+        helper.make_node("Conv", ["xd", "wd"], ["c"], name="conv"),
+        helper.make_node("Conv", ["c", "float"], ["c2"], name="plain"),
+        helper.make_node("QuantizeLinear", ["c2", "s", "rz"], ["rq"], name="qr"),
+        helper.make_node("DequantizeLinear", ["rq", "s", "rz"], ["y"], name="dr"),
+    ]
+    arrays = {
+        "w": om.weights(16, 32, 1, 1, dtype=np.int8),
+        "float": om.weights(16, 16, 1, 1),
+        "s": scale,
+        **zeros,
+    }
+    model = om.model(nodes, arrays, inputs={"x": [1, 32, 4, 4]})
+    for weight in find_weights(model, TWO_FOUR).weights:
+        assert weight.axis == 1
+        codes = [r.code for r in weight.reasons]
+        assert codes == ([] if said is None else [ReasonCode.ZERO_POINT])
+        if said is not None:
+            assert f"has the zero point {said}, and it takes 0 alone" in weight.reasons[0].message
+
+
+@pytest.mark.parametrize(
     ("weight", "zero_point", "said"),
     [
         (om.weights(16, 32, 3, 3, dtype=np.int8), np.array(3, np.int8), "3"),

@@ -16,7 +16,7 @@ from twofour.graph_cuts import CUTS
 from twofour.graph_files import load_external, parse_model, verify_external
 from twofour.graph_functions import check_functions
 from twofour.graph_layer import Layer, find_layer, has_weight, weight_input
-from twofour.graph_precision import quantized_tensors
+from twofour.graph_precision import quantized_tensors, refusal_reason
 from twofour.graph_scope import Node, Scope, function_scopes, scopes
 from twofour.records import NotCovered, Pattern, Reason, ReasonCode, Weight
 
@@ -81,7 +81,7 @@ def _find_weights(
             goes_on = any(name in quantized for name in node.proto.output)
             layers.append(find_layer(scope, node, position, pattern, quantized=goes_on))
     return GraphWeights(
-        weights=_tied(layers, opened),
+        weights=_with_refusal(_tied(layers, opened), refusal_reason(opened)),
         tensors=tuple(layer.found.tensor for layer in layers),
         activation_products=products,
         not_covered=not_covered(
@@ -90,6 +90,18 @@ def _find_weights(
             frozenset(id(layer.found.tensor) for layer in layers),
             {layer.node: layer.position for layer in layers},
         ),
+    )
+
+
+def _with_refusal(weights: tuple[Weight, ...], refusal: Reason | None) -> tuple[Weight, ...]:
+    """What keeps the whole file out of TensorRT is a reason for each of its layers."""
+    if refusal is None:
+        return weights
+    return tuple(
+        weight
+        if any(reason.code is refusal.code for reason in weight.reasons)
+        else replace(weight, reasons=(*weight.reasons, refusal))
+        for weight in weights
     )
 
 

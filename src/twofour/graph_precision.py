@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from twofour.graph_files import read_tensor
@@ -63,7 +65,7 @@ def zero_point_reason(found: Trace) -> Reason | None:
     for step in found.steps:
         if step.node.proto.op_type not in (*QUANTIZE, *DEQUANTIZE):
             continue
-        value = _zero_point(step)
+        value = _zero_point(step.node, step.scope)
         if value != 0:
             said = "not a constant" if value is None else f"{value:g}"
             return Reason(
@@ -71,6 +73,26 @@ def zero_point_reason(found: Trace) -> Reason | None:
                 message=f"{step.node.op} node {step.node.label!r} of weight {found.constant!r}"
                 f" has the zero point {said}; sparse math needs 0: quantise symmetrically",
             )
+    return None
+
+
+def refusal_reason(opened: Iterable[Scope]) -> Reason | None:
+    """A ZERO_POINT reason for every layer of a file that TensorRT does not parse for a zero point.
+
+    Of activations too: the parser takes 0 alone, of int8 and of uint8 (but for DLA).
+    """
+    for scope in opened:
+        for node in scope.nodes:
+            if node.proto.op_type not in (*QUANTIZE, *DEQUANTIZE):
+                continue
+            value = _zero_point(node, scope)
+            if value:
+                return Reason(
+                    code=ReasonCode.ZERO_POINT,
+                    message=f"TensorRT refuses the file: {node.op} node {node.label!r} has the zero"
+                    f" point {value:g}, and it takes 0 alone",
+                    source="onnx-tensorrt: Non-zero zero point is not supported",
+                )
     return None
 
 
@@ -110,13 +132,13 @@ def _quantized_dtype(step: Step) -> str:
     return DTYPES.get(integer(node, "output_dtype", 2), "unknown")
 
 
-def _zero_point(step: Step) -> float | None:
+def _zero_point(node: Node, scope: Scope) -> float | None:
     """The zero point that is furthest from 0; None where it is not a readable constant."""
-    node = step.node.proto
-    if len(node.input) < 3 or not node.input[2]:
+    proto = node.proto
+    if len(proto.input) < 3 or not proto.input[2]:
         return 0.0
-    owner = step.scope.owner(node.input[2])
-    tensor = owner.constants.get(node.input[2]) if owner else None
+    owner = scope.owner(proto.input[2])
+    tensor = owner.constants.get(proto.input[2]) if owner else None
     if owner is None or tensor is None:
         return None
     if not is_readable(dtype_name(tensor)):

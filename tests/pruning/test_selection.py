@@ -137,15 +137,17 @@ def test_an_include_of_the_impossible_names_the_layer_and_why() -> None:
     with pytest.raises(BadInputError, match=r"hyper.*made in every forward"):
         choose(MIXED, TWO_FOUR, Selection(include=("hyper",)))
     point = Reason(code=ReasonCode.ZERO_POINT, message="zero point is 3")
+    rows = (linear("q8", axis=None, reasons=(point,)),)
     with pytest.raises(BadInputError, match=r"q8.*zero point is 3"):
-        choose((linear("q8", reasons=(point,)),), TWO_FOUR, Selection(include=("q*",)))
+        choose(rows, TWO_FOUR, Selection(include=("q*",)))
     with pytest.raises(BadInputError, match=r"flat.*no axis"):
         choose((linear("flat", axis=None),), TWO_FOUR, Selection(include=("flat",)))
 
 
-def test_nothing_overrides_a_zero_point() -> None:
+def test_nothing_overrides_a_zero_point_of_the_weight_and_one_of_activations_only_informs() -> None:
     point = Reason(code=ReasonCode.ZERO_POINT, message="zero point is 3")
-    assert pruned((linear("q8", reasons=(point,)),), ALL) == []
+    assert pruned((linear("q8", axis=None, reasons=(point,)),), ALL) == []
+    assert pruned((linear("q8", reasons=(point,)),), Selection()) == ["q8"]
 
 
 def test_reasons_that_only_inform_do_not_stop_pruning() -> None:

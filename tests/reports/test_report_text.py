@@ -33,6 +33,7 @@ from twofour.records import (
     Selection,
     VerdictName,
 )
+from twofour.reports.cells import pattern_word
 from twofour.reports.text import (
     drift_lines,
     eligibility_table,
@@ -207,3 +208,18 @@ def test_the_drift_lines_give_cosine_error_and_metrics(
         metrics=(Metric(name="accuracy", dense=0.9867, sparse=0.9844),),
     )
     golden(GOLDEN / "drift.txt", plain_text(drift_lines(made)))
+
+
+def test_what_cannot_break_the_pattern_does_not_count_as_holding_it() -> None:
+    dw, image = conv("dw", 96, 96, groups=96), conv("image", 1, 64)
+    rgb, mix = conv("rgb", 3, 64), conv("mix", 512, 512)
+    checks = validation(*map(check, (dw, image, mix)), check(rgb, violations=5))
+    table = plain_text(validation_table(checks)).splitlines()
+    assert table[-1].startswith(
+        "2:4 holds in 1 of 2 weights (2 more too narrow to break it); broken"
+    )
+    assert [line.split()[-1] for line in table if line.startswith(("dw", "image", "mix"))] == [
+        *("trivial", "trivial", "holds")
+    ]
+    words = {v.layer: pattern_word(v) for v in report(dw, image, mix).verdicts}
+    assert words == {"dw": "trivial", "image": "trivial", "mix": "2:4"}

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from twofour.records import BuildResult, ExportedVariant, ExportResult, RunResult, VariantCheck
 from twofour.reports.latency_text import latency_table
-from twofour.reports.text import drift_lines, eligibility_table
+from twofour.reports.text import drift_lines, eligibility_table, holding_words
 
 _MB = 1e6
 
@@ -53,11 +53,7 @@ def export_view(exported: ExportedVariant, checked: VariantCheck) -> RenderableT
 
 
 def _files(exported: ExportResult) -> list[Text]:
-    holding = sum(not check.violations for check in exported.pattern.checks)
-    checked = len(exported.pattern.checks)
-    lines = [
-        f"{exported.pattern.pattern} holds in {holding} of {checked} weights of "
-        f"{exported.pattern.files[0]}, read back from the file"
-    ]
+    found = exported.pattern
+    lines = [f"{holding_words(found)} of {found.files[0]}, read back from the file"]
     lines += [f"{file.file}: {file.size_bytes / _MB:.1f} MB" for file in exported.files]
     return [Text(line) for line in lines]

@@ -15,9 +15,9 @@ Choice = tuple[Weight, bool, tuple[Reason, ...]]
 _IMPOSSIBLE = {
     ReasonCode.NOT_CONSTANT,
     ReasonCode.PICKED_AT_RUN_TIME,
-    ReasonCode.ZERO_POINT,
 }
-"""Reasons no option overrides: there is no stored array, or a stored 0 is not a zero."""
+"""Reasons no option overrides: there is no stored array. An array in which a stored 0 is not a zero
+has no axis; a zero point of activations keeps TensorRT off, and pruning is none of its business."""
 _LEFT_DENSE = _IMPOSSIBLE | {
     ReasonCode.GROUPED_CONV,
     ReasonCode.DEPTHWISE_CONV,

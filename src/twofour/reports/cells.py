@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from twofour.records import Evidence, ReasonCode, Verdict
+from twofour.records import Evidence, Pattern, ReasonCode, Verdict
+from twofour.reports.obstacles import HARDWARE_PATTERN
 from twofour.reports.rules import surprises
 from twofour.reports.words import axis_name, printable, times
 
@@ -17,9 +18,20 @@ def name_cell(name: str) -> str:
     return printable(name) or NO_NAME
 
 
+TRIVIAL = "trivial"
+"""Of a pattern that no weight of such a shape can break, so that it says nothing."""
+
+
 def pattern_word(verdict: Verdict) -> str:
-    """Whether the stored array is 2:4; "?" where nobody looked."""
-    return {True: "2:4", False: "broken", None: "?"}[verdict.pattern_holds]
+    """Whether the array is 2:4; "trivial" where it could not be else, "?" where nobody looked."""
+    if verdict.pattern_holds and holds_trivially(verdict.shape, verdict.axis, HARDWARE_PATTERN):
+        return TRIVIAL
+    return {True: str(HARDWARE_PATTERN), False: "broken", None: "?"}[verdict.pattern_holds]
+
+
+def holds_trivially(shape: tuple[int, ...], axis: int | None, pattern: Pattern) -> bool:
+    """Whether the axis is too short to break it: depthwise kernels, images of one channel."""
+    return axis is not None and shape[axis] <= pattern.n
 
 
 def surprise(verdict: Verdict) -> str | None:

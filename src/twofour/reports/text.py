@@ -20,6 +20,7 @@ from twofour.records import (
     EligibilityReport,
     Evidence,
     OutputAgreement,
+    Pattern,
     PrunedWeight,
     PruneResult,
     Reason,
@@ -29,7 +30,13 @@ from twofour.records import (
     VerdictName,
     WeightCheck,
 )
-from twofour.reports.cells import main_reason, pattern_word, surprise
+from twofour.reports.cells import (
+    TRIVIAL,
+    holds_trivially,
+    main_reason,
+    pattern_word,
+    surprise,
+)
 from twofour.reports.rows import Row, collapse
 from twofour.reports.summary import advice_lines, title_line, totals
 from twofour.reports.uncovered import not_covered_lines
@@ -110,7 +117,8 @@ def validation_table(validation: Validation) -> RenderableType:
     for file in files:
         if file:
             tables.append(Text(printable(file), style="bold"))
-        tables.append(_checks_table([c for c in validation.checks if c.file == file]))
+        checks = [c for c in validation.checks if c.file == file]
+        tables.append(_checks_table(checks, validation.pattern))
     skipped = [
         Text.assemble("not checked: ", printable(w.layer), ": ", _sentences(w.reasons))
         for w in validation.skipped
@@ -119,7 +127,17 @@ def validation_table(validation: Validation) -> RenderableType:
     return Group(*tables, *skipped, Text(_validation_line(validation)), *beside)
 
 
-def _checks_table(checks: Sequence[WeightCheck]) -> Table:
+def holding_words(validation: Validation) -> str:
+    """In how many weights the pattern holds; those that could not break it count apart."""
+    pattern, checks = validation.pattern, validation.checks
+    telling = [c for c in checks if not holds_trivially(c.shape, c.axis, pattern)]
+    holding = sum(not c.violations for c in telling)
+    line = f"{pattern} holds in {holding} of {count(len(telling), 'weight')}"
+    narrow = len(checks) - len(telling)
+    return f"{line} ({narrow:,} more too narrow to break it)" if narrow else line
+
+
+def _checks_table(checks: Sequence[WeightCheck], pattern: Pattern) -> Table:
     table = _table("layer", "op", "shape", "axis", "groups", "violations", "first at", "verdict")
     for check in checks:
         table.add_row(
@@ -130,7 +148,7 @@ def _checks_table(checks: Sequence[WeightCheck]) -> Table:
             Text(f"{check.groups_checked:,}", justify="right"),
             Text(f"{check.violations:,}", justify="right"),
             Text("-" if check.first_violation is None else str(list(check.first_violation))),
-            _check_cell(check),
+            _check_cell(check, pattern),
         )
     return table
 
@@ -240,9 +258,10 @@ def _why(row: Row) -> str:
     return text
 
 
-def _check_cell(check: WeightCheck) -> Text:
+def _check_cell(check: WeightCheck, pattern: Pattern) -> Text:
     if not check.violations:
-        return Text("holds", style="green")
+        trivial = holds_trivially(check.shape, check.axis, pattern)
+        return Text(TRIVIAL if trivial else "holds", style="green")
     word = "broken" if check.required else "dense"
     if check.holds_along is not None:
         word += f", holds along axis {check.holds_along}"
@@ -250,9 +269,7 @@ def _check_cell(check: WeightCheck) -> Text:
 
 
 def _validation_line(validation: Validation) -> str:
-    holding = sum(not c.violations for c in validation.checks)
-    line = f"{validation.pattern} holds in {holding} of {count(len(validation.checks), 'weight')}"
-    broken = len(validation.broken)
+    line, broken = holding_words(validation), len(validation.broken)
     if broken:
         return f"{line}; broken in {count(broken, 'weight')} that had to be {validation.pattern}"
     required = sum(c.required for c in validation.checks)
