@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from twofour.notebook import Glance
 from twofour.records import SCHEMA_VERSION, Gpu, LayerTime, OutputAgreement
 
 
@@ -277,8 +278,8 @@ class Machine:
     end: Clocks | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LatencyComparison(Glance):
     """latency.json."""
 
     source: str

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from twofour.notebook import Glance
+
 LOG_SCHEMA_VERSION = 1
 
 
@@ -417,8 +419,8 @@ class LogFile:
     """Damage that was met: a truncated archive, lines that were cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildLog:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BuildLog(Glance):
     """Everything the given logs say, build by build in the order of the files."""
 
     files: tuple[LogFile, ...]

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import ClassVar
 
 from twofour.errors import BadInputError
+from twofour.notebook import Glance
 
 SCHEMA_VERSION = 1
 LARGEST_M = 32
@@ -222,8 +223,8 @@ class PrunedWeight:
     """Why it was left dense; for a pruned weight, what else the user should know."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PruneResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PruneResult(Glance):
     """prune.json."""
 
     source: str
@@ -261,8 +262,8 @@ class WeightCheck:
     """Which of the validation's files it is from, where there are several."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Validation(Glance):
     """validate.json: the rule applied to every weight of the files that were saved."""
 
     files: tuple[str, ...]
@@ -836,8 +837,8 @@ class EligibilityTotals:
     """What could not be computed, and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EligibilityReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EligibilityReport(Glance):
     """eligibility.json."""
 
     model: str
@@ -984,8 +985,8 @@ class RunManifest:
     schema_version: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunResult(Glance):
     """What a whole run gives back: its folder and the records in it."""
 
     folder: str
