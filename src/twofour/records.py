@@ -104,6 +104,8 @@ class ReasonCode(str, Enum):
     LOG_CONTRADICTS = "LOG_CONTRADICTS"
     QUALIFIES = "QUALIFIES"
     """Nothing known speaks against sparse math: the reason of a plainly eligible layer."""
+    NOT_EXPORTED = "NOT_EXPORTED"
+    """Pruning knows the layer, and no node of the exported graph is of it."""
     PICKED_AT_RUN_TIME = "PICKED_AT_RUN_TIME"
     """Another matrix of a stored stack is the weight in every run, as with experts."""
     NOT_CHECKED = "NOT_CHECKED"

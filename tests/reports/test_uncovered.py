@@ -6,14 +6,25 @@ import csv
 import io
 from dataclasses import replace
 
-from report_cases import conv, matmul, report
+from report_cases import check, conv, matmul, reason, report
 
-from twofour.records import EligibilityReport, NotCovered, Share, ShareUnit
+from twofour.records import (
+    EligibilityReport,
+    Evidence,
+    NotCovered,
+    PrunedWeight,
+    ReasonCode,
+    Share,
+    ShareUnit,
+    VerdictName,
+)
 from twofour.reports.csv_table import to_csv
 from twofour.reports.html import to_html
 from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.gates import Gates, check_gates
 from twofour.reports.join.joined import join_report
 from twofour.reports.markdown import to_markdown
+from twofour.reports.not_exported import not_exported, with_not_exported
 from twofour.reports.summary import advice_lines, totals
 from twofour.reports.text import eligibility_table, plain_text
 from twofour.reports.uncovered import not_covered_lines
@@ -107,3 +118,72 @@ def test_a_model_without_a_row_has_its_weights_in_the_totals_all_the_same() -> N
     empty = replace(report(not_covered=(LSTM,)))
     assert (empty.summary.layers, empty.summary.weights) == (0, 600_000)
     assert totals(empty)[0].weights == "0 weights (0.0 %)"
+
+
+# --- gates ----------------------------------------------------------------------------------------
+
+
+def test_a_share_of_layers_counts_the_nodes_that_no_row_names() -> None:
+    assert check_gates(recurrent(), Gates(min_eligible=0.9)) == (
+        "1 of 3 layers eligible: 0.33, gate 0.9",
+        "not covered: 600,000 weights in LSTM (2): neither pruned nor judged",
+    )
+    assert check_gates(recurrent(), Gates(min_eligible=0.3)) == ()
+
+
+def test_what_no_row_names_may_be_allowed_and_breaks_no_pattern() -> None:
+    allowed = Gates(min_eligible=1.0, allow_reasons=(ReasonCode.UNSUPPORTED_OP,))
+    assert check_gates(recurrent(), allowed) == ()
+    assert check_gates(recurrent(), Gates(no_broken=True)) == ()
+
+
+def test_weights_that_the_models_own_code_uses_count_as_well() -> None:
+    by_hand = matmul("hand", 512, 512, reasons=(reason(ReasonCode.NOT_A_LAYER),))
+    dense = replace(check(by_hand, violations=9), required=False)
+    made = report(matmul("head", 512, 512), (by_hand, dense))
+    (headline, line) = check_gates(made, Gates(min_eligible=0.9))
+    assert headline == "1 of 2 layers eligible: 0.5, gate 0.9"
+    assert line.startswith("hand: not-eligible, NOT_A_LAYER")
+    assert check_gates(made, Gates(min_eligible=1.0, allow_reasons=(ReasonCode.NOT_A_LAYER,))) == ()
+    assert check_gates(made, Gates(no_broken=True)) == ()
+
+
+# --- layers that the export lacks -----------------------------------------------------------------
+
+
+def pruned(layer: str, *, tied_to: tuple[str, ...] = ()) -> PrunedWeight:
+    weight = matmul(layer, 64, 32, op="Linear", node=None, tied_to=tied_to)
+    return PrunedWeight(weight=weight, pruned=True, zeros=1024, kept_magnitude=0.8, reasons=())
+
+
+def test_layers_without_a_product_or_constant_in_the_graph_are_missing() -> None:
+    rows = (pruned("head"), pruned("aux"), pruned("by_hand"), pruned("twin", tied_to=("head",)))
+    missing = not_exported(rows, ["head.weight"], ["by_hand.weight", "val_3"])
+    assert [(row.weight.layer, row.weight.weight) for row in missing] == [
+        ("aux", "aux.weight"),
+        ("twin", None),
+    ]
+
+
+def test_a_layer_that_was_not_exported_is_a_row_that_counts() -> None:
+    joined = join_report(report(matmul("head", 512, 512)), BuildEvidence())
+    made = with_not_exported(joined, (pruned("aux"),))
+    row = made.verdicts[-1]
+    assert (row.layer, row.verdict, row.evidence) == (
+        "aux",
+        VerdictName.NOT_IN_ENGINE,
+        Evidence.PREDICTED,
+    )
+    assert row.reasons[0].code is ReasonCode.NOT_EXPORTED
+    assert row.reasons[0].message.startswith("pruned, and no node of the exported graph uses it")
+    summary = made.summary
+    assert (summary.layers, summary.not_in_engine) == (2, 1)
+    assert (summary.weights, summary.weights_eligible) == (512 * 512 + 64 * 32, 512 * 512)
+    assert made.totals is not None
+    assert (made.totals.shares[0].total, made.totals.shares[0].other) == (264_192.0, 2048.0)
+    assert check_gates(made, Gates(min_eligible=1.0)) == ()
+
+
+def test_a_report_of_which_all_is_exported_stays_as_it_is() -> None:
+    made = report(matmul("head", 512, 512))
+    assert with_not_exported(made, ()) is made

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from twofour.engines.gpu import find_gpu
 from twofour.errors import BadInputError
-from twofour.graph import find_weights, load_model
+from twofour.graph import GraphWeights, find_weights, load_model
 from twofour.latency_records import LatencyComparison
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run, onnx_files, onnx_name
 from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
@@ -28,6 +28,7 @@ from twofour.records import (
     LayerMap,
     LayerName,
     Pattern,
+    PrunedWeight,
     PruneResult,
     Reason,
     ReasonCode,
@@ -44,6 +45,7 @@ from twofour.reports.join.from_log import report_from_engine
 from twofour.reports.join.joined import join_report
 from twofour.reports.join.sightings import name_places
 from twofour.reports.markdown import to_markdown
+from twofour.reports.not_exported import not_exported, with_not_exported
 from twofour.reports.words import printable
 from twofour.store import read_record, write_text
 
@@ -92,6 +94,7 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
         )
         report = predict(weights, _hardware_validation(run, facts.exported), context)
         report = join_report(report, evidence)
+        report = with_not_exported(report, _not_exported(pruned, facts.layers, found))
         write_text(run.file(MARKDOWN), to_markdown(report))
         page = to_html(
             report,
@@ -119,6 +122,14 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
         ),
     )
     return run.runner.run(stage, EligibilityReport, work)
+
+
+def _not_exported(
+    pruned: PruneResult, layers: LayerMap, found: GraphWeights
+) -> tuple[PrunedWeight, ...]:
+    constants = [name for group in found.not_covered for name in group.arrays]
+    constants += [weight.weight for weight in found.weights if weight.weight is not None]
+    return not_exported(pruned.weights, [name.parameter for name in layers.layers], constants)
 
 
 def named(

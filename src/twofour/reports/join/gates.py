@@ -9,11 +9,13 @@ from twofour.errors import BadInputError
 from twofour.records import (
     EligibilityReport,
     Evidence,
+    NotCovered,
     Reason,
     ReasonCode,
     Verdict,
     VerdictName,
 )
+from twofour.reports.uncovered import not_covered_lines
 from twofour.reports.words import count
 
 _GOOD = {
@@ -28,8 +30,10 @@ class Gates:
 
     Layers do not count that were left dense on purpose (by option; by default grouped and depthwise
     convolutions and axes that are no multiple of 4), that are not in the engine, or that would miss
-    the gate and have an allowed reason, be it their main one or not. With allowed reasons and no
-    other gate, every layer left must be eligible or chosen.
+    the gate and have an allowed reason, be it their main one or not. Weights that pruning does not
+    reach (not covered, or used by the model's own code) were left dense by nobody: shares count
+    them, UNSUPPORTED_OP and NOT_A_LAYER allow them. With allowed reasons and no other gate, every
+    layer left must be eligible or chosen.
     Raises BadInputError for a share outside of 0 to 1.
     """
 
@@ -60,7 +64,9 @@ def check_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
     if least is None and gates.min_chosen is None and not gates.no_broken:
         least = 1.0
     there = [v for v in report.verdicts if _counts(v)]
-    _refuse_nothing(there)
+    beside = () if ReasonCode.UNSUPPORTED_OP in gates.allow_reasons else _factors(report)
+    reached = [*there, *filter(_by_hand, report.verdicts)]
+    _refuse_nothing((*reached, *beside))
     if least is not None or gates.min_chosen is not None:
         _refuse_no_evidence(report)
     if gates.min_chosen is not None:
@@ -68,8 +74,8 @@ def check_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
     if gates.no_broken:
         _refuse_no_model(there)
     missed = [
-        *_short("eligible", there, least, gates.allow_reasons),
-        *_short("chosen", there, gates.min_chosen, gates.allow_reasons),
+        *_short("eligible", reached, beside, least, gates.allow_reasons),
+        *_short("chosen", reached, beside, gates.min_chosen, gates.allow_reasons),
         *(_broken(there, gates.allow_reasons) if gates.no_broken else ()),
     ]
     lines = [headline for headline, _ in missed]
@@ -80,7 +86,17 @@ def _counts(verdict: Verdict) -> bool:
     return verdict.verdict is not VerdictName.NOT_IN_ENGINE and verdict.required is not False
 
 
-def _refuse_nothing(counted: Sequence[Verdict]) -> None:
+def _by_hand(verdict: Verdict) -> bool:
+    """Whether pruning did not reach the weight, as the model's own code multiplies by it."""
+    is_there = verdict.verdict is not VerdictName.NOT_IN_ENGINE and verdict.required is False
+    return is_there and any(r.code is ReasonCode.NOT_A_LAYER for r in verdict.reasons)
+
+
+def _factors(report: EligibilityReport) -> tuple[NotCovered, ...]:
+    return tuple(group for group in report.not_covered if group.multiplies)
+
+
+def _refuse_nothing(counted: Sequence[object]) -> None:
     if not counted:
         raise BadInputError(
             "no layer to hold to the gates",
@@ -131,21 +147,28 @@ def _refuse_no_model(counted: Sequence[Verdict]) -> None:
 
 
 def _short(
-    gate: str, there: Sequence[Verdict], least: float | None, allowed: Sequence[ReasonCode]
+    gate: str,
+    there: Sequence[Verdict],
+    beside: Sequence[NotCovered],
+    least: float | None,
+    allowed: Sequence[ReasonCode],
 ) -> Iterator[tuple[str, list[str]]]:
-    """What is said of a gate and of the layers at fault, where the good ones are too few."""
+    """What is said of a gate and of the layers at fault, where the good ones are too few.
+
+    Each node of `beside`, whose weights no row names, counts as a layer that is not good.
+    """
     if least is None:
         return
     good = [v for v in there if v.verdict in _GOOD[gate]]
     bad = [v for v in there if v.verdict not in _GOOD[gate] and not _is_allowed(v, allowed)]
-    total = len(good) + len(bad)
-    _refuse_nothing([*good, *bad])
+    total = len(good) + len(bad) + sum(group.uses for group in beside)
+    _refuse_nothing((*good, *bad, *beside))
     if len(good) < least * total:
         # 0.8996 must not be shown as the 0.9 it misses
         share = f"{len(good) / total:.2g}"
         share = share if float(share) < least else f"{len(good) / total:.6g}"
         headline = f"{len(good)} of {count(total, 'layer')} {gate}: {share}, gate {least:g}"
-        yield headline, [_line(v, v.reasons[0]) for v in bad]
+        yield headline, [*(_line(v, v.reasons[0]) for v in bad), *not_covered_lines(beside)]
 
 
 def _broken(
