@@ -238,3 +238,12 @@ def test_a_name_the_file_system_does_not_take_is_a_clear_error(tmp_path: Path) -
     result = CliRunner().invoke(app, ["prune", model, "--out", str(tmp_path / ("x" * 300))])
     assert result.exit_code == 2
     assert "File name too long" in result.stderr
+
+
+def test_a_model_of_recurrent_weights_alone_is_refused_with_what_it_holds(tmp_path: Path) -> None:
+    model = _write(
+        tmp_path / "lstm.py", "def make():\n    return nn.GRU(32, 48), torch.randn(3, 2, 32)\n"
+    )
+    said = r"no layer that could be pruned; not covered: 11,520 weights in GRU \(1\)"
+    with pytest.raises(BadInputError, match=said):
+        run_all(model, tmp_path / "r", replace(OPTIONS, precision=Precision.FLOAT32))

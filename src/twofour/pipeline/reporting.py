@@ -46,6 +46,7 @@ from twofour.reports.join.joined import join_report
 from twofour.reports.join.sightings import name_places
 from twofour.reports.markdown import to_markdown
 from twofour.reports.not_exported import not_exported, with_not_exported
+from twofour.reports.uncovered import not_covered_lines
 from twofour.reports.words import printable
 from twofour.store import read_record, write_text
 
@@ -221,7 +222,12 @@ def report_onnx(
     found = find_weights(load_model(path, weights=False), HARDWARE, path=path)
     if not found.weights:
         raise BadInputError(
-            f"{path}: no convolution or matrix product in it has a weight",
+            "; ".join(
+                (
+                    f"{path}: no convolution or matrix product in it has a weight",
+                    *not_covered_lines(found.not_covered),
+                )
+            ),
             hint="leave --onnx out to report on the engine alone (--log, --layers)",
         )
     context = ReportContext(

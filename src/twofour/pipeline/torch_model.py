@@ -11,6 +11,7 @@ from twofour.errors import BadInputError
 from twofour.pipeline.sources.watched import files_read
 from twofour.pipeline.weights_file import load_weights, save_weights
 from twofour.records import Pattern, PruneResult, Selection
+from twofour.reports.uncovered import not_covered_lines
 from twofour.store import atomic_file
 
 if TYPE_CHECKING:
@@ -80,9 +81,14 @@ def refuse_nothing_pruned(result: PruneResult) -> None:
         return
     if not result.weights:
         raise BadInputError(
-            f"{result.source} has no layer that could be pruned",
+            "; ".join(
+                (
+                    f"{result.source} has no layer that could be pruned",
+                    *not_covered_lines(result.not_covered),
+                )
+            ),
             hint="layers are Linear, Conv, ConvTranspose, MultiheadAttention and their sub-classes "
-            "(in ONNX: Conv, ConvTranspose, Gemm and MatMul with a constant weight)",
+            "(in ONNX: Conv, ConvTranspose, Gemm, MatMul and Einsum with a constant weight)",
         )
     codes = Counter(row.reasons[0].code.value for row in result.weights if row.reasons)
     why = ", ".join(f"{code} {count}" for code, count in codes.most_common())

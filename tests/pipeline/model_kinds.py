@@ -1,0 +1,213 @@
+"""Small models of the kinds whose weights no Linear or Conv holds: `module` and example inputs.
+
+Used by file name (`model_kinds.py:recurrent`), as a user would.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Recurrent(nn.Module):
+    """A bidirectional LSTM, a GRU and a Linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(32, 48, bidirectional=True, batch_first=True)
+        self.gru = nn.GRU(96, 40, batch_first=True)
+        self.head = nn.Linear(40, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.gru(self.lstm(x)[0])[0])
+        return y
+
+
+class Ocr(nn.Module):
+    """Convolutions, an LSTM over the columns, a Linear per column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cnn = nn.Sequential(
+            nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU()
+        )
+        self.rnn = nn.LSTM(32 * 4, 32, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(64, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = self.cnn(x).permute(0, 3, 1, 2).flatten(2)
+        y: Tensor = self.head(self.rnn(columns)[0])
+        return y
+
+
+class VisionTransformer(nn.Module):
+    """Patches, a class token and positions by hand, nn.TransformerEncoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 64, 8, 8)
+        self.token = nn.Parameter(torch.randn(1, 1, 64))
+        self.position = nn.Parameter(torch.randn(1, 17, 64))
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+        self.head = nn.Linear(64, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patch(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(x.shape[0], -1, -1), patches], 1) + self.position
+        y: Tensor = self.head(self.encoder(tokens)[:, 0])
+        return y
+
+
+class Detector(nn.Module):
+    """As DETR: learned queries, cross-attention in nn.TransformerDecoder; a head for training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Conv2d(16, 64, 1)
+        self.query = nn.Embedding(20, 64)
+        self.position = nn.Parameter(torch.randn(16, 1, 64))
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(64, 4, 128), 1)
+        self.classes = nn.Linear(64, 24)
+        self.auxiliary = nn.Linear(64, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.project(x).flatten(2).permute(2, 0, 1) + self.position
+        query = self.query.weight.unsqueeze(1).expand(-1, x.shape[0], -1)
+        found = self.decoder(query, memory)
+        y: Tensor = self.auxiliary(found) if self.training else self.classes(found)
+        return y
+
+
+class SoftMixture(nn.Module):
+    """Every expert sees every token; experts are one stacked parameter used by einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(64, 4)
+        self.up = nn.Parameter(torch.randn(4, 64, 48) / 8)
+        self.down = nn.Parameter(torch.randn(4, 48, 64) / 8)
+        self.out = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.einsum("bsd,edh->ebsh", x, self.up).relu()
+        experts = torch.einsum("ebsh,ehd->ebsd", hidden, self.down)
+        mixed = torch.einsum("ebsd,bse->bsd", experts, self.gate(x).softmax(-1))
+        y: Tensor = self.out(mixed)
+        return y
+
+
+class Top1Mixture(nn.Module):
+    """One expert for each row: its matrices are picked from the stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(64, 4)
+        self.up = nn.Parameter(torch.randn(4, 64, 48) / 8)
+        self.down = nn.Parameter(torch.randn(4, 48, 64) / 8)
+        self.out = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        expert = self.gate(x).argmax(-1)
+        hidden = torch.bmm(x.unsqueeze(1), self.up[expert]).relu()
+        y: Tensor = self.out(torch.bmm(hidden, self.down[expert]).squeeze(1))
+        return y
+
+
+class Tied(nn.Module):
+    """An embedding whose table is the head's too, and two layers of one array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(96, 64)
+        self.first = nn.Linear(64, 64)
+        self.second = nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(64, 96, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        y: Tensor = self.head(self.second(self.first(self.table(tokens)).relu()))
+        return y
+
+
+class ByHand(nn.Module):
+    """Parameters that the forward multiplies by itself, in four ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Parameter(torch.randn(64, 64) / 8)
+        self.linear = nn.Parameter(torch.randn(64, 64) / 8)
+        self.added = nn.Parameter(torch.randn(64, 64) / 8)
+        self.bias = nn.Parameter(torch.randn(64))
+        self.kernel = nn.Parameter(torch.randn(16, 8, 3, 3) / 8)
+        self.out = nn.Linear(16, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.linear(x @ self.plain, self.linear)
+        y = torch.addmm(self.bias, y, self.added)
+        y = functional.conv2d(y.view(-1, 8, 2, 4), self.kernel, padding=1)
+        z: Tensor = self.out(y.mean((2, 3)))
+        return z
+
+
+class CrossAttention(nn.Module):
+    """Queries of one sequence, keys and values of others, of other widths if asked for."""
+
+    def __init__(self, *, key: int | None = None, value: int | None = None) -> None:
+        super().__init__()
+        bias = key is not None
+        self.attention = nn.MultiheadAttention(
+            64, 4, kdim=key, vdim=value, add_bias_kv=bias, batch_first=True
+        )
+        self.out = nn.Linear(64, 32)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        y: Tensor = self.out(self.attention(query, key, value, need_weights=False)[0])
+        return y
+
+
+Made = tuple[nn.Module, Tensor | tuple[Tensor, ...]]
+
+
+def recurrent() -> Made:
+    return Recurrent().eval(), torch.randn(2, 6, 32)
+
+
+def ocr() -> Made:
+    return Ocr().eval(), torch.randn(2, 1, 16, 32)
+
+
+def vision_transformer() -> Made:
+    return VisionTransformer().eval(), torch.randn(2, 3, 32, 32)
+
+
+def detector() -> Made:
+    return Detector().eval(), torch.randn(2, 16, 4, 4)
+
+
+def soft_mixture() -> Made:
+    return SoftMixture().eval(), torch.randn(2, 5, 64)
+
+
+def top1_mixture() -> Made:
+    return Top1Mixture().eval(), torch.randn(3, 64)
+
+
+def tied() -> Made:
+    return Tied().eval(), torch.randint(0, 96, (2, 7))
+
+
+def by_hand() -> Made:
+    return ByHand().eval(), torch.randn(6, 64)
+
+
+def cross_attention() -> Made:
+    inputs = torch.randn(2, 5, 64), torch.randn(2, 9, 64), torch.randn(2, 9, 64)
+    return CrossAttention().eval(), inputs
+
+
+def cross_attention_of_other_widths() -> Made:
+    inputs = torch.randn(2, 5, 64), torch.randn(2, 9, 48), torch.randn(2, 9, 32)
+    return CrossAttention(key=48, value=32).eval(), inputs

@@ -1,0 +1,231 @@
+"""Models whose weights no Linear or Conv holds: every constant is in a row or said to be in none.
+
+The sums are told by onnx alone; ONNX Runtime and torch run the same model before and after.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import model_kinds
+import onnx
+import pytest
+
+from twofour.export.onnx_export import export_onnx
+from twofour.graph import GraphWeights, find_weights, load_model
+from twofour.pattern import check
+from twofour.pipeline.run import run_all
+from twofour.pruning.onnx_prune import prune_onnx
+from twofour.pruning.validate import validate_onnx
+from twofour.records import (
+    EligibilityReport,
+    ExportOptions,
+    LayerMap,
+    Pattern,
+    Precision,
+    ReasonCode,
+    RunOptions,
+    RunResult,
+    VerdictName,
+)
+from twofour.reports.csv_table import to_csv
+from twofour.reports.text import eligibility_table, plain_text
+
+TWO_FOUR = Pattern(2, 4)
+KINDS = (
+    *("recurrent", "ocr", "vision_transformer", "detector", "soft_mixture", "top1_mixture"),
+    *("tied", "by_hand", "cross_attention", "cross_attention_of_other_widths"),
+)
+
+
+def stored(model: onnx.ModelProto) -> dict[str, int]:
+    """Elements of every constant above 1,024; none of these models has a subgraph."""
+    tensors = {t.name: t for t in model.graph.initializer}
+    for node in model.graph.node:
+        assert not any(a.HasField("g") for a in node.attribute)
+        if node.op_type == "Constant":
+            tensors[node.output[0]] = next(a.t for a in node.attribute if a.name == "value")
+    sizes = {name: int(prod(tensor.dims)) for name, tensor in tensors.items()}
+    return {name: size for name, size in sizes.items() if size > 1024}
+
+
+Exports = Callable[[str], tuple[Path, LayerMap]]
+Runs = Callable[[str], tuple[Path, RunResult]]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    """The file of each kind and its layer map, exported once."""
+    folder = tmp_path_factory.mktemp("kinds")
+
+    @cache
+    def export(kind: str) -> tuple[Path, LayerMap]:
+        module, inputs = getattr(model_kinds, kind)()
+        args = inputs if isinstance(inputs, tuple) else (inputs,)
+        path = folder / f"{kind}.onnx"
+        return path, export_onnx(module, args, {}, path, ExportOptions())
+
+    return export
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The run folder of each kind, in float32: ONNX Runtime 1.31 dies of float16 LSTMs."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    @cache
+    def run(kind: str) -> tuple[Path, RunResult]:
+        source = f"{Path(model_kinds.__file__)}:{kind}"
+        options = RunOptions(precision=Precision.FLOAT32)
+        return folder / kind, run_all(source, folder / kind, options)
+
+    return run
+
+
+def rows(found: GraphWeights) -> dict[str, int]:
+    """Elements of the arrays that rows name, above 1,024."""
+    sizes = {w.weight: int(prod(w.shape)) for w in found.weights if w.weight is not None}
+    return {name: size for name, size in sizes.items() if size > 1024}
+
+
+def groups(found: GraphWeights) -> dict[str, tuple[int, int, bool]]:
+    return {g.op: (g.uses, g.weights, g.multiplies) for g in found.not_covered}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_and_what_no_row_names_are_all_constants(kind: str, exported: Exports) -> None:
+    path, _ = exported(kind)
+    found = find_weights(load_model(path))
+    beside = [name for group in found.not_covered for name in group.arrays]
+    assert sorted([*rows(found), *beside]) == sorted(stored(onnx.load(path)))
+    total = sum(rows(found).values()) + sum(g.weights for g in found.not_covered)
+    assert total == sum(stored(onnx.load(path)).values())
+
+
+LSTM_48 = 2 * 4 * 48 * (32 + 48)
+GRU_40 = 3 * 40 * (96 + 40)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("recurrent", {"LSTM": (1, LSTM_48, True), "GRU": (1, GRU_40, True)}),
+        ("ocr", {"LSTM": (1, 2 * 4 * 32 * (128 + 32), True)}),
+        ("vision_transformer", {"Add": (1, 17 * 64, False)}),
+        ("detector", {"MatMul input": (1, 20 * 64, False)}),
+        ("soft_mixture", {}),
+        ("top1_mixture", {}),
+        ("tied", {"Gather": (1, 96 * 64, False)}),
+        ("by_hand", {}),
+    ],
+)
+def test_what_no_row_names_is_told_by_what_uses_it(
+    kind: str, expected: dict[str, tuple[int, int, bool]], exported: Exports
+) -> None:
+    path, _ = exported(kind)
+    assert groups(find_weights(load_model(path))) == expected
+
+
+@pytest.mark.parametrize(("kind", "pieces"), [("cross_attention", 3), ("detector", 2)])
+def test_cross_attention_is_named_traced_and_pruned_once(
+    kind: str, pieces: int, exported: Exports, tmp_path: Path
+) -> None:
+    """`in_proj_weight` is split: a piece for the query, others for key and value."""
+    path, layers = exported(kind)
+    module = "attention" if kind == "cross_attention" else "decoder.layers.0.multihead_attn"
+    names = [r for r in layers.layers if r.parameter == f"{module}.in_proj_weight"]
+    assert [name.layer for name in names] == [module] * pieces
+    result = prune_onnx(path, tmp_path / "sparse.onnx", TWO_FOUR)
+    of_array = [r for r in result.weights if r.weight.weight == names[0].initializer]
+    assert [(r.pruned, r.weight.shape, r.weight.axis) for r in of_array] == [
+        (True, (192, 64), 1)
+    ] * pieces
+    assert {r.zeros for r in of_array} == {192 * 32}
+    sparse = onnx.load(tmp_path / "sparse.onnx")
+    (array,) = (t for t in sparse.graph.initializer if t.name == names[0].initializer)
+    assert check(onnx.numpy_helper.to_array(array), 1, TWO_FOUR).holds
+
+
+def test_experts_used_by_einsum_are_pruned_in_the_file(exported: Exports, tmp_path: Path) -> None:
+    path, layers = exported("soft_mixture")
+    assert {r.parameter for r in layers.layers if r.op == "Einsum"} == {"up", "down"}
+    result = prune_onnx(path, tmp_path / "sparse.onnx", TWO_FOUR)
+    experts = {r.weight.weight: r for r in result.weights if r.weight.op == "Einsum"}
+    assert [(r.pruned, r.weight.axis, r.zeros) for r in experts.values()] == [
+        (True, 1, 4 * 64 * 48 // 2)
+    ] * 2
+    assert validate_onnx(tmp_path / "sparse.onnx", TWO_FOUR).broken == ()
+
+
+def test_picked_experts_are_named_after_their_parameters_and_never_pruned(
+    exported: Exports, tmp_path: Path
+) -> None:
+    path, layers = exported("top1_mixture")
+    result = prune_onnx(path, tmp_path / "sparse.onnx", TWO_FOUR)
+    picked = [r for r in result.weights if r.weight.shape[:1] == (4,) and len(r.weight.shape) > 2]
+    assert [r.pruned for r in picked] == [False, False]
+    assert {r.reasons[0].code for r in picked} == {ReasonCode.PICKED_AT_RUN_TIME}
+    assert {"up", "down"} <= {r.parameter for r in layers.layers}
+
+
+# --- the whole way --------------------------------------------------------------------------------
+
+
+def counted(report: EligibilityReport) -> int:
+    """Weights of the table, without rows of small arrays and of layers that no file holds."""
+    table = csv.DictReader(io.StringIO(to_csv(report)))
+    sizes = [int(r["weights"]) for r in table if r["reason_codes"] != "NOT_EXPORTED"]
+    return sum(size for size in sizes if size > 1024)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_ends_with_totals_that_add_up(kind: str, ran: Runs) -> None:
+    folder, result = ran(kind)
+    report, summary = result.report, result.report.summary
+    assert counted(report) == sum(stored(onnx.load(folder / "sparse.onnx")).values())
+    assert report.totals is not None
+    assert report.totals.shares[0].total == summary.weights
+    factors = [g for g in report.not_covered if g.multiplies]
+    assert summary.weights_not_covered == sum(g.weights for g in factors)
+    said = plain_text(eligibility_table(report), width=200)
+    assert ("not covered: " in said) is bool(factors)
+
+
+@pytest.mark.slow
+def test_a_bidirectional_lstm_is_most_of_the_model_and_is_said_to_be(ran: Runs) -> None:
+    _, result = ran("recurrent")
+    summary = result.report.summary
+    assert (summary.weights, summary.weights_eligible) == (LSTM_48 + GRU_40 + 40 * 64, 40 * 64)
+    assert [(g.op, g.weights) for g in result.prune.not_covered] == [
+        ("LSTM", LSTM_48),
+        ("GRU", GRU_40),
+    ]
+    said = plain_text(eligibility_table(result.report), width=200)
+    assert "not covered: 47,040 weights in LSTM (1), GRU (1)" in said
+    assert "of 49,600 weights: 5.2 % eligible by the rules, 94.8 % not covered" in said
+
+
+@pytest.mark.slow
+def test_a_head_for_training_alone_is_a_row_that_counts(ran: Runs) -> None:
+    _, result = ran("detector")
+    rows = {v.layer: v for v in result.report.verdicts}
+    assert rows["auxiliary"].verdict is VerdictName.NOT_IN_ENGINE
+    assert rows["auxiliary"].reasons[0].code is ReasonCode.NOT_EXPORTED
+    assert rows["decoder.layers.0.multihead_attn"].pattern_holds is True
+    assert result.report.summary.not_in_engine == 1
+
+
+@pytest.mark.slow
+def test_parameters_used_by_hand_are_told_of_on_both_sides(ran: Runs) -> None:
+    _, result = ran("by_hand")
+    assert [(g.op, set(g.arrays)) for g in result.prune.not_covered] == [
+        ("ByHand", {"plain", "linear", "added", "kernel"})
+    ]
+    dense = {v.weight for v in result.report.verdicts if v.pattern_holds is False}
+    assert len(dense) == 4
