@@ -246,4 +246,4 @@ def test_a_model_of_recurrent_weights_alone_is_refused_with_what_it_holds(tmp_pa
     )
     said = r"no layer that could be pruned; not covered: 11,520 weights in GRU \(1\)"
     with pytest.raises(BadInputError, match=said):
-        run_all(model, tmp_path / "r", replace(OPTIONS, precision=Precision.FLOAT32))
+        run_all(model, tmp_path / "r", OPTIONS)
