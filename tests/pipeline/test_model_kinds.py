@@ -27,7 +27,6 @@ from twofour.records import (
     ExportOptions,
     LayerMap,
     Pattern,
-    Precision,
     ReasonCode,
     RunOptions,
     RunResult,
