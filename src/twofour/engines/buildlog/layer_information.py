@@ -12,11 +12,16 @@ from pathlib import Path
 
 from twofour.engines.buildlog.engine_layers import detailed_layer, onnx_nodes
 from twofour.engines.buildlog.names import is_sparse_kernel, normal_id
+from twofour.engines.buildlog.outer_prefix import OuterPrefixes, prefix_pattern
 from twofour.errors import BadInputError
 from twofour.log_records import EngineLayer, LayerInformation, LayerProfile, Profile
 
 _DOCUMENT_START = re.compile(r"^[ \t]*[{\[](?=\s*(?:[\"{\[\]}]|$))", re.MULTILINE)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+_QUOTED_START = re.compile(
+    r"^(?=[ \t]*\S)([^{\[\n]{1,200}?)(?=[{\[]\s*(?:[\"{\[]|\n))", re.MULTILINE
+)
+"""The first line of a document with something before it."""
 _MOST_UNCLOSED = 8
 _LARGEST_FILE = 1 << 30
 _FORMAT = "Format/Datatype"
@@ -30,14 +35,9 @@ def read_layer_information(path: Path) -> LayerInformation:
     Raises BadInputError for a file that cannot be read, or has no layer in it.
     """
     text = _text(path)
-    layers: list[EngineLayer] = []
-    bindings: list[str] = []
-    for document in documents(text):
-        layers += _layers(document)
-        bindings += _bindings(document)
+    layers, bindings = _layers_in(text)
     if not layers:
-        lines = (line.strip() for line in text.splitlines())
-        layers = [layer for line in lines if (layer := detailed_layer(line)) is not None]
+        layers, bindings = _layers_in(_unquoted(text))
     if not layers:
         raise BadInputError(
             f"no layer information in {path}",
@@ -51,11 +51,34 @@ def read_layer_information(path: Path) -> LayerInformation:
     )
 
 
+def _layers_in(text: str) -> tuple[list[EngineLayer], list[str]]:
+    layers: list[EngineLayer] = []
+    bindings: list[str] = []
+    for document in documents(text):
+        layers += _layers(document)
+        bindings += _bindings(document)
+    if not layers:
+        lines = (line.strip() for line in OuterPrefixes().removed(text.splitlines()))
+        layers = [layer for line in lines if (layer := detailed_layer(line)) is not None]
+    return layers, bindings
+
+
+def _unquoted(text: str) -> str:
+    """A pasted document without what stands before its lines: `> `, `12:` of grep -n, a clock."""
+    start = _QUOTED_START.search(text)
+    if start is None:
+        return text
+    prefix = prefix_pattern(start[1])
+    lines = text.splitlines()
+    return "\n".join(line[m.end() :] if (m := prefix.match(line)) else line for line in lines)
+
+
 def read_profile(path: Path) -> Profile:
     """Per-layer times as trtexec's --exportProfile writes them; raises BadInputError."""
     iterations: int | None = None
     rows: list[LayerProfile] = []
-    for document in documents(_text(path)):
+    text = _text(path)
+    for document in [*documents(text)] or documents(_unquoted(text)):
         for item in document if isinstance(document, list) else [document]:
             if isinstance(item, dict) and isinstance(item.get("count"), int):
                 iterations = item["count"]

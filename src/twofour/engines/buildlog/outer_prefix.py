@@ -127,7 +127,7 @@ class OuterPrefixes:
         elif len(self._known) < _MOST_PATTERNS and _is_prefix(
             text[:cut], around_lines=around_lines
         ):
-            self._known.append(_Outer(_pattern(text[:cut]), around_lines))
+            self._known.append(_Outer(prefix_pattern(text[:cut]), around_lines))
 
     def _message_of_fields(self, line: str) -> str | None:
         """The message in a line of JSON or of key=value pairs, told by its sentence."""
@@ -199,7 +199,7 @@ def _is_prefix(text: str, *, around_lines: bool) -> bool:
     return bool(marked or _CLOCK.search(text) or _severity(text))
 
 
-def _pattern(prefix: str) -> re.Pattern[str]:
+def prefix_pattern(prefix: str) -> re.Pattern[str]:
     """The prefix with every number, clock, level and padding left open."""
     return re.compile("".join(_open_pieces(prefix)))
 
