@@ -1,8 +1,8 @@
 """From a dense model to a 2:4-sparse TensorRT engine, with a reason for every layer.
 
 `run` is the command prune-export-build, for a module in memory too; `prune` takes a module in
-memory; `validate` and `compare` are the commands of these names. The records that they take and
-give, and the errors that they raise, are here by name.
+memory, `load_weights` gives one what a run saved; `validate` and `compare` are the commands of
+these names. The records that they take and give, and the errors that they raise, are here by name.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         BuildOptions,
         EligibilityReport,
         ExportOptions,
+        LoadedWeights,
         Pattern,
         Precision,
         PruneResult,
@@ -48,6 +49,7 @@ __all__ = [
     "EligibilityReport",
     "ExportOptions",
     "LatencyComparison",
+    "LoadedWeights",
     "MissingToolError",
     "Pattern",
     "PatternBrokenError",
@@ -60,6 +62,7 @@ __all__ = [
     "Validation",
     "__version__",
     "compare",
+    "load_weights",
     "prune",
     "run",
     "validate",
@@ -110,6 +113,22 @@ def prune(
         exclude=globs_of(exclude, "exclude"),
     )
     return prune_module(module, pattern_of(pattern), selection)
+
+
+def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
+    """Put pruned weights into a module in place: weights.safetensors, or the run folder it is in.
+
+    All or nothing: raises BadInputError naming keys that are missing or not in the model, shapes,
+    types and ties that do not fit. Weights that the module computes (parametrizations, weight
+    norm) become plain ones, because the pruned values would not be in force behind them.
+    """
+    from twofour.arguments import module_of
+    from twofour.pipeline.context import WEIGHTS
+    from twofour.pipeline.weights_file import load_weights as load
+
+    module = module_of(model, hint="load_weights fills a module in memory")
+    file = Path(path)
+    return load(module, file / WEIGHTS if file.is_dir() else file)
 
 
 def validate(

@@ -223,6 +223,8 @@ class PrunedWeight:
     """Sum of |w| after over sum of |w| before, 0 to 1; None where nothing was pruned."""
     reasons: tuple[Reason, ...]
     """Why it was left dense; for a pruned weight, what else the user should know."""
+    held_before: bool = False
+    """`pruned`, and the weight came in N:M: nothing was taken from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -281,6 +283,19 @@ class Validation(Glance):
     def broken(self) -> tuple[WeightCheck, ...]:
         """The rows that make the validation fail."""
         return tuple(c for c in self.checks if c.required and c.violations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedWeights:
+    """What `twofour.load_weights` put into a module."""
+
+    path: str
+    keys: tuple[str, ...]
+    """state_dict keys that were filled: all that the module has."""
+    tied: dict[str, str]
+    """Keys that share the tensor saved under another one."""
+    made_permanent: tuple[str, ...]
+    """Weights that the module computed (parametrizations, weight norm, masks), plain ones now."""
 
 
 # --- export ---------------------------------------------------------------------------------------
@@ -360,6 +375,9 @@ class OutputAgreement:
     """Values that are NaN or infinity in one of the two, or in both."""
     bound: float | None = None
     """Largest max_abs_error that is accepted, in units of the output; None: not judged."""
+    equal: float | None = None
+    """Share of equal values, 0 to 1, of whole numbers, booleans and texts, which have no cosine;
+    None for an output of floats."""
 
     @property
     def within(self) -> bool:
@@ -661,6 +679,10 @@ class Accuracy:
     metrics: tuple[Metric, ...] = ()
     not_compared: str | None = None
     """Why `drift` and `metrics` are empty."""
+    no_baseline: str | None = None
+    """Why dense.onnx is no dense model to compare with: its weights came in N:M."""
+    by_module: str | None = None
+    """Why `drift` is of the torch module in float32, before and after, and not of the files."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -884,6 +906,8 @@ class RunOptions:
     """Shapes of random example inputs, by position, or by the names beside them."""
     input_shape_names: tuple[str, ...] = ()
     """Inputs that `input_shapes` are of, one for each; (): by position."""
+    dense_reference: str | None = None
+    """Model source that stands for the dense model, where `model` was fine-tuned with its mask."""
     metric: str | None = None
     """file.py:callable, called with a predict function for each variant."""
     seed: int = 0
@@ -983,6 +1007,8 @@ class RunManifest:
     """Absolute path of the example inputs that the run was given last."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
     input_shape_names: tuple[str, ...] = ()
+    dense_reference: str | None = None
+    """The source of dense.onnx, where it is not `source`."""
     seed: int = 0
     schema_version: int = SCHEMA_VERSION
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,3 +104,26 @@ def test_another_shape_or_number_of_outputs_is_an_error() -> None:
         compare(np.zeros(2), np.zeros(3))
     with pytest.raises(BadInputError, match="1 outputs are compared with 0"):
         agreement(["y"], [np.zeros(2)], [], bounds=None)
+
+
+def test_whole_numbers_are_counted_and_have_no_cosine() -> None:
+    row = compare(np.array([[1, 2], [3, 4]]), np.array([[1, 2], [3, 900]]))
+    assert row.equal == 0.75
+    assert math.isnan(row.cosine)
+    assert (row.max_abs_error, row.bound) == (896.0, None)
+    assert compare([True, False], [True, True]).equal == 0.5
+    assert compare(np.zeros(0, np.int64), np.zeros(0, np.int64)).equal == 1.0
+    assert compare([1.0], [1.0]).equal is None
+
+
+def test_texts_are_counted_too() -> None:
+    row = compare(np.array(["cat", "dog"], object), np.array(["cat", "cow"], object))
+    assert (row.equal, row.max_abs_error, row.within) == (0.5, math.inf, True)
+    assert compare(["cat"], ["cat"]).max_abs_error == 0.0
+
+
+def test_bfloat16_is_compared_as_the_numbers_it_stands_for() -> None:
+    values = np.array([1.0, -2.5, 300.0], np.float32)
+    row = compare(values, values.astype(ml_dtypes.bfloat16))
+    assert (row.max_abs_error, row.cosine) == (0.0, 1.0)
+    assert compare(values.astype(ml_dtypes.bfloat16), values * 2).max_abs_error == 300.0

@@ -101,6 +101,14 @@ InputShapes = Annotated[
         help="Random example input: one for each input in order, or by name; repeatable.",
     ),
 ]
+DenseReference = Annotated[
+    str | None,
+    typer.Option(
+        "--dense-reference",
+        metavar="MODEL",
+        help="The dense model, where MODEL was fine-tuned with its mask: what is compared with.",
+    ),
+]
 MetricOption = Annotated[
     str | None,
     typer.Option(

@@ -26,6 +26,8 @@ GPT-2, a 4-layer Llama; random weights, ONNX Runtime 1.31 on a CPU): at most 1.5
 1.2e-3 in float16; a wrong one is off by the size of the output itself. The bounds lie between.
 bfloat16 has three bits less than float16: eight times its bound, not measured.
 """
+_COUNTED = "iubOSU"
+"""Kinds of numpy's types that are whole numbers, booleans and texts."""
 SMALLEST_SCALE = 1e-3
 """Outputs below this are judged as if they were this large."""
 
@@ -38,6 +40,8 @@ def agreement(
     bounds: Precision | None,
 ) -> tuple[OutputAgreement, ...]:
     """Compare output by output; `bounds` None, or an output of whole numbers: not judged.
+
+    bfloat16 and other types of ml_dtypes are compared as what they stand for.
 
     NaN or infinity in one and not in the other is an infinite error. Raises BadInputError when the
     number of outputs or a shape differs.
@@ -57,9 +61,10 @@ def _output(name: str, reference: Array, other: Array, bounds: Precision | None)
         raise BadInputError(
             f"output {name}: shape {list(other.shape)} where {list(reference.shape)} is expected"
         )
+    if reference.dtype.kind in _COUNTED or other.dtype.kind in _COUNTED:
+        return _counted(name, reference, other)
     a, b = reference.astype(np.float64), other.astype(np.float64)
     rows = _row_cosines(a, b)
-    judged = bounds is not None and reference.dtype.kind not in "iub"
     return OutputAgreement(
         output=name,
         shape=tuple(reference.shape),
@@ -68,7 +73,24 @@ def _output(name: str, reference: Array, other: Array, bounds: Precision | None)
         row_cosine_mean=float(np.nanmean(rows)) if np.isfinite(rows).any() else math.nan,
         row_cosine_min=float(np.nanmin(rows)) if np.isfinite(rows).any() else math.nan,
         not_finite=int(np.count_nonzero(~(np.isfinite(a) & np.isfinite(b)))),
-        bound=_bound(a, bounds) if judged and bounds else None,
+        bound=_bound(a, bounds) if bounds else None,
+    )
+
+
+def _counted(name: str, reference: Array, other: Array) -> OutputAgreement:
+    """Classes, places and texts: near is no better than far, so that equal values are counted."""
+    same = reference == other
+    error = 0.0 if same.all() else math.inf
+    if reference.dtype.kind in "iub" and other.dtype.kind in "iub":
+        error = _max_abs_error(reference.astype(np.float64), other.astype(np.float64))
+    return OutputAgreement(
+        output=name,
+        shape=tuple(reference.shape),
+        max_abs_error=error,
+        cosine=math.nan,
+        row_cosine_mean=math.nan,
+        row_cosine_min=math.nan,
+        equal=float(same.mean()) if same.size else 1.0,
     )
 
 

@@ -157,6 +157,7 @@ def build_result(run: Run, chosen: ChosenEngine, variants: tuple[VariantBuild, .
         depends={
             "engine": chosen.status.in_words,
             "asked": run.options.engine,
+            "no_baseline": run.no_baseline,
             "versions": versions(),
         },
         reads=tuple(f"stages/build-{v.variant}.json" for v in variants),
@@ -209,6 +210,8 @@ def _left_by(run: Run, variant: str) -> tuple[str, ...]:
 
 
 def _notes(run: Run, chosen: ChosenEngine) -> Iterator[str]:
+    if run.no_baseline is not None:
+        yield run.no_baseline
     if not chosen.builds_from_sparse:
         yield (
             "no TensorRT engine was built: ONNX Runtime ran dense kernels, "

@@ -10,7 +10,7 @@ import numpy as np
 from twofour.errors import BuildFailedError
 from twofour.export.agreement import agreement
 from twofour.pipeline.agreement import compare_with_reference, example_inputs, load_arrays
-from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files
+from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, reference_name
 from twofour.pipeline.engine_host import CrashedError, lasts, tries_of
 from twofour.pipeline.onnx_io import save_arrays
 from twofour.pipeline.predictor import predictor
@@ -74,21 +74,25 @@ def accuracy(run: Run, dense: VariantCheck, sparse: VariantCheck) -> Accuracy:
         rows = next(iter(example_inputs(run).values()), np.zeros(0)).shape
         not_run = next((c.not_compared for c in (dense, sparse) if c.outputs is None), None)
         return Accuracy(
-            drift=_drift(run, dense, sparse),
+            drift=_drift(run, compared),
             examples=rows[0] if rows else 1,
             metrics=metrics,
-            not_compared=not_run,
+            not_compared=None if compared else not_run,
+            no_baseline=run.no_baseline,
+            by_module=not_run if compared else None,
         ), ()
+
+    compared = _compared(run, dense, sparse)
 
     stage = Stage(
         name="accuracy",
         title="compare the outputs",
         record="accuracy.json",
-        depends={"versions": versions()},
+        depends={"versions": versions(), "no_baseline": run.no_baseline},
         reads=(
             f"stages/check-{DENSE}.json",
             f"stages/check-{SPARSE}.json",
-            *_outputs(dense, sparse),
+            *compared,
         ),
     )
     return run.runner.run(stage, Accuracy, work)
@@ -146,12 +150,21 @@ def _not_run(variant: str, error: BuildFailedError) -> VariantCheck:
     )
 
 
-def _outputs(*checks: VariantCheck) -> tuple[str, ...]:
-    return tuple(c.outputs for c in checks if c.outputs is not None)
+def _compared(run: Run, *checks: VariantCheck) -> tuple[str, ...]:
+    """Files with the outputs of dense and sparse: of the ONNX files, else of the torch module.
+
+    ONNX Runtime's CPU provider runs no bfloat16; the module's own outputs are there all the same.
+    """
+    names = tuple(c.outputs for c in checks if c.outputs is not None)
+    if len(names) == len(checks):
+        return names
+    names = tuple(reference_name(c.variant) for c in checks)
+    there = run.model is not None and all(run.file(name).is_file() for name in names)
+    return names if there else ()
 
 
-def _drift(run: Run, dense: VariantCheck, sparse: VariantCheck) -> tuple[OutputAgreement, ...]:
-    if dense.outputs is None or sparse.outputs is None:
+def _drift(run: Run, names: Sequence[str]) -> tuple[OutputAgreement, ...]:
+    if not names:
         return ()
-    before, after = load_arrays(run.file(dense.outputs)), load_arrays(run.file(sparse.outputs))
+    before, after = (load_arrays(run.file(name)) for name in names)
     return agreement(tuple(before), tuple(before.values()), [after[n] for n in before], bounds=None)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 DENSE = "dense"
 SPARSE = "sparse"
+TUNED = "tuned"
+"""The model as it came, where another one is the dense reference."""
 INPUTS = "inputs.npz"
 WEIGHTS = "weights.safetensors"
 LAYERS = "layers.json"
@@ -59,6 +61,16 @@ class Run:
     sessions: Sessions
     model: TorchModel | None
     """None for an ONNX file."""
+    reference: Source | None = None
+    """Where dense.onnx comes from, if not from `source`."""
+    reference_model: TorchModel | None = None
+    no_baseline: str | None = None
+    """Why dense.onnx is no dense model to compare with; found when pruning is done."""
+
+    @property
+    def dense_source(self) -> Source:
+        """What dense.onnx is made from."""
+        return self.reference or self.source
 
     def file(self, name: str) -> Path:
         """Path of a file of the run folder."""

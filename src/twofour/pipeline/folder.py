@@ -51,6 +51,7 @@ class RunFolder:
         input_shapes: tuple[tuple[int, ...], ...],
         input_shape_names: tuple[str, ...],
         seed: int,
+        dense_reference: str | None = None,
     ) -> None:
         """Note in run.json how the source was loaded, for commands that load it again."""
         self.manifest = replace(
@@ -59,6 +60,7 @@ class RunFolder:
             input_shapes=input_shapes,
             input_shape_names=input_shape_names,
             seed=seed,
+            dense_reference=dense_reference,
         )
         write_record(self.path / MANIFEST, self.manifest)
 

@@ -20,6 +20,7 @@ from twofour.pipeline.context import (
     DENSE,
     INPUTS,
     SPARSE,
+    TUNED,
     Run,
     onnx_files,
     onnx_name,
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
 
 def take_over(run: Run, variant: str = DENSE) -> ExportedVariant:
     """<variant>.onnx: the user's file, in the precision asked for."""
-    source, precision = cast("OnnxSource", run.source), changed_precision(run)
+    source = cast("OnnxSource", run.dense_source if variant == DENSE else run.source)
+    precision = changed_precision(run)
 
     def work() -> tuple[ExportedVariant, Sequence[str]]:
         target = run.file(onnx_name(variant))
@@ -150,6 +152,8 @@ def make_inputs(run: Run, taken: ExportedVariant) -> ExampleArrays:
 
 def prune(run: Run) -> PruneResult:
     """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
+    if run.reference is not None:
+        take_over(run, TUNED)
     pattern, selection = run.options.pattern, run.options.selection
     target = run.file(onnx_name(SPARSE))
 
@@ -165,7 +169,7 @@ def prune(run: Run) -> PruneResult:
             "selection": repr(selection),
             "versions": versions("onnx"),
         },
-        reads=onnx_files(run.file(onnx_name(DENSE))),
+        reads=onnx_files(run.file(onnx_name(_base(run)))),
     )
     return run.runner.run(stage, PruneResult, work)
 
@@ -211,11 +215,16 @@ def describe_sparse(run: Run) -> ExportedVariant:
 def _prune(run: Run, pattern: Pattern, selection: Selection) -> PruneResult:
     from twofour.pruning.onnx_prune import prune_onnx
 
-    dense, sparse = run.file(onnx_name(DENSE)), run.file(onnx_name(SPARSE))
+    dense, sparse = run.file(onnx_name(_base(run))), run.file(onnx_name(SPARSE))
     _remove_data(sparse)
     result = replace(prune_onnx(dense, sparse, pattern, selection), source=run.source.text)
     refuse_nothing_pruned(result)
     return result
+
+
+def _base(run: Run) -> str:
+    """The variant that is pruned."""
+    return DENSE if run.reference is None else TUNED
 
 
 def _remove_data(path: Path) -> None:

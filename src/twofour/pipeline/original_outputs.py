@@ -12,7 +12,7 @@ import numpy as np
 
 from twofour.errors import BuildFailedError
 from twofour.pipeline.agreement import example_inputs
-from twofour.pipeline.context import INPUTS, Run, reference_name
+from twofour.pipeline.context import DENSE, INPUTS, Run, reference_name
 from twofour.pipeline.engine_host import lasts, tries_of
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.onnx_io import save_arrays
@@ -28,7 +28,7 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
 
     Raises BadInputError where a tensor goes beyond float16 on the example inputs.
     """
-    source = cast("OnnxSource", run.source)
+    source = cast("OnnxSource", run.dense_source if taken.variant == DENSE else run.source)
     name = reference_name(taken.variant)
 
     def work() -> tuple[OriginalOutputs, Sequence[str]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from twofour.engines.opset_advice import opset_for
 from twofour.errors import BadInputError
 from twofour.pipeline import onnx_stages, torch_stages
+from twofour.pipeline.baseline import check_reference_fits, why_no_baseline
 from twofour.pipeline.building import (
     ChosenEngine,
     build_result,
@@ -35,7 +36,7 @@ from twofour.pipeline.reporting import Facts, report
 from twofour.pipeline.sessions import Sessions
 from twofour.pipeline.sources.onnx_file import OnnxSource
 from twofour.pipeline.sources.open import open_source
-from twofour.pipeline.sources.source import Source, SourceOptions
+from twofour.pipeline.sources.source import Source, SourceKind, SourceOptions, TorchSource
 from twofour.pipeline.stages import Progress, Runner, Silent
 from twofour.pipeline.torch_model import TorchModel
 from twofour.records import (
@@ -80,6 +81,10 @@ def run_stages(run: Run) -> RunResult:
     dense = make_inputs(run, dense)
     settle_shapes(run, chosen, dense)
     pruned, validation, sparse = prune_and_export(run)
+    check_reference_fits(run, dense, sparse)
+    if run.reference is None and (why := why_no_baseline(pruned)) is not None:
+        run.no_baseline = why
+        run.progress.note(why)
     checks, builds = [], []
     for exported in (dense, sparse):
         checks.append(check(run, exported))
@@ -154,6 +159,7 @@ def open_run(
 ) -> Iterator[Run]:
     """Open the source and its run folder (default `runs/<model name>`), locked."""
     source = open_source(model, source_options(options)) if isinstance(model, str) else model
+    reference = _reference(source, options)
     # absolute: user code may change the working directory
     shown = out if out is not None else RUNS / source.name
     path = shown.absolute()
@@ -164,6 +170,7 @@ def open_run(
             input_shapes=options.input_shapes,
             input_shape_names=options.input_shape_names,
             seed=options.seed,
+            dense_reference=None if reference is None else _identity(reference),
         )
         if options.fresh:
             folder.forget()
@@ -177,8 +184,30 @@ def open_run(
                 progress=progress,
                 host=host,
                 sessions=Sessions(host, options.build.threads),
-                model=None if isinstance(source, OnnxSource) else TorchModel(source, progress.note),
+                model=_torch_model(source, progress),
+                reference=reference,
+                reference_model=None if reference is None else _torch_model(reference, progress),
             )
+
+
+def _torch_model(
+    source: OnnxSource | TorchSource | LiveModule, progress: Progress
+) -> TorchModel | None:
+    return None if isinstance(source, OnnxSource) else TorchModel(source, progress.note)
+
+
+def _reference(source: Source, options: RunOptions) -> OnnxSource | TorchSource | None:
+    """The dense model; a torch one for a torch model, an ONNX file for an ONNX file."""
+    text = options.dense_reference
+    if text is None:
+        return None
+    reference = open_source(text, source_options(options))
+    if (reference.kind is SourceKind.ONNX) != (source.kind is SourceKind.ONNX):
+        raise BadInputError(
+            f"--dense-reference {text} and {source.text} are not of one kind",
+            hint="name an ONNX file for an ONNX file, and a torch model for a torch model",
+        )
+    return reference
 
 
 def source_options(options: RunOptions) -> SourceOptions:

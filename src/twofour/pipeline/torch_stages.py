@@ -43,17 +43,33 @@ _EXPORTERS = ("torch", "onnx", "onnxscript", "onnx-ir", "transformers", "timm")
 
 def export_dense(run: Run) -> ExportedVariant:
     """dense.onnx, and inputs.npz with the example inputs as the file takes them."""
-    model = _model(run)
+    model = run.reference_model or _model(run)
 
     def work() -> tuple[ExportedVariant, Sequence[str]]:
-        exported = _export(run, model.dense(), DENSE)
+        loaded = model.dense()
+        if run.reference_model is not None:  # on the inputs of the model that is pruned
+            own = _model(run).dense()
+            loaded = replace(
+                loaded,
+                args=own.args,
+                kwargs=own.kwargs,
+                input_names=own.input_names,
+                examples=own.examples,
+            )
+        exported = _export(run, loaded, DENSE)
+        if run.reference_model is not None:
+            run.reference_model.release()
         return exported, (*_left(run, DENSE), INPUTS)
 
     stage = Stage(
         name="export-dense",
         title="export dense model",
         record="stages/export-dense.json",
-        depends={"source": run.source.key(), **_export_options(run)},
+        depends={
+            "source": run.source.key(),
+            "reference": run.dense_source.key(),
+            **_export_options(run),
+        },
     )
     return run.runner.run(stage, ExportedVariant, work, lambda: model.data_files)
 

@@ -6,14 +6,21 @@ and the header's metadata maps the other keys to it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
+from twofour.records import LoadedWeights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+_ANOTHER_MODEL = (
+    "it must be the model that was pruned, in the type it had then; a source that gives another "
+    "one needs another --out"
+)
+_MOST_LISTED = 5
 
 _ALWAYS_READ_BYTES = 64 << 20
 
@@ -41,24 +48,83 @@ def save_tensors(state: Mapping[str, Tensor], target: Path, *, first: Collection
         raise OSError(f"safetensors: {str(error).splitlines()[0]}") from error
 
 
-def load_weights(module: nn.Module, path: Path) -> None:
-    """Fill a module's parameters and buffers in place.
+def load_weights(module: nn.Module, path: Path) -> LoadedWeights:
+    """Fill every parameter and buffer of a module in place, or none of them.
 
-    Raises BadInputError when keys, shapes or types do not fit.
+    Weights that the module computes (parametrizations, weight norm, masks) become plain ones first:
+    loading into their parts would leave the dense weight in force. Raises BadInputError when keys,
+    shapes, types or ties do not fit.
     """
     import torch
     from safetensors import SafetensorError, safe_open
 
-    state = module.state_dict()
+    from twofour.pruning.module_layers import make_permanent
+
+    permanent = make_permanent(module)
+    state = {k: v for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)}
     try:
         with safe_open(str(path), framework="pt") as file:
-            aliases = file.metadata() or {}
-            _check_keys(set(state), set(file.keys()), set(aliases), path)
+            saved_as = _saved_as(state, set(file.keys()), file.metadata() or {}, path)
+            for key, name in saved_as.items():  # all is checked before anything is changed
+                _check_fits(state[key], file.get_tensor(name), key, path)
+            _check_ties(state, saved_as, file.get_tensor, path)
             with torch.no_grad():
-                for key in file.keys():  # noqa: SIM118  # safe_open has no __iter__
-                    _fill(state[key], file.get_tensor(key), key, path)
+                for key, name in saved_as.items():
+                    state[key].copy_(file.get_tensor(name))
     except (SafetensorError, OSError, RuntimeError) as error:
         raise BadInputError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
+    return LoadedWeights(
+        path=str(path),
+        keys=tuple(state),
+        tied={key: name for key, name in saved_as.items() if key != name},
+        made_permanent=permanent,
+    )
+
+
+def _saved_as(
+    state: Mapping[str, Tensor], saved: set[str], aliases: Mapping[str, str], path: Path
+) -> dict[str, str]:
+    """Under which key of the file each tensor of the module lies."""
+    places = {_place(tensor): key for key, tensor in state.items() if key in saved}
+    found: dict[str, str] = {}
+    missing: list[str] = []
+    for key, tensor in state.items():
+        same = places.get(_place(tensor))
+        name = key if key in saved else aliases.get(key, same)
+        if name is None or name not in saved:
+            missing.append(key)
+        else:
+            found[key] = name
+    unexpected = sorted(saved - {*found.values()})
+    if missing or unexpected:
+        words = (("missing", missing), ("not in the model", unexpected))
+        said = "; ".join(f"{word}: {_listed(keys)}" for word, keys in words if keys)
+        raise BadInputError(f"{path} does not fit the model: {said}", hint=_ANOTHER_MODEL)
+    return found
+
+
+def _listed(keys: Sequence[str]) -> str:
+    more = len(keys) - _MOST_LISTED
+    return ", ".join(keys[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _check_ties(
+    state: Mapping[str, Tensor],
+    saved_as: Mapping[str, str],
+    read: Callable[[str], Tensor],
+    path: Path,
+) -> None:
+    """One tensor of the module cannot hold two that differ."""
+    import torch
+
+    first: dict[tuple[object, ...], str] = {}
+    for key, name in saved_as.items():
+        other = first.setdefault(_place(state[key]), key)
+        if saved_as[other] != name and not torch.equal(read(saved_as[other]), read(name)):
+            raise BadInputError(
+                f"{path}: {other} and {key} differ, and are one tensor in the model",
+                hint="untie them in the model before you load the weights",
+            )
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -129,14 +195,13 @@ def _refuse_blown_up(tensors: Mapping[str, Tensor], path: Path) -> None:
         )
 
 
-def _fill(target: Tensor, saved: Tensor, key: str, path: Path) -> None:
+def _check_fits(target: Tensor, saved: Tensor, key: str, path: Path) -> None:
     if (target.shape, target.dtype) != (saved.shape, saved.dtype):
         raise BadInputError(
             f"{path}: {key} is {list(saved.shape)} {saved.dtype}, the model has "
             f"{list(target.shape)} {target.dtype}",
-            hint="the source gives another model than when it was pruned; use another --out",
+            hint=_ANOTHER_MODEL,
         )
-    target.copy_(saved)
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
@@ -156,14 +221,3 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         apart[key] = tensor if whole else tensor.clone().contiguous()
         seen.add(memory)
     return apart
-
-
-def _check_keys(module: set[str], file: set[str], aliases: set[str], path: Path) -> None:
-    missing, unknown = module - file - aliases, file - module
-    if missing or unknown:
-        example = min(missing or unknown)
-        raise BadInputError(
-            f"{path} does not fit the model: {len(missing)} weights are missing, "
-            f"{len(unknown)} are not in the model (such as {example})",
-            hint="the source gives another model than when it was pruned; use another --out",
-        )

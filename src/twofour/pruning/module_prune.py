@@ -63,8 +63,8 @@ def prune_module(
         _Stored(choice, _tensor(model, choice[0])) for choice in choose(weights, pattern, selection)
     ]
     _check_storage(stored)
-    kept = _prune(stored, pattern)
-    rows = tuple(_row(item, kept) for item in stored)
+    kept, held = _prune(stored, pattern)
+    rows = tuple(_row(item, kept, held) for item in stored)
     return PruneResult(
         source=source,
         pattern=pattern,
@@ -121,23 +121,31 @@ def _check_data(weight: Weight, tensor: Tensor, *, finite: bool) -> None:
         )
 
 
-def _prune(stored: Sequence[_Stored], pattern: Pattern) -> dict[StorageKey, float | None]:
-    """Prune each array once; gives the kept magnitude by array."""
+def _prune(
+    stored: Sequence[_Stored], pattern: Pattern
+) -> tuple[dict[StorageKey, float | None], set[StorageKey]]:
+    """Prune each array once; gives the kept magnitude by array, and the arrays that held before."""
     kept: dict[StorageKey, float | None] = {}
+    held: set[StorageKey] = set()
     for item in stored:
         tensor, axis = item.tensor, item.weight.axis
         if not item.pruned or tensor is None or axis is None or storage_key(tensor) in kept:
             continue
         bits = _bits(tensor)
+        zeros = count_zeros(bits, kind=dtype_name(tensor))
         ratio = prune_bits_in_place(bits, axis, pattern, kind=dtype_name(tensor))
+        if count_zeros(bits, kind=dtype_name(tensor)) == zeros:
+            held.add(storage_key(tensor))
         if tensor.device.type != "cpu":
             integers = torch.from_numpy(bits)
             tensor.copy_(integers.view(tensor.dtype))
         kept[storage_key(tensor)] = ratio
-    return kept
+    return kept, held
 
 
-def _row(item: _Stored, kept: dict[StorageKey, float | None]) -> PrunedWeight:
+def _row(
+    item: _Stored, kept: dict[StorageKey, float | None], held: set[StorageKey]
+) -> PrunedWeight:
     weight, pruned, reasons = item.choice
     tensor = item.tensor
     zeros, ratio = 0, None
@@ -145,7 +153,12 @@ def _row(item: _Stored, kept: dict[StorageKey, float | None]) -> PrunedWeight:
         zeros = count_zeros(_bits(tensor), kind=dtype_name(tensor))
         ratio = kept.get(storage_key(tensor)) if pruned else None
     return PrunedWeight(
-        weight=weight, pruned=pruned, zeros=zeros, kept_magnitude=ratio, reasons=reasons
+        weight=weight,
+        pruned=pruned,
+        zeros=zeros,
+        kept_magnitude=ratio,
+        reasons=reasons,
+        held_before=pruned and tensor is not None and storage_key(tensor) in held,
     )
 
 

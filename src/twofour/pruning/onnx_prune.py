@@ -43,6 +43,7 @@ class _Job:
 class _Outcome:
     zeros: int
     kept_magnitude: float | None
+    held_before: bool = False
 
 
 def prune_onnx(
@@ -192,9 +193,11 @@ def _run(job: _Job, source: Path, data: Mapping[Path, Path], pattern: Pattern) -
             " that are NaN or infinite",
             hint="repair the model, or leave the layer out with --exclude",
         )
+    before = count_zeros(values)
     kept = prune_in_place(values, job.axis, pattern)
     _write_back(job.tensor, values, source, data)
-    return _Outcome(zeros=count_zeros(values), kept_magnitude=kept)
+    zeros = count_zeros(values)
+    return _Outcome(zeros=zeros, kept_magnitude=kept, held_before=zeros == before)
 
 
 def _write_back(
@@ -228,5 +231,6 @@ def _rows(
             pruned=pruned,
             zeros=outcome.zeros,
             kept_magnitude=outcome.kept_magnitude if pruned else None,
+            held_before=pruned and outcome.held_before,
             reasons=reasons,
         )

@@ -167,13 +167,20 @@ def prune_table(result: PruneResult) -> RenderableType:
             Text(_sentences(row.reasons)),
         )
     pruned = sum(row.pruned for row in result.weights)
+    held = sum(row.held_before for row in result.weights)
     line = f"{pruned} of {count(len(result.weights), 'weight')} pruned to {result.pattern}"
+    if held:
+        line = f"already {result.pattern}: nothing pruned" if held == pruned else line
+        line += f" ({held} held it as they came)"
     beside = map(Text, not_covered_lines(result.not_covered))
     return Group(table, Text(f"{line} by {result.method}"), *beside)
 
 
 def drift_lines(accuracy: Accuracy) -> RenderableType:
     """What pruning did to the outputs, and to the user's own metrics where there are any."""
+    if accuracy.no_baseline is not None:
+        figures = [f"{printable(m.name)}: {m.sparse:.4g}" for m in accuracy.metrics]
+        return Group(*(Text(line) for line in (printable(accuracy.no_baseline), *figures)))
     drift = [_drift_line(output, accuracy.examples) for output in accuracy.drift]
     metrics = [
         f"{printable(m.name)}: dense {m.dense:.4g}, sparse {m.sparse:.4g} "
@@ -182,6 +189,8 @@ def drift_lines(accuracy: Accuracy) -> RenderableType:
     ]
     why_not = accuracy.not_compared
     missing = [] if why_not is None else [f"outputs not compared: {printable(why_not)}"]
+    how = accuracy.by_module
+    missing += [] if how is None else [f"outputs of the module in float32: {printable(how)}"]
     return Group(*(Text(line) for line in drift + metrics + missing))
 
 
@@ -289,7 +298,9 @@ def _sentences(reasons: tuple[Reason, ...]) -> str:
 
 def _drift_line(output: OutputAgreement, examples: int) -> str:
     line = f"output {printable(output.output)} [{times(output.shape)}]: "
-    if math.isnan(output.cosine):
+    if output.equal is not None:
+        line += f"{output.equal:.2%} of the values are the same, dense and sparse"
+    elif math.isnan(output.cosine):
         line += "no finite value to compare"
     else:
         line += (

@@ -25,7 +25,7 @@ from twofour.pipeline.emitting import is_emitted_folder
 from twofour.pipeline.folder import is_run_folder, own_folder
 from twofour.pipeline.reporting import HTML, LATENCY, REPORT, check_page, report_page
 from twofour.pipeline.stages import Progress, Silent
-from twofour.records import EligibilityReport
+from twofour.records import Accuracy, EligibilityReport
 from twofour.reports.comparison.fail_if import check_names
 from twofour.reports.comparison.gate_expression import parse_fail_if
 from twofour.reports.comparison.layer_contrast import contrasts
@@ -250,9 +250,17 @@ def _layers_of(path: Path) -> Counter[tuple[str, tuple[int, ...]]]:
     return Counter((w.op, w.shape) for w in found.weights)
 
 
+def _no_baseline(subject: Subject) -> Iterator[str]:
+    """A run whose model came in 2:4 compares it with itself."""
+    record = Path(subject.source, "accuracy.json")
+    if record.is_file():
+        why = read_record(Accuracy, record).no_baseline
+        yield from () if why is None else (why,)
+
+
 def _far_outputs(variants: Sequence[ComparedVariant]) -> Iterator[str]:
     for variant in variants:
-        cosines = [row.cosine for row in variant.agreement]
+        cosines = [row.cosine for row in variant.agreement if row.equal is None]
         if cosines and min(cosines) < _FAR_COSINE:
             yield (
                 f"the outputs of {variant.name} are far from the reference's (cosine "
@@ -274,6 +282,7 @@ def _notes(subject: Subject, measured: Measured) -> tuple[str, ...]:
     notes = [
         _input_words(subject),
         *_other_graphs(subject),
+        *_no_baseline(subject),
         *_far_outputs(tuple(once.values())),
         *({NOT_LOADABLE} & {model.no_torch for model in subject.models}),
     ]

@@ -139,7 +139,7 @@ def _model_of_run(
     in_memory = manifest.source.startswith(IN_MEMORY)
     if not (in_memory or manifest.source.lower().endswith(".onnx")) and weights.is_file():
         torch = TorchRequest(
-            source=manifest.source,
+            source=_dense_source(manifest) if variant == DENSE else manifest.source,
             arguments=SourceOptions(
                 inputs=None if manifest.inputs is None else Path(manifest.inputs),
                 input_shapes=manifest.input_shapes,
@@ -159,6 +159,11 @@ def _model_of_run(
         no_torch=NOT_LOADABLE if in_memory else NO_TORCH,
         dense=variant == DENSE,
     )
+
+
+def _dense_source(manifest: RunManifest) -> str:
+    """The model that the run was told is the dense one, else the one that it pruned."""
+    return manifest.dense_reference or manifest.source
 
 
 def _plans(folder: Path) -> dict[str, Path]:

@@ -56,7 +56,16 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         for name, array in arrays.items():
             _check_name(name)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+                np.lib.format.write_array(member, _plain(np.asanyarray(array)), allow_pickle=False)
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Of a type that an .npz keeps: bfloat16 and float8 as float32, texts without pickle."""
+    if array.dtype.kind == "O":
+        return array.astype(str)
+    if array.dtype.kind == "V" and array.dtype.names is None:
+        return array.astype(np.int8 if "int" in array.dtype.name else np.float32)
+    return array
 
 
 def _check_name(name: str) -> None:

@@ -13,10 +13,11 @@ from twofour.reports.words import printable
 
 
 def output_columns(rows: Sequence[ComparedVariant]) -> tuple[Column, ...]:
-    """Largest error, lowest cosine, share of rows with the same top class."""
+    """Largest error, lowest cosine, shares of equal values and of rows with one top class."""
     return (
         column("max error", Kind.FIGURE, rows, lambda v: _largest_error(v.agreement)),
         column("cosine", Kind.FIGURE, rows, lambda v: _lowest_cosine(v.agreement)),
+        column("equal", Kind.FIGURE, rows, lambda v: _lowest_share(v.agreement)),
         column("top-1", Kind.FIGURE, rows, lambda v: _share(v.top1_agreement)),
     )
 
@@ -66,6 +67,11 @@ def _largest_error(outputs: Sequence[OutputAgreement]) -> str | None:
 def _lowest_cosine(outputs: Sequence[OutputAgreement]) -> str | None:
     known = [o.cosine for o in outputs if not isnan(o.cosine)]
     return f"{min(known):.6f}" if known else None
+
+
+def _lowest_share(outputs: Sequence[OutputAgreement]) -> str | None:
+    """Of equal values, over the outputs of whole numbers and texts."""
+    return _share(min((o.equal for o in outputs if o.equal is not None), default=None))
 
 
 def _share(part: float | None) -> str | None:

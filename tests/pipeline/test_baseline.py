@@ -1,0 +1,142 @@
+"""Models that come in 2:4, and the dense reference of one that was fine-tuned with its mask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx_models import gemm, two_weights, weights
+from typer.testing import CliRunner
+
+from twofour.cli.app import app
+from twofour.errors import BadInputError
+from twofour.pipeline.run import run_all, run_prune
+from twofour.records import Precision, RunManifest, RunOptions
+from twofour.store import read_record
+
+MODULE = """
+import torch
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, width=16):
+        super().__init__(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, width))
+
+def make(width=16):
+    torch.manual_seed(3)
+    return Net(width), (torch.ones(2, 32),)
+
+def tuned():
+    module, inputs = make()
+    with torch.no_grad():
+        for layer in (module[0], module[2]):
+            layer.weight.view(-1, 4)[:, ::2] = 0
+            layer.weight.mul_(1.1)
+    return module, inputs
+
+def partly():
+    module, inputs = make()
+    with torch.no_grad():
+        module[0].weight.view(-1, 4)[:, ::2] = 0
+    return module, inputs
+
+def other():
+    return make(8)
+"""
+FLOAT32 = RunOptions(precision=Precision.FLOAT32)
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(MODULE)
+    return path
+
+
+def onnx_pair(folder: Path) -> tuple[str, str]:
+    """A dense file and what fine-tuning with a mask made of it."""
+    dense = weights(64, 64)
+    tuned = dense * 1.1
+    tuned.reshape(-1, 4)[:, ::2] = 0
+    for name, weight in (("dense", dense), ("tuned", tuned.astype("float32"))):
+        onnx.save(gemm(weight, trans_b=1), folder / f"{name}.onnx")
+    return str(folder / "dense.onnx"), str(folder / "tuned.onnx")
+
+
+def test_a_model_that_came_in_two_of_four_has_no_dense_baseline(
+    module: Path, tmp_path: Path
+) -> None:
+    result = run_all(f"{module}:tuned", tmp_path / "r", FLOAT32)
+    assert [row.held_before for row in result.prune.weights] == [True, True]
+    why = result.accuracy.no_baseline or ""
+    assert why.startswith("already 2:4: nothing pruned, all 2 weights hold it as they came")
+    assert why in result.build.notes
+    shown = CliRunner().invoke(
+        app,
+        ["prune-export-build", f"{module}:tuned", "-o", str(tmp_path / "r"), "--precision", "fp32"],
+    )
+    assert shown.exit_code == 0, shown.output
+    assert "already 2:4: nothing pruned" in shown.stdout
+    assert "dense to sparse cosine" not in shown.stdout
+
+
+def test_a_model_that_came_partly_in_two_of_four_is_said_to_be_so(
+    module: Path, tmp_path: Path
+) -> None:
+    result = run_all(f"{module}:partly", tmp_path / "r", FLOAT32)
+    assert (result.accuracy.no_baseline or "").startswith("1 of 2 weights came in 2:4 already")
+
+
+def test_a_dense_model_is_a_baseline(module: Path, tmp_path: Path) -> None:
+    result = run_all(f"{module}:make", tmp_path / "r", FLOAT32)
+    assert result.accuracy.no_baseline is None
+    assert not any(row.held_before for row in result.prune.weights)
+
+
+def test_an_onnx_file_in_two_of_four_is_said_to_be_so(tmp_path: Path) -> None:
+    _, tuned = onnx_pair(tmp_path)
+    _, pruned, _ = run_prune(tuned, tmp_path / "r", RunOptions())
+    assert [row.held_before for row in pruned.weights] == [True]
+    shown = CliRunner().invoke(app, ["prune", tuned, "--out", str(tmp_path / "r")])
+    assert "already 2:4: nothing pruned (1 held it as they came)" in shown.stdout
+
+
+def test_the_dense_reference_is_what_is_compared_with(module: Path, tmp_path: Path) -> None:
+    options = RunOptions(precision=Precision.FLOAT32, dense_reference=f"{module}:make")
+    result = run_all(f"{module}:tuned", tmp_path / "r", options)
+    assert result.accuracy.no_baseline is None
+    (drift,) = result.accuracy.drift
+    assert 0.3 < drift.cosine < 0.9999
+    manifest = read_record(RunManifest, tmp_path / "r" / "run.json")
+    assert manifest.dense_reference == f"{module}:make"
+    alone = run_all(f"{module}:tuned", tmp_path / "alone", FLOAT32)
+    assert result.export.files[1].size_bytes == alone.export.files[1].size_bytes
+
+
+@pytest.mark.parametrize("precision", [None, Precision.FLOAT16])
+def test_the_dense_reference_of_an_onnx_file_is_one_too(
+    tmp_path: Path, precision: Precision | None
+) -> None:
+    dense, tuned = onnx_pair(tmp_path)
+    options = RunOptions(dense_reference=dense, precision=precision)
+    result = run_all(tuned, tmp_path / "r", options)
+    (drift,) = result.accuracy.drift
+    assert drift.cosine < 0.99
+    assert result.prune.weights[0].held_before
+
+
+def test_a_reference_of_another_shape_is_refused(module: Path, tmp_path: Path) -> None:
+    options = RunOptions(precision=Precision.FLOAT32, dense_reference=f"{module}:other")
+    with pytest.raises(BadInputError, match=r"other does not fit .*tuned: its outputs are .*x8"):
+        run_all(f"{module}:tuned", tmp_path / "r", options)
+
+
+def test_a_reference_of_another_kind_is_refused(module: Path, tmp_path: Path) -> None:
+    onnx.save(two_weights(), tmp_path / "m.onnx")
+    with pytest.raises(BadInputError, match="not of one kind"):
+        run_all(
+            f"{module}:tuned",
+            tmp_path / "r",
+            RunOptions(dense_reference=str(tmp_path / "m.onnx")),
+        )

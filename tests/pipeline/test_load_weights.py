@@ -1,0 +1,144 @@
+"""twofour.load_weights: pruned weights in force in a module, or a refusal with what is off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune, weight_norm
+
+import twofour
+from twofour.errors import BadInputError
+from twofour.pipeline.weights_file import save_weights
+
+
+class Tied(nn.Module):
+    """An embedding whose table is the weight of the head."""
+
+    def __init__(self, *, tied: bool = True) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 32)
+        self.head = nn.Linear(32, 16, bias=False)
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Scores of every token."""
+        return self.head(self.table(ids))  # type: ignore[no-any-return]  # nn.Module.__call__
+
+
+def pruned(module: nn.Module, folder: Path) -> Path:
+    twofour.prune(module, all_layers=True)
+    path = folder / "weights.safetensors"
+    save_weights(module, path, first=())
+    return path
+
+
+def is_two_of_four(weight: torch.Tensor) -> bool:
+    return bool(((weight.reshape(-1, 4) != 0).sum(1) <= 2).all())
+
+
+def weight_of(module: nn.Module) -> torch.Tensor:
+    """Of the first layer, computed or not."""
+    weight = next(iter(module.children())).weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+def plain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 8))
+
+
+def with_weight_norm() -> nn.Sequential:
+    module = plain()
+    module[0] = parametrizations.weight_norm(module[0])
+    return module
+
+
+def with_old_weight_norm() -> nn.Sequential:
+    module = plain()
+    module[0] = weight_norm(module[0])
+    return module
+
+
+def with_a_mask() -> nn.Sequential:
+    module = plain()
+    prune.random_unstructured(module[0], "weight", 0.1)  # type: ignore[no-untyped-call]  # torch
+    return module
+
+
+@pytest.mark.parametrize("make", [plain, with_weight_norm, with_old_weight_norm, with_a_mask])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_the_pruned_weights_are_in_force(make: type[nn.Sequential], tmp_path: Path) -> None:
+    source = make()
+    path = pruned(source, tmp_path)
+    torch.manual_seed(1)
+    other = make()
+    loaded = twofour.load_weights(other, path)
+    assert is_two_of_four(weight_of(other))
+    x = torch.randn(4, 32)
+    assert torch.equal(other.eval()(x), source.eval()(x))
+    assert loaded.made_permanent == (() if make is plain else ("0.weight",))
+    assert set(loaded.keys) == set(other.state_dict())
+
+
+def test_a_tied_weight_is_filled_once_and_stays_tied(tmp_path: Path) -> None:
+    source = Tied()
+    path = pruned(source, tmp_path)
+    other = Tied()
+    loaded = twofour.load_weights(other, path)
+    assert other.head.weight is other.table.weight
+    assert torch.equal(other.head.weight, source.head.weight)
+    assert len(loaded.tied) == 1
+
+
+def test_an_untied_module_takes_the_tied_weight_twice(tmp_path: Path) -> None:
+    path = pruned(Tied(), tmp_path)
+    other = Tied(tied=False)
+    twofour.load_weights(other, path)
+    assert torch.equal(other.head.weight, other.table.weight)
+
+
+def test_two_weights_do_not_fit_into_a_tied_one(tmp_path: Path) -> None:
+    path = pruned(Tied(tied=False), tmp_path)
+    other = Tied()
+    before = other.head.weight.detach().clone()
+    with pytest.raises(BadInputError, match=r"table\.weight and head\.weight differ"):
+        twofour.load_weights(other, path)
+    assert torch.equal(other.head.weight, before)
+
+
+def test_missing_and_unexpected_keys_are_named_and_nothing_is_changed(tmp_path: Path) -> None:
+    path = pruned(plain(), tmp_path)
+    other = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8), nn.Linear(8, 8))
+    before = weight_of(other).detach().clone()
+    with pytest.raises(BadInputError) as told:
+        twofour.load_weights(other, path)
+    assert "missing: 3.weight, 3.bias" in told.value.message
+    assert "not in the model: 1.bias, 1.num_batches_tracked" in told.value.message
+    assert torch.equal(weight_of(other), before)
+
+
+def test_another_shape_or_type_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    path = pruned(plain(), tmp_path)
+    wide = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 9))
+    before = weight_of(wide).detach().clone()
+    with pytest.raises(BadInputError, match=r"2.weight is \[8, 32\].*the model has \[9, 32\]"):
+        twofour.load_weights(wide, path)
+    assert torch.equal(weight_of(wide), before)
+    with pytest.raises(BadInputError, match=r"torch.float32, the model has .*torch.float16"):
+        twofour.load_weights(plain().half(), path)
+
+
+def test_a_run_folder_stands_for_its_weights(tmp_path: Path) -> None:
+    pruned(plain(), tmp_path)
+    module = plain()
+    assert twofour.load_weights(module, tmp_path).path.endswith("weights.safetensors")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="cannot read"):
+        twofour.load_weights(plain(), tmp_path / "no.safetensors")
