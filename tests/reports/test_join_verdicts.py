@@ -170,7 +170,12 @@ def test_no_sparse_kernel_among_the_timed_ones_is_said() -> None:
     log = build(*tuned("a", (in_tf32, 0.02)), eligible("a"), chosen())
     found = verdict(big(math_dtype="float32"), build=log)
     assert codes(found)[:2] == ["NO_SPARSE_TACTIC", "DTYPE"]
+    assert found.reasons[0].message.endswith(
+        "; the build is in FP32 alone, for which none is known"
+    )
     assert (found.remedy or "").startswith("export with --precision float16")
+    alone = report_from_log(log).verdicts[0]
+    assert alone.reasons[0].message == found.reasons[0].message
 
 
 def test_kernels_in_half_precision_show_that_a_float32_file_was_built_with_it() -> None:

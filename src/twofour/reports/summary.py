@@ -130,7 +130,7 @@ def _changes(report: EligibilityReport) -> tuple[str, ...]:
 
 def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
     beside = " and of those not covered" if report.summary.weights_not_covered else ""
-    notes = [f"percentages are of the weights of the layers listed{beside}"]
+    notes = [f"percentages in brackets are of the weights of the layers listed{beside}"]
     products = report.summary.activation_products
     if products:
         notes.append(f"not listed: {count(products, 'product')} of two activations (no weight)")

@@ -88,6 +88,8 @@ def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
     message = f"none of the {count(len(named), 'kernel')} that were timed by name is sparse"
     if tuned.pruned_tactics:
         message += f"; {tuned.pruned_tactics:,} more were left out by the builder's estimate"
+    if case.around.facts.types == frozenset():
+        message += "; the build is in FP32 alone, for which none is known"
     first = next((t for t in named if t.ms is not None), None)
     source = None if first is None else tactic_source(case.around.file, first)
     return Reason(code=ReasonCode.NO_SPARSE_TACTIC, message=message, source=source)
