@@ -6,15 +6,18 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from join_cases import DENSE, SPARSE, build, chain, chosen, eligible, information, layer, node
 from report_cases import codes, conv, matmul, report
+from rich.console import Console
 
 from twofour.engines.buildlog.read import parse_lines
 from twofour.log_records import Build, BuildOutcome
 from twofour.records import Evidence, GraphNode, Verdict, VerdictName
 from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.explain_text import explain
 from twofour.reports.join.joined import join_report
 from twofour.reports.join.resolve import NameInUse, Resolved, index_nodes, resolve
 
@@ -347,6 +350,23 @@ def test_tactics_and_engine_layers_follow_the_name_that_the_parser_gave() -> Non
     found = join_report(report(*weights), BuildEvidence(build=log, nodes=TWINS))
     assert [v.engine_layer for v in found.verdicts] == ["fc", "fc_1_2"]
     assert [v.dense_ms for v in found.verdicts] == [0.5, 0.25]
+
+
+def test_explain_finds_a_layer_by_the_name_that_the_parser_gave() -> None:
+    log = build(
+        *RENAMED,
+        *timed("fc_1_2", "kernel_of_fc_1", 0.25),
+        listed("Myelin", "{ForeignNode[fc_1_2]}", "b", "c"),
+    )
+    weights = [matmul(name, 512, 512, node=name, op="Gemm") for name in ("fc", "fc_1")]
+    evidence = BuildEvidence(build=log, nodes=TWINS)
+    found = join_report(report(*weights), evidence)
+    for name in ("fc_1", "fc_1_2", "{ForeignNode[fc_1_2]}"):
+        Console(width=120, file=(out := StringIO())).print(explain(found, evidence, name))
+        text = out.getvalue()
+        assert text.startswith("fc_1 (Gemm)")
+        assert "tactics of fc_1_2" in text
+        assert "kernel_of_fc_1" in text
 
 
 def test_a_renamed_layer_on_the_chosen_line_is_the_node_it_was_made_of() -> None:

@@ -8,6 +8,7 @@ from report_cases import codes, conv, matmul, report
 
 from twofour.records import Verdict, VerdictName
 from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.from_log import report_from_log
 from twofour.reports.join.joined import join_report
 
 QKV = (
@@ -96,3 +97,11 @@ def test_a_count_of_0_is_a_proof_where_counts_are_right_or_an_empty_list_follows
     later = one(BuildEvidence(build=build(eligible("a"), count, version="v101601")))
     listed = one(BuildEvidence(build=build(eligible("a"), f"{count}:", version="v100300")))
     assert [codes(v)[0] for v in (later, listed)] == ["DENSE_TAKEN"] * 2
+
+
+def test_without_a_model_a_layer_of_a_further_profile_is_no_row_of_its_own() -> None:
+    log = build(eligible("a", "b"), eligible("a [profile 1]"), chosen("a [profile 1]"))
+    found = report_from_log(log)
+    assert [(v.layer, v.verdict.value) for v in found.verdicts] == [
+        *(("a", "chosen"), ("b", "eligible"))
+    ]

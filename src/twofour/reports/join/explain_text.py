@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from difflib import get_close_matches
 from itertools import islice
 
@@ -31,9 +31,10 @@ def explain(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> R
 
     Raises BadInputError for a name that no layer has, or that several have.
     """
-    at = find_layer(report, layer, weightless=_engine_names(evidence))
-    verdict = report.verdicts[at]
     seen = look(report, evidence)
+    aliases = [_names_in_use(sighting) for sighting in seen.rows]
+    at = find_layer(report, layer, aliases=aliases, weightless=_engine_names(evidence))
+    verdict = report.verdicts[at]
     sighting = seen.rows[at]
     file = evidence.build.file if evidence.build is not None else ""
     tables = [_tactics(tuned) for tuned in (sighting.tuned,) if tuned is not None and tuned.tactics]
@@ -48,14 +49,22 @@ def explain(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> R
     )
 
 
-def find_layer(report: EligibilityReport, name: str, *, weightless: Iterable[str] = ()) -> int:
+def find_layer(
+    report: EligibilityReport,
+    name: str,
+    *,
+    aliases: Sequence[Set[str]] = (),
+    weightless: Iterable[str] = (),
+) -> int:
     """Index of the one verdict of that name, or with that node in its engine layer.
 
-    Raises BadInputError, with the names that are near. `weightless` are names of the engine: one
-    that no verdict has is of a layer without a weight.
+    `aliases` are the names that engine and log have for each verdict. Raises BadInputError, with
+    the names that are near. `weightless` are names of the engine: one that no verdict has is of a
+    layer without a weight.
     """
     names = [(v.layer, v.node, v.engine_layer, v.weight) for v in report.verdicts]
-    for found in _by_place(names, name):
+    aliased = [at for at, others in enumerate(aliases) if name in others]
+    for found in (*_by_place(names, name), aliased):
         if len(found) == 1:
             return found[0]
         if found:
@@ -73,6 +82,18 @@ def find_layer(report: EligibilityReport, name: str, *, weightless: Iterable[str
     near = near or get_close_matches(name, known, n=_SUGGESTIONS)
     hint = "did you mean " + ", ".join(map(printable, near)) if near else _some_of(report)
     raise BadInputError(f"the report has no layer {printable(name)!r}", hint=hint)
+
+
+def _names_in_use(sighting: Sighting) -> set[str]:
+    """What engine and log call the layer."""
+    mentions = (sighting.eligible, sighting.chosen)
+    tuned = (sighting.tuned, sighting.dense_tuned)
+    return {
+        *(holder.name for holder in sighting.holders),
+        *([sighting.region.name] if sighting.region is not None else []),
+        *(mention.name for mention in mentions if mention is not None),
+        *(layer.name for layer in tuned if layer is not None),
+    }
 
 
 def _some_of(report: EligibilityReport) -> str:

@@ -22,7 +22,7 @@ from twofour.reports.eligibility import summarize
 from twofour.reports.join.engine_words import NO_ENGINE
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.joined import join_report
-from twofour.reports.join.name_parts import KnownNames, split_name
+from twofour.reports.join.name_parts import PROFILE, KnownNames, split_name
 
 _PRODUCT = re.compile(r"conv|gemm|matmul|matrix.?multiply|fully.?connected", re.IGNORECASE)
 _COPIES = re.compile(r"Reformatting CopyNode|Optimizer Reformat|ONNXTRT_")
@@ -108,7 +108,8 @@ _NO_NAMES = KnownNames.of(())
 
 def _parts(name: str) -> set[str]:
     """What a name is made of, to tell that two names are of one layer."""
-    return {re.sub(r"_myl\d+_\d+$", "", part.text) for part in split_name(name, _NO_NAMES)}
+    plain = PROFILE.sub("", name)
+    return {re.sub(r"_myl\d+_\d+$", "", part.text) for part in split_name(plain, _NO_NAMES)}
 
 
 def _row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
