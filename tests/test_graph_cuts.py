@@ -157,6 +157,23 @@ def test_an_array_of_which_a_part_is_no_weight_is_left_as_it_is(tmp_path: Path) 
     assert "part of the array 'w', which add uses too" in reason.message
 
 
+def test_a_matrix_of_a_stack_stays_dense_where_another_one_is_no_weight(tmp_path: Path) -> None:
+    """The other is no embedding: which part it is does not change from run to run."""
+    nodes = [
+        helper.make_node("Gather", ["w", "zero"], ["v"], name="first"),
+        helper.make_node("Gather", ["w", "one"], ["shift"], name="second"),
+        helper.make_node("MatMul", ["x", "v"], ["m"], name="mm"),
+        helper.make_node("Add", ["m", "shift"], ["y"], name="add"),
+    ]
+    one = {"zero": np.array(0, np.int64), "one": np.array(1, np.int64)}
+    model = om.model(nodes, {"w": om.weights(2, 32, 32), **one}, inputs={"x": [32, 32]})
+    source = om.save(model, tmp_path / "a.onnx")
+    (row,) = prune_onnx(source, tmp_path / "b.onnx", TWO_FOUR).weights
+    assert (row.pruned, row.weight.looked_up_by) == (False, ())
+    assert [r.code for r in row.reasons] == [ReasonCode.UNSUPPORTED_OP]
+    assert "part of the array 'w', which second uses too" in row.reasons[0].message
+
+
 def test_pieces_that_need_other_axes_are_refused_with_a_way_out(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Split", ["w", "sizes"], ["a", "b"], axis=0),

@@ -153,7 +153,7 @@ def _other_pieces(group: Sequence[Layer]) -> Iterator[tuple[Scope, str]]:
 
 def _in_pieces(layer: Layer, others: Sequence[str]) -> Weight:
     """A weight that is part of an array of which another part is no weight is left as it is."""
-    cut = any(step.node.op in CUTS for step in layer.found.steps)
+    cut = any(step.node.op in (*CUTS, "Gather") for step in layer.found.steps)
     if not cut or not others or layer.weight.axis is None:
         return layer.weight
     reason = Reason(
@@ -177,11 +177,11 @@ def _unique(layer: Layer, again: Collection[str]) -> str | None:
 
 
 def _lookups(places: Iterable[tuple[Scope, str]], known: set[Node]) -> Iterator[str]:
-    """Gather nodes that take rows of the array, and do not lead to a weight themselves."""
+    """Gather nodes that take rows of the array by what is known at run time, as tokens are."""
     for scope, name in sorted(places, key=lambda place: place[1]):
         for user in scope.users.get(name, ()):
             is_lookup = user.proto.op_type == "Gather" and user.proto.input[0] == name
-            if is_lookup and user not in known:
+            if is_lookup and user not in known and not all(map(scope.is_fixed, user.proto.output)):
                 yield user.label
 
 
