@@ -49,8 +49,9 @@ def main_reason(verdict: Verdict) -> str:
 
 
 def other_codes(verdict: Verdict) -> str:
-    """Codes of the further reasons: "also SMALL_CHANNELS", or nothing."""
-    others = dict.fromkeys(r.code.value for r in verdict.reasons[1:])
+    """Codes of the further reasons that say something against it: "also SMALL_CHANNELS"."""
+    against = (r for r in verdict.reasons[1:] if r.code is not ReasonCode.QUALIFIES)
+    others = dict.fromkeys(r.code.value for r in against)
     return f"also {', '.join(others)}" if others else ""
 
 

@@ -18,7 +18,6 @@ from rich.text import Text
 from twofour.records import (
     Accuracy,
     EligibilityReport,
-    Evidence,
     OutputAgreement,
     Pattern,
     PrunedWeight,
@@ -34,6 +33,7 @@ from twofour.reports.cells import (
     TRIVIAL,
     holds_trivially,
     main_reason,
+    other_codes,
     pattern_word,
     surprise,
 )
@@ -255,16 +255,12 @@ def _verdict_cell(verdict: Verdict) -> Text:
 
 
 def _why(row: Row) -> str:
-    main, *others = row.first.reasons
-    if main.code is ReasonCode.QUALIFIES:
-        said = [r.code.value for r in others if row.first.evidence is not Evidence.MEASURED]
-        return "; also ".join((main_reason(row.first), *([", ".join(said)] if said else ())))
-    text = f"{main.code.value}: {printable(main.message)}"
-    if not row.same_reasons:
-        text += " (figures of the first)"
-    if others:
-        text += "; also " + ", ".join(r.code.value for r in others)
-    return text
+    main = row.first.reasons[0]
+    text = main_reason(row.first)
+    if main.code is not ReasonCode.QUALIFIES:
+        text = f"{main.code.value}: {text}"
+        text += "" if row.same_reasons else " (figures of the first)"
+    return "; ".join(part for part in (text, other_codes(row.first)) if part)
 
 
 def _check_cell(check: WeightCheck, pattern: Pattern) -> Text:
