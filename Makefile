@@ -6,7 +6,10 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 BINDINGS := build/trt10/.ready
 
-.PHONY: demo test lint types imports unit bindings clean
+# for each kind of file that `make fuzz` changes
+SECONDS ?= 60
+
+.PHONY: demo test lint types imports unit fuzz bindings clean
 
 demo: $(INSTALLED)
 	$(BIN)/twofour prune-export-build examples/digits.py:make \
@@ -26,6 +29,10 @@ imports: $(INSTALLED)
 
 unit: $(INSTALLED) $(BINDINGS)
 	$(BIN)/pytest -n auto
+
+# hostile inputs for as long as asked, new ones each time; what fails is kept in build/fuzz
+fuzz: $(INSTALLED)
+	FUZZ_SECONDS=$(SECONDS) $(BIN)/pytest -q tests/test_fuzz_readers.py
 
 # the Python bindings of TensorRT 10 and 11 over stand-ins for its libraries, to check calls against
 bindings: $(BINDINGS)

@@ -135,10 +135,9 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """
     import torch
 
-    from twofour.pipeline.sources.checkpoint_weights import check_weight_file
+    from twofour.pipeline.sources.checkpoint_weights import load_pickle
 
-    check_weight_file(path)
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    content = load_pickle(path)
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

@@ -59,7 +59,8 @@ def prune_onnx(
     model = load_model(source, weights=False)
     copies = _data_copies(model, source, target)
     found = find_weights(model, pattern, path=source)
-    chosen = choose(found.weights, pattern, selection)
+    with naming(source):
+        chosen = choose(found.weights, pattern, selection)
     keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
     jobs = _jobs(found, chosen, keys, source)
     _refuse_overlaps(model, jobs, source)

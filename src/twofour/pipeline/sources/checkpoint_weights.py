@@ -30,6 +30,19 @@ def check_weight_file(path: Path) -> None:
         _check_pickle(path)
 
 
+def load_pickle(path: Path) -> object:
+    """What a .bin or .pt file holds, read as `check_weight_file` does and into memory.
+
+    Raises BadInputError: the check maps the file, which does not show every damage.
+    """
+    _check_pickle(path)
+    try:
+        content: object = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # as above
+        raise _damaged(path, error) from error
+    return content
+
+
 def _check_safetensors(path: Path) -> None:
     try:
         with safe_open(path, framework="pt") as file:
