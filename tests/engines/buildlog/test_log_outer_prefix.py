@@ -61,6 +61,8 @@ LOGGERS: dict[str, Logger] = {
     "ros": lambda level, n, m: f"[{level}] [1732{n:06d}.{n:09d}] [trt_node]: {m}",
     "android": lambda level, n, m: f"{level[0]}/TensorRT({n:5d}): {m}".replace("C/", "F/"),
     "tabs": lambda level, n, m: f"2026-11-22T{_stamp(n)}.{n:03d}Z\t{level}\t{m}",
+    "centred": lambda level, n, m: f"[2026-11-22 {_stamp(n)}] [{level:^8}] {m}",
+    "a cloud's JSON": lambda level, _, m: _json(severity=level, textPayload=m),
     "ray": lambda level, n, m: f"(Builder pid={n}) {level}: {m}",
 }
 AROUND: dict[str, Callable[[int, str], str]] = {

@@ -201,7 +201,8 @@ def _is_prefix(text: str, *, around_lines: bool) -> bool:
 
 def prefix_pattern(prefix: str) -> re.Pattern[str]:
     """The prefix with every number, clock, level and padding left open."""
-    return re.compile("".join(_open_pieces(prefix)))
+    pattern = "".join(_open_pieces(prefix))
+    return re.compile(pattern.replace(r"\s+(?i:", r"\s*(?i:"))  # `[ DEBUG  ]`, `[WARNING ]`
 
 
 def _open_pieces(prefix: str) -> Iterator[str]:
