@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from float32_models import masked
 from onnx import TensorProto, helper
 from onnx_models import conv, model, two_weights, weights
 from typer.testing import CliRunner
 
 from twofour.cli.app import app
 from twofour.errors import BadInputError
+from twofour.pipeline.onnx_io import save_arrays
 from twofour.pipeline.run import run_all, run_build, run_export
 from twofour.records import (
     BuildResult,
@@ -176,3 +178,12 @@ def test_fp16_here_is_said_to_be_of_tensorrt_alone(tmp_path: Path) -> None:
     done = runner.invoke(app, ["build", source, "--fp16", "--out", str(tmp_path / "r")])
     assert done.exit_code == 0, done.output
     assert "--fp16: of TensorRT alone" in done.output
+
+
+def test_a_mask_of_the_lowest_float32_is_no_overflow(tmp_path: Path) -> None:
+    masked_model, feed = masked()
+    source = saved(tmp_path / "m.onnx", masked_model)
+    save_arrays(tmp_path / "in.npz", feed)
+    options = RunOptions(precision=Precision.FLOAT16, inputs=str(tmp_path / "in.npz"))
+    _, _, checked = run_export(source, tmp_path / "r", options)
+    assert all(row.cosine > 0.999 for row in checked.agreement)

@@ -17,6 +17,8 @@ from twofour.export.float32_file import load_float32
 from twofour.graph_tensors import Array
 
 FLOAT16_MAX = float(np.finfo(np.float16).max)
+_MASKED = 0.99 * float(np.finfo(np.float32).max)
+"""From here on it is float32's own limit: a mask, which is float16's limit in the new file."""
 _PREFIX = "largest value of "
 _MOST_NAMED = 6
 
@@ -55,7 +57,7 @@ def split_ranges(outputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[s
 
 def refuse_overflow(source: Path, ranges: Mapping[str, float]) -> None:
     """Raise BadInputError where a finite value of float32 is beyond float16, naming the nodes."""
-    over = [name for name, value in ranges.items() if FLOAT16_MAX < value < np.inf]
+    over = [name for name, value in ranges.items() if FLOAT16_MAX < value < _MASKED]
     if not over:
         return
     first = over[0]
