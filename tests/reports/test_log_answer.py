@@ -56,6 +56,13 @@ def test_sparsity_that_was_off_says_how_to_allow_it_where_the_log_comes_from() -
     )
 
 
+def test_sparse_kernels_that_were_timed_show_that_sparsity_was_on() -> None:
+    assert verbose(RUNNER, DENSE, SPARSE.replace("0.75", "0.25")) == (
+        "sparse kernels were timed for 1 layer, and in some of them faster than dense ones; "
+        "the log has no list of the layers that were chosen"
+    )
+
+
 def test_an_engine_in_float32_is_told_before_anything_else_is_blamed() -> None:
     said = verbose(RUNNER, FLOAT32, FOUND, NONE)
     assert said == (

@@ -99,6 +99,9 @@ def _of_silent(build: Build) -> str:
     """The log names no eligible layer."""
     if build.sparsity_lines:
         return "the lists are in the log without names: the whole lines tell which layers"
+    sparse = [layer for layer in build.layers if layer.best_sparse_ms is not None]
+    if sparse:
+        return f"{_slower(sparse)}; the log has no list of the layers that were chosen"
     if build.sparsity is SparsityFlag.ENABLED:
         return f"sparsity was on, and the log has no list of layers: rebuild {_louder(build)}"
     if () < version_numbers(build.tensorrt_version) < _FIRST_SPARSE:
@@ -156,7 +159,7 @@ def _slower(sparse: list[TunedLayer]) -> str:
         return timed
     if min(ratios) > 1:
         return f"{timed}, and dense ones were faster (the closest by {min(ratios):.3f}x)"
-    return f"{timed}, and the builder kept dense ones for the whole engine"
+    return f"{timed}, and in some of them faster than dense ones"
 
 
 def _allow(build: Build) -> str:
