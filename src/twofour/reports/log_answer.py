@@ -88,6 +88,9 @@ def _of_dense(build: Build) -> str:
     """No layer is known to run sparse: the first thing in the way."""
     if build.sparsity is SparsityFlag.DISABLED and not build.sparsity_lines:
         return f"sparsity was off: rebuild with {_allow(build)}"
+    sparse = [layer for layer in build.layers if layer.best_sparse_ms is not None]
+    if build.eligible is None and sparse:
+        return f"{_slower(sparse)}; the log has no list of the layers that were chosen"
     if build.eligible is None:
         return _of_silent(build)
     if not build.eligible:
@@ -99,9 +102,6 @@ def _of_silent(build: Build) -> str:
     """The log names no eligible layer."""
     if build.sparsity_lines:
         return "the lists are in the log without names: the whole lines tell which layers"
-    sparse = [layer for layer in build.layers if layer.best_sparse_ms is not None]
-    if sparse:
-        return f"{_slower(sparse)}; the log has no list of the layers that were chosen"
     if build.sparsity is SparsityFlag.ENABLED:
         return f"sparsity was on, and the log has no list of layers: rebuild {_louder(build)}"
     if () < version_numbers(build.tensorrt_version) < _FIRST_SPARSE:
