@@ -5,7 +5,8 @@
 Baseline: load the model, `torch.onnx.export` of the dense and of the pruned model (masks made
 before the clock starts), and an ONNX Runtime session for each file. The main job does the same and
 also prunes, validates, compares outputs, times and reports. Both run in fresh processes, in turn,
-on the same model from the same folder; the first pair is not counted. Ends in one JSON line.
+on the same model from the same folder; the first pair is not counted. Memory is that of the process
+and its workers together (Linux). Ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+_SAMPLE_S = 0.05
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime-gpu", "transformers", "twofour")
 
 
@@ -87,26 +89,56 @@ def model_folder(name: str, where: Path) -> str:
     return str(folder)
 
 
-def measured(what: str, folder: str, precision: str) -> tuple[float, float]:
-    """Seconds and peak MB of one fresh process."""
+def measured(what: str, folder: str, precision: str) -> tuple[float, float, float]:
+    """Seconds, peak MB and processor seconds of one fresh process with its workers."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, __file__, "--child", what, folder, out, precision]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         started = time.perf_counter()
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        return time.perf_counter() - started, float(done.stdout.splitlines()[-1])
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
+            peak_mb = 0.0
+            while process.poll() is None:
+                peak_mb = max(peak_mb, sum(map(_proportional_mb, _with_children(process.pid))))
+                time.sleep(_SAMPLE_S)
+            seconds = time.perf_counter() - started
+            if process.returncode and process.stderr is not None:
+                raise SystemExit(process.stderr.read()[-2000:])
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return seconds, peak_mb, used
+
+
+def _with_children(number: int) -> list[int]:
+    """A process and those it started, one level down: workers start none."""
+    try:
+        lines = Path(f"/proc/{number}/task/{number}/children").read_text()
+    except OSError:
+        return [number]
+    return [number, *map(int, lines.split())]
+
+
+def _proportional_mb(number: int) -> float:
+    """Memory of a process, with its part of what it shares (Pss); 0 where it ended."""
+    try:
+        rows = Path(f"/proc/{number}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(row.split()[1]) / 1024 for row in rows if row.startswith("Pss:")), 0.0)
 
 
 def child(what: str, folder: str, out: str, precision: str) -> None:
-    """One side, in its own process; prints its peak memory in MB."""
+    """One side, in its own process."""
     (baseline if what == "baseline" else job)(folder, Path(out), precision)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
-def summary(samples: list[tuple[float, float]]) -> dict[str, object]:
-    seconds, peaks = zip(*samples, strict=True)
+def summary(samples: list[tuple[float, float, float]]) -> dict[str, object]:
+    seconds, peaks, used = zip(*samples, strict=True)
     return {
         "seconds": [round(s, 2) for s in seconds],
         "median_s": round(statistics.median(seconds), 2),
+        "processor_s": round(statistics.median(used), 2),
         "peak_mb": round(statistics.median(peaks)),
     }
 
@@ -117,17 +149,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--precision", choices=["float32", "float16"], default="float16")
     options = parser.parse_args()
-    sides: dict[str, list[tuple[float, float]]] = {"baseline": [], "job": []}
+    sides: dict[str, list[tuple[float, float, float]]] = {"baseline": [], "job": []}
     with tempfile.TemporaryDirectory() as where:
         folder = model_folder(options.model, Path(where))
         for repeat in range(options.repeats + 1):
             for side, samples in sides.items():
                 sample = measured(side, folder, options.precision)
-                print(f"{side:>8} {sample[0]:7.2f} s {sample[1]:7.0f} MB", file=sys.stderr)
+                print(
+                    f"{side:>8} {sample[0]:7.2f} s {sample[1]:7.0f} MB "
+                    f"{sample[2]:7.2f} s of processor",
+                    file=sys.stderr,
+                )
                 if repeat:
                     samples.append(sample)
     pairs = zip(sides["job"], sides["baseline"], strict=True)
-    ratios = [(j[0] / b[0], j[1] / b[1]) for j, b in pairs]
+    ratios = [(j[0] / b[0], j[1] / b[1], j[2] / b[2]) for j, b in pairs]
     print(
         json.dumps(
             {
@@ -137,6 +173,7 @@ def main() -> None:
                 "baseline": summary(sides["baseline"]),
                 "job": summary(sides["job"]),
                 "time_ratio": [round(r[0], 3) for r in ratios],
+                "processor_ratio": [round(r[2], 3) for r in ratios],
                 "memory_ratio": [round(r[1], 3) for r in ratios],
                 "machine": f"{platform.machine()}, {os.cpu_count()} cores",
                 "versions": {name: metadata.version(name) for name in _PACKAGES},

@@ -10,7 +10,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from twofour.engines.onnxruntime import CannotRunError, OnnxRuntimeEngine, OrtSession, node_times
+from twofour.engines.onnxruntime import (
+    PROBE,
+    CannotRunError,
+    OnnxRuntimeEngine,
+    OrtSession,
+    node_times,
+)
 from twofour.engines.ort_session import CPU, usable_cores
 from twofour.engines.protocol import BuildRequest
 from twofour.engines.shapes import parse_shapes
@@ -219,3 +225,13 @@ def test_the_status_is_established_by_a_run_and_is_quiet(
     assert status.version
     assert status.device
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_probe_is_one_relu_of_one_float32() -> None:
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    node = helper.make_node("Relu", ["x"], ["y"])
+    graph = helper.make_graph([node], "probe", tensors[:1], tensors[1:])
+    opset = helper.make_opsetid("", 14)
+    assert onnx.load_from_string(PROBE) == helper.make_model(
+        graph, opset_imports=[opset], ir_version=7
+    )

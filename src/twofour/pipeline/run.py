@@ -8,6 +8,7 @@ check and timing of a file, so that memory holds the model about once.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,8 @@ def run_stages(run: Run) -> RunResult:
     """Every stage of the main job, in order."""
     _refuse_export_options(run)
     _check_metric(run.options)
+    run.host.start()
+    _import_meanwhile(run)
     chosen = pick_engine(run)
     check_allowed_types(run, chosen)
     _settle_opset(run, chosen)
@@ -126,6 +129,7 @@ def run_export(
     """Only export the model as it is, with its layer map, and compare it with the module."""
     with open_run(model, out, options, progress or Silent()) as run:
         _refuse_export_options(run)
+        run.host.start()
         exported = export_dense(run)
         exported = make_inputs(run, exported)
         checked = check(run, exported)
@@ -140,6 +144,8 @@ def run_build(
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
     with open_run(str(onnx), out, options, progress or Silent()) as run:
+        run.host.start()
+        _import_meanwhile(run)
         chosen = pick_engine(run)
         check_allowed_types(run, chosen)
         taken = onnx_stages.take_over(run, SPARSE)
@@ -269,6 +275,12 @@ def _check_metric(options: RunOptions) -> None:
         from twofour.pipeline.sources.metric import load_metric
 
         load_metric(options.metric)
+
+
+def _import_meanwhile(run: Run) -> None:
+    """While the engines' process starts, import what the first stage needs where it is to run."""
+    if not run.runner.folder.manifest.stages:
+        importlib.import_module("onnx" if run.model is None else "torch")
 
 
 def _settle_opset(run: Run, chosen: ChosenEngine) -> None:

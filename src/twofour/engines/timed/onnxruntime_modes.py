@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twofour.engines.onnxruntime import HINT, probe_model
+from twofour.engines.onnxruntime import HINT, PROBE
 from twofour.engines.ort_providers import TENSORRT, ProviderSetup, open_on
 from twofour.engines.ort_session import CPU, CUDA, SessionSetup, first_line
 from twofour.engines.timed.protocol import ModeStatus
@@ -62,7 +62,7 @@ def _profile_flags(shapes: tuple[ShapeProfile, ...]) -> dict[str, str]:
 
 
 def _probe(mode: str) -> None:
-    session = open_on(provider_setup(mode, "float32", ()), probe_model(), SessionSetup(threads=1))
+    session = open_on(provider_setup(mode, "float32", ()), PROBE, SessionSetup(threads=1))
     session.run(None, {"x": np.ones(1, np.float32)})
 
 
