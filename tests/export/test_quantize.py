@@ -127,6 +127,14 @@ def test_weights_are_int8_around_zero_and_outputs_are_quantized_again(
     assert sorted(dims[0] for dims in scales.values()) == [3, 16, 16]  # one for each channel
 
 
+def test_a_graph_that_is_not_optimized_before_gives_the_same_answers(
+    sparse: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "int8.onnx"
+    quantize_int8(sparse, target, examples(), optimized=False)
+    assert cosine(run(sparse), run(target)) > 0.99
+
+
 def test_biases_stay_float32(sparse: Path, tmp_path: Path) -> None:
     target = tmp_path / "int8.onnx"
     quantize_int8(sparse, target, examples())

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from stand_in_worker import DYING, PLAN
 
 from twofour.errors import BuildFailedError
+from twofour.latency_records import LatencyComparison
 from twofour.pipeline.building import refuse_crashed
 from twofour.pipeline.engine_host import EngineHost
 from twofour.pipeline.run import open_run, run_stages
@@ -244,3 +245,25 @@ def test_the_record_on_stdout_is_whole_where_the_exit_code_is_5(model: Path) -> 
     assert done.returncode == 5
     built = from_json(BuildResult, done.stdout)
     assert [t.ending for t in built.variants[0].failed_tries] == ["SIGSEGV", "SIGSEGV"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dies_at", "code"), [("ALL", 0), ("ALL,EXTENDED", 5)])
+def test_a_comparison_tries_a_lower_level_too_and_says_so(
+    model: Path, dies_at: str, code: int
+) -> None:
+    done = command(
+        model.parent,
+        *("compare", model.name, "--engines", "onnxruntime:cpu", "--rounds", "3", "--json"),
+        *("--out", "c"),
+        dies_at=dies_at,
+    )
+    assert done.returncode == code, done.stderr
+    if code:
+        assert "then SIGSEGV while loading" in done.stderr
+        return
+    comparison = from_json(LatencyComparison, done.stdout)
+    assert any("trying again at level EXTENDED" in note for note in comparison.notes)
+    for variant in comparison.variants:
+        assert variant.settings is not None
+        assert "graph_optimization_level=EXTENDED" in variant.settings.options

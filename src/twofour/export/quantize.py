@@ -41,10 +41,16 @@ class Activations(str, Enum):
 
 
 def quantize_int8(
-    source: Path, target: Path, examples: Examples, *, activations: Activations = Activations.INT8
+    source: Path,
+    target: Path,
+    examples: Examples,
+    *,
+    activations: Activations = Activations.INT8,
+    optimized: bool = True,
 ) -> None:
     """Quantize the weights of an ONNX file and write it, whole or not at all, to `target`.
 
+    `optimized`: after ONNX Runtime has simplified the graph, where it does not crash at that.
     Half precision is widened to float32 first, so that activations are int8 or float32 in the file.
 
     Activation ranges are the smallest and largest values over the rows of `examples` (by input
@@ -59,7 +65,7 @@ def quantize_int8(
     widen(model)
     rows = calibration_rows(model, examples)
     with atomic_file(target) as temporary, _failures_named(source), _silent():
-        _quantize(model, temporary, rows, activations)
+        _quantize(model, temporary, rows, activations, optimized=optimized)
 
 
 def calibration_rows(model: onnx.ModelProto, examples: Examples) -> list[dict[str, Any]]:
@@ -93,7 +99,12 @@ def calibration_rows(model: onnx.ModelProto, examples: Examples) -> list[dict[st
 
 
 def _quantize(
-    model: onnx.ModelProto, target: Path, rows: list[dict[str, Any]], activations: Activations
+    model: onnx.ModelProto,
+    target: Path,
+    rows: list[dict[str, Any]],
+    activations: Activations,
+    *,
+    optimized: bool,
 ) -> None:
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -110,7 +121,9 @@ def _quantize(
         whole, prepared = Path(folder, "whole.onnx"), Path(folder, "prepared.onnx")
         onnx.save(model, whole)  # its preparation looks for external data in a folder of its own
         # ONNX's own shape inference is enough for types; the symbolic one fails on some models
-        quant_pre_process(str(whole), str(prepared), skip_symbolic_shape=True)
+        quant_pre_process(
+            str(whole), str(prepared), skip_optimization=not optimized, skip_symbolic_shape=True
+        )
         quantize_static(
             str(prepared),
             str(target),

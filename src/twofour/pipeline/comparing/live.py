@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from twofour.engines.ort_session import LEVELS
 from twofour.engines.timed.memory import available_bytes
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.pipeline.comparing.planning import Planned
 from twofour.pipeline.comparing.request import Memory, Opened, OpenRequest, start_worker
+from twofour.pipeline.engine_host import Tries
 from twofour.pipeline.workers.process import WorkerProcess
-from twofour.records import LayerTime, OutputAgreement
+from twofour.records import EngineName, LayerTime, OutputAgreement
 
 _SPARE = 1.2
 """A variant is opened while this many times the largest so far is available."""
@@ -44,11 +46,24 @@ class LiveVariant:
         """It is loaded and has not failed."""
         return self.opened is not None and self.error is None
 
-    def open(self, request: OpenRequest) -> None:
-        """Load it; a failure is kept as `error`."""
-        try:
+    def open(self, request: OpenRequest, note: Callable[[str], None]) -> None:
+        """Load it; a failure is kept as `error`.
+
+        ONNX Runtime is tried at a lower optimization level where its process dies, and `note` told.
+        """
+
+        def load(level: str) -> None:
+            self.close()
             self.process = start_worker(request.options.threads)
-            self.opened = self.process.call("open", request)
+            options = replace(request.options, level=level)
+            self.opened = self.process.call("open", replace(request, options=options))
+
+        try:
+            if request.engine == EngineName.ONNXRUNTIME.value:
+                tries = Tries(engine=self.name, levels=LEVELS, note=note)
+                tries.until_alive(load, lambda: f"loading {request.model}")
+            else:
+                load(LEVELS[0])
         except TwofourError as error:
             self.fail(error)
 

@@ -65,8 +65,8 @@ def measure(
         lives = [LiveVariant(planned=row) for row in planned]
         for live in lives:
             stack.callback(live.close)
-        _open_all(subject, lives, threads, options, progress)
         notes: list[str] = []
+        _open_all(subject, lives, threads, options, progress, notes=notes)
         _judge_outputs(subject, lives, notes, progress)
         loads: list[RoundLoad] = []
         rows, partial = _time_batches(lives, batches, options, loads, progress)
@@ -88,6 +88,8 @@ def _open_all(
     threads: int,
     options: CompareOptions,
     progress: Progress,
+    *,
+    notes: list[str],
 ) -> None:
     subject.save_examples()
     shapes = profiles_over(subject.inputs, options.batches)
@@ -100,12 +102,12 @@ def _open_all(
             progress.step(live.name, number, len(lives))
             try:
                 refuse_without_memory(largest_bytes)
-                prepared = prepare_request(subject, live.planned, threads, shapes)
+                prepared = prepare_request(subject, live.planned, threads, shapes, notes.append)
             except TwofourError as error:
                 live.fail(error)
                 continue
             live.build_s = prepared.build_s
-            live.open(prepared.request)
+            live.open(prepared.request, notes.append)
             if live.runs:
                 largest_bytes = max(largest_bytes, live.memory().host_bytes or 0)
 

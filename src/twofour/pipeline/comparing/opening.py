@@ -77,7 +77,10 @@ def quantize(request: QuantizeRequest) -> None:
     from twofour.pipeline.agreement import load_arrays
 
     request.target.parent.mkdir(parents=True, exist_ok=True)
-    activations = Activations(request.activations)
     quantize_int8(
-        request.onnx, request.target, load_arrays(request.examples), activations=activations
+        request.onnx,
+        request.target,
+        load_arrays(request.examples),
+        activations=Activations(request.activations),
+        optimized=request.optimized,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,12 +17,14 @@ from twofour.errors import BadInputError
 from twofour.pipeline.comparing.planning import Planned
 from twofour.pipeline.comparing.request import OpenRequest, QuantizeRequest, start_worker
 from twofour.pipeline.comparing.subject import Subject
-from twofour.pipeline.engine_host import EngineHost, build_tensorrt
+from twofour.pipeline.engine_host import EngineHost, Tries, build_tensorrt
 from twofour.pipeline.sources.source import safe_name
 from twofour.records import ShapeProfile
 
 _QUANTISED = {"int8": "int8", "uint8": "int8 (uint8 activations)"}
 """Mode -> how the settings name its precision."""
+OPTIMIZED, AS_IT_IS = "BASIC", "NONE"
+"""Optimization levels of the graph before it is quantized."""
 _HALF = frozenset({"float16", "bfloat16"})
 _TENSORRT = "tensorrt"
 
@@ -37,19 +39,25 @@ class Prepared:
 
 
 def prepare_request(
-    subject: Subject, planned: Planned, threads: int, shapes: tuple[ShapeProfile, ...]
+    subject: Subject,
+    planned: Planned,
+    threads: int,
+    shapes: tuple[ShapeProfile, ...],
+    note: Callable[[str], None],
 ) -> Prepared:
     """The request of a variant, after a process of its own has built or quantised what it needs.
+
+    `note` is told where that process died and another try follows.
 
     Raises BuildFailedError and BadInputError as building and quantising do.
     """
     model = planned.model
     file, build_s = model.onnx, None
     if planned.engine == _TENSORRT:
-        file, build_s = _plan(subject, planned, threads, shapes)
+        file, build_s = _plan(subject, planned, shapes, note)
     elif planned.engine == "onnxruntime" and planned.mode in _QUANTISED:
         started = time.perf_counter()
-        file = _quantized(subject, planned, threads)
+        file = _quantized(subject, planned, threads, note)
         build_s = time.perf_counter() - started
     is_torch = planned.engine.startswith("torch")
     shown = model.torch.source if is_torch and model.torch else str(file)
@@ -124,7 +132,10 @@ def _flag(planned: Planned) -> bool | None:
 
 
 def _plan(
-    subject: Subject, planned: Planned, threads: int, shapes: tuple[ShapeProfile, ...]
+    subject: Subject,
+    planned: Planned,
+    shapes: tuple[ShapeProfile, ...],
+    note: Callable[[str], None],
 ) -> tuple[Path, float | None]:
     """The plan that is there, or a new one; the twin's is built again, without a timing cache."""
     known = planned.model.plans.get(planned.mode)
@@ -141,12 +152,14 @@ def _plan(
         options=options,
         inputs=subject.inputs,
     )
-    with EngineHost(threads) as host:
+    with EngineHost(note=lambda text: note(f"{planned.name}: {text}")) as host:
         built = build_tensorrt(host, request, say_nothing)
     return subject.work / f"{name}.plan", built.build_s
 
 
-def _quantized(subject: Subject, planned: Planned, threads: int) -> Path:
+def _quantized(
+    subject: Subject, planned: Planned, threads: int, note: Callable[[str], None]
+) -> Path:
     assert planned.model.onnx is not None, "planned only where there is one"
     target = subject.work / f"{safe_name(planned.model.weights)}.{planned.mode}.onnx"
     request = QuantizeRequest(
@@ -155,6 +168,11 @@ def _quantized(subject: Subject, planned: Planned, threads: int) -> Path:
         examples=subject.examples,
         activations=planned.mode,
     )
-    with start_worker(threads) as process:
-        process.call("quantize", request)
+    tries = Tries(engine=planned.name, levels=(OPTIMIZED, AS_IT_IS), note=note)
+
+    def quantize(level: str) -> None:
+        with start_worker(threads) as process:
+            process.call("quantize", replace(request, optimized=level == OPTIMIZED))
+
+    tries.until_alive(quantize, lambda: f"quantizing {request.onnx.name}")
     return target

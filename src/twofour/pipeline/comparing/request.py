@@ -41,6 +41,8 @@ class QuantizeRequest:
     examples: Path
     activations: str
     """int8 (symmetric, as TensorRT takes it) or uint8 (fast on x86 CPUs)."""
+    optimized: bool = True
+    """Whether ONNX Runtime simplifies the graph before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
