@@ -73,8 +73,8 @@ def run_all(
 def run_stages(run: Run) -> RunResult:
     """Every stage of the main job, in order."""
     _refuse_export_options(run)
-    _check_metric(run.options)
     run.host.start()
+    _check_metric(run.options)
     _import_meanwhile(run)
     chosen = pick_engine(run)
     check_allowed_types(run, chosen)
