@@ -218,3 +218,20 @@ def test_a_message_of_several_lines_inside_json_is_read_line_by_line() -> None:
         [_json(level="debug", message=MESSAGES[0]), _json(level="debug", message=text)]
     )
     assert [layer.name for layer in build.engine_layers or ()] == ["conv1"]
+
+
+def test_lines_kept_as_a_json_array_of_strings_have_no_quotes_in_their_names() -> None:
+    lines = [
+        "[08/18/2026-03:26:49] [I] Sparsity: Enabled",
+        "[08/18/2026-03:42:29] [I] [TRT] (Sparsity) Found 2 layer(s) eligible to use sparse "
+        "tactics: a, b",
+        "[08/18/2026-03:42:29] [I] [TRT] (Sparsity) Chose 1 layer(s) using sparse tactics: b",
+        "&&&& PASSED TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=x.onnx",
+    ]
+    wrapped = (
+        ["{", '  "lines": [', *(f"      {json.dumps(line)}," for line in lines), "  ]", "}"],
+        [f"  {json.dumps(f'2026-08-18 03:26:49 - DEBUG - {line}')}," for line in lines],
+    )
+    for kept in wrapped:
+        (build,) = parse_lines(kept)
+        assert [line.names for line in build.sparsity_lines] == [("a", "b"), ("b",)]

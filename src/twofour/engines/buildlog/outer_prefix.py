@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from twofour.engines.buildlog.known_prefixes import AFTER_DATE, DATE_END, MESSAGE
 from twofour.engines.buildlog.log_fields import fields_of, level_in
-from twofour.engines.buildlog.prefix import has_own_prefix
+from twofour.engines.buildlog.prefix import has_own_prefix, unquoted
 
 _SENTENCE = re.compile(
     r"-{15} Timing Runner: |\*{15} Autotuning format|>{15} Chose Runner Type|={15} Computing costs"
@@ -113,7 +113,7 @@ class OuterPrefixes:
 
     def _learn(self, line: str) -> None:
         message = self._message_of_fields(line)
-        text = line if message is None else message
+        text = _element(line) if message is None else message
         start = _SENTENCE.search(text, 0, _LONGEST + 40)
         if start is None or not start.start() or has_own_prefix(text):
             return
@@ -146,7 +146,9 @@ class OuterPrefixes:
             text = fields[self._key].rstrip("\n")
             inner = self._without_prefix(text, _severity(level_in(fields)))
             return "\r" + inner.replace("\n", "\r") if "\n" in inner else inner
-        return self._without_prefix(line, "")
+        element = _element(line)
+        inner = self._without_prefix(element, "")
+        return line if inner == element else inner
 
     def _without_prefix(self, line: str, level: str) -> str:
         """What is behind the prefix; a message of a logger with its level as TensorRT writes it."""
@@ -169,6 +171,12 @@ class OuterPrefixes:
                     self._known.insert(0, self._known.pop(place))
                 return outer, match.end()
         return None
+
+
+def _element(line: str) -> str:
+    """The text of a line that is one string of a JSON array, whose quotes are no prefix."""
+    text = unquoted(line) if line.lstrip()[:1] == '"' else None
+    return line if text is None else text.rstrip("\r\n")
 
 
 def _severity(text: str) -> str:
