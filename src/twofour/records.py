@@ -323,6 +323,26 @@ _PRECISION_WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicAxis:
+    """An axis of an input whose size stays free in the file; one name is one size."""
+
+    input: str
+    axis: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRange:
+    """What a free size of an ONNX file may be: from the module, written into the file."""
+
+    name: str
+    """Of the dimensions that have it."""
+    min: int
+    max: int | None
+    """None: no limit is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
     """How a torch module becomes an ONNX file; the same for the dense and the sparse one."""
 
@@ -331,6 +351,10 @@ class ExportOptions:
     """None: what torch takes by default, and 22 for bfloat16."""
     dynamic_batch: bool = True
     """Axis 0 of every input that has the batch there is the dimension `batch`."""
+    dynamic: tuple[DynamicAxis, ...] = ()
+    """What else stays free."""
+    ranges: tuple[SizeRange, ...] = ()
+    """Of the free sizes, as far as known: written into the file, and told to torch.export."""
     input_names: tuple[str, ...] | None = None
     output_names: tuple[str, ...] | None = None
 
@@ -410,19 +434,6 @@ class TensorShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeRange:
-    """What a free size of an ONNX file may be: from the module, written into the file."""
-
-    name: str
-    """Of the dimensions that have it."""
-    min: int
-    max: int | None
-    """None: no limit is known."""
-    step: int = 1
-    """Sizes are multiples of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
     """export.json."""
 
@@ -434,6 +445,10 @@ class ExportResult:
     files: tuple[ExportedFile, ...]
     pattern: Validation
     """The rule applied to sparse.onnx as it was saved."""
+    ranges: tuple[SizeRange, ...] = ()
+    """Of the free sizes besides the batch, by the names in `inputs`."""
+    notes: tuple[str, ...] = ()
+    """Sizes that were to be free and are not, each with the reason."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -900,6 +915,8 @@ class RunOptions:
     """Globs over the nodes of an ONNX file that keep float32 when its precision is changed."""
     opset: int | None = None
     dynamic_batch: bool = True
+    dynamic: tuple[DynamicAxis, ...] | None = None
+    """Axes of a torch model whose size stays free besides the batch; None: what the source has."""
     inputs: str | None = None
     """Path of the example inputs: .npz, or .txt for a text model."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
@@ -920,6 +937,30 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherSizes:
+    """A run of the module at other sizes than the example's."""
+
+    sizes: dict[str, int]
+    file: str
+    """The .npz with inputs ("input:NAME") and outputs ("output:NAME")."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeCheck:
+    """An exported file against the module at other sizes than the example's."""
+
+    sizes: dict[str, int]
+    agreement: tuple[OutputAgreement, ...]
+    error: str | None = None
+    """Why the file could not be run, or gives other shapes."""
+
+    @property
+    def holds(self) -> bool:
+        """It ran, and every output is within its bound."""
+        return self.error is None and all(row.within for row in self.agreement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedVariant:
     """stages/export-<variant>.json: one ONNX file as it was written, before anything ran it."""
 
@@ -935,9 +976,13 @@ class ExportedVariant:
     outputs: tuple[TensorShape, ...]
     layers: LayerMap
     notes: tuple[str, ...] = ()
-    """What a change of precision did to an ONNX file."""
+    """What a change of precision did to an ONNX file; sizes of a torch model that cannot be free."""
     changed: tuple[str, ...] = ()
     """Its tensors, between the nodes of the main graph, that are half precision now."""
+    dynamic: tuple[DynamicAxis, ...] = ()
+    """Axes whose size is free besides the batch."""
+    ranges: tuple[SizeRange, ...] = ()
+    other_sizes: tuple[OtherSizes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -976,6 +1021,8 @@ class VariantCheck:
     """Before this result; without `outputs`, the last of them is why."""
     level: str | None = None
     """Optimization level it was run at where that is not the usual one."""
+    sizes: tuple[SizeCheck, ...] = ()
+    """The same at other sizes, where some are free besides the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,4 +166,6 @@ def test_a_size_that_the_file_has_a_range_for_goes_over_it_up_to_the_cap() -> No
     assert (ids.min, ids.opt, ids.max) == ((1, 1), (2, 27), (8, 512))
     assert (mask.min, mask.opt, mask.max) == (ids.min, ids.opt, ids.max)
     long = profiles_for((), tokens("ids"), {"ids": (2, 2000)}, known)
-    assert long[0].max == (8, 2000)
+    assert long[0].max == (8, 4000)
+    endless = {"sequence": SizeRange(name="sequence", min=1, max=None)}
+    assert profiles_for((), tokens("ids"), {"ids": (2, 27)}, endless)[0].max == (8, 512)

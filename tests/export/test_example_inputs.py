@@ -8,13 +8,8 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from twofour.export.example_inputs import (
-    batch_size,
-    bind,
-    dynamic_batch,
-    input_arrays,
-    with_two_rows,
-)
+from twofour.export.dynamic_axes import batch_axes, batch_size, dynamic_shapes, without_ones
+from twofour.export.example_inputs import bind, input_arrays
 from twofour.export.onnx_export import export_onnx, reference_outputs
 from twofour.records import ExportOptions
 
@@ -78,7 +73,7 @@ def test_a_single_dict_argument_is_an_argument_and_not_keywords(tmp_path: Path) 
 
 def test_only_tensors_as_long_as_the_batch_are_dynamic() -> None:
     call = bind(Many(), (torch.ones(2, 4), [torch.ones(2), torch.ones(3, 4)]), {"scale": 1.0})
-    specs = dynamic_batch(call)
+    specs = dynamic_shapes(call, batch_axes(call), {})
     assert set(specs) == {"x", "pair", "scale"}
     assert [0 in specs["x"], 0 in specs["pair"][0]] == [True, True]
     assert (specs["pair"][1], specs["scale"]) == (None, None)
@@ -86,16 +81,16 @@ def test_only_tensors_as_long_as_the_batch_are_dynamic() -> None:
 
 def test_a_batch_of_one_is_doubled_and_others_are_left() -> None:
     one = bind(Many(), (torch.ones(1, 4), [torch.ones(1), torch.ones(3, 4)]), {"scale": 1.0})
-    doubled = with_two_rows(one)
+    doubled = without_ones(one, batch_axes(one))
     assert [tuple(t.shape) for t in doubled.tensors] == [(2, 4), (2,), (3, 4)]
     assert [tuple(t.shape) for t in one.tensors] == [(1, 4), (1,), (3, 4)]
-    assert with_two_rows(doubled) is doubled
+    assert without_ones(doubled, batch_axes(doubled)) is doubled
 
 
 def test_scalars_have_no_batch() -> None:
     call = bind(Many(), (torch.tensor(1.0), [2, 3]), {"scale": torch.tensor(4.0)})
     assert batch_size(call) is None
-    assert with_two_rows(call) is call
+    assert without_ones(call, batch_axes(call)) is call
 
 
 def test_floating_point_inputs_become_float32_and_others_keep_their_type() -> None:

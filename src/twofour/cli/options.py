@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twofour.errors import BadInputError
-from twofour.records import AllowedType, Precision
+from twofour.records import AllowedType, DynamicAxis, Precision
 
 if TYPE_CHECKING:
     from twofour.pipeline.evidence import EvidenceFiles
@@ -88,6 +88,16 @@ Opset = Annotated[
 ]
 StaticBatch = Annotated[
     bool, typer.Option("--static-batch", help="Fix the batch at that of the example inputs.")
+]
+Dynamic = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dynamic",
+        metavar="INPUT:AXIS=NAME",
+        help="Leave a size of a torch model free besides the batch; one name is one size; "
+        "repeatable. none: the batch alone.",
+        show_default="Hugging Face: what the architecture allows",
+    ),
 ]
 Inputs = Annotated[
     Path | None,
@@ -222,3 +232,26 @@ def _dimensions(text: str) -> tuple[int, ...]:
             f"{text!r} is not a shape", hint="write it like 2x3x224x224, or x=2x3x224x224"
         )
     return dimensions
+
+
+def parse_dynamic(texts: list[str] | None) -> tuple[DynamicAxis, ...] | None:
+    """Read "input:axis=name"; "none" alone is no axis, nothing at all what the source has.
+
+    Raises BadInputError for anything else.
+    """
+    if not texts:
+        return None
+    if texts == ["none"]:
+        return ()
+    return tuple(_axis(part.strip()) for text in texts for part in text.split(","))
+
+
+def _axis(text: str) -> DynamicAxis:
+    place, _, name = text.rpartition("=")
+    tensor, _, axis = place.rpartition(":")
+    if not (tensor and name.isidentifier() and axis.removeprefix("-").isdecimal()):
+        raise BadInputError(
+            f"--dynamic: cannot read {text!r}",
+            hint="write it like --dynamic x:2=height; the name is letters, digits and underscores",
+        )
+    return DynamicAxis(input=tensor, axis=int(axis), name=name)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from twofour.records import BuildResult, ExportedVariant, ExportResult, RunResult, VariantCheck
+from twofour.records import (
+    BuildResult,
+    ExportedVariant,
+    ExportResult,
+    RunResult,
+    SizeRange,
+    VariantCheck,
+)
 from twofour.reports.latency_text import latency_table
 from twofour.reports.text import drift_lines, eligibility_table, holding_words
 
@@ -47,9 +54,18 @@ def export_view(exported: ExportedVariant, checked: VariantCheck) -> RenderableT
         for row in checked.agreement
         if row.bound is not None
     ]
+    lines += [_free_size(size, checked) for size in exported.ranges]
     if checked.not_compared:
         lines.append(f"not compared with a module: {checked.not_compared}")
     return Group(*(Text(line) for line in lines))
+
+
+def _free_size(size: SizeRange, checked: VariantCheck) -> str:
+    """Its range, and where the file was run beside the example."""
+    largest = "no limit known" if size.max is None else size.max
+    run_at = [str(c.sizes[size.name]) for c in checked.sizes if c.holds and size.name in c.sizes]
+    also = f", agrees with the module at {' and '.join(run_at)} too" if run_at else ""
+    return f"size {size.name}: {size.min} to {largest}{also}"
 
 
 def _files(exported: ExportResult) -> list[Text]:

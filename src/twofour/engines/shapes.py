@@ -124,7 +124,7 @@ def profiles_for(
 
     A free first dimension (the batch) goes from 1 to the example's, at least to LARGEST_BATCH. A
     dimension of which the file itself says the range (`known`, by name) goes over that range, to
-    LARGEST_LENGTH at most where the example is no longer. Every other one stays as in the
+    LARGEST_LENGTH or twice the example at most. Every other one stays as in the
     example: what else a model accepts is not known. The example is opt: tactics are chosen for it.
     Raises BadInputError where neither is there, and where `asked` does not fit the model.
     """
@@ -219,7 +219,8 @@ def _default(known: SizeRange | None, size: int, *, is_batch: bool) -> tuple[int
         return (min(smallest, size), size, max(size, LARGEST_BATCH))
     if known is None:
         return (size, size, size)
-    largest = size if known.max is None else min(known.max, LARGEST_LENGTH)
+    largest = max(LARGEST_LENGTH, 2 * size)
+    largest = largest if known.max is None else min(known.max, largest)
     return (min(known.min, size), size, max(size, largest))
 
 

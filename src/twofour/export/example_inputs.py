@@ -1,11 +1,11 @@
-"""Example inputs: bound to the forward's signature, converted, doubled, and turned into arrays."""
+"""Example inputs: bound to the forward's signature, converted, and turned into arrays."""
 
 from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ class Call:
     kwargs: dict[str, Any]
     by_parameter: dict[str, Any]
     """The same values by the names of the signature, `*args` and `**kwargs` under their own."""
+    keywords: str | None = None
+    """Name of the parameter that takes `**kwargs`: the values in it have names of their own."""
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -52,7 +54,11 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         # torch.onnx.export takes a dict in the last place for keyword arguments
         name = list(bound.arguments)[-1]
         positional, named = positional[:-1], {name: positional[-1]}
-    return Call(args=positional, kwargs=named, by_parameter=dict(bound.arguments))
+    parameters = bound.signature.parameters.values()
+    keywords = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+    return Call(
+        args=positional, kwargs=named, by_parameter=dict(bound.arguments), keywords=keywords
+    )
 
 
 def forward_error(
@@ -75,31 +81,7 @@ def forward_error(
 
 def converted(call: Call, dtype: torch.dtype) -> Call:
     """The call with every floating-point tensor in `dtype`."""
-    return _mapped(call, lambda t: t.to(dtype) if t.is_floating_point() else t)
-
-
-def batch_size(call: Call) -> int | None:
-    """Length of axis 0 of the first tensor that has axes; None where there is no such tensor."""
-    return next((int(t.shape[0]) for t in call.tensors if t.dim() > 0), None)
-
-
-def with_two_rows(call: Call) -> Call:
-    """The call with a batch of one repeated: torch.export takes a size of 1 for a constant."""
-    if batch_size(call) != 1:
-        return call
-    return _mapped(call, lambda t: torch.cat([t, t]) if _has_batch(t, 1) else t)
-
-
-def dynamic_batch(call: Call) -> dict[str, Any]:
-    """`dynamic_shapes` for torch.export: axis 0 is `batch` where it is as long as the batch."""
-    size = batch_size(call)
-    batch = torch.export.Dim("batch")
-
-    def spec(leaf: object) -> dict[int, Any] | None:
-        return {0: batch} if isinstance(leaf, torch.Tensor) and _has_batch(leaf, size) else None
-
-    specs: dict[str, Any] = pytree.tree_map(spec, call.by_parameter)
-    return specs
+    return with_tensors(call, [t.to(dtype) if t.is_floating_point() else t for t in call.tensors])
 
 
 def input_arrays(
@@ -121,12 +103,12 @@ def as_array(tensor: torch.Tensor) -> NDArray[Any]:
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def _has_batch(tensor: torch.Tensor, size: int | None) -> bool:
-    return tensor.dim() > 0 and int(tensor.shape[0]) == size
+def with_tensors(call: Call, tensors: Sequence[torch.Tensor]) -> Call:
+    """The call with these in place of its tensors, in order."""
 
+    def filled(tree: Any) -> Any:  # noqa: ANN401 - a tree of the caller's own types
+        new = iter(tensors)
+        return pytree.tree_map_only(torch.Tensor, lambda _: next(new), tree)
 
-def _mapped(call: Call, change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
-    args, kwargs, by_parameter = pytree.tree_map_only(
-        torch.Tensor, change, (call.args, call.kwargs, call.by_parameter)
-    )
-    return Call(args=args, kwargs=kwargs, by_parameter=by_parameter)
+    args, kwargs = filled((call.args, call.kwargs))
+    return replace(call, args=args, kwargs=kwargs, by_parameter=filled(call.by_parameter))

@@ -1,52 +1,94 @@
-"""Names that users of the file meet: its outputs and its dynamic dimension."""
+"""Names that users of the file meet: those of its inputs and outputs."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
+from torch import nn
 from torch.utils import _pytree as pytree
 
-BATCH = "batch"
+_OUTPUT = "output"
 
 
-def name_batch(model: ir.Model) -> None:
-    """Call the symbol on axis 0 of the inputs `batch`, wherever it occurs.
-
-    torch does so itself unless an input is a constant or None; then its own `s77` stays.
-    """
-    leading = (v.shape[0] for v in model.graph.inputs if v.shape is not None and len(v.shape))
-    symbol = next((d.value for d in leading if isinstance(d, ir.SymbolicDim) and d.value), None)
-    if symbol is None or symbol == BATCH:
-        return
-    pattern = re.compile(rf"\b{re.escape(symbol)}\b")
-    nodes = model.graph.all_nodes()
-    for value in (*model.graph.inputs, *(out for node in nodes for out in node.outputs)):
-        for axis, dimension in enumerate(value.shape or ()):
-            if isinstance(dimension, ir.SymbolicDim) and dimension.value:
-                value.shape[axis] = ir.SymbolicDim(pattern.sub(BATCH, dimension.value))
+def leaf_name(path: Sequence[object]) -> str:
+    """Keys, fields and places of a tensor in what holds it, joined as in a variable's name."""
+    return re.sub(r"\W", "_", "_".join(map(_part, path)))
 
 
-def name_outputs(model: ir.Model, structure: pytree.TreeSpec) -> None:
-    """Name the outputs after the keys of the dict or ModelOutput that the forward returned.
+def name_outputs(model: ir.Model, structure: pytree.TreeSpec, module: nn.Module) -> None:
+    """Name the outputs after what the forward returned.
 
-    Outputs without a key keep torch's names, which are those of the last operation.
+    That is the keys of a dict or ModelOutput, the fields of a named tuple, or the variables in its
+    return statements where all of them name the same; else output_0, output_1, ...
     """
     outputs = model.graph.outputs
     if structure.num_leaves != len(outputs):
         return
     taken = {v.name for v in (*model.graph.inputs, *model.graph.initializers.values())}
     taken |= {v.name for node in model.graph.all_nodes() for v in node.outputs}
+    taken -= {value.name for value in outputs}
     places = pytree.tree_flatten_with_path(structure.unflatten(range(structure.num_leaves)))[0]
-    for value, (path, _) in zip(outputs, places, strict=True):
-        name = _key_name(path)
-        if name is not None and name not in taken and value.producer() is not None:
-            taken.add(name)
-            value.name = name
+    variables = returned_variables(module)
+    for at, (value, (path, _)) in enumerate(zip(outputs, places, strict=True)):
+        if value.producer() is None:
+            continue
+        wanted = (_from_place(path, variables), f"{_OUTPUT}_{at}", f"{value.name}_{_OUTPUT}")
+        value.name = next((n for n in wanted if n and n not in taken), value.name)
+        taken.add(value.name)
 
 
-def _key_name(path: tuple[object, ...]) -> str | None:
-    if not path or not isinstance(getattr(path[0], "key", None), str):
-        return None
-    parts = (getattr(part, "key", getattr(part, "idx", "")) for part in path)
-    return re.sub(r"\W", "_", ".".join(str(part) for part in parts).replace(".", "_"))
+def returned_variables(module: nn.Module) -> tuple[str, ...]:
+    """Variables that forward returns, one alone or in a tuple; () where its source does not tell.
+
+    The source is read, not run. Several return statements must agree.
+    """
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(module).forward)))
+        function = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
+        return ()
+    found = {_variables(statement) for statement in _returns(function)}
+    return found.pop() if len(found) == 1 else ()
+
+
+def _part(key: object) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _from_place(path: Sequence[object], variables: Sequence[str]) -> str | None:
+    """None for a place that no one has named."""
+    if not path:
+        return variables[0] if len(variables) == 1 else None
+    if isinstance(getattr(path[0], "idx", None), int):
+        at = path[0].idx  # type: ignore[attr-defined]  # a SequenceKey, as just found
+        if at >= len(variables):
+            return None
+        return "_".join((variables[at], *(leaf_name(path[1:]) for _ in path[1:2])))
+    return leaf_name(path)
+
+
+def _returns(function: ast.AST) -> Iterator[ast.Return]:
+    """Of this function, not of those inside it."""
+    for child in ast.iter_child_nodes(function):
+        if isinstance(child, ast.Return):
+            yield child
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _returns(child)
+
+
+def _variables(statement: ast.Return) -> tuple[str, ...]:
+    value = statement.value
+    if isinstance(value, ast.Name):
+        return (value.id,)
+    if isinstance(value, ast.Tuple | ast.List):
+        names = tuple(e.id for e in value.elts if isinstance(e, ast.Name))
+        return names if len(names) == len(value.elts) else ()
+    return ()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from twofour.records import SizeRange
 
 _KEY = "twofour.size."
-_TEXT = re.compile(r"(\d{1,10})\.\.(\d{1,10})?(?: step ([1-9]\d{0,9}))?")
+_TEXT = re.compile(r"(\d{1,10})\.\.(\d{1,10})?")
 
 
 def to_metadata(ranges: Iterable[SizeRange]) -> dict[str, str]:
@@ -24,12 +24,10 @@ def from_metadata(entries: Mapping[str, str]) -> dict[str, SizeRange]:
         if match is not None:
             name = key.removeprefix(_KEY)
             largest = None if match[2] is None else int(match[2])
-            found[name] = SizeRange(
-                name=name, min=int(match[1]), max=largest, step=int(match[3] or 1)
-            )
+            found[name] = SizeRange(name=name, min=int(match[1]), max=largest)
     return found
 
 
 def _text(size: SizeRange) -> str:
     largest = "" if size.max is None else size.max
-    return f"{size.min}..{largest}" + (f" step {size.step}" if size.step > 1 else "")
+    return f"{size.min}..{largest}"

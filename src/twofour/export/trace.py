@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -15,18 +14,22 @@ from torch import nn
 
 from twofour.errors import BadInputError
 from twofour.export import opset17
-from twofour.export.example_inputs import (
-    Call,
-    batch_size,
-    converted,
-    dynamic_batch,
-    forward_error,
-    with_two_rows,
+from twofour.export.dynamic_axes import (
+    BATCH,
+    checked_axes,
+    dynamic_shapes,
+    name_dimensions,
+    tensor_names,
+    with_batch,
+    without_ones,
 )
-from twofour.export.io_names import name_batch, name_outputs
+from twofour.export.example_inputs import Call, converted, forward_error
+from twofour.export.frozen_sizes import line_in, suggested_sizes, why_frozen
+from twofour.export.io_names import name_outputs
 from twofour.export.precision import TORCH_DTYPES
 from twofour.export.quiet import quiet
-from twofour.records import ExportOptions, Precision
+from twofour.export.size_ranges import to_metadata
+from twofour.records import DynamicAxis, ExportOptions, Precision
 
 BFLOAT16_OPSET = 22
 """The first opset whose Conv takes bfloat16."""
@@ -56,29 +59,34 @@ def trace(module: nn.Module, call: Call, options: ExportOptions) -> ir.Model:
     export the module; torch's own account is the `__cause__`.
     """
     given = converted(call, TORCH_DTYPES[options.precision])
-    dynamic = options.dynamic_batch and batch_size(given) is not None
-    call = with_two_rows(given) if dynamic else given
+    axes = checked_axes(given, options.dynamic)
+    if options.dynamic_batch:
+        axes = with_batch(given, axes)
+    call = without_ones(given, axes)
     with in_eval_mode(module), quiet():
         try:
-            model = _export(module, call, options, dynamic_batch(call) if dynamic else None)
+            model = _export(module, call, options, axes)
         except Exception as error:
             raise _explained(module, (given, call), error, options) from error
     if options.opset == opset17.OPSET:
         opset17.to_opset_17(model)
     _check_opset(model, options)
-    if dynamic:
-        _check_dynamic(module, model)
+    lost = name_dimensions(model, tensor_names(call), axes)
+    if lost:
+        _refuse_frozen(module, call, axes, lost)
+    model.metadata_props.update(to_metadata(options.ranges))
     return model
 
 
 def _export(
-    module: nn.Module, call: Call, options: ExportOptions, shapes: dict[str, Any] | None
+    module: nn.Module, call: Call, options: ExportOptions, axes: Sequence[DynamicAxis]
 ) -> ir.Model:
+    largest = {size.name: size.max for size in options.ranges if size.max is not None}
     program = torch.onnx.export(
         module,
         call.args,
         kwargs=call.kwargs,
-        dynamic_shapes=shapes,
+        dynamic_shapes=dynamic_shapes(call, axes, largest) if axes else None,
         input_names=options.input_names,
         output_names=options.output_names,
         opset_version=_opset(options),
@@ -89,9 +97,8 @@ def _export(
     )
     assert program is not None, "torch.onnx.export gives no program only for dynamo=False"
     OutputFixPass()(program.model)  # an input may not be an output as it is
-    name_batch(program.model)
     if options.output_names is None and program.exported_program is not None:
-        name_outputs(program.model, program.exported_program.call_spec.out_spec)
+        name_outputs(program.model, program.exported_program.call_spec.out_spec, module)
     return program.model
 
 
@@ -128,11 +135,15 @@ def _check_opset(model: ir.Model, options: ExportOptions) -> None:
         )
 
 
-def _check_dynamic(module: nn.Module, model: ir.Model) -> None:
-    """Torch makes the batch static without a word where the forward compares it to a number."""
-    shapes = [value.shape for value in model.graph.inputs if value.shape is not None]
-    if shapes and all(isinstance(length, int) for shape in shapes for length in shape[:1]):
-        raise _static_batch_only(module, f"the forward depends on a batch of {shapes[0][0]}")
+def _refuse_frozen(
+    module: nn.Module, call: Call, axes: Sequence[DynamicAxis], lost: Mapping[str, str]
+) -> None:
+    """Torch makes a size constant without a word where the forward compares it to a number."""
+    if BATCH not in lost:
+        with in_eval_mode(module):
+            raise why_frozen(module, call, axes, lost)
+    first = lost[BATCH]
+    raise _static_batch_only(module, f"the forward depends on a batch of {first}")
 
 
 def _static_batch_only(module: nn.Module, why: str) -> BadInputError:
@@ -153,11 +164,17 @@ def _explained(
         return forward_error(module, failure, options.precision)
     doubled = _forward_failure(module, calls[1])
     name, cause = type(module).__name__, doubled or _root_cause(error)
+    lost = suggested_sizes(str(error), options.dynamic)
+    if lost and doubled is None:
+        axes = checked_axes(calls[1], options.dynamic)
+        return why_frozen(module, calls[1], axes, lost)
     if options.dynamic_batch and (doubled or _SPECIALISED.search(str(error))):
         return _static_batch_only(module, _first_line(cause))
+    line = line_in(str(error)) or line_in(str(cause))
+    place = f" ({line})" if line else ""
     return BadInputError(
-        f"torch cannot export {name} to ONNX: {type(cause).__name__}: {_first_line(cause)}",
-        hint="rewrite what torch.export cannot trace, try --static-batch, "
+        f"torch cannot export {name} to ONNX: {type(cause).__name__}: {_first_line(cause)}{place}",
+        hint="rewrite what torch.export cannot trace, try --static-batch or another --precision, "
         "or export it yourself and give the .onnx",
     )
 

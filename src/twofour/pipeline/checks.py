@@ -15,10 +15,17 @@ from twofour.pipeline.engine_host import CrashedError, lasts, tries_of
 from twofour.pipeline.onnx_io import save_arrays
 from twofour.pipeline.predictor import predictor
 from twofour.pipeline.sessions import Session
+from twofour.pipeline.size_checks import at_other_sizes
 from twofour.pipeline.sources.reference import parse_reference, reference_key
 from twofour.pipeline.sources.watched import files_read
 from twofour.pipeline.stages import Stage, versions
-from twofour.records import Accuracy, ExportedVariant, Metric, OutputAgreement, VariantCheck
+from twofour.records import (
+    Accuracy,
+    ExportedVariant,
+    Metric,
+    OutputAgreement,
+    VariantCheck,
+)
 
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
@@ -57,6 +64,7 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
             INPUTS,
             *onnx_files(path),
             *(() if exported.reference is None else (exported.reference,)),
+            *(other.file for other in exported.other_sizes),
         ),
     )
     return run.runner.run(stage, VariantCheck, work, lambda: metric_files, lasting=lasts)
@@ -128,6 +136,7 @@ def _checked(
     compared = compare_with_reference(run, exported, outputs)
     save_arrays(run.file(name), outputs)
     metrics = _metrics(run, session, metric_files)
+    sizes = tuple(at_other_sizes(run, session, exported))
     return VariantCheck(
         variant=exported.variant,
         outputs=name,
@@ -136,6 +145,7 @@ def _checked(
         metrics=metrics,
         failed_tries=session.failed_tries,
         level=session.level,
+        sizes=sizes,
     )
 
 

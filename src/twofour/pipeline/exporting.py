@@ -49,6 +49,8 @@ def put_together(
             outputs=sparse.outputs,
             files=tuple(map(exported_file, variants, checks)),
             pattern=checked,
+            ranges=sparse.ranges,
+            notes=tuple(note for exported in variants for note in exported.notes),
         ), (LAYERS,)
 
     stage = Stage(

@@ -83,7 +83,7 @@ def run_stages(run: Run) -> RunResult:
     check_asked_shapes(run, dense.inputs)
     dense = make_inputs(run, dense)
     settle_shapes(run, chosen, dense)
-    pruned, validation, sparse = prune_and_export(run)
+    pruned, validation, sparse = prune_and_export(run, dense)
     check_reference_fits(run, dense, sparse)
     if run.reference is None and (why := why_no_baseline(pruned)) is not None:
         run.no_baseline = why
@@ -242,7 +242,9 @@ def make_inputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
     return taken if taken.precision is None else with_original_outputs(run, taken)
 
 
-def prune_and_export(run: Run) -> tuple[PruneResult, Validation, ExportedVariant]:
+def prune_and_export(
+    run: Run, dense: ExportedVariant
+) -> tuple[PruneResult, Validation, ExportedVariant]:
     """Pruned, read back and judged, and as sparse.onnx."""
     if run.model is None:
         pruned = onnx_stages.prune(run)
@@ -250,11 +252,16 @@ def prune_and_export(run: Run) -> tuple[PruneResult, Validation, ExportedVariant
         return pruned, validation, onnx_stages.describe_sparse(run)
     pruned = torch_stages.prune(run)
     validation = torch_stages.validate(run, pruned)
-    return pruned, validation, torch_stages.export_sparse(run)
+    return pruned, validation, torch_stages.export_sparse(run, dense)
 
 
 def _refuse_export_options(run: Run) -> None:
     """What would be passed over in silence: it would look as if it had been done."""
+    if run.model is None and run.options.dynamic is not None:
+        raise BadInputError(
+            f"{run.source.text} is ONNX already: --dynamic is for torch models",
+            hint="which sizes are free stands in the file; --input-shape says what they are",
+        )
     if run.model is None and run.options.opset is not None:
         raise BadInputError(
             f"{run.source.text} is ONNX already: --opset is for torch models",

@@ -26,15 +26,19 @@ from twofour.pipeline.exporting import pruned_names
 from twofour.pipeline.onnx_io import describe, save_arrays
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
+    DynamicAxis,
     ExportedVariant,
     ExportOptions,
+    OtherSizes,
     Precision,
     PruneResult,
+    SizeRange,
     TensorShape,
     Validation,
 )
 
 if TYPE_CHECKING:
+    from twofour.pipeline.dynamic_sizes import FreeSizes
     from twofour.pipeline.sources.loaded import LoadedModule
     from twofour.pipeline.torch_model import TorchModel
 
@@ -55,11 +59,14 @@ def export_dense(run: Run) -> ExportedVariant:
                 kwargs=own.kwargs,
                 input_names=own.input_names,
                 examples=own.examples,
+                dynamic=own.dynamic,
+                longest=own.longest,
             )
-        exported = _export(run, loaded, DENSE)
+        exported = _export_dense(run, loaded)
         if run.reference_model is not None:
             run.reference_model.release()
-        return exported, (*_left(run, DENSE), INPUTS)
+        others = tuple(other.file for other in exported.other_sizes)
+        return exported, (*_left(run, DENSE), INPUTS, *others)
 
     stage = Stage(
         name="export-dense",
@@ -117,12 +124,14 @@ def validate(run: Run, pruned: PruneResult) -> Validation:
     return run.runner.run(stage, Validation, work)
 
 
-def export_sparse(run: Run) -> ExportedVariant:
+def export_sparse(run: Run, dense: ExportedVariant) -> ExportedVariant:
     """sparse.onnx, exported from the pruned module exactly as dense.onnx was."""
     model = _model(run)
 
     def work() -> tuple[ExportedVariant, Sequence[str]]:
-        exported = _export(run, model.pruned(run.file(WEIGHTS)), SPARSE)
+        free = (dense.dynamic, dense.ranges)
+        loaded = model.pruned(run.file(WEIGHTS))
+        exported = _export(run, loaded, SPARSE, free, _reference(loaded))
         model.release()
         return exported, _left(run, SPARSE)
 
@@ -130,7 +139,11 @@ def export_sparse(run: Run) -> ExportedVariant:
         name="export-sparse",
         title="export pruned model",
         record="stages/export-sparse.json",
-        depends={"source": run.source.key(), **_export_options(run)},
+        depends={
+            "source": run.source.key(),
+            **_export_options(run),
+            "free": repr((dense.dynamic, dense.ranges)),
+        },
         reads=(WEIGHTS,),
     )
     return run.runner.run(stage, ExportedVariant, work)
@@ -151,6 +164,7 @@ def _export_options(run: Run) -> dict[str, object]:
         "precision": _precision(run).value,
         "opset": run.options.opset,
         "dynamic_batch": run.options.dynamic_batch,
+        "dynamic": repr(run.options.dynamic),
         "versions": versions(*_EXPORTERS),
     }
 
@@ -159,8 +173,84 @@ def _left(run: Run, variant: str) -> tuple[str, ...]:
     return (*onnx_files(run.file(onnx_name(variant))), reference_name(variant))
 
 
-def _export(run: Run, loaded: LoadedModule, variant: str) -> ExportedVariant:
+def _export_dense(run: Run, loaded: LoadedModule) -> ExportedVariant:
+    """With what the source leaves free, or the user asked for; a default that fails is let go.
+
+    Raises BadInputError for an axis that was asked for and cannot be free.
+    """
     from twofour.export.example_inputs import input_arrays
+    from twofour.export.frozen_sizes import FrozenSizeError
+
+    asked = run.options.dynamic is not None
+    outputs = _reference(loaded)
+    free = _free_sizes(run, loaded)
+    notes = [f"{name} stays as in the example inputs: {why}" for name, why in free.fixed.items()]
+    while True:
+        try:
+            exported = _export(run, loaded, DENSE, (free.axes, free.ranges), outputs)
+            break
+        except BadInputError as error:
+            if asked or not free.axes:
+                raise
+            names = error.names if isinstance(error, FrozenSizeError) else None
+            notes.append(f"sizes stay as in the example inputs: {error.message}")
+            free = free.without(names)
+    for note in notes:
+        run.progress.note(note)
+    arrays = input_arrays(loaded.module, loaded.args, loaded.kwargs)
+    _save(run.file(INPUTS), exported.inputs, arrays)
+    others = _run_other_sizes(run, loaded, free, exported)
+    return replace(exported, other_sizes=others, notes=tuple(notes))
+
+
+def _free_sizes(run: Run, loaded: LoadedModule) -> FreeSizes:
+    """Found by running the module, where there is anything beside the batch to be free."""
+    from twofour.export.example_inputs import bind, converted
+    from twofour.export.precision import TORCH_DTYPES, in_precision
+    from twofour.pipeline.dynamic_sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
+
+    axes = loaded.dynamic if run.options.dynamic is None else run.options.dynamic
+    if not axes:
+        return NOTHING_FREE
+    module = in_precision(loaded.module, Precision.FLOAT32)
+    call = converted(bind(module, loaded.args, loaded.kwargs), TORCH_DTYPES[Precision.FLOAT32])
+    batch = run.options.dynamic_batch
+    free = find_free_sizes(module, call, axes, loaded.longest, batch=batch)
+    if run.options.dynamic is not None:
+        refuse_fixed(module, axes, free.fixed)
+    return free
+
+
+def _run_other_sizes(
+    run: Run, loaded: LoadedModule, free: FreeSizes, exported: ExportedVariant
+) -> tuple[OtherSizes, ...]:
+    """The module's inputs and outputs at the other sizes, for the check of the file."""
+    from twofour.export.dynamic_axes import resized, with_batch
+    from twofour.export.example_inputs import bind, input_arrays
+    from twofour.export.onnx_export import reference_outputs
+
+    call = bind(loaded.module, loaded.args, loaded.kwargs)
+    axes = with_batch(call, free.axes) if run.options.dynamic_batch else free.axes
+    made = []
+    for number, sizes in enumerate(free.others if free.axes else ()):
+        other = resized(call, axes, sizes)
+        inputs = input_arrays(loaded.module, other.args, other.kwargs)
+        outputs = reference_outputs(loaded.module, other.args, other.kwargs)
+        file = f"stages/sizes-{number}.npz"
+        named_inputs = {f"input:{t.name}": a for t, a in zip(exported.inputs, inputs, strict=True)}
+        named = {f"output:{t.name}": a for t, a in zip(exported.outputs, outputs, strict=True)}
+        save_arrays(run.file(file), {**named_inputs, **named})
+        made.append(OtherSizes(sizes=sizes, file=file))
+    return tuple(made)
+
+
+def _export(
+    run: Run,
+    loaded: LoadedModule,
+    variant: str,
+    free: tuple[tuple[DynamicAxis, ...], tuple[SizeRange, ...]],
+    outputs: tuple[np.ndarray, ...],
+) -> ExportedVariant:
     from twofour.export.onnx_export import export_onnx
 
     path, precision = run.file(onnx_name(variant)), _precision(run)
@@ -168,15 +258,14 @@ def _export(run: Run, loaded: LoadedModule, variant: str) -> ExportedVariant:
         precision=precision,
         opset=run.options.opset,
         dynamic_batch=run.options.dynamic_batch,
+        dynamic=free[0],
+        ranges=free[1],
         input_names=loaded.input_names,
     )
-    outputs = _reference(loaded)
     layers = export_onnx(loaded.module, loaded.args, loaded.kwargs, path, options)
     gc.collect()  # torch.export leaves cycles that hold the weights it traced
     took, gives, opset = describe(path)
     _save(run.file(reference_name(variant)), gives, outputs)
-    if variant == DENSE:
-        _save(run.file(INPUTS), took, input_arrays(loaded.module, loaded.args, loaded.kwargs))
     return ExportedVariant(
         variant=variant,
         file=path.name,
@@ -187,6 +276,8 @@ def _export(run: Run, loaded: LoadedModule, variant: str) -> ExportedVariant:
         inputs=took,
         outputs=gives,
         layers=layers,
+        dynamic=free[0],
+        ranges=free[1],
     )
 
 

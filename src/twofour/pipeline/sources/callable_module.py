@@ -15,7 +15,7 @@ from twofour.pipeline.sources.examples import (
 )
 from twofour.pipeline.sources.hf_inputs import invented_inputs
 from twofour.pipeline.sources.hf_outputs import give_tensors
-from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
+from twofour.pipeline.sources.loaded import LoadedModule, loaded_module, with_free_sizes
 from twofour.pipeline.sources.reference import CodeReference
 from twofour.pipeline.sources.source import SourceOptions
 from twofour.pipeline.sources.user_code import (
@@ -42,9 +42,10 @@ def load_callable(reference: CodeReference, options: SourceOptions) -> LoadedMod
     inputs = (
         inputs_from_options(module, options) or given or _own_inputs(reference, module, options)
     )
-    if is_transformers_model(module):
-        give_tensors(module)
-    return loaded_module(module, inputs.args, inputs.kwargs)
+    if not is_transformers_model(module):
+        return loaded_module(module, inputs.args, inputs.kwargs)
+    give_tensors(module)
+    return with_free_sizes(loaded_module(module, inputs.args, inputs.kwargs))
 
 
 def _call(reference: CodeReference, target: object, seed: int) -> object:

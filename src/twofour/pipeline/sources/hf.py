@@ -18,7 +18,7 @@ from twofour.pipeline.sources.checkpoint import Checkpoint
 from twofour.pipeline.sources.checkpoint_weights import check_weight_file
 from twofour.pipeline.sources.hf_inputs import checkpoint_inputs
 from twofour.pipeline.sources.hf_outputs import give_embedding, give_tensors
-from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
+from twofour.pipeline.sources.loaded import LoadedModule, loaded_module, with_free_sizes
 from twofour.pipeline.sources.source import SourceOptions
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def load_checkpoint(checkpoint: Checkpoint, options: SourceOptions) -> LoadedMod
         give_tensors(model)
     else:
         give_embedding(model, checkpoint.pooling)
-    return loaded_module(model, inputs.args, inputs.kwargs, _notes(model, unused))
+    loaded = loaded_module(model, inputs.args, inputs.kwargs, _notes(model, unused))
+    return with_free_sizes(loaded)
 
 
 def import_transformers() -> ModuleType:

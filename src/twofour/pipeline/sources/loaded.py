@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.blame import describe
+from twofour.records import DynamicAxis
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -33,6 +34,10 @@ class LoadedModule:
     """Rows of the first example input."""
     notes: tuple[str, ...] = ()
     """What the user should know about how the model was loaded."""
+    dynamic: tuple[DynamicAxis, ...] = ()
+    """Axes besides the batch whose size is free by the architecture, where nobody says else."""
+    longest: Mapping[str, int | None] = field(default_factory=dict)
+    """Greatest size by name; None: no limit is known."""
 
 
 def loaded_module(
@@ -58,6 +63,19 @@ def loaded_module(
         input_names=_names(signature, len(args), tuple(ordered)),
         examples=tensors[0].shape[0] if tensors and tensors[0].dim() else 1,
         notes=notes,
+    )
+
+
+def with_free_sizes(loaded: LoadedModule) -> LoadedModule:
+    """The transformers model with the sizes that its architecture leaves free."""
+    from twofour.pipeline.sources.hf_sizes import free_axes, longest_sequences
+
+    tensors = (*loaded.args, *loaded.kwargs.values())
+    named = dict(zip(loaded.input_names or (), tensors, strict=False))
+    return replace(
+        loaded,
+        dynamic=free_axes(loaded.module, named),
+        longest=longest_sequences(loaded.module),
     )
 
 

@@ -1,0 +1,121 @@
+"""Modules whose sizes can stay free, and modules that fix one of them."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Image(nn.Module):
+    """Any even height and width: the skip connection wants the halves to fit again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(16, 32, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(32, 16, 2, stride=2)
+        self.out = nn.Conv2d(32, 16, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[batch, 16, height, width] -> the same."""
+        up = self.up(torch.relu(self.down(image)))
+        mask: Tensor = self.out(torch.cat([image, up], 1))
+        return mask
+
+
+class Flat(nn.Module):
+    """One size alone: the pixels are the features of a Linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16 * 8 * 8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, 16, 8, 8] -> [batch, 16]."""
+        return self.linear(x.flatten(1))  # type: ignore[no-any-return]  # nn.Module.__call__
+
+
+class Compares(nn.Module):
+    """Runs at any length, and is traced for one of its branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, length, 16] -> the same."""
+        y: Tensor = self.linear(x)
+        if x.shape[1] == 6:
+            return y
+        return y * 2
+
+
+class Square(nn.Module):
+    """Height and width must be one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, 16, n, n] -> the same."""
+        y: Tensor = self.conv(x)
+        return y @ y.transpose(-1, -2) + y
+
+
+class DependsOnData(nn.Module):
+    """Cannot be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, 16] -> the same."""
+        y: Tensor = self.linear(x)
+        if y.sum() > 0:
+            return y
+        return -y
+
+
+class Ids(nn.Module):
+    """Token ids with positions up to 32, and a mask of the same length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, 32)
+        self.places = nn.Embedding(32, 32)
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """[batch, length] twice -> hidden [batch, length, 32] and their mean [batch, 32]."""
+        places = self.places(torch.arange(ids.shape[1]))
+        hidden = self.linear(self.words(ids) + places) * mask.unsqueeze(-1)
+        return {"hidden": hidden, "pooled": hidden.mean(1)}
+
+
+def image() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """One row: sizes of 1 are doubled for the trace."""
+    return Image(), (torch.randn(1, 16, 16, 16),)
+
+
+def flat() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Two rows."""
+    return Flat(), (torch.randn(2, 16, 8, 8),)
+
+
+def compares() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Of the length that it compares with."""
+    return Compares(), (torch.randn(2, 6, 16),)
+
+
+def square() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Two rows."""
+    return Square(), (torch.randn(2, 16, 8, 8),)
+
+
+def depends() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Two rows."""
+    return DependsOnData(), (torch.randn(2, 16),)
+
+
+def ids() -> tuple[nn.Module, dict[str, Tensor]]:
+    """By name: a dict is keyword arguments."""
+    return Ids(), {"ids": torch.randint(0, 40, (2, 6)), "mask": torch.ones(2, 6)}
