@@ -976,7 +976,7 @@ class ExportedVariant:
     outputs: tuple[TensorShape, ...]
     layers: LayerMap
     notes: tuple[str, ...] = ()
-    """What a change of precision did to an ONNX file; sizes of a torch model that cannot be free."""
+    """What a change of precision did to an ONNX file; which sizes of a module stay fixed."""
     changed: tuple[str, ...] = ()
     """Its tensors, between the nodes of the main graph, that are half precision now."""
     dynamic: tuple[DynamicAxis, ...] = ()
