@@ -177,7 +177,7 @@ def _scalar(rng: random.Random, field: FieldDescriptor) -> Any:
     if field.type in (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE):
         return rng.choice((0.0, -1.0, float("inf"), float("nan"), 1e30))
     if field.type == FieldDescriptor.TYPE_ENUM:
-        return rng.choice(range(30))
+        return rng.choice([value.number for value in field.enum_type.values])
     narrow = field.type in (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_UINT64)
     return rng.choice([n for n in _NUMBERS if not narrow or 0 <= n < 2**31])
 

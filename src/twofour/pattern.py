@@ -56,7 +56,8 @@ def count_zeros(array: NDArray[Any], *, kind: str | None = None) -> int:
     """
     mask = _zero_mask(kind or array.dtype.name, array.dtype.itemsize)
     tiled = tiles(np.atleast_1d(as_bits(array)), 0, 1)
-    return array.size - sum(np.count_nonzero(_nonzero_bytes(tile, mask)) for tile, _ in tiled)
+    nonzero = sum(int(np.count_nonzero(_nonzero_bytes(tile, mask))) for tile, _ in tiled)
+    return array.size - nonzero
 
 
 def check(array: NDArray[Any], axis: int, pattern: Pattern) -> PatternCheck:

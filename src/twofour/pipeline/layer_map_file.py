@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from twofour.engines.buildlog.json_text import loads
 from twofour.errors import BadInputError, naming
 from twofour.records import LayerMap
 from twofour.store import from_json
@@ -37,7 +37,7 @@ def read_layer_names(path: Path) -> LayerNames:
     if text.lstrip()[:1] not in ("{", "["):
         return LayerNames(engine=tuple(_of_csv(text, path)))
     try:
-        value = json.loads(text)
+        value = loads(text)
     except (ValueError, RecursionError) as error:
         raise BadInputError(f"{path} is no JSON: {error}", hint=_HINT) from error
     if isinstance(value, dict) and isinstance(value.get("layers"), list):

@@ -5,12 +5,12 @@ Several documents in one file, with free text between them, are read too.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from twofour.engines.buildlog.engine_layers import detailed_layer, onnx_nodes
+from twofour.engines.buildlog.json_text import loads
 from twofour.engines.buildlog.names import is_sparse_kernel, normal_id
 from twofour.engines.buildlog.outer_prefix import OuterPrefixes, prefix_pattern
 from twofour.errors import BadInputError
@@ -133,7 +133,7 @@ def documents(text: str) -> Iterator[object]:
             place = start.end()
             continue
         try:
-            yield json.loads(text[start.start() : end])
+            yield loads(text[start.start() : end])
         except (ValueError, RecursionError):
             place = start.end()
             unclosed += 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
+
+from twofour.engines.buildlog.json_text import loads
 
 _PAIR = re.compile(
     r"(?:^|(?<=[\s{,]))([A-Za-z_@][\w.@-]{0,40})="
@@ -35,7 +36,7 @@ def level_in(fields: dict[str, str]) -> str:
 
 def _of_json(text: str) -> dict[str, str] | None:
     try:
-        value = json.loads(text)
+        value = loads(text)
     except (ValueError, RecursionError):
         return None
     return dict(_texts(value, "", 0)) if isinstance(value, dict) else None
@@ -51,7 +52,7 @@ def _texts(value: dict[str, object], before: str, depth: int) -> Iterator[tuple[
 
 def _unescaped(text: str) -> str:
     try:
-        value = json.loads(f'"{text}"')
+        value = loads(f'"{text}"')
     except ValueError:
         return text
     return value if isinstance(value, str) else text

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import NamedTuple
 
+from twofour.engines.buildlog.json_text import loads
 from twofour.log_records import Producer
 
 PLAIN = "plain"
@@ -109,7 +109,7 @@ def unquoted(line: str) -> str | None:
     if len(text) < 2 or text[0] != '"' or text[-1] != '"':
         return None
     try:
-        value = json.loads(text)
+        value = loads(text)
     except ValueError:
         return None
     return value if isinstance(value, str) else None
