@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 
 from twofour.errors import BadInputError
@@ -99,6 +100,20 @@ def _judge(weight: Weight, checks: Checks, context: ReportContext) -> Verdict:
     case = Case(weight=weight, check=_check_of(weight, checks), context=context)
     found = findings(case)
     name = verdict(found)
+    return replace(
+        unjudged(weight),
+        pattern_holds=None if case.check is None else case.check.violations == 0,
+        verdict=name,
+        evidence=None if name is VerdictName.UNKNOWN else Evidence.PREDICTED,
+        predicted=name,
+        reasons=tuple(f.reason for f in found),
+        remedy=remedy(case, found),
+        required=_was_required(case, found),
+    )
+
+
+def unjudged(weight: Weight) -> Verdict:
+    """The row of a layer with what the weight itself says, before anything is said of it."""
     return Verdict(
         layer=weight.layer,
         node=weight.node,
@@ -112,13 +127,12 @@ def _judge(weight: Weight, checks: Checks, context: ReportContext) -> Verdict:
         out_channels=weight.out_channels,
         kernel=weight.kernel,
         dtype=weight.math_dtype,
-        pattern_holds=None if case.check is None else case.check.violations == 0,
-        verdict=name,
-        evidence=None if name is VerdictName.UNKNOWN else Evidence.PREDICTED,
-        predicted=name,
-        reasons=tuple(f.reason for f in found),
-        remedy=remedy(case, found),
-        required=_was_required(case, found),
+        pattern_holds=None,
+        verdict=VerdictName.UNKNOWN,
+        evidence=None,
+        predicted=VerdictName.UNKNOWN,
+        reasons=(),
+        remedy=None,
     )
 
 

@@ -17,7 +17,7 @@ from twofour.records import (
     Verdict,
     VerdictName,
 )
-from twofour.reports.eligibility import count_weights, summarize
+from twofour.reports.eligibility import count_weights, summarize, unjudged
 
 
 def with_not_exported(
@@ -73,25 +73,13 @@ def _row(row: PrunedWeight) -> Verdict:
         message=f"{done}no node of the exported graph uses it: a branch that the example inputs do"
         " not take, a part for training alone, or one whose result nothing needs",
     )
-    return Verdict(
-        layer=weight.layer,
+    return replace(
+        unjudged(weight),
         node=None,
-        weight=weight.weight,
-        op=weight.op,
-        engine_layer=None,
-        shape=weight.shape,
-        axis=weight.axis,
-        groups=weight.groups,
-        in_channels=weight.in_channels,
-        out_channels=weight.out_channels,
-        kernel=weight.kernel,
-        dtype=weight.math_dtype,
-        pattern_holds=None,
         verdict=VerdictName.NOT_IN_ENGINE,
         evidence=Evidence.PREDICTED,
         predicted=VerdictName.NOT_IN_ENGINE,
         reasons=(reason,),
-        remedy=None,
         required=False,
     )
 
