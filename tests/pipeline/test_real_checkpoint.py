@@ -1,12 +1,21 @@
 """The main job on a trained sentence encoder: all-MiniLM-L6-v2, read as a checkpoint folder."""
 
+import math
 from pathlib import Path
 
 import pytest
 from test_run import Recorder
 
 from twofour.pipeline.run import run_all
-from twofour.records import Precision, RunOptions, RunResult, VerdictName
+from twofour.records import (
+    Precision,
+    RunOptions,
+    RunResult,
+    SizeRange,
+    VariantCheck,
+    VerdictName,
+)
+from twofour.store import read_record
 
 LINEAR_LAYERS = 6 * 6
 """Of BERT with 6 layers: query, key, value, attention output, intermediate, output."""
@@ -26,9 +35,10 @@ def test_every_linear_layer_is_pruned_named_and_still_two_of_four_in_the_file(
 ) -> None:
     verdicts = {v.layer: v for v in result.report.verdicts}
     encoder = [name for name in verdicts if name.startswith("encoder.layer.")]
-    assert len(encoder) == len(verdicts) == LINEAR_LAYERS
+    assert len(encoder) == LINEAR_LAYERS
+    assert set(verdicts) - set(encoder) == {"pooler.dense"}, "which the embedding does not use"
     assert "encoder.layer.5.attention.self.query" in encoder
-    assert all(v.pattern_holds for v in verdicts.values())
+    assert all(verdicts[name].pattern_holds for name in encoder)
     assert result.export.pattern.broken == ()
     required = [c for c in result.export.pattern.checks if c.required]
     assert len(required) == LINEAR_LAYERS
@@ -36,8 +46,10 @@ def test_every_linear_layer_is_pruned_named_and_still_two_of_four_in_the_file(
 
 @pytest.mark.slow
 def test_every_layer_is_eligible_in_float16(result: RunResult) -> None:
-    assert {v.verdict for v in result.report.verdicts} == {VerdictName.ELIGIBLE}
-    assert result.report.summary.weights == 6 * (4 * 384 * 384 + 2 * 384 * 1536)
+    found = {v.verdict for v in result.report.verdicts if v.layer != "pooler.dense"}
+    assert found == {VerdictName.ELIGIBLE}
+    eligible = sum(math.prod(v.shape) for v in result.report.verdicts if v.layer != "pooler.dense")
+    assert eligible == 6 * (4 * 384 * 384 + 2 * 384 * 1536)
 
 
 @pytest.mark.slow
@@ -56,3 +68,14 @@ def test_the_exports_agree_with_the_trained_module(result: RunResult) -> None:
     for file in result.export.files:
         assert file.agreement[0].cosine > 0.9999
         assert file.agreement[0].within
+
+
+@pytest.mark.slow
+def test_the_sequence_is_free_and_the_file_holds_at_one_token_and_at_128(
+    result: RunResult,
+) -> None:
+    assert {i.shape for i in result.export.inputs} == {("batch", "sequence")}
+    assert result.export.ranges == (SizeRange(name="sequence", min=1, max=512),)
+    checked = read_record(VariantCheck, Path(result.folder) / "stages" / "check-dense.json")
+    assert [check.sizes["sequence"] for check in checked.sizes] == [1, 128]
+    assert all(check.holds and check.agreement[0].cosine > 0.9999 for check in checked.sizes)
