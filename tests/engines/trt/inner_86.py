@@ -15,10 +15,12 @@ import tensorrt as trt
 from onnx import TensorProto, helper, numpy_helper
 from trt_fakes import FakeBuild, spec
 
-from twofour.engines.protocol import BuildRequest, say_nothing
+from twofour.engines.protocol import BuildRequest, ProgressCallback, say_nothing
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError
+from twofour.pipeline.engine_host import EngineHost
+from twofour.pipeline.engine_worker import EngineWorker
 from twofour.pipeline.run import run_all, run_build
 from twofour.records import AllowedType, BuildOptions, RunOptions, VariantBuild
 
@@ -38,8 +40,19 @@ def make():
 """
 
 
+class HostHere(EngineHost):
+    """The commands of the worker in this process, where the fakes are."""
+
+    _worker: EngineWorker | None = None
+
+    def call(self, command: str, *arguments: object, report: ProgressCallback = say_nothing) -> Any:
+        self._worker = self._worker or EngineWorker(report)
+        return getattr(self._worker, command)(*arguments)
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
+    monkeypatch.setattr("twofour.pipeline.run.EngineHost", HostHere)
     return FakeBuild(monkeypatch)
 
 
