@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,9 +73,12 @@ class TorchModel:
         return self._loaded
 
     def release(self) -> None:
-        """Let go of the module and its memory."""
+        """Let go of the module and its memory, which the engines' process needs next."""
         self._loaded = None
         self._pruned = False
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError, AttributeError):  # other C libraries than glibc
+                ctypes.CDLL(None).malloc_trim(0)
 
 
 def refuse_nothing_pruned(result: PruneResult) -> None:
