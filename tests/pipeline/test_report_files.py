@@ -157,6 +157,27 @@ def test_without_a_model_the_last_build_that_has_lines_is_taken(tmp_path: Path) 
     assert verdicts(report) == [CHOSEN, ELIGIBLE]
 
 
+def test_products_are_counted_at_the_sizes_of_the_example_inputs(tmp_path: Path) -> None:
+    io = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "length", 16])]
+    out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "length", 8])]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")
+    weight = numpy_helper.from_array(np.ones((16, 8), np.float32), "w")
+    path = tmp_path / "m.onnx"
+    om.save(helper.make_model(helper.make_graph([node], "g", io, out, [weight])), path)
+    without, _ = report_files(EvidenceFiles(onnx=path))
+    np.savez(tmp_path / "inputs.npz", x=np.zeros((4, 27, 16), np.float32))
+    files = EvidenceFiles(onnx=path, inputs=tmp_path / "inputs.npz")
+    report, evidence = report_files(files)
+    (found,) = evidence.nodes
+    assert found.output_shape == (None, 27, 8)
+    assert "multiply-adds are counted at length 27, as in the example inputs" in report.notes
+    assert report.totals is not None
+    assert without.totals is not None
+    units = {share.unit.value: share.total for share in report.totals.shares}
+    assert units["multiply-adds"] == 27 * 8 * 16
+    assert "multiply-adds" not in {share.unit.value for share in without.totals.shares}
+
+
 # --- whose GPU ------------------------------------------------------------------------------------
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
 from twofour.log_records import Build, SparsityFlag
+from twofour.pipeline.agreement import load_arrays
+from twofour.pipeline.context import INPUTS
 from twofour.pipeline.layer_map_file import LayerNames, read_layer_names
 from twofour.records import GraphNode, LayerMap
 from twofour.reports.join.build_choice import ChosenBuild, choose_build
@@ -36,10 +38,13 @@ class EvidenceFiles:
     dense_profile: Path | None = None
     layer_map: Path | None = None
     """Ours or the user's, of engine names to layers."""
+    inputs: Path | None = None
+    """Example inputs by name (.npz): their sizes are those at which products are counted."""
 
     def names(self) -> tuple[str, ...]:
         """Names of the files that are there, for a stage that reads them."""
-        paths = (self.log, self.layers, self.profile, self.dense_log, self.dense_profile)
+        builds = (self.log, self.layers, self.profile, self.dense_log, self.dense_profile)
+        paths = (*builds, self.inputs)
         return tuple(path.name for path in paths if path is not None)
 
 
@@ -52,7 +57,7 @@ def read_evidence(files: EvidenceFiles, layer_map: LayerMap | None = None) -> Bu
     from twofour.engines.buildlog.layer_information import read_layer_information, read_profile
 
     given = LayerNames() if files.layer_map is None else read_layer_names(files.layer_map)
-    nodes = () if files.onnx is None else _nodes(files.onnx)
+    nodes, sizes = ((), {}) if files.onnx is None else _nodes(files.onnx, files.inputs)
     sparse = None if files.log is None else _build(files.log, nodes, SparsityFlag.ENABLED)
     dense = (
         None if files.dense_log is None else _build(files.dense_log, nodes, SparsityFlag.DISABLED)
@@ -66,7 +71,7 @@ def read_evidence(files: EvidenceFiles, layer_map: LayerMap | None = None) -> Bu
         nodes=nodes,
         layer_map=given.modules or layer_map,
         engine_names=given.engine,
-        notes=tuple(b.note for b in (sparse, dense) if b is not None and b.note is not None),
+        notes=(*_size_note(sizes), *_build_notes(sparse, dense)),
     )
 
 
@@ -104,15 +109,56 @@ def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:
         profile=there("sparse.profile.json"),
         dense_log=there("dense.log"),
         dense_profile=there("dense.profile.json"),
+        inputs=there(INPUTS),
     )
 
 
-def _nodes(path: Path) -> tuple[GraphNode, ...]:
+def _build_notes(*chosen: ChosenBuild | None) -> tuple[str, ...]:
+    return tuple(b.note for b in chosen if b is not None and b.note is not None)
+
+
+def _size_note(sizes: Mapping[str, int]) -> tuple[str, ...]:
+    if not sizes:
+        return ()
+    at = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    return (f"multiply-adds are counted at {at}, as in the example inputs",)
+
+
+def _nodes(path: Path, inputs: Path | None) -> tuple[tuple[GraphNode, ...], Mapping[str, int]]:
+    """The nodes, and the free sizes that were taken from the example inputs."""
     from twofour.graph import load_model
     from twofour.graph_nodes import graph_nodes
 
     model = load_model(path, weights=False)
-    return graph_nodes(_with_shapes(model))
+    sizes = {} if inputs is None else _example_sizes(model, inputs)
+    _settle_sizes(model, sizes)
+    return graph_nodes(_with_shapes(model)), sizes
+
+
+def _example_sizes(model: onnx.ModelProto, inputs: Path) -> Mapping[str, int]:
+    """Free size -> its length in the example; the batch, a first dimension, stays free."""
+    shapes = {name: array.shape for name, array in load_arrays(inputs).items()}
+    found: dict[str, int] = {}
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if len(dims) == len(shapes.get(value.name, ())):
+            lengths = zip(dims, shapes[value.name], strict=True)
+            found |= {dim.dim_param: size for dim, size in lengths if dim.dim_param}
+    batches = {
+        v.type.tensor_type.shape.dim[0].dim_param
+        for v in model.graph.input
+        if v.type.tensor_type.shape.dim
+    }
+    return {name: size for name, size in found.items() if name not in batches}
+
+
+def _settle_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
+    """Give the free sizes their length, wherever the main graph names them."""
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
 
 
 def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
