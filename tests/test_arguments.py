@@ -56,6 +56,7 @@ def test_importing_twofour_brings_nothing_heavy() -> None:
         (lambda: twofour.run("m.onnx", options=twofour.CompareOptions()), "expected RunOptions"),  # type: ignore[arg-type]
         (lambda: twofour.compare("a", options=twofour.RunOptions()), "expected CompareOptions"),  # type: ignore[arg-type]
         (lambda: twofour.compare(["a", "b"]), "each of the paths must be a path.*found .'a', 'b'"),  # type: ignore[arg-type]
+        (lambda: twofour.load_weights(NET, 3), "path must be a path.*found 3"),  # type: ignore[arg-type]
         (lambda: twofour.validate(NET), "path must be a path.*Sequential"),  # type: ignore[arg-type]
         (lambda: twofour.validate(Path("x"), 24), "pattern must be a text"),  # type: ignore[arg-type]
     ],

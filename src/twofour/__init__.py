@@ -122,12 +122,12 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
     types and ties that do not fit. Weights that the module computes (parametrizations, weight
     norm) become plain ones, because the pruned values would not be in force behind them.
     """
-    from twofour.arguments import module_of
+    from twofour.arguments import module_of, path_of
     from twofour.pipeline.context import WEIGHTS
     from twofour.pipeline.weights_file import load_weights as load
 
     module = module_of(model, hint="load_weights fills a module in memory")
-    file = Path(path)
+    file = path_of(path, "path")
     return load(module, file / WEIGHTS if file.is_dir() else file)
 
 

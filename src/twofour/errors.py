@@ -31,6 +31,11 @@ class TwofourError(Exception):
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
 
 
+def first_line(error: BaseException) -> str:
+    """Of the message, behind which libraries put source locations; the type where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class BadInputError(TwofourError):
     """Input that cannot be used: missing, damaged, inconsistent or unsafe."""
 

@@ -20,7 +20,7 @@ from twofour.notebook import Glance
 SCHEMA_VERSION = 1
 LARGEST_M = 32
 LARGEST_PASSED_OVER = 1024
-"""Elements of an array that nothing is said of: biases, scales and axes of small layers."""
+"""Elements of an array that is no weight of its own: biases, scales, axes of small layers."""
 
 
 # --- the rule -------------------------------------------------------------------------------------
@@ -480,6 +480,10 @@ class EngineStatus:
         return f"{self.engine.value} {self.version} on {self.device}"
 
 
+FIRST_WITH_SPARSE = (8, 0)
+"""Compute capability from which tensor cores run 2:4 (TensorRT developer guide)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One NVIDIA GPU, as its driver describes it."""
@@ -491,8 +495,8 @@ class Gpu:
 
     @property
     def has_sparse_tensor_cores(self) -> bool:
-        """From compute capability 8.0 on (TensorRT developer guide, structured sparsity)."""
-        return self.compute_capability >= (8, 0)
+        """Whether it can run 2:4 at all."""
+        return self.compute_capability >= FIRST_WITH_SPARSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

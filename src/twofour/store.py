@@ -163,7 +163,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except OSError as error:
@@ -200,7 +200,8 @@ def _write_error(path: Path, error: OSError) -> BadInputError:
     )
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file is on the disk, before it is renamed to what others look for."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 

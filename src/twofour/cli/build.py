@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -68,8 +67,11 @@ def build(
         input_shape_names=asked_names,
         seed=seed,
         engine=engine.value,
-        build=replace(
-            build_options(shapes=shapes, workspace=workspace, level=opt_level, tf32=tf32),
+        build=build_options(
+            shapes=shapes,
+            workspace=workspace,
+            level=opt_level,
+            tf32=tf32,
             allow=opt.allowed_types(fp16=fp16, int8=int8, bf16=bf16),
         ),
     )

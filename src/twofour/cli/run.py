@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
-from twofour.records import BuildOptions, Pattern, RunOptions, Selection
+from twofour.records import AllowedType, BuildOptions, Pattern, RunOptions, Selection
 
 _MIB = 1 << 20
 
@@ -73,8 +71,11 @@ def prune_export_build(
         seed=seed,
         fresh=fresh,
         engine=engine.value,
-        build=replace(
-            build_options(shapes=shapes, workspace=workspace, level=opt_level, tf32=tf32),
+        build=build_options(
+            shapes=shapes,
+            workspace=workspace,
+            level=opt_level,
+            tf32=tf32,
             allow=opt.allowed_types(fp16=fp16, int8=int8, bf16=bf16),
         ),
     )
@@ -101,7 +102,12 @@ def selection(
 
 
 def build_options(
-    *, shapes: list[str] | None, workspace: int | None, level: int | None, tf32: bool
+    *,
+    shapes: list[str] | None,
+    workspace: int | None,
+    level: int | None,
+    tf32: bool,
+    allow: tuple[AllowedType, ...],
 ) -> BuildOptions:
     """The engine options as a record; raises BadInputError for shapes that cannot be read."""
     from twofour.engines.shapes import parse_shapes
@@ -111,4 +117,5 @@ def build_options(
         workspace_bytes=None if workspace is None else workspace * _MIB,
         optimization_level=level,
         tf32=tf32,
+        allow=allow,
     )

@@ -17,11 +17,10 @@ from twofour.engines.ort_session import (
     CannotRunError,
     OrtSession,
     SessionSetup,
-    first_line,
     open_session,
 )
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
-from twofour.errors import BuildFailedError
+from twofour.errors import BuildFailedError, first_line
 from twofour.records import (
     BuildOptions,
     EngineName,

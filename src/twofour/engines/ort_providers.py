@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twofour.engines.gpu import find_gpu
-from twofour.engines.ort_session import CPU, CUDA, NO_MESSAGES, SessionSetup, first_line
+from twofour.engines.ort_session import CPU, CUDA, NO_MESSAGES, SessionSetup
 from twofour.engines.protocol import Untyped
-from twofour.errors import MissingToolError
+from twofour.errors import MissingToolError, first_line
 
 TENSORRT = "TensorrtExecutionProvider"
 HINTS = {

@@ -20,7 +20,7 @@ from twofour.engines.latency import latency_of, no_latency, time_runs
 from twofour.engines.ort_values import from_ort_value, to_ort_value
 from twofour.engines.protocol import Arrays, Untyped
 from twofour.engines.shapes import check_shapes, opt_shapes
-from twofour.errors import BadInputError, BuildFailedError
+from twofour.errors import BadInputError, BuildFailedError, first_line
 from twofour.records import BuildOptions, TensorShape, VariantLatency
 
 CPU = "CPUExecutionProvider"
@@ -217,11 +217,6 @@ def errors_named(what: str) -> Iterator[None]:
         raise CannotRunError(f"{what}: {first_line(error)}") from error
     except kinds as error:
         raise BuildFailedError(f"{what}: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Of its message: ONNX Runtime puts source locations after it."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _tensor_shape(argument: Untyped) -> TensorShape:

@@ -13,7 +13,8 @@ import onnx_ir as ir
 from twofour.errors import BadInputError
 from twofour.export.element_types import Types
 from twofour.export.float32_file import all_graphs, all_nodes
-from twofour.export.float32_rules import FLOAT, LARGE, Plan, constant_tensor, is_constant
+from twofour.export.float32_rules import FLOAT, Plan, constant_tensor, is_constant
+from twofour.records import LARGEST_PASSED_OVER
 
 _BOUNDED = frozenset({"Clip", "Min", "Max"})
 """Where float32's limit means no limit."""
@@ -220,7 +221,7 @@ def _narrowed(
         except OverflowError as error:
             raise BadInputError(f"{state.source}: {value.name}: {error}", hint=hint) from None
 
-    if tensor.size <= LARGE:
+    if tensor.size <= LARGEST_PASSED_OVER:
         return ir.Tensor(checked().numpy(), dtype=state.half, name=name)
     return ir.LazyTensor(checked, dtype=state.half, shape=tensor.shape, name=name)
 
@@ -253,7 +254,7 @@ def _largest(half: ir.DataType) -> float:
 def _without_limit(state: Rewriting, value: ir.Value) -> None:
     """float32's lowest number masks scores; narrowed behind its float32 node it would be -inf."""
     tensor = constant_tensor(value)
-    if tensor is None or tensor.size > LARGE or value.is_graph_output():
+    if tensor is None or tensor.size > LARGEST_PASSED_OVER or value.is_graph_output():
         return
     values = tensor.numpy()
     limits = np.abs(values) == _FLOAT32_MAX

@@ -16,10 +16,9 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from twofour.export.element_types import Types, opsets_of, schema_of, type_word
+from twofour.records import LARGEST_PASSED_OVER
 
 FLOAT = ir.DataType.FLOAT
-LARGE = 1024
-"""Elements from which on a constant is a weight, and not a number, an axis or a frequency."""
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """Operators whose weights sparse kernels are for."""
 FLOWS = frozenset({"If", "Loop", "Scan"})
@@ -223,7 +222,7 @@ def _kind(state: _Planning, node: ir.Node) -> Kind:
     if op in _QUANTIZERS or op in _SOURCES or _made_float(state, node) or _squares(node, floats):
         return Kind.STAYS
     computed = {state.kinds.get(v, Kind.DATA) for v in floats if not is_constant(v)}
-    weights = any(_size(v) > LARGE for v in floats if is_constant(v))
+    weights = any(_size(v) > LARGEST_PASSED_OVER for v in floats if is_constant(v))
     light = op in _LIGHT and not (op in _MULTIPLIES and weights)
     if Kind.DATA in computed or not (light or _is_quantized(node, floats)):
         return Kind.DATA

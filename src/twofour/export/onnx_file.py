@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from twofour.errors import BadInputError
+from twofour.store import sync
 
 
 def save(
@@ -35,7 +35,7 @@ def save(
             if invalid is not None:
                 (on_invalid or _refuse_export)(target, invalid)
             for part in (data, written):
-                _sync(part)
+                sync(part)
                 part.replace(target.parent / part.name)
     except OSError as error:
         raise BadInputError(
@@ -60,8 +60,3 @@ def _refuse_export(target: Path, invalid: str) -> None:
         hint="try another --opset; in half precision try --precision float32: the forward must "
         "not make float32 tensors of its own then",
     )
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from twofour.errors import BadInputError, BuildFailedError
+from twofour.errors import BadInputError, BuildFailedError, first_line
 from twofour.export.quiet import quiet
 from twofour.export.widen import is_half, widen
 from twofour.graph import find_weights, load_model
@@ -188,8 +188,9 @@ def _failures_named(source: Path) -> Iterator[None]:
     except ImportError as error:
         raise BuildFailedError(f"onnxruntime cannot quantize here: {error}") from error
     except Exception as error:  # ONNX Runtime's own kinds, and asserts and KeyErrors of its script
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BuildFailedError(f"ONNX Runtime cannot quantize {source}: {text}") from error
+        raise BuildFailedError(
+            f"ONNX Runtime cannot quantize {source}: {first_line(error)}"
+        ) from error
 
 
 @contextlib.contextmanager

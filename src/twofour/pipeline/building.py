@@ -29,6 +29,7 @@ from twofour.pipeline.engine_host import (
     lasts,
 )
 from twofour.pipeline.onnx_io import describe, size_ranges
+from twofour.pipeline.sessions import RUNTIMES
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import (
     BuildResult,
@@ -41,7 +42,6 @@ from twofour.records import (
 from twofour.reports.context import ALWAYS_STRONGLY_TYPED, version_numbers
 
 _TIMING_CACHE = "timing.cache"
-_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "polygraphy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def build_variant(run: Run, chosen: ChosenEngine, variant: str) -> VariantBuild:
         depends={
             "engine": chosen.status.in_words,
             "options": asdict(run.options.build),
-            "versions": versions(*_PACKAGES),
+            "versions": versions(*RUNTIMES, "polygraphy"),
         },
         reads=(INPUTS, *onnx_files(source)),
     )

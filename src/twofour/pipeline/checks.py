@@ -14,7 +14,7 @@ from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, ref
 from twofour.pipeline.engine_host import CrashedError, lasts, tries_of
 from twofour.pipeline.onnx_io import save_arrays
 from twofour.pipeline.predictor import predictor
-from twofour.pipeline.sessions import Session
+from twofour.pipeline.sessions import RUNTIMES, Session
 from twofour.pipeline.size_checks import at_other_sizes
 from twofour.pipeline.sources.reference import parse_reference, reference_key
 from twofour.pipeline.sources.watched import files_read
@@ -28,7 +28,6 @@ from twofour.records import (
 )
 
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
 def check(run: Run, exported: ExportedVariant) -> VariantCheck:
@@ -58,7 +57,7 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
         depends={
             "metric": metric_key(run.options.metric),
             "threads": run.options.build.threads,
-            "versions": versions(*_RUNTIMES),
+            "versions": versions(*RUNTIMES),
         },
         reads=(
             INPUTS,

@@ -16,6 +16,7 @@ from twofour.pipeline.context import DENSE, INPUTS, Run, reference_name
 from twofour.pipeline.engine_host import lasts, tries_of
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.onnx_io import save_arrays
+from twofour.pipeline.sessions import RUNTIMES
 from twofour.pipeline.stages import Stage, versions
 from twofour.records import ExportedVariant, OriginalOutputs, Precision
 
@@ -51,7 +52,7 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
             "source": source.key(),
             "precision": taken.precision,
             "changed": taken.changed,
-            "versions": versions("onnx", "onnxruntime", "onnxruntime-gpu"),
+            "versions": versions("onnx", *RUNTIMES),
         },
         reads=(INPUTS,),
     )

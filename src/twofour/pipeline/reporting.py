@@ -27,7 +27,6 @@ from twofour.records import (
     Gpu,
     LayerMap,
     LayerName,
-    Pattern,
     PrunedWeight,
     PruneResult,
     Reason,
@@ -46,6 +45,7 @@ from twofour.reports.join.joined import join_report
 from twofour.reports.join.sightings import name_places
 from twofour.reports.markdown import to_markdown
 from twofour.reports.not_exported import not_exported, with_not_exported
+from twofour.reports.obstacles import HARDWARE_PATTERN
 from twofour.reports.uncovered import not_covered_lines
 from twofour.reports.words import printable
 from twofour.store import read_record, write_text
@@ -58,8 +58,6 @@ HTML = "report.html"
 LATENCY = "latency.json"
 """What `twofour compare` writes; the page shows it."""
 _KNOWN_TO_PRUNING = {ReasonCode.EXCLUDED, ReasonCode.SHARED_WEIGHT}
-HARDWARE = Pattern(2, 4)
-"""The only pattern sparse tensor cores run (TensorRT developer guide, structured sparsity)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,7 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
     files = files_of_folder(run.path, onnx_name(SPARSE))
 
     def work() -> tuple[EligibilityReport, Sequence[str]]:
-        found = find_weights(load_model(path, weights=False), HARDWARE, path=path)
+        found = find_weights(load_model(path, weights=False), HARDWARE_PATTERN, path=path)
         weights = named(found.weights, facts.layers, said_by_pruning(pruned))
         evidence = read_evidence(files, facts.layers)
         context = ReportContext(
@@ -193,10 +191,10 @@ def _hardware_validation(run: Run, exported: ExportResult) -> Validation:
     """The validation by 2:4, the one the engine goes by; done anew for other patterns."""
     from twofour.pruning.validate import check_onnx
 
-    if exported.pattern.pattern == HARDWARE:
+    if exported.pattern.pattern == HARDWARE_PATTERN:
         return exported.pattern
     pruned = {check.weight for check in exported.pattern.checks if check.required}
-    return check_onnx(run.file(onnx_name(SPARSE)), HARDWARE, required=pruned)
+    return check_onnx(run.file(onnx_name(SPARSE)), HARDWARE_PATTERN, required=pruned)
 
 
 def _builder_version(built: BuildResult) -> str | None:
@@ -219,7 +217,7 @@ def report_onnx(
     from twofour.pruning.selection import table_reasons
     from twofour.pruning.validate import check_onnx
 
-    found = find_weights(load_model(path, weights=False), HARDWARE, path=path)
+    found = find_weights(load_model(path, weights=False), HARDWARE_PATTERN, path=path)
     if not found.weights:
         raise BadInputError(
             "; ".join(
@@ -232,7 +230,7 @@ def report_onnx(
         )
     context = ReportContext(
         model=path.stem,
-        pattern=HARDWARE,
+        pattern=HARDWARE_PATTERN,
         engine=NO_ENGINE,
         gpu=gpu,
         activation_products=found.activation_products,
@@ -242,7 +240,7 @@ def report_onnx(
     )
     weights = [replace(w, reasons=(*w.reasons, *table_reasons(w))) for w in found.weights]
     judged = named(weights, layers or LayerMap(layers=()), {})
-    return predict(judged, check_onnx(path, HARDWARE), context)
+    return predict(judged, check_onnx(path, HARDWARE_PATTERN), context)
 
 
 def report_files(

@@ -21,6 +21,8 @@ from twofour.pipeline.workers.process import WorkerDiedError
 from twofour.records import BuildOptions, FailedTry, TensorShape, VariantLatency
 
 T = TypeVar("T")
+RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+"""Packages that ONNX Runtime comes in: what it gives hangs on their versions."""
 
 
 class Session:

@@ -17,6 +17,7 @@ from twofour.records import (
     WeightCheck,
 )
 from twofour.reports.cells import main_reason, name_cell
+from twofour.reports.comparison.figures import ratio_words
 from twofour.reports.words import count, printable, times
 
 _MOST_ROWS = 200
@@ -185,9 +186,7 @@ def _ratio(found: LatencyRatio | None) -> tuple[str, str]:
     """Ratio with its interval, and the verdict."""
     if found is None:
         return "", ""
-    unknown = found.low is None or found.high is None
-    interval = "" if unknown else f" ({found.low:.3f} to {found.high:.3f})"
-    return f"{found.ratio:.3f}{interval}", found.verdict.value
+    return ratio_words(found), found.verdict.value
 
 
 def _ms(value: float | None) -> str:

@@ -23,6 +23,7 @@ from twofour.reports.steps import (
 
 GEMM_TILE = 64
 """Channels that fill a tile of a tensor-core kernel (the k of cuSPARSELt's own samples)."""
+NO_PLUGIN = "build without the plugin that takes this layer"
 _TOO_NARROW = "leave it dense: too few input channels to gain"
 
 
@@ -143,7 +144,7 @@ def _check(_: Case) -> str:
 
 
 def _no_plugin(_: Case) -> str:
-    return "build without the plugin that takes this layer"
+    return NO_PLUGIN
 
 
 def _up(width: int, multiple: int) -> int:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from twofour.records import FIRST_WITH_SPARSE
 from twofour.reports.context import BuildFacts, version_numbers
 
-FIRST_WITH_SPARSE = (8, 0)
-"""Compute capability from which tensor cores run 2:4 (TensorRT developer guide)."""
 LISTS_PRODUCTS = (10, 3)
 """TensorRT from which logs list float products without exception (onnxsim's tests on Jetson)."""
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from twofour.engines.tensorrt.logger import MessageLog
-from twofour.errors import BuildFailedError
+from twofour.errors import BuildFailedError, first_line
 
 # How pybind11 words a factory that returned null, as trt.Builder does without a GPU. trt.Runtime of
 # 8.6.0 ends the process there, so a builder is tried first (status.py)
@@ -26,12 +26,8 @@ def failures_named(what: str, log: MessageLog) -> Iterator[None]:
     try:
         yield
     except (PolygraphyException, RuntimeError, OSError) as error:
-        raise build_failed(what, log, _first_line(error)) from error
+        raise build_failed(what, log, first_line(error)) from error
     except TypeError as error:
         if NULL_FACTORY not in str(error):
             raise
         raise build_failed(what, log, NULL_FACTORY) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -9,6 +9,7 @@ from types import ModuleType
 
 from twofour.engines.gpu import find_gpu
 from twofour.engines.tensorrt.logger import build_log, trt_logger
+from twofour.errors import first_line
 from twofour.records import EngineName, EngineStatus
 
 INSTALL = "pip install 'twofour[tensorrt]', on a machine with an NVIDIA GPU"
@@ -40,8 +41,7 @@ def _try_builder(trt: ModuleType, version: str) -> EngineStatus:
             builder = trt.Builder(trt_logger(trt))
             reason = None if builder else log.why("no builder could be created")
     except Exception as error:  # noqa: BLE001  # doctor reports whatever keeps it from running
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        reason = log.why(f"no builder could be created: {text}")
+        reason = log.why(f"no builder could be created: {first_line(error)}")
     gpu = find_gpu()
     if reason is None:
         device = gpu.name if gpu else "GPU"
@@ -58,8 +58,7 @@ def _import_reason(error: Exception) -> str:
     library = _LIBRARY.search(str(error))
     if library is not None:
         return f"its library {library[1]} is missing"
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"the Python package tensorrt cannot be imported: {text}"
+    return f"the Python package tensorrt cannot be imported: {first_line(error)}"
 
 
 def _place(module: ModuleType) -> str:

@@ -187,15 +187,15 @@ def _settings(
         sparse_kernels=sparse.get(mode),
         threads=None if setup.on_gpu else loaded.threads,
         timing=BOUND if setup.on_gpu else TIMING,
-        options=(*_told(setup, loaded.level), *nodes_left(loaded, setup)),
+        options=(*_option_words(setup, loaded.level), *nodes_left(loaded, setup)),
     )
 
 
-def _told(setup: ProviderSetup, level: str) -> tuple[str, ...]:
-    told = {**QUIET_AFTER_RUN, **setup.providers[0][1]}
+def _option_words(setup: ProviderSetup, level: str) -> tuple[str, ...]:
+    options = {**QUIET_AFTER_RUN, **setup.providers[0][1]}
     if level != LEVELS[0]:
-        told["graph_optimization_level"] = level
-    return tuple(f"{name}={value}" for name, value in told.items())
+        options["graph_optimization_level"] = level
+    return tuple(f"{name}={value}" for name, value in options.items())
 
 
 def nodes_left(loaded: OrtSession, setup: ProviderSetup) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from twofour.engines.onnxruntime import HINT, PROBE
 from twofour.engines.ort_providers import TENSORRT, ProviderSetup, open_on
-from twofour.engines.ort_session import CPU, CUDA, SessionSetup, first_line
+from twofour.engines.ort_session import CPU, CUDA, SessionSetup
 from twofour.engines.timed.protocol import ModeStatus
-from twofour.errors import BadInputError, MissingToolError
+from twofour.errors import BadInputError, MissingToolError, first_line
 from twofour.records import ShapeProfile
 
 ENGINE = "onnxruntime"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twofour.engines.protocol import Untyped
-from twofour.errors import MissingToolError
+from twofour.errors import MissingToolError, first_line
 
 Run = Callable[[], object]
 
@@ -92,7 +92,7 @@ def xla_device() -> TorchDevice:
         handle = torch_xla.device()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise MissingToolError(
-            f"torch_xla cannot be used: {(str(error) or type(error).__name__).splitlines()[0]}",
+            f"torch_xla cannot be used: {first_line(error)}",
             hint="pip install torch_xla, in the release of the torch that is installed",
         ) from error
 

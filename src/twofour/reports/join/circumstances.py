@@ -12,11 +12,11 @@ from twofour.log_records import (
     SparsityKind,
     SparsityLine,
 )
+from twofour.records import FIRST_WITH_SPARSE
 from twofour.reports.context import BuildFacts, version_numbers
 from twofour.reports.join.build_facts import build_facts
 from twofour.reports.join.name_parts import REGION
 from twofour.reports.join.sightings import Sighting, Sightings
-from twofour.reports.steps import FIRST_WITH_SPARSE
 
 _COUNTS_CHOICES = (10, 14)
 """First TensorRT seen to count choices right: 10.3 prints "Chose 0" before the names of eight."""

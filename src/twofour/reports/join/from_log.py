@@ -12,7 +12,6 @@ from twofour.log_records import Build, EngineLayer
 from twofour.records import (
     EligibilityReport,
     Evidence,
-    Pattern,
     Reason,
     ReasonCode,
     Verdict,
@@ -23,6 +22,7 @@ from twofour.reports.join.engine_words import NO_ENGINE
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.joined import join_report
 from twofour.reports.join.name_parts import PROFILE, KnownNames, split_name
+from twofour.reports.obstacles import HARDWARE_PATTERN
 
 _PRODUCT = re.compile(r"conv|gemm|matmul|matrix.?multiply|fully.?connected", re.IGNORECASE)
 _COPIES = re.compile(r"Reformatting CopyNode|Optimizer Reformat|ONNXTRT_")
@@ -59,7 +59,7 @@ def report_from_engine(evidence: BuildEvidence) -> EligibilityReport:
     model = build.model or build.file if build is not None else file or "an engine"
     predicted = EligibilityReport(
         model=model,
-        pattern=Pattern(2, 4),
+        pattern=HARDWARE_PATTERN,
         engine=NO_ENGINE,
         gpu=None,
         verdicts=rows,

@@ -16,7 +16,7 @@ from twofour.reports.join.dense import why_dense
 from twofour.reports.join.outcome import JoinCase, Outcome, measured, times_words
 from twofour.reports.join.silence import Silence, silence, silent_choice
 from twofour.reports.join.sources import line_source, mention_source
-from twofour.reports.remedies import headline
+from twofour.reports.remedies import NO_PLUGIN, headline
 from twofour.reports.rules import surprises
 from twofour.reports.steps import (
     ALLOW_SPARSE,
@@ -218,8 +218,7 @@ def _plugin(case: JoinCase, _: Whereabouts) -> Outcome | None:
     message = f"it runs in the plugin {name}, whose kernels TensorRT does not choose"
     source = case.around.seen.engine_file or case.around.file
     reason = Reason(code=ReasonCode.IN_PLUGIN, message=message, source=f"{source}: {name}")
-    remedy = "build without the plugin that takes this layer"
-    return measured(VerdictName.NOT_ELIGIBLE, (reason,), remedy)
+    return measured(VerdictName.NOT_ELIGIBLE, (reason,), NO_PLUGIN)
 
 
 def _old_gpu(case: JoinCase, _: Whereabouts) -> Outcome | None:
