@@ -124,6 +124,12 @@ class ReasonCode(str, Enum):
     """No layer of the engine holds the node: folded into a constant, or fused or left out."""
 
 
+LEFT_DENSE_BY_SHAPE = frozenset(
+    {ReasonCode.GROUPED_CONV, ReasonCode.DEPTHWISE_CONV, ReasonCode.AXIS_NOT_MULTIPLE}
+)
+"""What pruning leaves dense unless it is asked for, and gates do not count."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """One reason: its code, a sentence with the numbers of this layer, and what it rests on."""
@@ -151,7 +157,7 @@ class Weight:
     weight: str | None
     """state_dict key, or the name of the ONNX initializer or Constant output."""
     op: str
-    """ONNX: Conv, ConvTranspose, Gemm, MatMul. torch: name of the class, such as Linear."""
+    """ONNX: Conv, ConvTranspose, Gemm, MatMul, Einsum. torch: name of the class, such as Linear."""
     shape: tuple[int, ...]
     """Of the array as it is stored."""
     axis: int | None
@@ -178,6 +184,11 @@ class Weight:
     """Those of them that take rows of the array as a table: embeddings, Gather nodes."""
     reasons: tuple[Reason, ...] = ()
     """What the module or graph alone says against sparse math in this layer."""
+
+    @property
+    def is_depthwise(self) -> bool:
+        """One input channel per group."""
+        return self.groups > 1 and self.groups == self.in_channels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from math import isfinite
 from twofour.records import Evidence, Pattern, ReasonCode, Verdict
 from twofour.reports.obstacles import HARDWARE_PATTERN
 from twofour.reports.rules import surprises
-from twofour.reports.words import axis_name, printable, times
+from twofour.reports.words import axis_name, printable, tactic_times_words, times
 
 NO_NAME = "(no name)"
 
@@ -77,10 +77,7 @@ def facts(verdict: Verdict) -> tuple[tuple[str, str], ...]:
 def times_words(verdict: Verdict) -> str | None:
     """Both tactic times and their ratio in words; None where one of them is not known."""
     both = tactic_times(verdict)
-    if both is None:
-        return None
-    sparse, dense = both
-    return f"sparse {sparse:.4g} ms, dense {dense:.4g} ms, dense / sparse {dense / sparse:.3f}"
+    return None if both is None else tactic_times_words(*both)
 
 
 def tactic_times(verdict: Verdict) -> tuple[float, float] | None:

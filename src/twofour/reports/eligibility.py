@@ -9,6 +9,7 @@ from math import prod
 
 from twofour.errors import BadInputError
 from twofour.records import (
+    LEFT_DENSE_BY_SHAPE,
     EligibilityReport,
     EligibilitySummary,
     Evidence,
@@ -23,7 +24,7 @@ from twofour.reports.context import ReportContext
 from twofour.reports.findings import Case, Finding
 from twofour.reports.obstacles import HARDWARE_PATTERN
 from twofour.reports.remedies import remedy
-from twofour.reports.rules import LEFT_DENSE, findings, verdict
+from twofour.reports.rules import findings, verdict
 from twofour.reports.uncovered import count_not_covered
 
 Checks = dict[tuple[str, int], WeightCheck]
@@ -140,7 +141,7 @@ def _was_required(case: Case, found: Sequence[Finding]) -> bool | None:
     """As the check of the saved array says; by its shape where none could be made."""
     if case.check is not None:
         return case.check.required
-    return False if any(f.reason.code in LEFT_DENSE for f in found) else None
+    return False if any(f.reason.code in LEFT_DENSE_BY_SHAPE for f in found) else None
 
 
 def _check_of(weight: Weight, checks: Checks) -> WeightCheck | None:

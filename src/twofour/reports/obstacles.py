@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twofour.records import Pattern, ReasonCode, Weight
+from twofour.records import Pattern, ReasonCode
 from twofour.reports.context import version_numbers
 from twofour.reports.findings import GUIDE, Case, Finding, eligible, never, unknown
 from twofour.reports.words import axis_name
@@ -41,7 +41,7 @@ def computed_weight(case: Case) -> Finding | None:
 
 def depthwise(case: Case) -> Finding | None:
     """Depthwise: one input channel per group, so there is nothing to leave out along it."""
-    if not is_depthwise(case.weight):
+    if not case.weight.is_depthwise:
         return None
     message = f"depthwise: {case.weight.groups} groups of one input channel"
     return never(ReasonCode.DEPTHWISE_CONV, message, "NVIDIA/TensorRT issue 4054")
@@ -50,7 +50,7 @@ def depthwise(case: Case) -> Finding | None:
 def grouped(case: Case) -> Finding | None:
     """TensorRT considers no sparse kernel for groups > 1 and does not list the layer."""
     weight = case.weight
-    if weight.groups == 1 or is_depthwise(weight):
+    if weight.groups == 1 or weight.is_depthwise:
         return None
     width = weight.in_channels // weight.groups
     each = f" of {width} input channels" if width else ""
@@ -140,8 +140,3 @@ def unchecked(case: Case) -> Finding | None:
         return None
     message = "the saved weight was not checked, so its pattern is not known"
     return unknown(ReasonCode.NOT_CHECKED, message)
-
-
-def is_depthwise(weight: Weight) -> bool:
-    """One input channel per group."""
-    return weight.groups > 1 and weight.groups == weight.in_channels

@@ -43,10 +43,6 @@ RULED_OUT = frozenset(
 """Codes that rule sparse math out when the module or graph states them; others only comment."""
 EXPLAIN_DENSE = frozenset({ReasonCode.EXCLUDED, ReasonCode.NOT_A_LAYER, ReasonCode.SHARED_WEIGHT})
 """Codes for why a weight was left dense: where it is, they are the point."""
-LEFT_DENSE = frozenset(
-    {ReasonCode.GROUPED_CONV, ReasonCode.DEPTHWISE_CONV, ReasonCode.AXIS_NOT_MULTIPLE}
-)
-"""What pruning leaves dense by its shape alone, unless it is asked for."""
 DOUBTS = frozenset({ReasonCode.SMALL_CHANNELS})
 """Codes that are told and foretell nothing: a layer with no other qualifies all the same."""
 UNFORETOLD = frozenset(

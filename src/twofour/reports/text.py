@@ -33,6 +33,7 @@ from twofour.reports.cells import (
     TRIVIAL,
     holds_trivially,
     main_reason,
+    name_cell,
     other_codes,
     pattern_word,
     surprise,
@@ -214,7 +215,7 @@ def _unmatched(report: EligibilityReport) -> tuple[str, ...]:
         return ()
     more = len(names) - _UNMATCHED_SHOWN
     rest = f", and {more:,} more (--json has all)" if more > 0 else ""
-    shown = ", ".join(printable(name) or "(no name)" for name in names[:_UNMATCHED_SHOWN])
+    shown = ", ".join(name_cell(name) for name in names[:_UNMATCHED_SHOWN])
     return (f"engine layers not matched: {shown}{rest}",)
 
 
@@ -243,7 +244,7 @@ def _share_width(table: Table, rows: Sequence[Row]) -> None:
 
 def _row_name(row: Row) -> str:
     repeated = len(row.members)
-    name = printable(row.name) or "(no name)"
+    name = name_cell(row.name)
     return f"{name}  x{repeated}" if repeated > 1 else name
 
 

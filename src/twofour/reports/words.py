@@ -85,6 +85,12 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
+def tactic_times_words(sparse_ms: float, dense_ms: float) -> str:
+    """Both times and how many times faster sparse is; a time of 0 has no ratio."""
+    ratio = f", dense / sparse {dense_ms / sparse_ms:.3f}" if sparse_ms > 0 else ""
+    return f"sparse {sparse_ms:.4g} ms, dense {dense_ms:.4g} ms{ratio}"
+
+
 def share(part: float, whole: float) -> str:
     """Per cent with one decimal; "0 %" of nothing."""
     return f"{100 * part / whole:.1f} %" if whole else "0 %"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twofour.log_records import SkippedTactic, SkipReason, Tactic, TunedLayer
 from twofour.records import Reason, ReasonCode, VerdictName
-from twofour.reports.join.outcome import JoinCase, times_words
+from twofour.reports.join.outcome import JoinCase
 from twofour.reports.join.sources import tactic_source
 from twofour.reports.steps import (
     ALLOW_FLOAT16,
@@ -13,7 +13,7 @@ from twofour.reports.steps import (
     NO_CACHE,
     still_to_do,
 )
-from twofour.reports.words import count
+from twofour.reports.words import count, tactic_times_words
 
 _MIB = 1 << 20
 _LOW_TYPES = frozenset({"float16", "half", "int8"})
@@ -42,7 +42,7 @@ def why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
 
 def _both_timed(case: JoinCase, sparse: float, dense: float) -> Reason:
     tactic = _fastest_sparse(case.seen.tuned)
-    words = times_words(sparse, dense)
+    words = tactic_times_words(sparse, dense)
     if sparse < dense:
         message = f"dense was taken although {words}: times are the best over all formats, "
         message += "and reformats around the layer count too"

@@ -13,7 +13,7 @@ from twofour.records import Evidence, Reason, ReasonCode, VerdictName
 from twofour.reports.join.absent import Whereabouts
 from twofour.reports.join.circumstances import in_myelin, is_version_8
 from twofour.reports.join.dense import why_dense
-from twofour.reports.join.outcome import JoinCase, Outcome, measured, times_words
+from twofour.reports.join.outcome import JoinCase, Outcome, measured
 from twofour.reports.join.silence import Silence, silence, silent_choice
 from twofour.reports.join.sources import line_source, mention_source
 from twofour.reports.remedies import NO_PLUGIN, headline
@@ -26,7 +26,7 @@ from twofour.reports.steps import (
     Step,
     still_to_do,
 )
-from twofour.reports.words import one_of
+from twofour.reports.words import one_of, tactic_times_words
 
 _NOT_FORCED = "rebuild with --sparsity=enable, which keeps the weights as they are"
 _SAME_MODEL = "check that the engine was built from this very ONNX file"
@@ -306,8 +306,9 @@ def _forced() -> Reason:
 
 
 def _with_times(case: JoinCase) -> str:
-    words = times_words(case.sparse_ms, case.dense_ms)
-    return f": {words}" if words else ""
+    if case.sparse_ms is None or case.dense_ms is None:
+        return ""
+    return f": {tactic_times_words(case.sparse_ms, case.dense_ms)}"
 
 
 def _disagreement(case: JoinCase, found: Outcome) -> tuple[Reason, ...]:

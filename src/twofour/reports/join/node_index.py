@@ -48,9 +48,6 @@ class Found:
         return bool(self.nodes or self.around or self.recognised)
 
 
-NOTHING = Found()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedNames:
     """What logs and users state of names that the model does not have; TensorRT's name first."""
@@ -135,7 +132,7 @@ class NodeIndex:
         self._unnamed.update(unnamed)
 
     def find(self, name: str) -> Found:
-        """What a name means, its exact spelling first; NOTHING where no rule applies."""
+        """What a name means, its exact spelling first; empty where no rule applies."""
         for rule in self._rules():
             found = rule(name)
             if found is not None:

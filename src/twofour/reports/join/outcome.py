@@ -67,11 +67,3 @@ class Outcome:
 def measured(verdict: VerdictName, reasons: tuple[Reason, ...], remedy: str | None) -> Outcome:
     """An outcome that a log or layer information shows."""
     return Outcome(verdict=verdict, evidence=Evidence.MEASURED, reasons=reasons, remedy=remedy)
-
-
-def times_words(sparse_ms: float | None, dense_ms: float | None) -> str:
-    """Both times and how many times faster sparse is; "" where one is missing."""
-    if sparse_ms is None or dense_ms is None:
-        return ""
-    ratio = f", dense / sparse {dense_ms / sparse_ms:.3f}" if sparse_ms > 0 else ""
-    return f"sparse {sparse_ms:.4g} ms, dense {dense_ms:.4g} ms{ratio}"
