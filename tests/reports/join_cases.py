@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from twofour.engines.buildlog.read import parse_lines
 from twofour.log_records import Build, EngineLayer, LayerInformation, LayerProfile, Profile
 from twofour.records import GraphNode
-
-REAL_LOGS = Path(__file__).parents[2].parent / "shared" / "logs"
-
-
-def real_log(name: str) -> Path:
-    """A real log where the folder of them is there; skips the test elsewhere."""
-    path = REAL_LOGS / name
-    if not path.is_file():
-        pytest.skip(f"needs the real log {name} in ../shared/logs")
-    return path
 
 
 def node(name: str, op: str = "Conv", *inputs: str, **changes: Any) -> GraphNode:

@@ -1,10 +1,11 @@
-"""Real logs from ../shared/logs, where that folder is there, and known facts about them."""
+"""Real logs, where a folder of them is there, and known facts about them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from join_cases import node, real_log
+from join_cases import node
+from real_logs import real_log
 from report_cases import codes, conv, matmul, report
 
 from twofour.engines.buildlog.layer_information import read_layer_information

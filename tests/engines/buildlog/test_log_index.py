@@ -1,23 +1,20 @@
-"""Every real log of the collection beside the repository, against what its index says is in it."""
+"""Every real log of a collection with an index, against what that says is in it."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from real_logs import NOT_THERE, REAL_LOGS
 
 from twofour.engines.buildlog.layer_information import read_layer_information, read_profile
 from twofour.engines.buildlog.read import read_build_log
 from twofour.log_records import Build, BuildLog, Producer, SparsityFlag, SparsityLine
 
-FOLDER = Path(__file__).parents[4] / "shared" / "logs"
-INDEX = FOLDER / "INDEX.md"
-pytestmark = pytest.mark.skipif(
-    not INDEX.is_file(), reason="the collection of real logs is not beside the repository"
-)
+INDEX = REAL_LOGS / "INDEX.md"
+pytestmark = pytest.mark.skipif(not INDEX.is_file(), reason=NOT_THERE)
 _CELL = re.compile(r"(?<!\\)\|")
 _FIRST_LAST = re.compile(r"→ (\d+) entries \((?:first `(.*?)`; last `(.*?)`|empty)\)")
 _LINES = re.compile(
@@ -57,7 +54,7 @@ LAYER_FILES = [row for row in rows() if re.search(r"layerinfo.*\.json", row.file
 
 @cache
 def read(name: str) -> BuildLog:
-    return read_build_log(FOLDER / name)
+    return read_build_log(REAL_LOGS / name)
 
 
 def lines_of(log: BuildLog) -> list[SparsityLine]:
@@ -153,7 +150,7 @@ def test_a_real_log_gives_its_producer_version_and_gpu(row: Row) -> None:
 
 @pytest.mark.parametrize("row", LAYER_FILES, ids=lambda row: row.file)
 def test_real_layer_information_gives_the_flags_of_its_row(row: Row) -> None:
-    layers = read_layer_information(FOLDER / row.file).layers
+    layers = read_layer_information(REAL_LOGS / row.file).layers
     held = [layer.has_sparse_weights for layer in layers]
     (fact,) = (f for f in row.facts if f.startswith("HasSparseWeights"))
     found = re.fullmatch(r"HasSparseWeights: (\d+)\W0, (\d+)\W1", fact)
@@ -171,7 +168,7 @@ def test_every_row_of_the_index_is_checked() -> None:
 
 
 def test_the_real_profile_file_has_its_layers_and_count() -> None:
-    profile = read_profile(FOLDER / "trtexec-profile_trt8.4_trex-a100-resnet-fp16_1.json")
+    profile = read_profile(REAL_LOGS / "trtexec-profile_trt8.4_trex-a100-resnet-fp16_1.json")
     assert (profile.iterations, len(profile.layers)) == (1, 36)
     layer = profile.layers[1]
     assert (layer.name, layer.average_ms, layer.percent) == ("Conv_0 + Relu_1", 0.111616, 10.9768)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_logs import NOT_THERE, REAL_LOGS
 from test_log_properties import LOGS, MESSAGES, facts
 
 from twofour.engines.buildlog.outer_prefix import OuterPrefixes
@@ -17,7 +18,6 @@ from twofour.engines.buildlog.read import parse_lines
 from twofour.engines.buildlog.source import Reading, lines_of
 from twofour.log_records import Build, Producer
 
-REAL = Path(__file__).parents[4] / "shared" / "logs"
 LEVELS = {"V": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "": "INFO"}
 Logger = Callable[[str, int, str], str]
 """Level (as Python's logging names it), line number, message -> line."""
@@ -133,8 +133,8 @@ def test_lines_with_anything_before_them_give_the_facts_of_the_bare_log(name: st
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not REAL.is_dir(), reason="the collection of real logs is not beside this")
-@pytest.mark.parametrize("path", sorted(REAL.glob("*.log")), ids=lambda path: path.name)
+@pytest.mark.skipif(not REAL_LOGS.is_dir(), reason=NOT_THERE)
+@pytest.mark.parametrize("path", sorted(REAL_LOGS.glob("*.log")), ids=lambda path: path.name)
 def test_a_real_log_through_any_logger_gives_the_facts_of_the_bare_log(path: Path) -> None:
     if path.stat().st_size > 100_000:
         pytest.skip("a long log")
