@@ -18,7 +18,7 @@ import onnx
 from twofour.graph_files import subgraphs
 from twofour.graph_scope import Node, Place, Scope, is_standard
 from twofour.graph_tensors import shape_of
-from twofour.graph_trace import LOOKUPS
+from twofour.graph_trace import LOOKUPS, STACK
 from twofour.records import LARGEST_PASSED_OVER, NotCovered
 
 _MOST_STEPS = 512
@@ -49,7 +49,6 @@ _MOVES = frozenset(
     )
 )
 """Ops whose outputs are the values of input 0, moved, repeated, cut or of another type."""
-_MATRIX = 2
 _NO_PRODUCTS = ("Bias", "Embed", "Gather", "Gelu", "Norm", "Rotary")
 """Parts of names of contributed ops that add, scale or look up (BiasGelu, SkipLayerNorm...)."""
 
@@ -264,7 +263,7 @@ def _moved(user: Node, name: str, known: _Map) -> list[Place] | None:
 
 def _looked_up(user: Node, name: str, rank: int, known: _Map) -> _Use | None:
     """A product with matrices that are looked up in a stack of them, as experts are; else None."""
-    is_stack = user.proto.op_type in LOOKUPS and is_standard(user.proto) and rank > _MATRIX
+    is_stack = user.proto.op_type in LOOKUPS and is_standard(user.proto) and rank >= STACK
     if not is_stack or user.proto.input[0] != name:
         return None
     scope = known.scope_of[user]

@@ -15,12 +15,10 @@ from twofour.graph_einsum import EinsumWeight, einsum_weight
 from twofour.graph_precision import math_dtype, zero_point_reason
 from twofour.graph_scope import Node, Scope, attribute, integer, is_standard, tensor_shape
 from twofour.graph_tensors import dtype_name, is_groupable, shape_of
-from twofour.graph_trace import Landing, Trace, crossing, land, shapes, trace
+from twofour.graph_trace import STACK, Landing, Trace, crossing, land, shapes, trace
 from twofour.records import Pattern, Reason, ReasonCode, Weight
 
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
-_STACK = 3
-"""Least rank of an array of matrices, from which products pick one at run time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +86,7 @@ def _is_picked(scope: Scope, name: str) -> bool:
     if scope.is_fixed(name):
         return False
     found = trace(scope, name)
-    return found.tensor is not None and len(found.tensor.dims) >= _STACK
+    return found.tensor is not None and len(found.tensor.dims) >= STACK
 
 
 def find_layer(

@@ -22,6 +22,8 @@ DEQUANTIZE = ("DequantizeLinear", "TRT_FP8DequantizeLinear")
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 LOOKUPS = ("Gather", "GatherND", "GatherElements")
 """Ops that take rows, or matrices of a stack, by indices."""
+STACK = 3
+"""Least rank of an array that products pick a matrix from; of others a look-up picks rows."""
 _FOLLOWED = (
     *(*QUANTIZE, *DEQUANTIZE, *_RESHAPES, *CUTS),
     *("Cast", "CastLike", "Gather", "Identity", "Transpose"),

@@ -18,16 +18,15 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from twofour.graph_trace import LOOKUPS, STACK
 from twofour.records import LayerMap, LayerName
 
 _PRODUCTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1)}
 _PRODUCTS |= {"MatMul": (0, 1), "Einsum": (0, 1)}
-_LOOKUPS = frozenset({"Gather", "GatherND", "GatherElements"})
-_PASSED = _LOOKUPS | {
-    *("Cast", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
+_PASSED = {
+    *LOOKUPS,
+    *("Cast", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
 }
-_STACK = 3
-"""Least rank of an array that products pick a matrix from; of others a look-up picks rows."""
 _FX_NODE = "pkg.torch.onnx.fx_node"
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -70,7 +69,7 @@ def _constant_behind(value: ir.Value | None) -> ir.Value | None:
             is_constant = producer is not None or value.is_initializer()
             rank = 0 if value.shape is None else len(value.shape)
             return value if is_constant and rank >= least else None
-        least = max(least, _STACK if producer.op_type in _LOOKUPS else 0)
+        least = max(least, STACK if producer.op_type in LOOKUPS else 0)
         value = producer.inputs[0] if producer.op_type in _PASSED else None
     return None
 
