@@ -443,6 +443,11 @@ class TensorShape:
     dtype: str
     shape: tuple[int | str, ...]
 
+    @property
+    def in_words(self) -> str:
+        """Name and dimensions: x (batch x 3 x height x width)."""
+        return f"{self.name} ({' x '.join(map(str, self.shape)) or 'scalar'})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:

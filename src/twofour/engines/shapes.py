@@ -73,7 +73,7 @@ def check_shapes(profiles: Sequence[ShapeProfile], inputs: Sequence[TensorShape]
         if profile.input not in known:
             raise BadInputError(
                 f"--shapes: the model has no input {profile.input!r}",
-                hint=f"its inputs are {', '.join(map(_describe, inputs)) or 'none'}",
+                hint=f"its inputs are {', '.join(t.in_words for t in inputs) or 'none'}",
             )
         _check_fits(profile, known[profile.input])
 
@@ -82,7 +82,7 @@ def _check_fits(profile: ShapeProfile, tensor: TensorShape) -> None:
     if len(profile.opt) != len(tensor.shape):
         raise BadInputError(
             f"--shapes: {profile.input!r} is given {len(profile.opt)} dimensions, "
-            f"the model has {_describe(tensor)}"
+            f"the model has {tensor.in_words}"
         )
     for axis, fixed in enumerate(tensor.shape):
         asked = {profile.min[axis], profile.opt[axis], profile.max[axis]}
@@ -90,7 +90,7 @@ def _check_fits(profile: ShapeProfile, tensor: TensorShape) -> None:
             raise BadInputError(
                 f"--shapes: dimension {axis} of {profile.input!r} is fixed to {fixed}, "
                 f"found {profile.min[axis]}:{profile.opt[axis]}:{profile.max[axis]}",
-                hint=f"the model has {_describe(tensor)}",
+                hint=f"the model has {tensor.in_words}",
             )
 
 
@@ -198,7 +198,7 @@ def _from_example(
     """What it decides for a name is added to `ranges`, and holds for the inputs that follow."""
     if tensor.name not in examples:
         raise BadInputError(
-            f"input {_describe(tensor)} has a dynamic shape and no example",
+            f"input {tensor.in_words} has a dynamic shape and no example",
             hint=f"give its shapes with --shapes {tensor.name}=min:opt:max",
         )
     rows = []
@@ -227,7 +227,3 @@ def _default(known: SizeRange | None, size: int, *, is_batch: bool) -> tuple[int
 def opt_shapes(profiles: Sequence[ShapeProfile]) -> Mapping[str, tuple[int, ...]]:
     """Input name -> the shape its runs are timed at."""
     return {profile.input: profile.opt for profile in profiles}
-
-
-def _describe(tensor: TensorShape) -> str:
-    return f"{tensor.name} ({' x '.join(map(str, tensor.shape)) or 'scalar'})"

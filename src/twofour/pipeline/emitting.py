@@ -22,7 +22,7 @@ from twofour.engines.trtexec import (
 from twofour.engines.trtexec_shell import script_text
 from twofour.errors import BadInputError
 from twofour.pipeline.context import INPUTS, LAYERS
-from twofour.pipeline.example_shapes import AskedShapes, asked_or_opt, example_shapes
+from twofour.pipeline.example_shapes import asked_or_opt, example_shapes
 from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.onnx_io import describe, load_inputs, size_ranges
 from twofour.pipeline.onnx_stages import write_onnx
@@ -137,13 +137,12 @@ def _example_shapes(
     onnx: Path, options: RunOptions, inputs: Sequence[TensorShape]
 ) -> Mapping[str, tuple[int, ...]]:
     """Of --inputs or --input-shape; else of the run that the file is from; else made up."""
-    asked = AskedShapes(shapes=options.input_shapes, names=options.input_shape_names)
     if options.inputs is not None:
         return shapes_of(load_inputs(Path(options.inputs), tuple(inputs)))
     own = onnx.parent / INPUTS
-    if not asked.shapes and is_run_folder(onnx.parent) and own.is_file():
+    if not options.input_shapes and is_run_folder(onnx.parent) and own.is_file():
         return shapes_of(load_inputs(own, tuple(inputs)))
-    return example_shapes(inputs, asked_or_opt(asked, options.build.shapes), str(onnx))
+    return example_shapes(inputs, asked_or_opt(options, options.build.shapes), str(onnx))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from twofour.engines.shapes import ANONYMOUS
 from twofour.errors import BadInputError
-from twofour.records import ShapeProfile, TensorShape
+from twofour.latency_records import CompareOptions
+from twofour.records import RunOptions, ShapeProfile, TensorShape
 
 DEFAULT_BATCH = 8
 """Of a free first dimension that nobody gave: a batch of 1 gives sparse kernels little to win."""
@@ -44,10 +45,12 @@ class FreeDimension:
         return str(self.tensor.shape[self.axis])
 
 
-def asked_or_opt(asked: AskedShapes, profiles: Sequence[ShapeProfile]) -> AskedShapes:
+def asked_or_opt(
+    options: RunOptions | CompareOptions, profiles: Sequence[ShapeProfile]
+) -> AskedShapes:
     """What --input-shape says; where it says nothing, the opt shapes of --shapes."""
-    if asked.shapes or not profiles:
-        return asked
+    if options.input_shapes or not profiles:
+        return AskedShapes(shapes=options.input_shapes, names=options.input_shape_names)
     return AskedShapes(
         shapes=tuple(p.opt for p in profiles), names=tuple(p.input for p in profiles)
     )
@@ -124,7 +127,7 @@ def _by_name(inputs: Sequence[TensorShape], asked: AskedShapes) -> dict[str, tup
         if asked.shapes and len(asked.shapes) != len(inputs):
             raise BadInputError(
                 f"--input-shape: {len(asked.shapes)} shapes for the {len(inputs)} inputs "
-                f"{', '.join(map(in_words, inputs))}",
+                f"{', '.join(t.in_words for t in inputs)}",
                 hint=_HINT,
             )
         return {t.name: shape for t, shape in zip(inputs, asked.shapes, strict=False)}
@@ -133,7 +136,7 @@ def _by_name(inputs: Sequence[TensorShape], asked: AskedShapes) -> dict[str, tup
         if name not in known:
             raise BadInputError(
                 f"--input-shape: the model has no input {name!r}",
-                hint=f"its inputs are {', '.join(map(in_words, inputs)) or 'none'}",
+                hint=f"its inputs are {', '.join(t.in_words for t in inputs) or 'none'}",
             )
     return dict(zip(asked.names, asked.shapes, strict=True))
 
@@ -145,7 +148,7 @@ def _check_fits(tensor: TensorShape, shape: tuple[int, ...]) -> None:
     )
     if not fits:
         raise BadInputError(
-            f"--input-shape: input {in_words(tensor)} cannot be {'x'.join(map(str, shape))}",
+            f"--input-shape: input {tensor.in_words} cannot be {'x'.join(map(str, shape))}",
             hint=_HINT,
         )
 
@@ -221,8 +224,3 @@ def _usual(tensor: TensorShape, axis: int) -> int:
     if axis == 0:
         return DEFAULT_BATCH
     return _USUAL_PIXELS if len(tensor.shape) == _IMAGE_RANK else _USUAL_TOKENS
-
-
-def in_words(tensor: TensorShape) -> str:
-    """Name and dimensions: x (batch x 3 x height x width)."""
-    return f"{tensor.name} ({' x '.join(map(str, tensor.shape)) or 'scalar'})"

@@ -26,7 +26,7 @@ from twofour.pipeline.context import (
     onnx_name,
     onnx_size_bytes,
 )
-from twofour.pipeline.example_shapes import AskedShapes, asked_or_opt, made_up_batch
+from twofour.pipeline.example_shapes import asked_or_opt, made_up_batch
 from twofour.pipeline.exporting import pruned_names
 from twofour.pipeline.onnx_io import describe, load_inputs, random_inputs, save_arrays
 from twofour.pipeline.stages import Stage, versions
@@ -271,8 +271,7 @@ def _inputs(run: Run, taken: ExportedVariant) -> tuple[dict[str, np.ndarray], st
     options = run.options
     if options.inputs is not None:
         return load_inputs(Path(options.inputs), taken.inputs), None
-    asked = AskedShapes(shapes=options.input_shapes, names=options.input_shape_names)
-    asked = asked_or_opt(asked, options.build.shapes)
+    asked = asked_or_opt(options, options.build.shapes)
     arrays = random_inputs(taken.inputs, options.seed, asked, run.source.text)
     shapes = {name: array.shape for name, array in arrays.items()}
     return arrays, made_up_batch(taken.inputs, shapes, asked)

@@ -18,7 +18,7 @@ from twofour.pipeline.agreement import load_arrays
 from twofour.pipeline.comparing.planning import NO_TORCH, ComparedModel
 from twofour.pipeline.comparing.request import TorchRequest
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
-from twofour.pipeline.example_shapes import AskedShapes, asked_or_opt
+from twofour.pipeline.example_shapes import asked_or_opt
 from twofour.pipeline.folder import MANIFEST, is_run_folder, refuse_changed
 from twofour.pipeline.onnx_io import (
     describe,
@@ -282,6 +282,5 @@ def _made_up(
 ) -> Mapping[str, np.ndarray]:
     """Random inputs; `model` is what an error names. Shapes as asked for, else opt of --shapes."""
     options = options or CompareOptions()
-    asked = AskedShapes(shapes=options.input_shapes, names=options.input_shape_names)
-    asked = asked_or_opt(asked, parse_shapes(options.shapes))
+    asked = asked_or_opt(options, parse_shapes(options.shapes))
     return random_inputs(shapes, options.seed, asked, str(model))
