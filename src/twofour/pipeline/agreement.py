@@ -40,16 +40,24 @@ def compare_with_reference(
 
 def _refuse(run: Run, exported: ExportedVariant, row: OutputAgreement, precision: str) -> None:
     came_as_onnx = run.model is None
-    whose = f"of {run.source.text}" if came_as_onnx else "of the module"
-    off = f"differs from that {whose} by {row.max_abs_error:.3g} (cosine {row.cosine:.6f})"
-    if row.not_finite:
-        off = f"has {row.not_finite} values that are NaN or infinite: something overflows"
+    whose = run.source.text if came_as_onnx else "the module"
     hint = f"try --precision float32; if that agrees, the model loses too much in {precision}"
     if came_as_onnx:
         hint = "--keep-float32 GLOB leaves nodes float32; --precision bfloat16 has float32's range"
     raise PatternBrokenError(
-        f"{exported.file}: output {row.output!r} {off}; {precision} allows {row.bound:.3g}",
+        f"{exported.file}: {disagreement(row, whose)}; {precision} allows {row.bound:.3g}",
         hint=hint,
+    )
+
+
+def disagreement(row: OutputAgreement, whose: str) -> str:
+    """How far an output is off: from that of the module, or of another file."""
+    if row.not_finite:
+        why = f"has {row.not_finite} values that are NaN or infinite: something overflows"
+        return f"output {row.output!r} {why}"
+    return (
+        f"output {row.output!r} differs from that of {whose} by {row.max_abs_error:.3g} "
+        f"(cosine {row.cosine:.6f})"
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
-from twofour.pipeline.agreement import load_arrays
+from twofour.pipeline.agreement import disagreement, load_arrays
 from twofour.pipeline.context import Run
 from twofour.pipeline.sessions import Session
 from twofour.records import ExportedVariant, OtherSizes, SizeCheck
@@ -22,8 +22,7 @@ def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Ite
         if not checked.holds:
             words = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
             why = checked.error or next(
-                f"output {row.output!r} differs by {row.max_abs_error:.3g} (cosine "
-                f"{row.cosine:.6f}, {row.bound:.3g} is allowed)"
+                f"{disagreement(row, 'the module')}; {row.bound:.3g} is allowed"
                 for row in checked.agreement
                 if not row.within
             )
