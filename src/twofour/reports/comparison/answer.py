@@ -15,7 +15,12 @@ from twofour.reports.comparison.parts import (
     same_engine,
     settings_of,
 )
-from twofour.reports.comparison.verdict_words import NOT_TOLD, noise_words, own_noise, why_not_told
+from twofour.reports.comparison.verdict_words import (
+    NO_DIFFERENCE_WORDS,
+    noise_words,
+    own_noise,
+    why_no_difference,
+)
 from twofour.reports.words import count, printable
 
 _Pair = tuple[str, str, str]
@@ -31,7 +36,11 @@ def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     """
     pairs = _pairs(comparison)
     said = {(r.variant, r.baseline) for ratios in pairs.values() for r in ratios}
-    lines = (*_told(comparison, pairs), *_alike(comparison, pairs), *_fastest(comparison, said))
+    lines = (
+        *_differing_pairs(comparison, pairs),
+        *_alike(comparison, pairs),
+        *_fastest(comparison, said),
+    )
     partial = comparison.partial
     first, *others = lines or (_nothing(comparison),)
     return (
@@ -52,7 +61,9 @@ def _pairs(comparison: LatencyComparison) -> dict[_Pair, list[LatencyRatio]]:
     return pairs
 
 
-def _told(comparison: LatencyComparison, pairs: dict[_Pair, list[LatencyRatio]]) -> tuple[str, ...]:
+def _differing_pairs(
+    comparison: LatencyComparison, pairs: dict[_Pair, list[LatencyRatio]]
+) -> tuple[str, ...]:
     """Pairs with a difference at some batch, or with several reasons why there is none."""
     sweep = len(batches(comparison)) > 1
     return tuple(
@@ -77,7 +88,7 @@ def _sentence(
 
 
 def _found(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
-    why_not = why_not_told(comparison, ratio)
+    why_not = why_no_difference(comparison, ratio)
     if why_not is not None:
         return why_not
     if own_noise(comparison, ratio) is None:
@@ -87,7 +98,7 @@ def _found(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
 
 def _one_reason(comparison: LatencyComparison, ratios: Sequence[LatencyRatio]) -> str | None:
     """Why no batch tells the two apart, where it is the same at all."""
-    reasons = {why_not_told(comparison, r) for r in ratios}
+    reasons = {why_no_difference(comparison, r) for r in ratios}
     return reasons.pop() if len(reasons) == 1 else None
 
 
@@ -99,7 +110,7 @@ def _alike(
     for (variant, baseline, engine), ratios in pairs.items():
         reason = _one_reason(comparison, ratios)
         if reason is not None:
-            said = NOT_TOLD[reason].format(variant, baseline)
+            said = NO_DIFFERENCE_WORDS[reason].format(variant, baseline)
             engines.setdefault(said, []).append(f"{engine} ({noise_words(comparison, ratios)})")
     return tuple(printable(f"{said} in {', '.join(found)}") for said, found in engines.items())
 
@@ -136,7 +147,7 @@ def _none(comparison: LatencyComparison, ratios: Sequence[LatencyRatio], at: str
     others = count(len(ratios), "variant") + at
     undecided = [r for r in ratios if r.verdict is LatencyVerdict.UNDECIDED]
     if undecided:
-        why = why_not_told(comparison, undecided[0])
+        why = why_no_difference(comparison, undecided[0])
         return f"{why} whether any of {others} is faster than {comparison.baseline}"
     return f"none of {others} was seen to be faster than {comparison.baseline}"
 
@@ -158,7 +169,7 @@ def _single(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
     """Two variants that differ in more than sparsity, or in nothing that is known."""
     name, base = without_batch(ratio.variant), without_batch(ratio.baseline)
     at = "" if ratio.batch is None or len(comparison.ratios) == 1 else f" at batch {ratio.batch}"
-    why_not = why_not_told(comparison, ratio)
+    why_not = why_no_difference(comparison, ratio)
     if why_not is not None:
         return printable(f"{why_not}: {name} and {base}{at}")
     if own_noise(comparison, ratio) is None:

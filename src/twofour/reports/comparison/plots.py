@@ -117,10 +117,10 @@ def _strip(row: ComparedVariant, x: Scale, top: float) -> Iterator[str]:
         f'height="{_STRIP}"/><path class="median" d="M{x.at(1)} {top}v{_STRIP}"/>'
     )
     yield f'<path class="samples" d="{_dots(parts, x, top)}"/>'
-    yield from _said(row.median_ms, parts, x, middle)
+    yield from _figures(row.median_ms, parts, x, middle)
 
 
-def _said(median_ms: float, parts: Sequence[float], x: Scale, y: float) -> Iterator[str]:
+def _figures(median_ms: float, parts: Sequence[float], x: Scale, y: float) -> Iterator[str]:
     """The median and, in a second line, how many runs are slower than the axis shows."""
     median, above = f"{figure(median_ms)} ms", sum(part > x.high for part in parts)
     if not above:

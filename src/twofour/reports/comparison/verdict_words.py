@@ -12,20 +12,20 @@ from twofour.reports.comparison.noise import floor_at, own_floor
 NO_DIFFERENCE = LatencyVerdict.NO_DIFFERENCE.value
 TOO_NOISY, TOO_FEW = "too noisy to tell", "too few rounds to tell"
 TOO_BUSY, UNSTEADY = "machine too busy to tell", "too unsteady to tell"
-NOT_TOLD = {
+NO_DIFFERENCE_WORDS = {
     NO_DIFFERENCE: "no difference between {} and {}",
     TOO_NOISY: "too noisy to tell {} from {}",
     TOO_FEW: "too few rounds to tell {} from {}",
     TOO_BUSY: "machine too busy to tell {} from {}",
     UNSTEADY: "too unsteady to tell {} from {}",
 }
-"""Reason of `why_not_told` -> the sentence with both names."""
+"""Reason of `why_no_difference` -> the sentence with both names."""
 _TOO_NOISY = 0.1
 """Noise floor above which "no difference" would hide one that matters; a choice, not measured."""
 
 
-def why_not_told(comparison: LatencyComparison, ratio: LatencyRatio) -> str | None:
-    """A key of NOT_TOLD; None where the verdict is faster or slower."""
+def why_no_difference(comparison: LatencyComparison, ratio: LatencyRatio) -> str | None:
+    """A key of NO_DIFFERENCE_WORDS; None where the verdict is faster or slower."""
     if ratio.withheld is not None:
         return TOO_BUSY if ratio.withheld is Withheld.BUSY else UNSTEADY
     if ratio.verdict is LatencyVerdict.UNDECIDED:
