@@ -309,6 +309,56 @@ def test_each_kind_of_silence_has_its_own_remedy() -> None:
     assert remedy(build()).startswith("rebuild with a verbose log")
 
 
+CUT_LISTS = (
+    (eligible("b", count=9), chosen()),
+    (eligible("b || c", count=3), chosen()),
+    (eligible(count=2), chosen(count=0)),
+    (eligible("b", count=9), eligible("b", count=9), chosen("b")),
+    (eligible("b"), chosen("c")),
+    (eligible("b", foreign=True, count=5), chosen(foreign=True), eligible("c"), chosen()),
+)
+
+
+@pytest.mark.parametrize("lines", CUT_LISTS)
+def test_a_list_that_lacks_names_says_nothing_of_a_layer_it_leaves_out(
+    lines: tuple[str, ...],
+) -> None:
+    found = joined(report(big("a"), big("b"), big("c")), build=build(*lines))
+    a = found.verdicts[0]
+    assert (a.verdict, a.evidence, a.remedy is not None) == (ELIGIBLE, Evidence.PREDICTED, True)
+    assert codes(a) == ["QUALIFIES", "LOG_SILENT"]
+    assert found.totals is not None
+    assert found.totals.disagreements == ()
+    assert not any("NOT_LISTED" in codes(v) for v in found.verdicts)
+    assert check_gates(found, Gates(min_eligible=1.0)) == ()
+
+
+def test_a_list_that_is_cut_says_after_how_many_names() -> None:
+    found = joined(report(big("a"), big("b")), build=build(eligible("b", count=9), chosen()))
+    assert found.verdicts[0].reasons[-1].message == (
+        "the list of 9 eligible layers is cut after 1 name"
+    )
+    assert remedy(build(eligible("b", count=9), chosen())).startswith("give the whole log")
+
+
+def test_a_list_of_choices_that_lacks_names_leaves_the_other_choices_open() -> None:
+    log = build(eligible("a", "b", "c"), chosen("b", count=2))
+    found = joined(report(big("a"), big("b"), big("c")), build=log)
+    assert names(found) == [ELIGIBLE, CHOSEN, ELIGIBLE]
+    assert codes(found.verdicts[0]) == ["QUALIFIES", "LOG_SILENT"]
+    assert "cut after 1 name" in found.verdicts[0].reasons[-1].message
+    with pytest.raises(BadInputError, match="nothing says of 2 layers whether sparse"):
+        check_gates(found, Gates(min_chosen=0.5))
+
+
+def test_a_count_of_choices_is_held_against_the_count_of_a_cut_list() -> None:
+    chose = "(Sparsity) Chose {} layer(s) using sparse tactics"
+    for number, expected in ((1, ELIGIBLE), (9, CHOSEN)):
+        log = build(eligible("a", count=9), chose.format(number))
+        (found,) = joined(report(big("a")), build=log).verdicts
+        assert found.verdict is expected
+
+
 def test_printed_counts_without_names_are_told() -> None:
     counted = build(
         "(Sparsity) Found 2 layer(s) eligible to use sparse tactics",

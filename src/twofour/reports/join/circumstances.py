@@ -96,8 +96,15 @@ class Circumstances:
             if line.kind is kind
             and line.foreign_node is foreign
             and (line.names is not None or self.says_none(line))
-            and not (line.elided or line.uncertain or _undone(line))
+            and not (line.elided or line.uncertain or self.is_short(line) or _undone(line))
         )
+
+    def is_short(self, line: SparsityLine) -> bool:
+        """Whether names are missing behind its count, so that a layer it leaves out may be meant.
+
+        A name of Myelin's may stand for several layers of the model, which are counted one by one.
+        """
+        return line.names_missing > 0 and line.line not in self.seen.settled
 
     def says_none(self, line: SparsityLine) -> bool:
         """Whether a line without names counts 0, in a version whose counts can be believed."""
@@ -113,6 +120,8 @@ class Circumstances:
             return None
         eligible = mention.line
         counts = {len(eligible.names or ()), len(eligible.constituents or ())} - {0}
+        if eligible.elided or eligible.uncertain or self.is_short(eligible):
+            counts = {eligible.printed_count or 0} - {0}
         return next(
             (
                 line
@@ -125,6 +134,12 @@ class Circumstances:
             ),
             None,
         )
+
+
+def passes_of(sighting: Sighting) -> tuple[bool, ...]:
+    """Whether the layer is on the lists of Myelin; both where nothing shows where it runs."""
+    placed = sighting.tuned is not None or sighting.holders or sighting.region or sighting.among
+    return (in_myelin(sighting),) if placed else (False, True)
 
 
 def in_myelin(sighting: Sighting) -> bool:

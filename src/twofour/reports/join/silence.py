@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from twofour.log_records import Build, BuildOutcome, SparsityKind, SparsityLine
 from twofour.reports.context import BuildFacts
-from twofour.reports.join.circumstances import Circumstances, in_myelin, is_version_8
+from twofour.reports.join.circumstances import Circumstances, in_myelin, is_version_8, passes_of
 from twofour.reports.join.sightings import Sighting
 from twofour.reports.steps import ALLOW_SPARSE, NAME_KERNELS, VERBOSE_LOG, still_to_do
 from twofour.reports.words import count
@@ -53,9 +53,9 @@ def silence(circumstances: Circumstances, sighting: Sighting) -> Silence | None:
         own = circumstances.lists(SparsityKind.ELIGIBLE, foreign=True)
         # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
         lists = own if own or not is_version_8(build) else lists
-    cut = _cut(circumstances, foreign=foreign)
-    if cut is not None:
-        return cut
+    cut = (_cut(circumstances, foreign=part) for part in passes_of(sighting))
+    if (missing := next(filter(None, cut), None)) is not None:
+        return missing
     if not lists:
         where = (
             "for the Myelin region it lies in" if foreign else "for the layers outside of Myelin"
@@ -74,7 +74,10 @@ def silent_choice(circumstances: Circumstances) -> Silence:
         return Silence(why=why, remedy=_FINISH)
     if any(line.elided for line in lines):
         return Silence(why=why, remedy=_WHOLE)
-    if any(line.names is None and line.printed_count for line in lines):
+    short = next((line for line in lines if line.names and circumstances.is_short(line)), None)
+    if short is not None:
+        return Silence(why=f"{why}: {_short(short)}", remedy=_WHOLE)
+    if any(not line.names and line.printed_count for line in lines):
         most = max(line.printed_count or 0 for line in lines)
         remedy = _or_layers(circumstances.facts, _NAMES)
         return Silence(why=f"{why}: {count(most, 'layer')} without names", remedy=remedy)
@@ -88,21 +91,45 @@ def _cut(circumstances: Circumstances, *, foreign: bool) -> Silence | None:
     """What is missing in the lists of eligible layers of this kind of layers."""
     lines = [line for line in circumstances.lines if line.foreign_node is foreign]
     eligible = [line for line in lines if line.kind is SparsityKind.ELIGIBLE]
-    if any(line.names is None and line.printed_count != 0 for line in eligible):
+    if any(_is_nameless(line) for line in eligible):
         return Silence(why=_counts(lines), remedy=_or_layers(circumstances.facts, _NAMES))
     if any(line.elided for line in eligible):
         return Silence(why="the list of eligible layers is shortened", remedy=_WHOLE)
+    short = next((line for line in eligible if circumstances.is_short(line)), None)
+    if short is not None:
+        return Silence(why=_short(short), remedy=_WHOLE)
     if any(line.uncertain for line in eligible):
         why = "the list of eligible layers cannot be split"
         return Silence(why=why, remedy=_or_layers(circumstances.facts))
+    if (beyond := _chosen_alone(circumstances, foreign=foreign)) is not None:
+        why = f"the list of eligible layers is not whole: it lacks the chosen {beyond}"
+        return Silence(why=why, remedy=_WHOLE)
     return None
+
+
+def _chosen_alone(circumstances: Circumstances, *, foreign: bool) -> str | None:
+    """The first layer that is chosen and on no list of eligible ones, as every chosen one is."""
+    rows = (row for row in circumstances.seen.rows if row.eligible is None)
+    chosen = (row.chosen for row in rows if row.chosen is not None)
+    return next((found.name for found in chosen if found.line.foreign_node is foreign), None)
+
+
+def _is_nameless(line: SparsityLine) -> bool:
+    """Whether the names are missing behind a count, or behind the words alone."""
+    only_words = line.names is None and line.printed_count is None
+    return not line.names and (line.names_missing > 0 or only_words)
+
+
+def _short(line: SparsityLine) -> str:
+    names = count(len(line.names or ()), "name")
+    return f"the list of {line.printed_count:,} {line.kind.value} layers is cut after {names}"
 
 
 def _counts(lines: list[SparsityLine]) -> str:
     """The largest count of each kind: passes repeat, so they are not to be added up."""
     printed: dict[SparsityKind, int] = {}
     for line in lines:
-        if line.names is None and line.printed_count is not None:
+        if not line.names and line.printed_count is not None:
             printed[line.kind] = max(printed.get(line.kind, 0), line.printed_count)
     if not printed:
         return "the log has no names behind its (Sparsity) lines"
