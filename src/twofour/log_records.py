@@ -412,6 +412,12 @@ class Build:
     dropped: int = 0
     """Facts that were read and not kept, to bound memory."""
 
+    @property
+    def made_no_engine(self) -> bool:
+        """Whether the build itself failed: a run may also fail after it, with a whole engine."""
+        made = self.engine_loaded or self.build_s is not None or bool(self.engine_layers)
+        return self.outcome is BuildOutcome.FAILED and not made
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFile:

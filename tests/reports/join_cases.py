@@ -33,7 +33,11 @@ def chain(*named: tuple[str, str]) -> tuple[GraphNode, ...]:
 
 
 def build(
-    *messages: str, flag: str = "Enabled", version: str = "v101601", options: str = "--verbose"
+    *messages: str,
+    flag: str = "Enabled",
+    version: str = "v101601",
+    options: str = "--verbose",
+    ends: str = "PASSED",
 ) -> Build:
     """The build of a trtexec log with these messages of the library, numbered from line 3."""
     command = f"trtexec --onnx=m.onnx {options}"
@@ -45,7 +49,7 @@ def build(
                 text if text.startswith("Layer(") else f"[07/07/2026-02:11:09] [V] [TRT] {text}"
                 for text in messages
             ),
-            f"&&&& PASSED TensorRT.trtexec [TensorRT {version}] # {command}",
+            f"&&&& {ends} TensorRT.trtexec [TensorRT {version}] # {command}",
         ],
         name="build.log",
     )

@@ -22,12 +22,15 @@ from join_cases import (
 from report_cases import check, codes, conv, gpu, matmul, report
 
 from twofour.errors import BadInputError
-from twofour.log_records import BuildOutcome
+from twofour.log_records import BuildOutcome, SparsityFlag
 from twofour.records import EligibilityReport, Evidence, Verdict, VerdictName, Weight
+from twofour.reports.join.build_choice import choose_build
+from twofour.reports.join.build_facts import build_facts
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.from_log import report_from_engine, report_from_log
 from twofour.reports.join.gates import Gates, check_gates
 from twofour.reports.join.joined import join_report
+from twofour.reports.log_answer import answer
 from twofour.reports.summary import advice_lines, title_line, totals
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
@@ -307,6 +310,30 @@ def test_each_kind_of_silence_has_its_own_remedy() -> None:
     one_of_two = build(eligible("a", "b"), "(Sparsity) Chose 1 layer(s) using sparse tactics")
     assert remedy(one_of_two).startswith("give the whole log with the names behind the counts")
     assert remedy(build()).startswith("rebuild with a verbose log")
+
+
+@pytest.mark.parametrize(
+    "made", ["Engine generation completed in 8.4 seconds.", "Engine built in 9.2 sec."]
+)
+def test_a_run_that_fails_after_the_build_leaves_the_lists_as_evidence(made: str) -> None:
+    log = build(eligible("a", "b"), chosen("a"), made, ends="FAILED")
+    assert log.outcome is BuildOutcome.FAILED
+    found = joined(report(big("a"), big("b")), build=log)
+    assert names(found) == [CHOSEN, ELIGIBLE]
+    assert found.not_evidence is None
+    assert check_gates(found, Gates(min_chosen=0.5)) == ()
+    assert answer(log) == "1 layer runs sparse"
+    assert build_facts(log, None).built
+    none = replace(log, build_s=None)
+    assert choose_build((log, none), (), SparsityFlag.ENABLED).build is log
+
+
+def test_a_build_that_fails_is_no_evidence_for_log_and_report_alike() -> None:
+    log = build(eligible("a"), chosen("a"), ends="FAILED")
+    found = joined(report(big("a")), build=log)
+    assert found.engine == "no engine: the build failed"
+    assert answer(log) == "the build failed"
+    assert not build_facts(log, None).built
 
 
 CUT_LISTS = (

@@ -50,7 +50,7 @@ def answer(build: Build) -> str:
             f"{run}, on weights that --sparsity=force overwrote: this says nothing of the model; "
             "prune it and rebuild with --sparsity=enable"
         )
-    if build.outcome is BuildOutcome.FAILED and build.build_s is None:
+    if build.made_no_engine:
         errors = telling_errors(build.errors)
         return "the build failed" + (f": {errors[0].text}" if errors else "")
     if running:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from twofour.log_records import Build, BuildOutcome, SparsityFlag
+from twofour.log_records import Build, SparsityFlag
 from twofour.records import EligibilityReport, Evidence, Reason, ReasonCode, Verdict, VerdictName
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.sightings import DENSE_LOG, LAYER_INFORMATION, LOG, Sightings, Source
@@ -29,8 +29,7 @@ class NoEvidence:
 
 def no_evidence(build: Build | None, seen: Sightings) -> NoEvidence | None:
     """A failed build, or names of which none is a layer of the model; None: it does count."""
-    # a loaded engine that did not run is an engine all the same
-    if build is not None and build.outcome is BuildOutcome.FAILED and not build.engine_loaded:
+    if build is not None and build.made_no_engine:
         return _failed(build)
     named = [s for s in _own(seen) if s.names]
     if seen.rows and named and all(s.is_strange for s in named):

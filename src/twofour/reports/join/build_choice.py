@@ -42,9 +42,10 @@ def choose_build(
         (
             fits,
             build.sparsity is wanted,
-            build.outcome is not BuildOutcome.FAILED,
+            not build.made_no_engine,
             build.outcome is not BuildOutcome.LOADED,
             bool(build.sparsity_lines),
+            build.outcome is not BuildOutcome.FAILED,
             at,
         )
         for at, (build, fits) in enumerate(zip(builds, fitting, strict=True))

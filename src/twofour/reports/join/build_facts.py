@@ -32,7 +32,7 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
     # options and flags of a run that loads an engine are defaults that nothing was built with
     was_built = build.outcome is not BuildOutcome.LOADED and not build.engine_loaded
     return BuildFacts(
-        built=build.outcome in (BuildOutcome.BUILT, BuildOutcome.LOADED),
+        built=build.outcome is not BuildOutcome.UNFINISHED and not build.made_no_engine,
         tensorrt_version=build.tensorrt_version,
         compute_capability=build.compute_capability,
         types=_types(build if was_built else None, layers or ()),

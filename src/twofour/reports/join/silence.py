@@ -157,7 +157,7 @@ def _silent_log(build: Build, facts: BuildFacts) -> Silence:
     if build.outcome is BuildOutcome.UNFINISHED:
         why = "the log ends before the build does, without a word about sparsity"
         return Silence(why=why, remedy=_FINISH)
-    if build.outcome is BuildOutcome.FAILED and build.build_s is None:
+    if build.made_no_engine:
         why = "the build failed before it said anything about sparsity"
         return Silence(why=why, remedy=to_hear(facts))
     return Silence(why=_no_line(facts), remedy=to_hear(facts))
