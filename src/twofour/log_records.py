@@ -90,7 +90,9 @@ class SparsityLine:
     constituents: tuple[str, ...] | None = None
     """The entries with every `A || B` taken apart."""
     elided: bool = False
-    """The list was shortened by hand (`....`): there are more names."""
+    """The list was shortened by hand (`....`) or ends inside a name: there are more names."""
+    missing: int = 0
+    """How many layers more the line counts than its names stand for, fusions taken apart."""
     uncertain: bool = False
     """The list cannot be split with certainty: a name holds the separator or an odd bracket."""
     discarded: bool = False

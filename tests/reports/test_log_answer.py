@@ -130,3 +130,71 @@ def test_the_answers_of_several_builds_stand_together_at_the_end() -> None:
     lines = [PYTHON + message for message in (f"{NONE} a", DONE)] * 2
     shown = plain_text(log_view(BuildLog(files=(), builds=parse_lines(lines)))).splitlines()
     assert [line.split(":")[0] for line in shown[-2:]] == ["answer to build 1", "answer to build 2"]
+
+
+COUNTED = "(Sparsity) Found 39 layer(s) eligible to use sparse tactics"
+CHOSE = "(Sparsity) Chose 16 layer(s) using sparse tactics"
+BY_COUNT = (
+    "16 layers run sparse by the builder's count (39 eligible): their names are not in the log"
+)
+
+
+@pytest.mark.parametrize(
+    "rest", ["", ":", ": ", ": <snip>", ": <list omitted>", ": [names elided]"]
+)
+def test_counts_without_names_are_never_taken_for_lists_of_nothing(rest: str) -> None:
+    assert verbose(COUNTED + rest, CHOSE + rest).startswith(BY_COUNT)
+    assert verbose(COUNTED + rest, NONE).startswith("39 layers are eligible by the builder's count")
+    foreign = FOUND.replace("2", "0").removesuffix(" a, b")
+    assert verbose(f" (foreignNode) {foreign}", COUNTED + rest, NONE).startswith("39 layers are")
+
+
+def test_a_list_with_fewer_names_than_its_count_says_at_least() -> None:
+    said = verbose(f"{COUNTED}: a || b, c", f"{CHOSE}: a || b")
+    assert said == "at least 1 layer runs sparse"
+    (build,) = parse_lines([PYTHON + f"{COUNTED}: a || b, c"])
+    (line,) = build.sparsity_lines
+    assert (line.missing, line.elided, line.constituents) == (36, False, ("a", "b", "c"))
+    whole = verbose("(Sparsity) Found 3 layer(s) eligible to use sparse tactics: a || b, c", NONE)
+    assert whole.startswith("2 layers are eligible, none runs sparse")
+    eligible = verbose(f"{COUNTED}: a, b", NONE)
+    assert eligible.startswith("at least 2 layers are eligible, none runs sparse")
+
+
+def test_a_list_that_ends_inside_a_name_says_at_least() -> None:
+    found = "(Sparsity) Found 5 layer(s) eligible to use sparse tactics: a, b, PWN(PWN(c), d), e, f"
+    cut = verbose(found, "(Sparsity) Chose 0 layer(s) using sparse tactics: a, PWN(PWN(c")
+    assert cut == "at least 1 layer runs sparse"
+    old = "(Sparsity) TRT inference plan picked sparse implementation for layers: a, PWN(PWN(c"
+    assert verbose(found, old) == "at least 2 layers run sparse"
+    both = (f"{COUNTED}: a, PWN(PWN(b", f"{NONE} a, c")
+    assert verbose(*both) == "at least 2 layers run sparse"
+
+
+def test_a_log_cut_before_the_list_of_the_whole_network_says_at_least() -> None:
+    foreign = (
+        " (foreignNode) (Sparsity) Found 1 layer(s) eligible to use sparse tactics: a",
+        " (foreignNode) (Sparsity) Chose 1 layer(s) using sparse tactics: a",
+    )
+    whole = "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: b, c"
+    assert answer_to(*(PYTHON + m for m in (*foreign, whole))) == "at least 1 layer runs sparse"
+    done = (*foreign, whole, "(Sparsity) Chose 0 layer(s) using sparse tactics:")
+    assert answer_to(*(PYTHON + m for m in done)) == "1 layer runs sparse"
+    none = foreign[1].replace("1", "0").removesuffix(" a")
+    said = answer_to(*(PYTHON + m for m in (foreign[0], none, whole)))
+    assert said == "3 layers are eligible; the log does not say which were chosen"
+
+
+def test_a_name_outside_the_eligible_list_on_a_line_that_counts_none_is_no_answer() -> None:
+    assert verbose(FOUND, f"{NONE}Engine saved to model.plan").startswith("2 layers are eligible")
+    assert verbose(FOUND, f"{NONE} a, stray") == "1 layer runs sparse"
+    assert verbose(FOUND, f"{NONE.replace('0', '1')} z") == "1 layer runs sparse"
+    assert verbose(f"{COUNTED}: a", f"{NONE} z") == "at least 1 layer runs sparse"
+
+
+def test_eleven_layers_run_and_one_layer_runs() -> None:
+    names = ", ".join("abcdefghijk")
+    found = f"(Sparsity) Found 11 layer(s) eligible to use sparse tactics: {names}"
+    assert verbose(found, f"(Sparsity) Chose 11 layer(s) using sparse tactics: {names}") == (
+        "11 layers run sparse"
+    )

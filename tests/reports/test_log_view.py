@@ -65,3 +65,17 @@ def test_a_file_of_many_builds_shows_fewer_rows_of_each() -> None:
     assert not any("more layers" in line for line in view(*pair))
     many = view(*pair * 100)
     assert many.count("30 more layers: see --json") == 100
+
+
+def test_types_that_the_command_asked_for_are_not_said_to_be_of_kernels() -> None:
+    banner = "&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx --fp16"
+    assert "precision not stated, FP16 by the command" in "\n".join(view(banner))
+    best = "\n".join(view(banner.replace("--fp16", "--best")))
+    assert "precision not stated, FP16+INT8 by the command" in best
+
+
+def test_a_run_that_loads_an_engine_and_passes_built_none() -> None:
+    run = "TensorRT.trtexec [TensorRT v8503] # trtexec --loadEngine=main.plan --verbose"
+    lines = view(f"&&&& RUNNING {run}", "[07/07/2026-06:14:38] [I] Sparsity: Disabled",
+                 f"&&&& PASSED {run}")  # fmt: skip
+    assert "an engine or a model is loaded or inspected, none built" in "\n".join(lines)

@@ -60,20 +60,55 @@ def answer(build: Build) -> str:
 
 def layers_running_sparse(build: Build) -> str | None:
     """`8 layers run`, by the list of choices or the kernels in the engine; None for none."""
-    chosen = len(build.chosen or ())
+    chosen = len(_believed(build, SparsityKind.CHOSEN))
     kernels = sum(1 for layer in build.engine_layers or () if layer.sparse)
     if not chosen and not kernels:
         return None
     listed = counted_layers(build, SparsityKind.CHOSEN)
     found = listed if chosen >= kernels else count(kernels, "layer")
-    return f"{found} {'runs' if found.endswith('1 layer') else 'run'}"
+    return f"{found} {'runs' if found.split()[-2] == '1' else 'run'}"
 
 
 def counted_layers(build: Build, kind: SparsityKind) -> str:
-    """`8 layers`; "at least" where a list was shortened by hand or cut."""
-    names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
-    shortened = any(line.elided for line in build.sparsity_lines if line.kind is kind)
-    return ("at least " if shortened else "") + count(len(names or ()), "layer")
+    """`8 layers`; "at least" where names are missing (cut, or fewer than counted)."""
+    names = _believed(build, kind)
+    return ("at least " if lacks_names(build, kind) else "") + count(len(names), "layer")
+
+
+def _believed(build: Build, kind: SparsityKind) -> tuple[str, ...]:
+    """The names of a list, without what was appended to a line that counts none.
+
+    TensorRT 10.3 counts 0 choices and names layers that are eligible: any other name beside a 0
+    is no layer, where the list of eligible ones is whole.
+    """
+    if kind is SparsityKind.ELIGIBLE or build.eligible is None:
+        return (build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen) or ()
+    if lacks_names(build, SparsityKind.ELIGIBLE):
+        return build.chosen or ()
+    sure = set(build.eligible)
+    for line in build.sparsity_lines:
+        if line.kind is SparsityKind.ELIGIBLE or line.printed_count != 0:
+            sure.update(line.names or (), line.constituents or ())
+    names = build.chosen or ()
+    return tuple(n for n in names if n in sure or sure.issuperset(n.split(" || ")))
+
+
+def lacks_names(build: Build, kind: SparsityKind) -> bool:
+    """Whether layers may be in the builder's list that the record does not name."""
+    lines = [line for line in build.sparsity_lines if line.kind is kind and not line.discarded]
+    if any(line.elided or line.missing for line in lines):
+        return True
+    unchecked = any(line.names and not line.printed_count for line in lines)
+    if kind is SparsityKind.CHOSEN and unchecked and lacks_names(build, SparsityKind.ELIGIBLE):
+        return True  # what cut the one list may have cut the other, and no count tells
+    whole = any(not line.foreign_node for line in lines)
+    return bool(lines) and not whole and build.outcome is BuildOutcome.UNFINISHED
+
+
+def _printed(build: Build, kind: SparsityKind) -> int:
+    """The largest count a list without all its names gives; 0 for none. Passes repeat them."""
+    lines = (line for line in build.sparsity_lines if line.kind is kind and not line.discarded)
+    return max((line.printed_count or 0 for line in lines if line.missing), default=0)
 
 
 def _of_loaded(build: Build) -> str:
@@ -89,13 +124,31 @@ def _of_dense(build: Build) -> str:
     if build.sparsity is SparsityFlag.DISABLED and not build.sparsity_lines:
         return f"sparsity was off: rebuild with {_allow(build)}"
     sparse = [layer for layer in build.layers if layer.best_sparse_ms is not None]
+    counted = _by_counts(build)
+    if counted is not None:
+        return counted
     if build.eligible is None and sparse:
         return f"{_slower(sparse)}; the log has no list of the layers that were chosen"
-    if build.eligible is None:
+    if build.eligible is None or (not build.eligible and lacks_names(build, SparsityKind.ELIGIBLE)):
         return _of_silent(build)
     if not build.eligible:
         return _NO_PATTERN
     return _of_eligible(build)
+
+
+def _by_counts(build: Build) -> str | None:
+    """The answer of a log that counts layers it does not name."""
+    eligible, chosen = (_printed(build, kind) for kind in SparsityKind)
+    if chosen:
+        many = count(chosen, "layer")
+        ran = f"{many} {'runs' if chosen == 1 else 'run'} sparse by the builder's count"
+        of = f" ({eligible} eligible)" if eligible else ""
+        return f"{ran}{of}: their names are not in the log, whole lines tell which layers"
+    if eligible and not build.eligible:
+        many = f"{count(eligible, 'layer')} {'is' if eligible == 1 else 'are'} eligible"
+        which = "their names are not in the log, whole lines tell which layers"
+        return f"{many} by the builder's count: {which} and whether any runs sparse"
+    return None
 
 
 def _of_silent(build: Build) -> str:
@@ -121,8 +174,8 @@ def _of_silent(build: Build) -> str:
 
 def _of_eligible(build: Build) -> str:
     number = counted_layers(build, SparsityKind.ELIGIBLE)
-    eligible = f"{number} {'is' if number.endswith('1 layer') else 'are'} eligible"
-    if build.chosen is None:
+    eligible = f"{number} {'is' if number.split()[-2] == '1' else 'are'} eligible"
+    if build.chosen is None or lacks_names(build, SparsityKind.CHOSEN):
         return f"{eligible}; the log does not say which were chosen"
     none = f"{eligible}, none runs sparse"
     if build_facts(build, build.engine_layers).types == frozenset():

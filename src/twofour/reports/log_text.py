@@ -16,7 +16,7 @@ from twofour.log_records import (
     SparsityKind,
     TunedLayer,
 )
-from twofour.reports.join.build_facts import build_facts
+from twofour.reports.join.build_facts import build_facts, types_of_command
 from twofour.reports.log_answer import answer, counted_layers
 from twofour.reports.telling_errors import telling_errors
 from twofour.reports.words import count, printable
@@ -96,11 +96,12 @@ def _outcome(build: Build) -> str:
 
 
 def _by_kernels(build: Build) -> str:
-    """The types of a build that states none, as the names of its kernels show them."""
+    """The types of a build that states none, as its command or the names of its kernels show."""
     types = build_facts(build, build.engine_layers).types
     if types is None:
         return "not stated"
-    return f"not stated, {'+'.join(sorted(types)) or 'FP32'} by the names of kernels"
+    source = "the names of kernels" if not types_of_command(build) else "the command"
+    return f"not stated, {'+'.join(sorted(types)) or 'FP32'} by {source}"
 
 
 def _listed(build: Build, kind: SparsityKind) -> str:

@@ -10,9 +10,14 @@ from functools import lru_cache
 _SEPARATOR = ", "
 _BRACKET_OR_SEPARATOR = re.compile(r"[(\[{]|[)\]}]|, ")
 _MORE = r"(?:and |\+ ?)?\d{1,6} (?:more|others)(?: layers?| names)?"
-_DOTS_OR_WORD = r"\.{2,}|\N{HORIZONTAL ELLIPSIS}|snip(?:ped)?|truncated|omitted|cut"
+_DOTS_OR_WORD = (
+    r"\.{2,}|\N{HORIZONTAL ELLIPSIS}"
+    r"|(?i:snip(?:ped)?|truncated|omitted|elided|shortened|removed|left out|redacted|cut)"
+)
 _DOTS = re.compile(
     rf"(?:^|(?<=[ ,]))[\[(<](?:{_DOTS_OR_WORD}|{_MORE})[^\])>]{{0,40}}[\])>]$"
+    rf"|(?:^|(?<=[ ,]))[\[(<](?:\w{{1,20}} ){{1,5}}(?:{_DOTS_OR_WORD})[^\])>]{{0,40}}[\])>]$"
+    r"|(?:^|(?<=, ))<[^<>]{1,60}>$"
     rf"|(?:^|(?<= )){_MORE}$"
     rf"|(?:\.{{3,}}|\N{{HORIZONTAL ELLIPSIS}})\s*(?:more|{_MORE}|[\[(<][^\])>]{{1,40}}[\])>])?$"
 )

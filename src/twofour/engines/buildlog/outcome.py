@@ -44,7 +44,7 @@ def outcome(build: OpenBuild) -> BuildOutcome:
         return BuildOutcome.LOADED
     if build.failed:
         return BuildOutcome.FAILED
-    if build.loaded or _only_shows(build):
+    if build.loaded or _only_shows(build) or (build.passed and engine_loaded(build)):
         return BuildOutcome.LOADED
     return BuildOutcome.BUILT if build.passed else BuildOutcome.UNFINISHED
 

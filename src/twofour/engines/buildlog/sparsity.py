@@ -107,20 +107,32 @@ def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:
         names, elided, uncertain = splitter.split(raw.names, raw.printed)
     elif raw.printed == 0 and raw.kind is SparsityKind.ELIGIBLE:
         names = ()  # TensorRT 10.3 counts 0 choices whatever it chose: there names are proof alone
+    if names == () and (raw.printed or elided):
+        names = None  # `grep -o` and authors leave nothing behind the colon
     profiles = tuple(map(profile_of, names or ()))
     names = None if names is None else tuple(map(without_profile, names))
+    parts = None if names is None else constituents(names)
+    missing = max(0, (raw.printed or 0) - len(parts or ()))
+    ends_inside = uncertain and _ends_inside_a_name(raw.names or "", splitter)
     return SparsityLine(
         line=raw.line,
         kind=raw.kind,
         foreign_node=raw.foreign,
         printed_count=raw.printed,
         names=names,
-        constituents=None if names is None else constituents(names),
-        elided=elided,
+        constituents=parts,
+        elided=elided or (ends_inside and (missing > 0 or not raw.printed)),
+        missing=missing,
         uncertain=uncertain,
         discarded=raw.discarded,
         profiles=profiles if any(profiles) else (),
     )
+
+
+def _ends_inside_a_name(names: str, splitter: NameSplitter) -> bool:
+    """Whether the last name's brackets are open, in a list that no longer layer's name ends."""
+    last = names.rpartition(", ")[2].strip()
+    return names.count("(") > names.count(")") and not splitter.knows(last)
 
 
 def union(lines: Iterable[SparsityLine], kind: SparsityKind) -> tuple[str, ...] | None:
@@ -138,16 +150,27 @@ def union(lines: Iterable[SparsityLine], kind: SparsityKind) -> tuple[str, ...] 
     return tuple(dict.fromkeys(name for names in lists for name in names)) if lists else None
 
 
+def _whole_list(lines: tuple[SparsityLine, ...]) -> set[str] | None:
+    """Every eligible layer, alone and in its fusion; None where some may be missing."""
+    eligible = union(lines, SparsityKind.ELIGIBLE)
+    if eligible is None or not all(map(_is_whole, lines)):
+        return None
+    return {*eligible, *constituents(eligible)}
+
+
+def _within(name: str, known: set[str]) -> bool:
+    return name in known or known.issuperset(constituents([name]))
+
+
 def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[Contradiction]:
     """Counts that fit no list, chosen layers that are not eligible, lines in a dense build."""
     found = [c for line in lines for c in _count_against_names(line)]
-    eligible, chosen = (union(lines, kind) for kind in SparsityKind)
-    if eligible is not None and all(_is_whole(line) for line in lines):
-        known = {*eligible, *constituents(eligible)}
+    known = _whole_list(lines)
+    if known is not None:
         found += [
             Contradiction(line=None, message=f"chosen but not listed as eligible: {name}")
-            for name in chosen or ()
-            if name not in known and not known.issuperset(constituents([name]))
+            for name in union(lines, SparsityKind.CHOSEN) or ()
+            if not _within(name, known)
         ]
     if lines and flag is SparsityFlag.DISABLED:
         message = "the options say that sparsity is disabled, and the builder lists sparse layers"
@@ -157,8 +180,10 @@ def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[
 
 def _is_whole(line: SparsityLine) -> bool:
     """Whether nothing of an eligible line's names can be missing from the record."""
-    listed = line.names is not None or not line.printed_count or line.kind is SparsityKind.CHOSEN
-    return listed and not line.elided and not line.uncertain
+    if line.kind is SparsityKind.CHOSEN:
+        return not line.elided and not line.uncertain
+    listed = line.names is not None or line.printed_count == 0
+    return listed and not (line.elided or line.uncertain or line.missing)
 
 
 def _count_against_names(line: SparsityLine) -> list[Contradiction]:

@@ -48,13 +48,17 @@ def _types(build: Build | None, layers: Iterable[EngineLayer]) -> frozenset[str]
     """As the log states them or the command asked for them; else as the kernels' names show."""
     if build is None:
         return _types_of_kernels(_kernels(None, layers))
-    asked = {option.upper() for option in _TYPE_OPTION.findall(build.command or "")}
-    if "BEST" in asked:
-        asked = (asked - {"BEST"}) | _BEST
+    asked = types_of_command(build)
     stated = set(_TYPE.findall(build.precision or ""))
     if asked or stated or build.precision is not None:
         return frozenset(asked | stated)
     return _types_of_kernels(_kernels(build, layers))
+
+
+def types_of_command(build: Build) -> frozenset[str]:
+    """The types beside FP32 that options of the command line allow."""
+    asked = frozenset(option.upper() for option in _TYPE_OPTION.findall(build.command or ""))
+    return (asked - {"BEST"}) | _BEST if "BEST" in asked else asked
 
 
 def _kernels(build: Build | None, layers: Iterable[EngineLayer]) -> Iterator[str]:
