@@ -284,7 +284,10 @@ def test_the_summary_and_the_shares_of_a_build_without_sparse_weights_agree() ->
     assert rows["cannot run sparse"] == ("2 layers", "GROUPED_CONV 1, PATTERN_BROKEN 1")
     assert rows["not known"] == ("1 layer", "SPARSITY_OFF 1")
     assert advice_lines(found)[0] == (
-        "change first: build with sparse weights allowed (1 layer, 50.0 % of the weights)"
+        "change first: build with sparse weights allowed (2 layers, 99.9 % of the weights)"
+    )
+    assert advice_lines(found)[1] == (
+        "then (2): prune 2:4 along the input channels (1 layer, 50.0 % of the weights)"
     )
 
 

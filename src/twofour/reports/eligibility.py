@@ -81,20 +81,10 @@ def summarize(
     )
 
 
-def count_weights(verdicts: Sequence[Verdict]) -> int:
+def count_weights(verdicts: Iterable[Verdict]) -> int:
     """Elements of the stored arrays, each array once; a computed weight has none."""
     stored = {v.weight: prod(v.shape) for v in verdicts if v.weight is not None}
     return sum(stored.values())
-
-
-def count_weights_once(groups: Iterable[Sequence[Verdict]]) -> tuple[int, ...]:
-    """`count_weights` of each group; an array that several share counts in the first of them."""
-    counted: set[str] = set()
-    found = []
-    for group in groups:
-        found.append(count_weights([v for v in group if v.weight not in counted]))
-        counted.update(v.weight for v in group if v.weight is not None)
-    return tuple(found)
 
 
 def _judge(weight: Weight, checks: Checks, context: ReportContext) -> Verdict:

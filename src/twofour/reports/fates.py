@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from twofour.records import ReasonCode, Verdict, VerdictName
-from twofour.reports.eligibility import count_weights_once
+from twofour.reports.eligibility import count_weights
 from twofour.reports.uncovered import NOT_COVERED
 
 
@@ -64,7 +64,18 @@ def by_fate(verdicts: Sequence[Verdict]) -> dict[Fate, list[Verdict]]:
     return found
 
 
+def counted_once(verdicts: Sequence[Verdict]) -> Callable[[Verdict], bool]:
+    """Whether the weights of a layer count under its own fate, not under a better one.
+
+    An array that several layers share counts once, under the best that becomes of it.
+    """
+    best: dict[str, Fate] = {}
+    for fate, layers in by_fate(verdicts).items():
+        best = {v.weight: fate for v in layers if v.weight is not None} | best
+    return lambda v: v.weight is None or best[v.weight] is fate_of(v)
+
+
 def weights_by_fate(verdicts: Sequence[Verdict]) -> dict[Fate, int]:
-    """Weights of each fate; an array that several layers share counts once, under the best."""
-    layers = by_fate(verdicts)
-    return dict(zip(layers, count_weights_once(layers.values()), strict=True))
+    """Weights of each fate, as `counted_once` counts them."""
+    of = counted_once(verdicts)
+    return {fate: count_weights(filter(of, found)) for fate, found in by_fate(verdicts).items()}

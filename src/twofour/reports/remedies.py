@@ -24,6 +24,7 @@ from twofour.reports.steps import (
 GEMM_TILE = 64
 """Channels that fill a tile of a tensor-core kernel (the k of cuSPARSELt's own samples)."""
 NO_PLUGIN = "build without the plugin that takes this layer"
+OWN_COPY = "give it its own copy of the weight"
 _TOO_NARROW = "leave it dense: too few input channels to gain"
 
 
@@ -44,9 +45,22 @@ def remedy(case: Case, found: tuple[Finding, ...]) -> str | None:
     return "; ".join(dict.fromkeys(text for text in said if text)) or None
 
 
-def headline(code: ReasonCode) -> str | None:
-    """The remedy for many layers at once; None where leaving the layers dense is the remedy."""
-    return _HEADLINES.get(code)
+def leaves_dense(remedy: str) -> bool:
+    """Whether the layer is to stay as it is: nothing that can be changed makes it run sparse."""
+    return remedy.startswith(_LEAVES_DENSE)
+
+
+def changes(remedy: str) -> tuple[str, ...]:
+    """What a row's remedy asks to change, without the figures of the layer.
+
+    () where it leaves the layer dense, or asks only to build, to time or to look.
+    """
+    found: dict[str, None] = {}
+    for part in remedy.split("; "):
+        if part.startswith((*_LEAVES_DENSE, BUILD_AND_READ.text)):
+            break  # what follows is for those who want to do more all the same
+        found |= {said: None for start, said in _CHANGES.items() if part.startswith(start)}
+    return tuple(found)
 
 
 def _prune(case: Case) -> str:
@@ -125,10 +139,9 @@ def _zero_point(_: Case) -> str:
 
 
 def _untie(case: Case) -> str:
-    own = f"give {case.weight.layer} a copy of the weight for itself"
     if not case.weight.looked_up_by:
-        return own
-    return f"{own}, or prune the embedding too: --include {case.weight.layer}"
+        return OWN_COPY
+    return f"{OWN_COPY}, or prune the embedding too: --include {case.weight.layer}"
 
 
 def _include(_: Case) -> str:
@@ -172,20 +185,35 @@ _REMEDIES: dict[ReasonCode, Callable[[Case], str]] = {
     ReasonCode.IN_PLUGIN: _no_plugin,
     ReasonCode.SPARSITY_OFF: _build_step(ALLOW_SPARSE),
 }
-_HEADLINES: dict[ReasonCode, str] = {
-    ReasonCode.GPU_HAS_NO_SPARSE: "use a GPU of compute capability 8.0 or later",
-    ReasonCode.DTYPE: "use float16 (--precision float16)",
-    ReasonCode.PATTERN_BROKEN: "prune 2:4 along the input channels",
-    ReasonCode.WRONG_AXIS: "prune along the input channels instead",
-    ReasonCode.EXCLUDED: "change --include/--exclude",
-    ReasonCode.NOT_A_LAYER: "prune the ONNX file itself, which has every weight",
-    ReasonCode.SHARED_WEIGHT: "give tied layers weights of their own, or --include them",
-    ReasonCode.INT8_OUTPUT_NOT_QUANTIZED: "quantise the outputs of these layers",
-    ReasonCode.ZERO_POINT: "quantise weights and activations symmetrically (zero point 0)",
-    ReasonCode.NOT_CONSTANT: "fold these weights to constants before export",
-    ReasonCode.AXIS_NOT_MULTIPLE: "if you can still train: a multiple of 4 input channels, "
-    "better of 64",
-    ReasonCode.NOT_CHECKED: "run twofour validate on the saved file",
-    ReasonCode.IN_PLUGIN: "build without the plugin",
-    ReasonCode.SPARSITY_OFF: "build with sparse weights allowed",
+_LEAVES_DENSE = ("leave it dense", "accept dense", "try a larger batch")
+"""How remedies begin that leave the layer dense, or take that for right."""
+_PRUNE_ALONG = "prune 2:4 along the input channels"
+_USE_FLOAT16 = "use float16 (--precision float16)"
+_FOLD = "fold these weights to constants before export"
+_WORKSPACE = "build with a larger workspace (--memPoolSize=workspace:)"
+_CHANGES: dict[str, str] = {
+    NEWER_GPU.text: "use a GPU of compute capability 8.0 or later",
+    ALLOW_SPARSE.text: "build with sparse weights allowed",
+    NEWER_TENSORRT.text: NEWER_TENSORRT.text,
+    EXPORT_FLOAT16.text: _USE_FLOAT16,
+    ALLOW_FLOAT16.text: _USE_FLOAT16,
+    "use float16": _USE_FLOAT16,
+    "if the builder takes dense kernels, use float16": _USE_FLOAT16,
+    "prune it 2:4 along": _PRUNE_ALONG,
+    "prune to 2:4": _PRUNE_ALONG,
+    "prune the ONNX file itself": "prune the ONNX file itself, which has every weight",
+    "change --include/--exclude": "change --include/--exclude",
+    OWN_COPY: "give layers that share a weight their own copies",
+    "quantise the output of": "quantise the outputs of these layers",
+    "quantise weights and activations": "quantise weights and activations symmetrically "
+    "(zero point 0)",
+    "make it a constant": _FOLD,
+    "fold constants": _FOLD,
+    "resize + convolution": "resize + convolution in place of transposed convolutions",
+    "the same product as a MatMul": "MatMul in place of Einsum",
+    "run twofour validate": "run twofour validate on the saved file",
+    NO_PLUGIN: "build without the plugin",
+    "build with a workspace of": _WORKSPACE,
+    "build with more free GPU memory": _WORKSPACE,
 }
+"""How a part of a remedy begins that changes something, and what it says of many layers."""

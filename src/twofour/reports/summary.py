@@ -15,8 +15,8 @@ from twofour.records import (
 )
 from twofour.reports.eligibility import count_weights
 from twofour.reports.evidence_lines import evidence_lines
-from twofour.reports.fates import Fate, by_fate, weights_by_fate
-from twofour.reports.remedies import headline
+from twofour.reports.fates import Fate, by_fate, counted_once, weights_by_fate
+from twofour.reports.remedies import changes
 from twofour.reports.uncovered import NOT_COVERED, not_covered_lines, uses_of
 from twofour.reports.words import count, printable, share
 
@@ -111,20 +111,20 @@ def _codes(codes: Counter[ReasonCode]) -> str:
 
 
 def _changes(report: EligibilityReport) -> tuple[str, ...]:
-    by_code: dict[ReasonCode, list[Verdict]] = {}
+    """What the rows' own remedies ask to change, by the weights that totals count under them."""
+    wanting: dict[str, list[Verdict]] = {}
     for verdict in report.verdicts:
-        code = _main_code(verdict)
         is_open = verdict.verdict is not VerdictName.CHOSEN and verdict.remedy is not None
-        if is_open and headline(code) is not None:
-            by_code.setdefault(code, []).append(verdict)
-    least = WORTH_CHANGING * report.summary.weights
-    worth = [item for item in by_code.items() if count_weights(item[1]) >= least]
-    ranked = sorted(worth, key=lambda item: -count_weights(item[1]))
+        for change in changes(verdict.remedy or "") if is_open else ():
+            wanting.setdefault(change, []).append(verdict)
+    of, whole = counted_once(report.verdicts), report.summary.weights
+    found = [(c, layers, count_weights(filter(of, layers))) for c, layers in wanting.items()]
+    worth = [item for item in found if item[2] >= WORTH_CHANGING * whole]
+    ranked = sorted(worth, key=lambda item: -item[2])
     return tuple(
-        f"{'change first' if not i else f'then ({i + 1})'}: {headline(code)} "
-        f"({count(len(layers), 'layer')}, {share(count_weights(layers), report.summary.weights)}"
-        " of the weights)"
-        for i, (code, layers) in enumerate(ranked[:CHANGES_SHOWN])
+        f"{'change first' if not i else f'then ({i + 1})'}: {change} "
+        f"({count(len(layers), 'layer')}, {share(weights, whole)} of the weights)"
+        for i, (change, layers, weights) in enumerate(ranked[:CHANGES_SHOWN])
     )
 
 

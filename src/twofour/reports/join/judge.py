@@ -16,7 +16,7 @@ from twofour.reports.join.dense import why_dense
 from twofour.reports.join.outcome import JoinCase, Outcome, measured
 from twofour.reports.join.silence import Silence, silence, silent_choice
 from twofour.reports.join.sources import line_source, mention_source
-from twofour.reports.remedies import NO_PLUGIN, headline
+from twofour.reports.remedies import NO_PLUGIN, leaves_dense
 from twofour.reports.rules import surprises
 from twofour.reports.steps import (
     ALLOW_SPARSE,
@@ -119,7 +119,7 @@ def _ruled_out_by_build(case: JoinCase, said: tuple[Reason, ...], step: Step) ->
     if against and against[0].code in known:
         against = ()
     reasons = (*against, *said)
-    left_dense = bool(against) and headline(against[0].code) is None
+    left_dense = bool(against) and leaves_dense(case.row.remedy or "")
     steps = () if left_dense else still_to_do(case.around.facts, step)
     remedy = "; ".join(s for s in (case.row.remedy if against else None, *steps) if s)
     return measured(VerdictName.NOT_ELIGIBLE, reasons, remedy or None)

@@ -1,0 +1,77 @@
+"""What to change first: by the rows' own remedies, each array counted once, as in the totals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from report_cases import check, conv, matmul, reason, report
+
+from twofour.records import EligibilityReport, Evidence, ReasonCode, Verdict, VerdictName
+from twofour.reports.eligibility import summarize
+from twofour.reports.remedies import changes, leaves_dense
+from twofour.reports.steps import STEPS
+from twofour.reports.summary import advice_lines, totals
+
+_FLOAT16 = "use float16 (--precision float16)"
+_FP32 = {"dtype": "float32", "math_dtype": "float32"}
+_ABOUT_EVIDENCE = ("rebuild", "give layer information", "build it", "delete the timing cache")
+
+
+def _of(made: EligibilityReport) -> list[str]:
+    lines = advice_lines(made)
+    return [x.partition(": ")[2] for x in lines if x.startswith(("change first:", "then ("))]
+
+
+def _with(made: EligibilityReport, *verdicts: Verdict) -> EligibilityReport:
+    return replace(made, verdicts=verdicts, summary=summarize(verdicts, 0))
+
+
+@pytest.mark.parametrize(
+    "code", [ReasonCode.NO_SPARSE_TACTIC, ReasonCode.DENSE_TAKEN, ReasonCode.NOT_LISTED]
+)
+def test_a_change_counts_every_row_whose_remedy_says_it_whatever_its_first_reason(
+    code: ReasonCode,
+) -> None:
+    made = report(matmul("large", 512, 512, **_FP32), matmul("small", 64, 64, **_FP32))
+    large, small = made.verdicts
+    measured = replace(large, reasons=(reason(code), *large.reasons), evidence=Evidence.MEASURED)
+    assert _of(_with(made, measured, small)) == [f"{_FLOAT16} (2 layers, 100.0 % of the weights)"]
+
+
+def test_a_remedy_of_two_steps_counts_under_both_and_the_larger_comes_first() -> None:
+    made = report(matmul("a", 512, 512), matmul("b", 512, 512))
+    off = "build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)"
+    prune = f"prune it 2:4 along input channels (axis 0); {off}"
+    rows = (replace(v, remedy=r) for v, r in zip(made.verdicts, (prune, off), strict=True))
+    assert _of(_with(made, *rows)) == [
+        "build with sparse weights allowed (2 layers, 100.0 % of the weights)",
+        "prune 2:4 along the input channels (1 layer, 50.0 % of the weights)",
+    ]
+
+
+@pytest.mark.parametrize("width", [3, 6, 510])
+def test_a_remedy_that_leaves_a_layer_dense_is_no_change(width: int) -> None:
+    stem = matmul("stem", width, 64)
+    made = report((stem, check(stem, violations=9)), conv("g", 128, 128, groups=4))
+    assert all(leaves_dense(v.remedy or "") for v in made.verdicts)
+    assert _of(made) == []
+
+
+def test_a_change_has_the_share_of_arrays_that_the_totals_count_under_its_rows() -> None:
+    tied = conv("tied", 64, 64, (1, 1), weight="w")
+    made = report(tied, conv("other", 64, 64, (1, 1), weight="w"), matmul("own", 64, 64, **_FP32))
+    one, other, own = made.verdicts
+    dense = replace(other, verdict=VerdictName.NOT_ELIGIBLE, remedy="prune it 2:4 along axis 1")
+    found = _with(made, one, dense, own)
+    assert _of(found) == [f"{_FLOAT16} (1 layer, 50.0 % of the weights)"]
+    assert [(t.title, t.weights) for t in totals(found)] == [
+        ("can run sparse", "4,096 weights (50.0 %)"),
+        ("eligible, dense or doubtful", "4,096 weights (50.0 %)"),
+        ("cannot run sparse", "0 weights (0.0 %)"),
+    ]
+
+
+def test_each_step_about_a_build_changes_something_or_only_shows_more() -> None:
+    for step in STEPS:
+        assert bool(changes(step.text)) is not step.text.startswith(_ABOUT_EVIDENCE), step.text
