@@ -100,12 +100,6 @@ class SparsityLine:
     profiles: tuple[int, ...] = ()
     """Number of the optimization profile of every name; empty where all are of the first, 0."""
 
-    @property
-    def names_missing(self) -> int:
-        """Layers that it counts beyond its names, with every `A || B` taken as two."""
-        listed = max(len(self.names or ()), len(self.constituents or ()))
-        return max(0, (self.printed_count or 0) - listed)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:

@@ -279,16 +279,33 @@ def test_the_summary_and_the_shares_of_a_build_without_sparse_weights_agree() ->
     assert found.totals is not None
     (share,) = found.totals.shares
     size = 512 * 512 * 9
-    assert (share.unknown, share.never) == (size, size + 128 * 4 * 9)
+    assert (share.unknown, share.never) == (0, 2 * size + 128 * 4 * 9)
+    assert found.summary.not_eligible == 3
     rows = {t.title: (t.layers, t.codes) for t in totals(found)}
-    assert rows["cannot run sparse"] == ("2 layers", "GROUPED_CONV 1, PATTERN_BROKEN 1")
-    assert rows["not known"] == ("1 layer", "SPARSITY_OFF 1")
+    assert rows["cannot run sparse"] == (
+        "3 layers",
+        "GROUPED_CONV 1, PATTERN_BROKEN 1, SPARSITY_OFF 1",
+    )
+    assert "not known" not in rows
+    assert found.totals.disagreements == ()
+    assert found.totals.confusion == ()
     assert advice_lines(found)[0] == (
         "change first: build with sparse weights allowed (2 layers, 99.9 % of the weights)"
     )
     assert advice_lines(found)[1] == (
         "then (2): prune 2:4 along the input channels (1 layer, 50.0 % of the weights)"
     )
+
+
+@pytest.mark.parametrize("width", [3, 6])
+def test_a_layer_that_is_best_left_dense_does_not_ask_for_the_switch(width: int) -> None:
+    weight = conv("a", width, 64, node="a")
+    off = joined(report((weight, check(weight, violations=7))), build=build(flag="Disabled"))
+    (found,) = off.verdicts
+    assert codes(found)[0] == "AXIS_NOT_MULTIPLE"
+    assert codes(found)[-1] == "SPARSITY_OFF"
+    assert (found.remedy or "").startswith("leave it dense")
+    assert SWITCH_ON not in (found.remedy or "")
 
 
 # --- what the log leaves out, and what would say it -----------------------------------------------

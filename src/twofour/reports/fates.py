@@ -40,20 +40,12 @@ FATE_OF_NAME = {
 def fate_of(verdict: Verdict) -> Fate:
     """An eligible layer is doubtful, or dense, where its main reason speaks against sparse kernels.
 
-    Of a layer that only this build's switch keeps dense, it is not known.
+    A build without sparse weights settles every layer of its engine, as an old GPU does.
     """
-    if is_only_off(verdict):
-        return Fate.UNKNOWN
     if verdict.verdict is not VerdictName.ELIGIBLE:
         return FATE_OF_NAME[verdict.verdict]
     free = verdict.reasons[0].code is ReasonCode.QUALIFIES
     return Fate.CAN if free else Fate.DOUBTFUL
-
-
-def is_only_off(verdict: Verdict) -> bool:
-    """Nothing but the switch of this build is known to keep the layer from running sparse."""
-    off = verdict.reasons[0].code is ReasonCode.SPARSITY_OFF
-    return off and verdict.verdict is VerdictName.NOT_ELIGIBLE
 
 
 def by_fate(verdicts: Sequence[Verdict]) -> dict[Fate, list[Verdict]]:

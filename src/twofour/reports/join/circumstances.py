@@ -104,7 +104,7 @@ class Circumstances:
 
         A name of Myelin's may stand for several layers of the model, which are counted one by one.
         """
-        return line.names_missing > 0 and line.line not in self.seen.settled
+        return line.missing > 0 and line.line not in self.seen.settled
 
     def says_none(self, line: SparsityLine) -> bool:
         """Whether a line without names counts 0, in a version whose counts can be believed."""

@@ -117,7 +117,7 @@ def _chosen_alone(circumstances: Circumstances, *, foreign: bool) -> str | None:
 def _is_nameless(line: SparsityLine) -> bool:
     """Whether the names are missing behind a count, or behind the words alone."""
     only_words = line.names is None and line.printed_count is None
-    return not line.names and (line.names_missing > 0 or only_words)
+    return not line.names and (line.missing > 0 or only_words)
 
 
 def _short(line: SparsityLine) -> str:
