@@ -353,6 +353,59 @@ def test_a_validation_of_another_pattern_is_refused() -> None:
         predict([], validation(pattern=Pattern(4, 8)), context())
 
 
+# --- one array, two layers that sum over different axes of it -------------------------------------
+
+
+def _tied(
+    rows: int, columns: int = 1, *, dense: bool = False
+) -> tuple[tuple[Weight, WeightCheck], ...]:
+    """Layers that need array `w` sparse along axis 0, and layers that need it along axis 1."""
+    along_0 = [matmul(f"a{i}", 64, 64, weight="w") for i in range(rows)]
+    along_1 = [matmul(f"b{i}", 64, 64, weight="w", op="Gemm", axis=1) for i in range(columns)]
+    return (
+        *((w, check(w, violations=7 if dense else 0)) for w in along_0),
+        *((w, check(w, violations=9, holds_along=None if dense else 0)) for w in along_1),
+    )
+
+
+def test_a_layer_whose_shared_array_is_pruned_for_others_is_told_to_take_its_own_copy() -> None:
+    *_, found = report(*_tied(3)).verdicts
+    assert codes(found)[:3] == ["SHARED_WEIGHT", "WRONG_AXIS", "PATTERN_BROKEN"]
+    assert found.reasons[0].message == (
+        "its array w is shared with a0, a1 and a2, for which 2:4 must hold along axis 0, "
+        "and for this layer along axis 1"
+    )
+    copy = "give it its own copy of the weight, pruned 2:4 along input channels (axis 1)"
+    assert (found.verdict, found.remedy) == (VerdictName.NOT_ELIGIBLE, copy)
+
+
+def test_two_layers_on_a_dense_array_that_need_it_along_two_axes_each_get_a_copy() -> None:
+    one, other = report(*_tied(1, dense=True)).verdicts
+    assert [codes(v)[0] for v in (one, other)] == ["SHARED_WEIGHT"] * 2
+    assert (one.remedy or "").endswith("(axis 0)")
+    assert (other.remedy or "").endswith("(axis 1)")
+
+
+def test_an_array_shared_along_one_axis_or_2_4_along_both_is_no_conflict() -> None:
+    same = [matmul(f"a{i}", 64, 64, weight="w") for i in range(2)]
+    broken = report(*((w, check(w, violations=7)) for w in same))
+    assert [codes(v)[0] for v in broken.verdicts] == ["PATTERN_BROKEN"] * 2
+    both = report(*(w for w, _ in _tied(1)))
+    assert [v.verdict for v in both.verdicts] == [VerdictName.ELIGIBLE] * 2
+    (one, _), (other, _) = _tied(1)
+    left = (one, replace(check(one, violations=7), required=False))
+    kept = report(left, (other, check(other, violations=9)))
+    assert [codes(v)[0] for v in kept.verdicts] == ["SHARED_WEIGHT", "PATTERN_BROKEN"]
+
+
+def test_what_never_runs_sparse_is_said_before_the_array_that_it_shares() -> None:
+    (one, held), (other, _) = _tied(1)
+    narrow = replace(other, weight="w", shape=(64, 6), in_channels=6)
+    found = report((one, held), (narrow, check(narrow, violations=9))).verdicts[1]
+    assert codes(found)[:2] == ["AXIS_NOT_MULTIPLE", "SHARED_WEIGHT"]
+    assert (found.remedy or "").startswith("leave it dense")
+
+
 def test_totals_count_a_shared_weight_once() -> None:
     embed = matmul("head", 64, 1000, weight="embed.weight")
     tied = matmul("embed", 64, 1000, weight="embed.weight")

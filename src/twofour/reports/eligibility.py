@@ -44,7 +44,10 @@ def predict(
             hint=f"tensor cores run {HARDWARE_PATTERN} only; a 1:4 weight passes as 2:4",
         )
     checks = {(check.weight, check.axis): check for check in validation.checks}
-    verdicts = tuple(_judge(weight, checks, context) for weight in weights)
+    of_array: dict[str | None, list[Weight]] = {}
+    for weight in weights:
+        of_array.setdefault(weight.weight, []).append(weight)
+    verdicts = tuple(_judge(_case(w, of_array[w.weight], checks, context)) for w in weights)
     return EligibilityReport(
         model=context.model,
         pattern=context.pattern,
@@ -87,12 +90,20 @@ def count_weights(verdicts: Iterable[Verdict]) -> int:
     return sum(stored.values())
 
 
-def _judge(weight: Weight, checks: Checks, context: ReportContext) -> Verdict:
-    case = Case(weight=weight, check=_check_of(weight, checks), context=context)
+def _case(weight: Weight, users: Sequence[Weight], checks: Checks, context: ReportContext) -> Case:
+    """One layer to be judged, with those of the array's `users` that need it along another axis."""
+    elsewhere = [(u, _check_of(u, checks)) for u in users if u.axis != weight.axis]
+    at_odds = (u for u, check in elsewhere if check and (check.required or not check.violations))
+    return Case(
+        weight=weight, check=_check_of(weight, checks), context=context, at_odds=tuple(at_odds)
+    )
+
+
+def _judge(case: Case) -> Verdict:
     found = findings(case)
     name = verdict(found)
     return replace(
-        unjudged(weight),
+        unjudged(case.weight),
         pattern_holds=None if case.check is None else case.check.violations == 0,
         verdict=name,
         evidence=None if name is VerdictName.UNKNOWN else Evidence.PREDICTED,

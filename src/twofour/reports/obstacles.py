@@ -5,7 +5,7 @@ from __future__ import annotations
 from twofour.records import Pattern, ReasonCode
 from twofour.reports.context import version_numbers
 from twofour.reports.findings import GUIDE, Case, Finding, eligible, never, unknown
-from twofour.reports.words import axis_name
+from twofour.reports.words import axis_name, listed
 
 HARDWARE_PATTERN = Pattern(2, 4)
 """The pattern of sparse tensor cores for 8 and 16 bits (cuSPARSELt, supported data types)."""
@@ -108,6 +108,17 @@ def narrow_tail(case: Case) -> Finding | None:
             ReasonCode.AXIS_NOT_MULTIPLE, f"{message}, passes as if zero-padded", source
         )
     return never(ReasonCode.AXIS_NOT_MULTIPLE, message, GUIDE)
+
+
+def axes_at_odds(case: Case) -> Finding | None:
+    """One stored array that layers sum over along different axes obeys the pattern along one."""
+    weight, check = case.weight, case.check
+    if not case.at_odds or check is None or check.violations == 0:
+        return None
+    others = listed([other.layer for other in case.at_odds])
+    message = f"its array {weight.weight} is shared with {others}, for which 2:4 must hold along "
+    message += f"axis {case.at_odds[0].axis}, and for this layer along axis {weight.axis}"
+    return never(ReasonCode.SHARED_WEIGHT, message, GUIDE)
 
 
 def wrong_axis(case: Case) -> Finding | None:

@@ -139,6 +139,8 @@ def _zero_point(_: Case) -> str:
 
 
 def _untie(case: Case) -> str:
+    if case.at_odds:
+        return f"{OWN_COPY}, pruned 2:4 along input channels (axis {case.weight.axis})"
     if not case.weight.looked_up_by:
         return OWN_COPY
     return f"{OWN_COPY}, or prune the embedding too: --include {case.weight.layer}"

@@ -18,6 +18,7 @@ CAUSES: tuple[Rule, ...] = (
     obstacles.undocumented_op,
     obstacles.product_in_tensorrt_8,
     obstacles.narrow_tail,
+    obstacles.axes_at_odds,
 )
 CONSEQUENCES: tuple[Rule, ...] = (
     obstacles.wrong_axis,
