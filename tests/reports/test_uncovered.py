@@ -126,7 +126,8 @@ def test_a_model_without_a_row_has_its_weights_in_the_totals_all_the_same() -> N
 def test_a_share_of_layers_counts_the_nodes_that_no_row_names() -> None:
     assert check_gates(recurrent(), Gates(min_eligible=0.9)) == (
         "1 of 3 layers eligible: 0.33, gate 0.9",
-        "not covered: 600,000 weights in LSTM (2): neither pruned nor judged",
+        "not covered: 600,000 weights in LSTM (2): neither pruned nor judged; each counts as "
+        "a layer (--allow-reason UNSUPPORTED_OP leaves them out)",
     )
     assert check_gates(recurrent(), Gates(min_eligible=0.3)) == ()
 
@@ -144,6 +145,7 @@ def test_weights_that_the_models_own_code_uses_count_as_well() -> None:
     (headline, line) = check_gates(made, Gates(min_eligible=0.9))
     assert headline == "1 of 2 layers eligible: 0.5, gate 0.9"
     assert line.startswith("hand: not-eligible, NOT_A_LAYER")
+    assert line.endswith("it counts all the same (--allow-reason NOT_A_LAYER leaves it out)")
     assert check_gates(made, Gates(min_eligible=1.0, allow_reasons=(ReasonCode.NOT_A_LAYER,))) == ()
     assert check_gates(made, Gates(no_broken=True)) == ()
 

@@ -55,7 +55,11 @@ def report(
     ] = False,
     allow_reason: Annotated[
         list[ReasonCode] | None,
-        typer.Option("--allow-reason", help="Layers with this reason pass the gates; repeatable."),
+        typer.Option(
+            "--allow-reason",
+            help="Layers with this reason pass the gates; repeatable. UNSUPPORTED_OP: weights that "
+            "no row names too.",
+        ),
     ] = None,
     layout: Annotated[
         Format, typer.Option("--format", "-f", help="Of what is printed on stdout.")
@@ -67,6 +71,9 @@ def report(
     From a run folder, an ONNX file, or what a build left (of trtexec, Polygraphy and others):
     then the verdicts are measured. Gates that are not met end in exit 4. They hold for the weights
     that were to be pruned: the run's own, or in an ONNX file those that pruning takes by default.
+    Shares also count what pruning does not reach: each node with weights that no row names (LSTM;
+    --allow-reason UNSUPPORTED_OP leaves them out), and weights that the model's own code uses
+    (--allow-reason NOT_A_LAYER).
 
     Example: twofour report --onnx model.onnx --log build.log --layers layers.json
     """

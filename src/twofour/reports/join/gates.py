@@ -22,6 +22,12 @@ _GOOD = {
     "eligible": frozenset({VerdictName.CHOSEN, VerdictName.ELIGIBLE}),
     "chosen": frozenset({VerdictName.CHOSEN}),
 }
+_EACH_COUNTS = (
+    f"; each counts as a layer (--allow-reason {ReasonCode.UNSUPPORTED_OP.value} leaves them out)"
+)
+_COUNTS_TOO = (
+    f"; it counts all the same (--allow-reason {ReasonCode.NOT_A_LAYER.value} leaves it out)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +174,8 @@ def _short(
         share = f"{len(good) / total:.2g}"
         share = share if float(share) < least else f"{len(good) / total:.6g}"
         headline = f"{len(good)} of {count(total, 'layer')} {gate}: {share}, gate {least:g}"
-        yield headline, [*(_line(v, v.reasons[0]) for v in bad), *not_covered_lines(beside)]
+        uncovered = (f"{line}{_EACH_COUNTS}" for line in not_covered_lines(beside))
+        yield headline, [*(_line(v, v.reasons[0]) for v in bad), *uncovered]
 
 
 def _broken(
@@ -195,4 +202,5 @@ def _about_pattern(verdict: Verdict) -> Reason:
 
 
 def _line(verdict: Verdict, reason: Reason) -> str:
-    return f"{verdict.layer}: {verdict.verdict.value}, {reason.code.value}: {reason.message}"
+    line = f"{verdict.layer}: {verdict.verdict.value}, {reason.code.value}: {reason.message}"
+    return f"{line}{_COUNTS_TOO}" if _by_hand(verdict) else line
