@@ -356,6 +356,44 @@ def test_a_build_that_fails_is_no_evidence_for_log_and_report_alike() -> None:
     assert not build_facts(log, None).built
 
 
+FLOAT32_KERNEL = "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwc"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_the_log_of_a_float32_build_is_not_of_a_file_of_a_lower_type(dtype: str) -> None:
+    logs = (
+        build(*tuned("a", (FLOAT32_KERNEL, 0.02)), eligible("a"), chosen()),
+        build("Precision: FP32", eligible("a"), chosen()),
+    )
+    for log in logs:
+        found = joined(report(big("a", math_dtype=dtype)), build=log)
+        assert found.verdicts[0].remedy == (
+            f"this log is of a build in FP32 alone: build this {dtype} file and give its log"
+        )
+        assert found.notes[0] == (
+            f"WARNING: build.log is of a build in FP32 alone, and 1 layer of this file is {dtype}: "
+            "they may not belong together"
+        )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "options"),
+    [
+        (FLOAT32_KERNEL, "float32", "--verbose"),
+        (DENSE, "float16", "--verbose"),
+        (FLOAT32_KERNEL, "float16", "--verbose --stronglyTyped"),
+        (FLOAT32_KERNEL, "float16", "--verbose --fp16"),
+    ],
+)
+def test_a_log_that_may_be_of_the_file_s_type_is_not_called_foreign(
+    kernel: str, dtype: str, options: str
+) -> None:
+    log = build(*tuned("a", (kernel, 0.02)), eligible("a"), chosen(), options=options)
+    found = joined(report(big("a", math_dtype=dtype)), build=log)
+    assert not any("FP32 alone" in note for note in found.notes)
+    assert "give its log" not in (found.verdicts[0].remedy or "")
+
+
 CUT_LISTS = (
     (eligible("b", count=9), chosen()),
     (eligible("b || c", count=3), chosen()),

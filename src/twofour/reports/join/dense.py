@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from twofour.log_records import SkippedTactic, SkipReason, Tactic, TunedLayer
-from twofour.records import Reason, ReasonCode, VerdictName
+from twofour.records import Reason, ReasonCode, Verdict, VerdictName
+from twofour.reports.context import BuildFacts
 from twofour.reports.join.outcome import JoinCase
 from twofour.reports.join.sources import tactic_source
+from twofour.reports.remedies import leaves_dense
 from twofour.reports.steps import (
     ALLOW_FLOAT16,
     DELETE_CACHE,
@@ -16,8 +18,9 @@ from twofour.reports.steps import (
 from twofour.reports.words import count, tactic_times_words
 
 _MIB = 1 << 20
-_LOW_TYPES = frozenset({"float16", "half", "int8"})
+_LOW_TYPES = frozenset({"float16", "half", "bfloat16", "int8"})
 """Types of weights, as ONNX and layer information call them, that have sparse kernels."""
+_THIS_FILE = "this log is of a build in FP32 alone: build this {} file and give its log"
 _FASTER_WINS = "NVIDIA/TensorRT issue 2169: the builder keeps the faster"
 _LARGER = "try a larger batch, where sparse kernels gain most; else dense is right here"
 
@@ -37,7 +40,15 @@ def why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
         found, remedy = _none_offered(case, case.seen.tuned), case.row.remedy or _other_type(case)
     else:
         found, remedy = _taken(case), case.row.remedy or _LARGER
+    if is_of_lower_type(case.row, case.around.facts) and not leaves_dense(case.row.remedy or ""):
+        remedy = _THIS_FILE.format(case.row.dtype)
     return (found, *_rules_against(case)), remedy
+
+
+def is_of_lower_type(row: Verdict, build: BuildFacts) -> bool:
+    """Whether a layer of the model has a type that a build in FP32 alone cannot have met."""
+    is_low = bool(row.shape) and row.dtype.lower() in _LOW_TYPES
+    return is_low and build.types == frozenset() and not build.is_strongly_typed
 
 
 def _both_timed(case: JoinCase, sparse: float, dense: float) -> Reason:

@@ -25,6 +25,7 @@ from twofour.reports.join.belonging import (
     without_strangers,
 )
 from twofour.reports.join.circumstances import Circumstances
+from twofour.reports.join.dense import is_of_lower_type
 from twofour.reports.join.engine_words import engine_words, gpu_of
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.judge import judge
@@ -32,7 +33,7 @@ from twofour.reports.join.outcome import JoinCase
 from twofour.reports.join.sightings import Sighting, Sightings, look
 from twofour.reports.join.sources import mention_source
 from twofour.reports.join.totals import count_totals
-from twofour.reports.words import listed
+from twofour.reports.words import count, listed
 
 _FORCED = "--sparsity=force overwrote weights: the log says nothing about the model's own"
 
@@ -150,6 +151,13 @@ def _notes(
     if (warning := swapped(evidence)) is not None:
         yield warning
     yield from _odd_layers(verdicts)
+    low = [v for v in verdicts if is_of_lower_type(v, around.facts)]
+    if build is not None and low:
+        yield (
+            f"WARNING: {build.file} is of a build in FP32 alone, and {count(len(low), 'layer')} of "
+            f"this file {'is' if len(low) == 1 else 'are'} {low[0].dtype}: they may not belong "
+            "together"
+        )
     yield from evidence.notes
     if build is not None:
         if build.outcome is BuildOutcome.UNFINISHED and build.engine_layers is None:
