@@ -22,6 +22,7 @@ from twofour.engines.buildlog.known_prefixes import (
 from twofour.engines.buildlog.messages import KEY_LENGTH, Handler, dispatch_table
 from twofour.engines.buildlog.open_build import OpenBuild
 from twofour.engines.buildlog.outer_prefix import OuterPrefixes
+from twofour.engines.buildlog.outer_suffix import OuterSuffixes
 from twofour.engines.buildlog.prefix import PLAIN, take_apart, without_polygraphy_extras
 from twofour.engines.buildlog.skipped import GPU_ERROR
 from twofour.engines.buildlog.sparsity import MARK
@@ -51,6 +52,7 @@ class LogParser:
         self._style: Producer | str | None = None
         self.around = Surroundings()
         self._outer = OuterPrefixes()
+        self._behind = OuterSuffixes()
         self._prefixes = KnownPrefixes()
         for start in (*segments.STARTS, segments.PERHAPS, *_EVENTS):
             self._put_first(start, self._event)
@@ -66,7 +68,7 @@ class LogParser:
 
     def feed(self, lines: Sequence[str]) -> None:
         """Read the next lines, which carry no line ends."""
-        lines = self._outer.removed(lines)
+        lines = self._behind.removed(self._outer.removed(lines))
         self.around.next_batch(lines, self.number + 1)
         after_date, table = AFTER_DATE.get, self.table.get
         number = self.number
