@@ -515,7 +515,7 @@ def test_a_layer_in_several_kernels_is_not_said_to_be_in_the_first() -> None:
     predicted = report(matmul("fc", 512, 512, node="fc", op="Gemm"))
     (found,) = joined(predicted, layers=spread(), nodes=nodes, build=build()).verdicts
     assert found.engine_layer == PRODUCT
-    assert found.reasons[-1].message.startswith(
+    assert found.reasons[0].message.startswith(
         "it runs the kernels __myl_MulSum_0x6c, __myl_Add_0x08 and __myl_MeanResh_0x48, "
         "none of them sparse; "
     )

@@ -24,13 +24,16 @@ from report_cases import check, codes, conv, int8, matmul, report
 from twofour.log_records import (
     Build,
     BuildOutcome,
+    EngineLayer,
     LogMessage,
     SkippedTactic,
     SkipReason,
+    SparsityFlag,
     TimingCache,
 )
 from twofour.records import EligibilityReport, Evidence, ReasonCode, Verdict, VerdictName, Weight
 from twofour.reports.cells import surprise
+from twofour.reports.fates import Fate, fate_of
 from twofour.reports.join.build_facts import build_facts
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.from_log import report_from_log
@@ -331,6 +334,31 @@ def test_a_silent_log_keeps_the_prediction_and_asks_for_a_verbose_one() -> None:
     assert (found.verdict, found.evidence) == (ELIGIBLE, Evidence.PREDICTED)
     assert codes(found)[-1] == "LOG_SILENT"
     assert "verbose" in (found.remedy or "")
+
+
+@pytest.mark.parametrize(
+    "shows", [layer("b", SPARSE), layer("b", has_sparse_weights=True)], ids=["kernel", "weights"]
+)
+def test_an_engine_that_shows_sparse_weights_was_allowed_them(shows: EngineLayer) -> None:
+    told = information(layer("a", DENSE), shows)
+    silent = replace(build(), sparsity=SparsityFlag.UNKNOWN)
+    loaded = build(options="--verbose --loadEngine=m.plan")
+    for log in (None, silent, loaded):
+        assert build_facts(log, told.layers).sparse_weights is True
+        a = joined(report(big("a"), big("b")), layers=told, build=log).verdicts[0]
+        assert (a.verdict, a.evidence) == (ELIGIBLE, Evidence.PREDICTED)
+        assert codes(a) == ["LOG_SILENT", "QUALIFIES"]
+        assert fate_of(a) is Fate.DOUBTFUL
+        assert "--sparsity=enable" not in (a.remedy or "")
+
+
+def test_an_engine_that_shows_no_sparse_weights_may_not_have_been_allowed_them() -> None:
+    told = information(layer("a", DENSE), layer("b", DENSE))
+    assert build_facts(None, told.layers).sparse_weights is None
+    a = joined(report(big("a"), big("b")), layers=told).verdicts[0]
+    assert codes(a) == ["QUALIFIES", "LOG_SILENT"]
+    assert fate_of(a) is Fate.CAN
+    assert "--sparsity=enable" in (a.remedy or "")
 
 
 def test_a_shortened_list_leaves_out_nothing_for_sure() -> None:

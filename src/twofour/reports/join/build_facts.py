@@ -27,8 +27,12 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
     """What is known of an engine's build from its log and its layers, either of which may lack."""
     named = any(layer.kernel is not None for layer in layers or ())
     if build is None:
-        types = _types(None, layers or ())
-        return BuildFacts(built=layers is not None, types=types, kernels_named=named)
+        return BuildFacts(
+            built=layers is not None,
+            types=_types(None, layers or ()),
+            sparse_weights=_shown_sparse(layers or ()),
+            kernels_named=named,
+        )
     # options and flags of a run that loads an engine are defaults that nothing was built with
     was_built = build.outcome is not BuildOutcome.LOADED and not build.engine_loaded
     return BuildFacts(
@@ -37,7 +41,9 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
         compute_capability=build.compute_capability,
         types=_types(build if was_built else None, layers or ()),
         strongly_typed=_strongly_typed(build) if was_built else None,
-        sparse_weights=_sparse_weights(build) if was_built else None,
+        sparse_weights=_sparse_weights(build, layers or ())
+        if was_built
+        else _shown_sparse(layers or ()),
         verbose=was_built and _is_verbose(build),
         kernels_named=named,
         timing_cache=_timing_cache(build),
@@ -88,10 +94,15 @@ def _strongly_typed(build: Build) -> bool | None:
     return None
 
 
-def _sparse_weights(build: Build) -> bool | None:
+def _sparse_weights(build: Build, layers: Iterable[EngineLayer]) -> bool | None:
     if build.sparsity is SparsityFlag.UNKNOWN:
-        return True if build.sparsity_lines else None
+        return True if build.sparsity_lines else _shown_sparse(layers)
     return build.sparsity is SparsityFlag.ENABLED
+
+
+def _shown_sparse(layers: Iterable[EngineLayer]) -> bool | None:
+    """Whether the engine has what only a build with sparse weights makes; None: it shows none."""
+    return any(layer.sparse or layer.has_sparse_weights for layer in layers) or None
 
 
 def _is_verbose(build: Build) -> bool:

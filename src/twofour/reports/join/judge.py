@@ -291,10 +291,12 @@ def _unsaid(case: JoinCase) -> Outcome:
         remedy = gap.remedy
     evidence = None if row.predicted is VerdictName.UNKNOWN else Evidence.PREDICTED
     remedies = (row.remedy, remedy) if row.remedy else (remedy,)
+    ran_dense = case.runs_dense and around.facts.sparse_weights is True
+    first = evidence is None or (ran_dense and row.predicted is VerdictName.ELIGIBLE)
     return Outcome(
         verdict=row.predicted,
         evidence=evidence,
-        reasons=(*row.reasons, said) if evidence is not None else (said, *row.reasons),
+        reasons=(said, *row.reasons) if first else (*row.reasons, said),
         remedy="; ".join(dict.fromkeys(r for r in remedies if r)) or None,
     )
 
