@@ -75,3 +75,18 @@ def test_a_change_has_the_share_of_arrays_that_the_totals_count_under_its_rows()
 def test_each_step_about_a_build_changes_something_or_only_shows_more() -> None:
     for step in STEPS:
         assert bool(changes(step.text)) is not step.text.startswith(_ABOUT_EVIDENCE), step.text
+
+
+def test_what_could_run_sparse_is_told_apart_from_what_does() -> None:
+    made = report(matmul("a", 512, 512), matmul("b", 512, 512), matmul("c", 512, 512, **_FP32))
+    a, b, c = made.verdicts
+    runs = replace(a, verdict=VerdictName.CHOSEN)
+    titles = [
+        [t.title for t in totals(_with(made, *rows))] for rows in ((runs, b), (runs, c), (b,), (c,))
+    ]
+    assert titles == [
+        ["runs sparse", "could run sparse too"],
+        ["runs sparse", "eligible, dense or doubtful"],
+        ["can run sparse"],
+        ["can run sparse", "eligible, dense or doubtful"],
+    ]

@@ -185,8 +185,7 @@ def test_every_layer_has_a_row_and_data_in_the_order_of_the_model() -> None:
 def test_the_fates_are_those_of_the_summary() -> None:
     for made in (every_fate(), hostile(), large(300), report()):
         counted = Counter(fate_of(v).value for v in made.verdicts)
-        titles = {t.title: t.layers for t in totals(made)}
-        assert {Fate(title) for title in titles} <= set(Fate)
+        titles = {t.fate.value: t.layers for t in totals(made)}
         assert {t: n for t, n in titles.items() if not n.startswith("0 ")} == {
             title: count(number, "layer") for title, number in counted.items()
         }
@@ -197,6 +196,9 @@ def test_the_plot_of_times_is_there_only_where_there_are_figures() -> None:
     assert timed.count('<svg class="plot"') == 2
     assert "4 of 11 layers have the times of both" in timed
     assert 'data-sort="ratio"' in timed
+    assert "sparse / dense" in timed
+    small = next(layer for layer in _data(timed) if layer["name"] == "small")
+    assert small["sort"]["ratio"] == 0.0091 / 0.0064  # above 1: dense was faster
     silent = to_html(large(20))
     assert silent.count('<svg class="plot"') == 1
     assert "No layer has the times of both" in silent

@@ -358,7 +358,7 @@ def test_explain_tells_the_story_of_one_layer() -> None:
     text = plain_text(explain(whole(), evidence, "b"), width=200)
     for line in (
         "b (Conv): eligible, measured",
-        "DENSE_FASTER: dense was faster: sparse 0.03 ms, dense 0.02 ms, dense / sparse 0.667",
+        "DENSE_FASTER: dense was faster: sparse 0.03 ms, dense 0.02 ms, sparse / dense 1.500",
         f"b + relu: {DENSE}",
         "build.log:10: (Sparsity) Found 2 layer(s) eligible to use sparse tactics: ..., b + relu",
         "tactics of b + relu (2 timed)",

@@ -156,7 +156,7 @@ def test_dense_faster_states_both_times_and_their_ratio() -> None:
     assert (found.verdict, codes(found)[0]) == (ELIGIBLE, "DENSE_FASTER")
     assert (found.sparse_ms, found.dense_ms) == (0.025, 0.02)
     assert found.reasons[0].message == (
-        "dense was faster: sparse 0.025 ms, dense 0.02 ms, dense / sparse 0.800"
+        "dense was faster: sparse 0.025 ms, dense 0.02 ms, sparse / dense 1.250"
     )
     assert (found.reasons[0].source or "").startswith(f"build.log:7: Tactic Name: {SPARSE}")
 

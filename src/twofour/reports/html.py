@@ -22,9 +22,9 @@ from twofour.reports.fates import Fate, by_fate, fate_of, weights_by_fate
 from twofour.reports.latency_text import latency_table
 from twofour.reports.page_frame import breakable, drawn, render
 from twofour.reports.speed import LARGE_ENOUGH
-from twofour.reports.summary import Total, advice_lines, title_line, totals
+from twofour.reports.summary import advice_lines, title_line, totals
 from twofour.reports.text import drift_lines, plain_text
-from twofour.reports.words import printable, shape_cell
+from twofour.reports.words import printable, shape_cell, tactic_ratio
 
 _PAGE = "report.html.j2"
 _ONE_LINE = 10_000
@@ -49,14 +49,6 @@ class _Row:
     also: str
     remedy: str
     times: tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Card:
-    """A total of the summary, and the fate whose layers it counts."""
-
-    fate: Fate
-    total: Total
 
 
 def to_html(
@@ -89,7 +81,7 @@ def _of_report(report: EligibilityReport) -> dict[str, object]:
     return {
         "model": cells.name_cell(report.model),
         "title": title_line(report),
-        "cards": tuple(_Card(fate=Fate(t.title), total=t) for t in totals(report)),
+        "cards": totals(report),
         "advice": advice_lines(report),
         "bars": _bars(report),
         "markers": tuple((fate, drawn(plots.marker(fate))) for fate in _present(verdicts)),
@@ -129,7 +121,7 @@ def _times(verdict: Verdict) -> tuple[str, str, str]:
     if both is None:
         return ("-", "-", "-")
     sparse, dense = both
-    return (f"{sparse:.4g}", f"{dense:.4g}", f"{dense / sparse:.3f}")
+    return (f"{sparse:.4g}", f"{dense:.4g}", f"{sparse / dense:.3f}")
 
 
 def _bars(report: EligibilityReport) -> tuple[tuple[str, Markup | None], ...]:
@@ -176,7 +168,7 @@ def _layer_data(verdict: Verdict) -> dict[str, object]:
             "remedy": printable(verdict.remedy) if verdict.remedy else None,
             "sparse": sparse,
             "dense": dense,
-            "ratio": None if sparse is None or dense is None else dense / sparse,
+            "ratio": tactic_ratio(sparse, dense),
         },
         "size": shape_cell(verdict),
         "verdict": verdict.verdict.value,

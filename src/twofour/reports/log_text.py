@@ -19,7 +19,7 @@ from twofour.log_records import (
 from twofour.reports.join.build_facts import build_facts, types_of_command
 from twofour.reports.log_answer import answer, counted_layers
 from twofour.reports.telling_errors import telling_errors
-from twofour.reports.words import count, printable
+from twofour.reports.words import SPARSE_TO_DENSE, count, printable, tactic_ratio
 
 _MOST_ROWS = 200
 _MOST_ROWS_IN_ALL = 2000
@@ -132,7 +132,7 @@ def _untimed(build: Build) -> Iterator[TunedLayer]:
 
 def _table(layers: list[TunedLayer], most: int) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    titles = ("layer", "runner", "best sparse ms", "best dense ms", "sparse / dense", "chosen")
+    titles = ("layer", "runner", "best sparse ms", "best dense ms", SPARSE_TO_DENSE, "chosen")
     for title in titles:
         justify = "right" if "ms" in title or "/" in title else "left"
         table.add_column(title, overflow="fold", justify="right" if justify == "right" else "left")
@@ -151,12 +151,13 @@ def _interest(layer: TunedLayer) -> tuple[bool, bool, bool]:
 
 def _cells(layer: TunedLayer) -> tuple[str, ...]:
     sparse, dense = layer.best_sparse_ms, layer.best_dense_ms
+    ratio = tactic_ratio(sparse, dense)
     return (
         printable(layer.name),
         printable(layer.runner or ", ".join(layer.runners) or "-"),
         _ms(sparse),
         _ms(dense),
-        "-" if sparse is None or not dense else f"{sparse / dense:.3f}",
+        "-" if ratio is None else f"{ratio:.3f}",
         "yes" if layer.chosen else "eligible" if layer.eligible else _no(layer),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twofour.records import (
     EligibilityReport,
@@ -21,6 +21,8 @@ from twofour.reports.uncovered import NOT_COVERED, not_covered_lines, uses_of
 from twofour.reports.words import count, printable, share
 
 CHANGES_SHOWN = 3
+CAN_TOO = "could run sparse too"
+"""In place of "can run sparse" beside layers that do."""
 _WARNING = "WARNING"
 WORTH_CHANGING = 0.01
 """Share of the weights below which a change is not proposed up here; its row has it."""
@@ -30,6 +32,7 @@ WORTH_CHANGING = 0.01
 class Total:
     """How many layers share one fate, and the main reasons for it."""
 
+    fate: Fate
     title: str
     layers: str
     weights: str
@@ -37,16 +40,18 @@ class Total:
 
 
 def totals(report: EligibilityReport) -> tuple[Total, ...]:
-    """Each layer is counted once, under its main reason; what can run sparse is always there.
+    """Each layer is counted once, under its main reason; that none can run sparse is said too.
 
     An array that several layers share counts once, with the best that becomes of it.
     """
-    weights = weights_by_fate(report.verdicts)
+    weights, found = weights_by_fate(report.verdicts), by_fate(report.verdicts)
     known = tuple(
         _total(fate, layers, weights[fate], report.summary)
-        for fate, layers in by_fate(report.verdicts).items()
-        if layers or fate is Fate.CAN
+        for fate, layers in found.items()
+        if layers or (fate is Fate.CAN and not found[Fate.RUNS])
     )
+    if found[Fate.RUNS]:  # what can run sparse is told apart from what does
+        known = tuple(replace(t, title=CAN_TOO) if t.fate is Fate.CAN else t for t in known)
     beside = not_covered_total(report)
     return known if beside is None else (*known, beside)
 
@@ -57,6 +62,7 @@ def not_covered_total(report: EligibilityReport) -> Total | None:
     if not factors:
         return None
     return Total(
+        fate=Fate.UNCOVERED,
         title=NOT_COVERED,
         layers=count(sum(group.uses for group in factors), "node"),
         weights=_weights(report.summary.weights_not_covered, report.summary),
@@ -91,6 +97,7 @@ def _total(fate: Fate, layers: list[Verdict], weights: int, of: EligibilitySumma
         code for v in layers if (code := _main_code(v)) is not ReasonCode.QUALIFIES
     )
     return Total(
+        fate=fate,
         title=fate.value,
         layers=count(len(layers), "layer"),
         weights=_weights(weights, of),

@@ -85,10 +85,20 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
+SPARSE_TO_DENSE = "sparse / dense"
+"""The ratio of times, named alike everywhere: below 1 sparse is faster."""
+
+
+def tactic_ratio(sparse_ms: float | None, dense_ms: float | None) -> float | None:
+    """Time of the sparse tactic over that of the dense one; None where one is unknown or 0."""
+    return sparse_ms / dense_ms if sparse_ms and dense_ms else None
+
+
 def tactic_times_words(sparse_ms: float, dense_ms: float) -> str:
-    """Both times and how many times faster sparse is; a time of 0 has no ratio."""
-    ratio = f", dense / sparse {dense_ms / sparse_ms:.3f}" if sparse_ms > 0 else ""
-    return f"sparse {sparse_ms:.4g} ms, dense {dense_ms:.4g} ms{ratio}"
+    """Both times and their ratio, where there is one."""
+    ratio = tactic_ratio(sparse_ms, dense_ms)
+    said = "" if ratio is None else f", {SPARSE_TO_DENSE} {ratio:.3f}"
+    return f"sparse {sparse_ms:.4g} ms, dense {dense_ms:.4g} ms{said}"
 
 
 def share(part: float, whole: float) -> str:
