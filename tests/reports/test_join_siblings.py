@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from join_cases import DENSE, SPARSE, build, chosen, eligible, information, layer, node, tuned
-from report_cases import codes, conv, matmul, report
+from report_cases import check, codes, conv, matmul, report
 
-from twofour.records import Verdict, VerdictName
+from twofour.records import Reason, ReasonCode, Verdict, VerdictName, Weight
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.from_log import report_from_log
 from twofour.reports.join.joined import join_report
@@ -15,6 +17,22 @@ QKV = (
     *(node(n, "MatMul", "x", f"{n}.w", constants=(f"{n}.w",)) for n in "qkv"),
     node("o", "MatMul", "q_out", "o.w", constants=("o.w",)),
 )
+
+
+COMPUTED = Reason(code=ReasonCode.NOT_CONSTANT, message="the weight is computed at run time")
+MEND = (
+    "mend the layers fused with it too: k (make it a constant: fold it before export, or store it "
+    "as a parameter)"
+)
+
+
+def prunable(name: str) -> Any:
+    weight = conv(name, 512, 512, node=name)
+    return weight, check(weight, violations=7)
+
+
+def grouped(name: str) -> Weight:
+    return conv(name, 128, 128, groups=32, node=name)
 
 
 def verdicts(evidence: BuildEvidence) -> dict[str, Verdict]:
@@ -52,6 +70,38 @@ def test_siblings_are_evidence_and_change_neither_verdict_nor_remedy() -> None:
     assert [(v.verdict, v.remedy) for v in fused.values()] == [
         (v.verdict, v.remedy) for v in alone.values()
     ]
+
+
+@pytest.mark.parametrize(
+    ("spoiler", "remedy"),
+    [
+        (prunable("k"), "prune the layers fused with it too: k"),
+        (grouped("k"), "leave it dense: it is fused with k"),
+        (conv("k", 512, 512, node="k", reasons=(COMPUTED,)), MEND),
+    ],
+    ids=["prune", "leave", "mend"],
+)
+def test_a_layer_fused_with_one_that_cannot_run_sparse_has_the_remedy_of_that_one(
+    spoiler: Any, remedy: str
+) -> None:
+    nodes = tuple(node(n, "Conv", "x", f"{n}.weight", constants=(f"{n}.weight",)) for n in "qk")
+    predicted = report(conv("q", 512, 512, node="q"), spoiler)
+    named = build(*tuned("q || k", (DENSE, 0.02)), eligible(), chosen())
+    shown = information(
+        layer("q || k", DENSE, has_sparse_weights=False),
+        layer("z", SPARSE, has_sparse_weights=True),
+    )
+    for evidence in (
+        BuildEvidence(build=named, nodes=nodes),
+        BuildEvidence(layers=shown, nodes=nodes),
+    ):
+        found = join_report(predicted, evidence)
+        q = found.verdicts[0]
+        assert (q.verdict, codes(q)) == (VerdictName.NOT_ELIGIBLE, ["FUSED_SIBLINGS", "NOT_LISTED"])
+        assert "; of them k cannot run sparse (" in q.reasons[0].message
+        assert q.remedy == remedy
+        assert found.totals is not None
+        assert found.totals.disagreements == ()
 
 
 def one(evidence: BuildEvidence) -> Verdict:

@@ -24,6 +24,8 @@ from twofour.reports.steps import (
 GEMM_TILE = 64
 """Channels that fill a tile of a tensor-core kernel (the k of cuSPARSELt's own samples)."""
 NO_PLUGIN = "build without the plugin that takes this layer"
+PRUNE_ALONG = "prune it 2:4 along"
+PRUNE_FUSED = "prune the layers fused with it too"
 OWN_COPY = "give it its own copy of the weight"
 _TOO_NARROW = "leave it dense: too few input channels to gain"
 
@@ -67,7 +69,7 @@ def _prune(case: Case) -> str:
     if case.context.pattern != HARDWARE_PATTERN:
         return f"prune to 2:4 instead of {case.context.pattern}"
     axis = case.weight.axis
-    return f"prune it 2:4 along input channels (axis {axis})"
+    return f"{PRUNE_ALONG} input channels (axis {axis})"
 
 
 def _leave_grouped(case: Case) -> str:
@@ -201,7 +203,8 @@ _CHANGES: dict[str, str] = {
     ALLOW_FLOAT16.text: _USE_FLOAT16,
     "use float16": _USE_FLOAT16,
     "if the builder takes dense kernels, use float16": _USE_FLOAT16,
-    "prune it 2:4 along": _PRUNE_ALONG,
+    PRUNE_ALONG: _PRUNE_ALONG,
+    PRUNE_FUSED: _PRUNE_ALONG,
     "prune to 2:4": _PRUNE_ALONG,
     "prune the ONNX file itself": "prune the ONNX file itself, which has every weight",
     "change --include/--exclude": "change --include/--exclude",

@@ -52,6 +52,7 @@ UNFORETOLD = frozenset(
         ReasonCode.GPU_HAS_NO_SPARSE,
         ReasonCode.FOLDED,
         ReasonCode.IN_PLUGIN,
+        ReasonCode.FUSED_SIBLINGS,
     }
 )
 """Outcomes the rules say nothing about, so that they cannot be wrong about them."""

@@ -10,8 +10,6 @@ from twofour.records import (
     EligibilityReport,
     EligibilitySummary,
     Evidence,
-    Reason,
-    ReasonCode,
     Verdict,
     VerdictName,
 )
@@ -31,9 +29,8 @@ from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.judge import judge
 from twofour.reports.join.outcome import JoinCase
 from twofour.reports.join.sightings import Sighting, Sightings, look
-from twofour.reports.join.sources import mention_source
 from twofour.reports.join.totals import count_totals
-from twofour.reports.words import count, listed
+from twofour.reports.words import count
 
 _FORCED = "--sparsity=force overwrote weights: the log says nothing about the model's own"
 
@@ -97,9 +94,17 @@ def _judged(
 ) -> tuple[Verdict, ...]:
     around = Circumstances.of(evidence.build, seen)
     whereabouts = Whereabouts(seen.nodes, seen.holders_of, evidence.build)
-    rows = zip(predicted.verdicts, seen.rows, strict=True)
+    rows = list(zip(predicted.verdicts, seen.rows, strict=True))
+    of_node = {sighting.node: row for row, sighting in rows}
+    fused = (s.siblings.nodes if s.siblings is not None else () for s in seen.rows)
     return tuple(
-        _row(JoinCase(row=row, seen=sighting, around=around), whereabouts) for row, sighting in rows
+        _row(
+            JoinCase(
+                row=row, seen=sighting, around=around, fused=tuple(of_node[at] for at in nodes)
+            ),
+            whereabouts,
+        )
+        for (row, sighting), nodes in zip(rows, fused, strict=True)
     )
 
 
@@ -109,27 +114,12 @@ def _row(case: JoinCase, whereabouts: Whereabouts) -> Verdict:
         case.row,
         verdict=found.verdict,
         evidence=found.evidence,
-        reasons=(*found.reasons, *_fused_with(case)),
+        reasons=found.reasons,
         remedy=found.remedy,
         engine_layer=_engine_layer(case.seen),
         sparse_ms=case.sparse_ms,
         dense_ms=case.dense_ms,
     )
-
-
-def _fused_with(case: JoinCase) -> Iterator[Reason]:
-    """The siblings of a horizontal fusion: what was seen, with no advice in it."""
-    fused = case.seen.siblings
-    if fused is None:
-        return
-    around, nodes = case.around, case.around.seen.nodes
-    names = [nodes[at].name for at in fused.nodes]
-    message = f"runs as one engine layer with {listed(names)}: they read the same input"
-    mentions = (case.seen.chosen, case.seen.eligible)
-    line = next((m for m in mentions if m is not None and m.name == fused.name), None)
-    file = around.seen.engine_file or around.file
-    source = f"{file}: {fused.name}" if line is None else mention_source(around.file, line)
-    yield Reason(code=ReasonCode.FUSED_SIBLINGS, message=message, source=source)
 
 
 def _engine_layer(seen: Sighting) -> str | None:

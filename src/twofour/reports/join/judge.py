@@ -6,17 +6,18 @@ chosen line, the count on it. Weights marked as sparse in layer information prov
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from twofour.log_records import SparsityKind
-from twofour.records import Evidence, Reason, ReasonCode, VerdictName
+from twofour.records import Evidence, Reason, ReasonCode, Verdict, VerdictName
 from twofour.reports.join.absent import Whereabouts
 from twofour.reports.join.circumstances import in_myelin, is_version_8
 from twofour.reports.join.dense import why_dense
 from twofour.reports.join.outcome import JoinCase, Outcome, measured
 from twofour.reports.join.silence import Silence, silence, silent_choice
 from twofour.reports.join.sources import line_source, mention_source
-from twofour.reports.remedies import NO_PLUGIN, leaves_dense
+from twofour.reports.remedies import NO_PLUGIN, PRUNE_ALONG, PRUNE_FUSED, leaves_dense
 from twofour.reports.rules import surprises
 from twofour.reports.steps import (
     ALLOW_SPARSE,
@@ -26,7 +27,7 @@ from twofour.reports.steps import (
     Step,
     still_to_do,
 )
-from twofour.reports.words import one_of, tactic_times_words
+from twofour.reports.words import listed, one_of, tactic_times_words
 
 _NOT_FORCED = "rebuild with --sparsity=enable, which keeps the weights as they are"
 _SAME_MODEL = "check that the engine was built from this very ONNX file"
@@ -47,6 +48,14 @@ _Rule = Callable[[JoinCase, Whereabouts], "Outcome | None"]
 
 def judge(case: JoinCase, whereabouts: Whereabouts) -> Outcome:
     """The verdict of one layer; predicted still, where the evidence does not speak of it."""
+    found = _judged(case, whereabouts)
+    fused = _fused_with(case)
+    if fused is None or any(reason.code is fused.code for reason in found.reasons):
+        return found
+    return replace(found, reasons=(*found.reasons, fused))
+
+
+def _judged(case: JoinCase, whereabouts: Whereabouts) -> Outcome:
     rules: tuple[_Rule, ...] = (
         _chosen,
         _old_gpu,
@@ -243,10 +252,47 @@ def _not_listed(case: JoinCase, _: Whereabouts) -> Outcome | None:
     if case.row.predicted is VerdictName.NOT_ELIGIBLE:
         return measured(VerdictName.NOT_ELIGIBLE, (*case.row.reasons, reason), case.row.remedy)
     if case.row.predicted is not VerdictName.UNKNOWN:
-        return measured(VerdictName.NOT_ELIGIBLE, (reason,), _SAME_MODEL)
+        return _spoiled(case, reason) or measured(VerdictName.NOT_ELIGIBLE, (reason,), _SAME_MODEL)
     if not case.row.shape:
         return measured(VerdictName.NOT_ELIGIBLE, (reason,), _GIVE_MODEL)
     return measured(VerdictName.NOT_ELIGIBLE, (reason, *case.row.reasons), case.row.remedy)
+
+
+def _spoiled(case: JoinCase, reason: Reason) -> Outcome | None:
+    """A layer that its own weights allow, fused with one whose weights do not."""
+    fused = _fused_with(case)
+    against = [v for v in case.fused if v.predicted is VerdictName.NOT_ELIGIBLE]
+    if fused is None or not against:
+        return None
+    names = listed([v.layer for v in against])
+    codes = ", ".join(dict.fromkeys(v.reasons[0].code.value for v in against))
+    message = f"{fused.message}; of them {names} cannot run sparse ({codes})"
+    said = replace(fused, message=message)
+    return measured(VerdictName.NOT_ELIGIBLE, (said, reason), _remedy_of_fused(names, against))
+
+
+def _remedy_of_fused(names: str, against: Sequence[Verdict]) -> str:
+    remedies = list(dict.fromkeys(v.remedy for v in against if v.remedy))
+    if not remedies or any(map(leaves_dense, remedies)):
+        return f"leave it dense: it is fused with {names}"
+    if all(remedy.startswith(PRUNE_ALONG) for remedy in remedies):
+        return f"{PRUNE_FUSED}: {names}"
+    return f"mend the layers fused with it too: {names} ({'; '.join(remedies)})"
+
+
+def _fused_with(case: JoinCase) -> Reason | None:
+    """The siblings of a horizontal fusion: what was seen, with no advice in it."""
+    fused = case.seen.siblings
+    if fused is None:
+        return None
+    around, nodes = case.around, case.around.seen.nodes
+    names = [nodes[at].name for at in fused.nodes]
+    message = f"runs as one engine layer with {listed(names)}: they read the same input"
+    mentions = (case.seen.chosen, case.seen.eligible)
+    line = next((m for m in mentions if m is not None and m.name == fused.name), None)
+    file = around.seen.engine_file or around.file
+    source = f"{file}: {fused.name}" if line is None else mention_source(around.file, line)
+    return Reason(code=ReasonCode.FUSED_SIBLINGS, message=message, source=source)
 
 
 def _left_out(case: JoinCase) -> Reason | None:

@@ -19,6 +19,8 @@ class JoinCase:
     row: Verdict
     seen: Sighting
     around: Circumstances
+    fused: tuple[Verdict, ...] = ()
+    """Rows of the report that run as one engine layer with it and read the same input."""
 
     @property
     def kernel_holder(self) -> EngineLayer | None:
