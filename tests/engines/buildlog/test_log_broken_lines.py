@@ -304,3 +304,28 @@ def test_progress_printed_between_tactics_changes_no_time_and_no_kernel(
 def test_a_time_that_a_terminal_broke_is_put_together() -> None:
     time_only = "Tactic: 0x00000000000000a1 Time: 0."
     assert kernels(*BEFORE, time_only, "|0129196")[0][2] == 0.0129196
+
+
+@pytest.mark.parametrize("blank", [[], [""]], ids=["at once", "after a blank line"])
+@pytest.mark.parametrize("mark", ["- ", "  * ", "\N{BULLET} ", "{}. ", "  {}) "])
+def test_a_list_with_a_mark_before_every_name_is_read(mark: str, blank: list[str]) -> None:
+    names = ("c24 + relu1", "PWN(PWN(a), b)", "(Unnamed Layer* 3) [Convolution]", "x || y")
+    points = [mark.format(n) + name for n, name in enumerate(names, 1)]
+    found = f"{DATED}(Sparsity) Found 5 layer(s) eligible to use sparse tactics:"
+    none = f"{DATED}(Sparsity) Chose 0 layer(s) using sparse tactics:"
+    other = ["- pushed the engine to the server", "- 3 files written", "- gemmT"]
+    lines = [found, *blank, *points, *other, none, *blank, points[0], points[3], *other]
+    (build,) = parse_lines([*lines, f"{DATED}Engine generation completed in 8.5 seconds."])
+    assert build.eligible == names
+    assert build.chosen == (names[0], names[3])
+
+
+def test_points_that_are_no_names_are_not_taken_for_a_list_of_tensorrt_8() -> None:
+    old = f"{DATED}(Sparsity) Layers eligible for sparse math:"
+    (build,) = parse_lines([old, "", "- conv1 + relu1", "- conv2", "- see the docs for more"])
+    assert build.eligible == ("conv1 + relu1", "conv2")
+    (empty,) = parse_lines([old, "- see the docs for more", "- conv2"])
+    chosen = f"{DATED}(Sparsity) TRT inference plan picked sparse implementation for layers:"
+    (both,) = parse_lines([old, "- conv1", "- conv2", chosen, "- conv2", "- conv3"])
+    assert (both.eligible, both.chosen) == (("conv1", "conv2"), ("conv2",))
+    assert empty.eligible == ()

@@ -70,6 +70,9 @@ class BareLines:
         after_prefixed, self._last = self._last != number - 1 and self.broken is None, number
         if self.broken is not None and self._continues(text, number):
             return
+        if self.broken is not None and self.broken.waits and not text.strip():
+            self.broken.parted = True
+            return
         tuning = self._parser.segments.build.tuning
         just = tuning.last_line == number - 1 or self._completed == (tuning.last_line, number - 1)
         if just and self._lengthens(text.strip(), number):
@@ -92,6 +95,8 @@ class BareLines:
         if self._begins_something(text.strip()):
             ends = broken.text.startswith((CHOICE, NAME))
             return ends and self._put_together(broken, text, number)
+        if broken.is_sparsity and broken.takes_point(text, self._paste()):
+            return True
         more = broken.goes_on(text, self._paste()) if broken.is_sparsity else not broken.full
         if more and (broken.is_sparsity or broken.text.startswith(_NAME)):
             broken.add(text)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from twofour.engines.buildlog.sparsity import MARK, raw_line
+from twofour.log_records import SparsityKind
 
 LONGEST = 1 << 20
 _OPEN_ENDS = (",", "+", "|")
@@ -31,6 +32,15 @@ _PROMPT = re.compile(r"(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+:?[^\s$#%]{0,200}\s?)?
 """Of a shell: `$ `, `(venv) user@host:~/x$ `, `root@1f2e:/# `, `>>> `."""
 
 
+_POINT = re.compile(
+    r"\s*(?:[-*+\N{BULLET}\N{MIDDLE DOT}\N{EN DASH}\N{EM DASH}\N{TRIANGULAR BULLET}]"
+    r"|\d{1,4}[.)])[ \t]+(?P<name>\S.*?)[,;]?\s*$"
+)
+"""A line of a list with a mark before every entry, as an issue's author makes of a long one."""
+_INNERMOST = re.compile(r"\([^()]*\)")
+_PLAIN_NAME = re.compile(rf"\S+(?:{_SIGN} \S+)*")
+
+
 class Paste(NamedTuple):
     """What a log knows that tells the rest of a list from what another program printed."""
 
@@ -52,6 +62,11 @@ class Broken:
         self.physical = physical
         self._printed: int | None = None
         self._listed: bool | None = None
+        self._of_eligible = False
+        self.parted = False
+        """A blank line stands between the colon and the names."""
+        self._points = False
+        """Its names have a line each, with a mark before them."""
         self._depth = 0
         self._layers = 0
         self._entry = ""
@@ -71,6 +86,29 @@ class Broken:
         """Too long to be one message of a real log."""
         return self._length > LONGEST or len(self._pieces) > _MOST_PIECES
 
+    @property
+    def waits(self) -> bool:
+        """Whether the list has begun and names nothing yet."""
+        return bool(self._listed) and not self._layers
+
+    def takes_point(self, text: str, paste: Paste) -> bool:
+        """Take the line as one name of a list that has a mark before each; whether it is one."""
+        match = _POINT.match(text) if self.waits or (self._listed and self._points) else None
+        if match is None or self.full:
+            return False
+        name = match["name"]
+        if not paste.is_layer(name):
+            printed = self._printed
+            missing = self._of_eligible if printed is None else self._layers < printed
+            if not missing or _PLAIN_NAME.fullmatch(_without_brackets(name)) is None:
+                return False
+        self._points = True
+        piece = f", {name}" if self._layers else f" {name}"
+        self._pieces.append(piece)
+        self._length += len(piece)
+        self._count(piece)
+        return True
+
     def goes_on(self, piece: str, paste: Paste) -> bool:
         """Whether `piece` continues the list, rather than being what another program printed.
 
@@ -78,7 +116,7 @@ class Broken:
         a list that may be complete goes on only where something shows that its line was broken.
         """
         text = piece.strip()
-        if not text or self.full or _PROMPT.match(text):
+        if not text or self.full or _PROMPT.match(text) or self.parted or self._points:
             return False
         if not self._listed:
             return self._listed is None or text.startswith(":")
@@ -160,6 +198,7 @@ class Broken:
         if raw is None:
             return
         self._printed, self._listed = raw.printed, raw.names is not None
+        self._of_eligible = raw.kind is SparsityKind.ELIGIBLE
         self._count((raw.names or "").strip().lstrip(","))
 
     def _count(self, text: str) -> None:
@@ -179,6 +218,12 @@ class Broken:
                     self._before.append((self._entry + text[start : match.start()]).strip())
                     self._entry, start = "", match.end()
         self._entry += text[start:]
+
+
+def _without_brackets(name: str) -> str:
+    """The name without what its round brackets hold, where blanks stand between arguments."""
+    short = _INNERMOST.sub("", name[:_LONGEST_NAME])
+    return short.strip() if short == name else _without_brackets(short)
 
 
 def glue(tail: str, piece: str) -> str:

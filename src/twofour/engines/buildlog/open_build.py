@@ -144,7 +144,8 @@ class OpenBuild:
         """Whether a layer of that name stands elsewhere in the log, in the lists among others."""
         if not name:
             return False
-        listed = any(f", {name}, " in f", {raw.names}, " for raw in self.sparsity if raw.names)
+        lists = (raw.names.strip() for raw in self.sparsity if raw.names)
+        listed = any(f", {name}, " in f", {names}, " for names in lists)
         return listed or name in self.tuning.layers or name in self.renamed
 
     def add_fusion(self, fusion: Fusion) -> None:
