@@ -329,3 +329,13 @@ def test_points_that_are_no_names_are_not_taken_for_a_list_of_tensorrt_8() -> No
     (both,) = parse_lines([old, "- conv1", "- conv2", chosen, "- conv2", "- conv3"])
     assert (both.eligible, both.chosen) == (("conv1", "conv2"), ("conv2",))
     assert empty.eligible == ()
+
+
+@pytest.mark.parametrize("chosen", [0, 3])
+def test_a_break_inside_the_sign_of_a_fusion_adds_no_blank(chosen: int) -> None:
+    start = f"(Sparsity) Chose {chosen} layer(s) using sparse tactics: /m/a/Conv |"
+    lines = [DATED + start, "| /m/b/Conv, /m/c/Conv || /m/d/", "Conv, /m/e/Conv"]
+    found = "(Sparsity) Found 5 layer(s) eligible to use sparse tactics: "
+    whole = ("/m/a/Conv || /m/b/Conv", "/m/c/Conv || /m/d/Conv", "/m/e/Conv")
+    (build,) = parse_lines([f"{DATED}{found}{', '.join(whole)}", *lines])
+    assert build.chosen == whole

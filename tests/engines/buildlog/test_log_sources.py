@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import io
 import json
 import math
@@ -22,7 +23,7 @@ from twofour.engines.buildlog.layer_information import (
 )
 from twofour.engines.buildlog.read import read_build_log
 from twofour.errors import BadInputError
-from twofour.log_records import BuildLog
+from twofour.log_records import BuildLog, BuildOutcome
 from twofour.reports.log_text import log_view
 from twofour.reports.text import plain_text
 from twofour.store import from_json, json_pieces, to_json
@@ -36,11 +37,33 @@ def chosen(log: BuildLog) -> list[tuple[str, ...] | None]:
     return [build.chosen for build in log.builds]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 def test_text_of_any_usual_encoding_is_read(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "build.txt"
     path.write_bytes(TEXT.encode(encoding))
     assert chosen(read_build_log(path)) == [CHOSEN]
+
+
+@pytest.mark.parametrize(
+    "blank", ["\u00a0", "\u2009", "\u202f", "\u3000", "&nbsp;", "&#160;", "\u200b "]
+)
+def test_blanks_of_a_web_page_are_blanks(tmp_path: Path, blank: str) -> None:
+    path = tmp_path / "build.txt"
+    path.write_text(TEXT.replace(" ", blank), encoding="utf-8")
+    assert chosen(read_build_log(path)) == [CHOSEN]
+
+
+def test_text_that_is_escaped_for_html_is_read(tmp_path: Path) -> None:
+    lines = (
+        "&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx",
+        '[V] [TRT] (Sparsity) Found 2 layer(s) eligible to use sparse tactics: a<b>, "c"',
+        "&&&& PASSED TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx",
+    )
+    path = tmp_path / "page.txt"
+    path.write_text("".join(f"{html.escape(line)}\n" for line in lines), encoding="utf-8")
+    (build,) = read_build_log(path).builds
+    assert (build.tensorrt_version, build.outcome) == ("10.3.0", BuildOutcome.BUILT)
+    assert build.eligible == ("a<b>", '"c"')
 
 
 def test_a_compressed_log_is_told_by_its_content(tmp_path: Path) -> None:

@@ -181,12 +181,14 @@ class Broken:
         """Append the next physical line."""
         self.physical = len(piece)
         between = self._between(piece)
+        in_sign = _inside_sign(self._tail, piece)
         piece = between + piece.lstrip()
         self._pieces.append(piece)
         self._length += len(piece)
         self._tail = (self._tail + piece)[-4:]
         if self.is_sparsity and self._listed:
-            self._count(piece)
+            self._entry = self._entry.removesuffix("|") if in_sign else self._entry
+            self._count(f"|{piece}" if in_sign else piece)
         elif self.is_sparsity:
             self._measure_start()
 
@@ -226,9 +228,14 @@ def _without_brackets(name: str) -> str:
     return short.strip() if short == name else _without_brackets(short)
 
 
+def _inside_sign(tail: str, piece: str) -> bool:
+    """Whether the break is between the two marks of `||`."""
+    return tail.endswith("|") and not tail.endswith("||") and piece.startswith("| ")
+
+
 def glue(tail: str, piece: str) -> str:
     """What stood between two pieces: a blank where one was lost at the break, else nothing."""
-    if tail.endswith((" ", "(", "[", "{", "/")) or not piece:
+    if tail.endswith((" ", "(", "[", "{", "/")) or not piece or _inside_sign(tail, piece):
         return ""
     if piece[0] == " ":
         return " "

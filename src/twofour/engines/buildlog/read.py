@@ -8,7 +8,7 @@ from pathlib import Path
 from twofour.engines.buildlog.budget import Budget
 from twofour.engines.buildlog.layer_information import nothing_in
 from twofour.engines.buildlog.parser import LogParser
-from twofour.engines.buildlog.source import Reading, batches
+from twofour.engines.buildlog.source import Reading, batches, plain
 from twofour.log_records import Build, BuildLog, LogFile
 
 
@@ -44,6 +44,6 @@ def read_build_log(*sources: Path | str) -> BuildLog:
 def parse_lines(lines: Iterable[str], *, name: str = "log") -> tuple[Build, ...]:
     """Builds in lines of text that is already at hand (line ends are removed)."""
     parser = LogParser(name, Budget())
-    batch: Sequence[str] = [line.rstrip("\n") for line in lines]
+    batch: Sequence[str] = [plain(line.rstrip("\n")) for line in lines]
     parser.feed(batch)
     return tuple(parser.finish())

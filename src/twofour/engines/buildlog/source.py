@@ -22,6 +22,15 @@ LONGEST_LINE = 1 << 20
 CUT_MARK = "..."
 """Stands for the rest of a cut line, as an author's dots do for names left out of a list."""
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_BLANKS = re.compile("[\N{NO-BREAK SPACE}\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_NO_WIDTH = re.compile("[\u200b-\u200d\u2060\ufeff]")
+_ENTITIES = {
+    "amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'", "nbsp": " ", "#39": "'",
+    "#x27": "'", "#34": '"', "#x22": '"', "#38": "&", "#60": "<", "#62": ">", "#160": " ",
+    "#x2f": "/", "#47": "/", "#43": "+", "#124": "|", "#x7c": "|", "#xa0": " ",
+}  # fmt: skip
+_ENTITY = re.compile(rf"&({'|'.join(_ENTITIES)});", re.IGNORECASE)
+_SAMPLE_BYTES = 4096
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WBITS = 31
 """zlib: a gzip header, and the largest window."""
@@ -104,7 +113,7 @@ class _Rejoined(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         start, self._start = self._start, b""
-        return start or self._rest.read(size)
+        return start + self._rest.read(size)
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # Buffer is 3.12
         data = self.read(len(buffer))
@@ -154,9 +163,28 @@ def _chunks(file: io.RawIOBase) -> Iterator[bytes]:
 
 
 def _decoder(start: bytes) -> codecs.IncrementalDecoder:
-    """UTF-8, or UTF-16 where a byte order mark says so (redirected by PowerShell)."""
+    """UTF-8, or UTF-16 where a byte order mark or the zeros of Latin letters say so."""
     wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")(errors="replace")
+    name = "utf-16" if wide else _wide_without_mark(start) or "utf-8-sig"
+    return codecs.getincrementaldecoder(name)(errors="replace")
+
+
+def _wide_without_mark(start: bytes) -> str | None:
+    """UTF-16 as PowerShell and others append it, told by where the zeros of its letters stand."""
+    sample = start[:_SAMPLE_BYTES]
+    zeros = [sample[place::2].count(0) for place in (0, 1)]
+    if max(zeros) < len(sample) // 3 or min(zeros) > max(zeros) // 8:
+        return None
+    return "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
+
+
+def plain(text: str) -> str:
+    """The text without what a web page makes of it: blanks that do not break, HTML's entities."""
+    if not text.isascii():
+        text = _NO_WIDTH.sub("", _BLANKS.sub(" ", text))
+    if "&" in text and _ENTITY.search(text):
+        text = _ENTITY.sub(lambda found: _ENTITIES[found[1].lower()], text)
+    return text
 
 
 def _cleaned(text: str) -> str:
@@ -164,7 +192,7 @@ def _cleaned(text: str) -> str:
         text = text.replace("\r\n", "\n")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
-    return text
+    return plain(text)
 
 
 def _cut(rest: str, reading: Reading) -> str:
