@@ -9,6 +9,7 @@ from join_cases import (
     DENSE,
     SPARSE,
     build,
+    chain,
     chosen,
     eligible,
     information,
@@ -21,7 +22,14 @@ from report_cases import check, context, conv, matmul, report, validation
 
 from twofour.errors import BadInputError
 from twofour.log_records import BuildOutcome
-from twofour.records import EligibilityReport, EligibilityTotals, ReasonCode, ShareUnit, VerdictName
+from twofour.records import (
+    EligibilityReport,
+    EligibilityTotals,
+    NotCovered,
+    ReasonCode,
+    ShareUnit,
+    VerdictName,
+)
 from twofour.reports.eligibility import predict
 from twofour.reports.evidence_lines import evidence_lines
 from twofour.reports.html import to_html
@@ -400,8 +408,58 @@ def test_a_node_in_two_engine_layers_is_asked_for_by_their_names() -> None:
 def test_an_engine_layer_without_a_weight_is_said_to_be_one() -> None:
     evidence = BuildEvidence(build=LOG, layers=information(layer("a"), layer("pool + quantize")))
     for name in ("pool + quantize", "pool"):
-        with pytest.raises(BadInputError, match="is in the engine, has no weight that sparse"):
+        with pytest.raises(BadInputError, match="is in the engine; no weight for sparse math"):
             explain(whole(), evidence, name)
+
+
+REGION = "{ForeignNode[m.weight...ONNXTRT_castHelper_9]}"
+"""A region whose ends are no nodes, in a log without the list of engine layers."""
+
+
+def of_region(*held: str) -> BuildEvidence:
+    names = ("a", "m", "n", "s")
+    nodes = chain(*((name, "Conv" if name == "a" else "MatMul") for name in names))
+    stated = "".join(f"[ONNX Layer: {name}]" for name in held)
+    log = build(
+        f"=============== Computing costs for {REGION}",
+        f"ForeignNode {REGION} metadata: {stated}",
+        f"--------------- Timing Runner: {REGION} (Myelin[0x80000023])",
+        "Tactic: 0x0000000000000000 Time: 0.0114",
+        eligible("a"),
+        chosen("a"),
+    )
+    return BuildEvidence(build=log, nodes=nodes)
+
+
+def of_products(*names: str) -> EligibilityReport:
+    rows = (matmul(name, 512, 512, node=name) for name in names)
+    return report(conv("a", 512, 512, node="a"), *rows)
+
+
+def test_a_region_of_the_log_leads_to_the_layers_it_holds() -> None:
+    with pytest.raises(BadInputError, match="2 layers are in the Myelin region") as caught:
+        explain(of_products("m", "n"), of_region("m", "n", "s"), REGION)
+    assert caught.value.hint == "name one of: m, n"
+    alone = explain(of_products("m"), of_region("m", "s"), REGION)
+    assert plain_text(alone, width=200).startswith("m (MatMul): ")
+    with pytest.raises(BadInputError, match="is in the engine; no weight for sparse math"):
+        explain(of_products(), of_region("s"), REGION)
+
+
+def test_a_node_without_a_row_is_told_for_what_it_is() -> None:
+    group = NotCovered(
+        op="LSTM", uses=1, weights=9, multiplies=True, users=("lstm",), arrays=("lstm.W",)
+    )
+    predicted = replace(report(matmul("stem", 512, 512)), not_covered=(group,))
+    for name in ("lstm", "lstm.W"):
+        with pytest.raises(BadInputError, match="is not covered: the weights of LSTM are neither"):
+            explain(predicted, BuildEvidence(), name)
+    idle = replace(predicted, not_covered=(replace(group, op="Gather", multiplies=False),))
+    with pytest.raises(BadInputError, match="belongs to Gather, which is no factor"):
+        explain(idle, BuildEvidence(), "lstm")
+    nodes = (node("stem_relu", "Relu", "x"),)
+    with pytest.raises(BadInputError, match="is a node of the model, has no weight"):
+        explain(report(matmul("stem", 512, 512)), BuildEvidence(nodes=nodes), "stem_relu")
 
 
 def test_an_unknown_layer_names_those_that_are_near() -> None:

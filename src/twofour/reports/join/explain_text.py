@@ -16,14 +16,15 @@ from twofour.log_records import TunedLayer
 from twofour.records import EligibilityReport, GraphNode, Verdict
 from twofour.reports.cells import facts, pattern_word, surprise
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
-from twofour.reports.join.name_parts import KnownNames, split_name
-from twofour.reports.join.sightings import Sighting, look
+from twofour.reports.join.name_parts import REGION, KnownNames, split_name
+from twofour.reports.join.sightings import Sighting, Sightings, look
 from twofour.reports.join.sources import mention_source
 from twofour.reports.words import count, one_of, printable
 
 _TACTICS_SHOWN = 12
 _SUGGESTIONS = 5
 _LONGEST_TRACE = 64
+_WITH_WEIGHTS = "explain tells of layers with a weight: see twofour report"
 
 
 def explain(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> RenderableType:
@@ -32,8 +33,9 @@ def explain(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> R
     Raises BadInputError for a name that no layer has, or that several have.
     """
     seen = look(report, evidence)
-    aliases = [_names_in_use(sighting) for sighting in seen.rows]
-    at = find_layer(report, layer, aliases=aliases, weightless=_engine_names(evidence))
+    aliases = [_names_in_use(sighting, seen) for sighting in seen.rows]
+    nodes = {name for node in seen.nodes for name in (node.label, node.name)}
+    at = find_layer(report, layer, aliases=aliases, weightless=_engine_names(evidence), nodes=nodes)
     verdict = report.verdicts[at]
     sighting = seen.rows[at]
     file = evidence.build.file if evidence.build is not None else ""
@@ -55,12 +57,13 @@ def find_layer(
     *,
     aliases: Sequence[Set[str]] = (),
     weightless: Iterable[str] = (),
+    nodes: Set[str] = frozenset(),
 ) -> int:
     """Index of the one verdict of that name, or with that node in its engine layer.
 
     `aliases` are the names that engine and log have for each verdict. Raises BadInputError, with
     the names that are near. `weightless` are names of the engine: one that no verdict has is of a
-    layer without a weight.
+    layer without a weight. `nodes` are names of the model's nodes.
     """
     names = [(v.layer, v.node, v.engine_layer, v.weight) for v in report.verdicts]
     aliased = [at for at, others in enumerate(aliases) if name in others]
@@ -68,14 +71,21 @@ def find_layer(
         if len(found) == 1:
             return found[0]
         if found:
+            where = "in the Myelin region" if REGION in name else "named"
             raise BadInputError(
-                f"{count(len(found), 'layer')} are named {printable(name)!r}",
+                f"{count(len(found), 'layer')} are {where} {printable(name)!r}",
                 hint="name one of: " + ", ".join(printable(names[at][0]) for at in found[:5]),
             )
+    _refuse_uncovered(report, name)
     if any(name == other or name in _constituents(other) for other in weightless):
         raise BadInputError(
-            f"{printable(name)!r} is in the engine, has no weight that sparse math could use",
-            hint="explain tells of layers with a weight: see twofour report",
+            f"{printable(name)!r} is in the engine; no weight for sparse math is known in it",
+            hint=_WITH_WEIGHTS,
+        )
+    if name in nodes:
+        raise BadInputError(
+            f"{printable(name)!r} is a node of the model, has no weight that sparse math could use",
+            hint=_WITH_WEIGHTS,
         )
     known = list(dict.fromkeys(text for row in names for text in row[:2] if text))
     near = [text for text in known if name and name in text][:_SUGGESTIONS]
@@ -84,13 +94,27 @@ def find_layer(
     raise BadInputError(f"the report has no layer {printable(name)!r}", hint=hint)
 
 
-def _names_in_use(sighting: Sighting) -> set[str]:
-    """What engine and log call the layer."""
+def _refuse_uncovered(report: EligibilityReport, name: str) -> None:
+    """Raise BadInputError for what has weights that no row of the report names."""
+    group = next((g for g in report.not_covered if name in (*g.users, *g.arrays)), None)
+    if group is None:
+        return
+    if group.multiplies:
+        what = f"is not covered: the weights of {group.op} are neither pruned nor judged"
+    else:
+        what = f"belongs to {group.op}, which is no factor of a matrix product"
+    raise BadInputError(f"{printable(name)!r} {what}", hint=_WITH_WEIGHTS)
+
+
+def _names_in_use(sighting: Sighting, seen: Sightings) -> set[str]:
+    """What engine and log call the layer, and the regions that hold or may hold it."""
     mentions = (sighting.eligible, sighting.chosen)
     tuned = (sighting.tuned, sighting.dense_tuned)
     return {
         *(holder.name for holder in sighting.holders),
         *([sighting.region.name] if sighting.region is not None else []),
+        *(region.name for region in (*sighting.among, *sighting.perhaps)),
+        *(name for name, held in seen.regions.items() if sighting.node in held),
         *(mention.name for mention in mentions if mention is not None),
         *(layer.name for layer in tuned if layer is not None),
     }

@@ -47,6 +47,8 @@ class LogSightings:
         """Lines whose printed count is that of the layers of the model that they name."""
         self.together: list[tuple[str, tuple[int, ...]]] = []
         """Names on the (Sparsity) lines, and of tuned layers, that hold several nodes."""
+        self.regions: dict[str, frozenset[int]] = {}
+        """Layers that each Myelin region holds or may hold, by its name."""
         self._engine = {found.name: found for found in engine}
         if build is None:
             return
@@ -61,6 +63,7 @@ class LogSightings:
         """Of several layers of one node that were timed, the one that tells most."""
         best: dict[int, tuple[bool, bool, bool, bool]] = {}
         for tuned, found in _each(build.layers, (x.name for x in build.layers), index):
+            self._note_region(found, rows)
             self.touched.update(found.nodes, found.parts, found.region)
             self.together += [(tuned.name, found.nodes)] if len(found.nodes) > 1 else []
             for node in _of_one(found, rows):
@@ -76,6 +79,7 @@ class LogSightings:
             layers = 0
             for name, listed in _each(line.names or (), line.names or (), index):
                 found = self._engine.get(name, listed)
+                self._note_region(found, rows)
                 self.touched.update(found.nodes, found.region)
                 self.together += [(name, found.nodes)] if len(found.nodes) > 1 else []
                 # a region on a line says which of its layers is meant only where it has one
@@ -91,6 +95,12 @@ class LogSightings:
                 self.settled.add(line.line)
         self.unmatched = tuple(dict.fromkeys(unmatched))
         self.unresolved = tuple(dict.fromkeys(unresolved))
+
+    def _note_region(self, found: Resolved, rows: frozenset[int]) -> None:
+        if REGION in found.name:
+            known = self._engine.get(found.name, found)
+            held = (*known.nodes, *known.parts, *known.region, *known.shared, *known.perhaps)
+            self.regions[found.name] = rows.intersection(held)
 
     def _mention(self, mention: Mention, nodes: Iterable[int]) -> None:
         kind = mention.line.kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from twofour.log_records import Build, EngineLayer, SkippedTactic, SparsityKind, TunedLayer
@@ -94,6 +94,8 @@ class Sightings:
     """Names listed as eligible that may mean any layer of the model."""
     settled: frozenset[int] = frozenset()
     """Lines of the log whose printed count is that of the layers of the model they name."""
+    regions: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Nodes of rows that each Myelin region of the log holds or may hold, by its name."""
     foreign_profiles: tuple[int, ...] = ()
     """Rows of each profile that was left aside, as none leads to a layer of model or engine."""
 
@@ -140,6 +142,7 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
         ),
         unresolved=in_log.unresolved,
         settled=frozenset(in_log.settled),
+        regions=in_log.regions,
         foreign_profiles=tuple(n for n in (strange, strange_dense) if n),
     )
 
