@@ -223,3 +223,33 @@ def test_what_cannot_break_the_pattern_does_not_count_as_holding_it() -> None:
     ]
     words = {v.layer: pattern_word(v) for v in report(dw, image, mix).verdicts}
     assert words == {"dw": "trivial", "image": "trivial", "mix": "2:4"}
+
+
+@pytest.mark.parametrize("width", [80, 90, 100, 110])
+@pytest.mark.parametrize("code", sorted(set(ReasonCode) - {ReasonCode.QUALIFIES}))
+def test_no_code_verdict_or_short_word_is_broken_on_a_narrow_terminal(
+    code: ReasonCode, width: int
+) -> None:
+    name = "encoder.layer.11.attention.self.query"
+    weight = conv(name, 12288, 49152, (3, 3), 4, op="ConvTranspose", reasons=(reason(code),))
+    (first,) = report((weight, check(weight))).verdicts
+    rows = (
+        replace(first, reasons=(reason(code, "said of it"),)),
+        replace(first, verdict=VerdictName.NOT_ELIGIBLE, evidence=Evidence.MEASURED),
+        replace(first, verdict=VerdictName.NOT_IN_ENGINE, pattern_holds=None, layer="stem"),
+    )
+    text = plain_text(eligibility_table(replace(report(weight), verdicts=rows)), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    table, totals = text.split("digits.py:make")
+    assert table.count(code.value) >= 2
+    assert code.value in totals
+    words = set(text.replace(",", " ").replace(")", " ").split())
+    assert {"pattern", "verdict", "not-eligible", "not-in-engine", "ConvTranspose", "stem"} <= words
+    assert name in "".join(line.split("  ")[0].strip() for line in table.splitlines())
+
+
+def test_a_narrow_table_says_of_each_layer_what_the_wide_one_says() -> None:
+    made = _known_cases()
+    wide, narrow = (plain_text(eligibility_table(made), width=w).split() for w in (250, 80))
+    for word in ("x12", "g96", "trivial", "ConvTranspose", "PATTERN_BROKEN,", "unknown"):
+        assert narrow.count(word) == wide.count(word) > 0, word

@@ -26,6 +26,7 @@ _MOST_ROWS_IN_ALL = 2000
 _FEWEST_ROWS = 20
 _MOST_ERRORS = 3
 _SILENT = "the log has no such line"
+_UNTOLD = "-"
 
 
 def log_view(log: BuildLog) -> RenderableType:
@@ -133,12 +134,15 @@ def _untimed(build: Build) -> Iterator[TunedLayer]:
 def _table(layers: list[TunedLayer], most: int) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     titles = ("layer", "runner", "best sparse ms", "best dense ms", SPARSE_TO_DENSE, "chosen")
-    for title in titles:
-        justify = "right" if "ms" in title or "/" in title else "left"
-        table.add_column(title, overflow="fold", justify="right" if justify == "right" else "left")
     rows = sorted(layers, key=_interest)
-    for layer in rows[:most]:
-        table.add_row(*(Text(cell, overflow="fold") for cell in _cells(layer)))
+    cells = [_cells(layer) for layer in rows[:most]]
+    # a column that says nothing of any layer would take its room from the names
+    told = [at for at, column in enumerate(zip(*cells, strict=True)) if {*column} != {_UNTOLD}]
+    for at in told:
+        right = "ms" in titles[at] or titles[at] == SPARSE_TO_DENSE
+        table.add_column(titles[at], overflow="fold", justify="right" if right else "left")
+    for row in cells:
+        table.add_row(*(Text(row[at], overflow="fold") for at in told))
     if len(rows) <= most:
         return table
     return Group(table, Text(f"  {len(rows) - most} more layers: see --json"))
@@ -154,17 +158,17 @@ def _cells(layer: TunedLayer) -> tuple[str, ...]:
     ratio = tactic_ratio(sparse, dense)
     return (
         printable(layer.name),
-        printable(layer.runner or ", ".join(layer.runners) or "-"),
+        printable(layer.runner or ", ".join(layer.runners) or _UNTOLD),
         _ms(sparse),
         _ms(dense),
-        "-" if ratio is None else f"{ratio:.3f}",
+        _UNTOLD if ratio is None else f"{ratio:.3f}",
         "yes" if layer.chosen else "eligible" if layer.eligible else _no(layer),
     )
 
 
 def _no(layer: TunedLayer) -> str:
-    return "-" if layer.chosen is None else "no"
+    return _UNTOLD if layer.chosen is None else "no"
 
 
 def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return _UNTOLD if value is None else f"{value:.4g}"

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.padding import Padding
+from rich.table import Column, Table
 from rich.text import Text
 
 from twofour.records import (
@@ -39,7 +40,7 @@ from twofour.reports.cells import (
     surprise,
 )
 from twofour.reports.rows import Row, collapse
-from twofour.reports.summary import advice_lines, title_line, totals
+from twofour.reports.summary import Total, advice_lines, title_line, totals
 from twofour.reports.uncovered import not_covered_lines
 from twofour.reports.words import count, printable, shape_cell, share, times
 
@@ -51,6 +52,9 @@ _OP_WIDTH, _SIZE_WIDTH = len("ConvTranspose"), len("1024 x 1024")
 _VERDICT_WIDTH, _REMEDY_WIDTH = len("not-eligible)"), 15
 _CODE_WIDTH, _NAME_AND_CODE = len("AXIS_NOT_MULTIPLE:"), 46
 """Columns, at most (of what to do at least), so that 120 hold the longest reason code."""
+_GAP, _LEAST_NAME, _TEXTS = 2, 20, 54
+"""Columns between two cells, of a name that can be read at least, of both texts where names are
+as long as they get."""
 _STYLES = {
     VerdictName.CHOSEN: "green",
     VerdictName.ELIGIBLE: "green",
@@ -75,7 +79,9 @@ def eligibility_table(report: EligibilityReport) -> RenderableType:
     file, where a line may be looked for alone, every row says all.
     """
     layers = _LayerTable(rows=collapse(report.verdicts))
-    return Group(layers, Text(title_line(report)), _totals_grid(report), *_texts(report))
+    return Group(
+        layers, Text(title_line(report)), _TotalsGrid(totals=totals(report)), *_texts(report)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +90,18 @@ class _LayerTable:
 
     rows: tuple[Row, ...]
 
-    def __rich_console__(self, console: Console, _: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Rich's own protocol for what depends on the console."""
-        yield _layers(self.rows, short=console.is_terminal)
+        yield _layers(self.rows, short=console.is_terminal, width=options.max_width)
 
 
-def _layers(rows: Sequence[Row], *, short: bool) -> Table:
+def _layers(rows: Sequence[Row], *, short: bool, width: int) -> Table:
+    """Seven columns; where they are too narrow for words, four, some cells below others."""
     table = _table("layer", "op", "C x K kernel", "pattern", "verdict", "why", "what to do")
-    _share_width(table, rows)
+    stacked = not _share_width(table, rows, width)
+    if stacked:
+        table = _table("layer, op, C x K kernel", "verdict, pattern", "why", "what to do")
+        _share_stacked(table, rows, width)
     before: tuple[str, str] | None = None
     for row in rows:
         first = row.first
@@ -99,15 +109,13 @@ def _layers(rows: Sequence[Row], *, short: bool) -> Table:
         repeats = short and explained == before
         why, what_to_do = (AS_ABOVE, AS_ABOVE) if repeats else explained
         before = explained
-        table.add_row(
-            Text(_row_name(row), overflow="fold"),
-            Text(first.op, overflow="fold"),
-            Text(shape_cell(first)),
-            Text(pattern_word(first)),
-            _verdict_cell(first),
-            Text(why),
-            Text(what_to_do),
-        )
+        name, op = Text(_row_name(row), overflow="fold"), Text(first.op, overflow="fold")
+        size, pattern, verdict = shape_cell(first), pattern_word(first), _verdict_cell(first)
+        if stacked:
+            cells = [Text("\n").join((name, Text(f"{op} {size}"))), verdict.append(f"\n{pattern}")]
+        else:
+            cells = [name, op, Text(size), Text(pattern), verdict]
+        table.add_row(*cells, Text(why), Text(what_to_do))
     return table
 
 
@@ -195,13 +203,31 @@ def drift_lines(accuracy: Accuracy) -> RenderableType:
     return Group(*(Text(line) for line in drift + metrics + missing))
 
 
-def _totals_grid(report: EligibilityReport) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for justify in ("left", "right", "right", "left"):
-        grid.add_column(justify=justify, overflow="fold")
-    for total in totals(report):
-        grid.add_row(total.title, total.layers, total.weights, total.codes)
-    return grid
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TotalsGrid:
+    """A line for each fate; the codes on one of their own where they would be broken."""
+
+    totals: tuple[Total, ...]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Rich's own protocol for what depends on the console."""
+        grid = Table.grid(padding=(0, _GAP, 0, 0))
+        for justify in ("left", "right", "right", "left"):
+            grid.add_column(justify=justify, overflow="fold")
+        for t in self.totals:
+            grid.add_row(t.title, t.layers, t.weights, t.codes)
+        cells = [(t.title, t.layers, t.weights, *t.codes.split()) for t in self.totals]
+        least = [max(map(len, column)) for column in zip(*(row[:3] for row in cells), strict=True)]
+        code = max((len(word) for row in cells for word in row[3:]), default=0)
+        if sum(least) + 3 * _GAP + code <= options.max_width:
+            yield grid
+            return
+        title, layers, weights = least
+        for t in self.totals:
+            figures = f"{t.layers:>{layers}}  {t.weights:>{weights}}"
+            yield Text(f"{t.title:<{title}}  {figures}")
+            if t.codes:
+                yield Padding(Text(t.codes), (0, 0, 0, _GAP))
 
 
 def _texts(report: EligibilityReport) -> tuple[Text, ...]:
@@ -226,20 +252,56 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def _share_width(table: Table, rows: Sequence[Row]) -> None:
-    """Name, why and what to do share what the short columns leave; by ratio nothing is cut.
+def _share_width(table: Table, rows: Sequence[Row], width: int) -> bool:
+    """Name, why and what to do share what the short columns leave; nothing is cut.
 
-    A code is read whole, and searched for: the column of reasons has room for the longest.
+    A code is read whole, and searched for: the column of reasons has room for the longest. False
+    where the width does not hold codes and short words, with names that can be read.
     """
-    table.expand = True
-    name, op, size, _, verdict, why, what_to_do = table.columns
+    name, op, size, pattern, verdict, why, what_to_do = table.columns
     longest = max((len(_row_name(row)) for row in rows), default=0)
+    verdicts = max((len(_verdict_cell(row.first)) for row in rows), default=0)
+    op.width = min(max((len(row.first.op) for row in rows), default=0), _OP_WIDTH)
+    op.width = max(op.width, len("op"))
+    size.width, pattern.width = _SIZE_WIDTH, len("pattern")
+    verdict.width = max(min(verdicts, _VERDICT_WIDTH), len("verdict"))
+    short = op.width + size.width + pattern.width + verdict.width
+    least = max(min(longest, _LEAST_NAME), len("layer"))
+    code = _code_width(rows)
+    left = width - short - 6 * _GAP - least - code - _REMEDY_WIDTH
+    wanted = max(min(longest, _NAME_AND_CODE - max(code, _CODE_WIDTH)), least)
+    name.width = least + max(min(wanted - least, left), 0)
+    _spread(left - name.width + least, (name, longest), (why, code), (what_to_do, _REMEDY_WIDTH))
+    return left >= 0
+
+
+def _spread(
+    left: int, name: tuple[Column, int], why: tuple[Column, int], what: tuple[Column, int]
+) -> None:
+    """Share `left` columns: of all, names have at most their part, the texts 5 to 4."""
+    (named, longest), (why_cell, code), (what_cell, least) = name, why, what
+    width, left = named.width or 0, max(left, 0)
+    every = width + code + least + left
+    named.width = max(width, min(longest, every * width // (width + _TEXTS)))
+    texts = every - named.width
+    why_cell.width = max(code, min(texts * 5 // 9, texts - least))
+    what_cell.width = texts - why_cell.width
+
+
+def _code_width(rows: Sequence[Row]) -> int:
     codes = (len(r.code.value) for row in rows for r in row.first.reasons)
-    op.max_width, size.max_width, verdict.max_width = _OP_WIDTH, _SIZE_WIDTH, _VERDICT_WIDTH
-    # with a ratio, rich takes the width for the least
-    why.width, what_to_do.width = max(codes, default=0) + len(":"), _REMEDY_WIDTH
-    name.width = max(min(longest, _NAME_AND_CODE - max(why.width, _CODE_WIDTH)), len("layer"))
-    name.ratio, why.ratio, what_to_do.ratio = name.width, 30, 24
+    return max(codes, default=0) + len(":")
+
+
+def _share_stacked(table: Table, rows: Sequence[Row], width: int) -> None:
+    """The same for four columns: the name has at least the room of its op."""
+    name, verdict, why, what_to_do = table.columns
+    longest = max((len(_row_name(row)) for row in rows), default=0)
+    verdict.width, code = _VERDICT_WIDTH, _code_width(rows)
+    left = width - _VERDICT_WIDTH - _OP_WIDTH - code - _REMEDY_WIDTH - 3 * _GAP
+    more = max(min(longest - _OP_WIDTH, _LEAST_NAME - _OP_WIDTH, left), 0)
+    name.width = _OP_WIDTH + more
+    _spread(left - more, (name, longest), (why, code), (what_to_do, _REMEDY_WIDTH))
 
 
 def _row_name(row: Row) -> str:
