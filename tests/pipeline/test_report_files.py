@@ -19,7 +19,7 @@ from twofour.errors import BadInputError
 from twofour.pipeline.evidence import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
 from twofour.pruning.masks import prune_in_place
-from twofour.records import EligibilityReport, Pattern, VerdictName
+from twofour.records import EligibilityReport, Pattern, ReasonCode, VerdictName
 from twofour.reports.join.gates import Gates, check_gates
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
@@ -102,6 +102,21 @@ def verdicts(report: EligibilityReport) -> list[VerdictName]:
 
 GOOD = built(["a", "b"], ["a"])
 OTHER = built(["x", "y"], ["y"])
+
+
+def test_the_version_and_the_flags_of_another_model_s_build_set_no_verdict(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float16)
+    prune_in_place(weight, 0, Pattern(2, 4))
+    product = helper.make_node("MatMul", ["x", "m.w"], ["y"], name="m")
+    onnx_file = save(tmp_path / "m.onnx", [product], [numpy_helper.from_array(weight, "m.w")])
+    old = [line.replace("v101601", "v8601") for line in OTHER]
+    alone, _ = report_files(EvidenceFiles(onnx=onnx_file))
+    strange, _ = report_files(EvidenceFiles(onnx=onnx_file, log=write(tmp_path / "other.log", old)))
+    assert "do not belong together" in strange.notes[0]
+    (said,), (ruled, *_) = strange.verdicts, alone.verdicts
+    assert (said.verdict, said.predicted) == (ruled.verdict, ruled.predicted)
+    assert [r for r in said.reasons if r.code is not ReasonCode.LOG_SILENT] == list(ruled.reasons)
+    assert "TensorRT" not in (said.remedy or "")
 
 
 # --- which build ----------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from twofour.records import (
 from twofour.reports.context import NOTHING_KNOWN, BuildFacts, ReportContext
 from twofour.reports.eligibility import predict
 from twofour.reports.html import to_html
+from twofour.reports.join.belonging import own_evidence
 from twofour.reports.join.build_facts import build_facts
 from twofour.reports.join.engine_words import NO_ENGINE
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
@@ -264,7 +265,11 @@ def report_files(
     evidence = read_evidence(files, layers)
     if files.onnx is not None:
         gpu = find_gpu() if evidence.is_empty else None
-        predicted = report_onnx(files.onnx, evidence.layer_map, gpu=gpu, build=_facts_of(evidence))
+        facts = _facts_of(evidence)
+        predicted = report_onnx(files.onnx, evidence.layer_map, gpu=gpu, build=facts)
+        of_this_model = _facts_of(own_evidence(predicted, evidence))
+        if of_this_model != facts:  # the version and flags of another model's build say nothing
+            predicted = report_onnx(files.onnx, evidence.layer_map, gpu=gpu, build=of_this_model)
         _check_names(evidence, predicted, files)
         return join_report(predicted, evidence), evidence
     if evidence.is_empty:

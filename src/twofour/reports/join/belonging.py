@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from twofour.log_records import Build, SparsityFlag
 from twofour.records import EligibilityReport, Evidence, Reason, ReasonCode, Verdict, VerdictName
 from twofour.reports.join.evidence import BuildEvidence
-from twofour.reports.join.sightings import DENSE_LOG, LAYER_INFORMATION, LOG, Sightings, Source
+from twofour.reports.join.sightings import (
+    DENSE_LOG,
+    LAYER_INFORMATION,
+    LOG,
+    Sightings,
+    Source,
+    look,
+)
 from twofour.reports.telling_errors import telling_errors
 from twofour.reports.words import count
 
@@ -48,14 +56,23 @@ def without_strangers(
     if not has_model or all(not s.related for s in _own(seen)):
         return evidence, ()
     strange = [s for s in seen.sources if s.is_strange]
+    left = _leave(evidence, strange)
+    return left, tuple(f"WARNING: {_stranger(s)}; {s.file} is left aside" for s in strange)
+
+
+def own_evidence(predicted: EligibilityReport, evidence: BuildEvidence) -> BuildEvidence:
+    """The evidence without every file that is about another model, even if nothing is left."""
+    return _leave(evidence, [s for s in look(predicted, evidence).sources if s.is_strange])
+
+
+def _leave(evidence: BuildEvidence, strange: Sequence[Source]) -> BuildEvidence:
     kinds = {s.words for s in strange}
-    left = replace(
+    return replace(
         evidence,
         build=None if LOG in kinds else evidence.build,
         layers=None if LAYER_INFORMATION in kinds else evidence.layers,
         dense_build=None if DENSE_LOG in kinds else evidence.dense_build,
     )
-    return left, tuple(f"WARNING: {_stranger(s)}; {s.file} is left aside" for s in strange)
 
 
 def swapped(evidence: BuildEvidence) -> str | None:
