@@ -58,6 +58,10 @@ class Facts:
     """Of all passes so far: TensorRT 10 builds an engine for each of its backend strategies."""
     earlier_s: float = 0.0
     """Of the passes before the latest."""
+    under_way: bool = False
+    """The builder's kernel library was loaded, and no engine is done since."""
+    mixed: bool = False
+    """It was loaded again then."""
     whole_s: float | None = None
     """What trtexec or Polygraphy measured around the builder."""
     workspace_bytes: int | None = None
@@ -79,12 +83,17 @@ class Facts:
         return self.library_version or self.program_version
 
     def contradictions(self) -> tuple[Contradiction, ...]:
-        """A program that was compiled for another version than the library it loads."""
+        """A program compiled for another version than its library; lines of two builds mixed."""
         program, library = self.program_version, self.library_version
-        if program is None or library is None or program == library:
-            return ()
-        message = f"the program is of TensorRT {program}, the library it loads is {library}"
-        return (Contradiction(line=None, message=message),)
+        found = []
+        if program is not None and library is not None and program != library:
+            found.append(f"the program is of TensorRT {program}, the library it loads is {library}")
+        if self.mixed:
+            found.append(
+                "the builder's library is loaded twice before an engine is done: lines of two "
+                "builds may be mixed here; log every process to a file of its own"
+            )
+        return tuple(Contradiction(line=None, message=message) for message in found)
 
     @property
     def build_s(self) -> float | None:
@@ -178,6 +187,7 @@ def _engine_to_load(facts: Facts, text: str) -> None:
 
 def _pass_seconds(facts: Facts, text: str) -> None:
     value = number(text.split(" ", 1)[0])
+    facts.under_way = False
     if value is not None:
         facts.passes_s = facts.earlier_s + value
 
@@ -227,6 +237,8 @@ def _resource(facts: Facts, text: str) -> None:
     match = _RESOURCE.match(f"Loaded shared library {text}")
     if match is None:
         return
+    facts.mixed = facts.mixed or facts.under_way
+    facts.under_way = True
     facts.library_version = match[2]
     if match[1] and facts.capability is None:
         facts.capability = (int(match[1][:-1]), int(match[1][-1]))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from twofour.engines.buildlog.budget import Budget
+from twofour.engines.buildlog.interleaved import lines_with, tags_of
 from twofour.engines.buildlog.layer_information import nothing_in
 from twofour.engines.buildlog.parser import LogParser
 from twofour.engines.buildlog.source import Reading, batches, plain
@@ -23,10 +24,7 @@ def read_build_log(*sources: Path | str) -> BuildLog:
     builds: list[Build] = []
     for source in sources:
         reading = Reading(str(source))
-        parser = LogParser(reading.name, budget)
-        for lines in batches(source, reading):
-            parser.feed(lines)
-        found = parser.finish()
+        found = _builds_of(source, reading, budget)
         builds += found
         if not found:
             reading.notes.append(nothing_in(source))
@@ -39,6 +37,23 @@ def read_build_log(*sources: Path | str) -> BuildLog:
             )
         )
     return BuildLog(files=tuple(files), builds=tuple(builds))
+
+
+def _builds_of(source: Path | str, reading: Reading, budget: Budget) -> list[Build]:
+    """The builds of one source; processes that wrote it together are read apart by their tags."""
+    parsers: dict[str, LogParser] = {}
+    tags: frozenset[str] = frozenset()
+    for lines in batches(source, reading):
+        if not parsers:
+            tags = tags_of(lines)
+            parsers = {tag: LogParser(reading.name, budget) for tag in ("", *sorted(tags))}
+        for tag, parser in parsers.items():
+            parser.feed(lines_with(tag, lines, tags) if tags else lines)
+    if tags:
+        names = ", ".join(tag.strip(" :|") for tag in sorted(tags))
+        reading.notes.append(f"lines of {len(tags)} processes, read apart by their tags: {names}")
+    found = [build for parser in parsers.values() for build in parser.finish()]
+    return sorted(found, key=lambda build: build.first_line)
 
 
 def parse_lines(lines: Iterable[str], *, name: str = "log") -> tuple[Build, ...]:
