@@ -398,6 +398,13 @@ def test_an_array_shared_along_one_axis_or_2_4_along_both_is_no_conflict() -> No
     assert [codes(v)[0] for v in kept.verdicts] == ["SHARED_WEIGHT", "PATTERN_BROKEN"]
 
 
+def test_an_axis_too_short_to_break_the_pattern_is_at_odds_with_none() -> None:
+    short = matmul("short", 2, 64, weight="w")
+    along = matmul("along", 64, 2, weight="w", shape=(2, 64), axis=1)
+    found = report((short, check(short)), (along, check(along, violations=9))).verdicts[1]
+    assert codes(found)[0] == "PATTERN_BROKEN"
+
+
 def test_what_never_runs_sparse_is_said_before_the_array_that_it_shares() -> None:
     (one, held), (other, _) = _tied(1)
     narrow = replace(other, weight="w", shape=(64, 6), in_channels=6)

@@ -253,3 +253,12 @@ def test_a_narrow_table_says_of_each_layer_what_the_wide_one_says() -> None:
     wide, narrow = (plain_text(eligibility_table(made), width=w).split() for w in (250, 80))
     for word in ("x12", "g96", "trivial", "ConvTranspose", "PATTERN_BROKEN,", "unknown"):
         assert narrow.count(word) == wide.count(word) > 0, word
+
+
+def test_narrow_tables_of_weights_break_no_title_op_or_verdict() -> None:
+    weight = conv("encoder.layer.11.up", 256, 256, op="ConvTranspose", shape=(256, 256, 3, 3))
+    checks = validation(check(weight, 12345), check(conv("mix", 2, 64), 0))
+    checked = plain_text(validation_table(checks), width=80)
+    for word in ("violations", "ConvTranspose", "trivial", "broken", "12,345"):
+        assert word in checked.split(), word
+    assert max(map(len, checked.splitlines())) <= 80

@@ -20,6 +20,7 @@ from twofour.records import (
     Weight,
     WeightCheck,
 )
+from twofour.reports.cells import holds_trivially
 from twofour.reports.context import ReportContext
 from twofour.reports.findings import Case, Finding
 from twofour.reports.obstacles import HARDWARE_PATTERN
@@ -92,7 +93,8 @@ def count_weights(verdicts: Iterable[Verdict]) -> int:
 
 def _case(weight: Weight, users: Sequence[Weight], checks: Checks, context: ReportContext) -> Case:
     """One layer to be judged, with those of the array's `users` that need it along another axis."""
-    elsewhere = [(u, _check_of(u, checks)) for u in users if u.axis != weight.axis]
+    bound = (u for u in users if not holds_trivially(u.shape, u.axis, HARDWARE_PATTERN))
+    elsewhere = [(u, _check_of(u, checks)) for u in bound if u.axis != weight.axis]
     at_odds = (u for u, check in elsewhere if check and (check.required or not check.violations))
     return Case(
         weight=weight, check=_check_of(weight, checks), context=context, at_odds=tuple(at_odds)

@@ -191,7 +191,7 @@ _REMEDIES: dict[ReasonCode, Callable[[Case], str]] = {
 }
 _LEAVES_DENSE = ("leave it dense", "accept dense", "try a larger batch")
 """How remedies begin that leave the layer dense, or take that for right."""
-_PRUNE_ALONG = "prune 2:4 along the input channels"
+_PRUNE_INPUTS = "prune 2:4 along the input channels"
 _USE_FLOAT16 = "use float16 (--precision float16)"
 _FOLD = "fold these weights to constants before export"
 _WORKSPACE = "build with a larger workspace (--memPoolSize=workspace:)"
@@ -203,9 +203,9 @@ _CHANGES: dict[str, str] = {
     ALLOW_FLOAT16.text: _USE_FLOAT16,
     "use float16": _USE_FLOAT16,
     "if the builder takes dense kernels, use float16": _USE_FLOAT16,
-    PRUNE_ALONG: _PRUNE_ALONG,
-    PRUNE_FUSED: _PRUNE_ALONG,
-    "prune to 2:4": _PRUNE_ALONG,
+    PRUNE_ALONG: _PRUNE_INPUTS,
+    PRUNE_FUSED: _PRUNE_INPUTS,
+    "prune to 2:4": _PRUNE_INPUTS,
     "prune the ONNX file itself": "prune the ONNX file itself, which has every weight",
     "change --include/--exclude": "change --include/--exclude",
     OWN_COPY: "give layers that share a weight their own copies",

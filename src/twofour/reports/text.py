@@ -159,6 +159,7 @@ def _checks_table(checks: Sequence[WeightCheck], pattern: Pattern) -> Table:
             Text("-" if check.first_violation is None else str(list(check.first_violation))),
             _check_cell(check, pattern),
         )
+    _keep_whole(table, "op", "axis", "groups", "violations")
     return table
 
 
@@ -175,6 +176,7 @@ def prune_table(result: PruneResult) -> RenderableType:
             Text("-" if row.kept_magnitude is None else f"{100 * row.kept_magnitude:.1f} %"),
             Text(_sentences(row.reasons)),
         )
+    _keep_whole(table, "op", "pruned", "zeros", "kept |w|")
     pruned = sum(row.pruned for row in result.weights)
     held = sum(row.held_before for row in result.weights)
     line = f"{pruned} of {count(len(result.weights), 'weight')} pruned to {result.pattern}"
@@ -250,6 +252,14 @@ def _table(*titles: str) -> Table:
     for title in titles:
         table.add_column(title, overflow="fold")
     return table
+
+
+def _keep_whole(table: Table, *titles: str) -> None:
+    """Columns of short words and figures give none of their room away while others can."""
+    for column in table.columns:
+        if column.header in titles:
+            longest = max((len(str(cell)) for cell in column.cells), default=0)
+            column.width = max(min(longest, _OP_WIDTH), len(str(column.header)))
 
 
 def _share_width(table: Table, rows: Sequence[Row], width: int) -> bool:
