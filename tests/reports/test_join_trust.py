@@ -394,6 +394,10 @@ def test_a_log_that_may_be_of_the_file_s_type_is_not_called_foreign(
     assert "give its log" not in (found.verdicts[0].remedy or "")
 
 
+OLD_LISTS = (
+    "(Sparsity) Layers eligible for sparse math: a, b, ....",
+    "(Sparsity) TRT inference plan picked sparse implementation for layers: b",
+)
 CUT_LISTS = (
     (eligible("b", count=9), chosen()),
     (eligible("b || c", count=3), chosen()),
@@ -434,6 +438,25 @@ def test_a_list_of_choices_that_lacks_names_leaves_the_other_choices_open() -> N
     assert "cut after 1 name" in found.verdicts[0].reasons[-1].message
     with pytest.raises(BadInputError, match="nothing says of 2 layers whether sparse"):
         check_gates(found, Gates(min_chosen=0.5))
+
+
+@pytest.mark.parametrize(
+    ("version", "lines", "is_open"),
+    [
+        ("v100300", (eligible("a", "b", count=9), chosen("b", count=0)), True),
+        ("v100300", (eligible("a", "b"), chosen("b", count=0)), False),
+        ("v101601", (eligible("a", "b", count=9), chosen("b")), False),
+        ("v101601", (eligible("a", "b", count=9), chosen()), False),
+        ("v8401", OLD_LISTS, True),
+    ],
+)
+def test_choices_without_a_count_that_counts_are_open_beside_a_cut_list(
+    version: str, lines: tuple[str, ...], is_open: bool
+) -> None:
+    a = joined(report(big("a"), big("b")), build=build(*lines, version=version)).verdicts[0]
+    assert a.verdict is ELIGIBLE
+    assert codes(a)[0] == ("QUALIFIES" if is_open else "DENSE_TAKEN")
+    assert ("LOG_SILENT" in codes(a)) is is_open
 
 
 def test_a_count_of_choices_is_held_against_the_count_of_a_cut_list() -> None:

@@ -97,7 +97,25 @@ class Circumstances:
             and line.foreign_node is foreign
             and (line.names is not None or self.says_none(line))
             and not (line.elided or line.uncertain or self.is_short(line) or _undone(line))
+            and not self.is_doubtful(line)
         )
+
+    def is_doubtful(self, line: SparsityLine) -> bool:
+        """Whether choices whose count proves nothing stand beside a list that is known to be cut.
+
+        Up to 8.4 there is no count, and 10.3 counts 0: such a list looks whole wherever it is cut.
+        """
+        if line.kind is not SparsityKind.CHOSEN or self._counts(line):
+            return False
+        beside = (x for x in self.lines if x.kind is SparsityKind.ELIGIBLE)
+        passes = (x for x in beside if x.foreign_node is line.foreign_node)
+        return any(x.elided or self.is_short(x) for x in passes)
+
+    def _counts(self, line: SparsityLine) -> bool:
+        version = version_numbers(self.build.tensorrt_version if self.build is not None else None)
+        counted = bool(line.printed_count) or version >= _COUNTS_CHOICES
+        names = {len(line.names or ()), len(line.constituents or ())}
+        return counted and line.printed_count in names
 
     def is_short(self, line: SparsityLine) -> bool:
         """Whether names are missing behind its count, so that a layer it leaves out may be meant.

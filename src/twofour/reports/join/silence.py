@@ -72,11 +72,8 @@ def silent_choice(circumstances: Circumstances) -> Silence:
     lines = [line for line in circumstances.lines if line.kind is SparsityKind.CHOSEN]
     if build is not None and build.outcome is BuildOutcome.UNFINISHED:
         return Silence(why=why, remedy=_FINISH)
-    if any(line.elided for line in lines):
-        return Silence(why=why, remedy=_WHOLE)
-    short = next((line for line in lines if line.names and circumstances.is_short(line)), None)
-    if short is not None:
-        return Silence(why=f"{why}: {_short(short)}", remedy=_WHOLE)
+    if (cut := _cut_choices(circumstances, lines)) is not None:
+        return Silence(why=f"{why}: {cut}", remedy=_WHOLE)
     if any(not line.names and line.printed_count for line in lines):
         most = max(line.printed_count or 0 for line in lines)
         remedy = _or_layers(circumstances.facts, _NAMES)
@@ -85,6 +82,18 @@ def silent_choice(circumstances: Circumstances) -> Silence:
         why += ": a count of 0 without names, which TensorRT 10.3 prints whatever it chose"
         return Silence(why=why, remedy=_or_layers(circumstances.facts, _NAMES))
     return Silence(why=why, remedy=to_hear(circumstances.facts))
+
+
+def _cut_choices(circumstances: Circumstances, lines: list[SparsityLine]) -> str | None:
+    """How the list of chosen layers is cut, or may be."""
+    if any(line.elided for line in lines):
+        return "the list of chosen layers is shortened"
+    short = next((line for line in lines if line.names and circumstances.is_short(line)), None)
+    if short is not None:
+        return _short(short)
+    if any(map(circumstances.is_doubtful, lines)):
+        return "the list of eligible layers is cut, and so this one may be"
+    return None
 
 
 def _cut(circumstances: Circumstances, *, foreign: bool) -> Silence | None:
