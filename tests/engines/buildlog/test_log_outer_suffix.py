@@ -60,6 +60,14 @@ def test_what_another_program_glued_to_the_lists_alone_is_no_name() -> None:
     (build,) = parse_lines(lines)
     assert (build.eligible, build.chosen) == (("fc", "conv1 + relu1", "conv2"), ())
     assert answer(build).startswith("3 layers are eligible, none runs sparse")
+    old = (
+        "(Sparsity) Layers eligible for sparse math: conv1 + relu1, conv2",
+        "(Sparsity) TRT inference plan picked sparse implementation for layers:",
+    )
+    (build,) = parse_lines(f"{DATED}{m}Saved to m.plan" for m in old)
+    assert (build.eligible, build.chosen) == (("conv1 + relu1", "conv2"), ())
+    (build,) = parse_lines(f"{DATED}{m} conv2" for m in (old[0] + ", a,", old[1]))
+    assert build.chosen == ("conv2",)
 
 
 @pytest.mark.parametrize(

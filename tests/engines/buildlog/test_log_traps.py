@@ -245,3 +245,15 @@ def test_an_error_of_building_after_a_finished_engine_is_the_next_build() -> Non
     assert (first.outcome, second.outcome) == (BuildOutcome.BUILT, BuildOutcome.FAILED)
     assert (first.error_count, second.error_count, second.first_line) == (0, 3, 3)
     assert second.producer is Producer.PYTHON
+
+
+def test_the_lists_of_one_engine_cut_off_at_their_mark_are_one_build() -> None:
+    found = "(Sparsity) Found {} layer(s) eligible to use sparse tactics: {}"
+    none = "(Sparsity) Chose 0 layer(s) using sparse tactics:"
+    pair = (found.format(1, "fc"), none, found.format(2, "conv1 + relu1, conv2"), none)
+    (build,) = parse_lines(pair)
+    assert (build.eligible, build.chosen) == (("fc", "conv1 + relu1", "conv2"), ())
+    again = [build.eligible for build in parse_lines((*pair, *pair))]
+    assert again == [("fc", "conv1 + relu1", "conv2")] * 2
+    same = parse_lines((pair[0], none, pair[0], none))
+    assert [build.eligible for build in same] == [("fc",), ("fc",)]

@@ -23,7 +23,11 @@ _WHOLE = re.compile(
     r"|Chose Runner Type: \S+ Tactic: 0x[0-9a-fA-F]+"
 )
 """Messages up to their last character."""
-_NONE_CHOSEN = re.compile(r"\(Sparsity\) Chose 0 layer\(s\) using sparse tactics:")
+_NONE_CHOSEN = re.compile(
+    r"\(Sparsity\) (?:Chose 0 layer\(s\) using sparse tactics"
+    r"|TRT inference plan picked sparse implementation for layers):"
+)
+"""Where nothing need follow; TensorRT 8 prints no count."""
 _ELIGIBLE = re.compile(r"\(Sparsity\) (?:Found|Layers eligible)[^:]{1,60}:")
 _FIELD = re.compile(r'(?P<key>[\w.]+=|"[\w.]+": ?)(?:"[^"]*"|[^\s,}\]"]+)')
 _VALUE = r'(?:"[^"]*"|[^\s,}\]"]+)'
@@ -57,7 +61,7 @@ class OuterSuffixes:
     def _learn(self, lines: Sequence[str]) -> None:
         """Patterns behind two messages at least, and behind most of those whose end is known.
 
-        One behind "Chose 0" needs no majority where a list of eligible layers ends with the very
+        One behind a list of no choices needs no majority where a list of eligible layers ends with the very
         same: what another program glued to both is no name.
         """
         lines = [line for line in lines if "\r" not in line and self._without(line) == line]

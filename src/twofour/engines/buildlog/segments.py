@@ -6,7 +6,7 @@ from twofour.engines.buildlog import facts
 from twofour.engines.buildlog.budget import Budget
 from twofour.engines.buildlog.open_build import OpenBuild, finished_build, with_complaints
 from twofour.engines.buildlog.sparsity import RawLine
-from twofour.log_records import Build, Producer
+from twofour.log_records import Build, Producer, SparsityKind
 
 STARTS = (
     "Applying generic optimizations", "ONNX IR version", "Input filename:",
@@ -18,6 +18,8 @@ STARTS = (
 PERHAPS = "[MemUsageChange] Init CUDA"
 """A builder or a runtime is created: the next build, or the use of the last engine."""
 _MOST_HELD = 2000
+_A_PAIR = 2
+"""What is eligible, and what was chosen."""
 ENDS = (
     "Engine generation completed in ", "Finished engine building in ",
     "[MemUsageChange] TensorRT-managed allocation in building engine: ",
@@ -91,7 +93,7 @@ class Segments:
     def before_sparsity(self, raw: RawLine) -> OpenBuild:
         """The build a (Sparsity) line belongs to: after the last list of one comes the next."""
         build = self.build
-        again = build.native_chosen and not build.is_run
+        again = build.native_chosen and not build.is_run and not _lists_the_rest(build, raw)
         if again or build.finished:
             build = self.open(raw.line)
         return build
@@ -107,6 +109,19 @@ class Segments:
         """Whether PERHAPS could be a new build: the last one is over."""
         build = self.build
         return build.generated and not build.is_run and self.held is None
+
+
+def _lists_the_rest(build: OpenBuild, raw: RawLine) -> bool:
+    """Whether the lists of a Myelin region and of the rest stand alone, cut off at `(Sparsity)`.
+
+    `grep -o` takes away what tells them apart; lists that share no name are of one engine.
+    """
+    if build.styles or build.tuning.layers or build.generated or len(build.sparsity) != _A_PAIR:
+        return False
+    if raw.printed is None or not raw.names or raw.kind is not SparsityKind.ELIGIBLE:
+        return False
+    before = {name.strip() for old in build.sparsity for name in (old.names or "").split(", ")}
+    return before.isdisjoint(name.strip() for name in raw.names.split(", "))
 
 
 def notes_end(build: OpenBuild, message: str) -> None:
