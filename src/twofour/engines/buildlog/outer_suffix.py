@@ -61,8 +61,8 @@ class OuterSuffixes:
     def _learn(self, lines: Sequence[str]) -> None:
         """Patterns behind two messages at least, and behind most of those whose end is known.
 
-        One behind a list of no choices needs no majority where a list of eligible layers ends with the very
-        same: what another program glued to both is no name.
+        One behind a list of no choices needs no majority where a list of eligible layers ends with
+        the very same: what another program glued to both is no name.
         """
         lines = [line for line in lines if "\r" not in line and self._without(line) == line]
         rests = [line[found.end() :] for line in lines if (found := _WHOLE.search(line))]
