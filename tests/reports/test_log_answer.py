@@ -188,6 +188,8 @@ def test_a_log_cut_before_the_list_of_the_whole_network_says_at_least() -> None:
 def test_a_name_outside_the_eligible_list_on_a_line_that_counts_none_is_no_answer() -> None:
     assert verbose(FOUND, f"{NONE}Engine saved to model.plan").startswith("2 layers are eligible")
     assert verbose(FOUND, f"{NONE} a, stray") == "1 layer runs sparse"
+    assert verbose(FOUND, f"{NONE} a, bSaved to m.plan") == "2 layers run sparse"
+    assert verbose(FOUND, f"{NONE}, a || b") == "1 layer runs sparse"
     assert verbose(FOUND, f"{NONE.replace('0', '1')} z") == "1 layer runs sparse"
     assert verbose(f"{COUNTED}: a", f"{NONE} z") == "at least 1 layer runs sparse"
 

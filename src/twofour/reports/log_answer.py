@@ -83,14 +83,15 @@ def _believed(build: Build, kind: SparsityKind) -> tuple[str, ...]:
     """
     if kind is SparsityKind.ELIGIBLE or build.eligible is None:
         return (build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen) or ()
-    if lacks_names(build, SparsityKind.ELIGIBLE):
+    eligible = (line for line in build.sparsity_lines if line.kind is SparsityKind.ELIGIBLE)
+    if lacks_names(build, SparsityKind.ELIGIBLE) or any(line.uncertain for line in eligible):
         return build.chosen or ()
     sure = set(build.eligible)
     for line in build.sparsity_lines:
         if line.kind is SparsityKind.ELIGIBLE or line.printed_count != 0:
             sure.update(line.names or (), line.constituents or ())
-    names = build.chosen or ()
-    return tuple(n for n in names if n in sure or sure.issuperset(n.split(" || ")))
+    begins = tuple(sure)  # something glued to a layer's name leaves it a layer
+    return tuple(name for name in build.chosen or () if name.startswith(begins))
 
 
 def lacks_names(build: Build, kind: SparsityKind) -> bool:
