@@ -121,7 +121,8 @@ MODELS = {
         vit_base, image, 1 + 12 * 6 + 1, ("vit.embeddings.patch_embeddings.projection",)
     ),
     "bert_base": Model(bert_base, text, 12 * 6 + 1, ()),
-    "gpt2": Model(gpt2, text, 12 * 4 + 1, ()),
+    # the head is tied to the embedding, which pruning it would change too
+    "gpt2": Model(gpt2, text, 12 * 4 + 1, ("lm_head",)),
     "llama_of_4_layers": Model(llama_of_4_layers, text, 4 * 7 + 1, ()),
 }
 
