@@ -122,6 +122,26 @@ def test_prune_build_and_report_take_an_onnx_file(model: Path, tmp_path: Path) -
     assert [v["verdict"] for v in report["verdicts"]] == ["eligible"]
 
 
+def test_a_build_whose_only_engine_cannot_run_ends_in_5_after_its_table(tmp_path: Path) -> None:
+    table = numpy_helper.from_array(np.ones((4, 16), np.float32), "table")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
+        [table],
+    )
+    opset = helper.make_opsetid("", 18)
+    path = tmp_path / "gather.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    np.savez(tmp_path / "ids.npz", ids=np.array([9]))
+    arguments = ("build", path, "--inputs", tmp_path / "ids.npz", "--out", tmp_path / "b")
+    result = invoke(*arguments, "--engine", "onnxruntime")
+    assert result.exit_code == 5
+    assert "out of data bounds" in result.stderr
+    assert "median ms" in result.stdout
+
+
 def test_export_gives_the_layer_names_and_the_agreement(tmp_path: Path) -> None:
     result = invoke(
         "export", f"{MODEL}:make", "--out", tmp_path / "e", "--precision", "float32", "--json"

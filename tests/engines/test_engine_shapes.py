@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from twofour.engines.protocol import Arrays
 from twofour.engines.shapes import (
+    beyond_ranges,
     bind_shapes,
     check_shapes,
     parse_shapes,
@@ -169,3 +170,24 @@ def test_a_size_that_the_file_has_a_range_for_goes_over_it_up_to_the_cap() -> No
     assert long[0].max == (8, 4000)
     endless = {"sequence": SizeRange(name="sequence", min=1, max=None)}
     assert profiles_for((), tokens("ids"), {"ids": (2, 27)}, endless)[0].max == (8, 512)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ids=1x1:1x16:4x64", None),
+        (
+            "ids=1x1:1x16:4x100",
+            "sequence goes from 1 to 100 in --shapes, and the file says 1 to 64",
+        ),
+        ("other=1x999", None),
+    ],
+)
+def test_shapes_beyond_the_range_that_the_file_says_are_told(text: str, said: str | None) -> None:
+    inputs = (
+        TensorShape(name="ids", dtype="int64", shape=("batch", "sequence")),
+        TensorShape(name="other", dtype="int64", shape=("batch", "free")),
+    )
+    known = {"sequence": SizeRange(name="sequence", min=1, max=64)}
+    notes = beyond_ranges(parse_shapes([text]), inputs, known)
+    assert [note.partition(":")[0] for note in notes] == ([] if said is None else [said])

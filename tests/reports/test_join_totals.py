@@ -405,6 +405,16 @@ def test_a_node_in_two_engine_layers_is_asked_for_by_their_names() -> None:
     assert caught.value.hint == "name one of: a, b"
 
 
+def test_several_nodes_of_one_layer_are_asked_for_by_their_nodes() -> None:
+    report = whole()
+    rows = tuple(
+        replace(v, layer="head", node=f"node_{at}") for at, v in enumerate(report.verdicts)
+    )
+    with pytest.raises(BadInputError, match="layers are named 'head'") as caught:
+        find_layer(replace(report, verdicts=rows), "head")
+    assert caught.value.hint == "name one of: " + ", ".join(str(v.node) for v in rows)
+
+
 def test_an_engine_layer_without_a_weight_is_said_to_be_one() -> None:
     evidence = BuildEvidence(build=LOG, layers=information(layer("a"), layer("pool + quantize")))
     for name in ("pool + quantize", "pool"):

@@ -85,7 +85,7 @@ def build(
 
 def _build(onnx: Path, out: Path | None, options: RunOptions, *, json: bool, quiet: bool) -> None:
     from twofour.cli.views import build_view
-    from twofour.pipeline.building import refuse_crashed
+    from twofour.pipeline.building import refuse_all_failed, refuse_crashed
     from twofour.pipeline.run import run_build
     from twofour.store import to_json
 
@@ -100,6 +100,7 @@ def _build(onnx: Path, out: Path | None, options: RunOptions, *, json: bool, qui
     if not json and not quiet:
         say(f"everything is in {folder}")
     refuse_crashed(built)
+    refuse_all_failed(built)
 
 
 def _emit(

@@ -140,6 +140,21 @@ def profiles_for(
     return tuple(profiles[tensor.name] for tensor in inputs if tensor.name in profiles)
 
 
+def beyond_ranges(
+    profiles: Sequence[ShapeProfile],
+    inputs: Sequence[TensorShape],
+    known: Mapping[str, SizeRange],
+) -> tuple[str, ...]:
+    """A sentence for each free size that goes beyond the range which the file itself says."""
+    return tuple(
+        f"{symbol} goes from {low} to {high} in --shapes, and the file says {size.min} to "
+        f"{size.max or 'no limit'}: what the model does beyond was not looked at"
+        for symbol, (low, _, high) in _ranges_by_symbol(profiles, inputs).items()
+        for size in [known.get(symbol)]
+        if size is not None and (low < size.min or high > (size.max or high))
+    )
+
+
 def shapes_of(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     """Shape of each array, by name."""
     return {name: tuple(map(int, array.shape)) for name, array in arrays.items()}

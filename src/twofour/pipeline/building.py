@@ -10,7 +10,7 @@ from twofour.engines.onnxruntime import CannotRunError, OnnxRuntimeEngine
 from twofour.engines.opset_advice import opset_advice
 from twofour.engines.protocol import BuildRequest
 from twofour.engines.select import AUTO, choose_engine
-from twofour.engines.shapes import bind_shapes, profiles_for, shapes_of
+from twofour.engines.shapes import beyond_ranges, bind_shapes, profiles_for, shapes_of
 from twofour.engines.tensorrt.precision import (
     DEPRECATED,
     WEAK_IS_DEPRECATED,
@@ -87,7 +87,10 @@ def settle_shapes(run: Run, chosen: ChosenEngine, exported: ExportedVariant) -> 
         return
     path = run.file(exported.file)
     examples = shapes_of(example_inputs(run))
-    shapes = profiles_for(build.shapes, exported.inputs, examples, size_ranges(path))
+    ranges = size_ranges(path)
+    for note in beyond_ranges(build.shapes, exported.inputs, ranges):
+        run.progress.note(f"WARNING: {note}")
+    shapes = profiles_for(build.shapes, exported.inputs, examples, ranges)
     run.options = replace(run.options, build=replace(build, shapes=shapes))
 
 
@@ -174,6 +177,13 @@ def refuse_crashed(built: BuildResult) -> None:
     ]
     if crashed:
         raise BuildFailedError("; ".join(crashed), hint=CRASH_HINT)
+
+
+def refuse_all_failed(built: BuildResult) -> None:
+    """Raise BuildFailedError where no variant could be run: a build alone gives nothing else."""
+    failed = [f"{v.variant}: {v.latency.error}" for v in built.variants if v.latency.error]
+    if failed and len(failed) == len(built.variants):
+        raise BuildFailedError("; ".join(failed))
 
 
 def _build(run: Run, chosen: ChosenEngine, request: BuildRequest) -> VariantBuild:

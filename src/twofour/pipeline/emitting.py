@@ -9,7 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from twofour.engines.opset_advice import opset_advice
-from twofour.engines.shapes import bind_shapes, is_fixed, profiles_for, shapes_of
+from twofour.engines.shapes import (
+    beyond_ranges,
+    bind_shapes,
+    is_fixed,
+    profiles_for,
+    shapes_of,
+)
 from twofour.engines.tensorrt.precision import DEPRECATED, precisions_of
 from twofour.engines.trtexec import (
     ONNX,
@@ -75,6 +81,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             notes=(
                 *(() if converted is None else converted.notes),
                 *filter(None, [opset_advice(str(releases), opset)]),
+                *beyond_ranges(options.build.shapes, inputs, size_ranges(onnx)),
                 *_about_types(releases, options, folder / ONNX),
             ),
         )

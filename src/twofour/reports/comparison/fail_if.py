@@ -38,7 +38,7 @@ def check_fail_if(comparison: LatencyComparison, expressions: Iterable[str]) -> 
 
     A ratio fails when its whole interval lies beyond the limit by more than the noise floor of its
     engines (of a limit of 1: when the verdict is "slower" or "faster"), so that a large noise hides
-    failures: a gate on the noise keeps it small. Without an interval the ratio itself decides.
+    failures: a gate on the noise keeps it small. Without an interval it is not judged.
     Noise fails when the floor of any engine meets the condition, and where it was not measured.
 
     A and B are weights labels, which stand for every engine, mode and batch that has both, or names
@@ -120,24 +120,21 @@ def _failing_pair(
     if ratio is None or variant.error is not None or baseline.error is not None:
         yield _Line(f"{gate.text}: not measured: {_why_not((variant, baseline))}")
         return
+    said = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
+    if ratio.low is None or ratio.high is None:
+        yield _Line(f"{said}, not judged: too few rounds for an interval", judged=False)
+        return
     load = load_on(comparison.loads, variant, baseline)
     held_to = widened(floor or 0.0, load)
-    fails, withheld = _fails(gate, ratio, held_to), _withheld(gate, ratio, held_to)
-    said = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
+    fails = _beyond(gate, ratio.low if gate.upward else ratio.high, held_to)
+    withheld = _withheld(gate, ratio, held_to)
     if ratio.withheld is Withheld.BUSY or (fails and withheld is not None):
         why = Withheld.BUSY if ratio.withheld is Withheld.BUSY else withheld
         yield _Line(f"{said}, not judged: {why and why.value}", judged=False)
     elif fails:
         whose = "noise" if own is not None else f"noise of {comparison.baseline}"
         noise = "" if floor is None else f", {whose} {per_cent(floor)}"
-        few = " of too few rounds for an interval" if ratio.low is None else ""
-        yield _Line(f"{said}{few}{noise}")
-
-
-def _fails(gate: GateExpression, ratio: LatencyRatio, floor: float) -> bool:
-    if ratio.low is None or ratio.high is None:
-        return gate.holds_for(ratio.ratio)
-    return _beyond(gate, ratio.low if gate.upward else ratio.high, floor)
+        yield _Line(f"{said}{noise}")
 
 
 def _beyond(gate: GateExpression, value: float, floor: float) -> bool:

@@ -74,7 +74,7 @@ def find_layer(
             where = "in the Myelin region" if REGION in name else "named"
             raise BadInputError(
                 f"{count(len(found), 'layer')} are {where} {printable(name)!r}",
-                hint="name one of: " + ", ".join(printable(names[at][0]) for at in found[:5]),
+                hint="name one of: " + ", ".join(_apart([names[at] for at in found[:5]])),
             )
     _refuse_uncovered(report, name)
     if any(name == other or name in _constituents(other) for other in weightless):
@@ -92,6 +92,14 @@ def find_layer(
     near = near or get_close_matches(name, known, n=_SUGGESTIONS)
     hint = "did you mean " + ", ".join(map(printable, near)) if near else _some_of(report)
     raise BadInputError(f"the report has no layer {printable(name)!r}", hint=hint)
+
+
+def _apart(rows: Sequence[tuple[str, str | None, str | None, str | None]]) -> list[str]:
+    """Names that tell the rows apart: their layers where these differ, else their nodes."""
+    layers = [layer for layer, *_ in rows]
+    if len(set(layers)) == len(layers):
+        return [printable(layer) for layer in layers]
+    return [printable(node or layer) for layer, node, *_ in rows]
 
 
 def _refuse_uncovered(report: EligibilityReport, name: str) -> None:
