@@ -17,7 +17,7 @@ from twofour.cli.app import app
 from twofour.cli.options import parse_input_shapes
 from twofour.errors import BadInputError
 from twofour.pipeline.example_shapes import AskedShapes, example_shapes
-from twofour.pipeline.onnx_io import random_inputs
+from twofour.pipeline.onnx_io import load_inputs, random_inputs, refuse_extra_arrays
 from twofour.records import TensorShape
 
 Shape = Sequence[int | str]
@@ -243,3 +243,34 @@ def test_a_batch_that_was_taken_is_said(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     said = " ".join(result.stderr.split())
     assert "the batch of x is free in the file; 8 is taken (--input-shape x=8x16" in said
+
+
+SPEECH = tensors(text=("b", "time"), audio=("b", "time", 2), cache=("b", "past"))
+
+
+@pytest.mark.parametrize(
+    ("text", "audio", "words"),
+    [
+        ((1, 5), (1, 6, 2), "'time' is 5 in text .dimension 1. and 6 in audio"),
+        ((1, 5), (1, 5, 3), "audio.* cannot be 1x5x3"),
+        ((5,), (1, 5, 2), "text.* cannot be 5"),
+        ((0, 5), (0, 5, 2), "text.* has 0 rows"),
+    ],
+)
+def test_arrays_of_a_file_that_do_not_fit_are_refused_by_the_name_of_the_file(
+    tmp_path: Path, text: tuple[int, ...], audio: tuple[int, ...], words: str
+) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, text=np.ones(text), audio=np.ones(audio), cache=np.ones((1, 0)))
+    with pytest.raises(BadInputError, match=f"x.npz: .*{words}"):
+        load_inputs(path, SPEECH)
+
+
+def test_an_empty_cache_fits_and_an_array_that_no_input_takes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    arrays = {"text": np.ones((1, 5)), "audio": np.ones((1, 5, 2)), "cache": np.ones((1, 0))}
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # numpy's stub takes them for its options
+    refuse_extra_arrays(path, load_inputs(path, SPEECH))
+    np.savez(path, **arrays, mask=np.ones(1))  # type: ignore[arg-type]  # as above
+    with pytest.raises(BadInputError, match=r"holds \['mask'\], which the model does not take"):
+        refuse_extra_arrays(path, load_inputs(path, SPEECH))

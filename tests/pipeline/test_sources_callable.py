@@ -216,6 +216,11 @@ def test_names_that_forward_does_not_take_are_refused(write: Write, tmp_path: Pa
             ["example input #0 is of type str, not a tensor"],
         ),
         (
+            "import torch\ndef make():\n"
+            "    return torch.nn.Linear(2, 2), ({'a': torch.ones(1, 2)},)\n",
+            ["example input #0 is a dict of 1, not a tensor", "wrap the model in a module"],
+        ),
+        (
             "from torch import nn\ndef make():\n    return nn.Linear(2, 2), {}\n",
             ["the example inputs are a dict of 0"],
         ),

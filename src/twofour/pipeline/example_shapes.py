@@ -20,6 +20,8 @@ _USUAL_TOKENS, _USUAL_PIXELS = 128, 224
 _IMAGE_RANK = 4
 _MOST_DIMENSIONS = 32
 """Of a numpy array before 2.0; no engine takes more than a few."""
+_OPTION = "--input-shape"
+_ONE_SIZE = "the model has one size for both; give one of them and the other follows"
 _HINT = "write it like --input-shape x=1x3x224x224; without a name, one for each input in order"
 
 
@@ -103,6 +105,26 @@ def made_up_batch(
     )
 
 
+def check_given_arrays(
+    inputs: Sequence[TensorShape], given: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """Raise BadInputError where arrays of these shapes are no inputs of the model.
+
+    Only a first dimension of 0 is refused: a cache of 0 past tokens is usual. An input without
+    dimensions may be one whose rank the file does not tell. `where` begins the message.
+    """
+    known = [tensor for tensor in inputs if tensor.shape]
+    for tensor in known:
+        shape = given[tensor.name]
+        _check_fits(tensor, shape, where, "give an array of the shape that the model takes")
+        if shape[0] == 0 and tensor.shape[0] != 0:
+            raise BadInputError(
+                f"{where}: the array for input {tensor.in_words} has 0 rows",
+                hint="give an array with at least one row",
+            )
+    _sizes_by_symbol(known, given, where, "the model has one size for both; give arrays that agree")
+
+
 def refuse_large_example(what: str, shape: Sequence[int], total_bytes: int) -> None:
     """Raise BadInputError where the examples up to this one take more than is made up.
 
@@ -141,20 +163,25 @@ def _by_name(inputs: Sequence[TensorShape], asked: AskedShapes) -> dict[str, tup
     return dict(zip(asked.names, asked.shapes, strict=True))
 
 
-def _check_fits(tensor: TensorShape, shape: tuple[int, ...]) -> None:
+def _check_fits(
+    tensor: TensorShape, shape: tuple[int, ...], where: str = _OPTION, hint: str = _HINT
+) -> None:
     fits = len(shape) == len(tensor.shape) and all(
         not isinstance(dim, int) or dim == size
         for dim, size in zip(tensor.shape, shape, strict=True)
     )
     if not fits:
         raise BadInputError(
-            f"--input-shape: input {tensor.in_words} cannot be {'x'.join(map(str, shape))}",
-            hint=_HINT,
+            f"{where}: input {tensor.in_words} cannot be {'x'.join(map(str, shape))}",
+            hint=hint,
         )
 
 
 def _sizes_by_symbol(
-    inputs: Sequence[TensorShape], given: Mapping[str, tuple[int, ...]]
+    inputs: Sequence[TensorShape],
+    given: Mapping[str, tuple[int, ...]],
+    where: str = _OPTION,
+    hint: str = _ONE_SIZE,
 ) -> dict[str, int]:
     sizes: dict[str, int] = {}
     first: dict[str, str] = {}
@@ -165,9 +192,9 @@ def _sizes_by_symbol(
                 continue
             if sizes.setdefault(symbol, size) != size:
                 raise BadInputError(
-                    f"--input-shape: {symbol!r} is {sizes[symbol]} in {first[symbol]} and {size} "
+                    f"{where}: {symbol!r} is {sizes[symbol]} in {first[symbol]} and {size} "
                     f"in {tensor.name} (dimension {axis})",
-                    hint="the model has one size for both; give one of them and the other follows",
+                    hint=hint,
                 )
             first.setdefault(symbol, f"{tensor.name} (dimension {axis})")
     return sizes

@@ -15,6 +15,7 @@ from twofour.export.size_ranges import from_metadata
 from twofour.graph import load_model
 from twofour.pipeline.example_shapes import (
     AskedShapes,
+    check_given_arrays,
     example_shapes,
     refuse_large_example,
 )
@@ -65,10 +66,27 @@ def random_inputs(
 def load_inputs(path: Path, shapes: tuple[TensorShape, ...]) -> dict[str, np.ndarray]:
     """Example inputs from an .npz file, by input name, or by position (arr_0, arr_1, ...).
 
-    Raises BadInputError when the file is no .npz, or lacks an input of the model.
+    Raises BadInputError when the file is no .npz, lacks an input of the model, or holds arrays
+    whose sizes do not fit it or each other.
     """
-    arrays = read_arrays(path)
-    names = [shape.name for shape in shapes]
+    taken = _by_input(path, read_arrays(path), [shape.name for shape in shapes])
+    check_given_arrays(shapes, {name: a.shape for name, a in taken.items()}, str(path))
+    return taken
+
+
+def refuse_extra_arrays(path: Path, taken: Mapping[str, np.ndarray]) -> None:
+    """Raise BadInputError for arrays that no input takes, as forward does of a torch model."""
+    names = set(read_arrays(path))
+    if len(names) > len(taken):
+        raise BadInputError(
+            f"{path} holds {sorted(names - set(taken))}, which the model does not take",
+            hint=f"its inputs are {', '.join(taken)}; leave the rest out",
+        )
+
+
+def _by_input(
+    path: Path, arrays: Mapping[str, np.ndarray], names: list[str]
+) -> dict[str, np.ndarray]:
     if set(names) <= set(arrays):
         return {name: arrays[name] for name in names}
     if set(arrays) == {f"arr_{i}" for i in range(len(names))}:

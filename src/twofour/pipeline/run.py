@@ -262,6 +262,13 @@ def _refuse_export_options(run: Run) -> None:
             f"{run.source.text} is ONNX already: --dynamic is for torch models",
             hint="which sizes are free stands in the file; --input-shape says what they are",
         )
+    if run.model is None and not run.options.dynamic_batch:
+        raise BadInputError(
+            f"{run.source.text} is ONNX already: --static-batch is for torch models",
+            hint="whether the batch is free stands in the file; --input-shape says what it is",
+        )
+    if run.model is None and run.options.inputs is not None and run.options.input_shapes:
+        raise BadInputError("--inputs and --input-shape exclude each other", hint="give one")
     if run.model is None and run.options.opset is not None:
         raise BadInputError(
             f"{run.source.text} is ONNX already: --opset is for torch models",

@@ -107,6 +107,12 @@ def _as_tensor(value: object, where: str) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
         except TypeError as error:
             raise BadInputError(f"{where} has numpy type {value.dtype}, not a number") from error
+    if isinstance(value, (tuple, list, Mapping)):
+        raise BadInputError(
+            f"{where} is {_kind(value)}, not a tensor",
+            hint="wrap the model in a module whose forward takes tensors and puts them together; "
+            "keyword arguments of forward are given as a dict that stands in no tuple",
+        )
     raise BadInputError(
         f"{where} is {_kind(value)}, not a tensor",
         hint="give what is not a tensor a default in forward, or set it in the callable",
