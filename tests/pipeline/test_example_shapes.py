@@ -17,7 +17,7 @@ from twofour.cli.app import app
 from twofour.cli.options import parse_input_shapes
 from twofour.errors import BadInputError
 from twofour.pipeline.example_shapes import AskedShapes, example_shapes
-from twofour.pipeline.onnx_io import load_inputs, random_inputs, refuse_extra_arrays
+from twofour.pipeline.onnx_io import load_exact_inputs, load_inputs, random_inputs
 from twofour.records import TensorShape
 
 Shape = Sequence[int | str]
@@ -270,7 +270,7 @@ def test_an_empty_cache_fits_and_an_array_that_no_input_takes_is_refused(tmp_pat
     path = tmp_path / "x.npz"
     arrays = {"text": np.ones((1, 5)), "audio": np.ones((1, 5, 2)), "cache": np.ones((1, 0))}
     np.savez(path, **arrays)  # type: ignore[arg-type]  # numpy's stub takes them for its options
-    refuse_extra_arrays(path, load_inputs(path, SPEECH))
+    load_exact_inputs(path, SPEECH)
     np.savez(path, **arrays, mask=np.ones(1))  # type: ignore[arg-type]  # as above
     with pytest.raises(BadInputError, match=r"holds \['mask'\], which the model does not take"):
-        refuse_extra_arrays(path, load_inputs(path, SPEECH))
+        load_exact_inputs(path, SPEECH)

@@ -16,7 +16,7 @@ from twofour.engines.shapes import (
     profiles_for,
     shapes_of,
 )
-from twofour.engines.tensorrt.precision import DEPRECATED, precisions_of
+from twofour.engines.tensorrt.precision import DEPRECATED, Precisions, precisions_of
 from twofour.engines.trtexec import (
     ONNX,
     Releases,
@@ -37,6 +37,7 @@ from twofour.records import (
     LayerMap,
     RunOptions,
     ShapeProfile,
+    SizeRange,
     TensorShape,
     TrtexecFolder,
     TrtexecRounds,
@@ -64,10 +65,12 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
     inputs, _, opset = describe(onnx)
-    build = replace(options.build, shapes=_profiles(onnx, options, inputs))
+    ranges = size_ranges(onnx)
+    build = replace(options.build, shapes=_profiles(onnx, options, inputs, ranges))
     with _fresh_folder(folder):
         converted = write_onnx(onnx, folder / ONNX, options)
-        script = trtexec_script(releases, build, precisions_of(folder / ONNX))
+        precisions = precisions_of(folder / ONNX)
+        script = trtexec_script(releases, build, precisions)
         emitted = TrtexecFolder(
             source=str(onnx),
             twofour_version=__version__,
@@ -81,20 +84,20 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             notes=(
                 *(() if converted is None else converted.notes),
                 *filter(None, [opset_advice(str(releases), opset)]),
-                *beyond_ranges(options.build.shapes, inputs, size_ranges(onnx)),
-                *_about_types(releases, options, folder / ONNX),
+                *beyond_ranges(options.build.shapes, inputs, ranges),
+                *_about_types(releases, options, precisions),
             ),
         )
         _write(folder, script, emitted)
     return emitted
 
 
-def _about_types(releases: Releases, options: RunOptions, onnx: Path) -> Iterator[str]:
+def _about_types(releases: Releases, options: RunOptions, precisions: Precisions) -> Iterator[str]:
     """What --fp16, --int8 and --bf16 mean for these releases."""
     allow = options.build.allow
     if allow and releases.typing is not Typing.WEAK:
         yield DEPRECATED
-    if AllowedType.INT8 in allow and not precisions_of(onnx).int8:
+    if AllowedType.INT8 in allow and not precisions.int8:
         yield (
             "the file has no Q/DQ nodes: with --int8 trtexec makes ranges up, and what the engine "
             "puts out is of no use; its times and tactics are those of INT8"
@@ -131,13 +134,16 @@ def failed_variants(folder: Path) -> tuple[str, ...]:
 
 
 def _profiles(
-    onnx: Path, options: RunOptions, inputs: Sequence[TensorShape]
+    onnx: Path,
+    options: RunOptions,
+    inputs: Sequence[TensorShape],
+    ranges: Mapping[str, SizeRange],
 ) -> tuple[ShapeProfile, ...]:
     """As a build here has them: --shapes, the example inputs, and what follows from both."""
     asked = bind_shapes(options.build.shapes, inputs)
     open_still = {t.name for t in inputs if not is_fixed(t)} - {p.input for p in asked}
     examples = _example_shapes(onnx, options, inputs) if open_still else {}
-    return profiles_for(asked, inputs, examples, size_ranges(onnx))
+    return profiles_for(asked, inputs, examples, ranges)
 
 
 def _example_shapes(

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twofour.engines.shapes import shapes_of
 from twofour.errors import BadInputError
 from twofour.log_records import Build, SparsityFlag
 from twofour.pipeline.agreement import load_arrays
 from twofour.pipeline.context import INPUTS
+from twofour.pipeline.example_shapes import sizes_by_symbol
 from twofour.pipeline.layer_map_file import LayerNames, read_layer_names
+from twofour.pipeline.onnx_io import describe_model
 from twofour.records import GraphNode, LayerMap
 from twofour.reports.join.build_choice import ChosenBuild, choose_build
 from twofour.reports.join.evidence import BuildEvidence
@@ -137,19 +140,13 @@ def _nodes(path: Path, inputs: Path | None) -> tuple[tuple[GraphNode, ...], Mapp
 
 def _example_sizes(model: onnx.ModelProto, inputs: Path) -> Mapping[str, int]:
     """Free size -> its length in the example; the batch, a first dimension, stays free."""
-    shapes = {name: array.shape for name, array in load_arrays(inputs).items()}
-    found: dict[str, int] = {}
-    for value in model.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if len(dims) == len(shapes.get(value.name, ())):
-            lengths = zip(dims, shapes[value.name], strict=True)
-            found |= {dim.dim_param: size for dim, size in lengths if dim.dim_param}
-    batches = {
-        v.type.tensor_type.shape.dim[0].dim_param
-        for v in model.graph.input
-        if v.type.tensor_type.shape.dim
-    }
-    return {name: size for name, size in found.items() if name not in batches}
+    tensors, _, _ = describe_model(model)
+    ranks = {tensor.name: len(tensor.shape) for tensor in tensors}
+    shapes = shapes_of(load_arrays(inputs))
+    fitting = {name: shape for name, shape in shapes.items() if len(shape) == ranks.get(name)}
+    batches = {tensor.shape[0] for tensor in tensors if tensor.shape}
+    sizes = sizes_by_symbol(tensors, fitting, str(inputs))
+    return {name: size for name, size in sizes.items() if name not in batches}
 
 
 def _settle_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:

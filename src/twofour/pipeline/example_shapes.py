@@ -72,7 +72,7 @@ def example_shapes(
     for tensor in inputs:
         if tensor.name in given:
             _check_fits(tensor, given[tensor.name])
-    sizes = _sizes_by_symbol(inputs, given)
+    sizes = sizes_by_symbol(inputs, given)
     free = [
         FreeDimension(tensor=tensor, axis=axis)
         for tensor in inputs
@@ -122,7 +122,34 @@ def check_given_arrays(
                 f"{where}: the array for input {tensor.in_words} has 0 rows",
                 hint="give an array with at least one row",
             )
-    _sizes_by_symbol(known, given, where, "the model has one size for both; give arrays that agree")
+    sizes_by_symbol(known, given, where, "the model has one size for both; give arrays that agree")
+
+
+def sizes_by_symbol(
+    inputs: Sequence[TensorShape],
+    given: Mapping[str, tuple[int, ...]],
+    where: str = _OPTION,
+    hint: str = _ONE_SIZE,
+) -> dict[str, int]:
+    """Name of a dimension -> its size in the shapes that are given; those without a name left out.
+
+    Raises BadInputError, which `where` begins, for one name of two sizes.
+    """
+    sizes: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for tensor in inputs:
+        for axis, size in enumerate(given.get(tensor.name, ())):
+            symbol = tensor.shape[axis]
+            if isinstance(symbol, int) or symbol == ANONYMOUS:
+                continue
+            if sizes.setdefault(symbol, size) != size:
+                raise BadInputError(
+                    f"{where}: {symbol!r} is {sizes[symbol]} in {first[symbol]} and {size} "
+                    f"in {tensor.name} (dimension {axis})",
+                    hint=hint,
+                )
+            first.setdefault(symbol, f"{tensor.name} (dimension {axis})")
+    return sizes
 
 
 def refuse_large_example(what: str, shape: Sequence[int], total_bytes: int) -> None:
@@ -175,29 +202,6 @@ def _check_fits(
             f"{where}: input {tensor.in_words} cannot be {'x'.join(map(str, shape))}",
             hint=hint,
         )
-
-
-def _sizes_by_symbol(
-    inputs: Sequence[TensorShape],
-    given: Mapping[str, tuple[int, ...]],
-    where: str = _OPTION,
-    hint: str = _ONE_SIZE,
-) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    first: dict[str, str] = {}
-    for tensor in inputs:
-        for axis, size in enumerate(given.get(tensor.name, ())):
-            symbol = tensor.shape[axis]
-            if isinstance(symbol, int) or symbol == ANONYMOUS:
-                continue
-            if sizes.setdefault(symbol, size) != size:
-                raise BadInputError(
-                    f"{where}: {symbol!r} is {sizes[symbol]} in {first[symbol]} and {size} "
-                    f"in {tensor.name} (dimension {axis})",
-                    hint=hint,
-                )
-            first.setdefault(symbol, f"{tensor.name} (dimension {axis})")
-    return sizes
 
 
 def _is_batch_alone(free: Sequence[FreeDimension]) -> bool:

@@ -32,7 +32,13 @@ _EXAMPLE_TYPES = ("float32", "float16", "float64", "int64", "int32", "bool")
 
 def describe(path: Path) -> tuple[tuple[TensorShape, ...], tuple[TensorShape, ...], int]:
     """Inputs, outputs and default-domain opset of an ONNX file; its weights are not read."""
-    model = load_model(path, weights=False)
+    return describe_model(load_model(path, weights=False))
+
+
+def describe_model(
+    model: onnx.ModelProto,
+) -> tuple[tuple[TensorShape, ...], tuple[TensorShape, ...], int]:
+    """`describe`, of a model that was loaded before."""
     initializers = {i.name for i in model.graph.initializer}
     inputs = tuple(_shape(v) for v in model.graph.input if v.name not in initializers)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
@@ -69,19 +75,30 @@ def load_inputs(path: Path, shapes: tuple[TensorShape, ...]) -> dict[str, np.nda
     Raises BadInputError when the file is no .npz, lacks an input of the model, or holds arrays
     whose sizes do not fit it or each other.
     """
-    taken = _by_input(path, read_arrays(path), [shape.name for shape in shapes])
-    check_given_arrays(shapes, {name: a.shape for name, a in taken.items()}, str(path))
+    return _fitting(path, read_arrays(path), shapes)
+
+
+def load_exact_inputs(path: Path, shapes: tuple[TensorShape, ...]) -> dict[str, np.ndarray]:
+    """`load_inputs`; raises BadInputError too for arrays that no input takes.
+
+    So does `forward` of a torch model.
+    """
+    arrays = read_arrays(path)
+    taken = _fitting(path, arrays, shapes)
+    if len(arrays) > len(taken):
+        raise BadInputError(
+            f"{path} holds {sorted(set(arrays) - set(taken))}, which the model does not take",
+            hint=f"its inputs are {', '.join(taken)}; leave the rest out",
+        )
     return taken
 
 
-def refuse_extra_arrays(path: Path, taken: Mapping[str, np.ndarray]) -> None:
-    """Raise BadInputError for arrays that no input takes, as forward does of a torch model."""
-    names = set(read_arrays(path))
-    if len(names) > len(taken):
-        raise BadInputError(
-            f"{path} holds {sorted(names - set(taken))}, which the model does not take",
-            hint=f"its inputs are {', '.join(taken)}; leave the rest out",
-        )
+def _fitting(
+    path: Path, arrays: Mapping[str, np.ndarray], shapes: tuple[TensorShape, ...]
+) -> dict[str, np.ndarray]:
+    taken = _by_input(path, arrays, [shape.name for shape in shapes])
+    check_given_arrays(shapes, {name: a.shape for name, a in taken.items()}, str(path))
+    return taken
 
 
 def _by_input(

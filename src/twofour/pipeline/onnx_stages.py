@@ -30,9 +30,8 @@ from twofour.pipeline.example_shapes import asked_or_opt, made_up_batch
 from twofour.pipeline.exporting import pruned_names
 from twofour.pipeline.onnx_io import (
     describe,
-    load_inputs,
+    load_exact_inputs,
     random_inputs,
-    refuse_extra_arrays,
     save_arrays,
 )
 from twofour.pipeline.stages import Stage, versions
@@ -276,9 +275,7 @@ def _inputs(run: Run, taken: ExportedVariant) -> tuple[dict[str, np.ndarray], st
     """The arrays, and what is to be said about a batch that nobody gave."""
     options = run.options
     if options.inputs is not None:
-        given = load_inputs(Path(options.inputs), taken.inputs)
-        refuse_extra_arrays(Path(options.inputs), given)
-        return given, None
+        return load_exact_inputs(Path(options.inputs), taken.inputs), None
     asked = asked_or_opt(options, options.build.shapes)
     arrays = random_inputs(taken.inputs, options.seed, asked, run.source.text)
     shapes = {name: array.shape for name, array in arrays.items()}

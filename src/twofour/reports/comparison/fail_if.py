@@ -121,35 +121,41 @@ def _failing_pair(
         yield _Line(f"{gate.text}: not measured: {_why_not((variant, baseline))}")
         return
     said = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
-    if ratio.low is None or ratio.high is None:
-        yield _Line(f"{said}, not judged: too few rounds for an interval", judged=False)
-        return
-    load = load_on(comparison.loads, variant, baseline)
-    held_to = widened(floor or 0.0, load)
-    fails = _beyond(gate, ratio.low if gate.upward else ratio.high, held_to)
-    withheld = _withheld(gate, ratio, held_to)
-    if ratio.withheld is Withheld.BUSY or (fails and withheld is not None):
-        why = Withheld.BUSY if ratio.withheld is Withheld.BUSY else withheld
-        yield _Line(f"{said}, not judged: {why and why.value}", judged=False)
-    elif fails:
+    held_to = widened(floor or 0.0, load_on(comparison.loads, variant, baseline))
+    why = _not_judged(gate, ratio, held_to)
+    if why is not None:
+        yield _Line(f"{said}, not judged: {why}", judged=False)
+    elif _fails(gate, ratio, held_to):
         whose = "noise" if own is not None else f"noise of {comparison.baseline}"
         noise = "" if floor is None else f", {whose} {per_cent(floor)}"
         yield _Line(f"{said}{noise}")
+
+
+def _fails(gate: GateExpression, ratio: LatencyRatio, floor: float) -> bool:
+    """Whether the whole interval lies beyond the limit; without one it is not known to."""
+    end = ratio.low if gate.upward else ratio.high
+    return end is not None and _beyond(gate, end, floor)
+
+
+def _not_judged(gate: GateExpression, ratio: LatencyRatio, floor: float) -> str | None:
+    """Why the evidence does not decide the gate; None where it does."""
+    if ratio.low is None or ratio.high is None:
+        return "too few rounds for an interval"
+    if ratio.withheld is Withheld.BUSY:
+        return Withheld.BUSY.value
+    if not _fails(gate, ratio, floor):
+        return None
+    if not all(_beyond(gate, value, floor) for value in ratio.half_ratios):
+        return Withheld.HALVES.value
+    if not all(_beyond(gate, value, 0.0) for value in ratio.twin_ratios):
+        return Withheld.TWIN.value
+    return None
 
 
 def _beyond(gate: GateExpression, value: float, floor: float) -> bool:
     """Whether a ratio lies beyond the limit by more than the noise."""
     limit = gate.limit * (1 + floor) if gate.upward else gate.limit / (1 + floor)
     return gate.beyond(value, limit)
-
-
-def _withheld(gate: GateExpression, ratio: LatencyRatio, floor: float) -> Withheld | None:
-    """Which part of the evidence does not lie beyond the limit."""
-    if not all(_beyond(gate, value, floor) for value in ratio.half_ratios):
-        return Withheld.HALVES
-    if not all(_beyond(gate, value, 0.0) for value in ratio.twin_ratios):
-        return Withheld.TWIN
-    return None
 
 
 def _ratio(
