@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from twofour.latency_records import LatencyVerdict
+from twofour.records.latency import LatencyVerdict
 from twofour.reports.comparison.intervals import paired_ratio
 from twofour.reports.comparison.ratios import verdict_of
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from main_job import model_folder
 
 import twofour
-from twofour.latency_records import CompareOptions, LatencyComparison
-from twofour.records import Precision, RunOptions
+from twofour.records.latency import LatencyComparison
+from twofour.records.options import CompareOptions, Precision, RunOptions
 
 HERE = Path(__file__).parent
 MODELS = (

@@ -24,7 +24,7 @@ WARMUP = 10
 COMPARE = (
     "import json, sys, twofour\n"
     "from pathlib import Path\n"
-    "from twofour.latency_records import CompareOptions\n"
+    "from twofour.records.options import CompareOptions\n"
     "model, runs, threads, out = sys.argv[1:]\n"
     "options = CompareOptions(engines=('onnxruntime:cpu',), rounds=int(runs), warmup=10,\n"
     "    threads=int(threads), time_limit_s=300)\n"

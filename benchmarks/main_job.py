@@ -68,7 +68,7 @@ def _zero_half(module: object) -> None:
 def job(folder: str, out: Path, precision: str) -> None:
     """The whole main job."""
     from twofour import run
-    from twofour.records import Precision, RunOptions
+    from twofour.records.options import Precision, RunOptions
 
     options = RunOptions(precision=Precision(precision), engine="onnxruntime")
     run(folder, out=out / "run", options=options)

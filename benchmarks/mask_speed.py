@@ -35,7 +35,7 @@ from torch import nn
 
 from twofour.pattern import check
 from twofour.pruning.masks import prune_bits_in_place
-from twofour.records import Pattern
+from twofour.records.weights import Pattern
 
 SIDE = 4096
 POLYGRAPHY_SIDE = 512

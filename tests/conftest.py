@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from twofour.records import ExportOptions, Precision
+from twofour.records.options import ExportOptions, Precision
 
 if TYPE_CHECKING:
     from export_nets import Exported

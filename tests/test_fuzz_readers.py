@@ -24,7 +24,6 @@ from twofour.engines.buildlog.read import read_build_log
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.errors import BadInputError, TwofourError
 from twofour.graph import find_weights, load_model
-from twofour.latency_records import LatencyComparison
 from twofour.pipeline.evidence import EvidenceFiles
 from twofour.pipeline.onnx_io import describe
 from twofour.pipeline.reporting import report_files, report_folder, report_page
@@ -34,15 +33,12 @@ from twofour.pipeline.sources.onnx_file import external_data_files
 from twofour.pipeline.validating import validate_path
 from twofour.pipeline.weights_file import read_checkpoint, save_tensors
 from twofour.pruning.onnx_prune import prune_onnx
-from twofour.records import (
-    EligibilityReport,
-    Pattern,
-    PruneResult,
-    RunManifest,
-    RunOptions,
-    Selection,
-    Validation,
-)
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.latency import LatencyComparison
+from twofour.records.options import RunOptions, Selection
+from twofour.records.pruning import PruneResult, Validation
+from twofour.records.run import RunManifest
+from twofour.records.weights import Pattern
 from twofour.reports.log_text import log_view
 from twofour.reports.text import eligibility_table, plain_text
 from twofour.store import read_record, to_json

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from twofour.errors import BadInputError
 from twofour.graph import find_weights, load_model
-from twofour.records import Pattern, ReasonCode, Weight
+from twofour.records.weights import Pattern, ReasonCode, Weight
 
 TWO_FOUR = Pattern(2, 4)
 BF16 = om.BFLOAT16

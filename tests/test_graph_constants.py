@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from twofour.graph import find_weights
-from twofour.records import NotCovered
+from twofour.records.weights import NotCovered
 
 
 def stored(model: onnx.ModelProto) -> int:

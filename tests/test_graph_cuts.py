@@ -16,7 +16,8 @@ from twofour.graph import find_weights, load_model
 from twofour.pattern import check
 from twofour.pruning.onnx_prune import prune_onnx
 from twofour.pruning.validate import validate_onnx
-from twofour.records import Pattern, ReasonCode, Selection
+from twofour.records.options import Selection
+from twofour.records.weights import Pattern, ReasonCode
 
 TWO_FOUR = Pattern(2, 4)
 

@@ -10,7 +10,7 @@ from onnx import helper
 
 from twofour.graph import find_weights
 from twofour.graph_einsum import EinsumWeight, einsum_weight
-from twofour.records import ReasonCode
+from twofour.records.weights import ReasonCode
 
 
 def used(axis: int, out: tuple[int, ...], batch: tuple[int, ...] = ()) -> EinsumWeight:

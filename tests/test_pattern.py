@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.pattern import TILE, check, count_zeros, holds_along, nonzero
-from twofour.records import Pattern, PatternCheck
+from twofour.records.weights import Pattern, PatternCheck
 
 TWO_FOUR = Pattern(2, 4)
 FLOAT8 = (

@@ -22,7 +22,10 @@ from twofour.pattern import check
 from twofour.pruning import module_layers
 from twofour.pruning.module_prune import prune_module
 from twofour.pruning.validate import validate_onnx
-from twofour.records import ExportOptions, LayerMap, Pattern, Precision, PruneResult
+from twofour.records.export import LayerMap
+from twofour.records.options import ExportOptions, Precision
+from twofour.records.pruning import PruneResult
+from twofour.records.weights import Pattern
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow

@@ -3,7 +3,8 @@
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.records import Gpu, Pattern
+from twofour.records.build import Gpu
+from twofour.records.weights import Pattern
 
 
 def test_a_pattern_is_read_from_text() -> None:

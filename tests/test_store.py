@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.records import Pattern, PruneResult, RunManifest, Selection, StageRecord
+from twofour.records.options import Selection
+from twofour.records.pruning import PruneResult
+from twofour.records.run import RunManifest, StageRecord
+from twofour.records.weights import Pattern
 from twofour.store import (
     atomic_file,
     from_json,

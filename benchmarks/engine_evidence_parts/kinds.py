@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from engine_evidence_parts.layers import is_small, op_kind
 from engine_evidence_parts.records import Kind, KindFinding, Layer, Listing, RatioRange
 from engine_evidence_parts.thresholds import Outcome, fit, foretells
-from twofour.records import ReasonCode
+from twofour.records.weights import ReasonCode
 
 _SKIPPED = ReasonCode.TACTIC_SKIPPED.value
 _NO_TACTIC = ReasonCode.NO_SPARSE_TACTIC.value

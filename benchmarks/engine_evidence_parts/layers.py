@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import isfinite
 
 from engine_evidence_parts.records import Forecast, Layer, Listing, Net
-from twofour.records import Evidence, ReasonCode, Verdict, VerdictName
+from twofour.records.eligibility import Evidence, Verdict, VerdictName
+from twofour.records.weights import ReasonCode
 from twofour.reports.cells import tactic_times
 from twofour.reports.speed import narrow_widths
 

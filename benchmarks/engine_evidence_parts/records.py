@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from twofour.records import EligibilityReport
+from twofour.records.eligibility import EligibilityReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

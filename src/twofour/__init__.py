@@ -24,21 +24,20 @@ if TYPE_CHECKING:
         PatternBrokenError,
         TwofourError,
     )
-    from twofour.latency_records import CompareOptions, LatencyComparison
-    from twofour.log_records import BuildLog
-    from twofour.records import (
+    from twofour.records.eligibility import EligibilityReport
+    from twofour.records.latency import LatencyComparison
+    from twofour.records.log import BuildLog
+    from twofour.records.options import (
         BuildOptions,
-        EligibilityReport,
+        CompareOptions,
         ExportOptions,
-        LoadedWeights,
-        Pattern,
         Precision,
-        PruneResult,
         RunOptions,
-        RunResult,
         Selection,
-        Validation,
     )
+    from twofour.records.pruning import LoadedWeights, PruneResult, Validation
+    from twofour.records.run import RunResult
+    from twofour.records.weights import Pattern
 
 __all__ = [
     "BadInputError",
@@ -68,7 +67,7 @@ __all__ = [
     "validate",
 ]
 
-_RECORDS = ("records", "errors", "latency_records", "log_records")
+_RECORDS = ("errors", "records")
 """Modules of the names above, imported when one of them is asked for."""
 
 
@@ -104,7 +103,7 @@ def prune(
     """
     from twofour.arguments import globs_of, module_of, pattern_of
     from twofour.pruning.module_prune import prune_module
-    from twofour.records import Selection
+    from twofour.records.options import Selection
 
     module = module_of(model, hint="for a model on disk: twofour.run(...), or `twofour prune`")
     selection = Selection(
@@ -145,7 +144,7 @@ def validate(
     """
     from twofour.arguments import globs_of, path_of, pattern_of
     from twofour.pipeline.validating import validate_path
-    from twofour.records import Selection
+    from twofour.records.options import Selection
 
     selection = Selection(
         include=globs_of(include, "include"), exclude=globs_of(exclude, "exclude")
@@ -170,7 +169,7 @@ def run(
     """
     from twofour.arguments import is_module, module_of, path_of, wrong
     from twofour.pipeline.run import run_all, source_options
-    from twofour.records import RunOptions
+    from twofour.records.options import RunOptions
     from twofour.store import checked
 
     settings = RunOptions() if options is None else checked(RunOptions, options)
@@ -201,8 +200,8 @@ def compare(
     Raises the kinds of TwofourError.
     """
     from twofour.arguments import path_of
-    from twofour.latency_records import CompareOptions
     from twofour.pipeline.comparing.compare import compare as run_comparison
+    from twofour.records.options import CompareOptions
     from twofour.store import checked
 
     settings = CompareOptions() if options is None else checked(CompareOptions, options)

@@ -13,7 +13,7 @@ from twofour.errors import BadInputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from twofour.records import Pattern
+    from twofour.records.weights import Pattern
 
 
 def path_of(value: object, what: str, *, hint: str | None = None) -> Path:
@@ -34,7 +34,7 @@ def globs_of(value: object, what: str) -> tuple[str, ...]:
 
 def pattern_of(value: object) -> Pattern:
     """A Pattern, or one as text; raises BadInputError."""
-    from twofour.records import Pattern
+    from twofour.records.weights import Pattern
 
     if isinstance(value, Pattern):
         return value

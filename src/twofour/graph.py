@@ -18,7 +18,7 @@ from twofour.graph_functions import check_functions
 from twofour.graph_layer import Layer, find_layer, has_weight, weight_input
 from twofour.graph_precision import quantized_tensors, refusal_reason
 from twofour.graph_scope import Node, Scope, function_scopes, scopes
-from twofour.records import NotCovered, Pattern, Reason, ReasonCode, Weight
+from twofour.records.weights import NotCovered, Pattern, Reason, ReasonCode, Weight
 
 _MOST_TIED = 64
 """Names listed in tied_to: the rest would help nobody, and all of all would be quadratic."""

@@ -19,7 +19,7 @@ from twofour.graph_files import subgraphs
 from twofour.graph_scope import Node, Place, Scope, is_standard
 from twofour.graph_tensors import shape_of
 from twofour.graph_trace import LOOKUPS, STACK
-from twofour.records import LARGEST_PASSED_OVER, NotCovered
+from twofour.records.weights import LARGEST_PASSED_OVER, NotCovered
 
 _MOST_STEPS = 512
 """Nodes walked through from one constant; the bound keeps the search linear in the graph."""

@@ -16,7 +16,7 @@ from twofour.graph_precision import math_dtype, zero_point_reason
 from twofour.graph_scope import Node, Scope, attribute, integer, is_standard, tensor_shape
 from twofour.graph_tensors import dtype_name, is_groupable, shape_of
 from twofour.graph_trace import STACK, Landing, Trace, crossing, land, shapes, trace
-from twofour.records import Pattern, Reason, ReasonCode, Weight
+from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
 
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 

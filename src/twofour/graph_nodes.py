@@ -7,7 +7,7 @@ from math import prod
 import onnx
 
 from twofour.graph_scope import Node, Scope, scopes
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
 
 _TOO_MANY_VALUES = 1 << 63
 

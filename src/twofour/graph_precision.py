@@ -10,7 +10,7 @@ from twofour.graph_files import read_tensor
 from twofour.graph_scope import Node, Scope, integer
 from twofour.graph_tensors import DTYPES, dtype_name, is_readable
 from twofour.graph_trace import DEQUANTIZE, QUANTIZE, Step, Trace
-from twofour.records import Reason, ReasonCode
+from twofour.records.weights import Reason, ReasonCode
 
 # Ops that TensorRT fuses into the layer before them or moves a Q node across. Source: TensorRT
 # developer guide, "Working with Quantized Types", Q/DQ placement and fusions.

@@ -15,7 +15,7 @@ import onnx
 from twofour.graph_cuts import CUTS, Cut, cut_of
 from twofour.graph_scope import Node, Scope, integer, integers, is_standard, tensor_shape
 from twofour.graph_tensors import shape_of
-from twofour.records import Reason, ReasonCode
+from twofour.records.weights import Reason, ReasonCode
 
 QUANTIZE = ("QuantizeLinear", "TRT_FP8QuantizeLinear")
 DEQUANTIZE = ("DequantizeLinear", "TRT_FP8DequantizeLinear")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.records import Pattern, PatternCheck
+from twofour.records.weights import Pattern, PatternCheck
 
 TILE = 1 << 17
 """Elements looked at in one go: scratch of a tile stays in a core's L2 cache (1 to 2 MiB)."""

@@ -1,6 +1,6 @@
 """Records to JSON and back, JSON Schema, sha256, and writes that are whole or not there.
 
-Source of the JSON mapping: pydantic's TypeAdapter over the dataclasses of records.py.
+Source of the JSON mapping: pydantic's TypeAdapter over the dataclasses of records/.
 """
 
 from __future__ import annotations

@@ -18,15 +18,9 @@ from engine_evidence_parts.tables import markdown
 from join_cases import build, chosen, eligible
 from test_engine_evidence_cases import joined, layer, net
 
-from twofour.records import (
-    BuildOptions,
-    BuildResult,
-    EligibilityReport,
-    EngineName,
-    EngineStatus,
-    Gpu,
-    ShapeProfile,
-)
+from twofour.records.build import BuildResult, EngineStatus, Gpu
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.options import BuildOptions, EngineName, ShapeProfile
 from twofour.store import write_record
 
 WRONG = build(eligible("a", "b", "grouped"), chosen())

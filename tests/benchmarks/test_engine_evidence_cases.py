@@ -10,8 +10,8 @@ from engine_evidence_parts.records import Forecast, Layer, Listing, Net
 from join_cases import DENSE, SPARSE, build, chain, chosen, eligible, tuned
 from report_cases import check, conv, report
 
-from twofour.log_records import Build
-from twofour.records import EligibilityReport
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.log import Build
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.joined import join_report
 

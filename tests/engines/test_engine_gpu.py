@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from twofour.engines.gpu import find_gpu
-from twofour.records import Gpu
+from twofour.records.build import Gpu
 
 DRIVER = r"""
 #include <stddef.h>

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from twofour.engines.inputs import at_shapes, fit_inputs, numpy_dtype
 from twofour.errors import BadInputError
-from twofour.records import TensorShape
+from twofour.records.export import TensorShape
 
 
 def wanted(dtype: str, shape: tuple[int | str, ...] = ("n", 4)) -> tuple[TensorShape, ...]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofour.engines.latency import latency_of, no_latency, percentile, time_runs
-from twofour.records import BuildOptions
+from twofour.records.options import BuildOptions
 
 
 def test_warm_up_runs_are_made_and_not_counted() -> None:

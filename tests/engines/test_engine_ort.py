@@ -21,7 +21,9 @@ from twofour.engines.ort_session import CPU, usable_cores
 from twofour.engines.protocol import BuildRequest
 from twofour.engines.shapes import parse_shapes
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records import BuildOptions, LayerTime, TensorShape
+from twofour.records.build import LayerTime
+from twofour.records.export import TensorShape
+from twofour.records.options import BuildOptions
 
 WEIGHT = (np.arange(256).reshape(16, 16) % 7 - 3).astype(np.float32)
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)

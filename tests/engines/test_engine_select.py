@@ -8,7 +8,8 @@ import pytest
 
 from twofour.engines.select import PREFERRED, choose_engine, known_engines
 from twofour.errors import BadInputError, MissingToolError
-from twofour.records import EngineName, EngineStatus
+from twofour.records.build import EngineStatus
+from twofour.records.options import EngineName
 
 
 @dataclass

@@ -15,7 +15,8 @@ from twofour.engines.shapes import (
     shapes_of,
 )
 from twofour.errors import BadInputError
-from twofour.records import ShapeProfile, SizeRange, TensorShape
+from twofour.records.export import TensorShape
+from twofour.records.options import ShapeProfile, SizeRange
 
 IMAGE = TensorShape(name="x", dtype="float32", shape=("batch", 3, 224, 224))
 DIMS = st.integers(1, 2**31 - 1)

@@ -15,7 +15,7 @@ from twofour.engines.tensorrt.plan import LayerProfile
 from twofour.engines.tensorrt.progress import PhaseTree
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import MissingToolError
-from twofour.records import BuildOptions
+from twofour.records.options import BuildOptions
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from twofour.engines.tensorrt.precision import Precisions
 from twofour.engines.trtexec import RELEASES, releases_of, trtexec_script
 from twofour.engines.trtexec_shell import script_text
 from twofour.errors import BadInputError
-from twofour.records import AllowedType, BuildOptions, ShapeProfile
+from twofour.records.options import AllowedType, BuildOptions, ShapeProfile
 
 FLOAT32 = Precisions(float16=False, bfloat16=False, int8=False)
 FLOAT16 = Precisions(float16=True, bfloat16=False, int8=False)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from twofour.records import LayerMap, Precision
+from twofour.records.export import LayerMap
+from twofour.records.options import Precision
 
 WIDTH = 32
 REDUCTION_AXIS = {

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.export.agreement import BOUND_FACTORS, SMALLEST_SCALE, agreement
-from twofour.records import OutputAgreement, Precision
+from twofour.records.export import OutputAgreement
+from twofour.records.options import Precision
 
 Floats = NDArray[np.float32]
 arrays = hnp.arrays(

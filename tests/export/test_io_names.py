@@ -14,7 +14,7 @@ from twofour.export.dynamic_axes import tensor_names
 from twofour.export.example_inputs import bind
 from twofour.export.io_names import returned_variables
 from twofour.export.onnx_export import export_onnx
-from twofour.records import ExportOptions
+from twofour.records.options import ExportOptions
 
 
 class Pair(NamedTuple):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from twofour.export.onnx_export import export_onnx
-from twofour.records import ExportOptions, LayerName
+from twofour.records.export import LayerName
+from twofour.records.options import ExportOptions
 
 
 def rows(net: nn.Module, x: Tensor, folder: Path) -> tuple[LayerName, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from twofour.export.agreement import agreement
 from twofour.export.example_inputs import input_arrays
 from twofour.export.onnx_export import export_onnx, reference_outputs
-from twofour.records import ExportOptions, Precision
+from twofour.records.options import ExportOptions, Precision
 
 ELEMENT_TYPES = {
     Precision.FLOAT32: TensorProto.FLOAT,

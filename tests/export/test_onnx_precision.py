@@ -28,7 +28,7 @@ from onnx_models import Array, quantized_conv, weights
 from twofour.errors import BadInputError
 from twofour.export.onnx_precision import Conversion, convert_onnx
 from twofour.graph import find_weights, load_model
-from twofour.records import Precision
+from twofour.records.options import Precision
 
 ROUNDING = 5e-3
 """Of the largest value: ten roundings to float16."""

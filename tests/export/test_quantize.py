@@ -20,7 +20,8 @@ from twofour.export.quantize import Activations, calibration_rows, quantize_int8
 from twofour.graph import find_weights, load_model
 from twofour.graph_files import read_tensor
 from twofour.pruning.validate import validate_onnx
-from twofour.records import ExportOptions, Pattern, Precision
+from twofour.records.options import ExportOptions, Precision
+from twofour.records.weights import Pattern
 
 TWO_FOUR = Pattern(2, 4)
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from twofour import records
-from twofour.log_records import Build, BuildLog, BuildOutcome
-from twofour.records import EligibilityReport, Verdict, VerdictName
+from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
+from twofour.records.log import Build, BuildLog, BuildOutcome
 from twofour.store import from_json
 
-SOURCES = Path(records.__file__).resolve().parents[1]
+SOURCES = Path(records.__file__).resolve().parents[2]
 LONGEST_S = 540.0
 """Of one command: below the suite's own limit of a test, so that its output is shown."""
 USABLE = frozenset({VerdictName.ELIGIBLE, VerdictName.CHOSEN})

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from twofour.records import ReasonCode
+from twofour.records.weights import ReasonCode
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 

@@ -28,17 +28,11 @@ from twofour.engines.gpu import find_gpu
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.engines.timed.tensorrt_model import EVENTS
-from twofour.latency_records import LatencyComparison
-from twofour.log_records import SparsityFlag
-from twofour.records import (
-    BuildResult,
-    Diagnosis,
-    EligibilityReport,
-    EngineName,
-    EngineStatus,
-    Evidence,
-    VerdictName,
-)
+from twofour.records.build import BuildResult, Diagnosis, EngineStatus
+from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
+from twofour.records.latency import LatencyComparison
+from twofour.records.log import SparsityFlag
+from twofour.records.options import EngineName
 from twofour.store import from_json, read_record
 
 pytestmark = pytest.mark.gpu

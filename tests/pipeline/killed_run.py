@@ -11,7 +11,7 @@ from pathlib import Path
 
 from twofour.pipeline.run import run_all
 from twofour.pipeline.stages import Silent
-from twofour.records import Precision, RunOptions
+from twofour.records.options import Precision, RunOptions
 
 
 class Killer(Silent):

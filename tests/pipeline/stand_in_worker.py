@@ -12,7 +12,8 @@ from twofour.engines.latency import latency_of
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.errors import BadInputError
 from twofour.pipeline.engine_worker import EngineWorker, OpenedSession
-from twofour.records import EngineName, EngineStatus, VariantBuild
+from twofour.records.build import EngineStatus, VariantBuild
+from twofour.records.options import EngineName
 
 SERVICE = "stand_in_worker:StandIn"
 DYING = "stand_in_worker:DyingEngines"

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from twofour.cli.app import app
 from twofour.errors import BadInputError
 from twofour.pipeline.run import run_all, run_prune
-from twofour.records import Precision, RunManifest, RunOptions
+from twofour.records.options import Precision, RunOptions
+from twofour.records.run import RunManifest
 from twofour.store import read_record
 
 MODULE = """

@@ -13,11 +13,11 @@ from onnx import helper
 from test_run import Recorder
 
 from twofour.errors import BadInputError
-from twofour.latency_records import CompareOptions
 from twofour.pipeline.comparing.subject import open_subject
 from twofour.pipeline.reporting import explained_folder, report_folder
 from twofour.pipeline.run import run_all, run_prune
-from twofour.records import Pattern, RunOptions
+from twofour.records.options import CompareOptions, RunOptions
+from twofour.records.weights import Pattern
 from twofour.store import sha256_file
 
 _TIMED = {"build.json", "run.json", "report.html", "stages/build-dense.json"}

@@ -16,13 +16,15 @@ from onnx import TensorProto, helper, numpy_helper
 from stand_in_worker import DYING, PLAN
 
 from twofour.errors import BuildFailedError
-from twofour.latency_records import LatencyComparison
 from twofour.pipeline.building import refuse_crashed
 from twofour.pipeline.engine_host import EngineHost
 from twofour.pipeline.run import open_run, run_stages
 from twofour.pipeline.sessions import Sessions
 from twofour.pipeline.stages import Silent
-from twofour.records import BuildOptions, BuildResult, RunOptions, RunResult, VariantCheck
+from twofour.records.build import BuildResult
+from twofour.records.latency import LatencyComparison
+from twofour.records.options import BuildOptions, RunOptions
+from twofour.records.run import RunResult, VariantCheck
 from twofour.store import from_json, read_record
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from twofour.records import BuildResult, EligibilityReport, VariantCheck
+from twofour.records.build import BuildResult
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.run import VariantCheck
 from twofour.store import read_record
 
 pytestmark = pytest.mark.slow

@@ -13,13 +13,8 @@ from twofour.errors import BadInputError
 from twofour.pipeline.emitting import emit_trtexec
 from twofour.pipeline.onnx_io import size_ranges
 from twofour.pipeline.run import run_all, run_export
-from twofour.records import (
-    DynamicAxis,
-    ExportedVariant,
-    RunOptions,
-    SizeRange,
-    VariantCheck,
-)
+from twofour.records.options import DynamicAxis, RunOptions, SizeRange
+from twofour.records.run import ExportedVariant, VariantCheck
 
 NETS = Path(__file__).parent / "free_nets.py"
 

@@ -11,8 +11,9 @@ import pytest
 from trtexec_machine import Machine, emit, model
 
 from twofour.errors import BadInputError
-from twofour.latency_records import CompareOptions, LatencyComparison, LatencyVerdict
 from twofour.pipeline.comparing.times import compare_emitted
+from twofour.records.latency import LatencyComparison, LatencyVerdict
+from twofour.records.options import CompareOptions
 from twofour.store import from_json, to_json
 
 DENSE, SPARSE, AGAIN = "dense@trtexec:gpu", "sparse@trtexec:gpu", "dense@trtexec:gpu again"

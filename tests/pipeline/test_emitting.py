@@ -18,14 +18,10 @@ from twofour.cli.app import app
 from twofour.errors import BadInputError
 from twofour.pipeline.emitting import emit_trtexec, is_emitted_folder, read_emitted
 from twofour.pipeline.folder import MANIFEST
-from twofour.records import (
-    LayerMap,
-    LayerName,
-    RunManifest,
-    RunOptions,
-    ShapeProfile,
-    TrtexecFolder,
-)
+from twofour.records.build import TrtexecFolder
+from twofour.records.export import LayerMap, LayerName
+from twofour.records.options import RunOptions, ShapeProfile
+from twofour.records.run import RunManifest
 from twofour.store import read_record, write_record
 
 ODD_NAMES = ("plain", "with space", 'it\'s "quoted"', "$(touch owned)`x`;#", "日本 é", "-dash")

@@ -7,7 +7,7 @@ import pytest
 
 from twofour.errors import BadInputError
 from twofour.pipeline.folder import is_run_folder, open_run_folder, own_folder
-from twofour.records import StageRecord
+from twofour.records.run import StageRecord
 
 
 def test_a_new_folder_becomes_a_run_folder(tmp_path: Path) -> None:

@@ -17,14 +17,8 @@ from twofour.pattern import check
 from twofour.pipeline.evidence import EvidenceFiles
 from twofour.pipeline.reporting import report_files
 from twofour.pruning.masks import prune_in_place
-from twofour.records import (
-    EligibilityReport,
-    Evidence,
-    Pattern,
-    ReasonCode,
-    Verdict,
-    VerdictName,
-)
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.weights import Pattern, ReasonCode
 
 _BANNER = "&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --sparsity=enable --verbose"
 _FLOAT16 = TensorProto.FLOAT16

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from twofour.cli.app import app
 from twofour.errors import BadInputError
 from twofour.pipeline.layer_map_file import map_beside, read_layer_names
-from twofour.records import LayerMap, LayerName
+from twofour.records.export import LayerMap, LayerName
 from twofour.store import write_record
 
 LOG = """\

@@ -12,11 +12,11 @@ from torch import nn
 
 import twofour
 from twofour.errors import BadInputError
-from twofour.latency_records import CompareOptions
 from twofour.pipeline.comparing.subject import NOT_LOADABLE, open_subject
 from twofour.pipeline.run import run_all
 from twofour.pipeline.sources.live_module import LiveModule
 from twofour.pipeline.sources.source import SourceOptions
+from twofour.records.options import CompareOptions
 
 FLOAT32 = twofour.RunOptions(precision=twofour.Precision.FLOAT32)
 

@@ -22,16 +22,11 @@ from twofour.pattern import check
 from twofour.pipeline.run import run_all
 from twofour.pruning.onnx_prune import prune_onnx
 from twofour.pruning.validate import validate_onnx
-from twofour.records import (
-    EligibilityReport,
-    ExportOptions,
-    LayerMap,
-    Pattern,
-    ReasonCode,
-    RunOptions,
-    RunResult,
-    VerdictName,
-)
+from twofour.records.eligibility import EligibilityReport, VerdictName
+from twofour.records.export import LayerMap
+from twofour.records.options import ExportOptions, RunOptions
+from twofour.records.run import RunResult
+from twofour.records.weights import Pattern, ReasonCode
 from twofour.reports.csv_table import to_csv
 from twofour.reports.text import eligibility_table, plain_text
 

@@ -13,7 +13,9 @@ from twofour.cli.app import app
 from twofour.errors import BadInputError
 from twofour.pipeline.run import run_all
 from twofour.pipeline.validating import validate_path
-from twofour.records import ReasonCode, RunOptions, Selection, VerdictName
+from twofour.records.eligibility import VerdictName
+from twofour.records.options import RunOptions, Selection
+from twofour.records.weights import ReasonCode
 from twofour.reports.join.gates import Gates, check_gates
 
 HEAD = "import json, os, sys, torch\nfrom torch import nn\n"

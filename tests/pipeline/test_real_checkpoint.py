@@ -7,14 +7,9 @@ import pytest
 from test_run import Recorder
 
 from twofour.pipeline.run import run_all
-from twofour.records import (
-    Precision,
-    RunOptions,
-    RunResult,
-    SizeRange,
-    VariantCheck,
-    VerdictName,
-)
+from twofour.records.eligibility import VerdictName
+from twofour.records.options import Precision, RunOptions, SizeRange
+from twofour.records.run import RunResult, VariantCheck
 from twofour.store import read_record
 
 LINEAR_LAYERS = 6 * 6

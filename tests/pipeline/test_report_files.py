@@ -19,7 +19,8 @@ from twofour.errors import BadInputError
 from twofour.pipeline.evidence import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
 from twofour.pruning.masks import prune_in_place
-from twofour.records import EligibilityReport, Pattern, ReasonCode, VerdictName
+from twofour.records.eligibility import EligibilityReport, VerdictName
+from twofour.records.weights import Pattern, ReasonCode
 from twofour.reports.join.gates import Gates, check_gates
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE

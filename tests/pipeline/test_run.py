@@ -12,17 +12,10 @@ from twofour.errors import BadInputError
 from twofour.pipeline.run import run_all, run_export, run_prune
 from twofour.pipeline.stages import Silent
 from twofour.pipeline.weights_file import read_checkpoint
-from twofour.records import (
-    EligibilityReport,
-    Evidence,
-    Pattern,
-    Precision,
-    ReasonCode,
-    RunOptions,
-    RunResult,
-    Selection,
-    VerdictName,
-)
+from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
+from twofour.records.options import Precision, RunOptions, Selection
+from twofour.records.run import RunResult
+from twofour.records.weights import Pattern, ReasonCode
 from twofour.store import read_record
 
 MODEL = f"{Path(__file__).with_name('small_model.py')}:make"

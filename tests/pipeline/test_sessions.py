@@ -16,7 +16,8 @@ from stand_in_worker import DYING, PLAN
 from twofour.errors import BuildFailedError
 from twofour.pipeline.engine_host import CrashedError, EngineHost
 from twofour.pipeline.sessions import Sessions
-from twofour.records import BuildOptions, FailedTry
+from twofour.records.build import FailedTry
+from twofour.records.options import BuildOptions
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 

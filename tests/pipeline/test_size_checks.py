@@ -14,15 +14,9 @@ from twofour.pipeline.context import Run
 from twofour.pipeline.onnx_io import save_arrays
 from twofour.pipeline.sessions import Session
 from twofour.pipeline.size_checks import at_other_sizes
-from twofour.records import (
-    DynamicAxis,
-    ExportedVariant,
-    LayerMap,
-    OtherSizes,
-    Precision,
-    RunOptions,
-    SizeCheck,
-)
+from twofour.records.export import LayerMap
+from twofour.records.options import DynamicAxis, Precision, RunOptions
+from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck
 
 HEIGHT = DynamicAxis(input="x", axis=1, name="height")
 

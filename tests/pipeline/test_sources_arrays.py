@@ -17,7 +17,7 @@ from twofour.errors import BadInputError
 from twofour.pipeline.sources.arrays import read_arrays, stored_arrays, write_arrays
 from twofour.pipeline.validating import validate_path
 from twofour.pipeline.weights_file import read_checkpoint
-from twofour.records import Selection
+from twofour.records.options import Selection
 
 _ONES = np.ones((2, 8), np.float32)
 _WEIGHT = torch.ones(8, 8)

@@ -7,7 +7,9 @@ import pytest
 
 from twofour.pipeline.folder import open_run_folder
 from twofour.pipeline.stages import Runner, Silent, Stage
-from twofour.records import Pattern, PruneResult, Selection
+from twofour.records.options import Selection
+from twofour.records.pruning import PruneResult
+from twofour.records.weights import Pattern
 
 RECORD = PruneResult(
     source="m", pattern=Pattern(2, 4), method="magnitude", selection=Selection(), weights=()

@@ -19,7 +19,8 @@ import onnx_models
 from onnx import TensorProto, helper
 
 from twofour.pipeline.emitting import emit_trtexec
-from twofour.records import BuildOptions, RunOptions, TrtexecFolder
+from twofour.records.build import TrtexecFolder
+from twofour.records.options import BuildOptions, RunOptions
 
 TRTEXEC = r"""#!/bin/sh
 echo "&&&& RUNNING TensorRT.trtexec [TensorRT v$VERSION] [b11] # $0 $*"

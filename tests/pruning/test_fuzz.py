@@ -20,7 +20,7 @@ from twofour.errors import TwofourError
 from twofour.graph import find_weights, load_model
 from twofour.pruning.onnx_prune import prune_onnx
 from twofour.pruning.validate import guess_weights, validate_onnx, validate_safetensors
-from twofour.records import Pattern
+from twofour.records.weights import Pattern
 from twofour.store import to_json
 
 TWO_FOUR = Pattern(2, 4)

@@ -21,7 +21,7 @@ from twofour.pruning.masks import (
     prune_bits_in_place,
     prune_in_place,
 )
-from twofour.records import Pattern
+from twofour.records.weights import Pattern
 
 TWO_FOUR = Pattern(2, 4)
 FLOAT8 = (

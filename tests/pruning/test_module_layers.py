@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, 
 
 from twofour.errors import BadInputError
 from twofour.pruning.module_layers import find_not_covered, find_weights, make_permanent
-from twofour.records import ReasonCode, Weight
+from twofour.records.weights import ReasonCode, Weight
 
 
 def only(module: nn.Module) -> Weight:

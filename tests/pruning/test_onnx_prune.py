@@ -21,7 +21,9 @@ from twofour.errors import BadInputError
 from twofour.graph import find_weights, load_model
 from twofour.graph_files import read_tensor
 from twofour.pruning.onnx_prune import prune_onnx
-from twofour.records import Pattern, PrunedWeight, PruneResult, ReasonCode, Selection
+from twofour.records.options import Selection
+from twofour.records.pruning import PrunedWeight, PruneResult
+from twofour.records.weights import Pattern, ReasonCode
 
 TWO_FOUR = Pattern(2, 4)
 EVERY = Selection(all_layers=True)

@@ -9,7 +9,8 @@ import pytest
 
 from twofour.errors import BadInputError
 from twofour.pruning.selection import choose
-from twofour.records import Pattern, Reason, ReasonCode, Selection, Weight
+from twofour.records.options import Selection
+from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
 
 TWO_FOUR = Pattern(2, 4)
 ALL = Selection(all_layers=True)

@@ -16,7 +16,8 @@ from onnx import helper
 from twofour.errors import BadInputError
 from twofour.pruning.onnx_prune import prune_onnx
 from twofour.pruning.validate import guess_weights, validate_onnx, validate_safetensors
-from twofour.records import Pattern, ReasonCode, Selection, Weight
+from twofour.records.options import Selection
+from twofour.records.weights import Pattern, ReasonCode, Weight
 
 TWO_FOUR = Pattern(2, 4)
 KINDS = {

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from twofour.engines.buildlog.read import parse_lines
-from twofour.log_records import Build, EngineLayer, LayerInformation, LayerProfile, Profile
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
+from twofour.records.log import Build, EngineLayer, LayerInformation, LayerProfile, Profile
 
 
 def node(name: str, op: str = "Conv", *inputs: str, **changes: Any) -> GraphNode:

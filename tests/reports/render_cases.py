@@ -6,15 +6,9 @@ from dataclasses import replace
 
 from report_cases import check, conv, gpu, int8, matmul, reason, report
 
-from twofour.records import (
-    EligibilityReport,
-    Evidence,
-    ReasonCode,
-    Verdict,
-    VerdictName,
-    Weight,
-    WeightCheck,
-)
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.pruning import WeightCheck
+from twofour.records.weights import ReasonCode, Weight
 from twofour.reports.eligibility import summarize
 
 HOSTILE = (

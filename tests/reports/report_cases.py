@@ -5,17 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from twofour.records import (
-    EligibilityReport,
-    Gpu,
-    Pattern,
-    Reason,
-    ReasonCode,
-    Validation,
-    Verdict,
-    Weight,
-    WeightCheck,
-)
+from twofour.records.build import Gpu
+from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.pruning import Validation, WeightCheck
+from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
 from twofour.reports.context import ReportContext
 from twofour.reports.eligibility import predict
 

@@ -9,8 +9,9 @@ import pytest
 from join_cases import DENSE, build, chosen, eligible, information, layer, tuned
 from report_cases import check, conv, gpu, int8, matmul, reason, report
 
-from twofour.log_records import Build, BuildOutcome, SparsityFlag, TimingCache
-from twofour.records import EligibilityReport, ReasonCode, Weight
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.log import Build, BuildOutcome, SparsityFlag, TimingCache
+from twofour.records.weights import ReasonCode, Weight
 from twofour.reports import steps
 from twofour.reports.context import NOTHING_KNOWN
 from twofour.reports.join.build_facts import build_facts

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from report_cases import check, conv, matmul, reason, report
 
-from twofour.records import EligibilityReport, Evidence, ReasonCode, Verdict, VerdictName
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.weights import ReasonCode
 from twofour.reports.eligibility import summarize
 from twofour.reports.remedies import changes, leaves_dense
 from twofour.reports.steps import STEPS

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from render_cases import every_fate
 
-from twofour.records import (
+from twofour.records.eligibility import (
     ConfusionCell,
     Disagreement,
     EligibilityReport,

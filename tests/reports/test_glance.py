@@ -11,8 +11,9 @@ from render_cases import every_fate as report
 from torch import nn
 
 import twofour
-from twofour.log_records import BuildLog
-from twofour.records import Pattern, Validation
+from twofour.records.log import BuildLog
+from twofour.records.pruning import Validation
+from twofour.records.weights import Pattern
 
 
 def test_pruning_says_how_many_weights() -> None:

@@ -18,17 +18,10 @@ from hypothesis import strategies as st
 from render_cases import HOSTILE, every_fate, hostile, large
 from report_cases import matmul, report, verdict
 
-from twofour.records import (
-    Accuracy,
-    BuildOptions,
-    BuildResult,
-    EligibilityReport,
-    EngineName,
-    EngineStatus,
-    OutputAgreement,
-    VariantBuild,
-    VariantLatency,
-)
+from twofour.records.build import BuildResult, EngineStatus, VariantBuild, VariantLatency
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.export import Accuracy, OutputAgreement
+from twofour.records.options import BuildOptions, EngineName
 from twofour.reports.fates import Fate, fate_of
 from twofour.reports.html import to_html
 from twofour.reports.plots import fate_bar, size_plot, time_plot

@@ -10,7 +10,7 @@ import pytest
 from chromium import Browser, browser, why_not
 from render_cases import HOSTILE, every_fate, hostile, large
 
-from twofour.records import EligibilityReport
+from twofour.records.eligibility import EligibilityReport
 from twofour.reports.html import to_html
 from twofour.reports.words import printable
 

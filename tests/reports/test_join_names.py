@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from join_cases import chain, node
 from report_cases import conv, report
 
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
 from twofour.reports.join.name_parts import KnownNames, split_name
 from twofour.reports.join.resolve import NameInUse, Resolved, index_nodes, resolve
 from twofour.reports.join.rows import pair

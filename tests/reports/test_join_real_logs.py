@@ -10,7 +10,7 @@ from report_cases import codes, conv, matmul, report
 
 from twofour.engines.buildlog.layer_information import read_layer_information
 from twofour.engines.buildlog.read import read_build_log
-from twofour.records import Evidence, VerdictName
+from twofour.records.eligibility import Evidence, VerdictName
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.from_log import report_from_engine, report_from_log
 from twofour.reports.join.joined import join_report

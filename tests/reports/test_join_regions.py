@@ -14,8 +14,9 @@ from report_cases import codes, conv, matmul, report
 from rich.console import Console
 
 from twofour.engines.buildlog.read import parse_lines
-from twofour.log_records import Build, BuildOutcome
-from twofour.records import Evidence, GraphNode, Verdict, VerdictName
+from twofour.records.eligibility import Evidence, Verdict, VerdictName
+from twofour.records.export import GraphNode
+from twofour.records.log import Build, BuildOutcome
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.explain_text import explain
 from twofour.reports.join.joined import join_report

@@ -8,7 +8,8 @@ import pytest
 from join_cases import DENSE, SPARSE, build, chosen, eligible, information, layer, node, tuned
 from report_cases import check, codes, conv, matmul, report
 
-from twofour.records import Reason, ReasonCode, Verdict, VerdictName, Weight
+from twofour.records.eligibility import Verdict, VerdictName
+from twofour.records.weights import Reason, ReasonCode, Weight
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.from_log import report_from_log
 from twofour.reports.join.joined import join_report

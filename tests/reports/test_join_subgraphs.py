@@ -5,7 +5,8 @@ from __future__ import annotations
 from join_cases import DENSE, SPARSE, build, chain, chosen, eligible, information, layer, node
 from report_cases import conv, matmul, report
 
-from twofour.records import GraphNode, VerdictName
+from twofour.records.eligibility import VerdictName
+from twofour.records.export import GraphNode
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.joined import join_report
 from twofour.reports.join.resolve import NameInUse, index_nodes, resolve

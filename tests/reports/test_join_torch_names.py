@@ -6,7 +6,8 @@ import pytest
 from join_cases import build, chosen, eligible, information, layer, node
 from report_cases import conv, report
 
-from twofour.records import EligibilityReport, VerdictName, Weight
+from twofour.records.eligibility import EligibilityReport, VerdictName
+from twofour.records.weights import Weight
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.joined import join_report
 from twofour.reports.join.module_paths import module_path, paths_of_layer

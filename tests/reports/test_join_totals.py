@@ -21,15 +21,9 @@ from join_cases import (
 from report_cases import check, context, conv, matmul, report, validation
 
 from twofour.errors import BadInputError
-from twofour.log_records import BuildOutcome
-from twofour.records import (
-    EligibilityReport,
-    EligibilityTotals,
-    NotCovered,
-    ReasonCode,
-    ShareUnit,
-    VerdictName,
-)
+from twofour.records.eligibility import EligibilityReport, EligibilityTotals, ShareUnit, VerdictName
+from twofour.records.log import BuildOutcome
+from twofour.records.weights import NotCovered, ReasonCode
 from twofour.reports.eligibility import predict
 from twofour.reports.evidence_lines import evidence_lines
 from twofour.reports.html import to_html

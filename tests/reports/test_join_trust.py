@@ -22,8 +22,9 @@ from join_cases import (
 from report_cases import check, codes, conv, gpu, matmul, report
 
 from twofour.errors import BadInputError
-from twofour.log_records import BuildOutcome, SparsityFlag
-from twofour.records import EligibilityReport, Evidence, Verdict, VerdictName, Weight
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.log import BuildOutcome, SparsityFlag
+from twofour.records.weights import Weight
 from twofour.reports.join.build_choice import choose_build
 from twofour.reports.join.build_facts import build_facts
 from twofour.reports.join.evidence import BuildEvidence

@@ -21,7 +21,8 @@ from join_cases import (
 )
 from report_cases import check, codes, conv, int8, matmul, report
 
-from twofour.log_records import (
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.log import (
     Build,
     BuildOutcome,
     EngineLayer,
@@ -31,7 +32,7 @@ from twofour.log_records import (
     SparsityFlag,
     TimingCache,
 )
-from twofour.records import EligibilityReport, Evidence, ReasonCode, Verdict, VerdictName, Weight
+from twofour.records.weights import ReasonCode, Weight
 from twofour.reports.cells import surprise
 from twofour.reports.fates import Fate, fate_of
 from twofour.reports.join.build_facts import build_facts

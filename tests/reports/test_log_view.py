@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofour.engines.buildlog.read import parse_lines
-from twofour.log_records import BuildLog
+from twofour.records.log import BuildLog
 from twofour.reports.log_text import log_view
 from twofour.reports.text import plain_text
 

@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from render_cases import HOSTILE, every_fate, hostile, large
 from report_cases import matmul, reason, report
 
-from twofour.records import ReasonCode
+from twofour.records.weights import ReasonCode
 from twofour.reports.markdown import to_markdown
 from twofour.reports.words import printable
 

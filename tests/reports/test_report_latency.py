@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from twofour.records import EngineName, VariantLatency
+from twofour.records.build import VariantLatency
+from twofour.records.options import EngineName
 from twofour.reports.latency_text import latency_table
 from twofour.reports.text import plain_text
 

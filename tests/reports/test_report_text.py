@@ -21,18 +21,11 @@ from report_cases import (
 )
 from rich.console import Console
 
-from twofour.records import (
-    Accuracy,
-    EligibilityReport,
-    Evidence,
-    Metric,
-    OutputAgreement,
-    PrunedWeight,
-    PruneResult,
-    ReasonCode,
-    Selection,
-    VerdictName,
-)
+from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
+from twofour.records.export import Accuracy, Metric, OutputAgreement
+from twofour.records.options import Selection
+from twofour.records.pruning import PrunedWeight, PruneResult
+from twofour.records.weights import ReasonCode
 from twofour.reports.cells import pattern_word
 from twofour.reports.text import (
     drift_lines,

@@ -8,16 +8,9 @@ from dataclasses import replace
 
 from report_cases import check, conv, matmul, reason, report
 
-from twofour.records import (
-    EligibilityReport,
-    Evidence,
-    NotCovered,
-    PrunedWeight,
-    ReasonCode,
-    Share,
-    ShareUnit,
-    VerdictName,
-)
+from twofour.records.eligibility import EligibilityReport, Evidence, Share, ShareUnit, VerdictName
+from twofour.records.pruning import PrunedWeight
+from twofour.records.weights import NotCovered, ReasonCode
 from twofour.reports.csv_table import to_csv
 from twofour.reports.html import to_html
 from twofour.reports.join.evidence import BuildEvidence

@@ -11,7 +11,7 @@ from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.cli.run import build_options
-from twofour.records import RunOptions
+from twofour.records.options import RunOptions
 
 
 @guarded

@@ -12,7 +12,8 @@ from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.errors import INTERRUPTED, NOT_JUDGED, BadInputError, PatternBrokenError
-from twofour.latency_records import CompareOptions, LatencyComparison
+from twofour.records.latency import LatencyComparison
+from twofour.records.options import CompareOptions
 
 
 class Format(str, Enum):

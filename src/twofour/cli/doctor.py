@@ -9,7 +9,7 @@ from rich.text import Text
 from twofour.cli.console import show, show_text
 from twofour.cli.guard import guarded
 from twofour.cli.options import AsJson
-from twofour.records import Diagnosis, EngineStatus, Gpu
+from twofour.records.build import Diagnosis, EngineStatus, Gpu
 
 
 @guarded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
-from twofour.records import RunOptions
+from twofour.records.options import RunOptions
 
 
 @guarded

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twofour.errors import BadInputError
-from twofour.records import AllowedType, DynamicAxis, Precision
+from twofour.records.options import AllowedType, DynamicAxis, Precision
 
 if TYPE_CHECKING:
     from twofour.pipeline.evidence import EvidenceFiles

@@ -6,7 +6,8 @@ from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.cli.run import selection
-from twofour.records import Pattern, RunOptions
+from twofour.records.options import RunOptions
+from twofour.records.weights import Pattern
 
 
 @guarded

@@ -5,7 +5,8 @@ from __future__ import annotations
 from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
-from twofour.records import AllowedType, BuildOptions, Pattern, RunOptions, Selection
+from twofour.records.options import AllowedType, BuildOptions, RunOptions, Selection
+from twofour.records.weights import Pattern
 
 _MIB = 1 << 20
 

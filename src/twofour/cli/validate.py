@@ -11,7 +11,8 @@ from twofour.cli import options as opt
 from twofour.cli.console import say, show, show_text
 from twofour.cli.guard import guarded
 from twofour.errors import PatternBrokenError
-from twofour.records import Pattern, Selection
+from twofour.records.options import Selection
+from twofour.records.weights import Pattern
 
 
 @guarded

@@ -5,14 +5,10 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from twofour.records import (
-    BuildResult,
-    ExportedVariant,
-    ExportResult,
-    RunResult,
-    SizeRange,
-    VariantCheck,
-)
+from twofour.records.build import BuildResult
+from twofour.records.export import ExportResult
+from twofour.records.options import SizeRange
+from twofour.records.run import ExportedVariant, RunResult, VariantCheck
 from twofour.reports.latency_text import latency_table
 from twofour.reports.text import drift_lines, eligibility_table, holding_words
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-from twofour.records import Gpu
+from twofour.records.build import Gpu
 
 # CUdevice_attribute of cuda.h: CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _CAPABILITY_MAJOR = 75

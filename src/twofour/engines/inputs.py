@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from twofour.engines.protocol import Arrays
 from twofour.errors import BadInputError
-from twofour.records import TensorShape
+from twofour.records.export import TensorShape
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

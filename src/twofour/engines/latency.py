@@ -7,7 +7,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from twofour.records import BuildOptions, VariantLatency
+from twofour.records.build import VariantLatency
+from twofour.records.options import BuildOptions
 
 BUDGET_S = 1.0
 LEAST_SAMPLES = 5

@@ -13,7 +13,7 @@ from pathlib import Path
 from twofour.engines.gpu import find_bus_id, find_gpu
 from twofour.engines.nvml import GpuClocks, read_gpu_clocks
 from twofour.engines.ort_session import usable_cores
-from twofour.latency_records import Clocks, Machine
+from twofour.records.latency import Clocks, Machine
 
 PACKAGES = (
     "torch",

@@ -21,14 +21,8 @@ from twofour.engines.ort_session import (
 )
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.errors import BuildFailedError, first_line
-from twofour.records import (
-    BuildOptions,
-    EngineName,
-    EngineStatus,
-    LayerTime,
-    VariantBuild,
-    VariantLatency,
-)
+from twofour.records.build import EngineStatus, LayerTime, VariantBuild, VariantLatency
+from twofour.records.options import BuildOptions, EngineName
 
 __all__ = ["CannotRunError", "OnnxRuntimeEngine", "OrtSession", "node_times"]
 

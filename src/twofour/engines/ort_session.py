@@ -21,7 +21,9 @@ from twofour.engines.ort_values import from_ort_value, to_ort_value
 from twofour.engines.protocol import Arrays, Untyped
 from twofour.engines.shapes import check_shapes, opt_shapes
 from twofour.errors import BadInputError, BuildFailedError, first_line
-from twofour.records import BuildOptions, TensorShape, VariantLatency
+from twofour.records.build import VariantLatency
+from twofour.records.export import TensorShape
+from twofour.records.options import BuildOptions
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

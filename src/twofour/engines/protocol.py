@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from twofour.records import BuildOptions, EngineName, EngineStatus, LayerTime, VariantBuild
+from twofour.records.build import EngineStatus, LayerTime, VariantBuild
+from twofour.records.options import BuildOptions, EngineName
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 """Inputs or outputs of one run, by tensor name."""

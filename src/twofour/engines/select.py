@@ -8,7 +8,8 @@ from twofour.engines.onnxruntime import OnnxRuntimeEngine
 from twofour.engines.protocol import Engine
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.errors import BadInputError, MissingToolError
-from twofour.records import EngineName, EngineStatus
+from twofour.records.build import EngineStatus
+from twofour.records.options import EngineName
 
 AUTO = "auto"
 PREFERRED = (EngineName.TENSORRT, EngineName.ONNXRUNTIME)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from twofour.engines.protocol import Arrays
 from twofour.errors import BadInputError
-from twofour.records import ShapeProfile, SizeRange, TensorShape
+from twofour.records.export import TensorShape
+from twofour.records.options import ShapeProfile, SizeRange
 
 LARGEST_BATCH = 8
 """Least max of a batch that nobody gave."""

@@ -14,7 +14,8 @@ from enum import Enum
 
 from twofour.engines.tensorrt.precision import Precisions, never_weakly_typed
 from twofour.errors import BadInputError
-from twofour.records import AllowedType, BuildOptions, ShapeProfile, TrtexecRounds, TrtexecVariant
+from twofour.records.build import TrtexecRounds, TrtexecVariant
+from twofour.records.options import AllowedType, BuildOptions, ShapeProfile
 
 ONNX = "sparse.onnx"
 TIMING_CACHE = "timing.cache"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from twofour.engines.trtexec import AGAIN, ONNX, TIMING_CACHE, Releases, TrtexecScript
-from twofour.records import TrtexecRounds, TrtexecVariant
+from twofour.records.build import TrtexecRounds, TrtexecVariant
 
 _HEAD = r"""#!/bin/sh
 # Builds, times and profiles a sparse and a dense TensorRT engine from {onnx}.

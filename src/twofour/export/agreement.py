@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.records import OutputAgreement, Precision
+from twofour.records.export import OutputAgreement
+from twofour.records.options import Precision
 
 Array = NDArray[Any]
 

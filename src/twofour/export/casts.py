@@ -14,7 +14,7 @@ from twofour.errors import BadInputError
 from twofour.export.element_types import Types
 from twofour.export.float32_file import all_graphs, all_nodes
 from twofour.export.float32_rules import FLOAT, Plan, constant_tensor, is_constant
-from twofour.records import LARGEST_PASSED_OVER
+from twofour.records.weights import LARGEST_PASSED_OVER
 
 _BOUNDED = frozenset({"Clip", "Min", "Max"})
 """Where float32's limit means no limit."""

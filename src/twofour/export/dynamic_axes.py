@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from twofour.errors import BadInputError
 from twofour.export.example_inputs import Call, with_tensors
 from twofour.export.io_names import leaf_name
-from twofour.records import DynamicAxis
+from twofour.records.options import DynamicAxis
 
 BATCH = "batch"
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
-from twofour.records import Precision
+from twofour.records.options import Precision
 
 _MESSAGE_LENGTH = 500
 """Of an error of the user's forward, which may carry a whole tensor."""

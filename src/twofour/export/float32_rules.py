@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from twofour.export.element_types import Types, opsets_of, schema_of, type_word
-from twofour.records import LARGEST_PASSED_OVER
+from twofour.records.weights import LARGEST_PASSED_OVER
 
 FLOAT = ir.DataType.FLOAT
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})

@@ -19,7 +19,7 @@ from twofour.errors import BadInputError
 from twofour.export.dynamic_axes import dynamic_shapes, in_words, tensor_names
 from twofour.export.example_inputs import Call
 from twofour.export.quiet import quiet
-from twofour.records import DynamicAxis
+from twofour.records.options import DynamicAxis
 
 _LOGGER = "torch.fx.experimental.symbolic_shapes"
 _SYMBOL = re.compile(r"create_symbol (\w+) = \d+ for (\S+\.size\(\)\[\d+\])")

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from twofour.graph_trace import LOOKUPS, STACK
-from twofour.records import LayerMap, LayerName
+from twofour.records.export import LayerMap, LayerName
 
 _PRODUCTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1)}
 _PRODUCTS |= {"MatMul": (0, 1), "Einsum": (0, 1)}

@@ -26,7 +26,8 @@ from twofour.export.precision import (
     release_copy,
 )
 from twofour.export.trace import in_eval_mode, trace
-from twofour.records import ExportOptions, LayerMap, Precision
+from twofour.records.export import LayerMap
+from twofour.records.options import ExportOptions, Precision
 
 
 def export_onnx(

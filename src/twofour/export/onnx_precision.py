@@ -25,7 +25,7 @@ from twofour.export.float32_rules import (
     plan,
 )
 from twofour.export.onnx_file import save, what_is_invalid
-from twofour.records import Precision
+from twofour.records.options import Precision
 
 _HALVES = {Precision.FLOAT16: ir.DataType.FLOAT16, Precision.BFLOAT16: ir.DataType.BFLOAT16}
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from twofour.errors import BadInputError
-from twofour.records import Precision
+from twofour.records.options import Precision
 
 TORCH_DTYPES = {
     Precision.FLOAT32: torch.float32,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from twofour.records import SizeRange
+from twofour.records.options import SizeRange
 
 _KEY = "twofour.size."
 _TEXT = re.compile(r"(\d{1,10})\.\.(\d{1,10})?")

@@ -29,7 +29,7 @@ from twofour.export.io_names import name_outputs
 from twofour.export.precision import TORCH_DTYPES
 from twofour.export.quiet import quiet
 from twofour.export.size_ranges import to_metadata
-from twofour.records import DynamicAxis, ExportOptions, Precision
+from twofour.records.options import DynamicAxis, ExportOptions, Precision
 
 BFLOAT16_OPSET = 22
 """The first opset whose Conv takes bfloat16."""

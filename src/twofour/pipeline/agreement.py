@@ -11,7 +11,8 @@ from twofour.errors import PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.pipeline.context import INPUTS, Run
 from twofour.pipeline.sources.arrays import stored_arrays
-from twofour.records import ExportedVariant, OutputAgreement
+from twofour.records.export import OutputAgreement
+from twofour.records.run import ExportedVariant
 
 
 def compare_with_reference(

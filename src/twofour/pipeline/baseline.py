@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from twofour.errors import BadInputError
 from twofour.pipeline.context import Run
-from twofour.records import ExportedVariant, PruneResult, TensorShape
+from twofour.records.export import TensorShape
+from twofour.records.pruning import PruneResult
+from twofour.records.run import ExportedVariant
 
 
 def why_no_baseline(pruned: PruneResult) -> str | None:

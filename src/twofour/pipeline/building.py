@@ -31,14 +31,10 @@ from twofour.pipeline.engine_host import (
 from twofour.pipeline.onnx_io import describe, size_ranges
 from twofour.pipeline.sessions import RUNTIMES
 from twofour.pipeline.stages import Stage, versions
-from twofour.records import (
-    BuildResult,
-    EngineName,
-    EngineStatus,
-    ExportedVariant,
-    TensorShape,
-    VariantBuild,
-)
+from twofour.records.build import BuildResult, EngineStatus, VariantBuild
+from twofour.records.export import TensorShape
+from twofour.records.options import EngineName
+from twofour.records.run import ExportedVariant
 from twofour.reports.context import ALWAYS_STRONGLY_TYPED, version_numbers
 
 _TIMING_CACHE = "timing.cache"

@@ -19,13 +19,8 @@ from twofour.pipeline.size_checks import at_other_sizes
 from twofour.pipeline.sources.reference import parse_reference, reference_key
 from twofour.pipeline.sources.watched import files_read
 from twofour.pipeline.stages import Stage, versions
-from twofour.records import (
-    Accuracy,
-    ExportedVariant,
-    Metric,
-    OutputAgreement,
-    VariantCheck,
-)
+from twofour.records.export import Accuracy, Metric, OutputAgreement
+from twofour.records.run import ExportedVariant, VariantCheck
 
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from twofour.pipeline.engine_host import EngineHost
 from twofour.pipeline.sessions import Sessions
 from twofour.pipeline.stages import Progress, Runner
-from twofour.records import RunOptions
+from twofour.records.options import RunOptions
 
 if TYPE_CHECKING:
     from twofour.pipeline.sources.source import Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 
 from twofour.pipeline.stages import versions
-from twofour.records import Diagnosis, InstalledPackage
+from twofour.records.build import Diagnosis, InstalledPackage
 from twofour.version import __version__
 
 _PACKAGES = (

@@ -20,7 +20,7 @@ from twofour.export.dynamic_axes import (
 from twofour.export.example_inputs import Call
 from twofour.export.trace import in_eval_mode
 from twofour.pipeline.sources.blame import describe
-from twofour.records import DynamicAxis, SizeRange
+from twofour.records.options import DynamicAxis, SizeRange
 
 if TYPE_CHECKING:
     from torch import nn

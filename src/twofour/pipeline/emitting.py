@@ -32,17 +32,9 @@ from twofour.pipeline.example_shapes import asked_or_opt, example_shapes
 from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.onnx_io import describe, load_inputs, size_ranges
 from twofour.pipeline.onnx_stages import write_onnx
-from twofour.records import (
-    AllowedType,
-    LayerMap,
-    RunOptions,
-    ShapeProfile,
-    SizeRange,
-    TensorShape,
-    TrtexecFolder,
-    TrtexecRounds,
-    TrtexecVariant,
-)
+from twofour.records.build import TrtexecFolder, TrtexecRounds, TrtexecVariant
+from twofour.records.export import LayerMap, TensorShape
+from twofour.records.options import AllowedType, RunOptions, ShapeProfile, SizeRange
 from twofour.store import read_record, write_record, write_text
 from twofour.version import __version__
 

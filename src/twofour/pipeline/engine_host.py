@@ -15,14 +15,9 @@ from twofour.engines.latency import no_latency
 from twofour.engines.protocol import BuildRequest, ProgressCallback, say_nothing
 from twofour.errors import BuildFailedError
 from twofour.pipeline.workers.process import WorkerDiedError, WorkerProcess, is_out_of_memory
-from twofour.records import (
-    EngineName,
-    EngineStatus,
-    FailedTry,
-    OriginalOutputs,
-    VariantBuild,
-    VariantCheck,
-)
+from twofour.records.build import EngineStatus, FailedTry, VariantBuild
+from twofour.records.options import EngineName
+from twofour.records.run import OriginalOutputs, VariantCheck
 
 T = TypeVar("T")
 _SERVICE = "twofour.pipeline.engine_worker:EngineWorker"

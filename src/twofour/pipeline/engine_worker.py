@@ -11,14 +11,9 @@ import numpy.typing as npt
 from twofour.engines.ort_session import CannotRunError, OrtSession
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.engines.select import known_engines
-from twofour.records import (
-    BuildOptions,
-    EngineName,
-    EngineStatus,
-    TensorShape,
-    VariantBuild,
-    VariantLatency,
-)
+from twofour.records.build import EngineStatus, VariantBuild, VariantLatency
+from twofour.records.export import TensorShape
+from twofour.records.options import BuildOptions, EngineName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from twofour.engines.shapes import shapes_of
 from twofour.errors import BadInputError
-from twofour.log_records import Build, SparsityFlag
 from twofour.pipeline.agreement import load_arrays
 from twofour.pipeline.context import INPUTS
 from twofour.pipeline.example_shapes import sizes_by_symbol
 from twofour.pipeline.layer_map_file import LayerNames, read_layer_names
 from twofour.pipeline.onnx_io import describe_model
-from twofour.records import GraphNode, LayerMap
+from twofour.records.export import GraphNode, LayerMap
+from twofour.records.log import Build, SparsityFlag
 from twofour.reports.join.build_choice import ChosenBuild, choose_build
 from twofour.reports.join.evidence import BuildEvidence
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from twofour.engines.shapes import ANONYMOUS
 from twofour.errors import BadInputError
-from twofour.latency_records import CompareOptions
-from twofour.records import RunOptions, ShapeProfile, TensorShape
+from twofour.records.export import TensorShape
+from twofour.records.options import CompareOptions, RunOptions, ShapeProfile
 
 DEFAULT_BATCH = 8
 """Of a free first dimension that nobody gave: a batch of 1 gives sparse kernels little to win."""

@@ -8,16 +8,9 @@ from dataclasses import replace
 from twofour.errors import PatternBrokenError
 from twofour.pipeline.context import LAYERS, Run, onnx_files
 from twofour.pipeline.stages import Stage, versions
-from twofour.records import (
-    ExportedFile,
-    ExportedVariant,
-    ExportResult,
-    LayerMap,
-    PruneResult,
-    Validation,
-    VariantCheck,
-    WeightCheck,
-)
+from twofour.records.export import ExportedFile, ExportResult, LayerMap
+from twofour.records.pruning import PruneResult, Validation, WeightCheck
+from twofour.records.run import ExportedVariant, VariantCheck
 from twofour.store import write_record
 
 

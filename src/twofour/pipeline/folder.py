@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twofour.errors import BadInputError
-from twofour.records import RunManifest, StageRecord
+from twofour.records.run import RunManifest, StageRecord
 from twofour.store import read_record, sha256_file, write_record
 from twofour.version import __version__
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twofour.engines.buildlog.json_text import loads
 from twofour.errors import BadInputError, naming
-from twofour.records import LayerMap
+from twofour.records.export import LayerMap
 from twofour.store import from_json
 
 _LARGEST_BYTES = 1 << 26

@@ -20,7 +20,8 @@ from twofour.pipeline.example_shapes import (
     refuse_large_example,
 )
 from twofour.pipeline.sources.arrays import read_arrays, write_arrays
-from twofour.records import SizeRange, TensorShape
+from twofour.records.export import TensorShape
+from twofour.records.options import SizeRange
 from twofour.store import atomic_file
 
 if TYPE_CHECKING:

@@ -36,18 +36,11 @@ from twofour.pipeline.onnx_io import (
 )
 from twofour.pipeline.stages import Stage, versions
 from twofour.pipeline.torch_model import refuse_nothing_pruned
-from twofour.records import (
-    ExampleArrays,
-    ExportedVariant,
-    LayerMap,
-    LayerName,
-    Pattern,
-    Precision,
-    PruneResult,
-    RunOptions,
-    Selection,
-    Validation,
-)
+from twofour.records.export import LayerMap, LayerName
+from twofour.records.options import Precision, RunOptions, Selection
+from twofour.records.pruning import PruneResult, Validation
+from twofour.records.run import ExampleArrays, ExportedVariant
+from twofour.records.weights import Pattern
 
 if TYPE_CHECKING:
     from twofour.export.onnx_precision import Conversion

@@ -18,7 +18,8 @@ from twofour.pipeline.folder import STAGES
 from twofour.pipeline.onnx_io import save_arrays
 from twofour.pipeline.sessions import RUNTIMES
 from twofour.pipeline.stages import Stage, versions
-from twofour.records import ExportedVariant, OriginalOutputs, Precision
+from twofour.records.options import Precision
+from twofour.records.run import ExportedVariant, OriginalOutputs
 
 if TYPE_CHECKING:
     from twofour.pipeline.sources.onnx_file import OnnxSource

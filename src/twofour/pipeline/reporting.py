@@ -11,29 +11,19 @@ from typing import TypeVar
 from twofour.engines.gpu import find_gpu
 from twofour.errors import BadInputError
 from twofour.graph import GraphWeights, find_weights, load_model
-from twofour.latency_records import LatencyComparison
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run, onnx_files, onnx_name
 from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
 from twofour.pipeline.evidence import EvidenceFiles, files_of_folder, read_evidence
 from twofour.pipeline.folder import is_run_folder, refuse_changed
 from twofour.pipeline.layer_map_file import map_beside, read_layer_names
 from twofour.pipeline.stages import Stage, versions
-from twofour.records import (
-    Accuracy,
-    BuildResult,
-    EligibilityReport,
-    EngineName,
-    ExportResult,
-    Gpu,
-    LayerMap,
-    LayerName,
-    PrunedWeight,
-    PruneResult,
-    Reason,
-    ReasonCode,
-    Validation,
-    Weight,
-)
+from twofour.records.build import BuildResult, Gpu
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.export import Accuracy, ExportResult, LayerMap, LayerName
+from twofour.records.latency import LatencyComparison
+from twofour.records.options import EngineName
+from twofour.records.pruning import PrunedWeight, PruneResult, Validation
+from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
 from twofour.reports.context import NOTHING_KNOWN, BuildFacts, ReportContext
 from twofour.reports.eligibility import predict
 from twofour.reports.html import to_html
@@ -46,7 +36,6 @@ from twofour.reports.join.joined import join_report
 from twofour.reports.join.sightings import name_places
 from twofour.reports.markdown import to_markdown
 from twofour.reports.not_exported import not_exported, with_not_exported
-from twofour.reports.obstacles import HARDWARE_PATTERN
 from twofour.reports.uncovered import not_covered_lines
 from twofour.reports.words import printable
 from twofour.store import read_record, write_text

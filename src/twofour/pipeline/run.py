@@ -40,17 +40,10 @@ from twofour.pipeline.sources.open import open_source
 from twofour.pipeline.sources.source import Source, SourceKind, SourceOptions, TorchSource
 from twofour.pipeline.stages import Progress, Runner, Silent
 from twofour.pipeline.torch_model import TorchModel
-from twofour.records import (
-    BuildResult,
-    EngineName,
-    ExportedVariant,
-    Precision,
-    PruneResult,
-    RunOptions,
-    RunResult,
-    Validation,
-    VariantCheck,
-)
+from twofour.records.build import BuildResult
+from twofour.records.options import EngineName, Precision, RunOptions
+from twofour.records.pruning import PruneResult, Validation
+from twofour.records.run import ExportedVariant, RunResult, VariantCheck
 from twofour.store import write_record
 
 if TYPE_CHECKING:

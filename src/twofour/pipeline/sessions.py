@@ -18,7 +18,9 @@ from twofour.engines.protocol import Arrays
 from twofour.pipeline.engine_host import CrashedError, EngineHost, Tries
 from twofour.pipeline.engine_worker import OpenedSession
 from twofour.pipeline.workers.process import WorkerDiedError
-from twofour.records import BuildOptions, FailedTry, TensorShape, VariantLatency
+from twofour.records.build import FailedTry, VariantLatency
+from twofour.records.export import TensorShape
+from twofour.records.options import BuildOptions
 
 T = TypeVar("T")
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")

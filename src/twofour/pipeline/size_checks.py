@@ -9,7 +9,7 @@ from twofour.export.agreement import agreement
 from twofour.pipeline.agreement import disagreement, load_arrays
 from twofour.pipeline.context import Run
 from twofour.pipeline.sessions import Session
-from twofour.records import ExportedVariant, OtherSizes, SizeCheck
+from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck
 
 
 def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Iterator[SizeCheck]:

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from twofour.pipeline.folder import RunFolder
 from twofour.pipeline.sources.watched import state_of
-from twofour.records import StageRecord
+from twofour.records.run import StageRecord
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.version import __version__
 

@@ -25,17 +25,10 @@ from twofour.pipeline.context import (
 from twofour.pipeline.exporting import pruned_names
 from twofour.pipeline.onnx_io import describe, save_arrays
 from twofour.pipeline.stages import Stage, versions
-from twofour.records import (
-    DynamicAxis,
-    ExportedVariant,
-    ExportOptions,
-    OtherSizes,
-    Precision,
-    PruneResult,
-    SizeRange,
-    TensorShape,
-    Validation,
-)
+from twofour.records.export import TensorShape
+from twofour.records.options import DynamicAxis, ExportOptions, Precision, SizeRange
+from twofour.records.pruning import PruneResult, Validation
+from twofour.records.run import ExportedVariant, OtherSizes
 
 if TYPE_CHECKING:
     from twofour.pipeline.dynamic_sizes import FreeSizes

@@ -13,18 +13,13 @@ from twofour.pipeline.context import LAYERS, SPARSE, WEIGHTS, onnx_name
 from twofour.pipeline.exporting import initializers_of_pruned, pruned_names, with_layer_names
 from twofour.pipeline.folder import MANIFEST, is_run_folder
 from twofour.pruning.validate import guess_weights, validate_onnx, validate_safetensors
-from twofour.records import (
-    LayerMap,
-    Pattern,
-    PruneResult,
-    RunManifest,
-    Selection,
-    Validation,
-    WeightCheck,
-)
+from twofour.records.export import LayerMap
+from twofour.records.options import Selection
+from twofour.records.pruning import PruneResult, Validation, WeightCheck
+from twofour.records.run import RunManifest
+from twofour.records.weights import HARDWARE_PATTERN, Pattern
 from twofour.store import read_record
 
-_DEFAULT = Pattern(2, 4)
 _HINT = "give an .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint folder, or a run folder"
 _PRUNE = "prune.json"
 _PICKLES = (".bin", ".pt", ".pth")
@@ -108,7 +103,7 @@ def _onnx(path: Path, pattern: Pattern | None) -> Validation:
     record = _record_beside(path)
     layers = path.parent / LAYERS
     if record is None:
-        return validate_onnx(path, pattern or _DEFAULT)
+        return validate_onnx(path, pattern or HARDWARE_PATTERN)
     if not layers.is_file():
         return validate_onnx(path, pattern or record.pattern, required=pruned_names(record))
     names = read_record(LayerMap, layers)
@@ -120,7 +115,7 @@ def _onnx(path: Path, pattern: Pattern | None) -> Validation:
 def _safetensors(path: Path, pattern: Pattern | None) -> Validation:
     record = _record_beside(path)
     if record is None or path.name != WEIGHTS:
-        return validate_safetensors(path, guess_weights(path), pattern or _DEFAULT)
+        return validate_safetensors(path, guess_weights(path), pattern or HARDWARE_PATTERN)
     weights = tuple(row.weight for row in record.weights)
     return validate_safetensors(
         path, weights, pattern or record.pattern, required=pruned_names(record)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
-from twofour.records import LoadedWeights
+from twofour.records.pruning import LoadedWeights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.pattern import as_bits, normalize_axis, split_tail, tiles
-from twofour.records import Pattern
+from twofour.records.weights import Pattern
 
 _MOST_THREADS = 4
 """Each thread has scratch of its own (about 2 MiB); memory bandwidth is used up by then."""

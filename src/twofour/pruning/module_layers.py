@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from twofour.errors import BadInputError
-from twofour.records import LARGEST_PASSED_OVER, NotCovered, Reason, ReasonCode, Weight
+from twofour.records.weights import LARGEST_PASSED_OVER, NotCovered, Reason, ReasonCode, Weight
 
 PRUNABLE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

@@ -24,7 +24,9 @@ from twofour.pruning.module_layers import (
     tensor_of,
 )
 from twofour.pruning.selection import Choice, axis_conflict, choose
-from twofour.records import Pattern, PrunedWeight, PruneResult, Selection, Weight
+from twofour.records.options import Selection
+from twofour.records.pruning import PrunedWeight, PruneResult
+from twofour.records.weights import Pattern, Weight
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the width of each float type: numpy has no bfloat16."""

@@ -22,7 +22,9 @@ from twofour.graph_tensors import Array, is_groupable, write_tensor
 from twofour.pattern import count_zeros
 from twofour.pruning.masks import count_non_finite, prune_in_place
 from twofour.pruning.selection import Choice, choose
-from twofour.records import Pattern, PrunedWeight, PruneResult, Selection, Weight
+from twofour.records.options import Selection
+from twofour.records.pruning import PrunedWeight, PruneResult
+from twofour.records.weights import Pattern, Weight
 from twofour.store import atomic_file
 
 _DEFAULT_SELECTION = Selection()

@@ -7,14 +7,8 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from twofour.errors import BadInputError
-from twofour.records import (
-    LEFT_DENSE_BY_SHAPE,
-    Pattern,
-    Reason,
-    ReasonCode,
-    Selection,
-    Weight,
-)
+from twofour.records.options import Selection
+from twofour.records.weights import LEFT_DENSE_BY_SHAPE, Pattern, Reason, ReasonCode, Weight
 
 Choice = tuple[Weight, bool, tuple[Reason, ...]]
 """A weight, whether it is to be pruned, and what speaks against sparse math in it."""

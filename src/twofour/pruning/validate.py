@@ -17,15 +17,8 @@ from twofour.graph_tensors import Array, is_groupable
 from twofour.pattern import check, holds_along
 from twofour.pruning.safetensors_file import StoredTensor, map_stored, read_header
 from twofour.pruning.selection import wanted_by_default
-from twofour.records import (
-    Pattern,
-    PatternCheck,
-    Reason,
-    ReasonCode,
-    Validation,
-    Weight,
-    WeightCheck,
-)
+from twofour.records.pruning import Validation, WeightCheck
+from twofour.records.weights import Pattern, PatternCheck, Reason, ReasonCode, Weight
 
 _NO_PRODUCT = re.compile(
     r"(^|[._])(emb|embed\w*|wte|wpe|\w*norm\d*|ln|ln_\w+|bn\d*)\.weight$", re.IGNORECASE

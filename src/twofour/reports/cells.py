@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from twofour.records import Evidence, Pattern, ReasonCode, Verdict
-from twofour.reports.obstacles import HARDWARE_PATTERN
+from twofour.records.eligibility import Evidence, Verdict
+from twofour.records.weights import HARDWARE_PATTERN, Pattern, ReasonCode
 from twofour.reports.rules import surprises
 from twofour.reports.words import axis_name, printable, tactic_times_words, times
 

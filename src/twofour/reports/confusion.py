@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.records import EligibilityReport, VerdictName
+from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.reports.cells import name_cell
 from twofour.reports.words import printable
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.records import Gpu, NotCovered, Pattern
+from twofour.records.build import Gpu
+from twofour.records.weights import NotCovered, Pattern
 
 ALWAYS_STRONGLY_TYPED = (11,)
 """TensorRT that has no weakly typed networks any more (11.0 migration guide)."""

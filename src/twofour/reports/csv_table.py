@@ -6,7 +6,8 @@ import csv
 import io
 from math import isfinite, prod
 
-from twofour.records import EligibilityReport, NotCovered, Verdict
+from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.weights import NotCovered
 from twofour.reports.uncovered import NO_FACTOR, NOT_COVERED, uses_of
 from twofour.reports.words import printable, times
 

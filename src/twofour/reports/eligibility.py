@@ -8,22 +8,18 @@ from dataclasses import replace
 from math import prod
 
 from twofour.errors import BadInputError
-from twofour.records import (
-    LEFT_DENSE_BY_SHAPE,
+from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,
     Evidence,
-    NotCovered,
-    Validation,
     Verdict,
     VerdictName,
-    Weight,
-    WeightCheck,
 )
+from twofour.records.pruning import Validation, WeightCheck
+from twofour.records.weights import HARDWARE_PATTERN, LEFT_DENSE_BY_SHAPE, NotCovered, Weight
 from twofour.reports.cells import holds_trivially
 from twofour.reports.context import ReportContext
 from twofour.reports.findings import Case, Finding
-from twofour.reports.obstacles import HARDWARE_PATTERN
 from twofour.reports.remedies import remedy
 from twofour.reports.rules import findings, verdict
 from twofour.reports.uncovered import count_not_covered

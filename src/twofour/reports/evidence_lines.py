@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from twofour.records import (
+from twofour.records.eligibility import (
     EligibilityReport,
     EligibilityTotals,
     GainCeiling,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from twofour.records import ReasonCode, Verdict, VerdictName
+from twofour.records.eligibility import Verdict, VerdictName
+from twofour.records.weights import ReasonCode
 from twofour.reports.eligibility import count_weights
 from twofour.reports.uncovered import NOT_COVERED
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from twofour.records import Reason, ReasonCode, VerdictName, Weight, WeightCheck
+from twofour.records.eligibility import VerdictName
+from twofour.records.pruning import WeightCheck
+from twofour.records.weights import Reason, ReasonCode, Weight
 from twofour.reports.context import BuildFacts, ReportContext
 
 GUIDE = "TensorRT developer guide, structured sparsity"

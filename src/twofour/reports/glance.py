@@ -7,15 +7,11 @@ from collections.abc import Iterable, Sequence
 from functools import singledispatch
 from html import escape
 
-from twofour.latency_records import LatencyComparison, LatencyRatio
-from twofour.log_records import BuildLog
-from twofour.records import (
-    EligibilityReport,
-    PruneResult,
-    RunResult,
-    Validation,
-    WeightCheck,
-)
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.latency import LatencyComparison, LatencyRatio
+from twofour.records.log import BuildLog
+from twofour.records.pruning import PruneResult, Validation, WeightCheck
+from twofour.records.run import RunResult
 from twofour.reports.cells import main_reason, name_cell
 from twofour.reports.comparison.figures import ratio_words
 from twofour.reports.words import count, printable, times

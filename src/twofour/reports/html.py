@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from twofour.latency_records import LatencyComparison
-from twofour.records import Accuracy, BuildResult, EligibilityReport, Verdict
+from twofour.records.build import BuildResult
+from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.export import Accuracy
+from twofour.records.latency import LatencyComparison
 from twofour.reports import cells, plots
 from twofour.reports.comparison.page import STYLE, latency_section
 from twofour.reports.confusion import confusion_table

@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twofour.records import EngineName, VariantLatency
+from twofour.records.build import VariantLatency
+from twofour.records.options import EngineName
 from twofour.reports.words import printable
 
 BASELINE = "dense"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twofour.log_records import (
+from twofour.records.log import (
     Build,
     BuildOutcome,
     Producer,

@@ -9,13 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twofour.log_records import (
-    Build,
-    BuildLog,
-    BuildOutcome,
-    SparsityKind,
-    TunedLayer,
-)
+from twofour.records.log import Build, BuildLog, BuildOutcome, SparsityKind, TunedLayer
 from twofour.reports.join.build_facts import build_facts, types_of_command
 from twofour.reports.log_answer import answer, counted_layers
 from twofour.reports.telling_errors import telling_errors

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from twofour.records import EligibilityReport, ReasonCode, Verdict
+from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.weights import ReasonCode
 from twofour.reports.cells import (
     main_reason,
     name_cell,

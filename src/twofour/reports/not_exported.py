@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from twofour.records import (
+from twofour.records.eligibility import (
     EligibilityReport,
     EligibilityTotals,
     Evidence,
-    PrunedWeight,
-    Reason,
-    ReasonCode,
     Share,
     ShareUnit,
     Verdict,
     VerdictName,
 )
+from twofour.records.pruning import PrunedWeight
+from twofour.records.weights import Reason, ReasonCode
 from twofour.reports.eligibility import count_weights, summarize, unjudged
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from twofour.records import Pattern, ReasonCode
+from twofour.records.weights import HARDWARE_PATTERN, ReasonCode
 from twofour.reports.context import version_numbers
 from twofour.reports.findings import GUIDE, Case, Finding, eligible, never, unknown
 from twofour.reports.words import axis_name, listed
 
-HARDWARE_PATTERN = Pattern(2, 4)
-"""The pattern of sparse tensor cores for 8 and 16 bits (cuSPARSELt, supported data types)."""
 GROUP = HARDWARE_PATTERN.m
 _PRODUCTS_IN_8 = (
     "listed: NVIDIA/TensorRT issues 4054, 4056 (MatMul, --fp16), 2169 (the last Gemm), and a log "

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from math import ceil, floor, log2, log10
 
-from twofour.records import Verdict
+from twofour.records.eligibility import Verdict
 from twofour.reports.cells import name_cell, tactic_times, times_words
 from twofour.reports.comparison.svg import Scale
 from twofour.reports.fates import Fate, fate_of

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from twofour.records import ReasonCode, VerdictName
+from twofour.records.eligibility import VerdictName
+from twofour.records.weights import HARDWARE_PATTERN, ReasonCode
 from twofour.reports.findings import Case, Finding
-from twofour.reports.obstacles import GROUP, HARDWARE_PATTERN
+from twofour.reports.obstacles import GROUP
 from twofour.reports.rules import EXPLAIN_DENSE, verdict
 from twofour.reports.steps import (
     ALLOW_FLOAT16,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twofour.records import Verdict
+from twofour.records.eligibility import Verdict
 
 _NUMBERS = re.compile(r"(\d+)", re.ASCII)
 _LONGEST_NUMBER = 9

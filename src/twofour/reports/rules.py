@@ -5,7 +5,8 @@ The verdict of a layer is the worst of its findings: one obstacle outweighs all 
 
 from __future__ import annotations
 
-from twofour.records import Reason, ReasonCode, VerdictName
+from twofour.records.eligibility import VerdictName
+from twofour.records.weights import Reason, ReasonCode
 from twofour.reports import obstacles, speed
 from twofour.reports.findings import GUIDE, Case, Finding, Rule, eligible
 from twofour.reports.words import layer_size

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from twofour.records import ReasonCode
+from twofour.records.weights import ReasonCode
 from twofour.reports.findings import GUIDE, Case, Finding, eligible, unknown
 from twofour.reports.words import layer_size
 

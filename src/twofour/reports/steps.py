@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twofour.records import FIRST_WITH_SPARSE
+from twofour.records.build import FIRST_WITH_SPARSE
 from twofour.reports.context import BuildFacts, version_numbers
 
 LISTS_PRODUCTS = (10, 3)

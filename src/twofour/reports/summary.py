@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from twofour.records import (
+from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,
     Evidence,
-    ReasonCode,
     Verdict,
     VerdictName,
 )
+from twofour.records.weights import ReasonCode
 from twofour.reports.eligibility import count_weights
 from twofour.reports.evidence_lines import evidence_lines
 from twofour.reports.fates import Fate, by_fate, counted_once, weights_by_fate

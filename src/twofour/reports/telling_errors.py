@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from twofour.log_records import LogMessage
+from twofour.records.log import LogMessage
 
 _FRAME = re.compile(r"--- (?:Begin|End) node ---$")
 """What the ONNX parser prints around a node, as errors too."""

@@ -16,20 +16,10 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from twofour.records import (
-    Accuracy,
-    EligibilityReport,
-    OutputAgreement,
-    Pattern,
-    PrunedWeight,
-    PruneResult,
-    Reason,
-    ReasonCode,
-    Validation,
-    Verdict,
-    VerdictName,
-    WeightCheck,
-)
+from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
+from twofour.records.export import Accuracy, OutputAgreement
+from twofour.records.pruning import PrunedWeight, PruneResult, Validation, WeightCheck
+from twofour.records.weights import Pattern, Reason, ReasonCode
 from twofour.reports.cells import (
     TRIVIAL,
     holds_trivially,

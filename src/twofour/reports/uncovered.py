@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from twofour.records import NotCovered
+from twofour.records.weights import NotCovered
 from twofour.reports.words import count, printable
 
 NOT_COVERED = "not covered"

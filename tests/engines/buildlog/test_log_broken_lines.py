@@ -10,7 +10,7 @@ import pytest
 from twofour.engines.buildlog.budget import Budget
 from twofour.engines.buildlog.parser import LogParser
 from twofour.engines.buildlog.read import parse_lines
-from twofour.log_records import Build, Tactic
+from twofour.records.log import Build, Tactic
 
 BEFORE = ("--------------- Timing Runner: conv1 + relu1 (CaskConvolution[0x80000009])",)
 NEW = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofour.engines.buildlog.read import parse_lines
-from twofour.log_records import Build, BuildOutcome, Producer, SparsityFlag
+from twofour.records.log import Build, BuildOutcome, Producer, SparsityFlag
 
 DATED = "[11/21/2026-13:02:35] [TRT] "
 REFUSED = (

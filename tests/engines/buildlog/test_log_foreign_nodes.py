@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twofour.engines.buildlog.engine_layers import detailed_layer, listed_layer
 from twofour.engines.buildlog.read import parse_lines
-from twofour.log_records import Build, LayerSources
+from twofour.records.log import Build, LayerSources
 
 REGION = "{ForeignNode[gemm2.bias + ONNXTRT_Broadcast_4...ONNXTRT_castHelper_9]}"
 

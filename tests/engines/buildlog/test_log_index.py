@@ -11,7 +11,7 @@ from real_logs import NOT_THERE, REAL_LOGS
 
 from twofour.engines.buildlog.layer_information import read_layer_information, read_profile
 from twofour.engines.buildlog.read import read_build_log
-from twofour.log_records import Build, BuildLog, Producer, SparsityFlag, SparsityLine
+from twofour.records.log import Build, BuildLog, Producer, SparsityFlag, SparsityLine
 
 INDEX = REAL_LOGS / "INDEX.md"
 pytestmark = pytest.mark.skipif(not INDEX.is_file(), reason=NOT_THERE)

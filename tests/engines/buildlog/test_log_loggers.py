@@ -6,7 +6,7 @@ import pytest
 
 from twofour.engines.buildlog.prefix import take_apart
 from twofour.engines.buildlog.read import parse_lines
-from twofour.log_records import Producer, SparsityFlag
+from twofour.records.log import Producer, SparsityFlag
 
 PYTHON = "2026-11-20 10:00:02,123 - trt - VERBOSE - "
 GSTREAMER = (

@@ -16,7 +16,7 @@ from twofour.engines.buildlog.outer_prefix import OuterPrefixes
 from twofour.engines.buildlog.prefix import take_apart
 from twofour.engines.buildlog.read import parse_lines
 from twofour.engines.buildlog.source import Reading, lines_of
-from twofour.log_records import Build, Producer
+from twofour.records.log import Build, Producer
 
 LEVELS = {"V": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "": "INFO"}
 Logger = Callable[[str, int, str], str]

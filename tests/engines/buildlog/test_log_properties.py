@@ -18,7 +18,7 @@ from twofour.engines.buildlog.names import NameSplitter, normal_id
 from twofour.engines.buildlog.parser import LogParser
 from twofour.engines.buildlog.read import parse_lines, read_build_log
 from twofour.engines.buildlog.source import Reading, lines_of
-from twofour.log_records import Build, Producer, SparsityLine
+from twofour.records.log import Build, Producer, SparsityLine
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 MESSAGES = (

@@ -23,7 +23,7 @@ from twofour.engines.buildlog.layer_information import (
 )
 from twofour.engines.buildlog.read import read_build_log
 from twofour.errors import BadInputError
-from twofour.log_records import BuildLog, BuildOutcome
+from twofour.records.log import BuildLog, BuildOutcome
 from twofour.reports.log_text import log_view
 from twofour.reports.text import plain_text
 from twofour.store import from_json, json_pieces, to_json

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from twofour.engines.buildlog.read import parse_lines, read_build_log
-from twofour.log_records import (
+from twofour.records.log import (
     Build,
     BuildLog,
     BuildOutcome,

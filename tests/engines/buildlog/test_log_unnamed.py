@@ -6,7 +6,7 @@ import pytest
 
 from twofour.engines.buildlog.layers import KEPT_TACTICS
 from twofour.engines.buildlog.read import parse_lines
-from twofour.log_records import TunedLayer
+from twofour.records.log import TunedLayer
 
 RUNNER = "[TRT] [V] --------------- Timing Runner: conv1 "
 

@@ -35,7 +35,8 @@ from twofour.engines.timed.onnxruntime_model import (
 from twofour.engines.timed.onnxruntime_modes import MODES, onnxruntime_statuses, provider_setup
 from twofour.engines.timed.protocol import OpenOptions
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.records import ShapeProfile, TensorShape
+from twofour.records.export import TensorShape
+from twofour.records.options import ShapeProfile
 
 no_gpu = pytest.mark.skipif(find_gpu() is not None, reason="there is a GPU, so CUDA may load")
 WEIGHT = (np.arange(256).reshape(16, 16) % 7 - 3).astype(np.float32)

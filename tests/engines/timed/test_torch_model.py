@@ -10,7 +10,7 @@ from twofour.engines.timed.protocol import OpenOptions
 from twofour.engines.timed.torch_model import open_torch
 from twofour.engines.timed.torch_program import TorchProgram
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records import TensorShape
+from twofour.records.export import TensorShape
 
 
 def scaled(factor: float) -> nn.Module:

@@ -22,7 +22,8 @@ from twofour.errors import BadInputError, BuildFailedError
 from twofour.pipeline.engine_host import EngineHost
 from twofour.pipeline.engine_worker import EngineWorker
 from twofour.pipeline.run import run_all, run_build
-from twofour.records import AllowedType, BuildOptions, RunOptions, VariantBuild
+from twofour.records.build import VariantBuild
+from twofour.records.options import AllowedType, BuildOptions, RunOptions
 
 MODULE = """
 import torch

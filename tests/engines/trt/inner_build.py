@@ -17,8 +17,8 @@ from twofour.engines.shapes import parse_shapes
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.log_records import SparsityFlag
-from twofour.records import Gpu
+from twofour.records.build import Gpu
+from twofour.records.log import SparsityFlag
 
 
 @pytest.fixture

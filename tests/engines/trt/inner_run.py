@@ -12,7 +12,8 @@ from trt_fakes import PLAN, FakeBuild, FakeRun, onnx_file
 from twofour.engines.protocol import BuildRequest, say_nothing
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records import BuildOptions, LayerTime
+from twofour.records.build import LayerTime
+from twofour.records.options import BuildOptions
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from twofour.engines.timed.tensorrt_model import (
     open_tensorrt,
 )
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records import LayerTime, TensorShape
+from twofour.records.build import LayerTime
+from twofour.records.export import TensorShape
 
 X = np.arange(48, dtype=np.float32).reshape(3, 16)
 

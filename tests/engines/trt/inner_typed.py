@@ -16,7 +16,7 @@ from trt_fakes import PLAN, FakeBuild, FakeRun, request_for, spec
 from twofour.engines.protocol import say_nothing
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records import AllowedType
+from twofour.records.options import AllowedType
 
 MAJOR = int(trt.__version__.split(".")[0])
 

@@ -19,7 +19,7 @@ import pytest
 import tensorrt as trt
 
 from twofour.engines.protocol import BuildRequest
-from twofour.records import BuildOptions
+from twofour.records.options import BuildOptions
 
 CLASSES = dict(vars(trt))
 """Of the bindings as they were imported: tests replace some of them."""

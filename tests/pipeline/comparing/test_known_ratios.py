@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from twofour.engines.protocol import say_nothing
 from twofour.engines.timed.rounds import RoundPlan, interleave
-from twofour.latency_records import ComparedVariant, LatencyRatio, LatencyVerdict
+from twofour.records.latency import ComparedVariant, LatencyRatio, LatencyVerdict
 from twofour.reports.comparison.ratios import ratios_and_noise
 
 BASE_S = 0.004

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofour.pipeline.comparing.measuring import middle_profile
-from twofour.records import LayerTime
+from twofour.records.build import LayerTime
 
 
 def profile(**ms: float) -> tuple[LayerTime, ...]:

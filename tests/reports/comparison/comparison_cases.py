@@ -7,10 +7,11 @@ import random
 import statistics
 from dataclasses import replace
 
-from twofour.latency_records import (
+from twofour.records.build import Gpu
+from twofour.records.export import OutputAgreement
+from twofour.records.latency import (
     Clocks,
     ComparedVariant,
-    CompareOptions,
     Difference,
     LatencyComparison,
     LatencyRatio,
@@ -21,7 +22,7 @@ from twofour.latency_records import (
     NoiseFloor,
     VariantSettings,
 )
-from twofour.records import Gpu, OutputAgreement
+from twofour.records.options import CompareOptions
 
 HOSTILE = (
     "</script><script>document.title='owned'</script>",

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from twofour.latency_records import (
-    ComparedVariant,
-    CompareOptions,
-    LatencyComparison,
-    RoundLoad,
-    VariantSettings,
-)
-from twofour.records import LayerTime
+from twofour.records.build import LayerTime
+from twofour.records.latency import ComparedVariant, LatencyComparison, RoundLoad, VariantSettings
+from twofour.records.options import CompareOptions
 from twofour.reports.comparison.naming import parse_variant_name
 from twofour.reports.comparison.ratios import ratios_and_noise
 

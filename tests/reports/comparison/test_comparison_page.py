@@ -14,8 +14,9 @@ import pytest
 from comparison_cases import HOSTILE, files, hostile, many, run_folder, sweep
 from render_cases import every_fate
 
-from twofour.latency_records import LatencyComparison
-from twofour.records import BuildOptions, BuildResult, EngineName, EngineStatus
+from twofour.records.build import BuildResult, EngineStatus
+from twofour.records.latency import LatencyComparison
+from twofour.records.options import BuildOptions, EngineName
 from twofour.reports.comparison.page import comparison_page
 from twofour.reports.html import to_html
 from twofour.reports.words import printable

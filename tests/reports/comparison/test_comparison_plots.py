@@ -12,7 +12,7 @@ from comparison_cases import files, hostile, many, noise, run_folder, sweep, var
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofour.latency_records import LatencyComparison, LatencyVerdict
+from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.reports.comparison.plots import ratio_plot, sample_plot
 from twofour.reports.comparison.svg import (
     LEFT,

@@ -25,7 +25,7 @@ from comparison_cases import (
 from rich.cells import cell_len
 from rich.console import Console
 
-from twofour.latency_records import (
+from twofour.records.latency import (
     Clocks,
     Difference,
     LatencyComparison,

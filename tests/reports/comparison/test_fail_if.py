@@ -6,7 +6,7 @@ import pytest
 from sampled_variants import around, compared, variant
 
 from twofour.errors import BadInputError
-from twofour.latency_records import LatencyComparison
+from twofour.records.latency import LatencyComparison
 from twofour.reports.comparison.fail_if import check_fail_if
 from twofour.reports.comparison.gate_expression import parse_fail_if
 from twofour.reports.comparison.ratios import unpaired_ratios

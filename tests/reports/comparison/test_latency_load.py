@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from sampled_variants import around, compared, settings_of, variant
 
-from twofour.latency_records import (
+from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,
     LatencyVerdict,

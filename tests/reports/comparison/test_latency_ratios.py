@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampled_variants import around, settings_of, variant
 
-from twofour.latency_records import Difference, LatencyVerdict
+from twofour.records.latency import Difference, LatencyVerdict
 from twofour.reports.comparison.ratios import ratios_and_noise, unpaired_ratios, verdict_of
 from twofour.reports.comparison.setting_differences import (
     differ_in_sparsity_only,

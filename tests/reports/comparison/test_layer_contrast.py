@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 from join_cases import chain
 from sampled_variants import around, variant
 
-from twofour.latency_records import (
-    LatencyRatio,
-    LatencyVerdict,
-    LayerContrast,
-    LayerContrastRow,
-)
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
+from twofour.records.latency import LatencyRatio, LatencyVerdict, LayerContrast, LayerContrastRow
 from twofour.reports.comparison.layer_contrast import contrast, contrasts
 from twofour.reports.comparison.layer_grid import layer_name
 from twofour.reports.comparison.layer_parts import (

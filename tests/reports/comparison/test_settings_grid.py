@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from comparison_cases import files, run_folder
 
-from twofour.latency_records import LatencyComparison
+from twofour.records.latency import LatencyComparison
 from twofour.reports.comparison.settings_grid import settings_grid
 
 

@@ -12,7 +12,7 @@ from twofour.engines.buildlog.messages import KEY_LENGTH
 from twofour.engines.buildlog.prefix import take_apart
 from twofour.engines.buildlog.sparsity import MARK, raw_line
 from twofour.engines.buildlog.tuning import CHOICE, NAME, SET_NAME
-from twofour.log_records import EngineLayer
+from twofour.records.log import EngineLayer
 
 if TYPE_CHECKING:
     from twofour.engines.buildlog.parser import LogParser

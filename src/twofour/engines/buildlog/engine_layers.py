@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from twofour.engines.buildlog.names import is_sparse_kernel, normal_id
-from twofour.log_records import EngineLayer
+from twofour.records.log import EngineLayer
 
 _LISTED = re.compile(r"Layer\(([\w.]{1,80})\): ")
 _TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]{1,16}|-?\d{1,20})(?:,|$)")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twofour.engines.buildlog.names import number
-from twofour.log_records import Contradiction, MemoryFigures, SparsityFlag
+from twofour.records.log import Contradiction, MemoryFigures, SparsityFlag
 
 _MIB = 1 << 20
 _BANNER = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from twofour.log_records import Fusion, FusionKind, RenamedLayer
+from twofour.records.log import Fusion, FusionKind, RenamedLayer
 
 FUSING = ": Fusing "
 REGISTERING = "Registering layer: "

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from twofour.engines.buildlog.sparsity import MARK, raw_line
-from twofour.log_records import SparsityKind
+from twofour.records.log import SparsityKind
 
 LONGEST = 1 << 20
 _OPEN_ENDS = (",", "+", "|")

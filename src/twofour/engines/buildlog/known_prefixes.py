@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twofour.log_records import Producer
+from twofour.records.log import Producer
 
 DATE_END = 22
 """Place of the tags in `[MM/DD/YYYY-HH:MM:SS] [V] [TRT] message`."""

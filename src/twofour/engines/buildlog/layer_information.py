@@ -14,7 +14,7 @@ from twofour.engines.buildlog.json_text import loads
 from twofour.engines.buildlog.names import is_sparse_kernel, normal_id
 from twofour.engines.buildlog.outer_prefix import OuterPrefixes, prefix_pattern
 from twofour.errors import BadInputError
-from twofour.log_records import EngineLayer, LayerInformation, LayerProfile, Profile
+from twofour.records.log import EngineLayer, LayerInformation, LayerProfile, Profile
 
 _DOCUMENT_START = re.compile(r"^[ \t]*[{\[](?=\s*(?:[\"{\[\]}]|$))", re.MULTILINE)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from twofour.engines.buildlog.names import finite_ms, is_sparse_kernel, normal_id
-from twofour.log_records import Tactic, TunedLayer
+from twofour.records.log import Tactic, TunedLayer
 
 KEPT_TACTICS = 512
 """Per layer; beyond it the slower half goes. Real layers time up to some 300."""

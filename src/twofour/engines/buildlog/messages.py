@@ -8,7 +8,7 @@ from collections.abc import Callable
 from twofour.engines.buildlog import facts, foreign, fusions, tuning
 from twofour.engines.buildlog.names import normal_id
 from twofour.engines.buildlog.open_build import OpenBuild
-from twofour.log_records import CheckedTensor, EngineLayer, Fusion, Producer
+from twofour.records.log import CheckedTensor, EngineLayer, Fusion, Producer
 
 KEY_LENGTH = 7
 _REPLAY = re.compile(r"Algorithm: \(Implementation: -?\d+, Tactic: (-?\w{1,20})\)")

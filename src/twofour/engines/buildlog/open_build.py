@@ -21,7 +21,7 @@ from twofour.engines.buildlog.outcome import engine_loaded, fatal, outcome, prod
 from twofour.engines.buildlog.sparsity import RawLine, contradictions, sparsity_line, union
 from twofour.engines.buildlog.tables import Results
 from twofour.engines.buildlog.tuning import Tuning
-from twofour.log_records import (
+from twofour.records.log import (
     Build,
     CheckedTensor,
     EngineLayer,

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from twofour.engines.buildlog.prefix import DATED, PLAIN
-from twofour.log_records import BuildOutcome, Producer
+from twofour.records.log import BuildOutcome, Producer
 
 if TYPE_CHECKING:
     from twofour.engines.buildlog.open_build import OpenBuild

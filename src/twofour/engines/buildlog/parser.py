@@ -28,7 +28,7 @@ from twofour.engines.buildlog.skipped import GPU_ERROR
 from twofour.engines.buildlog.sparsity import MARK
 from twofour.engines.buildlog.surroundings import Surroundings
 from twofour.engines.buildlog.tuning import COSTS, RUNNER
-from twofour.log_records import Build, Producer
+from twofour.records.log import Build, Producer
 
 _FOREIGN = "(foreignNode)"
 _EVENTS = (*segments.ENDS, "Loaded engine size: ", "Constructing optimization profile number ")

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from twofour.engines.buildlog.json_text import loads
-from twofour.log_records import Producer
+from twofour.records.log import Producer
 
 PLAIN = "plain"
 """Style of `[V] message`, which several producers share."""

@@ -10,7 +10,7 @@ from twofour.engines.buildlog.interleaved import lines_with, tags_of
 from twofour.engines.buildlog.layer_information import nothing_in
 from twofour.engines.buildlog.parser import LogParser
 from twofour.engines.buildlog.source import Reading, batches, plain
-from twofour.log_records import Build, BuildLog, LogFile
+from twofour.records.log import Build, BuildLog, LogFile
 
 
 def read_build_log(*sources: Path | str) -> BuildLog:

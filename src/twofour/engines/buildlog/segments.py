@@ -6,7 +6,7 @@ from twofour.engines.buildlog import facts
 from twofour.engines.buildlog.budget import Budget
 from twofour.engines.buildlog.open_build import OpenBuild, finished_build, with_complaints
 from twofour.engines.buildlog.sparsity import RawLine
-from twofour.log_records import Build, Producer, SparsityKind
+from twofour.records.log import Build, Producer, SparsityKind
 
 STARTS = (
     "Applying generic optimizations", "ONNX IR version", "Input filename:",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from twofour.engines.buildlog.names import normal_id
-from twofour.log_records import SkippedTactic, SkipReason
+from twofour.records.log import SkippedTactic, SkipReason
 
 GPU_ERROR = "GPU error during getBestTactic"
 _SCRATCH = re.compile(r"Tactic: (\S+) skipped\. Scratch requested: (\d+), available: (\d+)")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from twofour.engines.buildlog.names import NameSplitter, constituents, profile_of, without_profile
-from twofour.log_records import Contradiction, SparsityFlag, SparsityKind, SparsityLine
+from twofour.records.log import Contradiction, SparsityFlag, SparsityKind, SparsityLine
 
 MARK = "(Sparsity)"
 _COUNT = r"\s*(?P<n>\d{1,9})\s*"

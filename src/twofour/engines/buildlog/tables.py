@@ -6,7 +6,7 @@ import re
 
 from twofour.engines.buildlog.budget import Budget
 from twofour.engines.buildlog.names import number
-from twofour.log_records import LatencyMetric, LatencySummary, LayerProfile, Percentile, Profile
+from twofour.records.log import LatencyMetric, LatencySummary, LayerProfile, Percentile, Profile
 
 _FIGURE = re.compile(
     r"(min|max|mean|median|percentile\((\d{1,3}(?:\.\d{1,4})?)%\)) = (\S{1,24}) ms"

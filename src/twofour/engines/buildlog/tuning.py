@@ -13,7 +13,7 @@ from twofour.engines.buildlog.budget import Budget
 from twofour.engines.buildlog.layers import KEPT_TACTICS, Layer, Timing
 from twofour.engines.buildlog.names import finite_ms
 from twofour.engines.buildlog.skipped import skipped_tactic
-from twofour.log_records import AutotuningCounts, SkippedTactic
+from twofour.records.log import AutotuningCounts, SkippedTactic
 
 RUNNER = "--------------- Timing Runner: "
 COMBINATION = "*************** Autotuning format combination:"

@@ -18,7 +18,8 @@ from twofour.engines.tensorrt.logger import MessageLog, trt_logger
 from twofour.engines.tensorrt.precision import never_weakly_typed, precisions_of
 from twofour.engines.tensorrt.progress import progress_monitor
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records import AllowedType, ShapeProfile, TensorShape
+from twofour.records.export import TensorShape
+from twofour.records.options import AllowedType, ShapeProfile
 from twofour.store import atomic_file
 
 _ERRORS_SHOWN = 3

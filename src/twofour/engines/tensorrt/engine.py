@@ -20,7 +20,8 @@ from twofour.engines.tensorrt.logger import MessageLog, build_log
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BuildFailedError, MissingToolError
-from twofour.records import EngineName, EngineStatus, LayerTime, VariantBuild, VariantLatency
+from twofour.records.build import EngineStatus, LayerTime, VariantBuild, VariantLatency
+from twofour.records.options import EngineName
 from twofour.store import write_text
 
 PROFILED_RUNS = 10

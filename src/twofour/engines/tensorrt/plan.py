@@ -20,7 +20,9 @@ from twofour.engines.tensorrt.cudart import load_cuda_runtime
 from twofour.engines.tensorrt.failures import build_failed, failures_named
 from twofour.engines.tensorrt.logger import MessageLog
 from twofour.errors import BadInputError
-from twofour.records import BuildOptions, LayerTime, TensorShape, VariantLatency
+from twofour.records.build import LayerTime, VariantLatency
+from twofour.records.export import TensorShape
+from twofour.records.options import BuildOptions
 
 TIMING = "enqueue and synchronize, timed on the host; no copies between host and device"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
-from twofour.records import AllowedType
+from twofour.records.options import AllowedType
 
 if TYPE_CHECKING:
     import onnx

@@ -10,7 +10,8 @@ from types import ModuleType
 from twofour.engines.gpu import find_gpu
 from twofour.engines.tensorrt.logger import build_log, trt_logger
 from twofour.errors import first_line
-from twofour.records import EngineName, EngineStatus
+from twofour.records.build import EngineStatus
+from twofour.records.options import EngineName
 
 INSTALL = "pip install 'twofour[tensorrt]', on a machine with an NVIDIA GPU"
 OLDEST = (8, 6)

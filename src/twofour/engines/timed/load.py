@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twofour.engines.ort_session import usable_cores
-from twofour.latency_records import RoundLoad
+from twofour.records.latency import RoundLoad
 
 PROC = Path("/proc")
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)

@@ -22,8 +22,9 @@ from twofour.engines.timed.cuda_events import DeviceMemory
 from twofour.engines.timed.onnxruntime_modes import ENGINE, QUIET_AFTER_RUN, provider_setup
 from twofour.engines.timed.protocol import OpenOptions
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.latency_records import VariantSettings
-from twofour.records import LayerTime, TensorShape
+from twofour.records.build import LayerTime
+from twofour.records.export import TensorShape
+from twofour.records.latency import VariantSettings
 
 BOUND = "one run with inputs and outputs bound on the GPU, synchronized, timed on the host"
 

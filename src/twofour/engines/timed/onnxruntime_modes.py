@@ -11,7 +11,7 @@ from twofour.engines.ort_providers import TENSORRT, ProviderSetup, open_on
 from twofour.engines.ort_session import CPU, CUDA, SessionSetup
 from twofour.engines.timed.protocol import ModeStatus
 from twofour.errors import BadInputError, MissingToolError, first_line
-from twofour.records import ShapeProfile
+from twofour.records.options import ShapeProfile
 
 ENGINE = "onnxruntime"
 MODES = ("cpu", "cuda", "tensorrt", "tensorrt-sparse", "int8", "uint8")

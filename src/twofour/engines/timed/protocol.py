@@ -9,8 +9,10 @@ import numpy.typing as npt
 
 from twofour.engines.ort_session import LEVELS
 from twofour.engines.protocol import Arrays
-from twofour.latency_records import VariantSettings
-from twofour.records import LayerTime, ShapeProfile, TensorShape
+from twofour.records.build import LayerTime
+from twofour.records.export import TensorShape
+from twofour.records.latency import VariantSettings
+from twofour.records.options import ShapeProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,9 @@ from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.engines.timed.cuda_events import CudaTimer, DeviceMemory, cuda_runtime
 from twofour.engines.timed.protocol import OpenOptions
 from twofour.errors import MissingToolError
-from twofour.latency_records import VariantSettings
-from twofour.records import LayerTime, TensorShape
+from twofour.records.build import LayerTime
+from twofour.records.export import TensorShape
+from twofour.records.latency import VariantSettings
 
 ENGINE = "tensorrt"
 EVENTS = "one enqueue between two CUDA events; no copies between host and device"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from twofour.engines.protocol import Untyped
 from twofour.engines.timed.torch_device import CUDA, TorchDevice, timing_event
-from twofour.records import LayerTime
+from twofour.records.build import LayerTime
 
 if TYPE_CHECKING:
     from torch import nn

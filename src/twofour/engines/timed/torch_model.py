@@ -33,8 +33,9 @@ from twofour.engines.timed.torch_modes import (
 from twofour.engines.timed.torch_placed import Ready
 from twofour.engines.timed.torch_program import TorchProgram
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.latency_records import VariantSettings
-from twofour.records import LayerTime, TensorShape
+from twofour.records.build import LayerTime
+from twofour.records.export import TensorShape
+from twofour.records.latency import VariantSettings
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records import TensorShape
+from twofour.records.export import TensorShape
 
 if TYPE_CHECKING:
     import torch

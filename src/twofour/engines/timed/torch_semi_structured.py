@@ -14,7 +14,7 @@ from twofour.engines.timed.torch_placed import Ready, place
 from twofour.engines.timed.torch_program import TorchProgram
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.pattern import check
-from twofour.records import Pattern
+from twofour.records.weights import HARDWARE_PATTERN
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,6 @@ multiples of. Source: torch/sparse/semi_structured.py of torch 2.13, `_DTYPE_SHA
 DTYPE = "float16"
 LEAST_COSINE = 0.99
 """Of sparse against dense outputs, both in float16: below it a kernel computes something else."""
-_PATTERN = Pattern(2, 4)
 _REASONS_SHOWN = 3
 _PIECE = 1 << 24
 
@@ -109,7 +108,7 @@ def why_dense(weight: torch.Tensor, backend: str) -> str | None:
         return (
             f"{rows}x{columns} is no multiple of {multiples[0]}x{multiples[1]} ({backend}, {kind})"
         )
-    if not check(weight.detach().float().cpu().numpy(), 1, _PATTERN).holds:
+    if not check(weight.detach().float().cpu().numpy(), 1, HARDWARE_PATTERN).holds:
         return "its weight is not 2:4"
     return None
 

@@ -13,7 +13,6 @@ from twofour.engines.timed.protocol import ModeStatus
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.graph import find_weights, load_model
 from twofour.graph_nodes import graph_nodes
-from twofour.latency_records import ComparedVariant, CompareOptions, LatencyComparison, LatencyRatio
 from twofour.pipeline.comparing.interrupts import first_interrupt_only
 from twofour.pipeline.comparing.measuring import Measured, check_metric, measure
 from twofour.pipeline.comparing.planning import Planned, plan_variants
@@ -25,7 +24,10 @@ from twofour.pipeline.emitting import is_emitted_folder
 from twofour.pipeline.folder import is_run_folder, own_folder
 from twofour.pipeline.reporting import HTML, LATENCY, REPORT, check_page, report_page
 from twofour.pipeline.stages import Progress, Silent
-from twofour.records import Accuracy, EligibilityReport
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.export import Accuracy
+from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio
+from twofour.records.options import CompareOptions
 from twofour.reports.comparison.fail_if import check_names
 from twofour.reports.comparison.gate_expression import parse_fail_if
 from twofour.reports.comparison.layer_contrast import contrasts

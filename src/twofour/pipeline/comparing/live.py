@@ -15,7 +15,9 @@ from twofour.pipeline.comparing.planning import Planned
 from twofour.pipeline.comparing.request import Memory, Opened, OpenRequest, start_worker
 from twofour.pipeline.engine_host import Tries
 from twofour.pipeline.workers.process import WorkerProcess
-from twofour.records import EngineName, LayerTime, OutputAgreement
+from twofour.records.build import LayerTime
+from twofour.records.export import OutputAgreement
+from twofour.records.options import EngineName
 
 _SPARE = 1.2
 """A variant is opened while this many times the largest so far is available."""

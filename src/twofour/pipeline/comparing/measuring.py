@@ -14,7 +14,6 @@ from twofour.engines.timed.load import cpu_use, load_between
 from twofour.engines.timed.rounds import RoundPlan, interleave
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement
-from twofour.latency_records import ComparedVariant, CompareOptions, RoundLoad
 from twofour.pipeline.comparing.live import LiveVariant, refuse_without_memory
 from twofour.pipeline.comparing.planning import Planned
 from twofour.pipeline.comparing.preparing import (
@@ -28,7 +27,9 @@ from twofour.pipeline.comparing.rows import complete_rows, timed_row
 from twofour.pipeline.comparing.subject import Subject
 from twofour.pipeline.comparing.top1 import top1_agreement
 from twofour.pipeline.stages import Progress
-from twofour.records import LayerTime
+from twofour.records.build import LayerTime
+from twofour.records.latency import ComparedVariant, RoundLoad
+from twofour.records.options import CompareOptions
 
 PROFILES = 3
 """Of each variant, taken in turns; a layer's time is the middle one."""

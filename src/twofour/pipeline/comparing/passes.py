@@ -11,7 +11,7 @@ from pathlib import Path
 from twofour.engines.trtexec_times import read_times
 from twofour.errors import BadInputError
 from twofour.pipeline.emitting import failed_variants
-from twofour.records import TrtexecFolder, TrtexecRounds, TrtexecVariant
+from twofour.records.build import TrtexecFolder, TrtexecRounds, TrtexecVariant
 
 Passes = Mapping[int, tuple[float, ...]]
 """Round -> milliseconds of the single runs."""

@@ -19,7 +19,7 @@ from twofour.pipeline.comparing.request import OpenRequest, QuantizeRequest, sta
 from twofour.pipeline.comparing.subject import Subject
 from twofour.pipeline.engine_host import EngineHost, Tries, build_tensorrt
 from twofour.pipeline.sources.source import safe_name
-from twofour.records import ShapeProfile
+from twofour.records.options import ShapeProfile
 
 _QUANTISED = {"int8": "int8", "uint8": "int8 (uint8 activations)"}
 """Mode -> how the settings name its precision."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twofour.engines.timed.protocol import OpenOptions
-from twofour.latency_records import VariantSettings
 from twofour.pipeline.sources.source import SourceOptions
 from twofour.pipeline.workers.process import WorkerProcess
-from twofour.records import TensorShape
+from twofour.records.export import TensorShape
+from twofour.records.latency import VariantSettings
 
 _SERVICE = "twofour.pipeline.comparing.worker:Worker"
 

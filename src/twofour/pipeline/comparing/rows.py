@@ -9,9 +9,9 @@ from dataclasses import replace
 from twofour.engines.latency import percentile
 from twofour.engines.timed.rounds import Rounds
 from twofour.errors import TwofourError
-from twofour.latency_records import ComparedVariant
 from twofour.pipeline.comparing.live import LiveVariant
 from twofour.pipeline.comparing.planning import Planned
+from twofour.records.latency import ComparedVariant
 
 
 def planned_rows(planned: Sequence[Planned], batches: Sequence[int]) -> tuple[ComparedVariant, ...]:

@@ -13,7 +13,6 @@ from twofour.engines.shapes import parse_shapes, profiles_for, shapes_of
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.engines.timed.modes import FLAG_OFF, GPU
 from twofour.errors import BadInputError
-from twofour.latency_records import CompareOptions
 from twofour.pipeline.agreement import load_arrays
 from twofour.pipeline.comparing.planning import NO_TORCH, ComparedModel
 from twofour.pipeline.comparing.request import TorchRequest
@@ -29,7 +28,10 @@ from twofour.pipeline.onnx_io import (
 )
 from twofour.pipeline.sources.arrays import read_arrays
 from twofour.pipeline.sources.source import IN_MEMORY, SourceOptions, safe_name
-from twofour.records import BuildOptions, BuildResult, EngineName, RunManifest, TensorShape
+from twofour.records.build import BuildResult
+from twofour.records.export import TensorShape
+from twofour.records.options import BuildOptions, CompareOptions, EngineName
+from twofour.records.run import RunManifest
 from twofour.store import read_record
 
 RUNS = Path("runs")

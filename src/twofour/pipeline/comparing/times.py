@@ -13,20 +13,20 @@ from twofour.engines.latency import percentile
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.engines.trtexec import AGAIN, DENSE
 from twofour.errors import BadInputError
-from twofour.latency_records import (
+from twofour.pipeline.comparing.passes import EmittedTimes, EngineTimes, read_emitted_times
+from twofour.pipeline.emitting import read_emitted
+from twofour.pipeline.evidence import read_build
+from twofour.pipeline.onnx_io import describe
+from twofour.records.build import LayerTime, TrtexecFolder, TrtexecVariant
+from twofour.records.latency import (
     ComparedVariant,
-    CompareOptions,
     LatencyComparison,
     LatencyRatio,
     NoiseFloor,
     VariantSettings,
 )
-from twofour.log_records import Build, LayerProfile
-from twofour.pipeline.comparing.passes import EmittedTimes, EngineTimes, read_emitted_times
-from twofour.pipeline.emitting import read_emitted
-from twofour.pipeline.evidence import read_build
-from twofour.pipeline.onnx_io import describe
-from twofour.records import LayerTime, TrtexecFolder, TrtexecVariant
+from twofour.records.log import Build, LayerProfile
+from twofour.records.options import CompareOptions
 from twofour.reports.comparison.intervals import LEAST_ROUNDS
 from twofour.reports.comparison.layer_contrast import contrasts
 from twofour.reports.comparison.naming import variant_name

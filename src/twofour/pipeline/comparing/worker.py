@@ -24,7 +24,7 @@ from twofour.pipeline.predictor import predictor
 
 if TYPE_CHECKING:
     from twofour.engines.timed.protocol import ModeStatus, TimedModel
-    from twofour.records import LayerTime
+    from twofour.records.build import LayerTime
 
 _LONG_MS = 50.0
 """Runs longer than this gain nothing measurable from untimed runs before them."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from twofour.records import DynamicAxis
+from twofour.records.options import DynamicAxis
 
 if TYPE_CHECKING:
     import torch

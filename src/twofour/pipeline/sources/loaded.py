@@ -14,7 +14,7 @@ from torch import nn
 
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.blame import describe
-from twofour.records import DynamicAxis
+from twofour.records.options import DynamicAxis
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twofour.latency_records import LatencyComparison, LatencyRatio, LatencyVerdict
+from twofour.records.latency import LatencyComparison, LatencyRatio, LatencyVerdict
 from twofour.reports.comparison.circumstances import busy_lines
 from twofour.reports.comparison.figures import ratio_words, speed_up
 from twofour.reports.comparison.naming import without_batch

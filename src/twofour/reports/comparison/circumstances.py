@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from twofour.latency_records import (
+from twofour.records.build import Gpu
+from twofour.records.latency import (
     Clocks,
     Difference,
     LatencyComparison,
@@ -13,7 +14,6 @@ from twofour.latency_records import (
     RoundLoad,
     VariantSettings,
 )
-from twofour.records import Gpu
 from twofour.reports.comparison.figures import per_cent, ratio_word, ratio_words
 from twofour.reports.comparison.naming import without_batch
 from twofour.reports.comparison.noise import QUIET, TOO_BUSY, is_too_busy, widened

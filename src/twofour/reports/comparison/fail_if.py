@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from twofour.errors import BadInputError
-from twofour.latency_records import ComparedVariant, LatencyComparison, LatencyRatio, Withheld
+from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, Withheld
 from twofour.reports.comparison.figures import per_cent, ratio_words
 from twofour.reports.comparison.gate_expression import (
     NOISE,

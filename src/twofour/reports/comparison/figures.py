@@ -15,11 +15,11 @@ class Interval(Protocol):
     """What a LatencyRatio and a NoiseFloor both say about a ratio."""
 
     @property
-    def ratio(self) -> float: ...  # noqa: D102 -- see latency_records.LatencyRatio
+    def ratio(self) -> float: ...  # noqa: D102 -- see records.latency
     @property
-    def low(self) -> float | None: ...  # noqa: D102 -- see latency_records.LatencyRatio
+    def low(self) -> float | None: ...  # noqa: D102 -- see records.latency
     @property
-    def high(self) -> float | None: ...  # noqa: D102 -- see latency_records.LatencyRatio
+    def high(self) -> float | None: ...  # noqa: D102 -- see records.latency
 
 
 def figure(value: float | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twofour.latency_records import ComparedVariant, LatencyComparison, LatencyRatio, NoiseFloor
+from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, NoiseFloor
 from twofour.reports.comparison.columns import Column, Grid, Kind, column, grid
 from twofour.reports.comparison.figures import (
     figure,

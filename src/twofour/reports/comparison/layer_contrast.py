@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 
-from twofour.latency_records import (
+from twofour.records.build import LayerTime
+from twofour.records.latency import (
     ComparedVariant,
     LatencyRatio,
     LatencyVerdict,
     LayerContrast,
     LayerContrastRow,
 )
-from twofour.records import LayerTime
 from twofour.reports.comparison.layer_parts import OwnersOf, PartsOf, no_owners, parts_by_name
 from twofour.reports.comparison.naming import without_batch
 

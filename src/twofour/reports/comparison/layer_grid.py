@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import floor, log10
 
-from twofour.latency_records import LayerContrast, LayerContrastRow
+from twofour.records.latency import LayerContrast, LayerContrastRow
 from twofour.reports.comparison.columns import Grid, Kind, column, grid
 from twofour.reports.comparison.figures import figure, per_cent, ratio_word
 from twofour.reports.words import count, printable

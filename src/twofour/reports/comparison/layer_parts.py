@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
 from twofour.reports.join.name_parts import KnownNames, split_name
 from twofour.reports.join.node_index import MYELIN_SUFFIX, mangle
 from twofour.reports.join.resolve import COPY, index_nodes, resolve

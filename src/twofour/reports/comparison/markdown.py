@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from twofour.latency_records import LatencyComparison
+from twofour.records.latency import LatencyComparison
 from twofour.reports.comparison.answer import answer_lines
 from twofour.reports.comparison.circumstances import (
     difference_lines,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from twofour.latency_records import ComparedVariant, NoiseFloor, RoundLoad
+from twofour.records.latency import ComparedVariant, NoiseFloor, RoundLoad
 from twofour.reports.comparison.intervals import RatioEstimate, paired_ratio
 from twofour.reports.comparison.naming import parse_variant_name, without_batch
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isnan
 
-from twofour.latency_records import ComparedVariant
-from twofour.records import OutputAgreement
+from twofour.records.export import OutputAgreement
+from twofour.records.latency import ComparedVariant
 from twofour.reports.comparison.columns import Column, Kind, column
 from twofour.reports.comparison.figures import per_cent
 from twofour.reports.words import printable

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from twofour.latency_records import LatencyComparison, LayerContrast
+from twofour.records.latency import LatencyComparison, LayerContrast
 from twofour.reports.comparison.answer import answer_lines
 from twofour.reports.comparison.circumstances import (
     difference_lines,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twofour.latency_records import (
+from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,
     LatencyRatio,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from math import ceil
 
-from twofour.latency_records import ComparedVariant, LatencyComparison, LatencyRatio, NoiseFloor
+from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, NoiseFloor
 from twofour.reports.comparison.figures import figure, ratio_words
 from twofour.reports.comparison.naming import without_batch
 from twofour.reports.comparison.parts import (

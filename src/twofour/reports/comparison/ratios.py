@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from twofour.latency_records import (
+from twofour.records.latency import (
     ComparedVariant,
     LatencyRatio,
     LatencyVerdict,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from twofour.latency_records import Difference, VariantSettings
+from twofour.records.latency import Difference, VariantSettings
 
 SPARSITY = frozenset({"weights", "model", "sparse_kernels"})
 """Settings in which two variants may differ and still differ in sparsity only."""

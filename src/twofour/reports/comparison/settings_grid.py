@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from twofour.latency_records import ComparedVariant, LatencyComparison, VariantSettings
+from twofour.records.latency import ComparedVariant, LatencyComparison, VariantSettings
 from twofour.reports.comparison.columns import Column, Grid, Kind, column, grid
 from twofour.reports.comparison.naming import parse_variant_name, without_batch
 from twofour.reports.words import printable

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-from twofour.latency_records import LatencyVerdict
+from twofour.records.latency import LatencyVerdict
 
 WIDTH, LEFT, RIGHT = 1000, 300, 190
 """Pixels of a plot and of the margins for names and figures; the page scales it."""

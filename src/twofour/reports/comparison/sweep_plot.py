@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from twofour.latency_records import LatencyComparison, LatencyRatio, NoiseFloor
+from twofour.records.latency import LatencyComparison, LatencyRatio, NoiseFloor
 from twofour.reports.comparison.figures import ratio_words
 from twofour.reports.comparison.parts import noise_of, pair_name
 from twofour.reports.comparison.svg import (

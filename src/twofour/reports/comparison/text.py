@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, JustifyMethod, Renderab
 from rich.table import Table
 from rich.text import Text
 
-from twofour.latency_records import LatencyComparison, LatencyVerdict
+from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.reports.comparison.answer import answer_lines
 from twofour.reports.comparison.circumstances import (
     difference_lines,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twofour.latency_records import LatencyComparison, LatencyRatio, LatencyVerdict, Withheld
+from twofour.records.latency import LatencyComparison, LatencyRatio, LatencyVerdict, Withheld
 from twofour.reports.comparison.figures import span
 from twofour.reports.comparison.naming import parse_variant_name
 from twofour.reports.comparison.noise import floor_at, own_floor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from twofour.latency_records import LayerContrast, LayerContrastRow
+from twofour.records.latency import LayerContrast, LayerContrastRow
 from twofour.reports.comparison.figures import figure, per_cent
 from twofour.reports.comparison.layer_grid import decimal_places, layer_name, shown, signed
 from twofour.reports.comparison.svg import (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from twofour.log_records import Build, EngineLayer, Fusion
-from twofour.records import GraphNode, Reason, ReasonCode
+from twofour.records.export import GraphNode
+from twofour.records.log import Build, EngineLayer, Fusion
+from twofour.records.weights import Reason, ReasonCode
 from twofour.reports.join.dataflow import Dataflow
 
 _FARTHEST = 64

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from twofour.log_records import Build, SparsityFlag
-from twofour.records import EligibilityReport, Evidence, Reason, ReasonCode, Verdict, VerdictName
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.log import Build, SparsityFlag
+from twofour.records.weights import Reason, ReasonCode
 from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.sightings import (
     DENSE_LOG,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from twofour.log_records import Build, BuildOutcome, SparsityFlag
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
+from twofour.records.log import Build, BuildOutcome, SparsityFlag
 from twofour.reports.join.evidence import stated_names
 from twofour.reports.join.node_index import NodeIndex
 from twofour.reports.join.resolve import index_nodes, resolve

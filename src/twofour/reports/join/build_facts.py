@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from twofour.log_records import Build, BuildOutcome, EngineLayer, SparsityFlag
+from twofour.records.log import Build, BuildOutcome, EngineLayer, SparsityFlag
 from twofour.reports.context import BuildFacts, version_numbers
 
 _TYPE = re.compile(r"\b(FP16|BF16|INT8|FP8|INT4|FP4)\b")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.log_records import (
+from twofour.records.build import FIRST_WITH_SPARSE
+from twofour.records.log import (
     Build,
     BuildOutcome,
     Contradiction,
@@ -12,7 +13,6 @@ from twofour.log_records import (
     SparsityKind,
     SparsityLine,
 )
-from twofour.records import FIRST_WITH_SPARSE
 from twofour.reports.context import BuildFacts, version_numbers
 from twofour.reports.join.build_facts import build_facts
 from twofour.reports.join.name_parts import REGION

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
 
 _MAIN = ""
 

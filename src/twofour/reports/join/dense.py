@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from twofour.log_records import SkippedTactic, SkipReason, Tactic, TunedLayer
-from twofour.records import Reason, ReasonCode, Verdict, VerdictName
+from twofour.records.eligibility import Verdict, VerdictName
+from twofour.records.log import SkippedTactic, SkipReason, Tactic, TunedLayer
+from twofour.records.weights import Reason, ReasonCode
 from twofour.reports.context import BuildFacts
 from twofour.reports.join.outcome import JoinCase
 from twofour.reports.join.sources import tactic_source

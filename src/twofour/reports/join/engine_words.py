@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from twofour.log_records import Build
-from twofour.records import EligibilityReport, Gpu
+from twofour.records.build import Gpu
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.log import Build
 
 NO_ENGINE = "no engine"
 """What a report says before anything about an engine is joined with it."""

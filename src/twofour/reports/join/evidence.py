@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from twofour.log_records import Build, EngineLayer, LayerInformation, Profile, Tactic, TunedLayer
-from twofour.records import GraphNode, LayerMap
+from twofour.records.export import GraphNode, LayerMap
+from twofour.records.log import Build, EngineLayer, LayerInformation, Profile, Tactic, TunedLayer
 from twofour.reports.join.node_index import StatedNames
 
 

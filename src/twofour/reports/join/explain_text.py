@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from twofour.errors import BadInputError
-from twofour.log_records import TunedLayer
-from twofour.records import EligibilityReport, GraphNode, Verdict
+from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.export import GraphNode
+from twofour.records.log import TunedLayer
 from twofour.reports.cells import facts, pattern_word, surprise
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.name_parts import REGION, KnownNames, split_name

@@ -8,21 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
-from twofour.log_records import Build, EngineLayer
-from twofour.records import (
-    EligibilityReport,
-    Evidence,
-    Reason,
-    ReasonCode,
-    Verdict,
-    VerdictName,
-)
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.log import Build, EngineLayer
+from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
 from twofour.reports.eligibility import summarize
 from twofour.reports.join.engine_words import NO_ENGINE
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.joined import join_report
 from twofour.reports.join.name_parts import PROFILE, KnownNames, split_name
-from twofour.reports.obstacles import HARDWARE_PATTERN
 
 _PRODUCT = re.compile(r"conv|gemm|matmul|matrix.?multiply|fully.?connected", re.IGNORECASE)
 _COPIES = re.compile(r"Reformatting CopyNode|Optimizer Reformat|ONNXTRT_")

@@ -6,15 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from twofour.errors import BadInputError
-from twofour.records import (
-    EligibilityReport,
-    Evidence,
-    NotCovered,
-    Reason,
-    ReasonCode,
-    Verdict,
-    VerdictName,
-)
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.weights import NotCovered, Reason, ReasonCode
 from twofour.reports.uncovered import not_covered_lines
 from twofour.reports.words import count
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from twofour.log_records import BuildOutcome
-from twofour.records import (
+from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,
     Evidence,
     Verdict,
     VerdictName,
 )
+from twofour.records.log import BuildOutcome
 from twofour.reports.eligibility import summarize
 from twofour.reports.join.absent import Whereabouts
 from twofour.reports.join.belonging import (

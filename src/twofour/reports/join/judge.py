@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from twofour.log_records import SparsityKind
-from twofour.records import Evidence, Reason, ReasonCode, Verdict, VerdictName
+from twofour.records.eligibility import Evidence, Verdict, VerdictName
+from twofour.records.log import SparsityKind
+from twofour.records.weights import Reason, ReasonCode
 from twofour.reports.join.absent import Whereabouts
 from twofour.reports.join.circumstances import in_myelin, is_version_8
 from twofour.reports.join.dense import why_dense

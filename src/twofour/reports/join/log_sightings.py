@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from twofour.log_records import Build, SkippedTactic, SparsityKind, SparsityLine, TunedLayer
+from twofour.records.log import Build, SkippedTactic, SparsityKind, SparsityLine, TunedLayer
 from twofour.reports.join.name_parts import REGION
 from twofour.reports.join.node_index import NodeIndex
 from twofour.reports.join.resolve import Resolved, resolve

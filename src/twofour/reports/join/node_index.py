@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
 from twofour.reports.join.dataflow import Dataflow
 from twofour.reports.join.module_paths import is_product, paths_of_torch_name
 from twofour.reports.join.name_parts import KnownNames

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.log_records import EngineLayer
-from twofour.records import Evidence, Reason, Verdict, VerdictName
+from twofour.records.eligibility import Evidence, Verdict, VerdictName
+from twofour.records.log import EngineLayer
+from twofour.records.weights import Reason
 from twofour.reports.join.circumstances import Circumstances
 from twofour.reports.join.sightings import Sighting
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from twofour.log_records import EngineLayer, Profile
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
+from twofour.records.log import EngineLayer, Profile
 from twofour.reports.join.node_index import NodeIndex
 from twofour.reports.join.resolve import NameInUse, resolve
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
 from twofour.reports.join.dataflow import Dataflow
 from twofour.reports.join.name_parts import PROFILE
 from twofour.reports.join.regions import Region

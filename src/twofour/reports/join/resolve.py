@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
 from twofour.reports.join.name_parts import PROFILE, Part, split_name
 from twofour.reports.join.node_index import MYELIN_SUFFIX, Found, NodeIndex, StatedNames
 from twofour.reports.join.region_tensors import TensorEnds, TensorLinks

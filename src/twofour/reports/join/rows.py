@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from twofour.records import GraphNode, Verdict
+from twofour.records.eligibility import Verdict
+from twofour.records.export import GraphNode
 
 _STANDARD_DOMAINS = ("", "ai.onnx")
 _Key = tuple[str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
 
 _BESIDE = " || "
 

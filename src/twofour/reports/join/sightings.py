@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from twofour.log_records import Build, EngineLayer, SkippedTactic, SparsityKind, TunedLayer
-from twofour.records import EligibilityReport, GraphNode, Verdict
+from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.export import GraphNode
+from twofour.records.log import Build, EngineLayer, SkippedTactic, SparsityKind, TunedLayer
 from twofour.reports.join.evidence import (
     BuildEvidence,
     dense_profile_of,

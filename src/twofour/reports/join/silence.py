@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.log_records import Build, BuildOutcome, SparsityKind, SparsityLine
+from twofour.records.log import Build, BuildOutcome, SparsityKind, SparsityLine
 from twofour.reports.context import BuildFacts
 from twofour.reports.join.circumstances import Circumstances, in_myelin, is_version_8, passes_of
 from twofour.reports.join.sightings import Sighting

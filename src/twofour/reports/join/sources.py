@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twofour.log_records import SparsityKind, SparsityLine, Tactic
+from twofour.records.log import SparsityKind, SparsityLine, Tactic
 from twofour.reports import words
 from twofour.reports.join.log_sightings import Mention
 

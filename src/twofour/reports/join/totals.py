@@ -6,20 +6,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from math import prod
 
-from twofour.records import (
+from twofour.records.eligibility import (
     ConfusionCell,
     Disagreement,
     EligibilityTotals,
     Evidence,
     GainCeiling,
-    GraphNode,
-    NotCovered,
-    ReasonCode,
     Share,
     ShareUnit,
     Verdict,
     VerdictName,
 )
+from twofour.records.export import GraphNode
+from twofour.records.weights import NotCovered, ReasonCode
 from twofour.reports.fates import FATE_OF_NAME, Fate, fate_of, weights_by_fate
 from twofour.reports.join.profile_rows import Timed
 from twofour.reports.join.sightings import Sightings

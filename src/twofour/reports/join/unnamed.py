@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from twofour.records import GraphNode
+from twofour.records.export import GraphNode
 
 _UNNAMED = re.compile(r"\(Unnamed Layer\* (\d{1,9})\) \[([^\[\]]{1,80})\]")
 _KINDS: Mapping[str, frozenset[str]] = {

@@ -1,7 +1,7 @@
-"""Records of what build logs, layer information and profiles say. Standard library only.
+"""Records of what build logs, layer information and profiles say.
 
 Facts only, of anyone's files: nothing here needs the model, and nothing is judged.
-Frozen; sequences are tuples; `None` means the file is silent and `()` that it lists nothing.
+`None` means the file is silent and `()` that it lists nothing.
 """
 
 from __future__ import annotations

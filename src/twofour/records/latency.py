@@ -4,7 +4,6 @@
                    -> LatencyComparison (latency.json)
 
 A ratio is time over time: the variant's divided by the baseline's. Below 1 the variant is faster.
-Like records.py: standard library only, frozen, names are a contract.
 """
 
 from __future__ import annotations
@@ -13,41 +12,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from twofour.notebook import Glance
-from twofour.records import SCHEMA_VERSION, Gpu, LayerTime, OutputAgreement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions:
-    """What a comparison was asked for."""
-
-    engines: tuple[str, ...] = ()
-    """engine:mode, such as "onnxruntime:cpu"; (): all that can run here."""
-    batches: tuple[int, ...] = ()
-    """Sizes of the first axis of every input; (): the example inputs as they are."""
-    rounds: int = 50
-    """Rounds at most; in each, every variant runs once in random order."""
-    warmup: int = 5
-    """Untimed runs of each variant before the rounds."""
-    time_limit_s: float = 120.0
-    """For the rounds of one batch; at least ten rounds are run."""
-    threads: int | None = None
-    """CPU threads of every variant; None: the cores this process may use."""
-    seed: int = 0
-    """Of the random order, the bootstrap and random example inputs."""
-    baseline: str | None = None
-    """Name of a variant; None: dense with the first engine."""
-    inputs: str | None = None
-    """Path of the example inputs, .npz."""
-    input_shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of random example inputs, by position, or by the names beside them."""
-    input_shape_names: tuple[str, ...] = ()
-    """Inputs that `input_shapes` are of, one for each; (): by position."""
-    shapes: tuple[str, ...] = ()
-    """TensorRT optimization profiles as text, `input=min:opt:max`."""
-    metric: str | None = None
-    """file.py:callable, called with a predict function for each variant."""
-    fail_if: tuple[str, ...] = ()
-    """Gates, such as "sparse/dense > 1.0"."""
+from twofour.records.build import Gpu, LayerTime
+from twofour.records.export import OutputAgreement
+from twofour.records.options import CompareOptions
+from twofour.records.weights import SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

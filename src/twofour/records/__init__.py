@@ -1,0 +1,27 @@
+"""READ FIRST: every record that flows through twofour, by subject. Standard library only.
+
+    source -> prune -> validate -> export -> build -> report
+    Weight    PruneResult  Validation  ExportResult  BuildResult  EligibilityReport
+
+Records are frozen; sequences in them are tuples; `None` means unknown and `()` means none.
+Names of the fields are a contract for whoever reads our JSON: fields may be added, never renamed.
+What users may ask for by name alone is found here; twofour itself imports from the modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+SUBJECTS = (
+    "weights", "options", "pruning", "export", "build", "run", "eligibility", "latency", "log",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """A record by name, wherever it is: importing all of them takes longer than most commands."""
+    if not name.startswith("_"):
+        for subject in SUBJECTS:
+            found = getattr(importlib.import_module(f"{__name__}.{subject}"), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,211 @@
+"""Engines and GPUs: what is on this machine, and what was built and run with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twofour.records.options import BuildOptions, EngineName
+from twofour.records.weights import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """Whether an engine can run on this machine, established by trying."""
+
+    engine: EngineName
+    version: str | None
+    can_run: bool
+    why_not: str | None
+    hint: str | None = None
+    device: str | None = None
+    """What it runs on: a GPU's name or "CPU"."""
+
+    @property
+    def in_words(self) -> str:
+        """Name, version and device of an engine that can run."""
+        return f"{self.engine.value} {self.version} on {self.device}"
+
+
+FIRST_WITH_SPARSE = (8, 0)
+"""Compute capability from which tensor cores run 2:4 (TensorRT developer guide)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One NVIDIA GPU, as its driver describes it."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+    driver: str | None
+
+    @property
+    def has_sparse_tensor_cores(self) -> bool:
+        """Whether it can run 2:4 at all."""
+        return self.compute_capability >= FIRST_WITH_SPARSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """Mean time of one engine layer or node over the profiled runs."""
+
+    name: str
+    mean_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantLatency:
+    """End-to-end times of one variant; all statistics derive from `samples_ms`."""
+
+    name: str
+    samples_ms: tuple[float, ...]
+    median_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
+    throughput: float | None
+    """Runs per second at the median."""
+    peak_memory_bytes: int | None
+    error: str | None = None
+    threads: int | None = None
+    """CPU threads that were used; None on a GPU."""
+    timing: str | None = None
+    """What one sample spans, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedTry:
+    """A try of an engine that ended its process; a lower optimization level was tried next."""
+
+    doing: str
+    """"loading dense.onnx", say."""
+    level: str
+    """Optimization level: ALL or EXTENDED of ONNX Runtime, 0 to 5 of TensorRT."""
+    ending: str
+    """The signal (SIGSEGV), the exit code, or that there was no sign of life."""
+    passing: bool
+    """It may go well another time (memory ran out, say): what came of it is not used again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantBuild:
+    """One engine: what it was built from, the files it left, how long its runs took."""
+
+    variant: str
+    """"dense" (sparse weights not allowed) or "sparse" (allowed)."""
+    onnx: str
+    sparse_weights: bool
+    """Whether the builder was allowed to use sparse kernels."""
+    providers: tuple[str, ...]
+    """ONNX Runtime: the providers in use, as the session reports them."""
+    build_s: float
+    size_bytes: int | None
+    """Of the plan; None where the engine keeps none."""
+    plan: str | None
+    log: str | None
+    layers: str | None
+    profile: str | None
+    latency: VariantLatency
+    failed_tries: tuple[FailedTry, ...] = ()
+    """Before this result; with `latency.error`, the last of them is that error."""
+    level: str | None = None
+    """Optimization level it was built at where that is not the usual one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildResult:
+    """build.json."""
+
+    engine: EngineStatus
+    asked_for: str
+    """auto, tensorrt or onnxruntime."""
+    not_used: tuple[EngineStatus, ...]
+    """Engines that were preferred and cannot run here, with their reasons."""
+    gpu: Gpu | None
+    options: BuildOptions
+    variants: tuple[VariantBuild, ...]
+    notes: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrtexecVariant:
+    """One engine that trtexec builds elsewhere: its command, and the files that it leaves."""
+
+    variant: str
+    """"dense" (sparse weights not allowed) or "sparse" (allowed)."""
+    sparse_weights: bool
+    arguments: tuple[str, ...]
+    """Of trtexec, without the program."""
+    plan: str
+    log: str
+    """Standard output and error: build, times and per-layer profile."""
+    layers: str | None
+    """None: this TensorRT has no layer information."""
+    profile: str
+    times: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrtexecRounds:
+    """How the script times the engines, once both are built: round by round, each in every round.
+
+    A pass leaves `<folder>/<engine>.<round>.json` (trtexec's --exportTimes) and a `.log` beside it.
+    """
+
+    folder: str
+    engines: tuple[str, ...]
+    """Names of variants; with "-again" behind, the same plan a second time in the round."""
+    rounds: int
+    """Unless ROUNDS says another number."""
+    arguments: tuple[str, ...]
+    """Of trtexec in every pass, without those that name the engine and the file of its times."""
+    warmup_ms: int
+    duration_ms: int
+    """Of a pass, behind the warm-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrtexecFolder:
+    """emitted.json: a folder that is built on another machine and reported on here."""
+
+    source: str
+    """The ONNX file it was made from, as the user named it."""
+    twofour_version: str
+    tensorrt: str
+    """Which TensorRT releases the commands are for, in words."""
+    onnx: str
+    script: str
+    layer_map: str | None
+    """A LayerMap from the run folder that the model came from."""
+    options: BuildOptions
+    """As asked for; `shapes` are those of the commands."""
+    variants: tuple[TrtexecVariant, ...]
+    rounds: TrtexecRounds | None = None
+    """None: the script builds and does not time in rounds."""
+    notes: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledPackage:
+    """One package twofour uses, and what for."""
+
+    name: str
+    version: str | None
+    """None: not installed."""
+    needed_for: str
+    install: str
+    """The command that installs it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What `twofour doctor` finds on this machine."""
+
+    twofour_version: str
+    python_version: str
+    platform: str
+    packages: tuple[InstalledPackage, ...]
+    engines: tuple[EngineStatus, ...]
+    gpu: Gpu | None
+    schema_version: int = SCHEMA_VERSION

@@ -1,0 +1,186 @@
+"""Whether sparse math runs in each layer, why, and what could still be won."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from twofour.notebook import Glance
+from twofour.records.build import Gpu
+from twofour.records.weights import SCHEMA_VERSION, NotCovered, Pattern, Reason
+
+
+class VerdictName(str, Enum):
+    """What becomes of a layer's weight in the engine."""
+
+    CHOSEN = "chosen"
+    ELIGIBLE = "eligible"
+    NOT_ELIGIBLE = "not-eligible"
+    NOT_IN_ENGINE = "not-in-engine"
+    UNKNOWN = "unknown"
+
+
+class Evidence(str, Enum):
+    """From a log or layer information, or from the rules."""
+
+    MEASURED = "measured"
+    PREDICTED = "predicted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One layer: whether sparse math runs in it, why, and what to do."""
+
+    layer: str
+    node: str | None
+    op: str
+    engine_layer: str | None
+    shape: tuple[int, ...]
+    axis: int | None
+    groups: int
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, ...]
+    dtype: str
+    pattern_holds: bool | None
+    verdict: VerdictName
+    evidence: Evidence | None
+    """None only together with the verdict `unknown`."""
+    predicted: VerdictName
+    reasons: tuple[Reason, ...]
+    remedy: str | None
+    weight: str | None = None
+    """Name of the stored array; layers that share it share its weights in the totals."""
+    sparse_ms: float | None = None
+    """Fastest sparse tactic that the builder timed."""
+    dense_ms: float | None = None
+    """Fastest dense tactic."""
+    profile_ms: float | None = None
+    """Mean time of its engine layer in the profile of the sparse engine."""
+    required: bool | None = None
+    """Whether the weight was to be pruned; False: left dense on purpose; None: nothing says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EligibilitySummary:
+    """Totals over the layers of the report; weights are counted once each."""
+
+    layers: int
+    chosen: int
+    eligible: int
+    not_eligible: int
+    not_in_engine: int
+    unknown: int
+    weights: int
+    """The whole that shares are of: weights of the layers and those that no row names."""
+    weights_eligible: int
+    """Weights in layers that are eligible or chosen."""
+    activation_products: int
+    """MatMul nodes without a constant operand: nothing to prune, not listed."""
+    weights_not_covered: int = 0
+    """Factors of matrix products that no row names (LSTM, ...): part of `weights`."""
+    weights_elsewhere: int = 0
+    """Embeddings, normalisation, biases: no factors of matrix products, no part of `weights`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfusionCell:
+    """How many layers the rules judged one way and the evidence another (or the same)."""
+
+    predicted: VerdictName
+    measured: VerdictName
+    layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement:
+    """One layer whose measured verdict the rules did not foretell."""
+
+    layer: str
+    predicted: VerdictName
+    measured: VerdictName
+    message: str
+
+
+class ShareUnit(str, Enum):
+    """What a share is a share of."""
+
+    WEIGHTS = "weights"
+    MULTIPLY_ADDS = "multiply-adds"
+    MILLISECONDS = "milliseconds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How much of the whole runs sparse, could, and never can; the parts add up to `total`."""
+
+    unit: ShareUnit
+    total: float
+    runs_sparse: float
+    eligible: float
+    """Eligible and not known to run sparse."""
+    never: float
+    """Not eligible as the model is."""
+    unknown: float
+    """No verdict, or one engine layer that holds layers of several verdicts."""
+    other: float = 0.0
+    """Milliseconds in engine layers without a weight that sparse math could use."""
+    not_covered: float = 0.0
+    """Factors of matrix products that no row names."""
+    doubtful: float = 0.0
+    """The part of `eligible` that runs dense or that something speaks against."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainCeiling:
+    """The most that sparse math could gain end to end (Amdahl's law), from one profile."""
+
+    profile: str
+    """Which profile it is computed from, in words."""
+    total_ms: float
+    eligible_ms: float
+    """Time in layers that are eligible and run dense."""
+    weighted_ms: float
+    """Time in all layers with a weight that run dense, whether eligible or not."""
+    eligible_gain: float
+    """total / (total - eligible / 2): 1.0 is no gain."""
+    weighted_gain: float
+    """The same with every layer that has a weight made eligible."""
+    assumption: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EligibilityTotals:
+    """What can still be won, and how well the rules foretold what was measured."""
+
+    confusion: tuple[ConfusionCell, ...]
+    """Layers with measured evidence and a prediction; cells without a layer are left out."""
+    disagreements: tuple[Disagreement, ...]
+    shares: tuple[Share, ...]
+    ceilings: tuple[GainCeiling, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What could not be computed, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EligibilityReport(Glance):
+    """eligibility.json."""
+
+    model: str
+    pattern: Pattern
+    engine: str
+    """Which engine ran, in words; the verdicts say themselves whether they are measured."""
+    gpu: Gpu | None
+    verdicts: tuple[Verdict, ...]
+    summary: EligibilitySummary
+    unmatched_engine_layers: tuple[str, ...] = ()
+    """Names in the engine, its log or profile that lead to no node of the model."""
+    not_covered: tuple[NotCovered, ...] = ()
+    """What else the model stores, which no row names."""
+    totals: EligibilityTotals | None = None
+    """None in a report that is predicted alone."""
+    notes: tuple[str, ...] = ()
+    """What holds for the whole report: contradictions in the log, a cache that hides timings."""
+    not_evidence: str | None = None
+    """Why what was given about an engine proves nothing: a failed build, another model's log."""
+    schema_version: int = SCHEMA_VERSION

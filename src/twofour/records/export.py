@@ -1,0 +1,155 @@
+"""ONNX files: their tensors, the names of their layers, how well their outputs agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from twofour.records.options import Precision, SizeRange
+from twofour.records.pruning import Validation
+from twofour.records.weights import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerName:
+    """Which module and parameter a weight of the ONNX file comes from."""
+
+    layer: str
+    parameter: str
+    """state_dict key."""
+    node: str
+    initializer: str
+    op: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerMap:
+    """layers.json: keyed by initializer and node name of the ONNX files beside it."""
+
+    layers: tuple[LayerName, ...]
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputAgreement:
+    """One output of two programs that were given the same inputs."""
+
+    # an overflow is an infinite error, and JSON has no word for it
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
+
+    output: str
+    shape: tuple[int, ...]
+    max_abs_error: float
+    cosine: float
+    """Over the whole output, flattened; 1.0 where both are zero everywhere."""
+    row_cosine_mean: float
+    """Mean over the first axis (the batch) of the cosine of each row."""
+    row_cosine_min: float
+    """Cosines leave out what is not finite; NaN where nothing is left to compare."""
+    not_finite: int = 0
+    """Values that are NaN or infinity in one of the two, or in both."""
+    bound: float | None = None
+    """Largest max_abs_error that is accepted, in units of the output; None: not judged."""
+    equal: float | None = None
+    """Share of equal values, 0 to 1, of whole numbers, booleans and texts, which have no cosine;
+    None for an output of floats."""
+
+    @property
+    def within(self) -> bool:
+        """The error is not above its bound."""
+        return self.bound is None or self.max_abs_error <= self.bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedFile:
+    """One ONNX file (its weights may lie in `<name>.data` beside it)."""
+
+    variant: str
+    """"dense" or "sparse"."""
+    file: str
+    size_bytes: int
+    """Graph and external data together."""
+    agreement: tuple[OutputAgreement, ...]
+    """ONNX Runtime against the torch module; () where neither can run it here."""
+    not_compared: str | None = None
+    """Why `agreement` is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorShape:
+    """An input or output of an ONNX model; a dimension is a number or a name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    @property
+    def in_words(self) -> str:
+        """Name and dimensions: x (batch x 3 x height x width)."""
+        return f"{self.name} ({' x '.join(map(str, self.shape)) or 'scalar'})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult:
+    """export.json."""
+
+    precision: Precision | None
+    """None: the model came as ONNX and kept its types."""
+    opset: int
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
+    files: tuple[ExportedFile, ...]
+    pattern: Validation
+    """The rule applied to sparse.onnx as it was saved."""
+    ranges: tuple[SizeRange, ...] = ()
+    """Of the free sizes besides the batch, by the names in `inputs`."""
+    notes: tuple[str, ...] = ()
+    """Sizes that were to be free and are not, each with the reason."""
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One figure of the user's own evaluation, for each variant."""
+
+    name: str
+    dense: float
+    sparse: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """accuracy.json: what pruning did to the outputs."""
+
+    drift: tuple[OutputAgreement, ...]
+    """sparse.onnx against dense.onnx on the example inputs."""
+    examples: int
+    """Rows of the example inputs."""
+    metrics: tuple[Metric, ...] = ()
+    not_compared: str | None = None
+    """Why `drift` and `metrics` are empty."""
+    no_baseline: str | None = None
+    """Why dense.onnx is no dense model to compare with: its weights came in N:M."""
+    by_module: str | None = None
+    """Why `drift` is of the torch module in float32, before and after, and not of the files."""
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphNode:
+    """One node of an ONNX graph, as far as joining it with an engine needs it."""
+
+    name: str
+    """As in Weight.node: the node's name, or op type and index where it has none."""
+    label: str
+    """The name, preceded by the way through the subgraphs it lies in."""
+    op: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: tuple[str, ...] = ()
+    """Those of `inputs` that are initializers or outputs of Constant nodes."""
+    output_shape: tuple[int | None, ...] | None = None
+    """Of the first output, as declared; None inside for a dimension that is no number."""
+    unnamed: bool = False
+    """The ONNX file gives it no name, so the builder makes one up."""

@@ -1,0 +1,185 @@
+"""What a command can be told: everything a user chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from twofour.records.weights import HARDWARE_PATTERN, Pattern
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which weights are to be pruned; the globs match layer names (fnmatch, case-sensitive)."""
+
+    all_layers: bool = False
+    """Prune also what sparse math cannot use, as long as there is an axis to group along."""
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+class Precision(str, Enum):
+    """Type of weights and arithmetic in the ONNX graph; strongly typed builds keep it."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Precision | None:
+        """Other words for the same: fp16, half, bf16, fp32, float."""
+        known = _PRECISION_WORDS.get(str(value).strip().lower())
+        return None if known is None else cls(known)
+
+
+_PRECISION_WORDS = {
+    **dict.fromkeys(("float32", "fp32", "f32", "float", "single", "full"), "float32"),
+    **dict.fromkeys(("float16", "fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicAxis:
+    """An axis of an input whose size stays free in the file; one name is one size."""
+
+    input: str
+    axis: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRange:
+    """What a free size of an ONNX file may be: from the module, written into the file."""
+
+    name: str
+    """Of the dimensions that have it."""
+    min: int
+    max: int | None
+    """None: no limit is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """How a torch module becomes an ONNX file; the same for the dense and the sparse one."""
+
+    precision: Precision = Precision.FLOAT32
+    opset: int | None = None
+    """None: what torch takes by default, and 22 for bfloat16."""
+    dynamic_batch: bool = True
+    """Axis 0 of every input that has the batch there is the dimension `batch`."""
+    dynamic: tuple[DynamicAxis, ...] = ()
+    """What else stays free."""
+    ranges: tuple[SizeRange, ...] = ()
+    """Of the free sizes, as far as known: written into the file, and told to torch.export."""
+    input_names: tuple[str, ...] | None = None
+    output_names: tuple[str, ...] | None = None
+
+
+class EngineName(str, Enum):
+    """The engines there are."""
+
+    TENSORRT = "tensorrt"
+    ONNXRUNTIME = "onnxruntime"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeProfile:
+    """Smallest, usual and largest shape of one input (a TensorRT optimization profile)."""
+
+    input: str
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+class AllowedType(str, Enum):
+    """What a weakly typed builder (TensorRT before 11) may run float32 layers in."""
+
+    FP16 = "fp16"
+    INT8 = "int8"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """What both builds, dense and sparse, are given alike."""
+
+    shapes: tuple[ShapeProfile, ...] = ()
+    workspace_bytes: int | None = None
+    optimization_level: int | None = None
+    tf32: bool = True
+    allow: tuple[AllowedType, ...] = ()
+    """Not empty: the network is weakly typed, even where this TensorRT has strong typing."""
+    iterations: int = 10
+    """Timed runs after the warm-up."""
+    warmup: int = 2
+    threads: int | None = None
+    """ONNX Runtime on the CPU: threads inside an operator; None: every core of this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Everything a run can be told; what it leaves out is decided once, when the run starts."""
+
+    pattern: Pattern = HARDWARE_PATTERN
+    selection: Selection = Selection()
+    precision: Precision | None = None
+    """None: float16 for a torch module (sparse kernels need it), as it is for an ONNX file."""
+    keep_float32: tuple[str, ...] = ()
+    """Globs over the nodes of an ONNX file that keep float32 when its precision is changed."""
+    opset: int | None = None
+    dynamic_batch: bool = True
+    dynamic: tuple[DynamicAxis, ...] | None = None
+    """Axes of a torch model whose size stays free besides the batch; None: what the source has."""
+    inputs: str | None = None
+    """Path of the example inputs: .npz, or .txt for a text model."""
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shapes of random example inputs, by position, or by the names beside them."""
+    input_shape_names: tuple[str, ...] = ()
+    """Inputs that `input_shapes` are of, one for each; (): by position."""
+    dense_reference: str | None = None
+    """Model source that stands for the dense model, where `model` was fine-tuned with its mask."""
+    metric: str | None = None
+    """file.py:callable, called with a predict function for each variant."""
+    seed: int = 0
+    fresh: bool = False
+    """Do every stage again, whatever is in the run folder."""
+    engine: str = "auto"
+    shapes: tuple[str, ...] = ()
+    """TensorRT optimization profiles as text, `input=min:opt:max`."""
+    build: BuildOptions = BuildOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """What a comparison was asked for."""
+
+    engines: tuple[str, ...] = ()
+    """engine:mode, such as "onnxruntime:cpu"; (): all that can run here."""
+    batches: tuple[int, ...] = ()
+    """Sizes of the first axis of every input; (): the example inputs as they are."""
+    rounds: int = 50
+    """Rounds at most; in each, every variant runs once in random order."""
+    warmup: int = 5
+    """Untimed runs of each variant before the rounds."""
+    time_limit_s: float = 120.0
+    """For the rounds of one batch; at least ten rounds are run."""
+    threads: int | None = None
+    """CPU threads of every variant; None: the cores this process may use."""
+    seed: int = 0
+    """Of the random order, the bootstrap and random example inputs."""
+    baseline: str | None = None
+    """Name of a variant; None: dense with the first engine."""
+    inputs: str | None = None
+    """Path of the example inputs, .npz."""
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shapes of random example inputs, by position, or by the names beside them."""
+    input_shape_names: tuple[str, ...] = ()
+    """Inputs that `input_shapes` are of, one for each; (): by position."""
+    shapes: tuple[str, ...] = ()
+    """TensorRT optimization profiles as text, `input=min:opt:max`."""
+    metric: str | None = None
+    """file.py:callable, called with a predict function for each variant."""
+    fail_if: tuple[str, ...] = ()
+    """Gates, such as "sparse/dense > 1.0"."""

@@ -1,0 +1,93 @@
+"""What pruning did to each weight, and what was found in the files that were saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twofour.notebook import Glance
+from twofour.records.options import Selection
+from twofour.records.weights import SCHEMA_VERSION, NotCovered, Pattern, Reason, Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedWeight:
+    """A row of prune.json: one weight, what was done to it, and why not more."""
+
+    weight: Weight
+    pruned: bool
+    zeros: int
+    """Zeros in the saved array."""
+    kept_magnitude: float | None
+    """Sum of |w| after over sum of |w| before, 0 to 1; None where nothing was pruned."""
+    reasons: tuple[Reason, ...]
+    """Why it was left dense; for a pruned weight, what else the user should know."""
+    held_before: bool = False
+    """`pruned`, and the weight came in N:M: nothing was taken from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PruneResult(Glance):
+    """prune.json."""
+
+    source: str
+    pattern: Pattern
+    method: str
+    selection: Selection
+    weights: tuple[PrunedWeight, ...]
+    not_covered: tuple[NotCovered, ...] = ()
+    """What else the model stores: neither pruned nor judged."""
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightCheck:
+    """A row of validate.json: one weight, read back from a saved file."""
+
+    layer: str
+    node: str | None
+    weight: str
+    op: str
+    shape: tuple[int, ...]
+    axis: int
+    groups_checked: int
+    violations: int
+    first_violation: tuple[int, ...] | None
+    tail: int
+    holds_along: int | None
+    """Another axis along which the pattern does hold, looked for only where this one is broken."""
+    required: bool
+    """Whether this weight was to be pruned: a broken one fails the validation."""
+    file: str = ""
+    """Which of the validation's files it is from, where there are several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Validation(Glance):
+    """validate.json: the rule applied to every weight of the files that were saved."""
+
+    files: tuple[str, ...]
+    pattern: Pattern
+    checks: tuple[WeightCheck, ...]
+    skipped: tuple[Weight, ...] = ()
+    """Weights that cannot be checked (not constant, no axis), each with its reasons."""
+    not_covered: tuple[NotCovered, ...] = ()
+    """What else the files store; () for safetensors, which do not say what uses an array."""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def broken(self) -> tuple[WeightCheck, ...]:
+        """The rows that make the validation fail."""
+        return tuple(c for c in self.checks if c.required and c.violations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedWeights:
+    """What `twofour.load_weights` put into a module."""
+
+    path: str
+    keys: tuple[str, ...]
+    """state_dict keys that were filled: all that the module has."""
+    tied: dict[str, str]
+    """Keys that share the tensor saved under another one."""
+    made_permanent: tuple[str, ...]
+    """Weights that the module computed (parametrizations, weight norm, masks), plain ones now."""

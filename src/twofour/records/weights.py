@@ -1,0 +1,195 @@
+"""A weight, the N:M pattern it may hold, and the reasons why sparse math does not take it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from twofour.errors import BadInputError
+
+SCHEMA_VERSION = 1
+LARGEST_M = 32
+LARGEST_PASSED_OVER = 1024
+"""Elements of an array that is no weight of its own: biases, scales, axes of small layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """N:M: at most `n` non-zeros in every `m` consecutive weights along the reduction axis.
+
+    Raises BadInputError unless 1 <= n < m <= 32.
+    """
+
+    n: int
+    m: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n < self.m <= LARGEST_M:
+            raise BadInputError(
+                f"pattern {self.n}:{self.m} is not an N:M pattern",
+                hint=f"N:M keeps N of M weights: 1 <= N < M <= {LARGEST_M}, for example 2:4",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """Read "2:4"; raises BadInputError for anything else than two numbers and a colon."""
+        match = re.fullmatch(r"\s*(\d{1,3})\s*:\s*(\d{1,3})\s*", text)
+        if match is None:
+            raise BadInputError(f"{text!r} is not an N:M pattern", hint="write it like 2:4")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.n}:{self.m}"
+
+
+HARDWARE_PATTERN = Pattern(2, 4)
+"""That of sparse tensor cores for 8 and 16 bits (cuSPARSELt, supported data types)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternCheck:
+    """What the rule says about one array along one axis (the judge is pattern.py)."""
+
+    groups: int
+    """Groups looked at, tails included."""
+    violations: int
+    """Groups with more than N non-zeros."""
+    first_violation: tuple[int, ...] | None
+    """Index, in C order of the array, of the first element of the first violating group."""
+    tail: int
+    """Length of the last group where the axis is no multiple of M, else 0."""
+
+    @property
+    def holds(self) -> bool:
+        """No group violates the pattern."""
+        return self.violations == 0
+
+
+class ReasonCode(str, Enum):
+    """Why a layer does not run sparse, or may not."""
+
+    PATTERN_BROKEN = "PATTERN_BROKEN"
+    WRONG_AXIS = "WRONG_AXIS"
+    GROUPED_CONV = "GROUPED_CONV"
+    DEPTHWISE_CONV = "DEPTHWISE_CONV"
+    AXIS_NOT_MULTIPLE = "AXIS_NOT_MULTIPLE"
+    SMALL_CHANNELS = "SMALL_CHANNELS"
+    NOT_CONSTANT = "NOT_CONSTANT"
+    UNSUPPORTED_OP = "UNSUPPORTED_OP"
+    DTYPE = "DTYPE"
+    INT8_OUTPUT_NOT_QUANTIZED = "INT8_OUTPUT_NOT_QUANTIZED"
+    ZERO_POINT = "ZERO_POINT"
+    SHARED_WEIGHT = "SHARED_WEIGHT"
+    EXCLUDED = "EXCLUDED"
+    NOT_A_LAYER = "NOT_A_LAYER"
+    GUESSED = "GUESSED"
+    DENSE_FASTER = "DENSE_FASTER"
+    TACTIC_SKIPPED = "TACTIC_SKIPPED"
+    IN_PLUGIN = "IN_PLUGIN"
+    GPU_HAS_NO_SPARSE = "GPU_HAS_NO_SPARSE"
+    SPARSITY_OFF = "SPARSITY_OFF"
+    LOG_SILENT = "LOG_SILENT"
+    LOG_CONTRADICTS = "LOG_CONTRADICTS"
+    QUALIFIES = "QUALIFIES"
+    """Nothing known speaks against sparse math: the reason of a plainly eligible layer."""
+    NOT_EXPORTED = "NOT_EXPORTED"
+    """Pruning knows the layer, and no node of the exported graph is of it."""
+    PICKED_AT_RUN_TIME = "PICKED_AT_RUN_TIME"
+    """Another matrix of a stored stack is the weight in every run, as with experts."""
+    NOT_CHECKED = "NOT_CHECKED"
+    """The validation has no row for this weight, so nothing is known of its pattern."""
+    NOT_LISTED = "NOT_LISTED"
+    """The builder printed its list of eligible layers, and this one is not in it."""
+    NO_SPARSE_TACTIC = "NO_SPARSE_TACTIC"
+    """The builder timed kernels for an eligible layer, and none of them was sparse."""
+    DENSE_TAKEN = "DENSE_TAKEN"
+    """The builder took a dense kernel for an eligible layer; no times of both are in the log."""
+    FUSED_SIBLINGS = "FUSED_SIBLINGS"
+    """It runs as one engine layer with others that read the same input (horizontal fusion)."""
+    SPARSITY_FORCED = "SPARSITY_FORCED"
+    """trtexec overwrote the weights, so the log says nothing about those of the model."""
+    FOLDED = "FOLDED"
+    """No layer of the engine holds the node: folded into a constant, or fused or left out."""
+
+
+LEFT_DENSE_BY_SHAPE = frozenset(
+    {ReasonCode.GROUPED_CONV, ReasonCode.DEPTHWISE_CONV, ReasonCode.AXIS_NOT_MULTIPLE}
+)
+"""What pruning leaves dense unless it is asked for, and gates do not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One reason: its code, a sentence with the numbers of this layer, and what it rests on."""
+
+    code: ReasonCode
+    message: str
+    source: str | None = None
+    """The rule's document, the log line with its number, or None where the message says it all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One weight of one layer, in a torch module or in an ONNX graph.
+
+    A layer whose weight is computed at run time has `weight=None` and a NOT_CONSTANT reason.
+    """
+
+    layer: str
+    """Module path ("encoder.0.fc1"); the ONNX node name where no module is known."""
+    node: str | None
+    """ONNX node name; None in a torch module."""
+    weight: str | None
+    """state_dict key, or the name of the ONNX initializer or Constant output."""
+    op: str
+    """ONNX: Conv, ConvTranspose, Gemm, MatMul, Einsum. torch: name of the class, such as Linear."""
+    shape: tuple[int, ...]
+    """Of the array as it is stored."""
+    axis: int | None
+    """Reduction axis of the stored array; None where it has none."""
+    groups: int
+    """Convolution groups; 1 for everything else."""
+    in_channels: int
+    """C: the whole reduction width, all groups together (1x1 kernel position)."""
+    out_channels: int
+    """K."""
+    kernel: tuple[int, ...]
+    """Spatial kernel; () for a matrix product."""
+    dtype: str
+    """Of the stored array, numpy's name ("float32", "bfloat16", "int8", "float8_e4m3fn")."""
+    math_dtype: str
+    """What the layer computes in: the stored type behind Cast and Quantize/DequantizeLinear."""
+    output_quantized: bool | None = None
+    """For int8 math: whether the layer's output is quantised again; None elsewhere."""
+    trace: tuple[str, ...] = ()
+    """ONNX: the op types between the node and the constant, from the node's side."""
+    tied_to: tuple[str, ...] = ()
+    """Other layers (module paths or node names) that use the same stored array."""
+    looked_up_by: tuple[str, ...] = ()
+    """Those of them that take rows of the array as a table: embeddings, Gather nodes."""
+    reasons: tuple[Reason, ...] = ()
+    """What the module or graph alone says against sparse math in this layer."""
+
+    @property
+    def is_depthwise(self) -> bool:
+        """One input channel per group."""
+        return self.groups > 1 and self.groups == self.in_channels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCovered:
+    """Stored arrays of more than 1,024 elements that no row names, by what uses them."""
+
+    op: str
+    """ONNX op type or class of the torch module, and the part of what is no factor: "Gemm bias"."""
+    uses: int
+    """Nodes, or modules."""
+    weights: int
+    """Elements of the arrays; an array with several uses counts once, under the first of them."""
+    multiplies: bool
+    """Whether they are, or may be, factors of a matrix product: these count in every share."""
+    users: tuple[str, ...]
+    """Names of the nodes or modules."""
+    arrays: tuple[str, ...]
+    """Names of the initializers or state_dict keys."""
