@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from twofour.engines.machine import usable_cores
 from twofour.engines.onnxruntime import (
     PROBE,
     CannotRunError,
@@ -17,7 +18,7 @@ from twofour.engines.onnxruntime import (
     OrtSession,
     node_times,
 )
-from twofour.engines.ort_session import CPU, usable_cores
+from twofour.engines.ort_session import CPU
 from twofour.engines.protocol import BuildRequest
 from twofour.engines.shapes import parse_shapes
 from twofour.errors import BadInputError, BuildFailedError

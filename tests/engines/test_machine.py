@@ -3,15 +3,24 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
+import psutil
 import pytest
 
-from twofour.engines.gpu import find_bus_id
-from twofour.engines.machine import describe_machine, read_clocks
-from twofour.engines.nvml import GpuClocks, read_gpu_clocks
-from twofour.engines.ort_session import usable_cores
+from twofour.engines.gpu import GpuClocks, find_bus_id, read_gpu_clocks
+from twofour.engines.machine import (
+    available_bytes,
+    describe_machine,
+    peak_resident_bytes,
+    read_clocks,
+    reset_peak,
+    usable_cores,
+)
+
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
 
 CPUINFO = """processor\t: 0
 model name\t: AMD EPYC 9654 96-Core Processor
@@ -32,7 +41,7 @@ int cuDeviceGetPCIBusId(char *text, int size, int device) {
 """
 MANAGEMENT = r"""
 #include <string.h>
-int nvmlInit_v2(void) { return INIT; }
+int nvmlInitWithFlags(unsigned flags) { return INIT; }
 int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) {
     *device = (void *)7;
@@ -58,6 +67,14 @@ def library(folder: Path, name: str, source: str, **defined: object) -> str:
     flags = ["-shared", "-fPIC", "-w", *(f"-D{key}={value}" for key, value in defined.items())]
     subprocess.run(["gcc", *flags, "-o", target, str(code)], check=True)
     return target
+
+
+def clocks(folder: Path, bus_id: str, source: str = MANAGEMENT, **defined: object) -> str:
+    """What is read where this is NVML: its binding loads it by name, once in a process."""
+    Path(library(folder, "nvml", source, **defined)).rename(folder / "libnvidia-ml.so.1")
+    code = f"from twofour.engines.gpu import read_gpu_clocks; print(read_gpu_clocks({bus_id!r}))"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+    return subprocess.check_output([sys.executable, "-c", code], env=environment, text=True).strip()
 
 
 def put(root: Path, path: str, text: str) -> None:
@@ -86,22 +103,41 @@ def test_the_clock_of_cpufreq_goes_before_that_of_proc(tmp_path: Path) -> None:
     assert clocks.cpu_governor == "performance, powersave"
 
 
+@LINUX
 @pytest.mark.parametrize(
     ("limit", "memory"), [("max\n", 8_000_000 * 1024), ("2147483648\n", 2**31), (None, 8192000000)]
 )
 def test_memory_is_the_machines_or_the_containers_limit(
-    tmp_path: Path, limit: str | None, memory: int
+    tmp_path: Path, limit: str | None, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path, "proc/meminfo", "MemTotal:        8000000 kB\nMemFree:  1 kB\n")
+    put(tmp_path, "proc/meminfo", "MemTotal: 8000000 kB\nMemFree: 1 kB\nMemAvailable: 3000 kB\n")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
     if limit is not None:
         put(tmp_path, "sys/fs/cgroup/memory.max", limit)
     assert describe_machine(tmp_path).memory_bytes == memory
+    assert available_bytes() == 3000 * 1024
+
+
+@LINUX
+def test_the_peak_of_memory_starts_anew_where_it_is_reset() -> None:
+    reset_peak()
+    before = peak_resident_bytes()
+    block = b"x" * (64 << 20)
+    high = peak_resident_bytes()
+    del block
+    assert before is not None
+    assert high is not None
+    assert (63 << 20) < high - before < (80 << 20)
+    reset_peak()
+    after = peak_resident_bytes()
+    assert after is not None
+    assert after < high - (32 << 20)
 
 
 def test_without_proc_the_rest_is_unknown_and_the_cpu_an_architecture(tmp_path: Path) -> None:
     machine = describe_machine(tmp_path)
     assert machine.cpu in {platform.processor(), platform.machine()}
-    assert (machine.memory_bytes, machine.start.cpu_mhz) == (None, None)
+    assert machine.start.cpu_mhz is None
 
 
 def test_this_machine_has_cores_a_load_and_the_packages_that_are_installed() -> None:
@@ -118,36 +154,41 @@ def test_this_machine_has_cores_a_load_and_the_packages_that_are_installed() -> 
     ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"],
 )
 def test_the_driver_tells_clocks_temperature_and_reasons(tmp_path: Path, call: str) -> None:
-    nvml = library(tmp_path, "nvml", MANAGEMENT, INIT=0, REASONS=call, MASK="0x45")
-    assert read_gpu_clocks("0000:65:00.0", management=nvml) == GpuClocks(
-        sm_mhz=1755,
-        memory_mhz=2619,
-        temperature_c=61,
-        throttled="software power cap, hardware thermal slowdown",
+    found = clocks(tmp_path, "0000:65:00.0", INIT=0, REASONS=call, MASK="0x45")
+    assert found == repr(
+        GpuClocks(
+            sm_mhz=1755,
+            memory_mhz=2619,
+            temperature_c=61,
+            throttled="software power cap, hardware thermal slowdown",
+        )
     )
 
 
 @pytest.mark.parametrize("mask", ["0x0", "0x1"])
 def test_a_gpu_that_is_free_or_idle_is_not_throttled(tmp_path: Path, mask: str) -> None:
     call = "nvmlDeviceGetCurrentClocksThrottleReasons"
-    nvml = library(tmp_path, "nvml", MANAGEMENT, INIT=0, REASONS=call, MASK=mask)
-    assert read_gpu_clocks("0000:65:00.0", management=nvml).throttled is None
+    found = clocks(tmp_path, "0000:65:00.0", INIT=0, REASONS=call, MASK=mask)
+    assert "temperature_c=61, throttled=None" in found
 
 
 def test_what_a_driver_lacks_is_unknown_and_the_rest_is_told(tmp_path: Path) -> None:
-    nvml = library(tmp_path, "nvml", MANAGEMENT, INIT=0, REASONS="other", MASK="0x4", OLD=1)
-    found = read_gpu_clocks("0000:65:00.0", management=nvml)
-    assert found == GpuClocks(sm_mhz=1755, memory_mhz=2619)
+    found = clocks(tmp_path, "0000:65:00.0", INIT=0, REASONS="other", MASK="0x4", OLD=1)
+    assert found == repr(GpuClocks(sm_mhz=1755, memory_mhz=2619))
 
 
-@pytest.mark.parametrize("why", ["absent", "refusing", "another gpu", "no nvml"])
+@pytest.mark.parametrize("why", ["refusing", "another gpu", "no nvml"])
 def test_without_an_answer_nothing_is_known(tmp_path: Path, why: str) -> None:
     source = "int something(void) { return 0; }" if why == "no nvml" else MANAGEMENT
     init = 1 if why == "refusing" else 0
-    nvml = library(tmp_path, "nvml", source, INIT=init, REASONS="other", MASK=0)
     bus_id = "0000:01:00.0" if why == "another gpu" else "0000:65:00.0"
-    management = str(tmp_path / "none.so") if why == "absent" else nvml
-    assert read_gpu_clocks(bus_id, management=management) == GpuClocks()
+    found = clocks(tmp_path, bus_id, source, INIT=init, REASONS="other", MASK=0)
+    assert found == repr(GpuClocks())
+
+
+def test_without_nvml_nothing_is_known() -> None:
+    if find_bus_id() is None:
+        assert read_gpu_clocks("0000:65:00.0") == GpuClocks()
 
 
 def test_the_bus_id_is_that_of_the_first_gpu_cuda_shows(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from twofour.engines.gpu import find_gpu
 from twofour.engines.inputs import at_shapes, fit_inputs, numpy_dtype
 from twofour.engines.latency import latency_of, no_latency, time_runs
+from twofour.engines.machine import usable_cores
 from twofour.engines.ort_values import from_ort_value, to_ort_value
 from twofour.engines.protocol import Arrays, Untyped
 from twofour.engines.shapes import check_shapes, opt_shapes
@@ -173,13 +173,6 @@ class OrtSession:
                 tensor.name: from_ort_value(value, numpy_dtype(tensor.dtype))
                 for tensor, value in zip(tensors, values, strict=True)
             }
-
-
-def usable_cores() -> int:
-    """Cores this process may use, containers and affinity regarded where the system tells."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def open_session(model: Path | bytes, setup: SessionSetup) -> Untyped:

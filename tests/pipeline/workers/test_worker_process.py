@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from stand_in_worker import SERVICE
 
+from twofour.engines.machine import family_s
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.pipeline.workers.life import LIMIT_VARIABLE, Silence, processor_ticks
+from twofour.pipeline.workers.life import LIMIT_VARIABLE, Silence
 from twofour.pipeline.workers.process import WorkerDiedError, WorkerProcess, is_out_of_memory
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
@@ -175,9 +176,9 @@ def test_the_work_of_children_counts() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
     parent = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     try:
-        _wait_until(lambda: (processor_ticks(parent.pid) or 0) > 20)
-        before = processor_ticks(parent.pid) or 0
-        _wait_until(lambda: (processor_ticks(parent.pid) or 0) > before + 10)
+        _wait_until(lambda: (family_s(parent.pid) or 0) > 0.2)
+        before = family_s(parent.pid) or 0
+        _wait_until(lambda: (family_s(parent.pid) or 0) > before + 0.1)
     finally:
         os.killpg(parent.pid, signal.SIGKILL)
         parent.wait()

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from twofour.engines.machine import describe_machine, read_clocks
-from twofour.engines.ort_session import usable_cores
+from twofour.engines.machine import describe_machine, read_clocks, usable_cores
 from twofour.engines.timed.protocol import ModeStatus
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.graph import find_weights, load_model

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from twofour.engines.machine import available_bytes
 from twofour.engines.ort_session import LEVELS
-from twofour.engines.timed.memory import available_bytes
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.pipeline.comparing.planning import Planned
 from twofour.pipeline.comparing.request import Memory, Opened, OpenRequest, start_worker
@@ -105,7 +105,7 @@ class LiveVariant:
 def refuse_without_memory(largest_bytes: int) -> None:
     """Raise BuildFailedError where another variant as large as the largest would not fit."""
     available = available_bytes()
-    if available is not None and available < _SPARE * largest_bytes:
+    if available < _SPARE * largest_bytes:
         raise BuildFailedError(
             f"not opened: {available / 2**30:.1f} GiB of memory are left, and the largest variant "
             f"took {largest_bytes / 2**30:.1f} GiB",

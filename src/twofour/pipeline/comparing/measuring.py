@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twofour.engines.timed.load import cpu_use, load_between
+from twofour.engines.machine import cpu_use, load_between
 from twofour.engines.timed.rounds import RoundPlan, interleave
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from twofour.engines.machine import peak_resident_bytes, reset_peak
 from twofour.engines.protocol import ProgressCallback
-from twofour.engines.timed.memory import peak_resident_bytes, reset_peak
 from twofour.pipeline.comparing.request import (
     Memory,
     Opened,

@@ -6,9 +6,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from twofour.engines.timed.load import CpuUse, cpu_use, load_between
+from twofour.engines.machine import CpuUse, busy_s, cpu_use, load_between
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
 _SPIN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
@@ -31,29 +32,43 @@ def test_counters_that_lag_behind_give_no_load_below_zero() -> None:
     assert load.other_cores == 0.0
 
 
-def test_a_system_that_does_not_tell_gives_no_load(tmp_path: Path) -> None:
-    assert cpu_use((), tmp_path) is None
+@LINUX
+def test_a_system_that_does_not_tell_gives_no_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+        assert cpu_use(()) is None
     assert load_between(None, use(1, 1, 1), None) is None
     assert load_between(use(1, 1, 1), None, None) is None
 
 
 @LINUX
-def test_only_cores_that_may_be_used_count_and_names_may_hold_anything(tmp_path: Path) -> None:
-    mine = min(os.sched_getaffinity(0))
-    (tmp_path / "stat").write_text(
-        "cpu  9 9 9 9 9 9 9 9 9 9\n"
-        f"cpu{mine} 100 10 20 5000 7 1 2 300 50 0\n"
-        "cpu9999 1000000 0 0 0 0 0 0 0 0 0\nintr 1\n"
-    )
-    for process, name, own in ((os.getpid(), "(py) thon) R 1", 30), (4711, "a b", 12)):
-        (tmp_path / str(process)).mkdir()
-        rest = " ".join(["S", *(str(i) for i in range(10)), str(own), "5", "0"])
-        (tmp_path / str(process) / "stat").write_text(f"{process} ({name}) {rest}\n")
-    found = cpu_use((4711, 4712), tmp_path)
+def test_only_cores_that_may_be_used_count_each_with_all_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    cores = [
+        f"cpu{number} 100 10 20 5000 7 1 2 300 50 0"
+        if number in mine
+        else f"cpu{number} 1000000 0 0 0 0 0 0 0 0 0"
+        for number in range(max(mine) + 2)
+    ]
+    (tmp_path / "stat").write_text("\n".join(["cpu  9 9 9 9 9 9 9 9 9 9", *cores, "intr 1\n"]))
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     ticks = os.sysconf("SC_CLK_TCK")
-    assert found is not None
-    assert found.machine_s == (100 + 10 + 20 + 1 + 2 + 300) / ticks
-    assert found.own_s == (30 + 5 + 12 + 5) / ticks
+    assert busy_s() == pytest.approx(len(mine) * (100 + 10 + 20 + 1 + 2 + 300) / ticks)
+
+
+@LINUX
+def test_a_process_counts_with_its_own_time_and_one_that_ended_with_none() -> None:
+    with subprocess.Popen([sys.executable, "-c", _SPIN.format(seconds=0.5)]) as spinning:
+        before = cpu_use(())
+        spinning.wait()
+    after = cpu_use((spinning.pid,))
+    assert before is not None
+    assert after is not None
+    assert after.own_s - before.own_s < 0.2
 
 
 @LINUX
