@@ -7,7 +7,7 @@ from math import isfinite
 
 from twofour.records.eligibility import Evidence, Verdict
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, ReasonCode
-from twofour.reports.rules import surprises
+from twofour.reports.rules import rules_were_wrong
 from twofour.reports.words import axis_name, printable, tactic_times_words, times
 
 NO_NAME = "(no name)"
@@ -36,8 +36,7 @@ def holds_trivially(shape: tuple[int, ...], axis: int | None, pattern: Pattern) 
 
 def surprise(verdict: Verdict) -> str | None:
     """What the rules had said, where the engine showed something else."""
-    is_wrong = surprises(verdict.predicted, verdict.verdict, verdict.reasons[0].code)
-    return f"rules said {verdict.predicted.value}" if is_wrong else None
+    return f"rules said {verdict.predicted.value}" if rules_were_wrong(verdict) else None
 
 
 def main_reason(verdict: Verdict) -> str:

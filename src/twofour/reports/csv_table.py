@@ -6,8 +6,9 @@ import csv
 import io
 from math import isfinite, prod
 
-from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict
 from twofour.records.weights import NotCovered
+from twofour.reports.rules import rules_were_wrong
 from twofour.reports.uncovered import NO_FACTOR, NOT_COVERED, uses_of
 from twofour.reports.words import printable, times
 
@@ -15,7 +16,7 @@ COLUMNS = (
     *("layer", "node", "weight", "op", "shape", "axis", "in_channels", "out_channels", "kernel"),
     *("groups", "dtype", "pattern_holds", "verdict", "evidence", "predicted", "reason_codes"),
     *("reasons", "sources", "remedy", "engine_layer", "sparse_ms", "dense_ms"),
-    "weights",
+    *("weights", "rules_were_wrong"),
 )
 """Names of the columns: columns may be added at the end, never renamed or moved."""
 _FORMULA = frozenset("=+-@＝＋－＠")  # noqa: RUF001 -- the full-width signs are the point
@@ -41,7 +42,8 @@ def to_csv(report: EligibilityReport) -> str:
     for verdict in report.verdicts:
         stored = verdict.weight is not None and verdict.weight not in counted
         counted.update(() if verdict.weight is None else (verdict.weight,))
-        writer.writerow((*_row(verdict), _figure(prod(verdict.shape) if stored else 0)))
+        weights = _figure(prod(verdict.shape) if stored else 0)
+        writer.writerow((*_row(verdict), weights, _wrong(verdict)))
     writer.writerows(map(_beside, report.not_covered))
     return text.getvalue()
 
@@ -67,6 +69,10 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
         *map(_text, (verdict.remedy, verdict.engine_layer)),
         *map(_figure, (verdict.sparse_ms, verdict.dense_ms)),
     )
+
+
+def _wrong(verdict: Verdict) -> str:
+    return str(rules_were_wrong(verdict)).lower() if verdict.evidence is Evidence.MEASURED else ""
 
 
 def _beside(group: NotCovered) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ The verdict of a layer is the worst of its findings: one obstacle outweighs all 
 
 from __future__ import annotations
 
-from twofour.records.eligibility import VerdictName
+from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.weights import Reason, ReasonCode
 from twofour.reports import obstacles, speed
 from twofour.reports.findings import GUIDE, Case, Finding, Rule, eligible
@@ -90,15 +90,16 @@ def verdict(found: tuple[Finding, ...]) -> VerdictName:
     return max((f.best for f in found), key=_SEVERITY.index, default=VerdictName.ELIGIBLE)
 
 
-def surprises(predicted: VerdictName, found: VerdictName, code: ReasonCode) -> bool:
-    """Whether the rules were wrong: they foretell no choice, and unknown is no forecast.
+def rules_were_wrong(verdict: Verdict) -> bool:
+    """Whether a measured verdict is another than the rules foretold.
 
-    `code` is the main reason of what was found.
+    They foretell no choice, unknown is no forecast, and of some outcomes they say nothing.
     """
-    if predicted is VerdictName.UNKNOWN or code in UNFORETOLD:
+    predicted, found = verdict.predicted, verdict.verdict
+    if verdict.evidence is not Evidence.MEASURED or predicted is VerdictName.UNKNOWN:
         return False
-    foretold = found is VerdictName.CHOSEN and predicted is VerdictName.ELIGIBLE
-    return predicted is not found and not foretold
+    chosen = found is VerdictName.CHOSEN and predicted is VerdictName.ELIGIBLE
+    return predicted is not found and not chosen and verdict.reasons[0].code not in UNFORETOLD
 
 
 def _apply(rules: tuple[Rule, ...], case: Case) -> tuple[Finding, ...]:

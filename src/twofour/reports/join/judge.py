@@ -19,7 +19,7 @@ from twofour.reports.join.outcome import JoinCase, Outcome, measured
 from twofour.reports.join.silence import Silence, silence, silent_choice
 from twofour.reports.join.sources import line_source, mention_source
 from twofour.reports.remedies import NO_PLUGIN, PRUNE_ALONG, PRUNE_FUSED, leaves_dense
-from twofour.reports.rules import surprises
+from twofour.reports.rules import rules_were_wrong
 from twofour.reports.steps import (
     ALLOW_SPARSE,
     NAME_KERNELS,
@@ -361,8 +361,11 @@ def _with_times(case: JoinCase) -> str:
 
 
 def _disagreement(case: JoinCase, found: Outcome) -> tuple[Reason, ...]:
-    row, main = case.row, found.reasons[0]
-    if not surprises(row.predicted, found.verdict, main.code):
+    row = case.row
+    measured_row = replace(
+        row, verdict=found.verdict, evidence=found.evidence, reasons=found.reasons
+    )
+    if not rules_were_wrong(measured_row):
         return ()
     why = f"{row.reasons[0].code.value}: {row.reasons[0].message}" if row.reasons else "no reason"
     message = f"the rules said {row.predicted.value} ({why}), the evidence says otherwise"

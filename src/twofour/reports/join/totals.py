@@ -22,7 +22,7 @@ from twofour.records.weights import NotCovered, ReasonCode
 from twofour.reports.fates import FATE_OF_NAME, Fate, fate_of, weights_by_fate
 from twofour.reports.join.profile_rows import Timed
 from twofour.reports.join.sightings import Sightings
-from twofour.reports.rules import surprises
+from twofour.reports.rules import rules_were_wrong
 from twofour.reports.uncovered import count_not_covered, uses_of
 from twofour.reports.words import count
 
@@ -146,12 +146,13 @@ def _confusion(verdicts: Iterable[Verdict]) -> tuple[ConfusionCell, ...]:
 
 
 def _disagreements(verdicts: Iterable[Verdict]) -> Iterator[Disagreement]:
-    for v in verdicts:
-        main = v.reasons[0]
-        if v.evidence is Evidence.MEASURED and surprises(v.predicted, v.verdict, main.code):
-            yield Disagreement(
-                layer=v.layer, predicted=v.predicted, measured=v.verdict, message=main.message
-            )
+    for v in filter(rules_were_wrong, verdicts):
+        yield Disagreement(
+            layer=v.layer,
+            predicted=v.predicted,
+            measured=v.verdict,
+            message=v.reasons[0].message,
+        )
 
 
 def _by_weights(verdicts: Sequence[Verdict], not_covered: int) -> Share:

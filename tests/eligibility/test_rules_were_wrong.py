@@ -1,0 +1,101 @@
+"""Rows, totals, gates and every format agree on which layers the rules were wrong about."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import Any
+
+import pytest
+from join_cases import DENSE, SPARSE, build, chain, chosen, eligible, information, layer
+from report_cases import check, conv, gpu, matmul, report
+from rich.console import Console
+
+from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
+from twofour.records.log import Build
+from twofour.reports.csv_table import to_csv
+from twofour.reports.html import to_html
+from twofour.reports.join.evidence import BuildEvidence
+from twofour.reports.join.explain_text import explain
+from twofour.reports.join.gates import Gates, check_gates
+from twofour.reports.join.joined import join_report
+from twofour.reports.markdown import to_markdown
+from twofour.reports.text import eligibility_table
+
+_BROKEN = matmul("fc", 512, 512, node="fc")
+_WEIGHTS = (conv("conv", 512, 512, node="conv"), (_BROKEN, check(_BROKEN, violations=3)))
+_NODES = chain(("conv", "Conv"), ("relu", "Relu"), ("fc", "MatMul"))
+_ALL = information(layer("conv + relu", SPARSE), layer("fc", SPARSE))
+_REGION = "{ForeignNode[ONNXTRT_castHelper_8...ONNXTRT_castHelper_9]}"
+_OLD = "Compute Capability: 7.5"
+
+_CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "sparse weights were switched off": ({"build": build(flag="Disabled")}, set()),
+    "switched off, with layer information": (
+        {"build": build(flag="Disabled"), "layers": information(layer("conv", DENSE))},
+        set(),
+    ),
+    "the GPU is too old": ({"build": build(_OLD, eligible(), chosen())}, set()),
+    "a log without a word about sparsity": ({"build": build()}, set()),
+    "the lists are as foretold": ({"build": build(eligible("conv"), chosen("conv"))}, set()),
+    "listed the other way round": ({"build": build(eligible("fc"), chosen())}, {"conv", "fc"}),
+    "a broken weight runs sparse": ({"layers": _ALL}, {"fc"}),
+    "in a plugin": ({"layers": information(layer("conv", layer_type="PluginV2"))}, set()),
+    "in a region that may hold anything": (
+        {"layers": information(layer("conv + relu"), layer(_REGION, layer_type="Myelin"))},
+        set(),
+    ),
+    "folded away": ({"layers": information(layer("fc", DENSE))}, set()),
+}
+
+
+def _joined(given: dict[str, Any]) -> tuple[EligibilityReport, BuildEvidence]:
+    evidence = BuildEvidence(nodes=_NODES, **given)
+    return join_report(report(*_WEIGHTS), evidence), evidence
+
+
+def _printed(renderable: Any) -> str:
+    console = Console(width=300, file=io.StringIO(), force_terminal=False)
+    console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_rows_totals_and_formats_name_the_same_layers(case: str) -> None:
+    given, wrong = _CASES[case]
+    found, evidence = _joined(given)
+    assert found.totals is not None
+    assert {d.layer for d in found.totals.disagreements} == wrong
+    said = {v.layer for v in found.verdicts if "the rules said" in str(v.reasons)}
+    assert said == wrong
+    rows = {row["layer"]: row for row in csv.DictReader(io.StringIO(to_csv(found)))}
+    assert {name for name, row in rows.items() if row["rules_were_wrong"] == "true"} == wrong
+    told = {name for name in rows if "rules said" in _printed(explain(found, evidence, name))}
+    assert told == wrong
+    for page in (_printed(eligibility_table(found)), to_markdown(found), to_html(found)):
+        assert len(re.findall(r"\(rules\b", page)) == len(wrong)
+
+
+def test_the_csv_says_nothing_of_layers_that_were_not_measured() -> None:
+    found, _ = _joined({"build": build()})
+    assert all(v.evidence is not Evidence.MEASURED for v in found.verdicts)
+    rows = csv.DictReader(io.StringIO(to_csv(found)))
+    assert {row["rules_were_wrong"] for row in rows} == {""}
+
+
+def test_a_gate_names_what_the_rules_said_before_what_the_log_says_of_itself() -> None:
+    odd: Build = build(eligible("conv", "fc"), chosen("conv", "fc", "new"))
+    found, _ = _joined({"build": odd, "layers": information(layer("fc", SPARSE))})
+    fc = next(v for v in found.verdicts if v.layer == "fc")
+    assert fc.verdict is VerdictName.CHOSEN
+    line = check_gates(found, Gates(no_broken=True))[-1]
+    assert line.startswith("fc: chosen, LOG_CONTRADICTS: the rules said not-eligible (PATTERN_BROK")
+
+
+def test_a_report_for_an_old_gpu_foretells_it_and_the_log_agrees() -> None:
+    old = report(*_WEIGHTS, gpu=gpu("T4", 7, 5))
+    found = join_report(old, BuildEvidence(build=build(_OLD), nodes=_NODES))
+    assert found.totals is not None
+    assert found.totals.disagreements == ()
