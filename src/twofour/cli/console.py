@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:  # rich takes a third of the time of --help
+    from rich.console import Console, RenderableType
+    from rich.progress import TaskID
 
 WIDTH_WITHOUT_TERMINAL = 120
 _UNFOLDED = 1 << 20
@@ -16,6 +18,8 @@ _UNFOLDED = 1 << 20
 
 def data_console() -> Console:
     """Console of stdout, for reports; colour only on a terminal and without NO_COLOR."""
+    from rich.console import Console
+
     return Console(
         width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL,
         soft_wrap=False,
@@ -26,6 +30,8 @@ def data_console() -> Console:
 
 def talk_console() -> Console:
     """Console of stderr, for progress and errors."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False, no_color=_no_color(), soft_wrap=True)
 
 
@@ -44,6 +50,8 @@ def show_rows(renderable: RenderableType) -> None:
     if sys.stdout.isatty():
         show(renderable)
         return
+    from rich.console import Console
+
     console = Console(width=_UNFOLDED, soft_wrap=False, highlight=False, color_system=None)
     with console.capture() as capture:
         console.print(renderable)
@@ -64,6 +72,8 @@ class TerminalProgress:
     """Draws the stages of a run on stderr: a spinner and bar on a terminal, nothing elsewhere."""
 
     def __init__(self, *, quiet: bool) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         console = talk_console()
         self._console = console
         self._quiet = quiet

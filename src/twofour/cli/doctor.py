@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from twofour.cli.console import show, show_text
 from twofour.cli.guard import guarded
 from twofour.cli.options import AsJson
-from twofour.records.build import Diagnosis, EngineStatus, Gpu
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from twofour.records.build import Diagnosis, EngineStatus, Gpu
 
 
 @guarded
@@ -29,6 +31,10 @@ def doctor(*, json: AsJson = False) -> None:
 
 
 def _view(diagnosis: Diagnosis) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
     packages = Table(box=None, pad_edge=False)
     for heading in ("package", "version", "needed for", "install with"):
         packages.add_column(heading, overflow="fold")

@@ -12,10 +12,10 @@ from twofour.cli import options as opt
 from twofour.cli.console import say, show, show_text
 from twofour.cli.guard import guarded
 from twofour.errors import BadInputError, PatternBrokenError
-from twofour.records.eligibility import EligibilityReport
 from twofour.records.weights import ReasonCode
 
 if TYPE_CHECKING:
+    from twofour.records.eligibility import EligibilityReport
     from twofour.reports.join.gates import Gates
 
 

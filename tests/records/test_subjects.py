@@ -1,0 +1,39 @@
+"""Records by subject: found by name alone, and imported only where they are needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from twofour import records
+from twofour.records.eligibility import Verdict
+from twofour.records.log import BuildLog
+
+
+def _imported(code: str) -> set[str]:
+    """Modules of records and rich that a piece of Python brings in."""
+    listing = "print(*[m for m in sys.modules if m.startswith(('twofour.records.', 'rich.'))])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {code}; {listing}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return set(done.stdout.split())
+
+
+def test_a_record_is_found_by_its_name_alone() -> None:
+    assert records.Verdict is Verdict
+    assert records.BuildLog is BuildLog
+    with pytest.raises(AttributeError, match=r"'twofour\.records' has no attribute 'Verdicts'"):
+        _ = records.Verdicts
+
+
+def test_the_package_imports_no_record_by_itself() -> None:
+    assert _imported("import twofour.records") == set()
+
+
+def test_the_command_line_starts_with_the_options_alone_and_without_rich() -> None:
+    assert _imported("import twofour.cli.app") == {
+        "twofour.records.options", "twofour.records.weights",
+    }  # fmt: skip
