@@ -362,7 +362,7 @@ def test_explain_tells_the_story_of_one_layer() -> None:
         "b (Conv): eligible, measured",
         "DENSE_FASTER: dense was faster: sparse 0.03 ms, dense 0.02 ms, sparse / dense 1.500",
         f"b + relu: {DENSE}",
-        "build.log:10: (Sparsity) Found 2 layer(s) eligible to use sparse tactics: ..., b + relu",
+        "build.log:10: (Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b + relu",
         "tactics of b + relu (2 timed)",
     ):
         assert line in text

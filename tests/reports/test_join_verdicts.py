@@ -466,8 +466,7 @@ def test_layers_listed_for_myelin_count_among_those_a_layer_is_missing_from() ->
     assert a.reasons[0].message.startswith("not among the 2 layers that")
     assert a.reasons[0].source == (
         "build.log:3: (foreignNode) (Sparsity) Found 1 layer(s) eligible to use sparse tactics: "
-        "... (1 name); build.log:5: (Sparsity) Found 1 layer(s) eligible to use sparse tactics: "
-        "... (1 name)"
+        "m; build.log:5: (Sparsity) Found 1 layer(s) eligible to use sparse tactics: b"
     )
 
 

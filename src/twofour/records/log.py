@@ -12,6 +12,10 @@ from enum import Enum
 from twofour.notebook import Glance
 
 LOG_SCHEMA_VERSION = 1
+LONGEST_RAW = 1 << 16
+"""Characters of a list that are kept as they stand in the log; the longest real one has 50,000."""
+LONGEST_RAW_LINE = 1000
+"""The same of any other line that a report may quote."""
 
 
 class Producer(str, Enum):
@@ -99,6 +103,11 @@ class SparsityLine:
     """Of a pass of the builder whose engine was not kept, so that its choices do not count."""
     profiles: tuple[int, ...] = ()
     """Number of the optimization profile of every name; empty where all are of the first, 0."""
+    raw: str = ""
+    """What stands there, from the message on, at most LONGEST_RAW characters.
+
+    A row for every line of the log where the list was wrapped, the first of them line `line`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +135,8 @@ class Tactic:
     """Where its fastest time stands."""
     timings: int = 1
     """How often it was timed (once per combination of formats)."""
+    raw: str | None = None
+    """What stands at `line`; kept of a layer's fastest sparse and fastest dense kernel alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +183,8 @@ class SkippedTactic:
     reason: SkipReason
     requested_bytes: int | None = None
     available_bytes: int | None = None
-    message: str | None = None
+    raw: str = ""
+    """What stands at `line`, at most LONGEST_RAW_LINE characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +215,8 @@ class Fusion:
     rule: str | None
     """TensorRT's name of the optimisation."""
     layers: tuple[str, ...]
+    raw: str = ""
+    """What stands at `line`, at most LONGEST_RAW_LINE characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +245,12 @@ class LogMessage:
 
     line: int
     text: str
+    """As it stands at `line`; what goes on on the next line is a second row."""
+
+    @property
+    def on_one_line(self) -> str:
+        """The text with its rows one behind the other."""
+        return " ".join(self.text.split("\n"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

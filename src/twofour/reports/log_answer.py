@@ -52,7 +52,7 @@ def answer(build: Build) -> str:
         )
     if build.made_no_engine:
         errors = telling_errors(build.errors)
-        return "the build failed" + (f": {errors[0].text}" if errors else "")
+        return "the build failed" + (f": {errors[0].on_one_line}" if errors else "")
     if running:
         return f"{running} sparse"
     return _of_dense(build)

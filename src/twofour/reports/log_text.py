@@ -71,7 +71,7 @@ def _summary(build: Build, number: int) -> Iterator[str]:
         errors = count(build.error_count, "error")
         yield f"  {errors}, {count(build.warning_count, 'warning')}"
     yield from (
-        printable(f"  error at line {e.line}: {e.text}")
+        printable(f"  error at line {e.line}: " + e.on_one_line)
         for e in telling_errors(build.errors)[:_MOST_ERRORS]
     )
     if build.dropped:

@@ -59,9 +59,9 @@ PREFIXES = {
 
 def facts(build: Build) -> Build:
     """The build without what its place and prefix decide."""
-    lines = tuple(replace(line, line=0) for line in build.sparsity_lines)
+    lines = tuple(replace(line, line=0, raw="") for line in build.sparsity_lines)
     layers = tuple(
-        replace(layer, tactics=tuple(replace(t, line=0) for t in layer.tactics))
+        replace(layer, tactics=tuple(replace(t, line=0, raw=None) for t in layer.tactics))
         for layer in build.layers
     )
     nowhere = replace(build, file="", first_line=0, last_line=0, producer=Producer.UNKNOWN)

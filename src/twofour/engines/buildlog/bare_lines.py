@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from twofour.engines.buildlog.messages import KEY_LENGTH
 from twofour.engines.buildlog.prefix import take_apart
 from twofour.engines.buildlog.sparsity import MARK, raw_line
 from twofour.engines.buildlog.tuning import CHOICE, NAME, SET_NAME
-from twofour.records.log import EngineLayer
+from twofour.records.log import LONGEST_RAW, EngineLayer
 
 if TYPE_CHECKING:
     from twofour.engines.buildlog.parser import LogParser
@@ -72,6 +73,7 @@ class BareLines:
             return
         if self.broken is not None and self.broken.waits and not text.strip():
             self.broken.parted = True
+            self.broken.rows.append("")
             return
         tuning = self._parser.segments.build.tuning
         just = tuning.last_line == number - 1 or self._completed == (tuning.last_line, number - 1)
@@ -261,4 +263,5 @@ class BareLines:
         raw = raw_line(broken.text, broken.line)
         if raw is None:
             return
+        raw = replace(raw, rows="\n".join(broken.rows)[:LONGEST_RAW])
         self._parser.segments.before_sparsity(raw).add_sparsity(raw)

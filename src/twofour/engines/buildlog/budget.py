@@ -4,6 +4,8 @@ from __future__ import annotations
 
 RECORD_BYTES = 260
 """What one kept fact costs besides its text, measured on CPython 3.11 with its record."""
+TEXT_BYTES = 50
+"""What a text costs besides its characters."""
 KEPT_BYTES = 40 << 20
 _RESERVED_PART = 3
 """One third is kept for what matters more than one more tactic of a layer."""
@@ -17,6 +19,10 @@ class Budget:
     def __init__(self, size_bytes: int = KEPT_BYTES) -> None:
         self.left = size_bytes
         self._reserved = size_bytes // _RESERVED_PART
+
+    def take_text(self, length: int) -> bool:
+        """The same for one more text of a fact that is kept already."""
+        return self.take(length + TEXT_BYTES - RECORD_BYTES)
 
     def take(self, text_length: int) -> bool:
         """Whether there is room for one more fact of that length; if so, it is taken."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 _TAG = "(foreignNode)"
 REGION = "ForeignNode {"
@@ -11,6 +12,16 @@ METADATA = " metadata: "
 """`ForeignNode {ForeignNode[a...b]} metadata: [ONNX Layer: a][ONNX Layer: c]`."""
 _OP = "Autotuning op "
 _NAME_END = re.compile(r": (?=\[)|:?\s*$")
+
+
+class ForeignRow(NamedTuple):
+    """One tactic in a table."""
+
+    kernel: str
+    tactic: str
+    ms: float
+    message: str
+    line: int
 
 
 class ForeignTables:
@@ -22,12 +33,11 @@ class ForeignTables:
         """What the line that names the operation says of the nodes it is made of."""
         self._columns: dict[str, int] = {}
 
-    def feed(self, message: str, line: int) -> tuple[str, list[tuple[str, str, float, int]]] | None:
-        """The operation and one row (kernel, number, ms, line) where the message is a row."""
+    def feed(self, message: str, line: int) -> ForeignRow | None:
+        """The tactic where the message is a row of the operation `name`."""
         text = message.partition(_TAG)[2].strip()
         if text[:1].isdigit():
-            row = self._row(text, line)
-            return None if row is None or self.name is None else (self.name, [row])
+            return None if self.name is None else self._row(text, message, line)
         if text.startswith(_OP):
             self.name, self.metadata, *_ = (*_NAME_END.split(text[len(_OP) :], maxsplit=1), "")
             self.name = self.name.strip()
@@ -37,7 +47,7 @@ class ForeignTables:
             self._columns = dict(_numbered(names))
         return None
 
-    def _row(self, text: str, line: int) -> tuple[str, str, float, int] | None:
+    def _row(self, text: str, message: str, line: int) -> ForeignRow | None:
         cells = text.split(", ")
         columns = self._columns
         try:
@@ -46,7 +56,7 @@ class ForeignTables:
             tactic = cells[columns.get("tactic_hash", columns["tactic_id"])]
         except (KeyError, IndexError, ValueError):
             return None
-        return kernel, tactic.strip(" ,"), cost, line
+        return ForeignRow(kernel, tactic.strip(" ,"), cost, message, line)
 
 
 def _numbered(names: list[str]) -> Iterator[tuple[str, int]]:

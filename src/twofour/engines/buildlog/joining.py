@@ -57,6 +57,8 @@ class Broken:
         self.line = line
         self.is_sparsity = MARK in message[:120]
         self._pieces = [message]
+        self.rows = [message.strip()]
+        """What stands on its lines, one after the other."""
         self._length = len(message)
         self._tail = message[-4:]
         self.physical = physical
@@ -105,6 +107,7 @@ class Broken:
         self._points = True
         piece = f", {name}" if self._layers else f" {name}"
         self._pieces.append(piece)
+        self.rows.append(text.strip())
         self._length += len(piece)
         self._count(piece)
         return True
@@ -180,6 +183,7 @@ class Broken:
     def add(self, piece: str) -> None:
         """Append the next physical line."""
         self.physical = len(piece)
+        self.rows.append(piece.strip())
         between = self._between(piece)
         in_sign = _inside_sign(self._tail, piece)
         piece = between + piece.lstrip()

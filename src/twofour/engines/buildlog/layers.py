@@ -26,12 +26,14 @@ many kernels, dense and sparse alike; of a runner unknown here nothing is known 
 class Timing:
     """One tactic's fastest time so far."""
 
-    __slots__ = ("kernel", "line", "ms", "timings")
+    __slots__ = ("kernel", "line", "ms", "raw", "timings")
 
     def __init__(self, kernel: str | None, ms: float, line: int) -> None:
         self.kernel = kernel
         self.ms = ms
         self.line = line
+        self.raw: str | None = None
+        """The message, of the fastest so far of its kind."""
         self.timings = 1
 
 
@@ -47,6 +49,8 @@ class Layer:
     dropped: int = 0
     cached: int = 0
     pruned: int = 0
+    fastest: dict[bool | None, Timing] = field(default_factory=dict)
+    """The fastest sparse and the fastest dense tactic: those that a report may quote."""
     best_dropped: dict[bool | None, tuple[str | None, str, Timing]] = field(default_factory=dict)
     """The fastest dense, sparse (True) and nameless (None) tactic among those without room."""
 
@@ -102,10 +106,11 @@ def tactics_of(layer: Layer) -> tuple[Tactic, ...]:
             runner=runner,
             line=timing.line,
             timings=timing.timings,
+            raw=timing.raw,
         )
         for runner, key, timing in layer.rows()
     ]
-    return tuple(sorted(found, key=lambda t: (t.ms is None, t.ms or 0.0)))
+    return tuple(sorted(found, key=lambda t: (t.ms is None, t.ms or 0.0, t.raw is None)))
 
 
 def tuned_layer(name: str, layer: Layer) -> TunedLayer:

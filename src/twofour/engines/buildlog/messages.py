@@ -200,7 +200,7 @@ def _fusion(make: Callable[[str, int], Fusion | None]) -> Handler:
     def handle(build: OpenBuild, message: str, line: int) -> bool:
         fusion = make(message, line)
         if fusion is not None:
-            build.add_fusion(fusion)
+            build.add_fusion(fusion, message)
         return True
 
     return handle

@@ -22,6 +22,7 @@ from twofour.engines.buildlog.sparsity import RawLine, contradictions, sparsity_
 from twofour.engines.buildlog.tables import Results
 from twofour.engines.buildlog.tuning import Tuning
 from twofour.records.log import (
+    LONGEST_RAW_LINE,
     Build,
     CheckedTensor,
     EngineLayer,
@@ -112,7 +113,7 @@ class OpenBuild:
         if last is None or last.line != line - 1 or not last.text.endswith(":"):
             return False
         if self.budget.take(len(text)):
-            self.errors[-1] = replace(last, text=f"{last.text} {text}")
+            self.errors[-1] = replace(last, text=f"{last.text}\n{text}")
         return True
 
     def complain(self, severity: str, text: str, line: int) -> None:
@@ -133,9 +134,9 @@ class OpenBuild:
     def add_sparsity(self, raw: RawLine) -> None:
         """Keep a (Sparsity) line."""
         self.touched = True
-        if not self.budget.take(3 * len(raw.names or "")):
+        if not self.budget.take(3 * len(raw.names or "") + len(raw.rows)):
             self.dropped += 1
-            raw = replace(raw, names=None)
+            raw = replace(raw, names=None, rows="")
         self.sparsity.append(raw)
         if not raw.foreign:
             self.native_chosen = raw.kind is SparsityKind.CHOSEN
@@ -148,10 +149,11 @@ class OpenBuild:
         listed = any(f", {name}, " in f", {names}, " for names in lists)
         return listed or name in self.tuning.layers or name in self.renamed
 
-    def add_fusion(self, fusion: Fusion) -> None:
-        """Keep a graph optimisation."""
-        if self.budget.take_spare(sum(map(len, fusion.layers))):
-            self.fusions.append(fusion)
+    def add_fusion(self, fusion: Fusion, message: str) -> None:
+        """Keep a graph optimisation, and the message that tells of it."""
+        raw = message.strip()[:LONGEST_RAW_LINE]
+        if self.budget.take_spare(sum(map(len, fusion.layers)) + len(raw)):
+            self.fusions.append(replace(fusion, raw=raw))
         else:
             self.dropped += 1
 

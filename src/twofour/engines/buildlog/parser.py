@@ -206,7 +206,7 @@ class LogParser:
         elif "got cached result: " in message:
             tuning.cached_result(message)
         elif FUSING in message and (fusion := fused(message, number)) is not None:
-            build.add_fusion(fusion)
+            build.add_fusion(fusion, message)
 
     def _foreign(self, message: str, number: int) -> None:
         build = self.segments.build
@@ -214,8 +214,8 @@ class LogParser:
             build.tuning.tables += 1
             return
         row = build.tables.feed(message, number)
-        if row is not None:
-            build.tuning.foreign_rows(*row)
+        if row is not None and build.tables.name is not None:
+            build.tuning.foreign_row(build.tables.name, row)
         elif build.tables.name is not None and build.tables.metadata:
             build.add_sources(build.tables.name, build.tables.metadata)
             build.tables.metadata = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from twofour.engines.buildlog.names import normal_id
-from twofour.records.log import SkippedTactic, SkipReason
+from twofour.records.log import LONGEST_RAW_LINE, SkippedTactic, SkipReason
 
 GPU_ERROR = "GPU error during getBestTactic"
 _SCRATCH = re.compile(r"Tactic: (\S+) skipped\. Scratch requested: (\d+), available: (\d+)")
@@ -20,6 +20,7 @@ _LONGEST_MESSAGE = 4000
 def skipped_tactic(message: str, line: int, layer: str | None) -> SkippedTactic | None:
     """The record of any of the three forms; None where the message is none of them."""
     message = message[:_LONGEST_MESSAGE].strip()
+    raw = message[:LONGEST_RAW_LINE]
     scratch = _SCRATCH.match(message)
     if scratch is not None:
         return SkippedTactic(
@@ -29,6 +30,7 @@ def skipped_tactic(message: str, line: int, layer: str | None) -> SkippedTactic 
             reason=SkipReason.WORKSPACE,
             requested_bytes=_bytes(scratch[2]),
             available_bytes=_bytes(scratch[3]),
+            raw=raw,
         )
     match = _SKIPPING.search(message)
     if match is not None:
@@ -39,11 +41,11 @@ def skipped_tactic(message: str, line: int, layer: str | None) -> SkippedTactic 
             id=normal_id(match["real"] or match["id"]),
             reason=SkipReason.MEMORY if memory else SkipReason.ERROR,
             requested_bytes=_bytes(match["size"]),
-            message=message,
+            raw=raw,
         )
     if GPU_ERROR not in message:
         return None
-    return SkippedTactic(line=line, layer=layer, id=None, reason=SkipReason.ERROR, message=message)
+    return SkippedTactic(line=line, layer=layer, id=None, reason=SkipReason.ERROR, raw=raw)
 
 
 def _bytes(text: str | None) -> int | None:

@@ -67,6 +67,8 @@ class RawLine:
     foreign: bool
     printed: int | None
     names: str | None
+    rows: str = ""
+    """As in SparsityLine.raw."""
     discarded: bool = False
 
 
@@ -126,6 +128,7 @@ def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:
         uncertain=uncertain,
         discarded=raw.discarded,
         profiles=profiles if any(profiles) else (),
+        raw=raw.rows,
     )
 
 

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from twofour.engines.buildlog.budget import Budget
+from twofour.engines.buildlog.foreign import ForeignRow
 from twofour.engines.buildlog.layers import KEPT_TACTICS, Layer, Timing
-from twofour.engines.buildlog.names import finite_ms
+from twofour.engines.buildlog.names import finite_ms, is_sparse_kernel
 from twofour.engines.buildlog.skipped import skipped_tactic
-from twofour.records.log import AutotuningCounts, SkippedTactic
+from twofour.records.log import LONGEST_RAW_LINE, AutotuningCounts, SkippedTactic
 
 RUNNER = "--------------- Timing Runner: "
 COMBINATION = "*************** Autotuning format combination:"
@@ -86,7 +86,7 @@ class Tuning:
             if len(cells) != 3:
                 return False
             kernel, tactic, ms = kernel.strip(), cells[0], cells[2]
-        if not self._add(tactic, ms, kernel or None, line):
+        if not self._add(tactic, ms, kernel or None, message, line):
             return False
         self._last, self.last_line = message, line
         self.names += line != self._alone
@@ -105,7 +105,7 @@ class Tuning:
             kernel = self._kernel if tactic.startswith(self._kernel_id) else None
             self._kernel = None
             self._last, self.last_line = message, line
-            return self._add(tactic, parts[3], kernel, line)
+            return self._add(tactic, parts[3], kernel, message, line)
         return self.skipping(message, line)
 
     def set_name(self, message: str, line: int) -> bool:
@@ -126,39 +126,51 @@ class Tuning:
         self._kernel, self._kernel_id = kernel.strip() or None, tactic.split(" ", 1)[0]
         return True
 
-    def _add(self, tactic: str, text: str, kernel: str | None, line: int) -> bool:
+    def _add(self, tactic: str, text: str, kernel: str | None, message: str, line: int) -> bool:
         try:
             ms = float(text)
         except ValueError:
             return False
         self._undo = None
-        timed = self._timed
-        if timed is None:
+        timed, layer = self._timed, self._layer
+        if timed is None or layer is None:
             return True
         known = timed.get(tactic)
         if known is None:
-            self._new(timed, tactic, kernel, ms, line)
-            return True
-        known.timings += 1
-        if ms < known.ms:
+            known = self._new(layer, tactic, Timing(kernel, ms, line))
+            self._undo = (timed, tactic, None, line)
+        else:
+            known.timings += 1
+            if ms >= known.ms:
+                return True
             self._undo = (timed, tactic, known.ms, known.line)
             known.ms, known.line = ms, line
+        best = layer.fastest.get(is_sparse_kernel(known.kernel))
+        if best is None or ms < best.ms or best is known:
+            self._quote(layer, known, message)
         return True
 
-    def _new(
-        self, timed: dict[str, Timing], tactic: str, kernel: str | None, ms: float, line: int
-    ) -> None:
-        layer = self._layer
-        if layer is None:
-            return
-        if not self._budget.take_spare(len(tactic)):
-            layer.drop(self._runner, tactic, Timing(kernel, ms, line))
-            return
-        timed[tactic] = Timing(self._kernels.setdefault(kernel, kernel), ms, line)
-        self._undo = (timed, tactic, None, line)
+    def _new(self, layer: Layer, tactic: str, timing: Timing) -> Timing:
+        if self._timed is None or not self._budget.take_spare(len(tactic)):
+            layer.drop(self._runner, tactic, timing)
+            return timing
+        timing.kernel = self._kernels.setdefault(timing.kernel, timing.kernel)
+        self._timed[tactic] = timing
         layer.kept += 1
         if layer.kept > KEPT_TACTICS:
             layer.keep_fastest()
+        return timing
+
+    def _quote(self, layer: Layer, timing: Timing, message: str) -> None:
+        """Keep the message of the fastest kernel of its kind; a nameless one is never quoted."""
+        sparse = is_sparse_kernel(timing.kernel)
+        best = layer.fastest.get(sparse)
+        raw = message.strip()[:LONGEST_RAW_LINE]
+        if sparse is None or (best is None and not self._budget.take_text(len(raw))):
+            return
+        if best is not None:
+            best.raw = None
+        layer.fastest[sparse], timing.raw = timing, raw
 
     def time_with(self, digits: str) -> CutTime | None:
         """The last time with more digits; None where no number comes of it that is printed so."""
@@ -186,6 +198,8 @@ class Tuning:
         if self._undo is None:
             return
         timed, tactic, ms, line = self._undo
+        if self._layer is not None:
+            self._layer.fastest.clear()
         if ms is None:
             timed.pop(tactic, None)
         elif tactic in timed:
@@ -288,7 +302,7 @@ class Tuning:
         if found is None:
             return False
         self._explained = True
-        if self._budget.take(len(found.message or "")):
+        if self._budget.take(len(found.raw)):
             self.skipped.append(found)
         else:
             self.dropped += 1
@@ -296,17 +310,16 @@ class Tuning:
 
     # --- Myelin ------------------------------------------------------------------------------
 
-    def foreign_rows(self, name: str, rows: Iterable[tuple[str, str, float, int]]) -> None:
-        """Rows (kernel, number, ms, line) of Myelin's table for one operation."""
+    def foreign_row(self, name: str, row: ForeignRow) -> None:
+        """A row of Myelin's table for one operation."""
         layer = self._layer_named(name, foreign=True)
         if layer is None:
             return
         timed = layer.timed_by(FOREIGN_RUNNER)
         outer = self._layer, self._timed, self._runner
         self._layer, self._timed, self._runner = layer, timed, FOREIGN_RUNNER
-        for kernel, tactic, ms, line in rows:
-            if finite_ms(ms) is not None:
-                self._add(tactic, repr(ms), kernel, line)
+        if finite_ms(row.ms) is not None:
+            self._add(row.tactic, repr(row.ms), row.kernel, row.message, row.line)
         self._layer, self._timed, self._runner = outer
         self._undo = None
 

@@ -9,6 +9,7 @@ from twofour.records.export import GraphNode
 from twofour.records.log import Build, EngineLayer, Fusion
 from twofour.records.weights import Reason, ReasonCode
 from twofour.reports.join.dataflow import Dataflow
+from twofour.reports.join.sources import quoted_source
 
 _FARTHEST = 64
 """Nodes looked at behind the missing one."""
@@ -48,8 +49,7 @@ class Whereabouts:
     def _source(self, fusion: Fusion | None) -> str | None:
         if fusion is None or self._build is None:
             return None
-        rule = fusion.rule or fusion.kind.value
-        return f"{self._build.file}:{fusion.line}: {rule}: {', '.join(fusion.layers)}"
+        return quoted_source(self._build.file, fusion)
 
     def _walked(self) -> Dataflow:
         if self._flow is None:

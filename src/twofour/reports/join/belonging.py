@@ -17,6 +17,7 @@ from twofour.reports.join.sightings import (
     Source,
     look,
 )
+from twofour.reports.join.sources import error_source
 from twofour.reports.telling_errors import telling_errors
 from twofour.reports.words import count
 
@@ -104,16 +105,14 @@ def set_aside(row: Verdict, why: NoEvidence) -> Verdict:
 
 
 def _failed(build: Build) -> NoEvidence:
-    where, what = build.last_line, "no error is in the log"
+    where, source = f"line {build.last_line}: no error is in the log", build.file
     if errors := telling_errors(build.errors):
-        first = errors[0]
-        where, what = first.line, " ".join(first.text.split())[:_ERROR_SHOWN]
+        where = f"line {errors[0].line}: {errors[0].on_one_line[:_ERROR_SHOWN]}"
+        source = error_source(build.file, errors[0])
     message = "the build failed: there is no engine that could tell"
     return NoEvidence(
-        note=f"the build failed: line {where}: {what}",
-        reason=Reason(
-            code=ReasonCode.LOG_SILENT, message=message, source=f"{build.file}:{where}: {what}"
-        ),
+        note=f"the build failed: {where}",
+        reason=Reason(code=ReasonCode.LOG_SILENT, message=message, source=source),
         remedy="mend what the log calls an error and build again",
         engine="no engine: the build failed",
     )

@@ -7,7 +7,7 @@ from twofour.records.log import SkippedTactic, SkipReason, Tactic, TunedLayer
 from twofour.records.weights import Reason, ReasonCode
 from twofour.reports.context import BuildFacts
 from twofour.reports.join.outcome import JoinCase
-from twofour.reports.join.sources import tactic_source
+from twofour.reports.join.sources import quoted_source
 from twofour.reports.remedies import leaves_dense
 from twofour.reports.steps import (
     ALLOW_FLOAT16,
@@ -60,15 +60,14 @@ def _both_timed(case: JoinCase, sparse: float, dense: float) -> Reason:
         message += "and reformats around the layer count too"
     else:
         message = f"dense was faster: {words}"
-    source = None if tactic is None else tactic_source(case.around.file, tactic)
+    source = None if tactic is None else quoted_source(case.around.file, tactic)
     return Reason(code=ReasonCode.DENSE_FASTER, message=message, source=source)
 
 
 def _skipped(case: JoinCase, tactic: SkippedTactic) -> Reason:
     what = "workspace" if tactic.reason is SkipReason.WORKSPACE else "memory"
     message = f"tactics were skipped for {what}: {_asked(tactic)}; no sparse one was timed"
-    number = "" if tactic.id is None else f"Tactic: {tactic.id} "
-    source = f"{case.around.file}:{tactic.line}: {tactic.message or f'{number}skipped'}"
+    source = quoted_source(case.around.file, tactic)
     return Reason(code=ReasonCode.TACTIC_SKIPPED, message=message, source=source)
 
 
@@ -103,7 +102,7 @@ def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
     if case.around.facts.types == frozenset():
         message += "; the build is in FP32 alone, for which none is known"
     first = next((t for t in named if t.ms is not None), None)
-    source = None if first is None else tactic_source(case.around.file, first)
+    source = None if first is None else quoted_source(case.around.file, first)
     return Reason(code=ReasonCode.NO_SPARSE_TACTIC, message=message, source=source)
 
 

@@ -19,7 +19,7 @@ from twofour.reports.cells import facts, pattern_word, surprise
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.name_parts import REGION, KnownNames, split_name
 from twofour.reports.join.sightings import Sighting, Sightings, look
-from twofour.reports.join.sources import mention_source
+from twofour.reports.join.sources import mention_source, quoted_source
 from twofour.reports.words import count, one_of, printable
 
 _TACTICS_SHOWN = 12
@@ -229,9 +229,7 @@ def _log_lines(sighting: Sighting, file: str) -> Iterator[str]:
         if mention is not None:
             yield mention_source(file, mention)
     for skipped in islice(sighting.skipped, _TACTICS_SHOWN):
-        wanted = skipped.requested_bytes
-        size = "" if wanted is None else f", {wanted:,} bytes wanted"
-        yield f"{file}:{skipped.line}: tactic skipped for {skipped.reason.value}{size}"
+        yield quoted_source(file, skipped)
 
 
 def _section(title: str, lines: Iterator[str]) -> tuple[Text, ...]:

@@ -1,17 +1,22 @@
-"""Where a statement stands: "file:line: what the log says there"."""
+"""Where a statement stands: "file:line: what the log says there", to the letter."""
 
 from __future__ import annotations
 
-from twofour.records.log import SparsityKind, SparsityLine, Tactic
-from twofour.reports import words
+from twofour.records.log import Fusion, LogMessage, SkippedTactic, SparsityLine, Tactic
 from twofour.reports.join.log_sightings import Mention
 
-_MORE = "..."
+_LONGEST = 300
+"""Characters that are quoted of one line."""
+_BETWEEN = ", "
 
 
 def line_source(file: str, line: SparsityLine, name: str | None = None) -> str:
-    """A (Sparsity) line, its list shortened to the one name that matters here."""
-    return f"{file}:{line.line}: {_words(line)}{_listed(line, name)}"
+    """A (Sparsity) line, or the row of it that names a layer: one piece of it, without marks."""
+    rows = line.raw.split("\n")
+    at, place = next(
+        ((at, place) for at, row in enumerate(rows) if (place := _place(row, name)) >= 0), (0, 0)
+    )
+    return _cited(file, line.line + at, _piece(rows[at], place, len(name or "")))
 
 
 def mention_source(file: str, mention: Mention) -> str:
@@ -19,29 +24,40 @@ def mention_source(file: str, mention: Mention) -> str:
     return line_source(file, mention.line, mention.name)
 
 
-def tactic_source(file: str, tactic: Tactic) -> str:
-    """The line with a tactic's fastest time, as TensorRT 8.6 and later write it."""
-    number = "" if tactic.id is None else f" Tactic: {tactic.id}"
-    kernel = tactic.kernel or "(no name)"
-    return f"{file}:{tactic.line}: Tactic Name: {kernel}{number} Time: {tactic.ms:g}"
+def quoted_source(file: str, said: Tactic | SkippedTactic | Fusion) -> str:
+    """The line of a tactic's fastest time, of why it has none, of a fusion."""
+    return _cited(file, said.line, (said.raw or "")[:_LONGEST])
 
 
-def _words(line: SparsityLine) -> str:
-    tag = "(foreignNode) (Sparsity)" if line.foreign_node else "(Sparsity)"
-    count = line.printed_count
-    if line.kind is SparsityKind.ELIGIBLE:
-        if count is None:
-            return f"{tag} Layers eligible for sparse math:"
-        return f"{tag} Found {count} layer(s) eligible to use sparse tactics:"
-    if count is None:
-        return f"{tag} TRT inference plan picked sparse implementation for layers:"
-    return f"{tag} Chose {count} layer(s) using sparse tactics:"
+def error_source(file: str, error: LogMessage) -> str:
+    """The line of an error, without what follows it on the next."""
+    return _cited(file, error.line, error.text.partition("\n")[0][:_LONGEST])
 
 
-def _listed(line: SparsityLine, name: str | None) -> str:
-    names = line.names or ()
+def _cited(file: str, line: int, words: str) -> str:
+    return f"{file}:{line}: {words}" if words else f"{file}:{line}"
+
+
+def _place(row: str, name: str | None) -> int:
+    """Where the name is a whole entry of the row; -1 where it is none."""
     if name is None:
-        return f" {_MORE} ({words.count(len(names), 'name')})" if names else ""
-    before = f"{_MORE}, " if names and names[0] != name else ""
-    after = f", {_MORE}" if names and names[-1] != name else ""
-    return f" {before}{name}{after}"
+        return 0
+    place = row.find(name)
+    while place >= 0:
+        before, after = row[:place].rstrip(), row[place + len(name) :].lstrip()
+        if before[-1:] in {"", ":", ",", "|"} and after[:1] in {"", ",", "[", "|"}:
+            return place
+        place = row.find(name, place + 1)
+    return -1
+
+
+def _piece(row: str, place: int, length: int) -> str:
+    """The row's start where that holds the place; else the entries up to the one there."""
+    end = place + length
+    if end > _LONGEST:
+        start = row.find(_BETWEEN, max(0, end - _LONGEST), place)
+        return row[place if start < 0 else start + len(_BETWEEN) : end][:_LONGEST]
+    if len(row) <= _LONGEST:
+        return row
+    cut = row.rfind(_BETWEEN, end, _LONGEST)
+    return row[: _LONGEST if cut < 0 else cut]
