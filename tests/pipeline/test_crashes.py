@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from twofour.pipeline.building import refuse_crashed
 from twofour.pipeline.engine_host import EngineHost
 from twofour.pipeline.run import open_run, run_stages
 from twofour.pipeline.sessions import Sessions
+from twofour.pipeline.settings import resolve
 from twofour.pipeline.stages import Silent
 from twofour.records.build import BuildResult
 from twofour.records.latency import LatencyComparison
@@ -85,8 +86,8 @@ def run(
         EngineHost(note=progress.note, service=DYING) as host,
     ):
         (folder / PLAN).write_text("\n".join(deaths))
-        opened.host, opened.sessions = host, Sessions(host, 1)
-        return run_stages(opened)
+        settings = resolve(options, opened.source, host.status, progress.note)
+        return run_stages(replace(opened, options=settings, host=host, sessions=Sessions(host, 1)))
 
 
 def errors(built: BuildResult) -> list[str | None]:

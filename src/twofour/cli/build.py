@@ -11,7 +11,11 @@ from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.cli.run import build_options
+from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
+
+_EMITTED_FOR = "10"
+"""TensorRT of the other machine where nobody says which."""
 
 
 @guarded
@@ -41,11 +45,13 @@ def build(
         ),
     ] = None,
     tensorrt_version: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--tensorrt-version", help="TensorRT of that machine: 8.0 to 8.6, 10.x or 11.x."
+            "--tensorrt-version",
+            help="TensorRT of that machine: 8.0 to 8.6, 10.x or 11.x.",
+            show_default="10",
         ),
-    ] = "10",
+    ] = None,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -75,12 +81,18 @@ def build(
             allow=opt.allowed_types(fp16=fp16, int8=int8, bf16=bf16),
         ),
     )
-    if emit_trtexec is not None:
-        if (engine is not opt.EngineChoice.AUTO or out is not None) and not quiet:
-            say("--emit-trtexec builds nothing here: --engine and --out are not used")
-        _emit(onnx, emit_trtexec, options, version=tensorrt_version, json=json, quiet=quiet)
-    else:
+    if emit_trtexec is None:
+        if tensorrt_version is not None:
+            raise BadInputError(
+                "--tensorrt-version is of the machine that --emit-trtexec writes for",
+                hint="add --emit-trtexec DIR; a build here takes the TensorRT that is installed",
+            )
         _build(onnx, out, options, json=json, quiet=quiet)
+        return
+    if (engine is not opt.EngineChoice.AUTO or out is not None or seed) and not quiet:
+        say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
+    version = tensorrt_version or _EMITTED_FOR
+    _emit(onnx, emit_trtexec, options, version=version, json=json, quiet=quiet)
 
 
 def _build(onnx: Path, out: Path | None, options: RunOptions, *, json: bool, quiet: bool) -> None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from twofour.engines.gpu import find_gpu
 from twofour.engines.onnxruntime import CannotRunError, OnnxRuntimeEngine
 from twofour.engines.opset_advice import opset_advice
 from twofour.engines.protocol import BuildRequest
-from twofour.engines.select import AUTO, choose_engine
+from twofour.engines.select import AUTO
 from twofour.engines.shapes import beyond_ranges, bind_shapes, profiles_for, shapes_of
-from twofour.engines.tensorrt.precision import (
-    DEPRECATED,
-    WEAK_IS_DEPRECATED,
-    never_weakly_typed,
-)
 from twofour.errors import BuildFailedError
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, onnx_name
@@ -31,40 +26,12 @@ from twofour.pipeline.engine_host import (
 from twofour.pipeline.onnx_io import describe, size_ranges
 from twofour.pipeline.sessions import RUNTIMES
 from twofour.pipeline.stages import Stage, versions
-from twofour.records.build import BuildResult, EngineStatus, VariantBuild
+from twofour.records.build import BuildResult, VariantBuild
 from twofour.records.export import TensorShape
-from twofour.records.options import EngineName
+from twofour.records.options import BuildOptions
 from twofour.records.run import ExportedVariant
-from twofour.reports.context import ALWAYS_STRONGLY_TYPED, version_numbers
 
 _TIMING_CACHE = "timing.cache"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenEngine:
-    """The engine of a run, and what was preferred to it and cannot run here."""
-
-    status: EngineStatus
-    not_used: tuple[EngineStatus, ...]
-
-    @property
-    def builds_from_sparse(self) -> bool:
-        """TensorRT: both engines come from sparse.onnx and differ in the sparsity flag alone."""
-        return self.status.engine is EngineName.TENSORRT
-
-
-def pick_engine(run: Run) -> ChosenEngine:
-    """Choose by trying, and say so in one line where the preferred engine cannot run.
-
-    Raises MissingToolError when nothing that was asked for can run here.
-    """
-    status, not_used = choose_engine(run.options.engine, run.host.status)
-    for other in not_used:
-        run.progress.note(
-            f"{other.engine.value} cannot run here: {other.why_not}; "
-            f"going on with {status.engine.value}"
-        )
-    return ChosenEngine(status=status, not_used=not_used)
 
 
 def check_asked_shapes(run: Run, inputs: Sequence[TensorShape]) -> None:
@@ -72,41 +39,27 @@ def check_asked_shapes(run: Run, inputs: Sequence[TensorShape]) -> None:
     bind_shapes(run.options.build.shapes, inputs)
 
 
-def settle_shapes(run: Run, chosen: ChosenEngine, exported: ExportedVariant) -> None:
-    """One profile for each input with free sizes, by the names that the file has for them.
+def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
+    """The build options, with one profile for each input with free sizes, by the file's names.
 
     The engine's own network knows no names. Where ONNX Runtime runs and nobody asked for shapes,
     the examples are timed as they are.
     """
     build = run.options.build
-    if not (build.shapes or chosen.builds_from_sparse):
-        return
+    if not (build.shapes or run.options.builder.builds_from_sparse):
+        return build
     path = run.file(exported.file)
     examples = shapes_of(example_inputs(run))
     ranges = size_ranges(path)
     for note in beyond_ranges(build.shapes, exported.inputs, ranges):
         run.progress.note(f"WARNING: {note}")
     shapes = profiles_for(build.shapes, exported.inputs, examples, ranges)
-    run.options = replace(run.options, build=replace(build, shapes=shapes))
+    return replace(build, shapes=shapes)
 
 
-def check_allowed_types(run: Run, chosen: ChosenEngine) -> None:
-    """Say where --fp16, --int8 and --bf16 do nothing, and refuse them for TensorRT 11."""
-    allow = run.options.build.allow
-    version = chosen.status.version or ""
-    if not allow:
-        return
-    words = ", ".join(f"--{allowed.value}" for allowed in allow)
-    if not chosen.builds_from_sparse:
-        run.progress.note(f"{words}: of TensorRT alone; {chosen.status.engine.value} runs the file")
-    elif version_numbers(version) >= ALWAYS_STRONGLY_TYPED:
-        raise never_weakly_typed(version, allow[0])
-    elif version_numbers(version) >= WEAK_IS_DEPRECATED:
-        run.progress.note(DEPRECATED)
-
-
-def build_variant(run: Run, chosen: ChosenEngine, variant: str) -> VariantBuild:
+def build_variant(run: Run, build: BuildOptions, variant: str) -> VariantBuild:
     """Build one engine and time it; TensorRT leaves plan, log, layer information and profile."""
+    chosen = run.options.builder
     source = run.file(onnx_name(SPARSE if chosen.builds_from_sparse else variant))
 
     def work() -> tuple[VariantBuild, Sequence[str]]:
@@ -115,11 +68,11 @@ def build_variant(run: Run, chosen: ChosenEngine, variant: str) -> VariantBuild:
             onnx=source,
             folder=run.path,
             sparse_weights=variant == SPARSE,
-            options=run.options.build,
+            options=build,
             inputs=example_inputs(run),
             timing_cache=run.file(_TIMING_CACHE),
         )
-        return _build(run, chosen, request), _left_by(run, variant)
+        return _build(run, request), _left_by(run, variant)
 
     stage = Stage(
         name=f"build-{variant}",
@@ -127,7 +80,7 @@ def build_variant(run: Run, chosen: ChosenEngine, variant: str) -> VariantBuild:
         record=f"stages/build-{variant}.json",
         depends={
             "engine": chosen.status.in_words,
-            "options": asdict(run.options.build),
+            "options": asdict(build),
             "versions": versions(*RUNTIMES, "polygraphy"),
         },
         reads=(INPUTS, *onnx_files(source)),
@@ -135,8 +88,14 @@ def build_variant(run: Run, chosen: ChosenEngine, variant: str) -> VariantBuild:
     return run.runner.run(stage, VariantBuild, work, lasting=lasts)
 
 
-def build_result(run: Run, chosen: ChosenEngine, variants: tuple[VariantBuild, ...]) -> BuildResult:
+def build_result(
+    run: Run,
+    build: BuildOptions,
+    variants: tuple[VariantBuild, ...],
+    no_baseline: str | None = None,
+) -> BuildResult:
     """build.json over the variants."""
+    chosen = run.options.builder
 
     def work() -> tuple[BuildResult, Sequence[str]]:
         return BuildResult(
@@ -144,9 +103,9 @@ def build_result(run: Run, chosen: ChosenEngine, variants: tuple[VariantBuild, .
             asked_for=run.options.engine,
             not_used=chosen.not_used,
             gpu=find_gpu(),
-            options=run.options.build,
+            options=build,
             variants=variants,
-            notes=(*_notes(run, chosen), *_tries(variants)),
+            notes=(*filter(None, [no_baseline]), *_notes(run), *_tries(variants)),
         ), ()
 
     stage = Stage(
@@ -156,7 +115,7 @@ def build_result(run: Run, chosen: ChosenEngine, variants: tuple[VariantBuild, .
         depends={
             "engine": chosen.status.in_words,
             "asked": run.options.engine,
-            "no_baseline": run.no_baseline,
+            "no_baseline": no_baseline,
             "versions": versions(),
         },
         reads=tuple(f"stages/build-{v.variant}.json" for v in variants),
@@ -182,16 +141,16 @@ def refuse_all_failed(built: BuildResult) -> None:
         raise BuildFailedError("; ".join(failed))
 
 
-def _build(run: Run, chosen: ChosenEngine, request: BuildRequest) -> VariantBuild:
+def _build(run: Run, request: BuildRequest) -> VariantBuild:
     """A build; with a row of what there is where the engine ends its process in every try."""
     try:
-        if chosen.builds_from_sparse:
+        if run.options.builder.builds_from_sparse:
             run.sessions.close()
             return build_tensorrt(run.host, request, run.progress.step)
         return _build_onnxruntime(run, request)
     except CrashedError as error:
         run.progress.note(f"{request.variant}: no engine was built: {error}")
-        return crashed_build(request, chosen.status.engine, error)
+        return crashed_build(request, run.options.builder.status.engine, error)
 
 
 def _build_onnxruntime(run: Run, request: BuildRequest) -> VariantBuild:
@@ -215,9 +174,8 @@ def _left_by(run: Run, variant: str) -> tuple[str, ...]:
     return tuple(name for name in names if run.file(name).is_file())
 
 
-def _notes(run: Run, chosen: ChosenEngine) -> Iterator[str]:
-    if run.no_baseline is not None:
-        yield run.no_baseline
+def _notes(run: Run) -> Iterator[str]:
+    chosen = run.options.builder
     if not chosen.builds_from_sparse:
         yield (
             "no TensorRT engine was built: ONNX Runtime ran dense kernels, "

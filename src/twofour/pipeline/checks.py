@@ -20,6 +20,7 @@ from twofour.pipeline.sources.reference import parse_reference, reference_key
 from twofour.pipeline.sources.watched import files_read
 from twofour.pipeline.stages import Stage, versions
 from twofour.records.export import Accuracy, Metric, OutputAgreement
+from twofour.records.options import RunOptions
 from twofour.records.run import ExportedVariant, VariantCheck
 
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
@@ -50,7 +51,7 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
         title=f"run the {variant} model",
         record=f"stages/check-{variant}.json",
         depends={
-            "metric": metric_key(run.options.metric),
+            "metric": metric_key(run.options),
             "threads": run.options.build.threads,
             "versions": versions(*RUNTIMES),
         },
@@ -64,7 +65,9 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
     return run.runner.run(stage, VariantCheck, work, lambda: metric_files, lasting=lasts)
 
 
-def accuracy(run: Run, dense: VariantCheck, sparse: VariantCheck) -> Accuracy:
+def accuracy(
+    run: Run, dense: VariantCheck, sparse: VariantCheck, no_baseline: str | None
+) -> Accuracy:
     """accuracy.json: sparse.onnx against dense.onnx."""
 
     def work() -> tuple[Accuracy, Sequence[str]]:
@@ -80,7 +83,7 @@ def accuracy(run: Run, dense: VariantCheck, sparse: VariantCheck) -> Accuracy:
             examples=rows[0] if rows else 1,
             metrics=metrics,
             not_compared=None if compared else not_run,
-            no_baseline=run.no_baseline,
+            no_baseline=no_baseline,
             by_module=not_run if compared else None,
         ), ()
 
@@ -90,7 +93,7 @@ def accuracy(run: Run, dense: VariantCheck, sparse: VariantCheck) -> Accuracy:
         name="accuracy",
         title="compare the outputs",
         record="accuracy.json",
-        depends={"versions": versions(), "no_baseline": run.no_baseline},
+        depends={"versions": versions(), "no_baseline": no_baseline},
         reads=(
             f"stages/check-{DENSE}.json",
             f"stages/check-{SPARSE}.json",
@@ -105,9 +108,11 @@ def outputs_name(variant: str) -> str:
     return f"stages/outputs-{variant}.npz"
 
 
-def metric_key(metric: str | None) -> str | None:
-    """The metric's text and the hash of its code, so that an edited metric is run again."""
-    return None if metric is None else f"{metric} {reference_key(parse_reference(metric))}"
+def metric_key(options: RunOptions) -> str | None:
+    """The metric's text, the hash of its code and its seed: an edited metric is run again."""
+    if options.metric is None:
+        return None
+    return f"{options.metric} {reference_key(parse_reference(options.metric))} {options.seed}"
 
 
 def _metrics(run: Run, session: Session, files: list[Path]) -> dict[str, float]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from twofour.pipeline.engine_host import EngineHost
 from twofour.pipeline.sessions import Sessions
+from twofour.pipeline.settings import Settings
 from twofour.pipeline.stages import Progress, Runner
-from twofour.records.options import RunOptions
 
 if TYPE_CHECKING:
     from twofour.pipeline.sources.source import Source
@@ -45,7 +45,7 @@ def onnx_size_bytes(path: Path) -> int:
     return sum((path.parent / name).stat().st_size for name in onnx_files(path))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run: where, of what, how, and the models and sessions that stages hand on."""
 
@@ -55,7 +55,7 @@ class Run:
     """The same as the user named it."""
     runner: Runner
     source: Source
-    options: RunOptions
+    options: Settings
     progress: Progress
     host: EngineHost
     sessions: Sessions
@@ -64,8 +64,6 @@ class Run:
     reference: Source | None = None
     """Where dense.onnx comes from, if not from `source`."""
     reference_model: TorchModel | None = None
-    no_baseline: str | None = None
-    """Why dense.onnx is no dense model to compare with; found when pruning is done."""
 
     @property
     def dense_source(self) -> Source:

@@ -32,6 +32,7 @@ from twofour.pipeline.example_shapes import asked_or_opt, example_shapes
 from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.onnx_io import describe, load_inputs, size_ranges
 from twofour.pipeline.onnx_stages import write_onnx
+from twofour.pipeline.settings import refuse_inputs_twice
 from twofour.records.build import TrtexecFolder, TrtexecRounds, TrtexecVariant
 from twofour.records.export import LayerMap, TensorShape
 from twofour.records.options import AllowedType, RunOptions, ShapeProfile, SizeRange
@@ -54,6 +55,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     without a script, and a dynamic shape that is not given; nothing is left in the folder then.
     """
     releases = releases_of(version)
+    refuse_inputs_twice(options)
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
     inputs, _, opset = describe(onnx)

@@ -10,38 +10,34 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twofour.engines.opset_advice import opset_for
 from twofour.errors import BadInputError
 from twofour.pipeline import onnx_stages, torch_stages
 from twofour.pipeline.baseline import check_reference_fits, why_no_baseline
 from twofour.pipeline.building import (
-    ChosenEngine,
     build_result,
     build_variant,
-    check_allowed_types,
     check_asked_shapes,
-    pick_engine,
-    settle_shapes,
+    with_profiles,
 )
 from twofour.pipeline.checks import accuracy, check
 from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run
 from twofour.pipeline.engine_host import EngineHost
 from twofour.pipeline.exporting import put_together
-from twofour.pipeline.folder import STAGES, open_run_folder, own_folder
+from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
 from twofour.pipeline.original_outputs import with_original_outputs
 from twofour.pipeline.reporting import Facts, report
 from twofour.pipeline.sessions import Sessions
+from twofour.pipeline.settings import resolve
 from twofour.pipeline.sources.onnx_file import OnnxSource
 from twofour.pipeline.sources.open import open_source
 from twofour.pipeline.sources.source import Source, SourceKind, SourceOptions, TorchSource
 from twofour.pipeline.stages import Progress, Runner, Silent
 from twofour.pipeline.torch_model import TorchModel
 from twofour.records.build import BuildResult
-from twofour.records.options import EngineName, Precision, RunOptions
+from twofour.records.options import RunOptions
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import ExportedVariant, RunResult, VariantCheck
 from twofour.store import write_record
@@ -59,35 +55,28 @@ def run_all(
 
     Raises the kinds of TwofourError that the stages name.
     """
-    with open_run(model, out, options, progress or Silent()) as run:
+    with open_run(model, out, options, progress or Silent(), builds=True) as run:
         return run_stages(run)
 
 
 def run_stages(run: Run) -> RunResult:
     """Every stage of the main job, in order."""
-    _refuse_export_options(run)
-    run.host.start()
-    _check_metric(run.options)
-    _import_meanwhile(run)
-    chosen = pick_engine(run)
-    check_allowed_types(run, chosen)
-    _settle_opset(run, chosen)
     dense = export_dense(run)
     check_asked_shapes(run, dense.inputs)
     dense = make_inputs(run, dense)
-    settle_shapes(run, chosen, dense)
+    build = with_profiles(run, dense)
     pruned, validation, sparse = prune_and_export(run, dense)
     check_reference_fits(run, dense, sparse)
-    if run.reference is None and (why := why_no_baseline(pruned)) is not None:
-        run.no_baseline = why
-        run.progress.note(why)
+    no_baseline = why_no_baseline(pruned) if run.reference is None else None
+    if no_baseline is not None:
+        run.progress.note(no_baseline)
     checks, builds = [], []
     for exported in (dense, sparse):
         checks.append(check(run, exported))
-        builds.append(build_variant(run, chosen, exported.variant))
+        builds.append(build_variant(run, build, exported.variant))
     exports = put_together(run, pruned, (dense, sparse), checks)
-    drift = accuracy(run, *checks)
-    built = build_result(run, chosen, tuple(builds))
+    drift = accuracy(run, checks[0], checks[1], no_baseline)
+    built = build_result(run, build, tuple(builds), no_baseline)
     facts = Facts(
         pruned=pruned, exported=exports, layers=sparse.layers, built=built, accuracy=drift
     )
@@ -121,7 +110,6 @@ def run_export(
 ) -> tuple[Path, ExportedVariant, VariantCheck]:
     """Only export the model as it is, with its layer map, and compare it with the module."""
     with open_run(model, out, options, progress or Silent()) as run:
-        _refuse_export_options(run)
         run.host.start()
         exported = export_dense(run)
         exported = make_inputs(run, exported)
@@ -136,27 +124,31 @@ def run_build(
     """Only build: the file is taken over as sparse.onnx, and timed as it is."""
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
-    with open_run(str(onnx), out, options, progress or Silent()) as run:
-        run.host.start()
-        _import_meanwhile(run)
-        chosen = pick_engine(run)
-        check_allowed_types(run, chosen)
+    with open_run(str(onnx), out, options, progress or Silent(), builds=True) as run:
         taken = onnx_stages.take_over(run, SPARSE)
         check_asked_shapes(run, taken.inputs)
         taken = make_inputs(run, taken)
-        settle_shapes(run, chosen, taken)
+        build = with_profiles(run, taken)
         if taken.reference is not None:
             check(run, taken)
-        variants = (DENSE, SPARSE) if chosen.builds_from_sparse else (SPARSE,)
-        built = tuple(build_variant(run, chosen, variant) for variant in variants)
-        return run.shown, build_result(run, chosen, built)
+        variants = (DENSE, SPARSE) if run.options.builder.builds_from_sparse else (SPARSE,)
+        built = tuple(build_variant(run, build, variant) for variant in variants)
+        return run.shown, build_result(run, build, built)
 
 
 @contextlib.contextmanager
 def open_run(
-    model: str | LiveModule, out: Path | None, options: RunOptions, progress: Progress
+    model: str | LiveModule,
+    out: Path | None,
+    options: RunOptions,
+    progress: Progress,
+    *,
+    builds: bool = False,
 ) -> Iterator[Run]:
-    """Open the source and its run folder (default `runs/<model name>`), locked."""
+    """The source and its run folder (default `runs/<model name>`), locked; the options resolved.
+
+    A job that `builds` gets an engine.
+    """
     source = open_source(model, source_options(options)) if isinstance(model, str) else model
     reference = _reference(source, options)
     # absolute: user code may change the working directory
@@ -174,12 +166,16 @@ def open_run(
         if options.fresh:
             folder.forget()
         with EngineHost(note=progress.note) as host:
+            if builds:
+                host.start()
+                _import_meanwhile(source, folder)
+            status_of = host.status if builds else None
             yield Run(
                 path=path,
                 shown=shown,
                 runner=Runner(folder, progress),
                 source=source,
-                options=options,
+                options=resolve(options, source, status_of, progress.note),
                 progress=progress,
                 host=host,
                 sessions=Sessions(host, options.build.threads),
@@ -248,56 +244,10 @@ def prune_and_export(
     return pruned, validation, torch_stages.export_sparse(run, dense)
 
 
-def _refuse_export_options(run: Run) -> None:
-    """What would be passed over in silence: it would look as if it had been done."""
-    if run.model is None and run.options.dynamic is not None:
-        raise BadInputError(
-            f"{run.source.text} is ONNX already: --dynamic is for torch models",
-            hint="which sizes are free stands in the file; --input-shape says what they are",
-        )
-    if run.model is None and not run.options.dynamic_batch:
-        raise BadInputError(
-            f"{run.source.text} is ONNX already: --static-batch is for torch models",
-            hint="whether the batch is free stands in the file; --input-shape says what it is",
-        )
-    if run.model is None and run.options.inputs is not None and run.options.input_shapes:
-        raise BadInputError("--inputs and --input-shape exclude each other", hint="give one")
-    if run.model is None and run.options.opset is not None:
-        raise BadInputError(
-            f"{run.source.text} is ONNX already: --opset is for torch models",
-            hint="export the torch model with twofour, or convert the file first "
-            "(onnx.version_converter)",
-        )
-    if run.model is not None and run.options.keep_float32:
-        raise BadInputError(
-            f"{run.source.text} is a torch model: --keep-float32 names nodes of an ONNX file",
-            hint="export it with --precision float32 first, then convert the file: "
-            "twofour export model.onnx --precision float16 --keep-float32 GLOB",
-        )
-
-
-def _check_metric(options: RunOptions) -> None:
-    """A metric that cannot be called is found before hours of work, not after."""
-    if options.metric is not None:
-        from twofour.pipeline.sources.metric import load_metric
-
-        load_metric(options.metric)
-
-
-def _import_meanwhile(run: Run) -> None:
+def _import_meanwhile(source: Source, folder: RunFolder) -> None:
     """While the engines' process starts, import what the first stage needs where it is to run."""
-    if not run.runner.folder.manifest.stages:
-        importlib.import_module("onnx" if run.model is None else "torch")
-
-
-def _settle_opset(run: Run, chosen: ChosenEngine) -> None:
-    """Where nobody asked for one, a torch model is exported in an opset that the engine reads."""
-    options = run.options
-    asked = options.opset is not None or options.precision is Precision.BFLOAT16
-    if run.model is None or asked:
-        return
-    if chosen.status.engine is EngineName.TENSORRT:
-        run.options = replace(options, opset=opset_for(chosen.status.version))
+    if not folder.manifest.stages:
+        importlib.import_module("onnx" if source.kind is SourceKind.ONNX else "torch")
 
 
 def _identity(source: Source) -> str:

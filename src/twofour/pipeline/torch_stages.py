@@ -147,14 +147,9 @@ def _model(run: Run) -> TorchModel:
     return run.model
 
 
-def _precision(run: Run) -> Precision:
-    """float16 unless asked otherwise: TensorRT has no sparse kernels for float32 layers."""
-    return run.options.precision or Precision.FLOAT16
-
-
 def _export_options(run: Run) -> dict[str, object]:
     return {
-        "precision": _precision(run).value,
+        "precision": run.options.precision,
         "opset": run.options.opset,
         "dynamic_batch": run.options.dynamic_batch,
         "dynamic": repr(run.options.dynamic),
@@ -246,7 +241,8 @@ def _export(
 ) -> ExportedVariant:
     from twofour.export.onnx_export import export_onnx
 
-    path, precision = run.file(onnx_name(variant)), _precision(run)
+    path, precision = run.file(onnx_name(variant)), run.options.precision
+    assert precision is not None, "resolved for every torch model"
     options = ExportOptions(
         precision=precision,
         opset=run.options.opset,

@@ -146,8 +146,6 @@ class RunOptions:
     fresh: bool = False
     """Do every stage again, whatever is in the run folder."""
     engine: str = "auto"
-    shapes: tuple[str, ...] = ()
-    """TensorRT optimization profiles as text, `input=min:opt:max`."""
     build: BuildOptions = BuildOptions()
 
 

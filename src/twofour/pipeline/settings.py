@@ -1,0 +1,160 @@
+"""What a run does: its options, resolved once, before the first stage.
+
+What is decided later (the sizes that a file leaves free, a lower optimization level after a crash)
+is a result in a stage's record; nothing changes the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from twofour.engines.opset_advice import opset_for
+from twofour.engines.select import choose_engine
+from twofour.engines.tensorrt.precision import (
+    DEPRECATED,
+    WEAK_IS_DEPRECATED,
+    never_weakly_typed,
+)
+from twofour.errors import BadInputError
+from twofour.pipeline.sources.source import Source, SourceKind
+from twofour.records.build import EngineStatus
+from twofour.records.options import EngineName, Precision, RunOptions
+from twofour.reports.context import ALWAYS_STRONGLY_TYPED, version_numbers
+
+StatusOf = Callable[[EngineName], EngineStatus]
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenEngine:
+    """The engine of a run, and what was preferred to it and cannot run here."""
+
+    status: EngineStatus
+    not_used: tuple[EngineStatus, ...]
+
+    @property
+    def builds_from_sparse(self) -> bool:
+        """TensorRT: both engines come from sparse.onnx and differ in the sparsity flag alone."""
+        return self.status.engine is EngineName.TENSORRT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(RunOptions):
+    """The options with `precision` and `opset` decided, and the engine that runs.
+
+    For a torch model `precision` is not None; `opset` is None where torch's own default is taken,
+    and for an ONNX file, which has one. `precision` is None for a file that keeps its types.
+    """
+
+    chosen: ChosenEngine | None = None
+    """None in a job that builds nothing."""
+
+    @property
+    def builder(self) -> ChosenEngine:
+        """The engine of a job that builds."""
+        assert self.chosen is not None, "only asked for by the stages that build"
+        return self.chosen
+
+
+def resolve(
+    options: RunOptions, source: Source, status_of: StatusOf | None, note: Note
+) -> Settings:
+    """Decide what the options leave open; `status_of` tries an engine, None: none is needed.
+
+    Raises BadInputError for options that this kind of source would pass over and for a metric that
+    cannot be called, and MissingToolError when nothing that was asked for can run here.
+    """
+    _refuse_passed_over(options, source)
+    if options.metric is not None:  # found before hours of work, not after
+        from twofour.pipeline.sources.metric import load_metric
+
+        load_metric(options.metric)
+    chosen = None if status_of is None else _pick_engine(options, status_of, note)
+    asked = {field.name: getattr(options, field.name) for field in fields(RunOptions)}
+    decided = {"precision": _precision(options, source), "opset": _opset(options, source, chosen)}
+    return Settings(**{**asked, **decided}, chosen=chosen)
+
+
+def _precision(options: RunOptions, source: Source) -> Precision | None:
+    """Of a torch model float16 unless asked otherwise: TensorRT has no sparse float32 kernels."""
+    if source.kind is SourceKind.ONNX:
+        return options.precision
+    return options.precision or Precision.FLOAT16
+
+
+def _opset(options: RunOptions, source: Source, chosen: ChosenEngine | None) -> int | None:
+    """Where nobody asked for one, a torch model is exported in an opset that the engine reads."""
+    is_open = options.opset is None and options.precision is not Precision.BFLOAT16
+    if is_open and source.kind is not SourceKind.ONNX and chosen and chosen.builds_from_sparse:
+        return opset_for(chosen.status.version)
+    return options.opset
+
+
+def refuse_inputs_twice(options: RunOptions) -> None:
+    """Raise BadInputError for arrays together with shapes to make some up for."""
+    if options.inputs is not None and options.input_shapes:
+        raise BadInputError("--inputs and --input-shape exclude each other", hint="give one")
+
+
+def _refuse_passed_over(options: RunOptions, source: Source) -> None:
+    """What would be passed over in silence: it would look as if it had been done."""
+    refuse_inputs_twice(options)
+    if source.kind is not SourceKind.ONNX:
+        if options.keep_float32:
+            raise BadInputError(
+                f"{source.text} is a torch model: --keep-float32 names nodes of an ONNX file",
+                hint="export it with --precision float32 first, then convert the file: "
+                "twofour export model.onnx --precision float16 --keep-float32 GLOB",
+            )
+        return
+    for given, option, hint in (
+        (
+            options.dynamic is not None,
+            "--dynamic",
+            "which sizes are free stands in the file; --input-shape says what they are",
+        ),
+        (
+            not options.dynamic_batch,
+            "--static-batch",
+            "whether the batch is free stands in the file; --input-shape says what it is",
+        ),
+        (
+            options.opset is not None,
+            "--opset",
+            "export the torch model with twofour, or convert the file first "
+            "(onnx.version_converter)",
+        ),
+    ):
+        if given:
+            raise BadInputError(
+                f"{source.text} is ONNX already: {option} is for torch models", hint=hint
+            )
+
+
+def _pick_engine(options: RunOptions, status_of: StatusOf, note: Note) -> ChosenEngine:
+    """Choose by trying, and say so in one line where the preferred engine cannot run."""
+    status, not_used = choose_engine(options.engine, status_of)
+    for other in not_used:
+        note(
+            f"{other.engine.value} cannot run here: {other.why_not}; "
+            f"going on with {status.engine.value}"
+        )
+    chosen = ChosenEngine(status=status, not_used=not_used)
+    _check_allowed_types(options, chosen, note)
+    return chosen
+
+
+def _check_allowed_types(options: RunOptions, chosen: ChosenEngine, note: Note) -> None:
+    """Say where --fp16, --int8 and --bf16 do nothing, and refuse them for TensorRT 11."""
+    allow = options.build.allow
+    version = chosen.status.version or ""
+    if not allow:
+        return
+    words = ", ".join(f"--{allowed.value}" for allowed in allow)
+    if not chosen.builds_from_sparse:
+        note(f"{words}: of TensorRT alone; {chosen.status.engine.value} runs the file")
+    elif version_numbers(version) >= ALWAYS_STRONGLY_TYPED:
+        raise never_weakly_typed(version, allow[0])
+    elif version_numbers(version) >= WEAK_IS_DEPRECATED:
+        note(DEPRECATED)

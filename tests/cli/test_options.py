@@ -1,0 +1,137 @@
+"""Every option of the commands that run stages reaches the pipeline, or shows in what is said."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from onnx_models import save, two_weights
+from typer.testing import CliRunner, Result
+
+from twofour.cli.app import app
+from twofour.records.build import TrtexecFolder
+from twofour.records.options import RunOptions
+from twofour.store import read_record
+
+SHAPE = "1x8x6x6"
+ONCE: dict[str, list[str]] = {
+    "--pattern": ["1:4"],
+    "--all-layers": [],
+    "--include": ["*"],
+    "--exclude": ["*"],
+    "--precision": ["float16"],
+    "--keep-float32": ["*"],
+    "--opset": ["19"],
+    "--static-batch": [],
+    "--dynamic": ["x:2=height"],
+    "--inputs": ["x.npz"],
+    "--input-shape": [SHAPE],
+    "--dense-reference": ["other.onnx"],
+    "--metric": ["metric.py:f"],
+    "--seed": ["1"],
+    "--fresh": [],
+    "--engine": ["onnxruntime"],
+    "--shapes": [f"x={SHAPE}:{SHAPE}:{SHAPE}"],
+    "--workspace": ["64"],
+    "--opt-level": ["1"],
+    "--no-tf32": [],
+    "--fp16": [],
+    "--int8": [],
+    "--bf16": [],
+}
+"""Option -> its value, all other than the defaults."""
+SAID_ELSEWHERE = {"--out", "--json", "--quiet", "--emit-trtexec", "--tensorrt-version"}
+"""Where it goes and what is said of it: tests below, and those of the command line."""
+COMMANDS = {
+    "prune-export-build": "run_all",
+    "prune": "run_prune",
+    "export": "run_export",
+    "build": "run_build",
+}
+
+
+class GivenError(Exception):
+    """Ends a command where the pipeline would begin."""
+
+
+def options_of(command: str) -> Iterator[str]:
+    """Every option of a command by its long name; of a pair, the one that is not the default."""
+    commands: Any = typer.main.get_command(app)
+    for parameter in commands.commands[command].params:
+        if parameter.param_type_name == "option" and parameter.name != "help":
+            yield (*parameter.secondary_opts, *parameter.opts)[0]
+
+
+def asked(command: str, *arguments: str, patch: pytest.MonkeyPatch) -> tuple[Path, RunOptions]:
+    """The run folder and the options that a command hands to the pipeline."""
+    given: list[Any] = []
+
+    def stop(_model: object, out: Path, options: RunOptions, _progress: object) -> None:
+        given.extend((out, options))
+        raise GivenError
+
+    patch.setattr(f"twofour.pipeline.run.{COMMANDS[command]}", stop)
+    CliRunner().invoke(app, [command, "model.onnx", *arguments])
+    return given[0], given[1]
+
+
+def test_the_table_above_has_every_option() -> None:
+    there = {option for command in COMMANDS for option in options_of(command)}
+    assert there == ONCE.keys() | SAID_ELSEWHERE
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_option_changes_what_the_pipeline_is_asked_for(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    usual = asked(command, patch=monkeypatch)
+    assert usual[1] == RunOptions()
+    changed = {
+        option: asked(command, option, *ONCE[option], patch=monkeypatch)[1]
+        for option in options_of(command)
+        if option in ONCE
+    }
+    assert [option for option, options in changed.items() if options == usual[1]] == []
+    assert asked(command, "--out", "r", patch=monkeypatch)[0] == Path("r")
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Callable[..., Result]:
+    """`twofour build` of a small file, with more arguments."""
+    file = save(two_weights(), tmp_path / "model.onnx")
+    return lambda *more: CliRunner().invoke(app, ["build", str(file), *map(str, more)])
+
+
+def test_the_tensorrt_of_another_machine_is_refused_for_a_build_here(
+    build: Callable[..., Result],
+) -> None:
+    result = build("--tensorrt-version", "8.6")
+    assert result.exit_code == 2
+    assert "--tensorrt-version is of the machine that --emit-trtexec writes for" in result.output
+
+
+def test_the_tensorrt_of_the_other_machine_is_ten_unless_said(
+    build: Callable[..., Result], tmp_path: Path
+) -> None:
+    for name, more in (("a", ()), ("b", ("--tensorrt-version", "8.6"))):
+        assert build("--emit-trtexec", tmp_path / name, *more).exit_code == 0
+    records = [read_record(TrtexecFolder, tmp_path / name / "emitted.json") for name in "ab"]
+    assert [record.tensorrt for record in records] == ["10.x", "8.x from 8.6 on"]
+
+
+def test_a_seed_that_no_emitted_folder_needs_is_said(
+    build: Callable[..., Result], tmp_path: Path
+) -> None:
+    result = build("--emit-trtexec", tmp_path / "folder", "--seed", "1")
+    assert "--engine, --out and --seed are not used" in result.output
+
+
+def test_inputs_and_their_shapes_are_refused_together_for_an_emitted_folder_too(
+    build: Callable[..., Result], tmp_path: Path
+) -> None:
+    inputs = ("--inputs", tmp_path / "x.npz", "--input-shape", SHAPE)
+    refused = build("--emit-trtexec", tmp_path / "other", *inputs)
+    assert refused.exit_code == 2
+    assert "--inputs and --input-shape exclude each other" in refused.output

@@ -1,0 +1,236 @@
+"""Options are resolved once, before the first stage; each of them changes something that shows."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx_models import model, save, two_weights, weights
+from test_run import MODEL, Recorder
+
+from twofour.errors import BadInputError
+from twofour.pipeline.run import open_run, run_all, run_build, run_export
+from twofour.pipeline.settings import resolve
+from twofour.pipeline.sources.open import open_source
+from twofour.pipeline.sources.source import SourceOptions
+from twofour.pipeline.stages import Silent
+from twofour.records.build import BuildResult, EngineStatus
+from twofour.records.options import (
+    AllowedType,
+    BuildOptions,
+    DynamicAxis,
+    EngineName,
+    Precision,
+    RunOptions,
+    Selection,
+    ShapeProfile,
+)
+from twofour.records.run import VariantCheck
+from twofour.records.weights import Pattern
+from twofour.store import read_record
+
+ORT = RunOptions(engine="onnxruntime")
+PROFILE = ShapeProfile(input="x", min=(1, 8, 6, 6), opt=(4, 8, 6, 6), max=(8, 8, 6, 6))
+METRIC = "import numpy as np\n\ndef drawn(predict):\n    return float(np.random.rand())\n"
+
+FIRST_DONE_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "pattern": ("prune", {"pattern": Pattern(1, 4)}),
+    "selection.include": ("prune", {"selection": Selection(include=("fc",))}),
+    "selection.exclude": ("prune", {"selection": Selection(exclude=("fc",))}),
+    "selection.all_layers": ("prune", {"selection": Selection(all_layers=True)}),
+    "precision": ("export-dense", {"precision": Precision.FLOAT16}),
+    "inputs": ("export-dense", {"inputs": "inputs.npz"}),
+    "input_shapes": ("export-dense", {"input_shapes": ((4, 8, 6, 6),)}),
+    "dense_reference": ("export-dense", {"dense_reference": "other.onnx"}),
+    "metric": ("check-dense", {"metric": "metric.py:drawn"}),
+    "seed": ("export-dense", {"seed": 1}),
+    "fresh": ("export-dense", {"fresh": True}),
+    "engine": ("build", {"engine": "auto"}),
+    "build.shapes": ("inputs", {"build": BuildOptions(shapes=(PROFILE,))}),
+    "build.workspace_bytes": ("build-dense", {"build": BuildOptions(workspace_bytes=1 << 20)}),
+    "build.optimization_level": ("build-dense", {"build": BuildOptions(optimization_level=1)}),
+    "build.tf32": ("build-dense", {"build": BuildOptions(tf32=False)}),
+    "build.allow": ("build-dense", {"build": BuildOptions(allow=(AllowedType.FP16,))}),
+    "build.iterations": ("build-dense", {"build": BuildOptions(iterations=3)}),
+    "build.warmup": ("build-dense", {"build": BuildOptions(warmup=0)}),
+    "build.threads": ("check-dense", {"build": BuildOptions(threads=1)}),
+}
+"""Option -> the first stage that is done again when it changes, in a run of an ONNX file."""
+IN_OTHER_TESTS = {"keep_float32", "input_shape_names", "opset", "dynamic_batch", "dynamic"}
+"""They need another option beside them, or a torch model."""
+
+
+def options_by_name() -> Iterator[str]:
+    """Every field of RunOptions; those of a record inside it by `outer.inner`."""
+    for field in fields(RunOptions):
+        inner = {"selection": Selection, "build": BuildOptions}.get(field.name)
+        if inner is None:
+            yield field.name
+        else:
+            yield from (f"{field.name}.{each.name}" for each in fields(inner))
+
+
+def free_batch() -> onnx.ModelProto:
+    made = two_weights()
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, another one of its kind, a metric, example inputs, and a finished run in `r`."""
+    path = tmp_path_factory.mktemp("options")
+    save(free_batch(), path / "model.onnx")
+    other = free_batch()
+    other.graph.initializer[0].raw_data = bytes(len(other.graph.initializer[0].raw_data))
+    save(other, path / "other.onnx")
+    (path / "metric.py").write_text(METRIC)
+    np.savez(path / "inputs.npz", x=np.ones((3, 8, 6, 6), np.float32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        run_all("model.onnx", path / "r", ORT)
+    return path
+
+
+class DoneError(Exception):
+    """Ends a run: a stage was done that was done before."""
+
+
+class FirstStage(Silent):
+    """Ends the run after the first stage that is not found done."""
+
+    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
+        """The name is all that is asked for."""
+        if not reused:
+            raise DoneError(name)
+
+
+def first_done_again(run: Path, changed: RunOptions) -> str | None:
+    """The stage that a copy of a finished run does first under other options; None: none."""
+    copy = Path(shutil.copytree(run, run.with_name("copy"), dirs_exist_ok=True))
+    try:
+        run_all("model.onnx", copy, changed, FirstStage())
+    except DoneError as error:
+        return str(error)
+    finally:
+        shutil.rmtree(copy)
+    return None
+
+
+def test_the_walk_below_has_every_option() -> None:
+    assert set(options_by_name()) == FIRST_DONE_AGAIN.keys() | IN_OTHER_TESTS
+
+
+@pytest.mark.parametrize("option", FIRST_DONE_AGAIN)
+def test_each_option_makes_a_stage_be_done_again(
+    folder: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    stage, change = FIRST_DONE_AGAIN[option]
+    assert first_done_again(folder / "r", replace(ORT, **change)) == stage
+
+
+@pytest.mark.parametrize(
+    ("base", "change"),
+    [
+        ({"precision": Precision.FLOAT16}, {"keep_float32": ("fc",)}),
+        ({"input_shapes": ((4, 8, 6, 6),)}, {"input_shape_names": ("x",)}),
+    ],
+)
+def test_what_is_said_beside_another_option_makes_a_stage_be_done_again(
+    folder: Path,
+    base: dict[str, Any],
+    change: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    run_all("model.onnx", tmp_path / "r", replace(ORT, **base))
+    assert first_done_again(tmp_path / "r", replace(ORT, **base)) is None
+    assert first_done_again(tmp_path / "r", replace(ORT, **base, **change)) == "export-dense"
+
+
+def test_what_only_torch_models_take_makes_the_export_be_done_again(tmp_path: Path) -> None:
+    recorder = Recorder()
+    for options in (
+        RunOptions(),
+        RunOptions(opset=19),
+        RunOptions(dynamic_batch=False),
+        RunOptions(dynamic=(DynamicAxis(input="x", axis=2, name="height"),)),
+    ):
+        run_export(MODEL, tmp_path / "r", options, recorder)
+    assert recorder.did.count("export-dense") == 4
+
+
+def test_another_seed_runs_the_metric_again_on_the_same_example_inputs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    base = replace(ORT, metric="metric.py:drawn", inputs="inputs.npz")
+    drawn = []
+    for seed in (0, 1):
+        run_all("model.onnx", tmp_path / "r", replace(base, seed=seed))
+        record = read_record(VariantCheck, tmp_path / "r/stages/check-dense.json")
+        drawn.append(record.metrics["drawn"])
+    assert drawn == pytest.approx([0.5488135, 0.4170220])
+
+
+def test_the_settings_of_a_run_do_not_change(folder: Path) -> None:
+    with open_run(str(folder / "model.onnx"), folder / "settled", ORT, Silent()) as run:
+        with pytest.raises(FrozenInstanceError):
+            run.options = ORT  # type: ignore[misc, assignment]  # what is refused
+        with pytest.raises(FrozenInstanceError):
+            run.options.seed = 1  # type: ignore[misc]  # likewise
+
+
+def test_profiles_that_follow_from_the_file_stand_in_the_record_of_the_build(
+    tmp_path: Path,
+) -> None:
+    node = onnx.helper.make_node("Gemm", ["x", "w", "z"], ["y"], name="fc")
+    sizes: dict[str, list[int | str]] = {"x": ["n", 8], "z": ["n", 16]}
+    save(model([node], {"w": weights(8, 16)}, inputs=sizes), tmp_path / "two.onnx")
+    asked = ShapeProfile(input="x", min=(1, 8), opt=(4, 8), max=(8, 8))
+    options = replace(ORT, build=BuildOptions(shapes=(asked,)))
+    run_build(tmp_path / "two.onnx", tmp_path / "r", options)
+    record = read_record(BuildResult, tmp_path / "r/build.json")
+    follows = ShapeProfile(input="z", min=(1, 16), opt=(4, 16), max=(8, 16))
+    assert record.options.shapes == (asked, follows)
+
+
+def status(engine: EngineName, version: str) -> EngineStatus:
+    return EngineStatus(engine=engine, version=version, can_run=True, why_not=None, device="here")
+
+
+@pytest.mark.parametrize(
+    ("version", "asked", "opset"),
+    [
+        ("8.6.1", RunOptions(), 17),
+        ("10.3.0", RunOptions(), None),
+        ("8.6.1", RunOptions(opset=20), 20),
+        ("8.6.1", RunOptions(precision=Precision.BFLOAT16), None),
+    ],
+)
+def test_an_opset_nobody_asked_for_is_one_that_the_engine_reads(
+    version: str, asked: RunOptions, opset: int | None
+) -> None:
+    source = open_source(MODEL, SourceOptions())
+    found = resolve(asked, source, lambda name: status(name, version), print)
+    assert found.opset == opset
+    assert found.builder.status.engine is EngineName.TENSORRT
+
+
+def test_the_precision_that_nobody_asked_for_is_the_sources(folder: Path) -> None:
+    torch_source = open_source(MODEL, SourceOptions())
+    file = open_source(str(folder / "model.onnx"), SourceOptions())
+    assert resolve(RunOptions(), torch_source, None, print).precision is Precision.FLOAT16
+    assert resolve(RunOptions(), file, None, print).precision is None
+
+
+def test_a_build_refuses_example_inputs_and_shapes_for_them_together(folder: Path) -> None:
+    both = replace(ORT, inputs=str(folder / "inputs.npz"), input_shapes=((4, 8, 6, 6),))
+    with pytest.raises(BadInputError, match="--inputs and --input-shape exclude each other"):
+        run_build(folder / "model.onnx", folder / "both", both)
