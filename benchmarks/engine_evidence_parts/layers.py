@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import isfinite
 
 from engine_evidence_parts.records import Forecast, Layer, Listing, Net
+from twofour.eligibility.rules import narrow_widths
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.weights import ReasonCode
 from twofour.reports.cells import tactic_times
-from twofour.reports.speed import narrow_widths
 
 _FORECASTS = {
     VerdictName.ELIGIBLE: Forecast.ELIGIBLE,
@@ -47,7 +47,7 @@ def listing_of(verdict: Verdict) -> Listing:
 
 
 def is_small(layer: Layer) -> bool | None:
-    """The rule of thumb in use (twofour.reports.speed.small_layer); None without sizes."""
+    """The rule of thumb in use (twofour.eligibility.rules.small_layer); None without sizes."""
     if layer.in_channels is None or layer.out_channels is None:
         return None
     return bool(narrow_widths(layer.in_channels, layer.out_channels, layer.kernel))

@@ -18,9 +18,9 @@ from join_cases import DENSE, SPARSE, build, chosen, eligible, tuned
 from report_cases import conv, verdict
 from test_engine_evidence_cases import joined, layer, net, off
 
+from twofour.eligibility.rules import narrow_widths
 from twofour.records.eligibility import Evidence, VerdictName
 from twofour.reports.join.from_log import report_from_log
-from twofour.reports.speed import narrow_widths
 
 layers = st.builds(
     layer,

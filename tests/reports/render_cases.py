@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from report_cases import check, conv, gpu, int8, matmul, reason, report
 
+from twofour.eligibility.predict import summarize
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.pruning import WeightCheck
 from twofour.records.weights import ReasonCode, Weight
-from twofour.reports.eligibility import summarize
 
 HOSTILE = (
     "</script><script>document.title='owned'</script>",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from twofour.eligibility.findings import ReportContext
+from twofour.eligibility.predict import predict
 from twofour.records.build import Gpu
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.pruning import Validation, WeightCheck
 from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
-from twofour.reports.context import ReportContext
-from twofour.reports.eligibility import predict
 
 TWO_FOUR = Pattern(2, 4)
 

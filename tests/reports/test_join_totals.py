@@ -20,11 +20,11 @@ from join_cases import (
 )
 from report_cases import check, context, conv, matmul, report, validation
 
+from twofour.eligibility.predict import predict
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, EligibilityTotals, ShareUnit, VerdictName
 from twofour.records.log import BuildOutcome
 from twofour.records.weights import NotCovered, ReasonCode
-from twofour.reports.eligibility import predict
 from twofour.reports.evidence_lines import evidence_lines
 from twofour.reports.html import to_html
 from twofour.reports.join.evidence import BuildEvidence

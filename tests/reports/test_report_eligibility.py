@@ -23,13 +23,13 @@ from report_cases import (
     verdict,
 )
 
+from twofour.eligibility.findings import BuildFacts
+from twofour.eligibility.predict import predict
 from twofour.errors import BadInputError
 from twofour.records.build import Gpu
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.pruning import WeightCheck
 from twofour.records.weights import Pattern, ReasonCode, Weight
-from twofour.reports.context import BuildFacts
-from twofour.reports.eligibility import predict
 from twofour.store import from_json, to_json
 
 

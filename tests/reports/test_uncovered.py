@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from report_cases import check, conv, matmul, reason, report
 
+from twofour.eligibility.predict import not_covered_lines, not_exported, with_not_exported
 from twofour.records.eligibility import EligibilityReport, Evidence, Share, ShareUnit, VerdictName
 from twofour.records.pruning import PrunedWeight
 from twofour.records.weights import NotCovered, ReasonCode
@@ -17,10 +18,8 @@ from twofour.reports.join.evidence import BuildEvidence
 from twofour.reports.join.gates import Gates, check_gates
 from twofour.reports.join.joined import join_report
 from twofour.reports.markdown import to_markdown
-from twofour.reports.not_exported import not_exported, with_not_exported
 from twofour.reports.summary import advice_lines, totals
 from twofour.reports.text import eligibility_table, plain_text
-from twofour.reports.uncovered import not_covered_lines
 
 
 def group(op: str, weights: int, *, multiplies: bool = True, uses: int = 1) -> NotCovered:

@@ -8,6 +8,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
+from twofour.eligibility.findings import NOTHING_KNOWN, BuildFacts, ReportContext
+from twofour.eligibility.predict import not_covered_lines, not_exported, predict, with_not_exported
+from twofour.eligibility.reasons import REASONS
 from twofour.engines.gpu import find_gpu
 from twofour.errors import BadInputError
 from twofour.graph import GraphWeights, find_weights, load_model
@@ -24,8 +27,6 @@ from twofour.records.latency import LatencyComparison
 from twofour.records.options import EngineName
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
-from twofour.reports.context import NOTHING_KNOWN, BuildFacts, ReportContext
-from twofour.reports.eligibility import predict
 from twofour.reports.html import to_html
 from twofour.reports.join.belonging import own_evidence
 from twofour.reports.join.build_facts import build_facts
@@ -35,8 +36,6 @@ from twofour.reports.join.from_log import report_from_engine
 from twofour.reports.join.joined import join_report
 from twofour.reports.join.sightings import name_places
 from twofour.reports.markdown import to_markdown
-from twofour.reports.not_exported import not_exported, with_not_exported
-from twofour.reports.uncovered import not_covered_lines
 from twofour.reports.words import printable
 from twofour.store import read_record, write_text
 
@@ -47,7 +46,6 @@ MARKDOWN = "report.md"
 HTML = "report.html"
 LATENCY = "latency.json"
 """What `twofour compare` writes; the page shows it."""
-_KNOWN_TO_PRUNING = {ReasonCode.EXCLUDED, ReasonCode.SHARED_WEIGHT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ def said_by_pruning(pruned: PruneResult) -> dict[str, Weight]:
     """What only pruning knows of a weight: the user's choice, and who else uses it; by key."""
     return {
         row.weight.weight: replace(
-            row.weight, reasons=tuple(r for r in row.reasons if r.code in _KNOWN_TO_PRUNING)
+            row.weight, reasons=tuple(r for r in row.reasons if REASONS[r.code].explains_dense)
         )
         for row in pruned.weights
         if row.weight.weight is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from twofour.eligibility.findings import ALWAYS_STRONGLY_TYPED, version_numbers
 from twofour.engines.opset_advice import opset_for
 from twofour.engines.select import choose_engine
 from twofour.engines.tensorrt.precision import (
@@ -20,7 +21,6 @@ from twofour.errors import BadInputError
 from twofour.pipeline.sources.source import Source, SourceKind
 from twofour.records.build import EngineStatus
 from twofour.records.options import EngineName, Precision, RunOptions
-from twofour.reports.context import ALWAYS_STRONGLY_TYPED, version_numbers
 
 StatusOf = Callable[[EngineName], EngineStatus]
 Note = Callable[[str], None]

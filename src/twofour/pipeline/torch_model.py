@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twofour.eligibility.predict import not_covered_lines
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.watched import files_read
 from twofour.pipeline.weights_file import load_weights, save_weights
 from twofour.records.options import Selection
 from twofour.records.pruning import PruneResult
 from twofour.records.weights import Pattern
-from twofour.reports.uncovered import not_covered_lines
 from twofour.store import atomic_file
 
 if TYPE_CHECKING:

@@ -6,21 +6,18 @@ import difflib
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
+from twofour.eligibility.findings import Remark
+from twofour.eligibility.reasons import REASONS, LeftDense
+from twofour.eligibility.rules import groups_in_words, tail_in_words
 from twofour.errors import BadInputError
 from twofour.records.options import Selection
-from twofour.records.weights import LEFT_DENSE_BY_SHAPE, Pattern, Reason, ReasonCode, Weight
+from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
 
 Choice = tuple[Weight, bool, tuple[Reason, ...]]
 """A weight, whether it is to be pruned, and what speaks against sparse math in it."""
 
-_IMPOSSIBLE = {
-    ReasonCode.NOT_CONSTANT,
-    ReasonCode.PICKED_AT_RUN_TIME,
-}
-"""Reasons no option overrides: there is no stored array. An array in which a stored 0 is not a zero
-has no axis; a zero point of activations keeps TensorRT off, and pruning is none of its business."""
-_LEFT_DENSE = _IMPOSSIBLE | LEFT_DENSE_BY_SHAPE | {ReasonCode.UNSUPPORTED_OP}
-"""Reasons that leave a weight dense unless the user asks for it; all others are only told."""
+_LEFT_DENSE = (LeftDense.ALWAYS, LeftDense.BY_SHAPE, LeftDense.UNLESS_ASKED)
+"""What keeps a weight from being pruned by itself; all other reasons are only told."""
 
 
 def choose(weights: Sequence[Weight], pattern: Pattern, selection: Selection) -> tuple[Choice, ...]:
@@ -57,42 +54,15 @@ def table_reasons(weight: Weight) -> tuple[Reason, ...]:
 
 
 def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
-    """What the weight's shape says against sparse math.
-
-    Source: TensorRT developer guide, "Structured Sparsity"; NVIDIA/TensorRT issue 4054 (grouped).
-    """
-    reasons = []
+    """What the weight's shape says against sparse math, in the words of the rules."""
+    found = {}
     if weight.groups > 1:
-        reasons.append(_grouped(weight))
-    length = None if weight.axis is None else _reduction_length(weight)
-    if length is not None and length % pattern.m and not weight.is_depthwise:
-        message = (
-            f"{length} weights along axis {weight.axis} are not a multiple of {pattern.m}: "
-            f"{length % pattern.m} are left over"
-        )
-        reasons.append(Reason(code=ReasonCode.AXIS_NOT_MULTIPLE, message=message))
-    return tuple(reasons)
-
-
-def _reduction_length(weight: Weight) -> int:
-    """Weights that one output sums over: C, or C of one group, for one kernel position."""
-    return weight.in_channels // weight.groups
-
-
-def _grouped(weight: Weight) -> Reason:
-    if weight.is_depthwise:
-        return Reason(
-            code=ReasonCode.DEPTHWISE_CONV,
-            message=f"depthwise convolution of {weight.groups} channels: each output sums over "
-            "1 input channel, so there is nothing to group",
-            source="NVIDIA/TensorRT issue 4054",
-        )
-    return Reason(
-        code=ReasonCode.GROUPED_CONV,
-        message=f"convolution with {weight.groups} groups of "
-        f"{_reduction_length(weight)} input channels: no sparse kernel takes groups",
-        source="NVIDIA/TensorRT issue 4054",
-    )
+        code = ReasonCode.DEPTHWISE_CONV if weight.is_depthwise else ReasonCode.GROUPED_CONV
+        found[code] = groups_in_words(weight.groups, weight.in_channels)
+    length = weight.in_channels // weight.groups  # that one output sums over, for a kernel position
+    if weight.axis is not None and length % pattern.m and not weight.is_depthwise:
+        found[ReasonCode.AXIS_NOT_MULTIPLE] = tail_in_words(length, pattern.m, weight.groups)
+    return tuple(REASONS[c].finding(Remark(message=m)).reason for c, m in found.items())
 
 
 def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choice:
@@ -111,14 +81,16 @@ def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choic
             hint=f"--include {included} asks for it; narrow the glob or --exclude the layer",
         )
     wanted = selection.all_layers or included is not None
-    usable = not (weight.looked_up_by or any(reason.code in _LEFT_DENSE for reason in reasons))
+    usable = not (
+        weight.looked_up_by or any(REASONS[r.code].left_dense in _LEFT_DENSE for r in reasons)
+    )
     return weight, impossible is None and (wanted or usable), reasons
 
 
 def _impossible(weight: Weight, reasons: Iterable[Reason]) -> str | None:
     """Why no option can prune this weight, or None."""
     for reason in reasons:
-        if reason.code in _IMPOSSIBLE:
+        if REASONS[reason.code].left_dense is LeftDense.ALWAYS:
             return reason.message
     if weight.weight is None:
         return "its weight is not stored in the model"

@@ -67,7 +67,7 @@ class PatternCheck:
 
 
 class ReasonCode(str, Enum):
-    """Why a layer does not run sparse, or may not."""
+    """Why a layer does not run sparse, or may not; eligibility/reasons.py says what each means."""
 
     PATTERN_BROKEN = "PATTERN_BROKEN"
     WRONG_AXIS = "WRONG_AXIS"
@@ -92,31 +92,15 @@ class ReasonCode(str, Enum):
     LOG_SILENT = "LOG_SILENT"
     LOG_CONTRADICTS = "LOG_CONTRADICTS"
     QUALIFIES = "QUALIFIES"
-    """Nothing known speaks against sparse math: the reason of a plainly eligible layer."""
     NOT_EXPORTED = "NOT_EXPORTED"
-    """Pruning knows the layer, and no node of the exported graph is of it."""
     PICKED_AT_RUN_TIME = "PICKED_AT_RUN_TIME"
-    """Another matrix of a stored stack is the weight in every run, as with experts."""
     NOT_CHECKED = "NOT_CHECKED"
-    """The validation has no row for this weight, so nothing is known of its pattern."""
     NOT_LISTED = "NOT_LISTED"
-    """The builder printed its list of eligible layers, and this one is not in it."""
     NO_SPARSE_TACTIC = "NO_SPARSE_TACTIC"
-    """The builder timed kernels for an eligible layer, and none of them was sparse."""
     DENSE_TAKEN = "DENSE_TAKEN"
-    """The builder took a dense kernel for an eligible layer; no times of both are in the log."""
     FUSED_SIBLINGS = "FUSED_SIBLINGS"
-    """It runs as one engine layer with others that read the same input (horizontal fusion)."""
     SPARSITY_FORCED = "SPARSITY_FORCED"
-    """trtexec overwrote the weights, so the log says nothing about those of the model."""
     FOLDED = "FOLDED"
-    """No layer of the engine holds the node: folded into a constant, or fused or left out."""
-
-
-LEFT_DENSE_BY_SHAPE = frozenset(
-    {ReasonCode.GROUPED_CONV, ReasonCode.DEPTHWISE_CONV, ReasonCode.AXIS_NOT_MULTIPLE}
-)
-"""What pruning leaves dense unless it is asked for, and gates do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

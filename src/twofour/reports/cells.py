@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
+from twofour.eligibility.predict import rules_were_wrong
+from twofour.eligibility.rules import holds_trivially
 from twofour.records.eligibility import Evidence, Verdict
-from twofour.records.weights import HARDWARE_PATTERN, Pattern, ReasonCode
-from twofour.reports.rules import rules_were_wrong
+from twofour.records.weights import HARDWARE_PATTERN, ReasonCode
 from twofour.reports.words import axis_name, printable, tactic_times_words, times
 
 NO_NAME = "(no name)"
@@ -27,11 +28,6 @@ def pattern_word(verdict: Verdict) -> str:
     if verdict.pattern_holds and holds_trivially(verdict.shape, verdict.axis, HARDWARE_PATTERN):
         return TRIVIAL
     return {True: str(HARDWARE_PATTERN), False: "broken", None: "?"}[verdict.pattern_holds]
-
-
-def holds_trivially(shape: tuple[int, ...], axis: int | None, pattern: Pattern) -> bool:
-    """Whether the axis is too short to break it: depthwise kernels, images of one channel."""
-    return axis is not None and shape[axis] <= pattern.n
 
 
 def surprise(verdict: Verdict) -> str | None:

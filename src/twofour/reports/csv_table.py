@@ -6,10 +6,9 @@ import csv
 import io
 from math import isfinite, prod
 
+from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, rules_were_wrong, uses_of
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict
 from twofour.records.weights import NotCovered
-from twofour.reports.rules import rules_were_wrong
-from twofour.reports.uncovered import NO_FACTOR, NOT_COVERED, uses_of
 from twofour.reports.words import printable, times
 
 COLUMNS = (

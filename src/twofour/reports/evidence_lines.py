@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from twofour.eligibility.predict import NOT_COVERED
 from twofour.records.eligibility import (
     EligibilityReport,
     EligibilityTotals,
@@ -13,7 +14,6 @@ from twofour.records.eligibility import (
     VerdictName,
 )
 from twofour.reports.fates import Fate
-from twofour.reports.uncovered import NOT_COVERED
 from twofour.reports.words import count, printable, share
 
 DISAGREEMENTS_SHOWN = 5

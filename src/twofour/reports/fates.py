@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 
+from twofour.eligibility.predict import NOT_COVERED, count_weights
 from twofour.records.eligibility import Verdict, VerdictName
 from twofour.records.weights import ReasonCode
-from twofour.reports.eligibility import count_weights
-from twofour.reports.uncovered import NOT_COVERED
 
 
 class Fate(str, Enum):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from twofour.eligibility.rules import LARGE_ENOUGH
 from twofour.records.build import BuildResult
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import Accuracy
@@ -23,7 +24,6 @@ from twofour.reports.confusion import confusion_table
 from twofour.reports.fates import Fate, by_fate, fate_of, weights_by_fate
 from twofour.reports.latency_text import latency_table
 from twofour.reports.page_frame import breakable, drawn, render
-from twofour.reports.speed import LARGE_ENOUGH
 from twofour.reports.summary import advice_lines, title_line, totals
 from twofour.reports.text import drift_lines, plain_text
 from twofour.reports.words import printable, shape_cell, tactic_ratio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twofour.eligibility.findings import ALWAYS_STRONGLY_TYPED, version_numbers
 from twofour.records.log import (
     Build,
     BuildOutcome,
@@ -10,7 +11,6 @@ from twofour.records.log import (
     SparsityKind,
     TunedLayer,
 )
-from twofour.reports.context import ALWAYS_STRONGLY_TYPED, version_numbers
 from twofour.reports.join.build_facts import build_facts
 from twofour.reports.telling_errors import telling_errors
 from twofour.reports.words import count

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from twofour.eligibility.predict import NOT_COVERED, count_weights, not_covered_lines, uses_of
+from twofour.eligibility.reasons import changes
 from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,
@@ -13,11 +15,8 @@ from twofour.records.eligibility import (
     VerdictName,
 )
 from twofour.records.weights import ReasonCode
-from twofour.reports.eligibility import count_weights
 from twofour.reports.evidence_lines import evidence_lines
 from twofour.reports.fates import Fate, by_fate, counted_once, weights_by_fate
-from twofour.reports.remedies import changes
-from twofour.reports.uncovered import NOT_COVERED, not_covered_lines, uses_of
 from twofour.reports.words import count, printable, share
 
 CHANGES_SHOWN = 3

@@ -16,13 +16,14 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from twofour.eligibility.predict import not_covered_lines
+from twofour.eligibility.rules import holds_trivially
 from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
 from twofour.records.export import Accuracy, OutputAgreement
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation, WeightCheck
 from twofour.records.weights import Pattern, Reason, ReasonCode
 from twofour.reports.cells import (
     TRIVIAL,
-    holds_trivially,
     main_reason,
     name_cell,
     other_codes,
@@ -31,7 +32,6 @@ from twofour.reports.cells import (
 )
 from twofour.reports.rows import Row, collapse
 from twofour.reports.summary import Total, advice_lines, title_line, totals
-from twofour.reports.uncovered import not_covered_lines
 from twofour.reports.words import count, printable, shape_cell, share, times
 
 _UNMATCHED_SHOWN = 5

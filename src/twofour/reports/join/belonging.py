@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from twofour.eligibility.remedies import MEND_BUILD
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.log import Build, SparsityFlag
 from twofour.records.weights import Reason, ReasonCode
@@ -113,7 +114,7 @@ def _failed(build: Build) -> NoEvidence:
     return NoEvidence(
         note=f"the build failed: {where}",
         reason=Reason(code=ReasonCode.LOG_SILENT, message=message, source=source),
-        remedy="mend what the log calls an error and build again",
+        remedy=MEND_BUILD.text,
         engine="no engine: the build failed",
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from twofour.eligibility.findings import BuildFacts, version_numbers
 from twofour.records.log import Build, BuildOutcome, EngineLayer, SparsityFlag
-from twofour.reports.context import BuildFacts, version_numbers
 
 _TYPE = re.compile(r"\b(FP16|BF16|INT8|FP8|INT4|FP4)\b")
 _TYPE_OPTION = re.compile(r"(?<!\S)--(fp16|bf16|int8|fp8|int4|best)(?![\w-])")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twofour.eligibility.findings import BuildFacts, version_numbers
 from twofour.records.build import FIRST_WITH_SPARSE
 from twofour.records.log import (
     Build,
@@ -13,7 +14,6 @@ from twofour.records.log import (
     SparsityKind,
     SparsityLine,
 )
-from twofour.reports.context import BuildFacts, version_numbers
 from twofour.reports.join.build_facts import build_facts
 from twofour.reports.join.name_parts import REGION
 from twofour.reports.join.sightings import Sighting, Sightings

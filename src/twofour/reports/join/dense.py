@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from twofour.records.eligibility import Verdict, VerdictName
-from twofour.records.log import SkippedTactic, SkipReason, Tactic, TunedLayer
-from twofour.records.weights import Reason, ReasonCode
-from twofour.reports.context import BuildFacts
-from twofour.reports.join.outcome import JoinCase
-from twofour.reports.join.sources import quoted_source
-from twofour.reports.remedies import leaves_dense
-from twofour.reports.steps import (
+from twofour.eligibility.findings import BuildFacts
+from twofour.eligibility.reasons import REASONS, leaves_dense
+from twofour.eligibility.remedies import (
+    ACCEPT_DENSE,
     ALLOW_FLOAT16,
     DELETE_CACHE,
     EXPORT_FLOAT16,
+    LARGER_BATCH,
+    LARGER_WORKSPACE,
+    LOG_OF_TYPE,
+    MORE_MEMORY,
     NO_CACHE,
     still_to_do,
 )
+from twofour.records.eligibility import Verdict, VerdictName
+from twofour.records.log import SkippedTactic, SkipReason, Tactic, TunedLayer
+from twofour.records.weights import Reason, ReasonCode
+from twofour.reports.join.outcome import JoinCase
+from twofour.reports.join.sources import quoted_source
 from twofour.reports.words import count, tactic_times_words
 
 _MIB = 1 << 20
 _LOW_TYPES = frozenset({"float16", "half", "bfloat16", "int8"})
 """Types of weights, as ONNX and layer information call them, that have sparse kernels."""
-_THIS_FILE = "this log is of a build in FP32 alone: build this {} file and give its log"
-_FASTER_WINS = "NVIDIA/TensorRT issue 2169: the builder keeps the faster"
-_LARGER = "try a larger batch, where sparse kernels gain most; else dense is right here"
+_FASTER_WINS = REASONS[ReasonCode.DENSE_TAKEN].source or ""
 
 
 def why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
@@ -31,18 +34,18 @@ def why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
     sparse, dense = case.sparse_ms, case.dense_ms
     skipped = _workspace(case.seen.skipped)
     if sparse is not None and dense is not None:
-        found, remedy = _both_timed(case, sparse, dense), case.row.remedy or _LARGER
+        found, remedy = _both_timed(case, sparse, dense), case.row.remedy or LARGER_BATCH.text
     elif skipped is not None and sparse is None:
         found, remedy = _skipped(case, skipped), _more_workspace(case, skipped)
     elif _hidden(case):
         steps = still_to_do(case.around.facts, DELETE_CACHE, NO_CACHE)
-        found, remedy = _cached(case), steps[0] if steps else case.row.remedy or _LARGER
+        found, remedy = _cached(case), steps[0] if steps else case.row.remedy or LARGER_BATCH.text
     elif case.seen.tuned is not None and _all_named(case.seen.tuned):
         found, remedy = _none_offered(case, case.seen.tuned), case.row.remedy or _other_type(case)
     else:
-        found, remedy = _taken(case), case.row.remedy or _LARGER
+        found, remedy = _taken(case), case.row.remedy or LARGER_BATCH.text
     if is_of_lower_type(case.row, case.around.facts) and not leaves_dense(case.row.remedy or ""):
-        remedy = _THIS_FILE.format(case.row.dtype)
+        remedy = f"{LOG_OF_TYPE.text} {case.row.dtype} file and give its log"
     return (found, *_rules_against(case)), remedy
 
 
@@ -85,8 +88,9 @@ def _more_workspace(case: JoinCase, tactic: SkippedTactic) -> str:
     wishes = [tactic.requested_bytes or 0, (build.workspace_wanted_bytes if build else 0) or 0]
     most = max(*wishes, *(s.requested_bytes or 0 for s in case.seen.skipped))
     if tactic.reason is not SkipReason.WORKSPACE or not most:
-        return "build with more free GPU memory and a larger workspace"
-    return f"build with a workspace of {-(-most // _MIB):,} MiB or more (--memPoolSize=workspace:)"
+        return MORE_MEMORY.text
+    size = f"{-(-most // _MIB):,} MiB or more"
+    return f"{LARGER_WORKSPACE.text} {size} (--memPoolSize=workspace:)"
 
 
 def _cached(case: JoinCase) -> Reason:
@@ -109,7 +113,7 @@ def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
 def _other_type(case: JoinCase) -> str:
     steps = still_to_do(case.around.facts, EXPORT_FLOAT16, ALLOW_FLOAT16)
     if not steps or case.row.dtype.lower() in _LOW_TYPES:
-        return "accept dense: this builder offers no sparse kernel for the layer as it is"
+        return ACCEPT_DENSE.text
     return " or ".join(steps)
 
 

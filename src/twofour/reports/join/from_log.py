@@ -8,10 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
+from twofour.eligibility.findings import Remark
+from twofour.eligibility.predict import summarize
+from twofour.eligibility.reasons import REASONS
+from twofour.eligibility.remedies import LEAVE_GROUPED_ENGINE
+from twofour.eligibility.rules import groups_in_words
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.log import Build, EngineLayer
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
-from twofour.reports.eligibility import summarize
 from twofour.reports.join.engine_words import NO_ENGINE
 from twofour.reports.join.evidence import BuildEvidence, engine_layers
 from twofour.reports.join.joined import join_report
@@ -27,7 +31,6 @@ _KINDS = (
 )
 _UNKNOWN_OP = "unknown"
 _NO_MODEL = Reason(code=ReasonCode.NOT_CHECKED, message="there is no model to check")
-_LEAVE_DENSE = "leave it dense: sparse kernels need a convolution without groups"
 
 
 def report_from_log(build: Build) -> EligibilityReport:
@@ -109,7 +112,11 @@ def _row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
     op = next((op for pattern, op in _KINDS if pattern.search(kind)), _UNKNOWN_OP)
     groups = (layer.groups if layer is not None else None) or 1
     if groups > 1:
-        said, remedy, verdict = _grouped(groups), _LEAVE_DENSE, VerdictName.NOT_ELIGIBLE
+        said, remedy, verdict = (
+            _grouped(groups),
+            LEAVE_GROUPED_ENGINE.text,
+            VerdictName.NOT_ELIGIBLE,
+        )
     else:
         said, remedy, verdict = _NO_MODEL, None, VerdictName.UNKNOWN
     out = layer.out_maps if layer is not None else None
@@ -137,6 +144,5 @@ def _row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
 
 def _grouped(groups: int) -> Reason:
     """The rule about groups, from what layer information states of the convolution."""
-    message = f"{groups} groups: no sparse kernel for groups"
-    source = "NVIDIA/TensorRT issue 4054"
-    return Reason(code=ReasonCode.GROUPED_CONV, message=message, source=source)
+    row = REASONS[ReasonCode.GROUPED_CONV]
+    return row.finding(Remark(message=groups_in_words(groups, 0))).reason

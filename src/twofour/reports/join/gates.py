@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from twofour.eligibility.predict import not_covered_lines
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import NotCovered, Reason, ReasonCode
-from twofour.reports.uncovered import not_covered_lines
 from twofour.reports.words import count
 
 _GOOD = {

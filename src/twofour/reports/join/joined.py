@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from twofour.eligibility.predict import summarize
 from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,
@@ -13,7 +14,6 @@ from twofour.records.eligibility import (
     VerdictName,
 )
 from twofour.records.log import BuildOutcome
-from twofour.reports.eligibility import summarize
 from twofour.reports.join.absent import Whereabouts
 from twofour.reports.join.belonging import (
     NoEvidence,

@@ -9,6 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from twofour.eligibility.findings import Remark
+from twofour.eligibility.predict import rules_were_wrong
+from twofour.eligibility.reasons import REASONS, leaves_dense
+from twofour.eligibility.remedies import (
+    ALLOW_SPARSE,
+    GIVE_MODEL,
+    LEAVE_FUSED,
+    MEND_FUSED,
+    NAME_KERNELS,
+    NEWER_GPU,
+    NO_PLUGIN,
+    NOT_FORCED,
+    PRUNE_ALONG,
+    PRUNE_FUSED,
+    SAME_BUILD,
+    SAME_MODEL,
+    VERBOSE_LOG,
+    Remedy,
+    still_to_do,
+)
+from twofour.eligibility.rules import gpu_in_words
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.log import SparsityKind
 from twofour.records.weights import Reason, ReasonCode
@@ -18,32 +39,8 @@ from twofour.reports.join.dense import why_dense
 from twofour.reports.join.outcome import JoinCase, Outcome, measured
 from twofour.reports.join.silence import Silence, silence, silent_choice
 from twofour.reports.join.sources import line_source, mention_source
-from twofour.reports.remedies import NO_PLUGIN, PRUNE_ALONG, PRUNE_FUSED, leaves_dense
-from twofour.reports.rules import rules_were_wrong
-from twofour.reports.steps import (
-    ALLOW_SPARSE,
-    NAME_KERNELS,
-    NEWER_GPU,
-    VERBOSE_LOG,
-    Step,
-    still_to_do,
-)
 from twofour.reports.words import listed, one_of, tactic_times_words
 
-_NOT_FORCED = "rebuild with --sparsity=enable, which keeps the weights as they are"
-_SAME_MODEL = "check that the engine was built from this very ONNX file"
-_GIVE_MODEL = "give the ONNX file too (--onnx), to see what speaks against it"
-_BUILDER_OBEYS = frozenset(
-    {
-        ReasonCode.PATTERN_BROKEN,
-        ReasonCode.WRONG_AXIS,
-        ReasonCode.GROUPED_CONV,
-        ReasonCode.DEPTHWISE_CONV,
-        ReasonCode.NOT_CONSTANT,
-    }
-)
-"""Rules that no builder is known to break: where one seems to, the files are of two models."""
-_SAME_BUILD = "check that the log and the layer information are of one build"
 _Rule = Callable[[JoinCase, Whereabouts], "Outcome | None"]
 
 
@@ -73,7 +70,7 @@ def _judged(case: JoinCase, whereabouts: Whereabouts) -> Outcome:
     if found.evidence is None:
         return found
     reasons = (*found.reasons, *_disagreement(case, found), *_log_contradicts(case))
-    remedy = _SAME_MODEL if _cannot_be(case, found) else found.remedy
+    remedy = SAME_MODEL.text if _cannot_be(case, found) else found.remedy
     return measured(found.verdict, tuple(dict.fromkeys(reasons)), remedy)
 
 
@@ -81,7 +78,7 @@ def _cannot_be(case: JoinCase, found: Outcome) -> bool:
     """Whether the engine does what the weights of this file do not allow."""
     usable = found.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
     ruled_out = case.row.predicted is VerdictName.NOT_ELIGIBLE
-    return usable and ruled_out and any(r.code in _BUILDER_OBEYS for r in case.row.reasons)
+    return usable and ruled_out and any(REASONS[r.code].builder_obeys for r in case.row.reasons)
 
 
 def _chosen(case: JoinCase, _: Whereabouts) -> Outcome | None:
@@ -122,7 +119,7 @@ def _off(case: JoinCase, _: Whereabouts) -> Outcome | None:
     return _ruled_out_by_build(case, (_switched_off(case),), ALLOW_SPARSE)
 
 
-def _ruled_out_by_build(case: JoinCase, said: tuple[Reason, ...], step: Step) -> Outcome:
+def _ruled_out_by_build(case: JoinCase, said: tuple[Reason, ...], step: Remedy) -> Outcome:
     """What the model itself lacks comes first; its remedy too, if that is not to leave it dense."""
     against = case.row.reasons if case.row.predicted is VerdictName.NOT_ELIGIBLE else ()
     known = {reason.code for reason in said}
@@ -153,7 +150,7 @@ def _eligible(case: JoinCase, _: Whereabouts) -> Outcome | None:
         return measured(VerdictName.ELIGIBLE, (proof, silent), gap.remedy)
     reasons, remedy = why_dense(case)
     if case.seen.chosen is not None:
-        return measured(VerdictName.ELIGIBLE, (_choice_denied(case), *reasons), _SAME_BUILD)
+        return measured(VerdictName.ELIGIBLE, (_choice_denied(case), *reasons), SAME_BUILD.text)
     return measured(VerdictName.ELIGIBLE, (*reasons, proof), remedy)
 
 
@@ -228,16 +225,14 @@ def _plugin(case: JoinCase, _: Whereabouts) -> Outcome | None:
     message = f"it runs in the plugin {name}, whose kernels TensorRT does not choose"
     source = case.around.seen.engine_file or case.around.file
     reason = Reason(code=ReasonCode.IN_PLUGIN, message=message, source=f"{source}: {name}")
-    return measured(VerdictName.NOT_ELIGIBLE, (reason,), NO_PLUGIN)
+    return measured(VerdictName.NOT_ELIGIBLE, (reason,), NO_PLUGIN.text)
 
 
 def _old_gpu(case: JoinCase, _: Whereabouts) -> Outcome | None:
     build = case.around.build
     if build is None or not case.around.old_gpu or build.compute_capability is None:
         return None
-    major, minor = build.compute_capability
-    gpu = build.gpu or "the GPU"
-    message = f"{gpu} (compute capability {major}.{minor}) has no sparse tensor cores"
+    message = gpu_in_words(build.gpu or "the GPU", build.compute_capability)
     reason = Reason(code=ReasonCode.GPU_HAS_NO_SPARSE, message=message, source=build.file)
     off = (_switched_off(case),) if case.around.off else ()
     return _ruled_out_by_build(case, (reason, *off), NEWER_GPU)
@@ -253,9 +248,11 @@ def _not_listed(case: JoinCase, _: Whereabouts) -> Outcome | None:
     if case.row.predicted is VerdictName.NOT_ELIGIBLE:
         return measured(VerdictName.NOT_ELIGIBLE, (*case.row.reasons, reason), case.row.remedy)
     if case.row.predicted is not VerdictName.UNKNOWN:
-        return _spoiled(case, reason) or measured(VerdictName.NOT_ELIGIBLE, (reason,), _SAME_MODEL)
+        return _spoiled(case, reason) or measured(
+            VerdictName.NOT_ELIGIBLE, (reason,), SAME_MODEL.text
+        )
     if not case.row.shape:
-        return measured(VerdictName.NOT_ELIGIBLE, (reason,), _GIVE_MODEL)
+        return measured(VerdictName.NOT_ELIGIBLE, (reason,), GIVE_MODEL.text)
     return measured(VerdictName.NOT_ELIGIBLE, (reason, *case.row.reasons), case.row.remedy)
 
 
@@ -275,10 +272,10 @@ def _spoiled(case: JoinCase, reason: Reason) -> Outcome | None:
 def _remedy_of_fused(names: str, against: Sequence[Verdict]) -> str:
     remedies = list(dict.fromkeys(v.remedy for v in against if v.remedy))
     if not remedies or any(map(leaves_dense, remedies)):
-        return f"leave it dense: it is fused with {names}"
-    if all(remedy.startswith(PRUNE_ALONG) for remedy in remedies):
-        return f"{PRUNE_FUSED}: {names}"
-    return f"mend the layers fused with it too: {names} ({'; '.join(remedies)})"
+        return f"{LEAVE_FUSED.text} {names}"
+    if all(remedy.startswith(PRUNE_ALONG.text) for remedy in remedies):
+        return f"{PRUNE_FUSED.text}: {names}"
+    return f"{MEND_FUSED.text}: {names} ({'; '.join(remedies)})"
 
 
 def _fused_with(case: JoinCase) -> Reason | None:
@@ -329,7 +326,7 @@ def _unsaid(case: JoinCase) -> Outcome:
     around, row = case.around, case.row
     remedy: str | None
     if around.forced:
-        said, remedy = _forced(), _NOT_FORCED
+        said, remedy = _forced(), NOT_FORCED.text
     else:
         gap = silence(around, case.seen) or Silence(why="nothing speaks of it", remedy=None)
         why = f"it runs {case.dense_kernels}; {gap.why}" if case.runs_dense else gap.why
@@ -350,8 +347,7 @@ def _unsaid(case: JoinCase) -> Outcome:
 
 def _forced() -> Reason:
     message = "--sparsity=force overwrote the weights: the log says nothing about the model's own"
-    source = "trtexec, samples/common/sampleUtils.cpp"
-    return Reason(code=ReasonCode.SPARSITY_FORCED, message=message, source=source)
+    return REASONS[ReasonCode.SPARSITY_FORCED].finding(Remark(message=message)).reason
 
 
 def _with_times(case: JoinCase) -> str:

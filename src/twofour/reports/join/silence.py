@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twofour.eligibility.findings import BuildFacts
+from twofour.eligibility.remedies import (
+    ALLOW_SPARSE,
+    FINISH_BUILD,
+    LOG_OF_BUILD,
+    NAME_KERNELS,
+    NAMES_IN_LOG,
+    VERBOSE_LOG,
+    WHOLE_LOG,
+    Remedy,
+    still_to_do,
+)
 from twofour.records.log import Build, BuildOutcome, SparsityKind, SparsityLine
-from twofour.reports.context import BuildFacts
 from twofour.reports.join.circumstances import Circumstances, in_myelin, is_version_8, passes_of
 from twofour.reports.join.sightings import Sighting
-from twofour.reports.steps import ALLOW_SPARSE, NAME_KERNELS, VERBOSE_LOG, still_to_do
 from twofour.reports.words import count
-
-_FINISH = "let the build finish, and give its whole log"
-_WHOLE = "give the whole log: its list of layers is shortened"
-_NAMES = "give the whole log with the names behind the counts"
-_OF_BUILD = "give the log of its build"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +37,9 @@ def to_hear(build: BuildFacts) -> str | None:
     return "; ".join(steps) or None
 
 
-def _or_layers(build: BuildFacts, *first: str) -> str | None:
+def _or_layers(build: BuildFacts, *first: Remedy) -> str | None:
     """Layer information tells the same where it is not at hand."""
-    return ", or ".join((*first, *still_to_do(build, NAME_KERNELS))) or None
+    return ", or ".join(still_to_do(build, *first, NAME_KERNELS)) or None
 
 
 def silence(circumstances: Circumstances, sighting: Sighting) -> Silence | None:
@@ -46,7 +51,7 @@ def silence(circumstances: Circumstances, sighting: Sighting) -> Silence | None:
         return _silent_log(build, facts)
     if build.outcome is BuildOutcome.UNFINISHED:
         why = "the log ends before the build does, and has not named it yet"
-        return Silence(why=why, remedy=_FINISH)
+        return Silence(why=why, remedy=FINISH_BUILD.text)
     foreign = in_myelin(sighting)
     lists = circumstances.lists(SparsityKind.ELIGIBLE, foreign=False)
     if foreign:
@@ -71,16 +76,16 @@ def silent_choice(circumstances: Circumstances) -> Silence:
     build = circumstances.build
     lines = [line for line in circumstances.lines if line.kind is SparsityKind.CHOSEN]
     if build is not None and build.outcome is BuildOutcome.UNFINISHED:
-        return Silence(why=why, remedy=_FINISH)
+        return Silence(why=why, remedy=FINISH_BUILD.text)
     if (cut := _cut_choices(circumstances, lines)) is not None:
-        return Silence(why=f"{why}: {cut}", remedy=_WHOLE)
+        return Silence(why=f"{why}: {cut}", remedy=WHOLE_LOG.text)
     if any(not line.names and line.printed_count for line in lines):
         most = max(line.printed_count or 0 for line in lines)
-        remedy = _or_layers(circumstances.facts, _NAMES)
+        remedy = _or_layers(circumstances.facts, NAMES_IN_LOG)
         return Silence(why=f"{why}: {count(most, 'layer')} without names", remedy=remedy)
     if any(line.names is None and line.printed_count == 0 for line in lines):
         why += ": a count of 0 without names, which TensorRT 10.3 prints whatever it chose"
-        return Silence(why=why, remedy=_or_layers(circumstances.facts, _NAMES))
+        return Silence(why=why, remedy=_or_layers(circumstances.facts, NAMES_IN_LOG))
     return Silence(why=why, remedy=to_hear(circumstances.facts))
 
 
@@ -101,18 +106,18 @@ def _cut(circumstances: Circumstances, *, foreign: bool) -> Silence | None:
     lines = [line for line in circumstances.lines if line.foreign_node is foreign]
     eligible = [line for line in lines if line.kind is SparsityKind.ELIGIBLE]
     if any(_is_nameless(line) for line in eligible):
-        return Silence(why=_counts(lines), remedy=_or_layers(circumstances.facts, _NAMES))
+        return Silence(why=_counts(lines), remedy=_or_layers(circumstances.facts, NAMES_IN_LOG))
     if any(line.elided for line in eligible):
-        return Silence(why="the list of eligible layers is shortened", remedy=_WHOLE)
+        return Silence(why="the list of eligible layers is shortened", remedy=WHOLE_LOG.text)
     short = next((line for line in eligible if circumstances.is_short(line)), None)
     if short is not None:
-        return Silence(why=_short(short), remedy=_WHOLE)
+        return Silence(why=_short(short), remedy=WHOLE_LOG.text)
     if any(line.uncertain for line in eligible):
         why = "the list of eligible layers cannot be split"
         return Silence(why=why, remedy=_or_layers(circumstances.facts))
     if (beyond := _chosen_alone(circumstances, foreign=foreign)) is not None:
         why = f"the list of eligible layers is not whole: it lacks the chosen {beyond}"
-        return Silence(why=why, remedy=_WHOLE)
+        return Silence(why=why, remedy=WHOLE_LOG.text)
     return None
 
 
@@ -162,10 +167,10 @@ def _unresolved(circumstances: Circumstances) -> Silence | None:
 def _silent_log(build: Build, facts: BuildFacts) -> Silence:
     if build.engine_loaded or build.outcome is BuildOutcome.LOADED:
         why = "the log is of a loaded engine: only the log of its build speaks of sparsity"
-        return Silence(why=why, remedy=_or_layers(facts, _OF_BUILD))
+        return Silence(why=why, remedy=_or_layers(facts, LOG_OF_BUILD))
     if build.outcome is BuildOutcome.UNFINISHED:
         why = "the log ends before the build does, without a word about sparsity"
-        return Silence(why=why, remedy=_FINISH)
+        return Silence(why=why, remedy=FINISH_BUILD.text)
     if build.made_no_engine:
         why = "the build failed before it said anything about sparsity"
         return Silence(why=why, remedy=to_hear(facts))

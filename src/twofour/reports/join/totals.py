@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from math import prod
 
+from twofour.eligibility.predict import count_not_covered, rules_were_wrong, uses_of
 from twofour.records.eligibility import (
     ConfusionCell,
     Disagreement,
@@ -22,8 +23,6 @@ from twofour.records.weights import NotCovered, ReasonCode
 from twofour.reports.fates import FATE_OF_NAME, Fate, fate_of, weights_by_fate
 from twofour.reports.join.profile_rows import Timed
 from twofour.reports.join.sightings import Sightings
-from twofour.reports.rules import rules_were_wrong
-from twofour.reports.uncovered import count_not_covered, uses_of
 from twofour.reports.words import count
 
 SPARSE_SPEEDUP = 2.0

@@ -1,11 +1,14 @@
-"""What a report is about: the model, its pattern, the engine, the GPU, and how it was built."""
+"""A layer, the build it is for, and what a rule found about it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from twofour.records.build import Gpu
-from twofour.records.weights import NotCovered, Pattern
+from twofour.records.eligibility import VerdictName
+from twofour.records.pruning import WeightCheck
+from twofour.records.weights import NotCovered, Pattern, Reason, Weight
 
 ALWAYS_STRONGLY_TYPED = (11,)
 """TensorRT that has no weakly typed networks any more (11.0 migration guide)."""
@@ -76,3 +79,52 @@ class ReportContext:
     build: BuildFacts = NOTHING_KNOWN
     not_covered: tuple[NotCovered, ...] = ()
     """What the model stores beside the weights of the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One layer to be judged: its weight, the check of the saved array, the circumstances."""
+
+    weight: Weight
+    check: WeightCheck | None
+    context: ReportContext
+    at_odds: tuple[Weight, ...] = ()
+    """Layers that take the same array, and hold or are to hold the pattern along another axis."""
+
+    @property
+    def build(self) -> BuildFacts:
+        """What is known of the build; version and GPU are the report's own where no log says."""
+        context, known = self.context, self.context.build
+        here = None if context.gpu is None else context.gpu.compute_capability
+        return replace(
+            known,
+            tensorrt_version=known.tensorrt_version or context.tensorrt_version,
+            compute_capability=known.compute_capability or here,
+        )
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the saved array is known to break the pattern along the layer's axis."""
+        return self.check is not None and self.check.violations > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """What one rule says about one layer; the rest is in the row that names the rule."""
+
+    message: str
+    source: str | None = None
+    """None: that of the row."""
+    best: VerdictName | None = None
+    """The best verdict the layer can have while this holds; None: that of the row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A reason and the best verdict that it leaves this layer."""
+
+    reason: Reason
+    best: VerdictName
+
+
+Rule = Callable[[Case], "Remark | None"]

@@ -1,0 +1,1 @@
+"""The rules and the evidence: one verdict per layer, totals and gates."""

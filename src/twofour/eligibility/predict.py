@@ -1,0 +1,346 @@
+"""Weights and their checks in, one verdict per layer out, by the rules alone.
+
+The verdict of a layer is the worst of its findings: one obstacle outweighs all else. What no row
+names is counted beside the verdicts, and layers that were not exported are rows too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+from twofour.eligibility.findings import Case, Finding, ReportContext
+from twofour.eligibility.reasons import REASONS, LeftDense, Origin
+from twofour.eligibility.remedies import LEAVE_NARROW
+from twofour.eligibility.rules import GROUP, holds_trivially
+from twofour.errors import BadInputError
+from twofour.records.eligibility import (
+    EligibilityReport,
+    EligibilitySummary,
+    EligibilityTotals,
+    Evidence,
+    Share,
+    ShareUnit,
+    Verdict,
+    VerdictName,
+)
+from twofour.records.pruning import PrunedWeight, Validation, WeightCheck
+from twofour.records.weights import HARDWARE_PATTERN, NotCovered, Reason, ReasonCode, Weight
+from twofour.reports.words import count, printable
+
+NOT_COVERED = "not covered"
+NO_FACTOR = "no factor"
+"""The same in one word, of embeddings, biases and what else no product multiplies with."""
+_SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE)
+
+Checks = dict[tuple[str, int], WeightCheck]
+
+
+def predict(
+    weights: Sequence[Weight], validation: Validation, context: ReportContext
+) -> EligibilityReport:
+    """Judge every layer by the rules; each check is joined by the name and axis of its weight.
+
+    Raises BadInputError when the validation was made with another pattern than 2:4, the only one
+    that sparse tensor cores run.
+    """
+    if validation.pattern != HARDWARE_PATTERN:
+        raise BadInputError(
+            f"the report needs a validation of {HARDWARE_PATTERN}, not of {validation.pattern}",
+            hint=f"tensor cores run {HARDWARE_PATTERN} only; a 1:4 weight passes as 2:4",
+        )
+    checks = {(check.weight, check.axis): check for check in validation.checks}
+    of_array: dict[str | None, list[Weight]] = {}
+    for weight in weights:
+        of_array.setdefault(weight.weight, []).append(weight)
+    verdicts = tuple(_judge(_case(w, of_array[w.weight], checks, context)) for w in weights)
+    return EligibilityReport(
+        model=context.model,
+        pattern=context.pattern,
+        engine=context.engine,
+        gpu=context.gpu,
+        verdicts=verdicts,
+        summary=summarize(verdicts, context.activation_products, context.not_covered),
+        not_covered=context.not_covered,
+    )
+
+
+def summarize(
+    verdicts: Sequence[Verdict], activation_products: int, beside: Sequence[NotCovered] = ()
+) -> EligibilitySummary:
+    """Totals; a weight that several layers share counts once, as eligible if one of them is.
+
+    `beside` is what no row names: factors of matrix products count as weights of the whole.
+    """
+    not_covered = count_not_covered(beside, multiplies=True)
+    names = Counter(v.verdict for v in verdicts)
+    usable = [v for v in verdicts if v.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)]
+    return EligibilitySummary(
+        layers=len(verdicts),
+        chosen=names[VerdictName.CHOSEN],
+        eligible=names[VerdictName.ELIGIBLE],
+        not_eligible=names[VerdictName.NOT_ELIGIBLE],
+        not_in_engine=names[VerdictName.NOT_IN_ENGINE],
+        unknown=names[VerdictName.UNKNOWN],
+        weights=count_weights(verdicts) + not_covered,
+        weights_eligible=count_weights(usable),
+        activation_products=activation_products,
+        weights_not_covered=not_covered,
+        weights_elsewhere=count_not_covered(beside, multiplies=False),
+    )
+
+
+def count_weights(verdicts: Iterable[Verdict]) -> int:
+    """Elements of the stored arrays, each array once; a computed weight has none."""
+    stored = {v.weight: prod(v.shape) for v in verdicts if v.weight is not None}
+    return sum(stored.values())
+
+
+def _case(weight: Weight, users: Sequence[Weight], checks: Checks, context: ReportContext) -> Case:
+    """One layer to be judged, with those of the array's `users` that need it along another axis."""
+    bound = (u for u in users if not holds_trivially(u.shape, u.axis, HARDWARE_PATTERN))
+    elsewhere = [(u, _check_of(u, checks)) for u in bound if u.axis != weight.axis]
+    at_odds = (u for u, check in elsewhere if check and (check.required or not check.violations))
+    return Case(
+        weight=weight, check=_check_of(weight, checks), context=context, at_odds=tuple(at_odds)
+    )
+
+
+def _judge(case: Case) -> Verdict:
+    found = findings(case)
+    name = verdict(found)
+    return replace(
+        unjudged(case.weight),
+        pattern_holds=None if case.check is None else not case.is_broken,
+        verdict=name,
+        evidence=None if name is VerdictName.UNKNOWN else Evidence.PREDICTED,
+        predicted=name,
+        reasons=tuple(f.reason for f in found),
+        remedy=remedy(case, found),
+        required=_was_required(case, found),
+    )
+
+
+def unjudged(weight: Weight) -> Verdict:
+    """The row of a layer with what the weight itself says, before anything is said of it."""
+    return Verdict(
+        layer=weight.layer,
+        node=weight.node,
+        weight=weight.weight,
+        op=weight.op,
+        engine_layer=None,
+        shape=weight.shape,
+        axis=weight.axis,
+        groups=weight.groups,
+        in_channels=weight.in_channels,
+        out_channels=weight.out_channels,
+        kernel=weight.kernel,
+        dtype=weight.math_dtype,
+        pattern_holds=None,
+        verdict=VerdictName.UNKNOWN,
+        evidence=None,
+        predicted=VerdictName.UNKNOWN,
+        reasons=(),
+        remedy=None,
+    )
+
+
+def _was_required(case: Case, found: Sequence[Finding]) -> bool | None:
+    """As the check of the saved array says; by its shape where none could be made."""
+    if case.check is not None:
+        return case.check.required
+    by_shape = any(REASONS[f.reason.code].left_dense is LeftDense.BY_SHAPE for f in found)
+    return False if by_shape else None
+
+
+def _check_of(weight: Weight, checks: Checks) -> WeightCheck | None:
+    if weight.weight is None or weight.axis is None:
+        return None
+    return checks.get((weight.weight, weight.axis))
+
+
+# --- one layer ------------------------------------------------------------------------------------
+
+
+def findings(case: Case) -> tuple[Finding, ...]:
+    """Everything there is to say about a layer, the main point first; never empty.
+
+    What module or graph had noted (say, EXCLUDED) stands before the broken pattern it explains,
+    and last where the pattern holds; an open question comes last where something else rules the
+    layer out.
+    """
+    causes, consequences = (tuple(_found(o, case)) for o in (Origin.CAUSE, Origin.CONSEQUENCE))
+    ruled = {f.reason.code for f in causes + consequences}
+    noted = tuple(_noted(r, case) for r in case.weight.reasons if r.code not in ruled)
+    found = causes + noted + consequences
+    worst = verdict(found)
+    if worst is VerdictName.NOT_ELIGIBLE:
+        return tuple(sorted(found, key=lambda f: f.best is VerdictName.UNKNOWN))
+    if worst is VerdictName.UNKNOWN:
+        return found
+    remainder = next(_found(Origin.REMAINDER, case))
+    if remainder.best is VerdictName.UNKNOWN:
+        return (remainder, *found)
+    aside = tuple(f for f in noted if REASONS[f.reason.code].explains_dense)
+    kept = tuple(f for f in noted if f not in aside)
+    if any(not REASONS[f.reason.code].is_doubt for f in consequences):
+        return (*causes, *kept, *consequences, *aside)
+    return (*causes, *kept, remainder, *consequences, *aside)
+
+
+def verdict(found: Iterable[Finding]) -> VerdictName:
+    """The worst of the findings; eligible where there are none."""
+    return max((f.best for f in found), key=_SEVERITY.index, default=VerdictName.ELIGIBLE)
+
+
+def remedy(case: Case, found: Sequence[Finding]) -> str | None:
+    """Against the main obstacle; for an eligible layer against all that slows it, in order.
+
+    None where nothing is known to be in the way, or all that could be done was done.
+    """
+    worst = verdict(found)
+    rows = [REASONS[f.reason.code] for f in found if f.best is worst]
+    rows = [row for row in rows if row.remedies]
+    if worst is VerdictName.ELIGIBLE:  # why it was left dense is of no interest where it was not
+        rows = [row for row in rows if not row.explains_dense]
+    if worst is not VerdictName.ELIGIBLE:
+        rows = rows[:1]
+    elif rows and case.weight.in_channels < GROUP:
+        return LEAVE_NARROW.text
+    texts = (row.remedy(case) for row in rows)
+    return "; ".join(dict.fromkeys(text for text in texts if text)) or None
+
+
+def rules_were_wrong(verdict: Verdict) -> bool:
+    """Whether a measured verdict is another than the rules foretold.
+
+    They foretell no choice, unknown is no forecast, and of some outcomes they say nothing.
+    """
+    predicted, found = verdict.predicted, verdict.verdict
+    if verdict.evidence is not Evidence.MEASURED or predicted is VerdictName.UNKNOWN:
+        return False
+    chosen = found is VerdictName.CHOSEN and predicted is VerdictName.ELIGIBLE
+    return predicted is not found and not chosen and REASONS[verdict.reasons[0].code].foretold
+
+
+def _found(origin: Origin, case: Case) -> Iterator[Finding]:
+    """What the rules of this origin say, in the order of the table."""
+    for row in REASONS.values():
+        for rule in row.found_by if row.origin is origin else ():
+            if (remark := rule(case)) is not None:
+                yield row.finding(remark)
+
+
+def _noted(reason: Reason, case: Case) -> Finding:
+    """What module or graph state; why a weight was left dense rules it out where it is."""
+    row = REASONS[reason.code]
+    if row.explains_dense and case.is_broken:
+        return Finding(reason=reason, best=VerdictName.NOT_ELIGIBLE)
+    foretells = row.best in _SEVERITY
+    return Finding(reason=reason, best=row.best if foretells else VerdictName.ELIGIBLE)
+
+
+# --- what no row names ----------------------------------------------------------------------------
+
+
+def count_not_covered(groups: Iterable[NotCovered], *, multiplies: bool) -> int:
+    """Weights that shares count, or those that they do not."""
+    return sum(group.weights for group in groups if group.multiplies is multiplies)
+
+
+def uses_of(groups: Iterable[NotCovered]) -> str:
+    """Ops with the number of nodes or modules: "LSTM (2), Einsum (4)"."""
+    return ", ".join(f"{printable(group.op)} ({group.uses:,})" for group in groups)
+
+
+def not_covered_lines(groups: Sequence[NotCovered]) -> tuple[str, ...]:
+    """A line on what is neither pruned nor judged, and one on what does no matrix product."""
+    factors = [group for group in groups if group.multiplies]
+    others = [group for group in groups if not group.multiplies]
+    lines = []
+    if factors:
+        weights = count(count_not_covered(factors, multiplies=True), "weight")
+        lines.append(f"{NOT_COVERED}: {weights} in {uses_of(factors)}: neither pruned nor judged")
+    if others:
+        values = count(count_not_covered(others, multiplies=False), "value")
+        lines.append(f"no factors of matrix products: {values} in {uses_of(others)}")
+    return tuple(lines)
+
+
+# --- layers that were not exported ----------------------------------------------------------------
+
+
+def with_not_exported(
+    report: EligibilityReport, missing: Sequence[PrunedWeight]
+) -> EligibilityReport:
+    """The report with a row behind the others for each layer that no node of the graph is of.
+
+    Their weights are part of the totals; an array that a layer of the graph stores too is not
+    counted again.
+    """
+    if not missing:
+        return report
+    verdicts = (*report.verdicts, *map(_row, missing))
+    products = report.summary.activation_products
+    added = count_weights(verdicts) - count_weights(report.verdicts)
+    return replace(
+        report,
+        verdicts=verdicts,
+        summary=summarize(verdicts, products, report.not_covered),
+        totals=None if report.totals is None else _totals(report.totals, float(added)),
+    )
+
+
+def not_exported(
+    rows: Sequence[PrunedWeight], parameters: Sequence[str], constants: Sequence[str]
+) -> tuple[PrunedWeight, ...]:
+    """Rows of prune.json that the export has neither a product nor a constant of.
+
+    `parameters` are the state_dict keys that weights of the graph come from, `constants` the names
+    of its constants.
+    """
+    there = {*parameters, *constants}
+    layers = {row.weight.layer for row in rows if row.weight.weight in there}
+    return tuple(
+        _shared(row, layers)
+        for row in rows
+        if row.weight.weight is not None and row.weight.weight not in there
+    )
+
+
+def _shared(row: PrunedWeight, layers: set[str]) -> PrunedWeight:
+    """Without a weight of its own where a layer of the graph holds the array."""
+    if layers.isdisjoint(row.weight.tied_to):
+        return row
+    return replace(row, weight=replace(row.weight, weight=None))
+
+
+def _row(row: PrunedWeight) -> Verdict:
+    weight = row.weight
+    done = "pruned, and " if row.pruned else ""
+    reason = Reason(
+        code=ReasonCode.NOT_EXPORTED,
+        message=f"{done}no node of the exported graph uses it: a branch that the example inputs do"
+        " not take, a part for training alone, or one whose result nothing needs",
+    )
+    return replace(
+        unjudged(weight),
+        node=None,
+        verdict=VerdictName.NOT_IN_ENGINE,
+        evidence=Evidence.PREDICTED,
+        predicted=VerdictName.NOT_IN_ENGINE,
+        reasons=(reason,),
+        required=False,
+    )
+
+
+def _totals(totals: EligibilityTotals, added: float) -> EligibilityTotals:
+    return replace(totals, shares=tuple(_share(share, added) for share in totals.shares))
+
+
+def _share(share: Share, added: float) -> Share:
+    if share.unit is not ShareUnit.WEIGHTS:
+        return share
+    return replace(share, total=share.total + added, other=share.other + added)

@@ -1,0 +1,243 @@
+"""What to do about a reason, with the numbers of the layer and as far as it was not done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from twofour.eligibility.findings import BuildFacts, Case, version_numbers
+from twofour.eligibility.rules import GROUP
+from twofour.records.build import FIRST_WITH_SPARSE
+from twofour.records.weights import HARDWARE_PATTERN, ReasonCode
+
+GEMM_TILE = 64
+"""Channels that fill a tile of a tensor-core kernel (the k of cuSPARSELt's own samples)."""
+LISTS_PRODUCTS = (10, 3)
+"""TensorRT from which logs list float products without exception (onnxsim's tests on Jetson)."""
+LEAVES_DENSE = ("leave it dense", "accept dense", "try a larger batch")
+"""How remedies begin that leave the layer dense, or take that for right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """One thing to do about a reason."""
+
+    text: str
+    """In the row of a layer; how it begins there where figures of the layer follow."""
+    headline: str | None = None
+    """What "change first" says of many layers; None: nothing is changed (build, time, look)."""
+    taken: Callable[[BuildFacts], bool] | None = None
+    """Whether a build shows that it was done, or could not have been; None: it never does."""
+
+
+def still_to_do(build: BuildFacts, *remedies: Remedy) -> tuple[str, ...]:
+    """Texts of those that the build does not show as taken, in their order."""
+    return tuple(r.text for r in remedies if r.taken is None or not r.taken(build))
+
+
+_PRUNE_INPUTS = "prune 2:4 along the input channels"
+_USE_FLOAT16 = "use float16 (--precision float16)"
+_FOLD = "fold these weights to constants before export"
+_WORKSPACE = "build with a larger workspace (--memPoolSize=workspace:)"
+
+# --- of the build ---------------------------------------------------------------------------------
+
+ALLOW_SPARSE = Remedy(
+    text="build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)",
+    headline="build with sparse weights allowed",
+    taken=lambda b: b.sparse_weights is True,
+)
+VERBOSE_LOG = Remedy(
+    text="rebuild with a verbose log (trtexec --verbose, or a logger of severity VERBOSE)",
+    taken=lambda b: b.verbose,
+)
+NAME_KERNELS = Remedy(
+    text="give layer information of detailed profiling verbosity (--layers)",
+    taken=lambda b: b.kernels_named,
+)
+EXPORT_FLOAT16 = Remedy(
+    text="export with --precision float16",
+    headline=_USE_FLOAT16,
+    taken=lambda b: b.lowers_float32 is True,
+)
+ALLOW_FLOAT16 = Remedy(
+    text="build with FP16 allowed (trtexec --fp16, TensorRT before 11)",
+    headline=_USE_FLOAT16,
+    taken=lambda b: b.is_strongly_typed or b.lowers_float32 is True,
+)
+NEWER_GPU = Remedy(
+    text="run on a GPU of compute capability 8.0 or later (Ampere and newer)",
+    headline="use a GPU of compute capability 8.0 or later",
+    taken=lambda b: (b.compute_capability or (0, 0)) >= FIRST_WITH_SPARSE,
+)
+NEWER_TENSORRT = Remedy(
+    text="build with TensorRT 10.3 or later",
+    headline="build with TensorRT 10.3 or later",
+    taken=lambda b: version_numbers(b.tensorrt_version) >= LISTS_PRODUCTS,
+)
+BUILD_AND_READ = Remedy(text="build it and read the log", taken=lambda b: b.built)
+BUILD_AND_TIME = Remedy(text="build it: only its timing tells", taken=lambda b: b.built)
+DELETE_CACHE = Remedy(
+    text="delete the timing cache and rebuild, to see the times",
+    taken=lambda b: b.timing_cache in ("local", "none"),
+)
+NO_CACHE = Remedy(
+    text="rebuild without a timing cache (trtexec --noBuilderCache), to see the times",
+    taken=lambda b: b.timing_cache == "none",
+)
+LARGER_WORKSPACE = Remedy(text="build with a workspace of", headline=_WORKSPACE)
+MORE_MEMORY = Remedy(
+    text="build with more free GPU memory and a larger workspace", headline=_WORKSPACE
+)
+NO_PLUGIN = Remedy(
+    text="build without the plugin that takes this layer", headline="build without the plugin"
+)
+NOT_FORCED = Remedy(text="rebuild with --sparsity=enable, which keeps the weights as they are")
+FINISH_BUILD = Remedy(text="let the build finish, and give its whole log")
+MEND_BUILD = Remedy(text="mend what the log calls an error and build again")
+
+# --- of the evidence ------------------------------------------------------------------------------
+
+WHOLE_LOG = Remedy(text="give the whole log: its list of layers is shortened")
+NAMES_IN_LOG = Remedy(text="give the whole log with the names behind the counts")
+LOG_OF_BUILD = Remedy(text="give the log of its build")
+LOG_OF_TYPE = Remedy(text="this log is of a build in FP32 alone: build this")
+GIVE_MODEL = Remedy(text="give the ONNX file too (--onnx), to see what speaks against it")
+SAME_MODEL = Remedy(text="check that the engine was built from this very ONNX file")
+SAME_BUILD = Remedy(text="check that the log and the layer information are of one build")
+VALIDATE = Remedy(
+    text="run twofour validate on the saved file", headline="run twofour validate on the saved file"
+)
+NAME_RECORD = Remedy(text="validate the ONNX file or the run folder, which say op and axis")
+
+# --- of the model ---------------------------------------------------------------------------------
+
+PRUNE_ALONG = Remedy(text="prune it 2:4 along", headline=_PRUNE_INPUTS)
+PRUNE_OTHERWISE = Remedy(text="prune to 2:4", headline=_PRUNE_INPUTS)
+PRUNE_FUSED = Remedy(text="prune the layers fused with it too", headline=_PRUNE_INPUTS)
+MEND_FUSED = Remedy(text="mend the layers fused with it too")
+PRUNE_FILE = Remedy(
+    text="prune the ONNX file itself: twofour prune dense.onnx",
+    headline="prune the ONNX file itself, which has every weight",
+)
+SELECT = Remedy(
+    text="change --include/--exclude so that it is pruned", headline="change --include/--exclude"
+)
+OWN_COPY = Remedy(
+    text="give it its own copy of the weight",
+    headline="give layers that share a weight their own copies",
+)
+USE_FLOAT16 = Remedy(text="use float16", headline=_USE_FLOAT16)
+USE_IF_DENSE = Remedy(text="if the builder takes dense kernels, use float16", headline=_USE_FLOAT16)
+QUANTIZE_OUTPUT = Remedy(
+    text="quantise the output of", headline="quantise the outputs of these layers"
+)
+QUANTIZE_EVENLY = Remedy(
+    text="quantise weights and activations symmetrically (int8, zero point 0)",
+    headline="quantise weights and activations symmetrically (zero point 0)",
+)
+MAKE_CONSTANT = Remedy(
+    text="make it a constant: fold it before export, or store it as a parameter", headline=_FOLD
+)
+FOLD_CONSTANTS = Remedy(
+    text="fold constants, so that the weight is stored as the layer uses it", headline=_FOLD
+)
+RESIZE = Remedy(
+    text="resize + convolution is on documented ground",
+    headline="resize + convolution in place of transposed convolutions",
+)
+AS_MATMUL = Remedy(
+    text="the same product as a MatMul is on documented ground",
+    headline="MatMul in place of Einsum",
+)
+
+# --- to leave as it is ----------------------------------------------------------------------------
+
+LEAVE_GROUPED = Remedy(text="leave it dense: groups=")
+LEAVE_GROUPED_ENGINE = Remedy(
+    text="leave it dense: sparse kernels need a convolution without groups"
+)
+LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
+LEAVE_TAIL = Remedy(text="leave it dense; if you can still train:")
+LEAVE_NARROW = Remedy(text="leave it dense: too few input channels to gain")
+LEAVE_PICKED = Remedy(
+    text="leave it dense: sparse kernels take the weight when the engine is built"
+)
+LEAVE_FUSED = Remedy(text="leave it dense: it is fused with")
+ACCEPT_DENSE = Remedy(
+    text="accept dense: this builder offers no sparse kernel for the layer as it is"
+)
+LARGER_BATCH = Remedy(
+    text="try a larger batch, where sparse kernels gain most; else dense is right here"
+)
+
+
+# --- with the figures of a layer ------------------------------------------------------------------
+
+
+def prune(case: Case) -> str:
+    """Along the reduction axis; to 2:4 where another pattern was asked for."""
+    if case.context.pattern != HARDWARE_PATTERN:
+        return f"{PRUNE_OTHERWISE.text} instead of {case.context.pattern}"
+    return f"{PRUNE_ALONG.text} input channels (axis {case.weight.axis})"
+
+
+def leave_grouped(case: Case) -> str:
+    """Weights of the convolution with its groups, and without them."""
+    groups, dense = case.weight.groups, prod(case.weight.shape)
+    return (
+        f"{LEAVE_GROUPED.text}{groups} -> 1 makes {dense:,} weights {dense * groups:,}, "
+        "sparse math saves half at best"
+    )
+
+
+def widen_axis(case: Case) -> str:
+    """The next width that groups of four and tiles cover."""
+    width = case.weight.in_channels
+    if width < GROUP:
+        return LEAVE_NARROW.text
+    tile = _up(width, GEMM_TILE)
+    better = f" (better {tile})" if tile != _up(width, GROUP) else ""
+    return f"{LEAVE_TAIL.text} {_up(width, GROUP)} input channels in place of {width}{better}"
+
+
+def change_type(case: Case) -> str:
+    """A type with sparse kernels, by the means that this build has left."""
+    dtype = case.weight.math_dtype
+    if dtype in ("float32", "float64"):
+        return " or ".join(still_to_do(case.build, EXPORT_FLOAT16, ALLOW_FLOAT16))
+    if dtype.startswith("float8"):
+        return f"{USE_IF_DENSE.text} or int8"
+    return USE_FLOAT16.text if dtype == "int8" else USE_IF_DENSE.text
+
+
+def settle_op(case: Case) -> str:
+    """A build settles what no document says; some ops have a documented form."""
+    weight = case.weight
+    if any(reason.code is ReasonCode.UNSUPPORTED_OP for reason in weight.reasons):
+        return FOLD_CONSTANTS.text
+    is_product = not weight.kernel and weight.op != "Einsum"
+    steps = [BUILD_AND_READ, NEWER_TENSORRT] if is_product else [BUILD_AND_READ]
+    built = ", or ".join(still_to_do(case.build, *steps))
+    documented = AS_MATMUL.text if weight.op == "Einsum" else ""
+    documented = RESIZE.text if weight.op.startswith("ConvTranspose") else documented
+    return "; ".join(filter(None, (built, documented)))
+
+
+def quantize_output(case: Case) -> str:
+    """Names the op, whose output is meant."""
+    return f"{QUANTIZE_OUTPUT.text} this {case.weight.op} too (Q/DQ pair behind it)"
+
+
+def untie(case: Case) -> str:
+    """A copy for the layer; an embedding's table can be pruned with it."""
+    if case.at_odds:
+        return f"{OWN_COPY.text}, pruned 2:4 along input channels (axis {case.weight.axis})"
+    if not case.weight.looked_up_by:
+        return OWN_COPY.text
+    return f"{OWN_COPY.text}, or prune the embedding too: --include {case.weight.layer}"
+
+
+def _up(width: int, multiple: int) -> int:
+    return -(-width // multiple) * multiple
