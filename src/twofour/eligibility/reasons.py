@@ -227,8 +227,7 @@ _ROWS = (
         code=ReasonCode.NOT_EXPORTED,
         origin=Origin.STATED,
         sentence="Pruning knows the layer, and no node of the exported graph is of it.",
-        documentation="A branch that the example inputs do not take, a part for training alone, or "
-        "one whose result nothing needs.",
+        documentation="Its weights are stored and count in the totals; nothing multiplies by them.",
         best=VerdictName.NOT_IN_ENGINE,
     ),
     ReasonRow(
@@ -425,7 +424,8 @@ _ROWS = (
         best=VerdictName.ELIGIBLE,
         remedies=(
             *(do.ALLOW_SPARSE, do.VERBOSE_LOG, do.NAME_KERNELS, do.FINISH_BUILD, do.MEND_BUILD),
-            *(do.WHOLE_LOG, do.NAMES_IN_LOG, do.LOG_OF_BUILD),
+            *(do.WHOLE_LOG, do.NAMES_IN_LOG, do.LOG_OF_BUILD, do.LOG_OF_MODEL),
+            do.LAYERS_OF_MODEL,
         ),
     ),
     ReasonRow(

@@ -24,7 +24,9 @@ class Remedy:
     """One thing to do about a reason."""
 
     text: str
-    """In the row of a layer; how it begins there where figures of the layer follow."""
+    """In the row of a layer, or how it begins there."""
+    goes_on: bool = False
+    """Figures or names of the layer follow the text."""
     headline: str | None = None
     """What "change first" says of many layers; None: nothing is changed (build, time, look)."""
     taken: Callable[[BuildFacts], bool] | None = None
@@ -86,7 +88,7 @@ NO_CACHE = Remedy(
     text="rebuild without a timing cache (trtexec --noBuilderCache), to see the times",
     taken=lambda b: b.timing_cache == "none",
 )
-LARGER_WORKSPACE = Remedy(text="build with a workspace of", headline=_WORKSPACE)
+LARGER_WORKSPACE = Remedy(text="build with a workspace of", goes_on=True, headline=_WORKSPACE)
 MORE_MEMORY = Remedy(
     text="build with more free GPU memory and a larger workspace", headline=_WORKSPACE
 )
@@ -102,7 +104,9 @@ MEND_BUILD = Remedy(text="mend what the log calls an error and build again")
 WHOLE_LOG = Remedy(text="give the whole log: its list of layers is shortened")
 NAMES_IN_LOG = Remedy(text="give the whole log with the names behind the counts")
 LOG_OF_BUILD = Remedy(text="give the log of its build")
-LOG_OF_TYPE = Remedy(text="this log is of a build in FP32 alone: build this")
+LOG_OF_MODEL = Remedy(text="give the log of a build of this very ONNX file")
+LAYERS_OF_MODEL = Remedy(text="give the layer information of a build of this very ONNX file")
+LOG_OF_TYPE = Remedy(text="this log is of a build in FP32 alone: build this", goes_on=True)
 GIVE_MODEL = Remedy(text="give the ONNX file too (--onnx), to see what speaks against it")
 SAME_MODEL = Remedy(text="check that the engine was built from this very ONNX file")
 SAME_BUILD = Remedy(text="check that the log and the layer information are of one build")
@@ -113,10 +117,12 @@ NAME_RECORD = Remedy(text="validate the ONNX file or the run folder, which say o
 
 # --- of the model ---------------------------------------------------------------------------------
 
-PRUNE_ALONG = Remedy(text="prune it 2:4 along", headline=_PRUNE_INPUTS)
-PRUNE_OTHERWISE = Remedy(text="prune to 2:4", headline=_PRUNE_INPUTS)
-PRUNE_FUSED = Remedy(text="prune the layers fused with it too", headline=_PRUNE_INPUTS)
-MEND_FUSED = Remedy(text="mend the layers fused with it too")
+PRUNE_ALONG = Remedy(text="prune it 2:4 along", goes_on=True, headline=_PRUNE_INPUTS)
+PRUNE_OTHERWISE = Remedy(text="prune to 2:4", goes_on=True, headline=_PRUNE_INPUTS)
+PRUNE_FUSED = Remedy(
+    text="prune the layers fused with it too", goes_on=True, headline=_PRUNE_INPUTS
+)
+MEND_FUSED = Remedy(text="mend the layers fused with it too", goes_on=True)
 PRUNE_FILE = Remedy(
     text="prune the ONNX file itself: twofour prune dense.onnx",
     headline="prune the ONNX file itself, which has every weight",
@@ -126,12 +132,15 @@ SELECT = Remedy(
 )
 OWN_COPY = Remedy(
     text="give it its own copy of the weight",
+    goes_on=True,
     headline="give layers that share a weight their own copies",
 )
 USE_FLOAT16 = Remedy(text="use float16", headline=_USE_FLOAT16)
-USE_IF_DENSE = Remedy(text="if the builder takes dense kernels, use float16", headline=_USE_FLOAT16)
+USE_IF_DENSE = Remedy(
+    text="if the builder takes dense kernels, use float16", goes_on=True, headline=_USE_FLOAT16
+)
 QUANTIZE_OUTPUT = Remedy(
-    text="quantise the output of", headline="quantise the outputs of these layers"
+    text="quantise the output of", goes_on=True, headline="quantise the outputs of these layers"
 )
 QUANTIZE_EVENLY = Remedy(
     text="quantise weights and activations symmetrically (int8, zero point 0)",
@@ -154,17 +163,17 @@ AS_MATMUL = Remedy(
 
 # --- to leave as it is ----------------------------------------------------------------------------
 
-LEAVE_GROUPED = Remedy(text="leave it dense: groups=")
+LEAVE_GROUPED = Remedy(text="leave it dense: groups=", goes_on=True)
 LEAVE_GROUPED_ENGINE = Remedy(
     text="leave it dense: sparse kernels need a convolution without groups"
 )
 LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
-LEAVE_TAIL = Remedy(text="leave it dense; if you can still train:")
+LEAVE_TAIL = Remedy(text="leave it dense; if you can still train:", goes_on=True)
 LEAVE_NARROW = Remedy(text="leave it dense: too few input channels to gain")
 LEAVE_PICKED = Remedy(
     text="leave it dense: sparse kernels take the weight when the engine is built"
 )
-LEAVE_FUSED = Remedy(text="leave it dense: it is fused with")
+LEAVE_FUSED = Remedy(text="leave it dense: it is fused with", goes_on=True)
 ACCEPT_DENSE = Remedy(
     text="accept dense: this builder offers no sparse kernel for the layer as it is"
 )

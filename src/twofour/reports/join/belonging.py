@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from twofour.eligibility.remedies import MEND_BUILD
+from twofour.eligibility.remedies import LAYERS_OF_MODEL, LOG_OF_MODEL, MEND_BUILD
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.log import Build, SparsityFlag
 from twofour.records.weights import Reason, ReasonCode
@@ -121,10 +121,11 @@ def _failed(build: Build) -> NoEvidence:
 
 def _foreign(source: Source) -> NoEvidence:
     message = f"the {source.words} and the model do not belong together"
+    own = LAYERS_OF_MODEL if source.words == LAYER_INFORMATION else LOG_OF_MODEL
     return NoEvidence(
         note=_stranger(source),
         reason=Reason(code=ReasonCode.LOG_SILENT, message=message, source=source.file),
-        remedy=f"give the {source.words} of a build of this very ONNX file",
+        remedy=own.text,
     )
 
 

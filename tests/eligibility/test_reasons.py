@@ -1,0 +1,183 @@
+"""The table of reasons: every code has a whole row, a case that brings it about, and its page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from textwrap import fill
+
+import pytest
+from reason_cases import MAKERS
+from report_cases import check, codes, context, conv, matmul, report, validation, verdict
+
+from twofour.eligibility.findings import Case, Remark
+from twofour.eligibility.predict import predict
+from twofour.eligibility.reasons import REASONS, LeftDense, Origin, ReasonRow, changes
+from twofour.eligibility.remedies import Remedy
+from twofour.pruning.selection import choose
+from twofour.records.eligibility import Evidence, VerdictName
+from twofour.records.options import Selection
+from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
+from twofour.reports.summary import advice_lines
+
+PAGE = Path(__file__).parents[2] / "docs" / "reasons.md"
+_NOTHING_TO_DO = {ReasonCode.QUALIFIES, ReasonCode.FOLDED, ReasonCode.NOT_EXPORTED}
+_BEST_FIRST = (
+    *(VerdictName.CHOSEN, VerdictName.ELIGIBLE, VerdictName.UNKNOWN),
+    *(VerdictName.NOT_ELIGIBLE, VerdictName.NOT_IN_ENGINE),
+)
+
+
+@pytest.mark.parametrize("code", ReasonCode)
+def test_every_code_has_a_row_with_sentence_documentation_and_remedy(code: ReasonCode) -> None:
+    row = REASONS[code]
+    assert row.code is code
+    assert row.sentence.endswith(".")
+    assert row.documentation.endswith(".")
+    assert bool(row.remedies) is (code not in _NOTHING_TO_DO)
+    assert (row.origin in (Origin.STATED, Origin.EVIDENCE)) is (row.found_by == ())
+    texts = [remedy.text for remedy in row.remedies]
+    assert len(set(texts)) == len(texts)
+    assert all(changes(r.text) == (r.headline,) for r in row.remedies if r.headline is not None)
+
+
+def test_no_row_is_of_another_code_and_the_order_is_that_of_explaining() -> None:
+    assert set(REASONS) == set(ReasonCode)
+    origins = [row.origin for row in REASONS.values()]
+    assert [origin for origin, _ in groupby(origins)] == list(Origin)
+
+
+@pytest.mark.parametrize("code", ReasonCode)
+def test_every_code_is_brought_about_by_a_case(code: ReasonCode, tmp_path: Path) -> None:
+    assert code in {reason.code for reason in MAKERS[code](tmp_path).reasons}
+
+
+@pytest.mark.parametrize("code", ReasonCode)
+def test_a_predicted_verdict_is_no_better_than_its_reasons_allow(
+    code: ReasonCode, tmp_path: Path
+) -> None:
+    found = MAKERS[code](tmp_path)
+    if found.evidence is Evidence.PREDICTED:
+        worst = max(_BEST_FIRST.index(REASONS[r.code].best) for r in found.reasons)
+        assert _BEST_FIRST.index(found.verdict) >= worst
+
+
+@pytest.mark.parametrize("code", ReasonCode)
+def test_a_remedy_is_one_of_those_in_the_rows_of_its_reasons(
+    code: ReasonCode, tmp_path: Path
+) -> None:
+    found = MAKERS[code](tmp_path)
+    known = tuple(r.text for reason in found.reasons for r in REASONS[reason.code].remedies)
+    assert found.remedy is None or found.remedy.startswith(known)
+
+
+def test_pruning_leaves_dense_what_the_table_says_it_leaves_dense() -> None:
+    for row in REASONS.values():
+        weight = matmul("fc", 512, 512, reasons=(Reason(code=row.code, message="stated"),))
+        ((_, pruned, _),) = choose([weight], HARDWARE_PATTERN, Selection())
+        assert pruned is (row.left_dense in (LeftDense.NO, LeftDense.WHERE_SAID)), row.code
+
+
+def test_pruning_and_the_report_say_the_same_of_groups() -> None:
+    for weight in (conv("g", 128, 128, groups=4), conv("d", 128, 128, groups=128)):
+        ((_, _, (reason, *_)),) = choose([weight], HARDWARE_PATTERN, Selection())
+        assert reason == verdict(weight).reasons[0]
+
+
+def test_a_rule_is_one_row_and_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A toy rule: prediction, remedy, headline, pruning and page know it from its row alone."""
+
+    def named_toy(case: Case) -> Remark | None:
+        name = case.weight.layer
+        return Remark(message=f"{name} is a toy") if name.startswith("toy") else None
+
+    row = ReasonRow(
+        code=ReasonCode.GUESSED,
+        origin=Origin.CAUSE,
+        sentence="It is a toy.",
+        documentation="Toys are named so.",
+        best=VerdictName.NOT_ELIGIBLE,
+        left_dense=LeftDense.ALWAYS,
+        source="the toy box",
+        found_by=(named_toy,),
+        remedies=(Remedy(text="grow up", headline="let these layers grow up"),),
+    )
+    monkeypatch.setitem(REASONS, ReasonCode.GUESSED, row)
+    made = report(matmul("toy.fc", 512, 512), matmul("fc", 512, 512))
+    toy, other = made.verdicts
+    assert (toy.verdict, toy.remedy) == (VerdictName.NOT_ELIGIBLE, "grow up")
+    assert toy.reasons == (
+        Reason(code=ReasonCode.GUESSED, message="toy.fc is a toy", source="the toy box"),
+    )
+    assert codes(other) == ["QUALIFIES"]
+    assert "change first: let these layers grow up (1 layer, 50.0 % of the weights)" in (
+        advice_lines(made)
+    )
+    weight = matmul("toy.fc", 512, 512, reasons=toy.reasons)
+    assert choose([weight], HARDWARE_PATTERN, Selection())[0][1] is False
+    assert "### GUESSED\nIt is a toy. Toys are named so.\n" in reasons_page()
+
+
+def test_the_remedy_of_a_row_counts_what_the_build_has_done() -> None:
+    weight = conv("small", 64, 64)
+    built = replace(context().build, built=True)
+    for facts, remedy in ((context().build, "build it: only its timing tells"), (built, None)):
+        (found,) = predict([weight], validation(check(weight)), context(build=facts)).verdicts
+        assert found.remedy == remedy
+
+
+def test_the_page_of_reasons_is_that_of_the_table(golden: Callable[[Path, str], None]) -> None:
+    golden(PAGE, reasons_page())
+
+
+def reasons_page() -> str:
+    """docs/reasons.md: every row of the table, in its order."""
+    lines = (
+        fill(
+            line,
+            100,
+            subsequent_indent="  " if line.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in _page()
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _page() -> Iterator[str]:
+    yield "# Reason codes"
+    yield ""
+    yield (
+        "Why a layer does not run sparse, or may not: what each code means, what it allows, and "
+        'what can be done. A headline is what "change first" says of many layers. This page is '
+        "made from `src/twofour/eligibility/reasons.py` (`pytest tests/eligibility --regen`)."
+    )
+    for origin, rows in groupby(REASONS.values(), key=lambda row: row.origin):
+        yield from ("", f"## Found by {origin.value}")
+        for row in rows:
+            yield from ("", f"### {row.code.value}")
+            yield f"{row.sentence} {row.documentation}"
+            yield ""
+            yield from _facts(row)
+
+
+def _facts(row: ReasonRow) -> Iterator[str]:
+    yield f"- best verdict: `{row.best.value}`"
+    if row.left_dense is not LeftDense.NO:
+        yield f"- left dense by pruning: {row.left_dense.value}"
+    if row.explains_dense:
+        yield "- rules sparse math out only where the weight is dense"
+    if row.builder_obeys:
+        yield "- no builder gets round it: a layer that runs sparse all the same is of another file"
+    if not row.foretold:
+        yield "- the rules do not foretell it, so it never counts against them"
+    if row.is_doubt:
+        yield "- a doubt: a layer with no other reason qualifies all the same"
+    for remedy in row.remedies:
+        text = f"{remedy.text} ..." if remedy.goes_on else remedy.text
+        yield f"- remedy: {text}" + (f" (headline: {remedy.headline})" if remedy.headline else "")
+    if row.source is not None:
+        yield f"- source: {row.source}"
