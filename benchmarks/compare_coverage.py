@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from twofour.latency.noise import paired_ratio
+from twofour.latency.ratios import verdict_of
 from twofour.records.latency import LatencyVerdict
-from twofour.reports.comparison.intervals import paired_ratio
-from twofour.reports.comparison.ratios import verdict_of
 
 Array: TypeAlias = npt.NDArray[Any]
 Case: TypeAlias = Callable[[np.random.Generator, int], Array]

@@ -22,12 +22,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from twofour.pipeline.comparing.compare import compare
+from twofour.latency.noise import floor_at, own_floor
+from twofour.latency.ratios import verdict_of
+from twofour.pipeline.compare.compare import compare
 from twofour.pipeline.run import run_all
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.options import CompareOptions, RunOptions
-from twofour.reports.comparison.noise import floor_at, own_floor
-from twofour.reports.comparison.ratios import verdict_of
 
 MODEL = """
 import torch

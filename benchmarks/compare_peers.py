@@ -34,7 +34,7 @@ COMPARE = (
 SESSION = (
     "import json, sys, time, onnxruntime as ort\n"
     "from pathlib import Path\n"
-    "from twofour.pipeline.onnx_io import describe, random_inputs\n"
+    "from twofour.pipeline.onnx_inputs import describe, random_inputs\n"
     "model, runs, threads, _ = sys.argv[1:]\n"
     "inputs = random_inputs(describe(Path(model))[0], 0)\n"
     "options = ort.SessionOptions(); options.intra_op_num_threads = int(threads)\n"

@@ -71,7 +71,7 @@ def write_log(path: Path, size_bytes: int) -> None:
 
 
 def measure(path: Path) -> dict[str, object]:
-    from twofour.engines.buildlog.read import read_build_log
+    from twofour.logs.read import read_build_log
 
     start, start_cpu = time.perf_counter(), time.process_time()
     log = read_build_log(path)

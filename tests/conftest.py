@@ -13,7 +13,7 @@ import pytest
 from twofour.records.options import ExportOptions, Precision
 
 if TYPE_CHECKING:
-    from export_nets import Exported
+    from support.export_nets import Exported
 
 with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is all there is
     from hypothesis import HealthCheck, settings
@@ -51,9 +51,9 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """One export of `Kinds` for each precision; torch is imported only where it is asked for."""
     import onnx
-    from export_nets import Exported, example, kinds
+    from support.export_nets import Exported, example, kinds
 
-    from twofour.export.onnx_export import export_onnx
+    from twofour.export.torch_export import export_onnx
 
     precision: Precision = request.param
     path = tmp_path_factory.mktemp("exported") / f"{precision.value}.onnx"

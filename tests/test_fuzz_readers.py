@@ -14,33 +14,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import fuzzing
 import numpy as np
-import onnx_models as om
 import pytest
 import torch
+from support import fuzzing
+from support import onnx_models as om
 
-from twofour.engines.buildlog.read import read_build_log
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.errors import BadInputError, TwofourError
-from twofour.graph import find_weights, load_model
+from twofour.graph.weights import find_weights, load_model
+from twofour.logs.read import read_build_log
 from twofour.pipeline.evidence import EvidenceFiles
-from twofour.pipeline.onnx_io import describe
+from twofour.pipeline.onnx_inputs import describe
 from twofour.pipeline.reporting import report_files, report_folder, report_page
 from twofour.pipeline.run import run_all
-from twofour.pipeline.sources.arrays import read_arrays
-from twofour.pipeline.sources.onnx_file import external_data_files
+from twofour.pipeline.sources.inputs import read_arrays
+from twofour.pipeline.sources.onnx import external_data_files
 from twofour.pipeline.validating import validate_path
 from twofour.pipeline.weights_file import read_checkpoint, save_tensors
-from twofour.pruning.onnx_prune import prune_onnx
+from twofour.pruning.onnx_file import prune_onnx
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison
 from twofour.records.options import RunOptions, Selection
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import RunManifest
 from twofour.records.weights import Pattern
-from twofour.reports.log_text import log_view
-from twofour.reports.text import eligibility_table, plain_text
+from twofour.reports.log_document import log_view
+from twofour.reports.terminal import eligibility_table, plain_text
 from twofour.store import read_record, to_json
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from twofour.export.agreement import agreement
 from twofour.export.example_inputs import input_arrays
-from twofour.export.onnx_export import export_onnx, reference_outputs
-from twofour.graph import find_weights, load_model
-from twofour.graph_files import map_tensor
+from twofour.export.torch_export import export_onnx, reference_outputs
+from twofour.graph.files import map_tensor
+from twofour.graph.weights import find_weights, load_model
 from twofour.pattern import check
-from twofour.pruning import module_layers
-from twofour.pruning.module_prune import prune_module
-from twofour.pruning.validate import validate_onnx
+from twofour.pruning import torch_module as module_layers
+from twofour.pruning.torch_module import prune_module
+from twofour.pruning.verify import validate_onnx
 from twofour.records.export import LayerMap
 from twofour.records.options import ExportOptions, Precision
 from twofour.records.pruning import PruneResult

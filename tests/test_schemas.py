@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from render_cases import every_fate
+from support.render_cases import every_fate
 
 from twofour import records
 from twofour.records.eligibility import EligibilityReport

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engine_evidence_parts.records import Layer, RatioRange
-from twofour.reports.cells import name_cell
-from twofour.reports.markdown_parts import code, plain
-from twofour.reports.words import times
+from twofour.eligibility.cells import name_cell
+from twofour.reports.markdown import code, plain
+from twofour.words import times
 
 LAYER_TITLES = ("net", "node", "op", "C x K kernel", "dtype")
 

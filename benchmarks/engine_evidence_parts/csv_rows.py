@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable
 
 from engine_evidence_parts.records import Layer
-from twofour.reports.words import printable, times
+from twofour.words import printable, times
 
 COLUMNS = (
     *("folder", "net", "precision", "node", "op", "C", "K", "kernel", "groups", "batch", "dtype"),

@@ -14,8 +14,8 @@ from engine_evidence_parts.cells import (
 )
 from engine_evidence_parts.records import Answer, Fit, Kind, KindFinding, Layer
 from engine_evidence_parts.thresholds import FEWEST_LAYERS
-from twofour.reports.markdown_parts import plain, table
-from twofour.reports.words import count
+from twofour.reports.markdown import plain, table
+from twofour.words import count
 
 _ABOUT = (
     f"c0 and k0 are sizes that occur; no rule for fewer than {FEWEST_LAYERS} layers or one outcome "

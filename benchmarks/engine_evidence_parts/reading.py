@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine_evidence_parts.records import LeftOut, Net
-from twofour.engines.buildlog.read import read_build_log
 from twofour.errors import BadInputError
+from twofour.logs.read import read_build_log
 from twofour.records.build import BuildResult
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.options import EngineName, ShapeProfile
-from twofour.reports.words import times
 from twofour.store import read_record
+from twofour.words import times
 
 T = TypeVar("T")
 REPORT, BUILD, LOG = "eligibility.json", "build.json", "sparse.log"

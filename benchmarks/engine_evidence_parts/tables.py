@@ -13,8 +13,8 @@ from engine_evidence_parts.cells import (
 )
 from engine_evidence_parts.kind_tables import kind_sections
 from engine_evidence_parts.records import Confusion, Findings, Forecast, Layer, Listing
-from twofour.reports.markdown_parts import code, plain, table
-from twofour.reports.words import count, share
+from twofour.reports.markdown import code, plain, table
+from twofour.words import count, share
 
 
 def markdown(findings: Findings) -> str:

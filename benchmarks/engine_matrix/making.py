@@ -13,7 +13,7 @@ import numpy as np
 from engine_matrix.plan import FLOAT16, INT8, MODELS
 from engine_matrix.sweep import CHAINS, OPSET, write_sweep
 from twofour.engines.inputs import numpy_dtype
-from twofour.pipeline.onnx_io import describe
+from twofour.pipeline.onnx_inputs import describe
 
 DENSE = "dense.onnx"
 _HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from twofour.export.quantize import quantize_int8
+from twofour.export.int8 import quantize_int8
 
 
 def quantize(source: Path, target: Path, examples: dict[str, np.ndarray]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine_matrix.making import DENSE
 from engine_matrix.plan import Case
-from twofour.pipeline.onnx_io import describe
+from twofour.pipeline.onnx_inputs import describe
 
 REPORT, LATENCY = "report.md", "latency.json"
 """What the commands leave last."""

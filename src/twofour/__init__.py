@@ -102,7 +102,7 @@ def prune(
     different axes, and an argument of another type; nothing is changed then.
     """
     from twofour.arguments import globs_of, module_of, pattern_of
-    from twofour.pruning.module_prune import prune_module
+    from twofour.pruning.torch_module import prune_module
     from twofour.records.options import Selection
 
     module = module_of(model, hint="for a model on disk: twofour.run(...), or `twofour prune`")
@@ -122,7 +122,7 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
     norm) become plain ones, because the pruned values would not be in force behind them.
     """
     from twofour.arguments import module_of, path_of
-    from twofour.pipeline.context import WEIGHTS
+    from twofour.pipeline.stages import WEIGHTS
     from twofour.pipeline.weights_file import load_weights as load
 
     module = module_of(model, hint="load_weights fills a module in memory")
@@ -175,7 +175,7 @@ def run(
     settings = RunOptions() if options is None else checked(RunOptions, options)
     folder = None if out is None else path_of(out, "out")
     if is_module(model):
-        from twofour.pipeline.sources.live_module import LiveModule
+        from twofour.pipeline.sources.module import LiveModule
 
         module = module_of(model)
         live = LiveModule(module, example_inputs, source_options(settings))
@@ -200,7 +200,7 @@ def compare(
     Raises the kinds of TwofourError.
     """
     from twofour.arguments import path_of
-    from twofour.pipeline.comparing.compare import compare as run_comparison
+    from twofour.pipeline.compare.compare import compare as run_comparison
     from twofour.records.options import CompareOptions
     from twofour.store import checked
 

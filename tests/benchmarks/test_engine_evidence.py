@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import benchmarks_path  # noqa: F401  makes engine_evidence importable
 import pytest
 from engine_evidence import NOTHING_MEASURED, examine, main
 from engine_evidence_parts.csv_rows import COLUMNS, to_csv
 from engine_evidence_parts.kinds import findings_by_kind
 from engine_evidence_parts.reading import builder_in_words, named, read_nets
 from engine_evidence_parts.tables import markdown
-from join_cases import build, chosen, eligible
+from support.join_cases import build, chosen, eligible
 from test_engine_evidence_cases import joined, layer, net
 
 from twofour.records.build import BuildResult, EngineStatus, Gpu

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import benchmarks_path  # noqa: F401  makes engine_evidence_parts importable
 from engine_evidence_parts.records import Forecast, Layer, Listing, Net
-from join_cases import DENSE, SPARSE, build, chain, chosen, eligible, tuned
-from report_cases import check, conv, report
+from support.join_cases import DENSE, SPARSE, build, chain, chosen, eligible, tuned
+from support.report_cases import check, conv, report
 
+from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.report import join_report
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.log import Build
-from twofour.reports.join.evidence import BuildEvidence
-from twofour.reports.join.joined import join_report
 
 CHOSEN = build(*tuned("a", (DENSE, 0.02), (SPARSE, 0.01)), eligible("a", "b"), chosen("a"))
 """Of a, b, a broken one and a grouped one, the first two are listed and the first is chosen."""

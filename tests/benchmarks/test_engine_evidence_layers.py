@@ -6,7 +6,6 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
-import benchmarks_path  # noqa: F401  makes engine_evidence_parts importable
 import pytest
 from engine_evidence_parts.confusion import confusion_by_kind, confusion_of, disagreements
 from engine_evidence_parts.kinds import findings_by_kind, outcome_of
@@ -14,13 +13,13 @@ from engine_evidence_parts.layers import is_small, layers_of
 from engine_evidence_parts.records import Answer, Forecast, Layer, Listing
 from hypothesis import given
 from hypothesis import strategies as st
-from join_cases import DENSE, SPARSE, build, chosen, eligible, tuned
-from report_cases import conv, verdict
+from support.join_cases import DENSE, SPARSE, build, chosen, eligible, tuned
+from support.report_cases import conv, verdict
 from test_engine_evidence_cases import joined, layer, net, off
 
+from twofour.eligibility.report import report_from_log
 from twofour.eligibility.rules import narrow_widths
 from twofour.records.eligibility import Evidence, VerdictName
-from twofour.reports.join.from_log import report_from_log
 
 layers = st.builds(
     layer,

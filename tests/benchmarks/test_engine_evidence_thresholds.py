@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import product
 from random import Random
 
-import benchmarks_path  # noqa: F401  makes engine_evidence_parts importable
 import pytest
 from engine_evidence_parts.records import Answer
 from engine_evidence_parts.thresholds import FEWEST_LAYERS, Outcome, fit, foretells

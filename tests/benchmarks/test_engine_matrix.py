@@ -8,7 +8,6 @@ import json
 import tarfile
 from pathlib import Path
 
-import benchmarks_path  # noqa: F401  # makes the benchmarks importable
 import engines
 import numpy as np
 import onnx
@@ -23,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from twofour.export.quantize import quantize_int8
-from twofour.graph import find_weights, load_model
+from twofour.export.int8 import quantize_int8
+from twofour.graph.weights import find_weights, load_model
 
 
 @given(st.sets(st.integers(1, 99), min_size=1, max_size=7))

@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import benchmarks_path
 import pytest
 import torch
 from gpu_matrix.child import work
 from gpu_matrix.plan import Order, full_plan
 
-SCRIPT = benchmarks_path.BENCHMARKS / "gpu.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
 
 def run_smoke(

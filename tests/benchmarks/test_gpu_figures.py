@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import benchmarks_path  # noqa: F401  makes gpu_matrix importable
 import pytest
 from gpu_matrix.figures import condense, noise_floor
 

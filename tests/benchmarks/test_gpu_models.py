@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import benchmarks_path  # noqa: F401  makes gpu_matrix importable
 import pytest
 import torch
 import transformers

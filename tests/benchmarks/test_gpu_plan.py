@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import benchmarks_path  # noqa: F401  makes gpu_matrix importable
 from gpu_matrix.child import due
 from gpu_matrix.plan import SHAPES, KernelCase, ModelCase, Order, full_plan
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import benchmarks_path  # noqa: F401  makes gpu_matrix importable
 import pytest
 import torch
 from gpu_matrix.clocks import Call, Clock

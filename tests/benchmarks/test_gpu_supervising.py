@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import benchmarks_path  # noqa: F401  makes gpu_matrix importable
 from gpu_matrix.lab import DeviceLostError, Send
 from gpu_matrix.plan import Order, smoke_plan
 from gpu_matrix.report import Report

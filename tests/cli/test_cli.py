@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
 
-MODEL = Path(__file__).parents[1] / "pipeline" / "small_model.py"
+MODEL = Path(__file__).parents[1] / "support" / "small_model.py"
 
 
 def invoke(*arguments: str | Path) -> Result:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx_models import gemm, save, weights
+from support.onnx_models import gemm, save, weights
 from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
 
-MODEL = Path(__file__).parents[1] / "pipeline" / "small_model.py"
+MODEL = Path(__file__).parents[1] / "support" / "small_model.py"
 METRIC = """
 import numpy as np
 def evaluate(predict):

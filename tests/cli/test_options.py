@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import typer
-from onnx_models import save, two_weights
+from support.onnx_models import save, two_weights
 from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app

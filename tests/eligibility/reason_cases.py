@@ -8,25 +8,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_models as om
-from join_cases import DENSE, SPARSE, build, chosen, eligible, information, layer, node, tuned
 from onnx import helper
-from report_cases import check, context, conv, gpu, int8, matmul, report, validation
 from safetensors.numpy import save_file
+from support import onnx_models as om
+from support.join_cases import (
+    DENSE,
+    SPARSE,
+    build,
+    chosen,
+    eligible,
+    information,
+    layer,
+    node,
+    tuned,
+)
+from support.report_cases import check, context, conv, gpu, int8, matmul, report, validation
 
+from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.predict import predict, unjudged, with_not_exported
-from twofour.graph import find_weights
+from twofour.eligibility.report import join_report
+from twofour.graph.weights import find_weights
 from twofour.pipeline.reporting import named
 from twofour.pruning.selection import choose
-from twofour.pruning.validate import guess_weights
+from twofour.pruning.verify import guess_weights
 from twofour.records.eligibility import Verdict
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.log import SkippedTactic, SkipReason
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight
 from twofour.records.weights import HARDWARE_PATTERN, ReasonCode, Weight
-from twofour.reports.join.evidence import BuildEvidence
-from twofour.reports.join.joined import join_report
 
 _LARGE = conv("a", 512, 512, node="a")
 _OTHER = conv("b", 512, 512, node="b")

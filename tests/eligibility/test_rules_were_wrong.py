@@ -8,20 +8,20 @@ import re
 from typing import Any
 
 import pytest
-from join_cases import DENSE, SPARSE, build, chain, chosen, eligible, information, layer
-from report_cases import check, conv, gpu, matmul, report
 from rich.console import Console
+from support.join_cases import DENSE, SPARSE, build, chain, chosen, eligible, information, layer
+from support.report_cases import check, conv, gpu, matmul, report
 
+from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.gates import Gates, check_gates
+from twofour.eligibility.report import join_report
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.log import Build
-from twofour.reports.csv_table import to_csv
+from twofour.reports.csv import to_csv
+from twofour.reports.explain import explain
 from twofour.reports.html import to_html
-from twofour.reports.join.evidence import BuildEvidence
-from twofour.reports.join.explain_text import explain
-from twofour.reports.join.gates import Gates, check_gates
-from twofour.reports.join.joined import join_report
 from twofour.reports.markdown import to_markdown
-from twofour.reports.text import eligibility_table
+from twofour.reports.terminal import eligibility_table
 
 _BROKEN = matmul("fc", 512, 512, node="fc")
 _WEIGHTS = (conv("conv", 512, 512, node="conv"), (_BROKEN, check(_BROKEN, violations=3)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofour.engines.latency import latency_of, no_latency, percentile, time_runs
+from twofour.engines.timing import latency_of, no_latency, percentile, time_runs
 from twofour.records.options import BuildOptions
 
 

@@ -10,17 +10,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from twofour.engines.inputs import parse_shapes
 from twofour.engines.machine import usable_cores
-from twofour.engines.onnxruntime import (
+from twofour.engines.onnxruntime.engine import (
     PROBE,
     CannotRunError,
     OnnxRuntimeEngine,
     OrtSession,
     node_times,
 )
-from twofour.engines.ort_session import CPU
+from twofour.engines.onnxruntime.session import CPU
 from twofour.engines.protocol import BuildRequest
-from twofour.engines.shapes import parse_shapes
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from twofour.engines.select import PREFERRED, choose_engine, known_engines
+from twofour.engines.registry import PREFERRED, choose_engine, known_engines
 from twofour.errors import BadInputError, MissingToolError
 from twofour.records.build import EngineStatus
 from twofour.records.options import EngineName
@@ -81,13 +81,13 @@ BLOCKED = """
 import sys
 for name in {blocked!r}:
     sys.modules[name] = None
-import twofour.engines.gpu, twofour.engines.inputs, twofour.engines.latency
-import twofour.engines.protocol, twofour.engines.select, twofour.engines.shapes
-import twofour.engines.tensorrt.builder, twofour.engines.tensorrt.cudart
+import twofour.engines.gpu, twofour.engines.inputs, twofour.engines.timing
+import twofour.engines.protocol, twofour.engines.registry, twofour.engines.inputs
+import twofour.engines.tensorrt.build, twofour.engines.tensorrt.plan
 import twofour.engines.tensorrt.plan, twofour.engines.tensorrt.precision
 heavy = {{"torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "pandas"}}
 print(sorted(n for n in heavy if sys.modules.get(n) is not None))
-statuses = [e.status() for e in twofour.engines.select.known_engines().values()]
+statuses = [e.status() for e in twofour.engines.registry.known_engines().values()]
 print([(s.engine.value, s.can_run, s.why_not) for s in statuses])
 """
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofour.engines.protocol import Arrays
-from twofour.engines.shapes import (
+from twofour.engines.inputs import (
     beyond_ranges,
     bind_shapes,
     check_shapes,
@@ -14,6 +13,7 @@ from twofour.engines.shapes import (
     profiles_for,
     shapes_of,
 )
+from twofour.engines.protocol import Arrays
 from twofour.errors import BadInputError
 from twofour.records.export import TensorShape
 from twofour.records.options import ShapeProfile, SizeRange

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from twofour.engines.protocol import BuildRequest, say_nothing
-from twofour.engines.tensorrt.cudart import cuda_runtime_folders
+from twofour.engines.tensorrt.build import PhaseTree
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.tensorrt.plan import LayerProfile
-from twofour.engines.tensorrt.progress import PhaseTree
+from twofour.engines.tensorrt.plan import LayerProfile, cuda_runtime_folders
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import MissingToolError
 from twofour.records.options import BuildOptions

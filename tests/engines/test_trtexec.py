@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from twofour.engines.tensorrt.precision import Precisions
 from twofour.engines.trtexec import RELEASES, releases_of, trtexec_script
-from twofour.engines.trtexec_shell import script_text
+from twofour.engines.trtexec_script import script_text
 from twofour.errors import BadInputError
 from twofour.records.options import AllowedType, BuildOptions, ShapeProfile
 

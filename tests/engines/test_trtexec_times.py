@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twofour.engines.trtexec_times import read_times
+from twofour.engines.trtexec_script import read_times
 from twofour.errors import BadInputError
 
 BEFORE_8 = """[

@@ -8,9 +8,9 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from twofour.export.dynamic_axes import batch_axes, batch_size, dynamic_shapes, without_ones
 from twofour.export.example_inputs import bind, input_arrays
-from twofour.export.onnx_export import export_onnx, reference_outputs
+from twofour.export.sizes import batch_axes, batch_size, dynamic_shapes, without_ones
+from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.records.options import ExportOptions
 
 

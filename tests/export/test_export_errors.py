@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import BadInputError
-from twofour.export.onnx_export import export_onnx, reference_outputs
+from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.records.options import ExportOptions, Precision
 
 

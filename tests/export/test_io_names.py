@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from twofour.export.dynamic_axes import tensor_names
 from twofour.export.example_inputs import bind
-from twofour.export.io_names import returned_variables
-from twofour.export.onnx_export import export_onnx
+from twofour.export.sizes import returned_variables, tensor_names
+from twofour.export.torch_export import export_onnx
 from twofour.records.options import ExportOptions
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import onnx
 import torch
-from export_nets import LAYERS, Exported
+from support.export_nets import LAYERS, Exported
 from torch import Tensor, nn
 from torch.nn import functional
 
-from twofour.export.onnx_export import export_onnx
+from twofour.export.torch_export import export_onnx
 from twofour.records.export import LayerName
 from twofour.records.options import ExportOptions
 

@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
-from export_nets import LAYERS, REDUCTION_AXIS, Exported, example, kinds
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
+from support.export_nets import LAYERS, REDUCTION_AXIS, Exported, example, kinds
 from torch import Tensor, nn
 
 from twofour.export.agreement import agreement
 from twofour.export.example_inputs import input_arrays
-from twofour.export.onnx_export import export_onnx, reference_outputs
+from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.records.options import ExportOptions, Precision
 
 ELEMENT_TYPES = {

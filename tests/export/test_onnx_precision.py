@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from float32_models import (
+from onnx import TensorProto, numpy_helper
+from support.float32_models import (
     MODELS,
     Feed,
     build,
@@ -22,12 +23,11 @@ from float32_models import (
     small,
     without_names,
 )
-from onnx import TensorProto, numpy_helper
-from onnx_models import Array, quantized_conv, weights
+from support.onnx_models import Array, quantized_conv, weights
 
 from twofour.errors import BadInputError
-from twofour.export.onnx_precision import Conversion, convert_onnx
-from twofour.graph import find_weights, load_model
+from twofour.export.casts import Conversion, convert_onnx
+from twofour.graph.weights import find_weights, load_model
 from twofour.records.options import Precision
 
 ROUNDING = 5e-3

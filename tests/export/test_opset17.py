@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from twofour.errors import BadInputError
 from twofour.export.example_inputs import input_arrays
-from twofour.export.onnx_export import export_onnx, reference_outputs
+from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.records.options import ExportOptions, Precision
 
 

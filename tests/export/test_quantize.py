@@ -14,12 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.export import quantize
-from twofour.export.onnx_export import export_onnx
-from twofour.export.quantize import Activations, calibration_rows, quantize_int8
-from twofour.graph import find_weights, load_model
-from twofour.graph_files import read_tensor
-from twofour.pruning.validate import validate_onnx
+from twofour.export import int8 as quantize
+from twofour.export.int8 import Activations, calibration_rows, quantize_int8
+from twofour.export.torch_export import export_onnx
+from twofour.graph.files import read_tensor
+from twofour.graph.weights import find_weights, load_model
+from twofour.pruning.verify import validate_onnx
 from twofour.records.options import ExportOptions, Precision
 from twofour.records.weights import Pattern
 

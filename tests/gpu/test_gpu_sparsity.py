@@ -14,8 +14,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from public_commands import USABLE, by_node, logged_build, nodes_named, reported, rows, twofour
-from sparsity_models import (
+from support.public_commands import (
+    USABLE,
+    by_node,
+    logged_build,
+    nodes_named,
+    reported,
+    rows,
+    twofour,
+)
+from support.sparsity_models import (
     BATCH,
     WIDE,
     SparsityModel,
@@ -27,7 +35,7 @@ from sparsity_models import (
 from twofour.engines.gpu import find_gpu
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
-from twofour.engines.timed.tensorrt_model import EVENTS
+from twofour.engines.tensorrt.timed import EVENTS
 from twofour.records.build import BuildResult, Diagnosis, EngineStatus
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.latency import LatencyComparison

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from onnx_models import gemm, two_weights, weights
+from support.onnx_models import gemm, two_weights, weights
 from typer.testing import CliRunner
 
 from twofour.cli.app import app

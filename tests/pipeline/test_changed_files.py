@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx_models as om
 import pytest
 from onnx import helper
+from support import onnx_models as om
 from test_run import Recorder
 
 from twofour.errors import BadInputError
-from twofour.pipeline.comparing.subject import open_subject
+from twofour.pipeline.compare.variants import open_subject
 from twofour.pipeline.reporting import explained_folder, report_folder
 from twofour.pipeline.run import run_all, run_prune
 from twofour.records.options import CompareOptions, RunOptions

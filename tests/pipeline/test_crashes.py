@@ -13,13 +13,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from stand_in_worker import DYING, PLAN
+from support.stand_in_worker import DYING, PLAN
 
 from twofour.errors import BuildFailedError
 from twofour.pipeline.building import refuse_crashed
-from twofour.pipeline.engine_host import EngineHost
+from twofour.pipeline.engine_host import EngineHost, Sessions
 from twofour.pipeline.run import open_run, run_stages
-from twofour.pipeline.sessions import Sessions
 from twofour.pipeline.settings import resolve
 from twofour.pipeline.stages import Silent
 from twofour.records.build import BuildResult

@@ -11,12 +11,12 @@ from test_run import Recorder
 from twofour.cli.options import parse_dynamic
 from twofour.errors import BadInputError
 from twofour.pipeline.emitting import emit_trtexec
-from twofour.pipeline.onnx_io import size_ranges
+from twofour.pipeline.onnx_inputs import size_ranges
 from twofour.pipeline.run import run_all, run_export
 from twofour.records.options import DynamicAxis, RunOptions, SizeRange
 from twofour.records.run import ExportedVariant, VariantCheck
 
-NETS = Path(__file__).parent / "free_nets.py"
+NETS = Path(__file__).parents[1] / "support" / "free_nets.py"
 
 
 def options(*dynamic: str, opset: int | None = None) -> RunOptions:

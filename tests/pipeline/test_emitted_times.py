@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from trtexec_machine import Machine, emit, model
+from support.trtexec_machine import Machine, emit, model
 
 from twofour.errors import BadInputError
-from twofour.pipeline.comparing.times import compare_emitted
+from twofour.pipeline.compare.trtexec_times import compare_emitted
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.options import CompareOptions
 from twofour.store import from_json, to_json

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from trtexec_machine import Machine, Ran, emit, model
+from support.trtexec_machine import Machine, Ran, emit, model
 from typer.testing import CliRunner
 
 from twofour.cli.app import app

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from onnx_models import save, two_weights
+from support.onnx_models import save, two_weights
 from typer.testing import CliRunner
 
 from twofour.cli.app import app

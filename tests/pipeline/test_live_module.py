@@ -12,9 +12,9 @@ from torch import nn
 
 import twofour
 from twofour.errors import BadInputError
-from twofour.pipeline.comparing.subject import NOT_LOADABLE, open_subject
+from twofour.pipeline.compare.variants import NOT_LOADABLE, open_subject
 from twofour.pipeline.run import run_all
-from twofour.pipeline.sources.live_module import LiveModule
+from twofour.pipeline.sources.module import LiveModule
 from twofour.pipeline.sources.source import SourceOptions
 from twofour.records.options import CompareOptions
 

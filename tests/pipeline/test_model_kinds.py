@@ -12,23 +12,23 @@ from functools import cache
 from math import prod
 from pathlib import Path
 
-import model_kinds
 import onnx
 import pytest
+from support import model_kinds
 
-from twofour.export.onnx_export import export_onnx
-from twofour.graph import GraphWeights, find_weights, load_model
+from twofour.export.torch_export import export_onnx
+from twofour.graph.weights import GraphWeights, find_weights, load_model
 from twofour.pattern import check
 from twofour.pipeline.run import run_all
-from twofour.pruning.onnx_prune import prune_onnx
-from twofour.pruning.validate import validate_onnx
+from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.verify import validate_onnx
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import LayerMap
 from twofour.records.options import ExportOptions, RunOptions
 from twofour.records.run import RunResult
 from twofour.records.weights import Pattern, ReasonCode
-from twofour.reports.csv_table import to_csv
-from twofour.reports.text import eligibility_table, plain_text
+from twofour.reports.csv import to_csv
+from twofour.reports.terminal import eligibility_table, plain_text
 
 TWO_FOUR = Pattern(2, 4)
 KINDS = (

@@ -10,13 +10,13 @@ from test_run import OPTIONS, Recorder
 from typer.testing import CliRunner
 
 from twofour.cli.app import app
+from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
 from twofour.pipeline.run import run_all
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import VerdictName
 from twofour.records.options import RunOptions, Selection
 from twofour.records.weights import ReasonCode
-from twofour.reports.join.gates import Gates, check_gates
 
 HEAD = "import json, os, sys, torch\nfrom torch import nn\n"
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from float32_models import masked
 from onnx import TensorProto, helper
-from onnx_models import conv, model, two_weights, weights
+from support.float32_models import masked
+from support.onnx_models import conv, model, two_weights, weights
 from typer.testing import CliRunner
 
 from twofour.cli.app import app
 from twofour.errors import BadInputError
-from twofour.pipeline.onnx_io import save_arrays
+from twofour.pipeline.onnx_inputs import save_arrays
 from twofour.pipeline.run import run_all, run_build, run_export
 from twofour.records.build import BuildResult, TrtexecFolder
 from twofour.records.eligibility import EligibilityReport, VerdictName

@@ -7,10 +7,10 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 
-import onnx_models as om
 import pytest
 import torch
 from onnx import helper
+from support import onnx_models as om
 from torch import nn
 
 import twofour

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support import onnx_models as om
 
+from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
 from twofour.pipeline.evidence import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
-from twofour.pruning.masks import prune_in_place
+from twofour.pruning.magnitude import prune_in_place
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.weights import Pattern, ReasonCode
-from twofour.reports.join.gates import Gates, check_gates
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 DRIVER = r"""

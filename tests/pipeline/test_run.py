@@ -18,7 +18,7 @@ from twofour.records.run import RunResult
 from twofour.records.weights import Pattern, ReasonCode
 from twofour.store import read_record
 
-MODEL = f"{Path(__file__).with_name('small_model.py')}:make"
+MODEL = f"{Path(__file__).parents[1] / 'support' / 'small_model.py'}:make"
 OPTIONS = RunOptions(precision=Precision.FLOAT32)
 ALL_STAGES = [
     "export-dense",
@@ -263,7 +263,7 @@ def test_an_onnx_file_goes_through_the_whole_chain(
 
 
 def test_shapes_that_do_not_fit_are_refused_whatever_engine_runs(tmp_path: Path) -> None:
-    from twofour.engines.shapes import parse_shapes
+    from twofour.engines.inputs import parse_shapes
 
     build = replace(OPTIONS.build, shapes=parse_shapes(["y=1x3x8x8"]))
     with pytest.raises(BadInputError, match="no input 'y'"):

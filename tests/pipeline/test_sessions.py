@@ -11,11 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from stand_in_worker import DYING, PLAN
+from support.stand_in_worker import DYING, PLAN
 
 from twofour.errors import BuildFailedError
-from twofour.pipeline.engine_host import CrashedError, EngineHost
-from twofour.pipeline.sessions import Sessions
+from twofour.pipeline.engine_host import CrashedError, EngineHost, Sessions
 from twofour.records.build import FailedTry
 from twofour.records.options import BuildOptions
 

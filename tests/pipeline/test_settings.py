@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx_models import model, save, two_weights, weights
+from support.onnx_models import model, save, two_weights, weights
 from test_run import MODEL, Recorder
 
 from twofour.errors import BadInputError

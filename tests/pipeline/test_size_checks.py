@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from twofour.errors import BuildFailedError, PatternBrokenError
-from twofour.pipeline.context import Run
-from twofour.pipeline.onnx_io import save_arrays
-from twofour.pipeline.sessions import Session
-from twofour.pipeline.size_checks import at_other_sizes
+from twofour.pipeline.agreement import at_other_sizes
+from twofour.pipeline.engine_host import Session
+from twofour.pipeline.onnx_inputs import save_arrays
+from twofour.pipeline.stages import Run
 from twofour.records.export import LayerMap
 from twofour.records.options import DynamicAxis, Precision, RunOptions
 from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.arrays import read_arrays, stored_arrays, write_arrays
+from twofour.pipeline.sources.inputs import read_arrays, stored_arrays, write_arrays
 from twofour.pipeline.validating import validate_path
 from twofour.pipeline.weights_file import read_checkpoint
 from twofour.records.options import Selection

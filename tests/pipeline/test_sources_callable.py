@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.callable_source import CallableSource
+from twofour.pipeline.sources.callable import CallableSource
 from twofour.pipeline.sources.loaded import LoadedModule, run_forward
-from twofour.pipeline.sources.reference import code_files, parse_reference
 from twofour.pipeline.sources.source import SourceOptions
-from twofour.pipeline.sources.user_code import user_code
+from twofour.pipeline.sources.user_code import code_files, parse_reference, user_code
 
 NET = """
 import torch

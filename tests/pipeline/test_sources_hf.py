@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.pipeline.sources.arrays import read_sentences
-from twofour.pipeline.sources.callable_source import CallableSource
-from twofour.pipeline.sources.checkpoint_weights import check_weight_file
-from twofour.pipeline.sources.hf_source import HfSource
+from twofour.pipeline.sources.callable import CallableSource
+from twofour.pipeline.sources.checkpoint import check_weight_file
+from twofour.pipeline.sources.hf import HfSource
+from twofour.pipeline.sources.inputs import read_sentences
 from twofour.pipeline.sources.loaded import LoadedModule, run_forward
-from twofour.pipeline.sources.reference import parse_reference
 from twofour.pipeline.sources.source import SourceOptions
+from twofour.pipeline.sources.user_code import parse_reference
 from twofour.store import sha256_file
 
 SMALL: dict[str, Any] = {

@@ -2,13 +2,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_models as om
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.graph import load_model
-from twofour.pipeline.sources.onnx_file import OnnxSource, external_data_files
+from twofour.graph.weights import load_model
+from twofour.pipeline.sources.onnx import OnnxSource, external_data_files
 from twofour.pipeline.sources.source import SourceOptions
 
 

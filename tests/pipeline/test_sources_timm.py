@@ -13,7 +13,7 @@ import torch
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.pipeline.sources.source import SourceOptions
-from twofour.pipeline.sources.timm_source import TimmSource, parse_timm
+from twofour.pipeline.sources.timm import TimmSource, parse_timm
 
 STAND_IN = """
 from torch import nn

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx_models as om
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
+from support import onnx_models as om
 from test_validate import linear, save_safetensors
 
 from twofour.errors import TwofourError
-from twofour.graph import find_weights, load_model
-from twofour.pruning.onnx_prune import prune_onnx
-from twofour.pruning.validate import guess_weights, validate_onnx, validate_safetensors
+from twofour.graph.weights import find_weights, load_model
+from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
 from twofour.records.weights import Pattern
 from twofour.store import to_json
 

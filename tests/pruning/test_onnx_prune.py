@@ -9,18 +9,18 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx_models as om
 import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.graph import find_weights, load_model
-from twofour.graph_files import read_tensor
-from twofour.pruning.onnx_prune import prune_onnx
+from twofour.graph.files import read_tensor
+from twofour.graph.weights import find_weights, load_model
+from twofour.pruning.onnx_file import prune_onnx
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import Pattern, ReasonCode

@@ -9,13 +9,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx_models as om
 import pytest
 from onnx import helper
+from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.pruning.onnx_prune import prune_onnx
-from twofour.pruning.validate import guess_weights, validate_onnx, validate_safetensors
+from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
 from twofour.records.options import Selection
 from twofour.records.weights import Pattern, ReasonCode, Weight
 

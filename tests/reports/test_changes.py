@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from report_cases import check, conv, matmul, reason, report
+from support.report_cases import check, conv, matmul, reason, report
 
 from twofour.eligibility import remedies
 from twofour.eligibility.predict import summarize
@@ -13,7 +13,7 @@ from twofour.eligibility.reasons import changes, leaves_dense
 from twofour.eligibility.remedies import Remedy
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import ReasonCode
-from twofour.reports.summary import advice_lines, totals
+from twofour.reports.eligibility_document import advice_lines, totals
 
 _FLOAT16 = "use float16 (--precision float16)"
 _FP32 = {"dtype": "float32", "math_dtype": "float32"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from render_cases import every_fate
+from support.render_cases import every_fate
 
 from twofour.records.eligibility import (
     ConfusionCell,
@@ -13,7 +13,7 @@ from twofour.records.eligibility import (
     EligibilityTotals,
     VerdictName,
 )
-from twofour.reports.confusion import confusion_table
+from twofour.reports.eligibility_document import confusion_table
 from twofour.reports.html import to_html
 from twofour.reports.markdown import to_markdown
 

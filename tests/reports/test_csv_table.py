@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from render_cases import HOSTILE, every_fate, hostile
-from report_cases import matmul, report
+from support.render_cases import HOSTILE, every_fate, hostile
+from support.report_cases import matmul, report
 
-from twofour.reports.csv_table import COLUMNS, to_csv
-from twofour.reports.words import printable
+from twofour.reports.csv import COLUMNS, to_csv
+from twofour.words import printable
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -15,18 +15,18 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from render_cases import HOSTILE, every_fate, hostile, large
-from report_cases import matmul, report, verdict
+from support.render_cases import HOSTILE, every_fate, hostile, large
+from support.report_cases import matmul, report, verdict
 
+from twofour.eligibility.totals import Fate, fate_of
 from twofour.records.build import BuildResult, EngineStatus, VariantBuild, VariantLatency
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, OutputAgreement
 from twofour.records.options import BuildOptions, EngineName
-from twofour.reports.fates import Fate, fate_of
+from twofour.reports.eligibility_document import totals
 from twofour.reports.html import to_html
 from twofour.reports.plots import fate_bar, size_plot, time_plot
-from twofour.reports.summary import totals
-from twofour.reports.words import count, printable
+from twofour.words import count, printable
 
 GOLDEN = Path(__file__).parent / "golden"
 FETCHING = {"link", "img", "iframe", "object", "embed", "base", "video", "audio", "source"}

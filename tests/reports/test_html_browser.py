@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import Browser, browser, why_not
-from render_cases import HOSTILE, every_fate, hostile, large
+from support.chromium import Browser, browser, why_not
+from support.render_cases import HOSTILE, every_fate, hostile, large
 
 from twofour.records.eligibility import EligibilityReport
 from twofour.reports.html import to_html
-from twofour.reports.words import printable
+from twofour.words import printable
 
 pytestmark = [
     pytest.mark.slow,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from twofour.engines.buildlog.read import parse_lines
+from twofour.logs.read import parse_lines
 from twofour.records.log import BuildLog
-from twofour.reports.log_answer import answer
-from twofour.reports.log_text import log_view
-from twofour.reports.text import plain_text
+from twofour.reports.log_document import answer, log_view
+from twofour.reports.terminal import plain_text
 
 TRTEXEC = "[11/21/2026-13:02:35] [V] [TRT] "
 OWN = "[11/21/2026-13:02:35] [I] "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from twofour.engines.buildlog.read import parse_lines
+from twofour.logs.read import parse_lines
 from twofour.records.log import BuildLog
-from twofour.reports.log_text import log_view
-from twofour.reports.text import plain_text
+from twofour.reports.log_document import log_view
+from twofour.reports.terminal import plain_text
 
 DATED = "[11/21/2026-13:02:35] [TRT] "
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from render_cases import HOSTILE, every_fate, hostile, large
-from report_cases import matmul, reason, report
+from support.render_cases import HOSTILE, every_fate, hostile, large
+from support.report_cases import matmul, reason, report
 
 from twofour.records.weights import ReasonCode
 from twofour.reports.markdown import to_markdown
-from twofour.reports.words import printable
+from twofour.words import printable
 
 GOLDEN = Path(__file__).parent / "golden"
 

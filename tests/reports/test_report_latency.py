@@ -7,8 +7,7 @@ from pathlib import Path
 
 from twofour.records.build import VariantLatency
 from twofour.records.options import EngineName
-from twofour.reports.latency_text import latency_table
-from twofour.reports.text import plain_text
+from twofour.reports.terminal import latency_table, plain_text
 
 GOLDEN = Path(__file__).parent / "golden"
 

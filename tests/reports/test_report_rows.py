@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from report_cases import check, conv, matmul, report
+from support.report_cases import check, conv, matmul, report
 
-from twofour.reports.rows import collapse
+from twofour.reports.eligibility_document import collapse
 
 
 def test_layers_that_differ_in_one_number_share_a_row() -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_cases import (
+from rich.console import Console
+from support.report_cases import (
     TWO_FOUR,
     check,
     conv,
@@ -19,15 +20,14 @@ from report_cases import (
     report,
     validation,
 )
-from rich.console import Console
 
+from twofour.eligibility.cells import pattern_word
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import ReasonCode
-from twofour.reports.cells import pattern_word
-from twofour.reports.text import (
+from twofour.reports.terminal import (
     drift_lines,
     eligibility_table,
     plain_text,

@@ -134,8 +134,8 @@ def _measured(
     quiet: bool,
 ) -> LatencyComparison:
     """Measure, save and print; a layout of None is JSON."""
-    from twofour.pipeline.comparing.compare import measure_paths, save_comparison
-    from twofour.pipeline.comparing.interrupts import first_interrupt_only
+    from twofour.pipeline.compare.compare import measure_paths, save_comparison
+    from twofour.pipeline.compare.process import first_interrupt_only
 
     if out is not None:
         keep_tracebacks_in(out)
@@ -161,9 +161,9 @@ def _batches(text: str | None) -> tuple[int, ...]:
 
 
 def _print(comparison: LatencyComparison, layout: Format | None) -> None:
-    from twofour.reports.comparison.markdown import comparison_markdown
-    from twofour.reports.comparison.page import comparison_page
-    from twofour.reports.comparison.text import comparison_text
+    from twofour.reports.html import comparison_page
+    from twofour.reports.latency_terminal import comparison_text
+    from twofour.reports.markdown import comparison_markdown
     from twofour.store import to_json
 
     if layout is None:
@@ -177,7 +177,7 @@ def _print(comparison: LatencyComparison, layout: Format | None) -> None:
 
 def _end(comparison: LatencyComparison) -> None:
     """Exit 130 where it was interrupted, 4 where a gate is met, 6 where one was not judged."""
-    from twofour.reports.comparison.fail_if import check_fail_if
+    from twofour.latency.gates import check_fail_if
 
     outcome = check_fail_if(comparison, comparison.options.fail_if)
     for line in (*outcome.failed, *outcome.not_judged):

@@ -20,7 +20,7 @@ def doctor(*, json: AsJson = False) -> None:
 
     Example: twofour doctor
     """
-    from twofour.pipeline.diagnosis import diagnose
+    from twofour.pipeline.doctor import diagnose
     from twofour.store import to_json
 
     diagnosis = diagnose()

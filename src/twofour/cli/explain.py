@@ -35,7 +35,7 @@ def explain(
     Example: twofour explain layer1.0.conv1 runs/resnet
     """
     from twofour.pipeline.reporting import explained_folder, report_files
-    from twofour.reports.join.explain_text import explain as story
+    from twofour.reports.explain import explain as story
 
     files = opt.evidence_files(
         onnx=onnx,

@@ -74,7 +74,7 @@ def _shortened(text: str) -> str:
 
 def _missing(error: ModuleNotFoundError) -> int:
     """A package of others that this command needs, torch on a machine with TensorRT alone say."""
-    from twofour.pipeline.diagnosis import how_to_install
+    from twofour.pipeline.doctor import how_to_install
 
     package = (error.name or "").partition(".")[0]
     if package in ("", "twofour"):

@@ -27,8 +27,8 @@ def log(
 
     Example: trtexec --onnx=model.onnx --sparsity=enable --verbose 2>&1 | twofour log -
     """
-    from twofour.engines.buildlog.read import read_build_log
-    from twofour.reports.log_text import log_view
+    from twofour.logs.read import read_build_log
+    from twofour.reports.log_document import log_view
     from twofour.store import json_pieces
 
     found = read_build_log(*files)

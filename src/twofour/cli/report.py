@@ -15,8 +15,8 @@ from twofour.errors import BadInputError, PatternBrokenError
 from twofour.records.weights import ReasonCode
 
 if TYPE_CHECKING:
+    from twofour.eligibility.gates import Gates
     from twofour.records.eligibility import EligibilityReport
-    from twofour.reports.join.gates import Gates
 
 
 class Format(str, Enum):
@@ -78,8 +78,8 @@ def report(
 
     Example: twofour report --onnx model.onnx --log build.log --layers layers.json
     """
+    from twofour.eligibility.gates import Gates
     from twofour.pipeline.reporting import report_files, report_folder, report_page
-    from twofour.reports.join.gates import Gates
     from twofour.store import to_json
 
     gates = Gates(
@@ -111,10 +111,10 @@ def report(
 
 
 def _show(verdicts: EligibilityReport, layout: Format) -> None:
-    from twofour.reports.csv_table import to_csv
+    from twofour.reports.csv import to_csv
     from twofour.reports.html import to_html
     from twofour.reports.markdown import to_markdown
-    from twofour.reports.text import eligibility_table
+    from twofour.reports.terminal import eligibility_table
 
     if layout is Format.TABLE:
         show(eligibility_table(verdicts))
@@ -124,7 +124,7 @@ def _show(verdicts: EligibilityReport, layout: Format) -> None:
 
 
 def _hold_to(verdicts: EligibilityReport, gates: Gates) -> None:
-    from twofour.reports.join.gates import check_gates
+    from twofour.eligibility.gates import check_gates
 
     failing = check_gates(verdicts, gates)
     if failing:

@@ -111,7 +111,7 @@ def build_options(
     allow: tuple[AllowedType, ...],
 ) -> BuildOptions:
     """The engine options as a record; raises BadInputError for shapes that cannot be read."""
-    from twofour.engines.shapes import parse_shapes
+    from twofour.engines.inputs import parse_shapes
 
     return BuildOptions(
         shapes=parse_shapes(shapes or ()),

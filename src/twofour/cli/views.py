@@ -9,8 +9,7 @@ from twofour.records.build import BuildResult
 from twofour.records.export import ExportResult
 from twofour.records.options import SizeRange
 from twofour.records.run import ExportedVariant, RunResult, VariantCheck
-from twofour.reports.latency_text import latency_table
-from twofour.reports.text import drift_lines, eligibility_table, holding_words
+from twofour.reports.terminal import drift_lines, eligibility_table, holding_words, latency_table
 
 _MB = 1e6
 

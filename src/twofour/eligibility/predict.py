@@ -28,7 +28,7 @@ from twofour.records.eligibility import (
 )
 from twofour.records.pruning import PrunedWeight, Validation, WeightCheck
 from twofour.records.weights import HARDWARE_PATTERN, NotCovered, Reason, ReasonCode, Weight
-from twofour.reports.words import count, printable
+from twofour.words import count, printable
 
 NOT_COVERED = "not covered"
 NO_FACTOR = "no factor"

@@ -10,7 +10,7 @@ from math import prod
 from twofour.eligibility.findings import Case, Remark, version_numbers
 from twofour.records.eligibility import VerdictName
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, ReasonCode
-from twofour.reports.words import axis_name, layer_size, listed
+from twofour.words import axis_name, layer_size, listed
 
 GUIDE = "TensorRT developer guide, structured sparsity"
 GROUP = HARDWARE_PATTERN.m

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from twofour.graph_trace import LOOKUPS, STACK
+from twofour.graph.trace import LOOKUPS, STACK
 from twofour.records.export import LayerMap, LayerName
 
 _PRODUCTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1)}

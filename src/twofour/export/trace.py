@@ -14,21 +14,23 @@ from torch import nn
 
 from twofour.errors import BadInputError
 from twofour.export import opset17
-from twofour.export.dynamic_axes import (
+from twofour.export.example_inputs import Call, converted, forward_error
+from twofour.export.precision import TORCH_DTYPES
+from twofour.export.quiet import quiet
+from twofour.export.sizes import (
     BATCH,
     checked_axes,
     dynamic_shapes,
+    line_in,
     name_dimensions,
+    name_outputs,
+    suggested_sizes,
     tensor_names,
+    to_metadata,
+    why_frozen,
     with_batch,
     without_ones,
 )
-from twofour.export.example_inputs import Call, converted, forward_error
-from twofour.export.frozen_sizes import line_in, suggested_sizes, why_frozen
-from twofour.export.io_names import name_outputs
-from twofour.export.precision import TORCH_DTYPES
-from twofour.export.quiet import quiet
-from twofour.export.size_ranges import to_metadata
 from twofour.records.options import DynamicAxis, ExportOptions, Precision
 
 BFLOAT16_OPSET = 22

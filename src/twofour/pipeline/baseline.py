@@ -1,12 +1,28 @@
-"""Whether dense.onnx is a dense model to compare with, and whether it fits the pruned one."""
+"""What the dense model gave before anything was done to it."""
 
 from __future__ import annotations
 
-from twofour.errors import BadInputError
-from twofour.pipeline.context import Run
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.pipeline.agreement import example_inputs
+from twofour.pipeline.engine_host import RUNTIMES, lasts, tries_of
+from twofour.pipeline.folder import STAGES
+from twofour.pipeline.onnx_inputs import save_arrays
+from twofour.pipeline.stages import DENSE, INPUTS, Run, Stage, reference_name, versions
 from twofour.records.export import TensorShape
+from twofour.records.options import Precision
 from twofour.records.pruning import PruneResult
-from twofour.records.run import ExportedVariant
+from twofour.records.run import ExportedVariant, OriginalOutputs
+
+if TYPE_CHECKING:
+    from twofour.pipeline.sources.onnx import OnnxSource
 
 
 def why_no_baseline(pruned: PruneResult) -> str | None:
@@ -54,3 +70,58 @@ def _fits(there: TensorShape, here: TensorShape) -> bool:
 
 def _described(tensor: TensorShape) -> str:
     return f"{tensor.name} {'x'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}"
+
+
+def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
+    """The variant with the outputs that it is to be compared with, where its source can run.
+
+    Raises BadInputError where a tensor goes beyond float16 on the example inputs.
+    """
+    source = cast("OnnxSource", run.dense_source if taken.variant == DENSE else run.source)
+    name = reference_name(taken.variant)
+
+    def work() -> tuple[OriginalOutputs, Sequence[str]]:
+        from twofour.export.int8 import refuse_overflow, split_ranges
+
+        try:
+            outputs, ranges = split_ranges(_run(run, source.path, taken))
+        except BuildFailedError as error:
+            tries = tries_of(error)
+            return OriginalOutputs(outputs=None, why_not=error.message, failed_tries=tries), ()
+        refuse_overflow(source.path, ranges)
+        save_arrays(run.file(name), outputs)
+        return OriginalOutputs(outputs=name), (name,)
+
+    stage = Stage(
+        name="original",
+        title="run the model as it came",
+        record="stages/original.json",
+        depends={
+            "source": source.key(),
+            "precision": taken.precision,
+            "changed": taken.changed,
+            "versions": versions("onnx", *RUNTIMES),
+        },
+        reads=(INPUTS,),
+    )
+    original = run.runner.run(stage, OriginalOutputs, work, lasting=lasts)
+    if original.why_not is not None:
+        run.progress.note(f"outputs are not compared with {source.path.name}: {original.why_not}")
+    return replace(taken, reference=original.outputs)
+
+
+def _run(run: Run, source: Path, taken: ExportedVariant) -> dict[str, np.ndarray]:
+    """Outputs of the file and how large its tensors become; without those where that fails."""
+    from twofour.export.int8 import write_with_ranges
+
+    tensors = taken.changed if taken.precision is Precision.FLOAT16 else ()
+    inputs = example_inputs(run)
+    with tempfile.TemporaryDirectory(dir=run.file(STAGES)) as folder:
+        path = Path(folder, "ranges.onnx")
+        write_with_ranges(source, path, tensors)
+        try:
+            return run.sessions.open(path).outputs(inputs)
+        except BuildFailedError:
+            return run.sessions.open(source).outputs(inputs)
+        finally:
+            run.sessions.close()

@@ -6,26 +6,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from twofour.engines.gpu import find_gpu
-from twofour.engines.onnxruntime import CannotRunError, OnnxRuntimeEngine
-from twofour.engines.opset_advice import opset_advice
+from twofour.engines.inputs import beyond_ranges, bind_shapes, profiles_for, shapes_of
+from twofour.engines.onnxruntime.engine import CannotRunError, OnnxRuntimeEngine
 from twofour.engines.protocol import BuildRequest
-from twofour.engines.select import AUTO
-from twofour.engines.shapes import beyond_ranges, bind_shapes, profiles_for, shapes_of
+from twofour.engines.registry import AUTO
+from twofour.engines.trtexec import opset_advice
 from twofour.errors import BuildFailedError
 from twofour.pipeline.agreement import example_inputs
-from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, onnx_name
 from twofour.pipeline.engine_host import (
     BUILT,
     CRASH_HINT,
+    RUNTIMES,
     CrashedError,
     build_tensorrt,
     crashed_build,
     in_words,
     lasts,
 )
-from twofour.pipeline.onnx_io import describe, size_ranges
-from twofour.pipeline.sessions import RUNTIMES
-from twofour.pipeline.stages import Stage, versions
+from twofour.pipeline.onnx_inputs import describe, size_ranges
+from twofour.pipeline.stages import (
+    DENSE,
+    INPUTS,
+    SPARSE,
+    Run,
+    Stage,
+    onnx_files,
+    onnx_name,
+    versions,
+)
 from twofour.records.build import BuildResult, VariantBuild
 from twofour.records.export import TensorShape
 from twofour.records.options import BuildOptions

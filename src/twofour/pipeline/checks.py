@@ -9,16 +9,26 @@ import numpy as np
 
 from twofour.errors import BuildFailedError
 from twofour.export.agreement import agreement
-from twofour.pipeline.agreement import compare_with_reference, example_inputs, load_arrays
-from twofour.pipeline.context import DENSE, INPUTS, SPARSE, Run, onnx_files, reference_name
-from twofour.pipeline.engine_host import CrashedError, lasts, tries_of
-from twofour.pipeline.onnx_io import save_arrays
-from twofour.pipeline.predictor import predictor
-from twofour.pipeline.sessions import RUNTIMES, Session
-from twofour.pipeline.size_checks import at_other_sizes
-from twofour.pipeline.sources.reference import parse_reference, reference_key
-from twofour.pipeline.sources.watched import files_read
-from twofour.pipeline.stages import Stage, versions
+from twofour.pipeline.agreement import (
+    at_other_sizes,
+    compare_with_reference,
+    example_inputs,
+    load_arrays,
+    predictor,
+)
+from twofour.pipeline.engine_host import RUNTIMES, CrashedError, Session, lasts, tries_of
+from twofour.pipeline.onnx_inputs import save_arrays
+from twofour.pipeline.sources.user_code import files_read, parse_reference, reference_key
+from twofour.pipeline.stages import (
+    DENSE,
+    INPUTS,
+    SPARSE,
+    Run,
+    Stage,
+    onnx_files,
+    reference_name,
+    versions,
+)
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.options import RunOptions
 from twofour.records.run import ExportedVariant, VariantCheck

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from twofour.engines.opset_advice import opset_advice
-from twofour.engines.shapes import (
+from twofour.engines.inputs import (
     beyond_ranges,
     bind_shapes,
     is_fixed,
@@ -22,17 +21,18 @@ from twofour.engines.trtexec import (
     Releases,
     TrtexecScript,
     Typing,
+    opset_advice,
     releases_of,
     trtexec_script,
 )
-from twofour.engines.trtexec_shell import script_text
+from twofour.engines.trtexec_script import script_text
 from twofour.errors import BadInputError
-from twofour.pipeline.context import INPUTS, LAYERS
 from twofour.pipeline.example_shapes import asked_or_opt, example_shapes
 from twofour.pipeline.folder import is_run_folder
-from twofour.pipeline.onnx_io import describe, load_inputs, size_ranges
+from twofour.pipeline.onnx_inputs import describe, load_inputs, size_ranges
 from twofour.pipeline.onnx_stages import write_onnx
 from twofour.pipeline.settings import refuse_inputs_twice
+from twofour.pipeline.stages import INPUTS, LAYERS
 from twofour.records.build import TrtexecFolder, TrtexecRounds, TrtexecVariant
 from twofour.records.export import LayerMap, TensorShape
 from twofour.records.options import AllowedType, RunOptions, ShapeProfile, SizeRange

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from twofour.engines.ort_session import CannotRunError, OrtSession
+from twofour.engines.onnxruntime.session import CannotRunError, OrtSession
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
-from twofour.engines.select import known_engines
+from twofour.engines.registry import known_engines
 from twofour.records.build import EngineStatus, VariantBuild, VariantLatency
 from twofour.records.export import TensorShape
 from twofour.records.options import BuildOptions, EngineName

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twofour.engines.shapes import shapes_of
+from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.same_model import ChosenBuild, choose_build
+from twofour.engines.inputs import shapes_of
 from twofour.errors import BadInputError
 from twofour.pipeline.agreement import load_arrays
-from twofour.pipeline.context import INPUTS
 from twofour.pipeline.example_shapes import sizes_by_symbol
 from twofour.pipeline.layer_map_file import LayerNames, read_layer_names
-from twofour.pipeline.onnx_io import describe_model
+from twofour.pipeline.onnx_inputs import describe_model
+from twofour.pipeline.stages import INPUTS
 from twofour.records.export import GraphNode, LayerMap
 from twofour.records.log import Build, SparsityFlag
-from twofour.reports.join.build_choice import ChosenBuild, choose_build
-from twofour.reports.join.evidence import BuildEvidence
 
 if TYPE_CHECKING:
     import onnx
@@ -57,7 +57,7 @@ def read_evidence(files: EvidenceFiles, layer_map: LayerMap | None = None) -> Bu
     Of a log with several builds the one that tells most of the model is taken, and noted. A map of
     the user's own in `files` adds to `layer_map`, and one of ours takes its place.
     """
-    from twofour.engines.buildlog.layer_information import read_layer_information, read_profile
+    from twofour.logs.layer_info import read_layer_information, read_profile
 
     given = LayerNames() if files.layer_map is None else read_layer_names(files.layer_map)
     nodes, sizes = ((), {}) if files.onnx is None else _nodes(files.onnx, files.inputs)
@@ -88,7 +88,7 @@ def read_build(log: Path, *, dense: bool = False) -> Build:
 
 def _build(log: Path, nodes: Sequence[GraphNode], wanted: SparsityFlag) -> ChosenBuild:
     """Raises BadInputError for a log without a message of TensorRT."""
-    from twofour.engines.buildlog.read import read_build_log
+    from twofour.logs.read import read_build_log
 
     builds = read_build_log(log).builds
     if not builds:
@@ -129,8 +129,8 @@ def _size_note(sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 def _nodes(path: Path, inputs: Path | None) -> tuple[tuple[GraphNode, ...], Mapping[str, int]]:
     """The nodes, and the free sizes that were taken from the example inputs."""
-    from twofour.graph import load_model
-    from twofour.graph_nodes import graph_nodes
+    from twofour.graph.nodes import graph_nodes
+    from twofour.graph.weights import load_model
 
     model = load_model(path, weights=False)
     sizes = {} if inputs is None else _example_sizes(model, inputs)
@@ -162,7 +162,7 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """As it is where onnx cannot tell: without shapes the report says that products are missing."""
     import onnx
 
-    from twofour.graph_files import graphs
+    from twofour.graph.files import graphs
 
     if any(_is_odd_einsum(node) for graph in graphs(model) for node in graph.node):
         return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from twofour.engines.shapes import ANONYMOUS
+from twofour.engines.inputs import ANONYMOUS
 from twofour.errors import BadInputError
 from twofour.records.export import TensorShape
 from twofour.records.options import CompareOptions, RunOptions, ShapeProfile

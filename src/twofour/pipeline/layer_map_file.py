@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from twofour.engines.buildlog.json_text import loads
 from twofour.errors import BadInputError, naming
+from twofour.logs.prefix import loads
 from twofour.records.export import LayerMap
 from twofour.store import from_json
 

@@ -15,26 +15,27 @@ import numpy as np
 
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.errors import BadInputError
-from twofour.graph import find_weights, load_model
-from twofour.pipeline.context import (
-    DENSE,
-    INPUTS,
-    SPARSE,
-    TUNED,
-    Run,
-    onnx_files,
-    onnx_name,
-    onnx_size_bytes,
-)
+from twofour.graph.weights import find_weights, load_model
 from twofour.pipeline.example_shapes import asked_or_opt, made_up_batch
 from twofour.pipeline.exporting import pruned_names
-from twofour.pipeline.onnx_io import (
+from twofour.pipeline.onnx_inputs import (
     describe,
     load_exact_inputs,
     random_inputs,
     save_arrays,
 )
-from twofour.pipeline.stages import Stage, versions
+from twofour.pipeline.stages import (
+    DENSE,
+    INPUTS,
+    SPARSE,
+    TUNED,
+    Run,
+    Stage,
+    onnx_files,
+    onnx_name,
+    onnx_size_bytes,
+    versions,
+)
 from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Selection
@@ -43,8 +44,8 @@ from twofour.records.run import ExampleArrays, ExportedVariant
 from twofour.records.weights import Pattern
 
 if TYPE_CHECKING:
-    from twofour.export.onnx_precision import Conversion
-    from twofour.pipeline.sources.onnx_file import OnnxSource
+    from twofour.export.casts import Conversion
+    from twofour.pipeline.sources.onnx import OnnxSource
 
 
 def take_over(run: Run, variant: str = DENSE) -> ExportedVariant:
@@ -91,11 +92,11 @@ def write_onnx(source: Path, target: Path, options: RunOptions) -> Conversion | 
 
     Raises BadInputError for --keep-float32 without such a precision, and as convert_onnx does.
     """
-    from twofour.pruning.onnx_prune import copy_onnx
+    from twofour.pruning.onnx_file import copy_onnx
 
     precision = options.precision
     if precision is not None and precision is not Precision.FLOAT32:
-        from twofour.export.onnx_precision import convert_onnx
+        from twofour.export.casts import convert_onnx
 
         return convert_onnx(source, target, precision, options.keep_float32)
     if options.keep_float32:
@@ -174,7 +175,7 @@ def prune(run: Run) -> PruneResult:
 
 def validate(run: Run, pruned: PruneResult) -> Validation:
     """validate.json: sparse.onnx as it was saved, read back."""
-    from twofour.pruning.validate import validate_onnx
+    from twofour.pruning.verify import validate_onnx
 
     path = run.file(onnx_name(SPARSE))
     required = pruned_names(pruned)
@@ -211,7 +212,7 @@ def describe_sparse(run: Run) -> ExportedVariant:
 
 
 def _prune(run: Run, pattern: Pattern, selection: Selection) -> PruneResult:
-    from twofour.pruning.onnx_prune import prune_onnx
+    from twofour.pruning.onnx_file import prune_onnx
 
     dense, sparse = run.file(onnx_name(_base(run))), run.file(onnx_name(SPARSE))
     _remove_data(sparse)

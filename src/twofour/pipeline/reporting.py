@@ -8,18 +8,31 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
+from twofour.eligibility.build import build_facts
+from twofour.eligibility.evidence import NO_ENGINE, BuildEvidence, engine_layers
 from twofour.eligibility.findings import NOTHING_KNOWN, BuildFacts, ReportContext
 from twofour.eligibility.predict import not_covered_lines, not_exported, predict, with_not_exported
 from twofour.eligibility.reasons import REASONS
+from twofour.eligibility.report import join_report, report_from_engine
+from twofour.eligibility.same_model import own_evidence
+from twofour.eligibility.sightings import name_places
 from twofour.engines.gpu import find_gpu
 from twofour.errors import BadInputError
-from twofour.graph import GraphWeights, find_weights, load_model
-from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run, onnx_files, onnx_name
+from twofour.graph.weights import GraphWeights, find_weights, load_model
 from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
 from twofour.pipeline.evidence import EvidenceFiles, files_of_folder, read_evidence
 from twofour.pipeline.folder import is_run_folder, refuse_changed
 from twofour.pipeline.layer_map_file import map_beside, read_layer_names
-from twofour.pipeline.stages import Stage, versions
+from twofour.pipeline.stages import (
+    DENSE,
+    LAYERS,
+    SPARSE,
+    Run,
+    Stage,
+    onnx_files,
+    onnx_name,
+    versions,
+)
 from twofour.records.build import BuildResult, Gpu
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, LayerMap, LayerName
@@ -28,16 +41,9 @@ from twofour.records.options import EngineName
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
 from twofour.reports.html import to_html
-from twofour.reports.join.belonging import own_evidence
-from twofour.reports.join.build_facts import build_facts
-from twofour.reports.join.engine_words import NO_ENGINE
-from twofour.reports.join.evidence import BuildEvidence, engine_layers
-from twofour.reports.join.from_log import report_from_engine
-from twofour.reports.join.joined import join_report
-from twofour.reports.join.sightings import name_places
 from twofour.reports.markdown import to_markdown
-from twofour.reports.words import printable
 from twofour.store import read_record, write_text
+from twofour.words import printable
 
 T = TypeVar("T")
 REPORT_STAGE = "report"
@@ -177,7 +183,7 @@ def _not_a_layer(name: LayerName) -> Reason:
 
 def _hardware_validation(run: Run, exported: ExportResult) -> Validation:
     """The validation by 2:4, the one the engine goes by; done anew for other patterns."""
-    from twofour.pruning.validate import check_onnx
+    from twofour.pruning.verify import check_onnx
 
     if exported.pattern.pattern == HARDWARE_PATTERN:
         return exported.pattern
@@ -203,7 +209,7 @@ def report_onnx(
     Raises BadInputError for a file that is no ONNX model, and for a model without a weight.
     """
     from twofour.pruning.selection import table_reasons
-    from twofour.pruning.validate import check_onnx
+    from twofour.pruning.verify import check_onnx
 
     found = find_weights(load_model(path, weights=False), HARDWARE_PATTERN, path=path)
     if not found.weights:

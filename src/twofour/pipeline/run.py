@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
 from twofour.pipeline import onnx_stages, torch_stages
-from twofour.pipeline.baseline import check_reference_fits, why_no_baseline
+from twofour.pipeline.baseline import check_reference_fits, why_no_baseline, with_original_outputs
 from twofour.pipeline.building import (
     build_result,
     build_variant,
@@ -23,18 +23,15 @@ from twofour.pipeline.building import (
     with_profiles,
 )
 from twofour.pipeline.checks import accuracy, check
-from twofour.pipeline.context import DENSE, LAYERS, SPARSE, Run
-from twofour.pipeline.engine_host import EngineHost
+from twofour.pipeline.engine_host import EngineHost, Sessions
 from twofour.pipeline.exporting import put_together
 from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
-from twofour.pipeline.original_outputs import with_original_outputs
 from twofour.pipeline.reporting import Facts, report
-from twofour.pipeline.sessions import Sessions
 from twofour.pipeline.settings import resolve
-from twofour.pipeline.sources.onnx_file import OnnxSource
+from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.open import open_source
 from twofour.pipeline.sources.source import Source, SourceKind, SourceOptions, TorchSource
-from twofour.pipeline.stages import Progress, Runner, Silent
+from twofour.pipeline.stages import DENSE, LAYERS, SPARSE, Progress, Run, Runner, Silent
 from twofour.pipeline.torch_model import TorchModel
 from twofour.records.build import BuildResult
 from twofour.records.options import RunOptions
@@ -43,7 +40,7 @@ from twofour.records.run import ExportedVariant, RunResult, VariantCheck
 from twofour.store import write_record
 
 if TYPE_CHECKING:
-    from twofour.pipeline.sources.live_module import LiveModule
+    from twofour.pipeline.sources.module import LiveModule
 
 RUNS = Path("runs")
 

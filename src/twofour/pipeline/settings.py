@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from twofour.eligibility.findings import ALWAYS_STRONGLY_TYPED, version_numbers
-from twofour.engines.opset_advice import opset_for
-from twofour.engines.select import choose_engine
+from twofour.engines.registry import choose_engine
 from twofour.engines.tensorrt.precision import (
     DEPRECATED,
     WEAK_IS_DEPRECATED,
     never_weakly_typed,
 )
+from twofour.engines.trtexec import opset_for
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.source import Source, SourceKind
 from twofour.records.build import EngineStatus

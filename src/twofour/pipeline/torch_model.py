@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from twofour.eligibility.predict import not_covered_lines
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.watched import files_read
+from twofour.pipeline.sources.user_code import files_read
 from twofour.pipeline.weights_file import load_weights, save_weights
 from twofour.records.options import Selection
 from twofour.records.pruning import PruneResult
@@ -42,7 +42,7 @@ class TorchModel:
     def dense(self) -> LoadedModule:
         """The module with the weights of the source."""
         if self._loaded is None or self._pruned:
-            from twofour.pruning.module_layers import make_permanent
+            from twofour.pruning.torch_module import make_permanent
 
             self._loaded = None
             with files_read() as self.data_files:
@@ -55,7 +55,7 @@ class TorchModel:
 
     def prune(self, pattern: Pattern, selection: Selection, target: Path) -> PruneResult:
         """Prune in place and save the whole state_dict to `target` (safetensors)."""
-        from twofour.pruning.module_prune import prune_module
+        from twofour.pruning.torch_module import prune_module
 
         loaded = self.dense()
         result = prune_module(loaded.module, pattern, selection, source=self._source.text)

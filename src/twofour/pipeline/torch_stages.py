@@ -11,27 +11,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twofour.errors import BadInputError
-from twofour.pipeline.context import (
+from twofour.pipeline.exporting import pruned_names
+from twofour.pipeline.onnx_inputs import describe, save_arrays
+from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
     SPARSE,
     WEIGHTS,
     Run,
+    Stage,
     onnx_files,
     onnx_name,
     onnx_size_bytes,
     reference_name,
+    versions,
 )
-from twofour.pipeline.exporting import pruned_names
-from twofour.pipeline.onnx_io import describe, save_arrays
-from twofour.pipeline.stages import Stage, versions
 from twofour.records.export import TensorShape
 from twofour.records.options import DynamicAxis, ExportOptions, Precision, SizeRange
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import ExportedVariant, OtherSizes
 
 if TYPE_CHECKING:
-    from twofour.pipeline.dynamic_sizes import FreeSizes
+    from twofour.pipeline.exporting import FreeSizes
     from twofour.pipeline.sources.loaded import LoadedModule
     from twofour.pipeline.torch_model import TorchModel
 
@@ -97,7 +98,7 @@ def prune(run: Run) -> PruneResult:
 
 def validate(run: Run, pruned: PruneResult) -> Validation:
     """validate.json: the weights as they were saved, read back."""
-    from twofour.pruning.validate import validate_safetensors
+    from twofour.pruning.verify import validate_safetensors
 
     weights = tuple(row.weight for row in pruned.weights)
     required = pruned_names(pruned)
@@ -167,7 +168,7 @@ def _export_dense(run: Run, loaded: LoadedModule) -> ExportedVariant:
     Raises BadInputError for an axis that was asked for and cannot be free.
     """
     from twofour.export.example_inputs import input_arrays
-    from twofour.export.frozen_sizes import FrozenSizeError
+    from twofour.export.sizes import FrozenSizeError
 
     asked = run.options.dynamic is not None
     outputs = _reference(loaded)
@@ -195,7 +196,7 @@ def _free_sizes(run: Run, loaded: LoadedModule) -> FreeSizes:
     """Found by running the module, where there is anything beside the batch to be free."""
     from twofour.export.example_inputs import bind, converted
     from twofour.export.precision import TORCH_DTYPES, in_precision
-    from twofour.pipeline.dynamic_sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
+    from twofour.pipeline.exporting import NOTHING_FREE, find_free_sizes, refuse_fixed
 
     axes = loaded.dynamic if run.options.dynamic is None else run.options.dynamic
     if not axes:
@@ -213,9 +214,9 @@ def _run_other_sizes(
     run: Run, loaded: LoadedModule, free: FreeSizes, exported: ExportedVariant
 ) -> tuple[OtherSizes, ...]:
     """The module's inputs and outputs at the other sizes, for the check of the file."""
-    from twofour.export.dynamic_axes import resized, with_batch
     from twofour.export.example_inputs import bind, input_arrays
-    from twofour.export.onnx_export import reference_outputs
+    from twofour.export.sizes import resized, with_batch
+    from twofour.export.torch_export import reference_outputs
 
     call = bind(loaded.module, loaded.args, loaded.kwargs)
     axes = with_batch(call, free.axes) if run.options.dynamic_batch else free.axes
@@ -239,7 +240,7 @@ def _export(
     free: tuple[tuple[DynamicAxis, ...], tuple[SizeRange, ...]],
     outputs: tuple[np.ndarray, ...],
 ) -> ExportedVariant:
-    from twofour.export.onnx_export import export_onnx
+    from twofour.export.torch_export import export_onnx
 
     path, precision = run.file(onnx_name(variant)), run.options.precision
     assert precision is not None, "resolved for every torch model"
@@ -272,7 +273,7 @@ def _export(
 
 def _reference(loaded: LoadedModule) -> tuple[np.ndarray, ...]:
     """The module's outputs; where it fails, it is run once more to name the user's own line."""
-    from twofour.export.onnx_export import reference_outputs
+    from twofour.export.torch_export import reference_outputs
     from twofour.pipeline.sources.loaded import run_forward
 
     try:

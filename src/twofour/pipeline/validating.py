@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from twofour.errors import BadInputError
-from twofour.pipeline.context import LAYERS, SPARSE, WEIGHTS, onnx_name
 from twofour.pipeline.exporting import initializers_of_pruned, pruned_names, with_layer_names
 from twofour.pipeline.folder import MANIFEST, is_run_folder
-from twofour.pruning.validate import guess_weights, validate_onnx, validate_safetensors
+from twofour.pipeline.stages import LAYERS, SPARSE, WEIGHTS, onnx_name
+from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
 from twofour.records.export import LayerMap
 from twofour.records.options import Selection
 from twofour.records.pruning import PruneResult, Validation, WeightCheck

@@ -58,7 +58,7 @@ def load_weights(module: nn.Module, path: Path) -> LoadedWeights:
     import torch
     from safetensors import SafetensorError, safe_open
 
-    from twofour.pruning.module_layers import make_permanent
+    from twofour.pruning.torch_module import make_permanent
 
     permanent = make_permanent(module)
     state = {k: v for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)}
@@ -135,7 +135,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """
     import torch
 
-    from twofour.pipeline.sources.checkpoint_weights import load_pickle
+    from twofour.pipeline.sources.checkpoint import load_pickle
 
     content = load_pickle(path)
     for key in ("state_dict", "model"):

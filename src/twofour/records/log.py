@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from twofour.notebook import Glance
+from twofour.records.glance import Glance
 
 LOG_SCHEMA_VERSION = 1
 LONGEST_RAW = 1 << 16

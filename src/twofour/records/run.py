@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from twofour.notebook import Glance
 from twofour.records.build import BuildResult, FailedTry
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, LayerMap, OutputAgreement, TensorShape
+from twofour.records.glance import Glance
 from twofour.records.options import DynamicAxis, Precision, SizeRange
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.weights import SCHEMA_VERSION

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 from functools import singledispatch
 from html import escape
 
+from twofour.eligibility.cells import main_reason, name_cell
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison, LatencyRatio
 from twofour.records.log import BuildLog
 from twofour.records.pruning import PruneResult, Validation, WeightCheck
 from twofour.records.run import RunResult
-from twofour.reports.cells import main_reason, name_cell
-from twofour.reports.comparison.figures import ratio_words
-from twofour.reports.words import count, printable, times
+from twofour.words import count, printable, ratio_words, times
 
 _MOST_ROWS = 200
 """A notebook keeps its tables in the file; the whole record is one attribute away."""

@@ -1,34 +1,268 @@
-"""The report as one HTML file that needs no network: cards, bars, plots, a table to search in.
-
-The page trusts no name: text is escaped by the template engine, and data for the script is JSON
-without a character HTML knows. See page_frame for the policy that it comes with.
-"""
+"""Reports as one page each, with nothing to load."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from twofour.eligibility import cells
 from twofour.eligibility.rules import LARGE_ENOUGH
+from twofour.eligibility.totals import Fate, by_fate, fate_of, weights_by_fate
+from twofour.latency.naming import without_batch
 from twofour.records.build import BuildResult
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import Accuracy
-from twofour.records.latency import LatencyComparison
-from twofour.reports import cells, plots
-from twofour.reports.comparison.page import STYLE, latency_section
-from twofour.reports.confusion import confusion_table
-from twofour.reports.fates import Fate, by_fate, fate_of, weights_by_fate
-from twofour.reports.latency_text import latency_table
-from twofour.reports.page_frame import breakable, drawn, render
-from twofour.reports.summary import advice_lines, title_line, totals
-from twofour.reports.text import drift_lines, plain_text
-from twofour.reports.words import printable, shape_cell, tactic_ratio
+from twofour.records.latency import LatencyComparison, LayerContrast
+from twofour.reports import plots
+from twofour.reports.eligibility_document import advice_lines, confusion_table, title_line, totals
+from twofour.reports.latency_document import batch_grids, batches, failures_grid, sweep_grid
+from twofour.reports.latency_grids import Grid, Kind, layer_grid, settings_grid
+from twofour.reports.latency_plots import ratio_plot, sample_plot, sweep_plot, waterfall
+from twofour.reports.latency_words import (
+    answer_lines,
+    difference_lines,
+    legend,
+    machine_lines,
+    noise_lines,
+    note_lines,
+)
+from twofour.reports.svg import VERDICT_SLUGS
+from twofour.reports.terminal import drift_lines, latency_table, plain_text
+from twofour.words import printable, shape_cell, tactic_ratio
 
-_PAGE = "report.html.j2"
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render(template: str, *, styles: tuple[str, ...], script: str | None, **known: object) -> str:
+    """The template of this name with what it knows; styles and script by the names of their files.
+
+    The template also gets `policy`, `style` and `script`.
+    """
+    style = Markup("").join(map(asset, styles))
+    code = None if script is None else asset(script)
+    page = environment().get_template(template)
+    return page.render(policy=policy(style, code), style=style, script=code, **known)
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """The templates of this package, escaping, strict about names that are not there."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("twofour.reports", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def policy(style: Markup, script: Markup | None) -> str:
+    """Content Security Policy: nothing is fetched, nothing runs but what is in the page."""
+    allowed = f"style-src {_hash(style)}"
+    if script is not None:
+        allowed += f"; script-src {_hash(script)}"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def asset(name: str) -> Markup:
+    """A style or script of this package, on lines of its own."""
+    loader = environment().loader
+    assert loader is not None
+    text, _, _ = loader.get_source(environment(), name)
+    return Markup(f"\n{text}")  # noqa: S704 -- a file of this package
+
+
+def breakable(name: str) -> Markup:
+    """The name with a place to break the line behind each dot and slash, rather than anywhere."""
+    return escape(name).replace(".", Markup(".<wbr>")).replace("/", Markup("/<wbr>"))
+
+
+def drawn(text: str | None) -> Markup | None:
+    """A plot of this package as markup."""
+    return None if text is None else Markup(text)  # noqa: S704 -- plots escape what they are given
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+STYLE = "latency.css"
+_PAGE = "latency_page.html.j2"
+_PAGE_STYLES = ("report.css", STYLE)
+_SLUGS = {verdict.value: slug for verdict, slug in VERDICT_SLUGS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HtmlTable:
+    """A Grid as the template sets it: class of each column, cells of each row as markup."""
+
+    title: str
+    heads: tuple[tuple[str, str], ...]
+    """Class and text."""
+    rows: tuple[tuple[tuple[str, Markup], ...], ...]
+    """Class and content."""
+    legend: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A plot with what it shows above it and how to read it beneath."""
+
+    caption: str
+    plot: Markup
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """What belongs together: tables, then plots; closed at first where it is one of several."""
+
+    title: str | None
+    tables: tuple[HtmlTable, ...]
+    figures: tuple[Figure, ...]
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencySection:
+    """The section "Latency" by the names that its template uses."""
+
+    answer: str
+    lines: tuple[str, ...]
+    warnings: tuple[str, ...]
+    legend: str
+    blocks: tuple[Block, ...]
+    noise: tuple[str, ...]
+    machine: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def comparison_page(comparison: LatencyComparison) -> str:
+    """A whole page that fetches nothing and has no script; the same record gives the same bytes."""
+    return render(
+        _PAGE,
+        styles=_PAGE_STYLES,
+        script=None,
+        source=printable(comparison.source),
+        latency=latency_section(comparison),
+    )
+
+
+def latency_section(comparison: LatencyComparison) -> LatencySection:
+    """The section as the report's page and the page of its own show it."""
+    answer, *lines = answer_lines(comparison)
+    return LatencySection(
+        answer=answer,
+        lines=tuple(lines),
+        warnings=difference_lines(comparison),
+        legend=legend(comparison),
+        blocks=tuple(b for b in _blocks(comparison) if b.tables or b.figures),
+        noise=noise_lines(comparison),
+        machine=machine_lines(comparison),
+        notes=note_lines(comparison),
+    )
+
+
+def _blocks(comparison: LatencyComparison) -> Iterator[Block]:
+    """The sweep, each batch (the first one open), what failed, the layers."""
+    sizes = batches(comparison)
+    yield _block(None, (sweep_grid(comparison),), _sweep_figure(comparison))
+    for number, batch in enumerate(sizes):
+        title = f"Batch {batch}" if len(sizes) > 1 else None
+        figures = _batch_figures(comparison, batch)
+        yield _block(title, batch_grids(comparison, batch), figures, closed=number > 0)
+    yield _block(None, (settings_grid(comparison), failures_grid(comparison)), ())
+    for contrast in comparison.layers:
+        yield _block(None, (layer_grid(contrast),), _waterfall_figure(contrast))
+
+
+def _block(
+    title: str | None,
+    grids: tuple[Grid, ...],
+    figures: tuple[Figure | None, ...],
+    *,
+    closed: bool = False,
+) -> Block:
+    return Block(
+        title=title,
+        tables=tuple(_table(made) for made in grids if made.columns),
+        figures=tuple(figure for figure in figures if figure is not None),
+        closed=closed,
+    )
+
+
+def _sweep_figure(comparison: LatencyComparison) -> tuple[Figure | None]:
+    note = f"Whiskers: 95 % intervals. {_shaded(comparison)}"
+    return (_figure("Ratio over batch", sweep_plot(comparison), note),)
+
+
+def _batch_figures(comparison: LatencyComparison, batch: int | None) -> tuple[Figure | None, ...]:
+    ratio_note = (
+        f"Disc: faster; diamond: slower; ring: no difference; box: undecided. {_shaded(comparison)}"
+    )
+    sample_note = (
+        "A dot is a run, the first round on top of its strip: a slant is drift, two columns are two"
+        " speeds. Box: the middle half; at the edges: runs beyond the axis."
+    )
+    return (
+        _figure("Time over the baseline's", ratio_plot(comparison, batch), ratio_note),
+        _figure("Every run of every variant", sample_plot(comparison, batch), sample_note),
+    )
+
+
+def _shaded(comparison: LatencyComparison) -> str:
+    others = any(without_batch(n.variant) != comparison.baseline for n in comparison.noise)
+    own = "; other engines have noise of their own, see below" if others else ""
+    return f"Shaded: what the baseline measured twice differs by{own}."
+
+
+def _waterfall_figure(contrast: LayerContrast) -> tuple[Figure | None]:
+    note = "Per cent: of the difference between both sums."
+    return (_figure("From the baseline's layers to the variant's", waterfall(contrast), note),)
+
+
+def _figure(caption: str, plot: str | None, note: str) -> Figure | None:
+    markup = drawn(plot)
+    return None if markup is None else Figure(caption=caption, plot=markup, note=note)
+
+
+def _table(made: Grid) -> HtmlTable:
+    kinds = tuple(column.kind for column in made.columns)
+    return HtmlTable(
+        title=made.title,
+        heads=tuple((column.kind.value, column.head) for column in made.columns),
+        rows=tuple(
+            tuple((kind.value, _cell(kind, text)) for kind, text in zip(kinds, row, strict=True))
+            for row in made.rows
+        ),
+        legend=made.legend,
+    )
+
+
+def _cell(kind: Kind, text: str | None) -> Markup:
+    if text is None:
+        return Markup("-")
+    if kind is Kind.VERDICT:
+        slug = _SLUGS.get(text, "none")
+        return Markup('<span class="badge {}">{}</span>').format(slug, text)
+    first, *others = text.split("\n")
+    shown = breakable(first) if kind is Kind.NAME else escape(first)
+    return Markup("<br>").join((shown, *map(escape, others)))
+
+
+_HTML_PAGE = "report.html.j2"
 _ONE_LINE = 10_000
 """Columns in which no line of text is folded: the browser folds it."""
 _NOT_IN_JSON = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
@@ -66,7 +300,7 @@ def to_html(
     sorting and the details of a layer. A comparison takes the place of the times of the build.
     """
     return render(
-        _PAGE,
+        _HTML_PAGE,
         styles=("report.css",) if comparison is None else ("report.css", STYLE),
         script="report.js",
         **_of_report(report),

@@ -1,12 +1,11 @@
-"""The eligibility report as GitHub Markdown: summary, what to change, a row per kind of layer."""
+"""Reports as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
-from twofour.records.eligibility import EligibilityReport, Verdict
-from twofour.records.weights import ReasonCode
-from twofour.reports.cells import (
+from twofour.eligibility.cells import (
     main_reason,
     name_cell,
     other_codes,
@@ -15,11 +14,59 @@ from twofour.reports.cells import (
     tactic_times,
     timed,
 )
-from twofour.reports.confusion import confusion_table
-from twofour.reports.markdown_parts import code, plain, table
-from twofour.reports.rows import Row, collapse
-from twofour.reports.summary import advice_lines, title_line, totals
-from twofour.reports.words import shape_cell
+from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.latency import LatencyComparison
+from twofour.records.weights import ReasonCode
+from twofour.reports.eligibility_document import (
+    Row,
+    advice_lines,
+    collapse,
+    confusion_table,
+    title_line,
+    totals,
+)
+from twofour.reports.latency_document import all_grids
+from twofour.reports.latency_grids import Grid, Kind, layer_grid
+from twofour.reports.latency_words import (
+    answer_lines,
+    difference_lines,
+    legend,
+    machine_lines,
+    noise_lines,
+    note_lines,
+)
+from twofour.words import printable, shape_cell
+
+_LITERAL = {
+    **{c: f"\\{c}" for c in "`*[]~$#"},
+    "\\": "&#92;",
+    "|": "&#124;",
+    "<": "&lt;",
+    "&": "&amp;",
+}
+"""How a character that Markdown or a table of it might obey is written where it is just text."""
+_EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+"""An underscore within a word is never emphasis (CommonMark 6.2), and codes are full of them."""
+_NOT_FOR_BACKTICKS = re.compile(r"[`|\\]|^\s|\s$")
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are Markdown already."""
+    lines = (titles, tuple("---" for _ in titles), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def plain(text: str) -> str:
+    """Text that no Markdown reader takes for markup, emphasis, a link or the end of a cell."""
+    return _EMPHASIS.sub(r"\\_", "".join(_LITERAL.get(c, c) for c in printable(text)))
+
+
+def code(name: str) -> str:
+    """A name without control characters in backticks, or in <code> where it has one itself."""
+    if not _NOT_FOR_BACKTICKS.search(name):
+        return f"`{name}`"
+    return f"<code>{''.join(c if c.isalnum() else f'&#{ord(c)};' for c in name)}</code>"
+
 
 _TITLES = ("layer", "op", "C x K kernel", "type", "pattern", "verdict", "why", "what to do")
 _TIMES = ("sparse ms", "dense ms")
@@ -123,3 +170,50 @@ def _unmatched(names: Sequence[str]) -> tuple[str, ...]:
         return ()
     lines = (f"- {code(name_cell(name))}" for name in names)
     return ("## Engine layers not matched to a layer of the model", "\n".join(lines))
+
+
+def comparison_markdown(comparison: LatencyComparison) -> str:
+    """A document of its own; names are never markup (see markdown_parts)."""
+    answer, *more = map(plain, answer_lines(comparison))
+    warnings = tuple(f"**Warning:** {plain(line)}" for line in difference_lines(comparison))
+    parts = (
+        f"# Latency of {plain(comparison.source)}",
+        f"**{answer}**",
+        _list(more),
+        *(part for made in all_grids(comparison) for part in _grid(made)),
+        plain(legend(comparison)),
+        _list((*map(plain, noise_lines(comparison)), *warnings)),
+        "## Measured on",
+        _list(tuple(map(plain, machine_lines(comparison)))),
+        *(part for contrast in comparison.layers for part in _grid(layer_grid(contrast))),
+        *_notes(comparison),
+    )
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _grid(made: Grid) -> Iterator[str]:
+    """Heading, table, legend."""
+    yield f"## {plain(made.title)}"
+    kinds = [column.kind for column in made.columns]
+    rows = [[_cell(c, kind) for c, kind in zip(row, kinds, strict=True)] for row in made.rows]
+    yield table([plain(column.head) for column in made.columns], rows)
+    if made.legend is not None:
+        yield plain(made.legend)
+
+
+def _cell(text: str | None, kind: Kind) -> str:
+    """The cell's first line as a name where it is one; lines are kept apart."""
+    if text is None:
+        return "-"
+    first, *others = text.split("\n")
+    shown = code(first) if kind is Kind.NAME else plain(first)
+    return "<br>".join((shown, *map(plain, others)))
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _notes(comparison: LatencyComparison) -> tuple[str, ...]:
+    notes = tuple(plain(line) for line in note_lines(comparison))
+    return ("## Notes", _list(notes)) if notes else ()

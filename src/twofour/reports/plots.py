@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from math import ceil, floor, log2, log10
 
+from twofour.eligibility.cells import name_cell, tactic_times, times_words
 from twofour.eligibility.rules import LARGE_ENOUGH
+from twofour.eligibility.totals import Fate, fate_of
 from twofour.records.eligibility import Verdict
-from twofour.reports.cells import name_cell, tactic_times, times_words
-from twofour.reports.comparison.svg import Scale
-from twofour.reports.fates import Fate, fate_of
-from twofour.reports.words import count, share
+from twofour.reports.svg import Scale
+from twofour.words import count, share
 
 _Rounding = Callable[[float, float], tuple[float, float]]
 _Ticks = Callable[[float, float], list[float]]

@@ -13,12 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stand_in_worker import SERVICE
+from support.stand_in_worker import SERVICE
 
 from twofour.engines.machine import family_s
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.pipeline.workers.life import LIMIT_VARIABLE, Silence
-from twofour.pipeline.workers.process import WorkerDiedError, WorkerProcess, is_out_of_memory
+from twofour.pipeline.workers.process import (
+    LIMIT_VARIABLE,
+    Silence,
+    WorkerDiedError,
+    WorkerProcess,
+    is_out_of_memory,
+)
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

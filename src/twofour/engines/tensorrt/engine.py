@@ -11,14 +11,13 @@ from typing import Any
 import numpy.typing as npt
 
 from twofour.engines.gpu import find_gpu
-from twofour.engines.inputs import at_shapes
-from twofour.engines.latency import no_latency
+from twofour.engines.inputs import at_shapes, opt_shapes
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
-from twofour.engines.shapes import opt_shapes
-from twofour.engines.tensorrt.builder import build_plan, weak_typing_flags
-from twofour.engines.tensorrt.logger import MessageLog, build_log
+from twofour.engines.tensorrt.build import build_plan, weak_typing_flags
+from twofour.engines.tensorrt.log import MessageLog, build_log
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.engines.tensorrt.status import tensorrt_status
+from twofour.engines.timing import no_latency
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.records.build import EngineStatus, LayerTime, VariantBuild, VariantLatency
 from twofour.records.options import EngineName

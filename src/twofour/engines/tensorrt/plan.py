@@ -1,9 +1,11 @@
-"""A plan that is loaded: its outputs, its times, its layers."""
+"""Running a TensorRT plan: buffers, streams and the CUDA runtime."""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +16,43 @@ import numpy as np
 import numpy.typing as npt
 
 from twofour.engines.inputs import fit_inputs, numpy_dtype
-from twofour.engines.latency import latency_of, time_runs
 from twofour.engines.protocol import Arrays, Untyped
-from twofour.engines.tensorrt.cudart import load_cuda_runtime
-from twofour.engines.tensorrt.failures import build_failed, failures_named
-from twofour.engines.tensorrt.logger import MessageLog
+from twofour.engines.tensorrt.log import MessageLog, build_failed, failures_named
+from twofour.engines.timing import latency_of, time_runs
 from twofour.errors import BadInputError
 from twofour.records.build import LayerTime, VariantLatency
 from twofour.records.export import TensorShape
 from twofour.records.options import BuildOptions
+
+_SEARCHED = "LD_LIBRARY_PATH"
+
+
+def cuda_runtime_folders(search: list[str] | None = None) -> tuple[Path, ...]:
+    """Folders of CUDA runtime wheels (nvidia/cu13/lib and its kin) on Python's path."""
+    roots = [Path(entry, "nvidia") for entry in (sys.path if search is None else search) if entry]
+    found = (library.parent for root in roots for library in root.glob("cu*/lib/libcudart.so*"))
+    return tuple(sorted(set(found)))
+
+
+def load_cuda_runtime() -> None:
+    """Load libcudart through Polygraphy, with the wheels' folders searched last.
+
+    Polygraphy reads the variable once, when it loads the library; it is put back after. Raises
+    what Polygraphy raises (OSError where there is no such library).
+    """
+    from polygraphy import cuda
+
+    before = os.environ.get(_SEARCHED)
+    parts = [*filter(None, [before]), *map(str, cuda_runtime_folders())]
+    os.environ[_SEARCHED] = os.pathsep.join(parts)
+    try:
+        cuda.wrapper()
+    finally:
+        if before is None:
+            del os.environ[_SEARCHED]
+        else:
+            os.environ[_SEARCHED] = before
+
 
 TIMING = "enqueue and synchronize, timed on the host; no copies between host and device"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from twofour.engines.gpu import find_gpu
-from twofour.engines.tensorrt.logger import build_log, trt_logger
+from twofour.engines.tensorrt.log import build_log, trt_logger
 from twofour.errors import first_line
 from twofour.records.build import EngineStatus
 from twofour.records.options import EngineName

@@ -1,14 +1,221 @@
-"""A Hugging Face checkpoint folder: which files it has and what its config says, without torch."""
+"""A checkpoint folder: its configuration and its weights."""
 
 from __future__ import annotations
 
+import json
+import pickle
+import pickletools
+import re
+import warnings
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.json_file import read_json, read_json_object
-from twofour.pipeline.sources.pooling import Pooling, read_pooling, transformer_folder
+
+
+def read_json(path: Path) -> object:
+    """Parse a JSON file; raises BadInputError when it is missing or damaged."""
+    try:
+        content: object = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(f"{path} is not JSON: {error}") from error
+    return content
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The same for a file that must hold an object."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise BadInputError(f"{path} holds no JSON object")
+    return content
+
+
+MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens")
+"""What can be read; where a folder names several, their vectors are joined in its order."""
+_LEGACY = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""The flags of older releases and the mode each stands for, in the order of joining."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling:
+    """The modules of a sentence encoder that come after the transformer."""
+
+    modes: tuple[str, ...]
+    normalize: bool
+    """Whether the vector is brought to length 1."""
+    max_tokens: int | None
+    lower_case: bool
+    """Whether sentences are written in lower case before they are tokenised."""
+    files: tuple[Path, ...]
+    """What this was read from, modules.json aside."""
+
+
+def transformer_folder(folder: Path, modules: object) -> Path:
+    """Folder of the transformer itself: "" (new) or "0_Transformer" (old) in modules.json."""
+    kinds = _kinds(folder, modules)
+    if not kinds or kinds[0][0] != "Transformer":
+        raise BadInputError(f"{folder / 'modules.json'} does not begin with a Transformer")
+    return folder / kinds[0][1]
+
+
+def read_pooling(folder: Path, modules: object) -> Pooling:
+    """Read the modules behind the transformer.
+
+    Raises BadInputError for a module or a pooling mode that is not known here: leaving it out
+    would change the embedding.
+    """
+    kinds = _kinds(folder, modules)
+    names = [kind for kind, _ in kinds]
+    if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise BadInputError(
+            f"{folder} is a sentence encoder made of {' + '.join(names)}; "
+            "only Transformer + Pooling (+ Normalize) can be read",
+            hint="write a file.py:callable that returns the whole model",
+        )
+    config = folder / kinds[1][1] / "config.json"
+    settings = folder / kinds[0][1] / "sentence_bert_config.json"
+    options = read_json_object(settings) if settings.is_file() else {}
+    longest = options.get("max_seq_length")
+    return Pooling(
+        modes=_modes(config),
+        normalize=names[-1] == "Normalize",
+        max_tokens=longest if isinstance(longest, int) else None,
+        lower_case=options.get("do_lower_case") is True,
+        files=(config,),
+    )
+
+
+def _kinds(folder: Path, modules: object) -> list[tuple[str, str]]:
+    """Class name and folder of each module."""
+    if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
+        raise BadInputError(f"{folder / 'modules.json'} is no list of modules")
+    kinds = [(str(m.get("type")).rpartition(".")[2], str(m.get("path", ""))) for m in modules]
+    for _, path in kinds:
+        if not (folder / path).resolve().is_relative_to(folder.resolve()):
+            raise BadInputError(f"{folder / 'modules.json'} points outside its folder: {path!r}")
+    return kinds
+
+
+def _modes(config: Path) -> tuple[str, ...]:
+    options = read_json_object(config)
+    named = options.get("pooling_mode")
+    if named is None:
+        modes = [mode for flag, mode in _LEGACY.items() if options.get(flag) is True] or ["mean"]
+    else:
+        modes = [str(mode) for mode in named] if isinstance(named, list) else [str(named)]
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown:
+        raise BadInputError(
+            f"{config} pools by {', '.join(unknown)}; only {', '.join(MODES)} can be read",
+            hint="write a file.py:callable that returns the whole model",
+        )
+    return tuple(modes)
+
+
+_REFUSED = re.compile(r"GLOBAL (\S+)")
+"""In torch's message: the name its restricted unpickler did not allow."""
+_TENSOR_MODULES = ("torch.", "collections.")
+
+
+def check_weight_file(path: Path) -> None:
+    """Read the header of a .safetensors file, or a .bin file without running anything in it.
+
+    Raises BadInputError for a damaged file, and for a pickle that is more than tensors.
+    """
+    if path.suffix == ".safetensors":
+        _check_safetensors(path)
+    else:
+        _check_pickle(path)
+
+
+def load_pickle(path: Path) -> object:
+    """What a .bin or .pt file holds, read as `check_weight_file` does and into memory.
+
+    Raises BadInputError: the check maps the file, which does not show every damage.
+    """
+    _check_pickle(path)
+    try:
+        content: object = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # as above
+        raise _damaged(path, error) from error
+    return content
+
+
+def _check_safetensors(path: Path) -> None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadInputError(
+            f"{path} is no whole .safetensors file: {error}", hint="copy or download it again"
+        ) from error
+    if not names:
+        raise BadInputError(f"{path} holds no tensors")
+
+
+def _check_pickle(path: Path) -> None:
+    try:
+        zipped = zipfile.is_zipfile(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols
+            torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except pickle.UnpicklingError as error:
+        refused = _REFUSED.search(str(error))
+        called = refused[1] if refused else _foreign_global(path)
+        if called is None:
+            raise _damaged(path, error) from error
+        raise BadInputError(
+            f"{path} is a pickle that wants to call {called}: reading it would run code that "
+            "came with the file, so it is refused",
+            hint="where you trust its author, load it yourself and save it again with "
+            "model.save_pretrained(folder), which writes .safetensors",
+        ) from error
+    except Exception as error:  # a damaged pickle ends in whatever its next opcode meets
+        raise _damaged(path, error) from error
+
+
+def _foreign_global(path: Path) -> str | None:
+    """First function or class outside torch that a bare pickle names; nothing is run.
+
+    torch stops at opcodes of newer pickle protocols before it comes to the name.
+    """
+    strings: list[str] = []
+    try:
+        for opcode, argument, _ in pickletools.genops(path.read_bytes()):
+            if opcode.name == "GLOBAL":
+                strings.extend(str(argument).split(" ", 1))
+            elif isinstance(argument, str):
+                strings.append(argument)
+            if opcode.name in ("GLOBAL", "STACK_GLOBAL") and len(strings) >= 2:
+                name = ".".join(strings[-2:])
+                if not name.startswith(_TENSOR_MODULES):
+                    return name
+    except (ValueError, OSError, RecursionError):
+        return None
+    return None
+
+
+def _damaged(path: Path, error: Exception) -> BadInputError:
+    first_line = str(error).strip().partition("\n")[0][:200]
+    return BadInputError(
+        f"{path} is no whole file of weights: {type(error).__name__}: {first_line}",
+        hint="copy or download it again",
+    )
+
 
 CONFIG = "config.json"
 MODULES = "modules.json"

@@ -1,4 +1,4 @@
-"""Load a Hugging Face checkpoint with transformers: local files only, never code of the folder."""
+"""A Hugging Face checkpoint folder as a source."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +16,23 @@ import torch
 from torch import nn
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.pipeline.sources.blame import describe
-from twofour.pipeline.sources.checkpoint import Checkpoint
-from twofour.pipeline.sources.checkpoint_weights import check_weight_file
-from twofour.pipeline.sources.hf_inputs import checkpoint_inputs
-from twofour.pipeline.sources.hf_outputs import give_embedding, give_tensors
+from twofour.pipeline.sources.checkpoint import Checkpoint, check_weight_file, read_checkpoint
+from twofour.pipeline.sources.hf_io import checkpoint_inputs, give_embedding, give_tensors
+from twofour.pipeline.sources.inputs import read_sentences
 from twofour.pipeline.sources.loaded import LoadedModule, loaded_module, with_free_sizes
-from twofour.pipeline.sources.source import SourceOptions
+from twofour.pipeline.sources.source import (
+    SourceKind,
+    SourceOptions,
+    key_of,
+    options_key,
+    safe_name,
+)
+from twofour.pipeline.sources.source_line import describe
+from twofour.store import sha256_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 _NAMES_SHOWN = 5
 
@@ -170,3 +180,52 @@ def _quiet(transformers: ModuleType) -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfSource:
+    """A folder with config.json and weights, as save_pretrained writes it."""
+
+    text: str
+    folder: Path
+    options: SourceOptions
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return safe_name(self.folder.resolve().name)
+
+    @property
+    def kind(self) -> SourceKind:
+        """Always HF."""
+        return SourceKind.HF
+
+    def key(self) -> str:
+        """sha256 over config, weights, tokenizer, example inputs and transformers' version.
+
+        Raises BadInputError when the folder is no whole checkpoint.
+        """
+        checkpoint = read_checkpoint(self.folder)
+        parts = [
+            part
+            for file in checkpoint.files
+            for part in (str(file.relative_to(self.folder)), sha256_file(file))
+        ]
+        if self.options.inputs is None:
+            parts.extend(read_sentences(None))
+        return key_of(*parts, _transformers_version(), options_key(self.options))
+
+    def load(self) -> LoadedModule:
+        """The model with its trained weights in float32.
+
+        Raises BadInputError for a damaged or unsafe checkpoint, and MissingToolError without
+        transformers.
+        """
+        return load_checkpoint(read_checkpoint(self.folder), self.options)
+
+
+def _transformers_version() -> str:
+    try:
+        return metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return "none"

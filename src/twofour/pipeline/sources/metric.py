@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.reference import CodeReference, parse_reference
 from twofour.pipeline.sources.user_code import (
+    CodeReference,
     import_attribute,
+    parse_reference,
     required_arguments,
     seed_everything,
     user_code,

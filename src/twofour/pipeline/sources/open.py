@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.callable_source import CallableSource
+from twofour.pipeline.sources.callable import CallableSource
 from twofour.pipeline.sources.checkpoint import is_checkpoint
-from twofour.pipeline.sources.hf_source import HfSource
-from twofour.pipeline.sources.onnx_file import OnnxSource
-from twofour.pipeline.sources.reference import parse_reference
+from twofour.pipeline.sources.hf import HfSource
+from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.source import SourceOptions, TorchSource
-from twofour.pipeline.sources.timm_source import PREFIX, parse_timm
+from twofour.pipeline.sources.timm import PREFIX, parse_timm
+from twofour.pipeline.sources.user_code import parse_reference
 
 _FORMS = (
     "a model is file.onnx, a Hugging Face checkpoint folder, file.py:callable or "

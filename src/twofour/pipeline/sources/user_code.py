@@ -1,15 +1,23 @@
-"""Import and run user code: its folders on the path, its prints on stderr, its errors as ours."""
+"""Code of the user: named, imported, watched for changes, and told apart from ours."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
+import os
 import random
+import re
+import site
 import sys
-from collections.abc import Callable, Iterator
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,8 +26,220 @@ import numpy as np
 import torch
 
 from twofour.errors import BadInputError, TwofourError
-from twofour.pipeline.sources.blame import describe
-from twofour.pipeline.sources.reference import CodeReference, missing_module
+from twofour.pipeline.sources.source import key_of
+from twofour.pipeline.sources.source_line import describe
+from twofour.store import sha256_file
+
+
+def with_local_imports(starts: Sequence[Path], folders: Sequence[Path]) -> tuple[Path, ...]:
+    """The files and all they import, directly or not, from the folders; sorted.
+
+    A file that cannot be parsed is in the answer and leads no further.
+    """
+    found: set[Path] = set()
+    waiting = list(starts)
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            waiting.extend(_imported(file, folders))
+    return tuple(sorted(found))
+
+
+def module_files(folder: Path, dotted: str) -> tuple[Path, ...]:
+    """The files that importing a dotted name runs when it starts in the folder."""
+    return tuple(_files(folder, dotted.split(".")))
+
+
+def _imported(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+            roots = folders
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module.split(".") if node.module else []
+            names = [[*base, alias.name] for alias in node.names]
+            roots = (file.parents[node.level - 1],) if _is_relative(file, node) else folders
+        else:
+            continue
+        for root in roots:
+            for parts in names:
+                yield from _files(root, parts)
+
+
+def _is_relative(file: Path, node: ast.ImportFrom) -> bool:
+    return 0 < node.level <= len(file.parents)
+
+
+def _files(root: Path, parts: Sequence[str]) -> Iterator[Path]:
+    place = root
+    for part in parts:
+        for candidate in (place / f"{part}.py", place / part / "__init__.py"):
+            if candidate.is_file():
+                yield candidate
+        place = place / part
+
+
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeReference:
+    """Where a name of the user's code is to be found."""
+
+    text: str
+    """What the user wrote."""
+    target: str
+    """The file as written, or the dotted module."""
+    attribute: str
+    file: Path | None
+    """Absolute path for `file.py:name`; None for a module."""
+    folders: tuple[Path, ...]
+    """To be first on the import path: the file's own folder and the current one."""
+
+
+def parse_reference(text: str) -> CodeReference:
+    """Read `file.py:name` or `package.module:name`.
+
+    Raises BadInputError when it has neither form, or the file does not exist.
+    """
+    target, _, attribute = text.rpartition(":")
+    is_file = target.endswith(".py")
+    if not _DOTTED.fullmatch(attribute) or not (is_file or _DOTTED.fullmatch(target)):
+        raise BadInputError(
+            f"{text!r} names no callable", hint="write file.py:callable or package.module:callable"
+        )
+    if not is_file:
+        return CodeReference(
+            text=text, target=target, attribute=attribute, file=None, folders=(Path.cwd(),)
+        )
+    file = Path(target).expanduser().absolute()
+    if not file.is_file():
+        raise BadInputError(
+            f"{target} is no file", hint="the part before the colon is a Python file"
+        )
+    folders = tuple(dict.fromkeys((file.parent, Path.cwd())))
+    return CodeReference(text=text, target=target, attribute=attribute, file=file, folders=folders)
+
+
+def reference_key(reference: CodeReference) -> str:
+    """sha256 over the code: the file, and what it imports from its own and the current folder.
+
+    Installed packages and files read at run time are not in it. Raises BadInputError when the
+    module is nowhere on the path.
+    """
+    files = code_files(reference)
+    return key_of(
+        reference.attribute, *(part for file in files for part in (file.name, sha256_file(file)))
+    )
+
+
+def code_files(reference: CodeReference) -> tuple[Path, ...]:
+    """The Python files of the user that the reference leads to, sorted; none of them is run.
+
+    Raises BadInputError when the module is nowhere on the path.
+    """
+    if reference.file is not None:
+        return with_local_imports((reference.file,), reference.folders)
+    own = module_files(Path.cwd(), reference.target)
+    last = reference.target.rpartition(".")[2]
+    if any(last in (f.stem, f.parent.name) for f in own):
+        return with_local_imports(own, reference.folders)
+    return (_installed_file(reference),)
+
+
+def _installed_file(reference: CodeReference) -> Path:
+    """File of an installed module, found as an import would, but without running its parents."""
+    importlib.invalidate_caches()
+    search: list[str] | None = None
+    name, spec = "", None
+    for part in reference.target.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = _spec(name, search)
+        if spec is None:
+            raise missing_module(reference, name)
+        search = list(spec.submodule_search_locations or ())
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        raise BadInputError(f"{reference.target} has no Python file that could be read")
+    return Path(spec.origin)
+
+
+def _spec(name: str, search: list[str] | None) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, search)
+        if spec is not None:
+            return spec
+    return None
+
+
+def missing_module(reference: CodeReference, name: str) -> BadInputError:
+    """The error for a module that is neither installed nor in the current folder."""
+    return BadInputError(
+        f"there is no module {name!r} (of {reference.text}) in {Path.cwd()} or among the "
+        "installed packages",
+        hint="run the command from the folder that holds the package, or name a file.py:callable",
+    )
+
+
+_LARGEST = 10_000
+"""Files that are kept: a training set of single files is watched by its first ones."""
+_CODE = (".py", ".pyc", ".pyi", ".so", ".pth")
+_opened: dict[str, None] | None = None
+
+
+@contextlib.contextmanager
+def files_read() -> Iterator[list[Path]]:
+    """A list that holds, once the block has ended, the data files that were read inside."""
+    global _opened  # an audit hook belongs to the process and cannot be removed
+    _install_hook()
+    found: list[Path] = []
+    outer, _opened = _opened, {}
+    try:
+        yield found
+    finally:
+        inner, _opened = _opened, outer
+        found.extend(path for name in inner if _is_data(path := Path(name)))
+
+
+def state_of(path: Path) -> str:
+    """Size and time of change: cheap, and wrong only for who restores both."""
+    try:
+        status = path.stat()
+    except OSError:
+        return "missing"
+    return f"{status.st_size} bytes, {status.st_mtime_ns}"
+
+
+@cache
+def _install_hook() -> None:
+    sys.addaudithook(_hear)
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    if event != "open" or _opened is None or len(_opened) >= _LARGEST:
+        return
+    name, mode, flags = arguments
+    writes = isinstance(mode, str) and mode[:1] in "wax"
+    writes |= mode is None and isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
+    if not writes and isinstance(name, str):
+        _opened[os.path.abspath(name)] = None  # noqa: PTH100  # resolve would follow links
+
+
+def _is_data(path: Path) -> bool:
+    if path.suffix in _CODE or not path.is_file():
+        return False
+    return not any(path.is_relative_to(folder) for folder in _not_data())
+
+
+@cache
+def _not_data() -> tuple[Path, ...]:
+    """The interpreter, installed packages and the system's own folders."""
+    names = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
+    return tuple(Path(name) for name in (*names, "/proc", "/sys", "/dev", "/etc", "/usr"))
 
 
 def import_attribute(reference: CodeReference) -> object:

@@ -1,0 +1,359 @@
+"""What a build was: flags, types, GPU, lists that are whole, and what the rules got wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from twofour.eligibility.findings import BuildFacts, version_numbers
+from twofour.eligibility.names import REGION
+from twofour.eligibility.sightings import Sighting, Sightings
+from twofour.records.build import FIRST_WITH_SPARSE
+from twofour.records.eligibility import Evidence, Verdict, VerdictName
+from twofour.records.log import (
+    Build,
+    BuildOutcome,
+    Contradiction,
+    EngineLayer,
+    SparsityFlag,
+    SparsityKind,
+    SparsityLine,
+)
+from twofour.records.weights import Reason
+
+_TYPE = re.compile(r"\b(FP16|BF16|INT8|FP8|INT4|FP4)\b")
+_TYPE_OPTION = re.compile(r"(?<!\S)--(fp16|bf16|int8|fp8|int4|best)(?![\w-])")
+_STRONG_OPTION = re.compile(r"(?<!\S)--(?:stronglyTyped|strongly-typed)(?![\w-])")
+_WITHOUT_CACHE = re.compile(r"(?<!\S)--noBuilderCache(?![\w-])")
+_BEST = frozenset({"FP16", "INT8"})
+"""What trtexec's --best allows at least (samples/common/sampleOptions.cpp)."""
+_OF_KERNEL = (
+    ("INT8", re.compile(r"(?:^|[_-])(?:i8|int8)|i8816|i16832|icudnn", re.IGNORECASE)),
+    ("BF16", re.compile(r"bf16", re.IGNORECASE)),
+    ("FP16", re.compile(r"(?:^|[_-])(?:f16|fp16|hgemm|h\d{3,5}|hmma)", re.IGNORECASE)),
+)
+"""Types by words of kernel names, such as `..._f16f16_f16f32_...` and `ampere_h16816cudnn_...`."""
+_FLOAT32_KERNEL = re.compile(r"f32f32|[_-](?:scudnn|sgemm|s1688)|tf32", re.IGNORECASE)
+
+
+def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> BuildFacts:
+    """What is known of an engine's build from its log and its layers, either of which may lack."""
+    named = any(layer.kernel is not None for layer in layers or ())
+    if build is None:
+        return BuildFacts(
+            built=layers is not None,
+            types=_types(None, layers or ()),
+            sparse_weights=_shown_sparse(layers or ()),
+            kernels_named=named,
+        )
+    # options and flags of a run that loads an engine are defaults that nothing was built with
+    was_built = build.outcome is not BuildOutcome.LOADED and not build.engine_loaded
+    return BuildFacts(
+        built=build.outcome is not BuildOutcome.UNFINISHED and not build.made_no_engine,
+        tensorrt_version=build.tensorrt_version,
+        compute_capability=build.compute_capability,
+        types=_types(build if was_built else None, layers or ()),
+        strongly_typed=_strongly_typed(build) if was_built else None,
+        sparse_weights=_sparse_weights(build, layers or ())
+        if was_built
+        else _shown_sparse(layers or ()),
+        verbose=was_built and _is_verbose(build),
+        kernels_named=named,
+        timing_cache=_timing_cache(build),
+    )
+
+
+def _types(build: Build | None, layers: Iterable[EngineLayer]) -> frozenset[str] | None:
+    """As the log states them or the command asked for them; else as the kernels' names show."""
+    if build is None:
+        return _types_of_kernels(_kernels(None, layers))
+    asked = types_of_command(build)
+    stated = set(_TYPE.findall(build.precision or ""))
+    if asked or stated or build.precision is not None:
+        return frozenset(asked | stated)
+    return _types_of_kernels(_kernels(build, layers))
+
+
+def types_of_command(build: Build) -> frozenset[str]:
+    """The types beside FP32 that options of the command line allow."""
+    asked = frozenset(option.upper() for option in _TYPE_OPTION.findall(build.command or ""))
+    return (asked - {"BEST"}) | _BEST if "BEST" in asked else asked
+
+
+def _kernels(build: Build | None, layers: Iterable[EngineLayer]) -> Iterator[str]:
+    yield from (layer.kernel for layer in layers if layer.kernel is not None)
+    for tuned in build.layers if build is not None else ():
+        yield from (tactic.kernel for tactic in tuned.tactics if tactic.kernel is not None)
+
+
+def _types_of_kernels(kernels: Iterable[str]) -> frozenset[str] | None:
+    """Types of the arithmetic that kernels are named after; None where no name tells."""
+    found: set[str] = set()
+    in_float32 = False
+    for kernel in kernels:
+        lower = {name for name, words in _OF_KERNEL if words.search(kernel)}
+        found |= lower
+        in_float32 = in_float32 or _FLOAT32_KERNEL.search(kernel) is not None
+    return frozenset(found) if found or in_float32 else None
+
+
+def _strongly_typed(build: Build) -> bool | None:
+    version = version_numbers(build.tensorrt_version)
+    said = "strongly" in (build.precision or "").lower()
+    if said or _STRONG_OPTION.search(build.command or ""):
+        return True
+    if (version and version < (9,)) or _TYPE.search(build.precision or ""):
+        return False
+    return None
+
+
+def _sparse_weights(build: Build, layers: Iterable[EngineLayer]) -> bool | None:
+    if build.sparsity is SparsityFlag.UNKNOWN:
+        return True if build.sparsity_lines else _shown_sparse(layers)
+    return build.sparsity is SparsityFlag.ENABLED
+
+
+def _shown_sparse(layers: Iterable[EngineLayer]) -> bool | None:
+    """Whether the engine has what only a build with sparse weights makes; None: it shows none."""
+    return any(layer.sparse or layer.has_sparse_weights for layer in layers) or None
+
+
+def _is_verbose(build: Build) -> bool:
+    counts = build.counts
+    return bool(counts.format_combinations or counts.timing_runners or build.fusions)
+
+
+def _timing_cache(build: Build) -> str | None:
+    if _WITHOUT_CACHE.search(build.command or ""):
+        return "none"
+    return build.timing_cache.mode
+
+
+_COUNTS_CHOICES = (10, 14)
+"""First TensorRT seen to count choices right: 10.3 prints "Chose 0" before the names of eight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """The build, seen from any of its layers."""
+
+    build: Build | None
+    seen: Sightings
+    facts: BuildFacts
+    """What is known to have been done, so that no remedy asks for it."""
+
+    @classmethod
+    def of(cls, build: Build | None, seen: Sightings) -> Circumstances:
+        """Those of an engine that `build` made and that `seen` tells of."""
+        return cls(build=build, seen=seen, facts=build_facts(build, seen.engine))
+
+    @property
+    def file(self) -> str:
+        """The log's name, for quoting it."""
+        return self.build.file if self.build is not None else ""
+
+    @property
+    def lines(self) -> tuple[SparsityLine, ...]:
+        """The (Sparsity) lines; () without a log."""
+        return self.build.sparsity_lines if self.build is not None else ()
+
+    @property
+    def forced(self) -> bool:
+        """Whether trtexec overwrote the weights."""
+        return self.build is not None and self.build.sparsity is SparsityFlag.FORCED
+
+    @property
+    def off(self) -> bool:
+        """Whether the builder was not allowed to use sparse kernels, and did not."""
+        build = self.build
+        if build is None or build.engine_loaded:
+            return False
+        return build.sparsity is SparsityFlag.DISABLED and not self.lines
+
+    @property
+    def listing_cut(self) -> bool:
+        """Whether the layers of the engine are from a log without an end, which may lack some."""
+        build = self.build
+        if build is None or build.outcome is not BuildOutcome.UNFINISHED:
+            return False
+        return self.seen.engine_file == build.file
+
+    @property
+    def old_gpu(self) -> bool:
+        """Whether the log names a GPU without sparse tensor cores."""
+        capability = self.build.compute_capability if self.build is not None else None
+        return capability is not None and capability < FIRST_WITH_SPARSE
+
+    @property
+    def sparse_weights_seen(self) -> bool:
+        """Whether layer information marks any layer's weights as sparse: so they were allowed."""
+        return any(layer.has_sparse_weights for layer in self.seen.engine or ())
+
+    @property
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        """What the log says against itself, but counts that fit the layers of the model."""
+        build = self.build
+        if build is None:
+            return ()
+        # such a line counts each of the products that Myelin joined under one name
+        settled = self.seen.settled if build.sparsity is not SparsityFlag.DISABLED else frozenset()
+        return tuple(c for c in build.contradictions if c.line is None or c.line not in settled)
+
+    def lists(self, kind: SparsityKind, *, foreign: bool) -> tuple[SparsityLine, ...]:
+        """The lines of a kind and pass that give their whole list."""
+        return tuple(
+            line
+            for line in self.lines
+            if line.kind is kind
+            and line.foreign_node is foreign
+            and (line.names is not None or self.says_none(line))
+            and not (line.elided or line.uncertain or self.is_short(line) or _undone(line))
+            and not self.is_doubtful(line)
+        )
+
+    def is_doubtful(self, line: SparsityLine) -> bool:
+        """Whether choices whose count proves nothing stand beside a list that is known to be cut.
+
+        Up to 8.4 there is no count, and 10.3 counts 0: such a list looks whole wherever it is cut.
+        """
+        if line.kind is not SparsityKind.CHOSEN or self._counts(line):
+            return False
+        beside = (x for x in self.lines if x.kind is SparsityKind.ELIGIBLE)
+        passes = (x for x in beside if x.foreign_node is line.foreign_node)
+        return any(x.elided or self.is_short(x) for x in passes)
+
+    def _counts(self, line: SparsityLine) -> bool:
+        version = version_numbers(self.build.tensorrt_version if self.build is not None else None)
+        counted = bool(line.printed_count) or version >= _COUNTS_CHOICES
+        names = {len(line.names or ()), len(line.constituents or ())}
+        return counted and line.printed_count in names
+
+    def is_short(self, line: SparsityLine) -> bool:
+        """Whether names are missing behind its count, so that a layer it leaves out may be meant.
+
+        A name of Myelin's may stand for several layers of the model, which are counted one by one.
+        """
+        return line.missing > 0 and line.line not in self.seen.settled
+
+    def says_none(self, line: SparsityLine) -> bool:
+        """Whether a line without names counts 0, in a version whose counts can be believed."""
+        if line.names is not None or line.printed_count != 0:
+            return False
+        version = version_numbers(self.build.tensorrt_version if self.build is not None else None)
+        return line.kind is SparsityKind.ELIGIBLE or version >= _COUNTS_CHOICES
+
+    def counted_as_all(self, sighting: Sighting) -> SparsityLine | None:
+        """A chosen line without names whose count says that every eligible layer was chosen."""
+        mention = sighting.eligible
+        if mention is None:
+            return None
+        eligible = mention.line
+        counts = {len(eligible.names or ()), len(eligible.constituents or ())} - {0}
+        if eligible.elided or eligible.uncertain or self.is_short(eligible):
+            counts = {eligible.printed_count or 0} - {0}
+        return next(
+            (
+                line
+                for line in self.lines
+                if line.kind is SparsityKind.CHOSEN
+                and line.names is None
+                and line.foreign_node is eligible.foreign_node
+                and line.printed_count in counts
+                and not _undone(line)
+            ),
+            None,
+        )
+
+
+def passes_of(sighting: Sighting) -> tuple[bool, ...]:
+    """Whether the layer is on the lists of Myelin; both where nothing shows where it runs."""
+    placed = sighting.tuned is not None or sighting.holders or sighting.region or sighting.among
+    return (in_myelin(sighting),) if placed else (False, True)
+
+
+def in_myelin(sighting: Sighting) -> bool:
+    """Whether the layer is compiled by Myelin, whose lists are printed apart."""
+    if sighting.tuned is not None and sighting.tuned.foreign_node:
+        return True
+    if sighting.holders:
+        return any(is_myelin(holder.name, holder.layer_type) for holder in sighting.holders)
+    return bool(sighting.region or sighting.among or sighting.perhaps)
+
+
+def is_myelin(name: str, layer_type: str | None) -> bool:
+    """Whether an engine layer is a Myelin region or one of its kernels."""
+    known = layer_type in ("Myelin", "kgen", "gemm", "shape_call")
+    return known or REGION in name or "_myl" in name
+
+
+def is_version_8(build: Build) -> bool:
+    """Whether the log was written by TensorRT 8."""
+    return (build.tensorrt_version or "").startswith("8.")
+
+
+def _undone(line: SparsityLine) -> bool:
+    """Choices of a pass that the builder did not keep."""
+    return line.kind is SparsityKind.CHOSEN and line.discarded
+
+
+_KERNELS_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinCase:
+    """One row of the predicted report, and everything that was seen of it."""
+
+    row: Verdict
+    seen: Sighting
+    around: Circumstances
+    fused: tuple[Verdict, ...] = ()
+    """Rows of the report that run as one engine layer with it and read the same input."""
+
+    @property
+    def kernel_holder(self) -> EngineLayer | None:
+        """The engine layer whose kernel is named, one with a sparse kernel first."""
+        return next((h for h in self.seen.holders if h.kernel is not None), None)
+
+    @property
+    def runs_dense(self) -> bool:
+        """Whether kernels are named for it in the engine, none of them sparse."""
+        holder = self.kernel_holder
+        return holder is not None and not holder.sparse
+
+    @property
+    def dense_kernels(self) -> str:
+        """The named kernels of a layer that runs dense, for a sentence."""
+        kernels = list(dict.fromkeys(h.kernel for h in self.seen.holders if h.kernel is not None))
+        if len(kernels) == 1:
+            return f"the dense kernel {kernels[0]}"
+        more = len(kernels) - _KERNELS_SHOWN
+        shown = kernels if more <= 0 else [*kernels[:_KERNELS_SHOWN], f"{more} more"]
+        return f"the kernels {', '.join(shown[:-1])} and {shown[-1]}, none of them sparse"
+
+    @property
+    def sparse_ms(self) -> float | None:
+        """Fastest sparse tactic."""
+        return self.seen.tuned.best_sparse_ms if self.seen.tuned is not None else None
+
+    @property
+    def dense_ms(self) -> float | None:
+        """Fastest dense tactic, of the sparse build where it timed one."""
+        both = (self.seen.tuned, self.seen.dense_tuned)
+        found = (t.best_dense_ms for t in both if t is not None)
+        return next((ms for ms in found if ms is not None), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What is to be changed in the row."""
+
+    verdict: VerdictName
+    evidence: Evidence | None
+    reasons: tuple[Reason, ...]
+    remedy: str | None
+
+
+def measured(verdict: VerdictName, reasons: tuple[Reason, ...], remedy: str | None) -> Outcome:
+    """An outcome that a log or layer information shows."""
+    return Outcome(verdict=verdict, evidence=Evidence.MEASURED, reasons=reasons, remedy=remedy)

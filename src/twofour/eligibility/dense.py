@@ -1,0 +1,422 @@
+"""Why a layer is not known to run sparse: dense kernel, silent log, not in the engine."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from twofour.eligibility.build import Circumstances, JoinCase, in_myelin, is_version_8, passes_of
+from twofour.eligibility.findings import BuildFacts
+from twofour.eligibility.nodes import Dataflow
+from twofour.eligibility.reasons import REASONS, leaves_dense
+from twofour.eligibility.remedies import (
+    ACCEPT_DENSE,
+    ALLOW_FLOAT16,
+    ALLOW_SPARSE,
+    DELETE_CACHE,
+    EXPORT_FLOAT16,
+    FINISH_BUILD,
+    LARGER_BATCH,
+    LARGER_WORKSPACE,
+    LOG_OF_BUILD,
+    LOG_OF_TYPE,
+    MORE_MEMORY,
+    NAME_KERNELS,
+    NAMES_IN_LOG,
+    NO_CACHE,
+    VERBOSE_LOG,
+    WHOLE_LOG,
+    Remedy,
+    still_to_do,
+)
+from twofour.eligibility.rows import quoted_source
+from twofour.eligibility.sightings import Sighting
+from twofour.records.eligibility import Verdict, VerdictName
+from twofour.records.export import GraphNode
+from twofour.records.log import (
+    Build,
+    BuildOutcome,
+    EngineLayer,
+    Fusion,
+    SkippedTactic,
+    SkipReason,
+    SparsityKind,
+    SparsityLine,
+    Tactic,
+    TunedLayer,
+)
+from twofour.records.weights import Reason, ReasonCode
+from twofour.words import count, tactic_times_words
+
+_FARTHEST = 64
+"""Nodes looked at behind the missing one."""
+
+
+class Whereabouts:
+    """Answers for one engine; the graph is walked once, when the first question comes."""
+
+    def __init__(
+        self,
+        nodes: Sequence[GraphNode],
+        holders_of: Mapping[int, EngineLayer],
+        build: Build | None,
+    ) -> None:
+        self._nodes = nodes
+        self._holders_of = holders_of
+        self._build = build
+        self._flow: Dataflow | None = None
+        self._fusions: dict[str, Fusion] = {}
+
+    def reason(self, node: int) -> Reason:
+        """Into what the node was folded or fused, with the log's line where one says so."""
+        flow = self._walked()
+        fusion = self._fusions.get(self._nodes[node].name)
+        into = self._behind(node, flow)
+        goes = f" into {into.name}" if into is not None else ""
+        if node in flow.fixed:
+            message = f"all its inputs are constants: folded{goes}"
+        elif fusion is not None:
+            message = f"{fusion.kind.value} by {fusion.rule or 'the builder'}{goes}"
+        elif into is not None:
+            message = f"no layer of the engine is named after it; what follows it is in {into.name}"
+        else:
+            message = "no layer of the engine is named after it, nor after what follows it"
+        return Reason(code=ReasonCode.FOLDED, message=message, source=self._source(fusion))
+
+    def _source(self, fusion: Fusion | None) -> str | None:
+        if fusion is None or self._build is None:
+            return None
+        return quoted_source(self._build.file, fusion)
+
+    def _walked(self) -> Dataflow:
+        if self._flow is None:
+            self._flow = Dataflow(self._nodes)
+            for fusion in self._build.fusions if self._build is not None else ():
+                for name in fusion.layers:
+                    self._fusions.setdefault(name, fusion)
+        return self._flow
+
+    def _behind(self, node: int, flow: Dataflow) -> EngineLayer | None:
+        """The engine layer that holds the nearest node that uses this one's output."""
+        waiting, seen = deque([node]), {node}
+        while waiting and len(seen) < _FARTHEST:
+            at = waiting.popleft()
+            if at != node and at in self._holders_of:
+                return self._holders_of[at]
+            for user in flow.after[at][:_FARTHEST]:
+                if user not in seen:
+                    seen.add(user)
+                    waiting.append(user)
+        return None
+
+
+_MIB = 1 << 20
+_LOW_TYPES = frozenset({"float16", "half", "bfloat16", "int8"})
+"""Types of weights, as ONNX and layer information call them, that have sparse kernels."""
+_FASTER_WINS = REASONS[ReasonCode.DENSE_TAKEN].source or ""
+
+
+def why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
+    """Reasons, the main one first, and the remedy; what the rules said against it comes along."""
+    sparse, dense = case.sparse_ms, case.dense_ms
+    skipped = _workspace(case.seen.skipped)
+    if sparse is not None and dense is not None:
+        found, remedy = _both_timed(case, sparse, dense), case.row.remedy or LARGER_BATCH.text
+    elif skipped is not None and sparse is None:
+        found, remedy = _skipped(case, skipped), _more_workspace(case, skipped)
+    elif _hidden(case):
+        steps = still_to_do(case.around.facts, DELETE_CACHE, NO_CACHE)
+        found, remedy = _cached(case), steps[0] if steps else case.row.remedy or LARGER_BATCH.text
+    elif case.seen.tuned is not None and _all_named(case.seen.tuned):
+        found, remedy = _none_offered(case, case.seen.tuned), case.row.remedy or _other_type(case)
+    else:
+        found, remedy = _taken(case), case.row.remedy or LARGER_BATCH.text
+    if is_of_lower_type(case.row, case.around.facts) and not leaves_dense(case.row.remedy or ""):
+        remedy = f"{LOG_OF_TYPE.text} {case.row.dtype} file and give its log"
+    return (found, *_rules_against(case)), remedy
+
+
+def is_of_lower_type(row: Verdict, build: BuildFacts) -> bool:
+    """Whether a layer of the model has a type that a build in FP32 alone cannot have met."""
+    is_low = bool(row.shape) and row.dtype.lower() in _LOW_TYPES
+    return is_low and build.types == frozenset() and not build.is_strongly_typed
+
+
+def _both_timed(case: JoinCase, sparse: float, dense: float) -> Reason:
+    tactic = _fastest_sparse(case.seen.tuned)
+    words = tactic_times_words(sparse, dense)
+    if sparse < dense:
+        message = f"dense was taken although {words}: times are the best over all formats, "
+        message += "and reformats around the layer count too"
+    else:
+        message = f"dense was faster: {words}"
+    source = None if tactic is None else quoted_source(case.around.file, tactic)
+    return Reason(code=ReasonCode.DENSE_FASTER, message=message, source=source)
+
+
+def _skipped(case: JoinCase, tactic: SkippedTactic) -> Reason:
+    what = "workspace" if tactic.reason is SkipReason.WORKSPACE else "memory"
+    message = f"tactics were skipped for {what}: {_asked(tactic)}; no sparse one was timed"
+    source = quoted_source(case.around.file, tactic)
+    return Reason(code=ReasonCode.TACTIC_SKIPPED, message=message, source=source)
+
+
+def _asked(tactic: SkippedTactic) -> str:
+    asked = "size not said" if tactic.requested_bytes is None else f"{tactic.requested_bytes:,}"
+    if tactic.requested_bytes is not None:
+        asked += " bytes wanted"
+    if tactic.available_bytes is None:
+        return asked
+    return f"{asked}, {tactic.available_bytes:,} available"
+
+
+def _more_workspace(case: JoinCase, tactic: SkippedTactic) -> str:
+    build = case.around.build
+    wishes = [tactic.requested_bytes or 0, (build.workspace_wanted_bytes if build else 0) or 0]
+    most = max(*wishes, *(s.requested_bytes or 0 for s in case.seen.skipped))
+    if tactic.reason is not SkipReason.WORKSPACE or not most:
+        return MORE_MEMORY.text
+    size = f"{-(-most // _MIB):,} MiB or more"
+    return f"{LARGER_WORKSPACE.text} {size} (--memPoolSize=workspace:)"
+
+
+def _cached(case: JoinCase) -> Reason:
+    message = "eligible, a dense kernel was taken; a timing cache hides what was timed"
+    return Reason(code=ReasonCode.DENSE_TAKEN, message=message, source=_FASTER_WINS + _in(case))
+
+
+def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
+    named = [t for t in tuned.tactics if t.kernel is not None]
+    message = f"none of the {count(len(named), 'kernel')} that were timed by name is sparse"
+    if tuned.pruned_tactics:
+        message += f"; {tuned.pruned_tactics:,} more were left out by the builder's estimate"
+    if case.around.facts.types == frozenset():
+        message += "; the build is in FP32 alone, for which none is known"
+    first = next((t for t in named if t.ms is not None), None)
+    source = None if first is None else quoted_source(case.around.file, first)
+    return Reason(code=ReasonCode.NO_SPARSE_TACTIC, message=message, source=source)
+
+
+def _other_type(case: JoinCase) -> str:
+    steps = still_to_do(case.around.facts, EXPORT_FLOAT16, ALLOW_FLOAT16)
+    if not steps or case.row.dtype.lower() in _LOW_TYPES:
+        return ACCEPT_DENSE.text
+    return " or ".join(steps)
+
+
+def _taken(case: JoinCase) -> Reason:
+    holder = case.kernel_holder
+    kernel = "a dense kernel was taken" if holder is None else f"it runs {case.dense_kernels}"
+    message = f"eligible, and {kernel}; no time of a sparse one is in the log"
+    return Reason(code=ReasonCode.DENSE_TAKEN, message=message, source=_FASTER_WINS)
+
+
+def _rules_against(case: JoinCase) -> tuple[Reason, ...]:
+    """What the rules already said of an eligible layer, such as DTYPE or SMALL_CHANNELS."""
+    if case.row.predicted is not VerdictName.ELIGIBLE:
+        return ()
+    return tuple(r for r in case.row.reasons if r.code is not ReasonCode.QUALIFIES)
+
+
+def _hidden(case: JoinCase) -> bool:
+    build, tuned = case.around.build, case.seen.tuned
+    if build is None or case.sparse_ms is not None:
+        return False
+    if tuned is not None and tuned.cached:
+        return True
+    untimed = tuned is None or not tuned.tactics
+    return untimed and build.timing_cache.hides_timings
+
+
+def _all_named(tuned: TunedLayer) -> bool:
+    named = [t for t in tuned.tactics if t.kernel is not None]
+    return bool(named) and not tuned.dropped_tactics and not any(t.sparse for t in named)
+
+
+def _fastest_sparse(tuned: TunedLayer | None) -> Tactic | None:
+    if tuned is None:
+        return None
+    return next((t for t in tuned.tactics if t.sparse and t.ms is not None), None)
+
+
+def _workspace(skipped: tuple[SkippedTactic, ...]) -> SkippedTactic | None:
+    """The skipped tactic that wanted most."""
+    wanting = [s for s in skipped if s.reason is not SkipReason.ERROR]
+    return max(wanting, key=lambda s: s.requested_bytes or 0, default=None)
+
+
+def _in(case: JoinCase) -> str:
+    return f"; {case.around.file}" if case.around.file else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """What is missing, and how to come by it."""
+
+    why: str
+    remedy: str | None
+    """None: all that would tell was done already."""
+
+
+def to_hear(build: BuildFacts) -> str | None:
+    """What makes a build speak of sparsity, as far as it was not done."""
+    steps = still_to_do(build, ALLOW_SPARSE, VERBOSE_LOG) or still_to_do(build, NAME_KERNELS)
+    return "; ".join(steps) or None
+
+
+def _or_layers(build: BuildFacts, *first: Remedy) -> str | None:
+    """Layer information tells the same where it is not at hand."""
+    return ", or ".join(still_to_do(build, *first, NAME_KERNELS)) or None
+
+
+def silence(circumstances: Circumstances, sighting: Sighting) -> Silence | None:
+    """Why nothing says whether this layer is eligible; None where a whole list leaves it out."""
+    build, facts = circumstances.build, circumstances.facts
+    if build is None:
+        return Silence(why=_silent_layers(circumstances), remedy=to_hear(facts))
+    if not circumstances.lines:
+        return _silent_log(build, facts)
+    if build.outcome is BuildOutcome.UNFINISHED:
+        why = "the log ends before the build does, and has not named it yet"
+        return Silence(why=why, remedy=FINISH_BUILD.text)
+    foreign = in_myelin(sighting)
+    lists = circumstances.lists(SparsityKind.ELIGIBLE, foreign=False)
+    if foreign:
+        own = circumstances.lists(SparsityKind.ELIGIBLE, foreign=True)
+        # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
+        lists = own if own or not is_version_8(build) else lists
+    cut = (_cut(circumstances, foreign=part) for part in passes_of(sighting))
+    if (missing := next(filter(None, cut), None)) is not None:
+        return missing
+    if not lists:
+        where = (
+            "for the Myelin region it lies in" if foreign else "for the layers outside of Myelin"
+        )
+        why = f"the log has no list of eligible layers {where}"
+        return Silence(why=why, remedy=to_hear(facts))
+    return _unresolved(circumstances)
+
+
+def silent_choice(circumstances: Circumstances) -> Silence:
+    """Why it is not known whether an eligible layer runs sparse."""
+    why = "nothing says whether a sparse kernel was chosen for it"
+    build = circumstances.build
+    lines = [line for line in circumstances.lines if line.kind is SparsityKind.CHOSEN]
+    if build is not None and build.outcome is BuildOutcome.UNFINISHED:
+        return Silence(why=why, remedy=FINISH_BUILD.text)
+    if (cut := _cut_choices(circumstances, lines)) is not None:
+        return Silence(why=f"{why}: {cut}", remedy=WHOLE_LOG.text)
+    if any(not line.names and line.printed_count for line in lines):
+        most = max(line.printed_count or 0 for line in lines)
+        remedy = _or_layers(circumstances.facts, NAMES_IN_LOG)
+        return Silence(why=f"{why}: {count(most, 'layer')} without names", remedy=remedy)
+    if any(line.names is None and line.printed_count == 0 for line in lines):
+        why += ": a count of 0 without names, which TensorRT 10.3 prints whatever it chose"
+        return Silence(why=why, remedy=_or_layers(circumstances.facts, NAMES_IN_LOG))
+    return Silence(why=why, remedy=to_hear(circumstances.facts))
+
+
+def _cut_choices(circumstances: Circumstances, lines: list[SparsityLine]) -> str | None:
+    """How the list of chosen layers is cut, or may be."""
+    if any(line.elided for line in lines):
+        return "the list of chosen layers is shortened"
+    short = next((line for line in lines if line.names and circumstances.is_short(line)), None)
+    if short is not None:
+        return _short(short)
+    if any(map(circumstances.is_doubtful, lines)):
+        return "the list of eligible layers is cut, and so this one may be"
+    return None
+
+
+def _cut(circumstances: Circumstances, *, foreign: bool) -> Silence | None:
+    """What is missing in the lists of eligible layers of this kind of layers."""
+    lines = [line for line in circumstances.lines if line.foreign_node is foreign]
+    eligible = [line for line in lines if line.kind is SparsityKind.ELIGIBLE]
+    if any(_is_nameless(line) for line in eligible):
+        return Silence(why=_counts(lines), remedy=_or_layers(circumstances.facts, NAMES_IN_LOG))
+    if any(line.elided for line in eligible):
+        return Silence(why="the list of eligible layers is shortened", remedy=WHOLE_LOG.text)
+    short = next((line for line in eligible if circumstances.is_short(line)), None)
+    if short is not None:
+        return Silence(why=_short(short), remedy=WHOLE_LOG.text)
+    if any(line.uncertain for line in eligible):
+        why = "the list of eligible layers cannot be split"
+        return Silence(why=why, remedy=_or_layers(circumstances.facts))
+    if (beyond := _chosen_alone(circumstances, foreign=foreign)) is not None:
+        why = f"the list of eligible layers is not whole: it lacks the chosen {beyond}"
+        return Silence(why=why, remedy=WHOLE_LOG.text)
+    return None
+
+
+def _chosen_alone(circumstances: Circumstances, *, foreign: bool) -> str | None:
+    """The first layer that is chosen and on no list of eligible ones, as every chosen one is."""
+    rows = (row for row in circumstances.seen.rows if row.eligible is None)
+    chosen = (row.chosen for row in rows if row.chosen is not None)
+    return next((found.name for found in chosen if found.line.foreign_node is foreign), None)
+
+
+def _is_nameless(line: SparsityLine) -> bool:
+    """Whether the names are missing behind a count, or behind the words alone."""
+    only_words = line.names is None and line.printed_count is None
+    return not line.names and (line.missing > 0 or only_words)
+
+
+def _short(line: SparsityLine) -> str:
+    names = count(len(line.names or ()), "name")
+    return f"the list of {line.printed_count:,} {line.kind.value} layers is cut after {names}"
+
+
+def _counts(lines: list[SparsityLine]) -> str:
+    """The largest count of each kind: passes repeat, so they are not to be added up."""
+    printed: dict[SparsityKind, int] = {}
+    for line in lines:
+        if not line.names and line.printed_count is not None:
+            printed[line.kind] = max(printed.get(line.kind, 0), line.printed_count)
+    if not printed:
+        return "the log has no names behind its (Sparsity) lines"
+    said = ", ".join(f"{number} {kind.value}" for kind, number in printed.items())
+    return f"the log prints counts without names: {said}"
+
+
+def _unresolved(circumstances: Circumstances) -> Silence | None:
+    """Any layer may be behind a listed name that leads to none."""
+    strange = len(circumstances.seen.unresolved)
+    if not strange:
+        return None
+    leads = "name leads" if strange == 1 else "names lead"
+    return Silence(
+        why=f"not among the layers listed as eligible, of which {strange} {leads} to no layer of "
+        "the model",
+        remedy=_or_layers(circumstances.facts),
+    )
+
+
+def _silent_log(build: Build, facts: BuildFacts) -> Silence:
+    if build.engine_loaded or build.outcome is BuildOutcome.LOADED:
+        why = "the log is of a loaded engine: only the log of its build speaks of sparsity"
+        return Silence(why=why, remedy=_or_layers(facts, LOG_OF_BUILD))
+    if build.outcome is BuildOutcome.UNFINISHED:
+        why = "the log ends before the build does, without a word about sparsity"
+        return Silence(why=why, remedy=FINISH_BUILD.text)
+    if build.made_no_engine:
+        why = "the build failed before it said anything about sparsity"
+        return Silence(why=why, remedy=to_hear(facts))
+    return Silence(why=_no_line(facts), remedy=to_hear(facts))
+
+
+def _no_line(facts: BuildFacts) -> str:
+    """Of what a builder needs to print its lists, the log may show one, both or none."""
+    if facts.verbose and facts.sparse_weights:
+        return "sparse weights were allowed, and the verbose log has no (Sparsity) line"
+    if facts.verbose:
+        return "the verbose log has no (Sparsity) line: sparse weights were hardly allowed"
+    if facts.sparse_weights:
+        return "sparse weights were allowed, and the log has no (Sparsity) line: not verbose enough"
+    return "the log has no (Sparsity) line: not verbose enough, or sparse weights were not allowed"
+
+
+def _silent_layers(circumstances: Circumstances) -> str:
+    if circumstances.seen.engine is None:
+        return "there is no build log"
+    return "layer information alone does not say whether the builder found it eligible"

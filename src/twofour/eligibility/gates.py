@@ -1,0 +1,199 @@
+"""Gates for continuous integration: which layers keep a report from passing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from twofour.eligibility.predict import not_covered_lines
+from twofour.errors import BadInputError
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.weights import NotCovered, Reason, ReasonCode
+from twofour.words import count
+
+_GOOD = {
+    "eligible": frozenset({VerdictName.CHOSEN, VerdictName.ELIGIBLE}),
+    "chosen": frozenset({VerdictName.CHOSEN}),
+}
+_EACH_COUNTS = (
+    f"; each counts as a layer (--allow-reason {ReasonCode.UNSUPPORTED_OP.value} leaves them out)"
+)
+_COUNTS_TOO = (
+    f"; it counts all the same (--allow-reason {ReasonCode.NOT_A_LAYER.value} leaves it out)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gates:
+    """What a report must meet; shares are of layers whose weight was to be pruned, from 0 to 1.
+
+    Layers do not count that were left dense on purpose (by option; by default grouped and depthwise
+    convolutions and axes that are no multiple of 4), that are not in the engine, or that would miss
+    the gate and have an allowed reason, be it their main one or not. Weights that pruning does not
+    reach (not covered, or used by the model's own code) were left dense by nobody: shares count
+    them, UNSUPPORTED_OP and NOT_A_LAYER allow them. With allowed reasons and no other gate, every
+    layer left must be eligible or chosen.
+    Raises BadInputError for a share outside of 0 to 1.
+    """
+
+    min_eligible: float | None = None
+    min_chosen: float | None = None
+    no_broken: bool = False
+    """No weight that was to be pruned may break the pattern; a shared one counts once."""
+    allow_reasons: tuple[ReasonCode, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, share in (("eligible", self.min_eligible), ("chosen", self.min_chosen)):
+            if share is not None and not 0 <= share <= 1:
+                raise BadInputError(
+                    f"--min-{name} {share:g} is no share", hint="give one from 0 to 1, such as 0.9"
+                )
+
+
+def check_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
+    """A line for each gate that is missed, with the share reached, then one for each bad layer.
+
+    Those have the layer's name, verdict and the reason that counts; () where all is met. Raises
+    BadInputError for gates with nothing to hold to them: no layer that counts, no pattern known,
+    shares of a build that is no evidence, or choices that nothing speaks of.
+    """
+    if gates == Gates():
+        return ()
+    least = gates.min_eligible
+    if least is None and gates.min_chosen is None and not gates.no_broken:
+        least = 1.0
+    there = [v for v in report.verdicts if _counts(v)]
+    beside = () if ReasonCode.UNSUPPORTED_OP in gates.allow_reasons else _factors(report)
+    reached = [*there, *filter(_by_hand, report.verdicts)]
+    _refuse_nothing((*reached, *beside))
+    if least is not None or gates.min_chosen is not None:
+        _refuse_no_evidence(report)
+    if gates.min_chosen is not None:
+        _refuse_unseen(there, gates)
+    if gates.no_broken:
+        _refuse_no_model(there)
+    missed = [
+        *_short("eligible", reached, beside, least, gates.allow_reasons),
+        *_short("chosen", reached, beside, gates.min_chosen, gates.allow_reasons),
+        *(_broken(there, gates.allow_reasons) if gates.no_broken else ()),
+    ]
+    lines = [headline for headline, _ in missed]
+    return (*lines, *dict.fromkeys(line for _, offenders in missed for line in offenders))
+
+
+def _counts(verdict: Verdict) -> bool:
+    return verdict.verdict is not VerdictName.NOT_IN_ENGINE and verdict.required is not False
+
+
+def _by_hand(verdict: Verdict) -> bool:
+    """Whether pruning did not reach the weight, as the model's own code multiplies by it."""
+    is_there = verdict.verdict is not VerdictName.NOT_IN_ENGINE and verdict.required is False
+    return is_there and any(r.code is ReasonCode.NOT_A_LAYER for r in verdict.reasons)
+
+
+def _factors(report: EligibilityReport) -> tuple[NotCovered, ...]:
+    return tuple(group for group in report.not_covered if group.multiplies)
+
+
+def _refuse_nothing(counted: Sequence[object]) -> None:
+    if not counted:
+        raise BadInputError(
+            "no layer to hold to the gates",
+            hint="layers left dense on purpose, not in the engine, or with an allowed reason do "
+            "not count",
+        )
+
+
+def _refuse_no_evidence(report: EligibilityReport) -> None:
+    if report.not_evidence is not None:
+        raise BadInputError(
+            f"no engine to hold to the gates: {report.not_evidence}",
+            hint="give the log of a finished build of this model, or none",
+        )
+
+
+def _refuse_unseen(there: Sequence[Verdict], gates: Gates) -> None:
+    """Raise where layers of which no choice is known decide, or where nothing is measured."""
+    counted = [
+        v
+        for v in there
+        if v.verdict is VerdictName.CHOSEN or not _is_allowed(v, gates.allow_reasons)
+    ]
+    wanted = (gates.min_chosen or 0.0) * len(counted)
+    chosen = sum(v.verdict is VerdictName.CHOSEN for v in counted)
+    unseen = sum(map(_is_unseen, counted))
+    measured = any(v.evidence is Evidence.MEASURED for v in there)
+    if unseen and (not measured or chosen < wanted <= chosen + unseen):
+        raise BadInputError(
+            f"nothing says of {count(unseen, 'layer')} whether sparse kernels run in them",
+            hint="give the verbose log of a finished build (--log) or layer information (--layers)",
+        )
+
+
+def _is_unseen(verdict: Verdict) -> bool:
+    """Whether the layer may run sparse for all that is known."""
+    if verdict.evidence is not Evidence.MEASURED:
+        return verdict.verdict is not VerdictName.NOT_ELIGIBLE
+    silent = any(reason.code is ReasonCode.LOG_SILENT for reason in verdict.reasons)
+    return verdict.verdict is VerdictName.ELIGIBLE and silent
+
+
+def _refuse_no_model(counted: Sequence[Verdict]) -> None:
+    if all(v.pattern_holds is None for v in counted):
+        raise BadInputError(
+            "no pattern is known of any layer", hint="name the model too: --onnx model.onnx"
+        )
+
+
+def _short(
+    gate: str,
+    there: Sequence[Verdict],
+    beside: Sequence[NotCovered],
+    least: float | None,
+    allowed: Sequence[ReasonCode],
+) -> Iterator[tuple[str, list[str]]]:
+    """What is said of a gate and of the layers at fault, where the good ones are too few.
+
+    Each node of `beside`, whose weights no row names, counts as a layer that is not good.
+    """
+    if least is None:
+        return
+    good = [v for v in there if v.verdict in _GOOD[gate]]
+    bad = [v for v in there if v.verdict not in _GOOD[gate] and not _is_allowed(v, allowed)]
+    total = len(good) + len(bad) + sum(group.uses for group in beside)
+    _refuse_nothing((*good, *bad, *beside))
+    if len(good) < least * total:
+        # 0.8996 must not be shown as the 0.9 it misses
+        share = f"{len(good) / total:.2g}"
+        share = share if float(share) < least else f"{len(good) / total:.6g}"
+        headline = f"{len(good)} of {count(total, 'layer')} {gate}: {share}, gate {least:g}"
+        uncovered = (f"{line}{_EACH_COUNTS}" for line in not_covered_lines(beside))
+        yield headline, [*(_line(v, v.reasons[0]) for v in bad), *uncovered]
+
+
+def _broken(
+    there: Sequence[Verdict], allowed: Sequence[ReasonCode]
+) -> Iterator[tuple[str, list[str]]]:
+    bad = [v for v in there if v.pattern_holds is False and not _is_allowed(v, allowed)]
+    counted = [v for v in there if v.pattern_holds is not False or v in bad]
+    _refuse_nothing(counted)
+    if bad:
+        weights, total = (len({v.weight or v.layer for v in rows}) for rows in (bad, counted))
+        headline = f"pattern broken in {weights} of {count(total, 'weight')}, gate 0"
+        yield headline, [_line(v, _about_pattern(v)) for v in bad]
+
+
+def _is_allowed(verdict: Verdict, allowed: Sequence[ReasonCode]) -> bool:
+    return any(reason.code in allowed for reason in verdict.reasons)
+
+
+def _about_pattern(verdict: Verdict) -> Reason:
+    """The reason that says how the pattern is broken, wherever it stands; else that it is."""
+    codes = (ReasonCode.PATTERN_BROKEN, ReasonCode.WRONG_AXIS, ReasonCode.LOG_CONTRADICTS)
+    found = (r for code in codes for r in verdict.reasons if r.code is code)
+    return next(found, verdict.reasons[0])
+
+
+def _line(verdict: Verdict, reason: Reason) -> str:
+    line = f"{verdict.layer}: {verdict.verdict.value}, {reason.code.value}: {reason.message}"
+    return f"{line}{_COUNTS_TOO}" if _by_hand(verdict) else line

@@ -1,0 +1,324 @@
+"""The eligibility report: every layer with its verdict, from the model and its evidence."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from twofour.eligibility.build import Circumstances, JoinCase
+from twofour.eligibility.dense import Whereabouts, is_of_lower_type
+from twofour.eligibility.evidence import (
+    NO_ENGINE,
+    BuildEvidence,
+    engine_layers,
+    engine_words,
+    gpu_of,
+)
+from twofour.eligibility.findings import Remark
+from twofour.eligibility.judge import judge
+from twofour.eligibility.names import PROFILE, KnownNames, split_name
+from twofour.eligibility.predict import summarize
+from twofour.eligibility.reasons import REASONS
+from twofour.eligibility.remedies import LEAVE_GROUPED_ENGINE
+from twofour.eligibility.rules import groups_in_words
+from twofour.eligibility.same_model import (
+    NoEvidence,
+    no_evidence,
+    set_aside,
+    swapped,
+    without_strangers,
+)
+from twofour.eligibility.sightings import Sighting, Sightings, look
+from twofour.eligibility.totals import count_totals
+from twofour.records.eligibility import (
+    EligibilityReport,
+    EligibilitySummary,
+    Evidence,
+    Verdict,
+    VerdictName,
+)
+from twofour.records.log import Build, BuildOutcome, EngineLayer
+from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
+from twofour.words import count
+
+_FORCED = "--sparsity=force overwrote weights: the log says nothing about the model's own"
+
+
+def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> EligibilityReport:
+    """One verdict for each row of the predicted report, with totals and what could not be matched.
+
+    Each row keeps what the rules said (`predicted`). Where the evidence is silent about a layer the
+    verdict stays predicted and says so; with no evidence at all the verdicts are as they were.
+    """
+    seen = look(predicted, evidence)
+    evidence, warnings = without_strangers(predicted, evidence, seen)
+    if warnings:
+        seen = look(predicted, evidence)
+    void = no_evidence(evidence.build, seen)
+    if void is not None:
+        return _without(predicted, void, seen, notes=(*warnings, *evidence.notes))
+    verdicts = predicted.verdicts
+    if evidence.build is not None or seen.engine is not None:
+        verdicts = _judged(predicted, evidence, seen)
+    verdicts = tuple(
+        replace(v, profile_ms=s.profile_ms) for v, s in zip(verdicts, seen.rows, strict=True)
+    )
+    around = Circumstances.of(evidence.build, seen)
+    is_built = evidence.build is not None or seen.engine is not None
+    return replace(
+        predicted,
+        engine=engine_words(predicted, evidence.build) if is_built else predicted.engine,
+        gpu=gpu_of(predicted, evidence.build),
+        verdicts=verdicts,
+        summary=_summary(verdicts, predicted),
+        unmatched_engine_layers=seen.unmatched,
+        totals=count_totals(verdicts, seen, predicted.not_covered),
+        notes=(*warnings, *predicted.notes, *_notes(evidence, around, verdicts)),
+        not_evidence=_FORCED if around.forced else None,
+    )
+
+
+def _summary(verdicts: Sequence[Verdict], predicted: EligibilityReport) -> EligibilitySummary:
+    return summarize(verdicts, predicted.summary.activation_products, predicted.not_covered)
+
+
+def _without(
+    predicted: EligibilityReport, void: NoEvidence, seen: Sightings, *, notes: tuple[str, ...]
+) -> EligibilityReport:
+    """The predicted report, which says why nothing was measured."""
+    verdicts = tuple(set_aside(row, void) for row in predicted.verdicts)
+    return replace(
+        predicted,
+        engine=void.engine or predicted.engine,
+        verdicts=verdicts,
+        summary=_summary(verdicts, predicted),
+        unmatched_engine_layers=seen.unmatched,
+        notes=(void.note, *notes, *predicted.notes),
+        not_evidence=void.note,
+    )
+
+
+def _judged(
+    predicted: EligibilityReport, evidence: BuildEvidence, seen: Sightings
+) -> tuple[Verdict, ...]:
+    around = Circumstances.of(evidence.build, seen)
+    whereabouts = Whereabouts(seen.nodes, seen.holders_of, evidence.build)
+    rows = list(zip(predicted.verdicts, seen.rows, strict=True))
+    of_node = {sighting.node: row for row, sighting in rows}
+    fused = (s.siblings.nodes if s.siblings is not None else () for s in seen.rows)
+    return tuple(
+        _row(
+            JoinCase(
+                row=row, seen=sighting, around=around, fused=tuple(of_node[at] for at in nodes)
+            ),
+            whereabouts,
+        )
+        for (row, sighting), nodes in zip(rows, fused, strict=True)
+    )
+
+
+def _row(case: JoinCase, whereabouts: Whereabouts) -> Verdict:
+    found = judge(case, whereabouts)
+    return replace(
+        case.row,
+        verdict=found.verdict,
+        evidence=found.evidence,
+        reasons=found.reasons,
+        remedy=found.remedy,
+        engine_layer=_engine_layer(case.seen),
+        sparse_ms=case.sparse_ms,
+        dense_ms=case.dense_ms,
+    )
+
+
+def _engine_layer(seen: Sighting) -> str | None:
+    """The layer's name in the engine; where that is not known, its name in the log."""
+    if seen.holders:
+        return seen.holders[0].name
+    if seen.region is not None:
+        return seen.region.name
+    mention = seen.chosen or seen.eligible
+    if mention is not None:
+        return mention.name
+    return seen.tuned.name if seen.tuned is not None else None
+
+
+def _notes(
+    evidence: BuildEvidence, around: Circumstances, verdicts: Sequence[Verdict]
+) -> Iterator[str]:
+    build = evidence.build
+    if (warning := swapped(evidence)) is not None:
+        yield warning
+    yield from _odd_layers(verdicts)
+    low = [v for v in verdicts if is_of_lower_type(v, around.facts)]
+    if build is not None and low:
+        yield (
+            f"WARNING: {build.file} is of a build in FP32 alone, and {count(len(low), 'layer')} of "
+            f"this file {'is' if len(low) == 1 else 'are'} {low[0].dtype}: they may not belong "
+            "together"
+        )
+    yield from evidence.notes
+    if build is not None:
+        if build.outcome is BuildOutcome.UNFINISHED and build.engine_layers is None:
+            yield f"{build.file} ends before the build does: a layer it leaves out may still come"
+        for said in around.contradictions:
+            place = build.file if said.line is None else f"{build.file}:{said.line}"
+            yield f"{place}: the log contradicts itself: {said.message}"
+        if around.forced:
+            yield _FORCED
+        if build.timing_cache.hides_timings:
+            yield "a timing cache was in use: layers may have been tuned without a time in the log"
+        if build.sparsity_lines:
+            yield "chosen layers can differ from build to build; eligible ones hardly do"
+    layers, file = engine_layers(evidence)
+    if layers is not None and all(layer.kernel is None for layer in layers):
+        yield f"{file} names no kernels: build with detailed profiling verbosity to see them"
+
+
+def _odd_layers(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Broken weights with a sparse kernel are the surest sign of a log of another file."""
+    usable = (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
+    odd = [
+        v
+        for v in verdicts
+        if v.pattern_holds is False and v.verdict in usable and v.evidence is Evidence.MEASURED
+    ]
+    if odd:
+        what = "layer breaks" if len(odd) == 1 else "layers break"
+        verb = "is" if len(odd) == 1 else "are"
+        yield (
+            f"WARNING: {len(odd):,} {what} the pattern in this ONNX file and {verb} eligible or "
+            "chosen in the engine: they may not belong together"
+        )
+
+
+_PRODUCT = re.compile(r"conv|gemm|matmul|matrix.?multiply|fully.?connected", re.IGNORECASE)
+_COPIES = re.compile(r"Reformatting CopyNode|Optimizer Reformat|ONNXTRT_")
+_KINDS = (
+    (re.compile(r"deconv|convtranspose|conv_transpose", re.IGNORECASE), "ConvTranspose"),
+    (re.compile(r"conv", re.IGNORECASE), "Conv"),
+    (re.compile(r"gemm|fully.?connected", re.IGNORECASE), "Gemm"),
+    (re.compile(r"mat(?:rix)?.?mul", re.IGNORECASE), "MatMul"),
+)
+_UNKNOWN_OP = "unknown"
+_NO_MODEL = Reason(code=ReasonCode.NOT_CHECKED, message="there is no model to check")
+
+
+def report_from_log(build: Build) -> EligibilityReport:
+    """What a log says of the engine's own layers; nothing is predicted, for there is no model.
+
+    Rows are the layers on the (Sparsity) lines and those that are convolutions or matrix products
+    by their type, runner or kernel, under the names that the builder gives them.
+    """
+    return report_from_engine(BuildEvidence(build=build))
+
+
+def report_from_engine(evidence: BuildEvidence) -> EligibilityReport:
+    """The same with layer information and profiles beside the log, or in its place."""
+    build = evidence.build
+    layers, file = engine_layers(evidence)
+    known = {layer.name: layer for layer in layers or ()}
+    kinds = _kinds(build, layers or ())
+    rows = tuple(
+        _from_log_row(
+            name, known.get(name), " ".join((kind, *sorted(kinds[part] for part in _parts(name))))
+        )
+        for name, kind in _names(build, layers or ())
+    )
+    model = build.model or build.file if build is not None else file or "an engine"
+    predicted = EligibilityReport(
+        model=model,
+        pattern=HARDWARE_PATTERN,
+        engine=NO_ENGINE,
+        gpu=None,
+        verdicts=rows,
+        summary=summarize(rows, 0),
+    )
+    # the engine's other layers are no surprise where there is no model they could belong to
+    return replace(join_report(predicted, evidence), unmatched_engine_layers=())
+
+
+def _names(build: Build | None, engine: tuple[EngineLayer, ...]) -> Iterator[tuple[str, str]]:
+    """Names of the rows, each layer once, with what tells its kind."""
+    lines = build.sparsity_lines if build is not None else ()
+    listed = dict.fromkeys(chain.from_iterable(line.constituents or () for line in lines))
+    seen: set[str] = set()
+    for name in listed:
+        if seen.isdisjoint(parts := _parts(name)):
+            yield name, name
+        seen.update(parts)
+    others = [
+        (x.name, f"{x.parameter_type or ''} {x.layer_type or ''} {x.kernel or ''}") for x in engine
+    ]
+    if build is not None and not engine:
+        others += [(x.name, " ".join(x.runners)) for x in build.layers]
+    for name, kind in others:
+        parts = _parts(name)
+        is_product = _PRODUCT.search(kind) is not None and not _COPIES.match(name)
+        if is_product and seen.isdisjoint(parts):
+            yield name, f"{kind} {name}"
+            seen.update(parts)
+
+
+def _kinds(build: Build | None, engine: tuple[EngineLayer, ...]) -> Mapping[str, str]:
+    """What type, runners and kernels tell of the kind of each layer that a name is made of."""
+    found: dict[str, str] = defaultdict(str)
+    tuned = build.layers if build is not None else ()
+    said = [(x.name, f"{x.parameter_type or ''} {x.layer_type or ''}") for x in engine]
+    for name, kind in (*said, *((x.name, " ".join(x.runners)) for x in tuned)):
+        parts = _parts(name)
+        if sum(_PRODUCT.search(part) is not None for part in parts) <= 1:
+            found.update(dict.fromkeys(parts, kind))
+    return found
+
+
+_NO_NAMES = KnownNames.of(())
+
+
+def _parts(name: str) -> set[str]:
+    """What a name is made of, to tell that two names are of one layer."""
+    plain = PROFILE.sub("", name)
+    return {re.sub(r"_myl\d+_\d+$", "", part.text) for part in split_name(plain, _NO_NAMES)}
+
+
+def _from_log_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
+    op = next((op for pattern, op in _KINDS if pattern.search(kind)), _UNKNOWN_OP)
+    groups = (layer.groups if layer is not None else None) or 1
+    if groups > 1:
+        said, remedy, verdict = (
+            _grouped(groups),
+            LEAVE_GROUPED_ENGINE.text,
+            VerdictName.NOT_ELIGIBLE,
+        )
+    else:
+        said, remedy, verdict = _NO_MODEL, None, VerdictName.UNKNOWN
+    out = layer.out_maps if layer is not None else None
+    return Verdict(
+        layer=name,
+        node=name,
+        op=op,
+        engine_layer=None,
+        shape=(),
+        axis=None,
+        groups=groups,
+        in_channels=0,
+        out_channels=out or 0,
+        kernel=(layer.kernel_shape if layer is not None else None) or (),
+        dtype=(layer.weights_type if layer is not None else None) or "unknown",
+        pattern_holds=None,
+        verdict=verdict,
+        evidence=None if verdict is VerdictName.UNKNOWN else Evidence.PREDICTED,
+        predicted=verdict,
+        reasons=(said,),
+        remedy=remedy,
+        required=False if groups > 1 else None,
+    )
+
+
+def _grouped(groups: int) -> Reason:
+    """The rule about groups, from what layer information states of the convolution."""
+    row = REASONS[ReasonCode.GROUPED_CONV]
+    return row.finding(Remark(message=groups_in_words(groups, 0))).reason

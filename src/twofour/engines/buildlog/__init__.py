@@ -1,1 +1,0 @@
-"""Build logs, layer information and profiles of TensorRT: text in, records out."""

@@ -1,0 +1,228 @@
+"""ONNX Runtime as a TimedModel: on the CPU, CUDA or TensorRT, or with an INT8 file on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from twofour.engines.gpu import find_gpu
+from twofour.engines.inputs import fit_inputs
+from twofour.engines.onnxruntime.engine import node_times, without_first_run
+from twofour.engines.onnxruntime.modes import ENGINE, QUIET_AFTER_RUN, provider_setup
+from twofour.engines.onnxruntime.providers import ProviderSetup, nodes_by_provider, open_on
+from twofour.engines.onnxruntime.session import (
+    LEVELS,
+    TIMING,
+    OrtSession,
+    errors_named,
+    to_ort_value,
+)
+from twofour.engines.protocol import Arrays, Untyped
+from twofour.engines.tensorrt.timed import DeviceMemory
+from twofour.engines.timed_protocol import OpenOptions
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.records.build import LayerTime
+from twofour.records.export import TensorShape
+from twofour.records.latency import VariantSettings
+
+BOUND = "one run with inputs and outputs bound on the GPU, synchronized, timed on the host"
+
+
+def open_onnxruntime(
+    model: Path, mode: str, options: OpenOptions, *, precision: str
+) -> OrtTimedModel:
+    """Load the ONNX file in one of `MODES`; `int8` takes a file that is quantized already.
+
+    Raises BadInputError for another mode or a missing file, MissingToolError with ONNX Runtime's
+    reason where the mode's provider was left out, and BuildFailedError where it takes no node of
+    the model or refuses it.
+    """
+    setup = provider_setup(mode, precision, options.shapes)
+    memory = DeviceMemory.watch() if setup.on_gpu else None
+    opener = functools.partial(open_on, setup)
+    loaded = OrtSession(model, threads=options.threads, level=options.level, opener=opener)
+    return OrtTimedModel(loaded, setup, _settings(loaded, setup, mode, options, precision), memory)
+
+
+class OrtTimedModel:
+    """Meets TimedModel; made by `open_onnxruntime`."""
+
+    def __init__(
+        self,
+        loaded: OrtSession,
+        setup: ProviderSetup,
+        settings: VariantSettings,
+        memory: DeviceMemory | None,
+    ) -> None:
+        self._loaded = loaded
+        self._setup = setup
+        self._memory = memory
+        self._settings = settings
+        self._feed: dict[str, npt.NDArray[Any]] = {}
+        self._run: Callable[[], object] | None = None
+
+    @property
+    def settings(self) -> VariantSettings:
+        """`options` says how the session was opened."""
+        return self._settings
+
+    @property
+    def inputs(self) -> tuple[TensorShape, ...]:
+        """The model's inputs."""
+        return self._loaded.inputs
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Of the ONNX file and its external data; None where they cannot be read as ONNX."""
+        return _size_bytes(self._loaded.model)
+
+    def prepare(self, inputs: Arrays) -> None:
+        """Keep the inputs, on the GPU bound to its memory, and run once."""
+        self._feed = fit_inputs(inputs, self._loaded.inputs)
+        with errors_named(f"ONNX Runtime cannot take the inputs of {self._loaded.model}"):
+            self._run = self._bound() if self._setup.on_gpu else self._plain()
+        self.run_ms()
+
+    def run_ms(self) -> float:
+        """Host clock around one run; `settings.timing` says what that spans."""
+        run = self._run
+        assert run is not None, "prepare comes first"
+        with errors_named(f"ONNX Runtime failed while running {self._loaded.model}"):
+            started = time.perf_counter()
+            run()
+            finished = time.perf_counter()
+        return (finished - started) * 1e3
+
+    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """Every output by name; the prepared inputs stay prepared."""
+        return self._loaded.outputs(inputs)
+
+    def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
+        """Mean times of the nodes of ONNX Runtime's own, fused graph, from a second session.
+
+        () on a GPU, where ONNX Runtime times the launch of a node and not its work.
+        """
+        if self._setup.on_gpu:
+            return ()
+        opener = functools.partial(open_on, self._setup)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            OrtSession(
+                self._loaded.model,
+                threads=self._loaded.threads,
+                level=self._loaded.level,
+                profile_prefix=Path(folder, "ort"),
+                opener=opener,
+            ) as session,
+        ):
+            for _ in range(iterations + 1):
+                session.outputs(self._feed)
+            events = session.end_profiling().read_text(encoding="utf-8")
+        return node_times(without_first_run(events), iterations)
+
+    def peak_device_memory_bytes(self) -> int | None:
+        """As `DeviceMemory` measures it; None on a CPU and without a CUDA runtime library."""
+        return None if self._memory is None else self._memory.peak_bytes()
+
+    def close(self) -> None:
+        """Free the session and what is bound."""
+        self._run = None
+        self._loaded.close()
+
+    def _bound(self) -> Callable[[], object]:
+        binding = bind_on(self._loaded, self._feed, "cuda")
+        return functools.partial(run_bound, self._loaded.session, binding)
+
+    def _plain(self) -> Callable[[], object]:
+        session, names = self._loaded.session, [t.name for t in self._loaded.output_shapes]
+        if not self._loaded.needs_values:
+            return functools.partial(session.run, names, self._feed)
+        values = {name: to_ort_value(array) for name, array in self._feed.items()}
+        return functools.partial(session.run_with_ort_values, names, values)
+
+
+def bind_on(loaded: OrtSession, feed: Arrays, device: str) -> Untyped:
+    """A binding with the inputs copied to `device`, and outputs that stay there.
+
+    ONNX Runtime takes the outputs' buffers from the first run for the next ones. Raises
+    BadInputError for bfloat16 and float8 inputs, which numpy cannot hand over.
+    """
+    import onnxruntime as ort
+
+    binding = loaded.session.io_binding()
+    for name, array in feed.items():
+        if array.dtype.kind == "V":
+            raise BadInputError(
+                f"input {name!r} is {array.dtype.name}, which cannot be put on the GPU from numpy",
+                hint="export with float32 inputs, as twofour does in every precision",
+            )
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array, device, 0))
+    for tensor in loaded.output_shapes:
+        binding.bind_output(tensor.name, device)
+    binding.synchronize_inputs()
+    return binding
+
+
+def run_bound(session: Untyped, binding: Untyped) -> None:
+    """One run that is over when this returns."""
+    session.run_with_iobinding(binding)
+    binding.synchronize_outputs()
+
+
+def _settings(
+    loaded: OrtSession, setup: ProviderSetup, mode: str, options: OpenOptions, precision: str
+) -> VariantSettings:
+    import onnxruntime as ort
+
+    gpu = find_gpu() if setup.on_gpu else None
+    sparse = {"tensorrt": False, "tensorrt-sparse": True}
+    return VariantSettings(
+        engine=ENGINE,
+        mode=mode,
+        version=str(ort.__version__),
+        device=gpu.name if gpu else "CPU",
+        model=str(loaded.model),
+        weights=options.weights,
+        precision=precision,
+        sparse_kernels=sparse.get(mode),
+        threads=None if setup.on_gpu else loaded.threads,
+        timing=BOUND if setup.on_gpu else TIMING,
+        options=(*_option_words(setup, loaded.level), *nodes_left(loaded, setup)),
+    )
+
+
+def _option_words(setup: ProviderSetup, level: str) -> tuple[str, ...]:
+    options = {**QUIET_AFTER_RUN, **setup.providers[0][1]}
+    if level != LEVELS[0]:
+        options["graph_optimization_level"] = level
+    return tuple(f"{name}={value}" for name, value in options.items())
+
+
+def nodes_left(loaded: OrtSession, setup: ProviderSetup) -> tuple[str, ...]:
+    """Nodes that the wanted provider left to others; raises BuildFailedError where it took none."""
+    counts = nodes_by_provider(loaded.session) if setup.on_gpu else None
+    if not counts:
+        return ()
+    if not counts.pop(setup.wanted, 0):
+        raise BuildFailedError(
+            f"{setup.wanted} runs no node of {loaded.model}: all are left to "
+            f"{', '.join(sorted(counts))}"
+        )
+    return tuple(f"nodes on {name}={count}" for name, count in sorted(counts.items()))
+
+
+def _size_bytes(model: Path) -> int | None:
+    from twofour.graph.files import external_data, external_tensors, parse_model
+
+    try:
+        graph = parse_model(model)
+        files = {external_data(tensor, model).file for tensor in external_tensors(graph)}
+        return sum(file.stat().st_size for file in (model, *files))
+    except (BadInputError, OSError):
+        return None

@@ -1,0 +1,310 @@
+"""Building a TensorRT engine: network, profiles and progress."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from twofour.engines.inputs import ANONYMOUS, profiles_for, shapes_of
+from twofour.engines.protocol import BuildRequest, ProgressCallback, Untyped
+from twofour.engines.tensorrt.log import MessageLog, build_failed, failures_named, trt_logger
+from twofour.engines.tensorrt.precision import never_weakly_typed, precisions_of
+from twofour.engines.trtexec import opset_advice
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.records.export import TensorShape
+from twofour.records.options import AllowedType, ShapeProfile
+from twofour.store import atomic_file
+
+TOTAL = 1000
+"""Progress of a build is told in thousandths."""
+
+
+@dataclass(slots=True)
+class _Phase:
+    steps: int
+    parent: str | None
+    done: int = 0
+    children: set[str] = field(default_factory=set)
+
+
+class PhaseTree:
+    """The phases that are active now; phases nest, and a name is unique only while it is active."""
+
+    def __init__(self, report: ProgressCallback) -> None:
+        self._report = report
+        self._active: dict[str, _Phase] = {}
+        self._highest = 0
+        self._lock = threading.Lock()
+
+    def start(self, name: str, parent: str | None, steps: int) -> None:
+        """A phase of `steps` steps begins, inside `parent` where there is one."""
+        with self._lock:
+            if parent in self._active:
+                self._active[parent].children.add(name)
+            else:
+                self._highest = 0  # a new outermost phase counts from the start
+            self._active[name] = _Phase(steps=max(steps, 1), parent=parent)
+            self._tell(name)
+
+    def step(self, name: str, step: int) -> None:
+        """Step `step` (from 0) of a phase is done."""
+        with self._lock:
+            if name in self._active:
+                self._active[name].done = step + 1
+                self._tell(name)
+
+    def finish(self, name: str) -> None:
+        """A phase ends, which it may do before all its steps are done."""
+        with self._lock:
+            phase = self._active.get(name)
+            if phase is None:
+                return
+            phase.done = phase.steps
+            self._tell(name)
+            del self._active[name]
+            if phase.parent in self._active:
+                self._active[phase.parent].children.discard(name)
+
+    def _tell(self, name: str) -> None:
+        outermost = name
+        while (parent := self._active[outermost].parent) in self._active:
+            assert parent is not None
+            outermost = parent
+        self._highest = max(self._highest, int(self._fraction(outermost) * TOTAL))
+        self._report(name, self._highest, TOTAL)
+
+    def _fraction(self, name: str) -> float:
+        phase = self._active[name]
+        inner = sum(self._fraction(child) for child in phase.children if child in self._active)
+        return min(1.0, (phase.done + min(inner, 1.0)) / phase.steps)
+
+
+def progress_monitor(trt: ModuleType, report: ProgressCallback, log: MessageLog) -> Untyped | None:
+    """A trt.IProgressMonitor that reports; None where TensorRT has none (before 10.0).
+
+    The caller keeps the reference for the whole build. An exception of `report` does not cancel the
+    build; Ctrl-C does, at the next step (a step that returns False is TensorRT's way to cancel).
+    """
+    if not hasattr(trt, "IProgressMonitor"):
+        return None
+    tree = PhaseTree(report)
+
+    def guarded(method: Callable[..., None], *arguments: str | int | None) -> None:
+        try:
+            method(*arguments)
+        except KeyboardInterrupt:
+            log.interrupted = True
+        except Exception as error:  # noqa: BLE001  # C++ calls this: an exception ends the build
+            log.headline(f"progress could not be shown: {error!r}")
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]  # no types
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            guarded(tree.start, phase_name, parent_phase, num_steps)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            guarded(tree.step, phase_name, step)
+            return not log.interrupted
+
+        def phase_finish(self, phase_name: str) -> None:
+            guarded(tree.finish, phase_name)
+
+    return Monitor()
+
+
+_ERRORS_SHOWN = 3
+
+
+def build_plan(
+    trt: ModuleType, request: BuildRequest, report: ProgressCallback, log: MessageLog
+) -> tuple[ShapeProfile, ...]:
+    """Build `<variant>.plan`, written whole or not at all; gives the optimization profiles it has.
+
+    Raises BuildFailedError with the parser's or the builder's own errors.
+    """
+    from polygraphy.backend.trt import EngineBytesFromNetwork
+
+    with failures_named(f"TensorRT cannot build {request.onnx}", log):
+        check_allowed(trt, request.options.allow, request.onnx)
+        weakly = bool(request.options.allow)
+        builder, network = create_network(trt, log, weakly_typed=weakly)
+        parser = parse(trt, network, request.onnx, log)
+        profiles = profiles_for(
+            request.options.shapes, network_inputs(network), shapes_of(request.inputs)
+        )
+        monitor = progress_monitor(trt, report, log)  # must outlive the build
+        report("building", 0, None)
+        config = create_config(trt, (builder, network), request, profiles, monitor)
+        if config.num_optimization_profiles != 1:
+            raise build_failed(
+                f"TensorRT refuses the shapes of {request.onnx}", log, _words(profiles)
+            )
+        with tempfile.TemporaryFile() as cache:
+            plan = EngineBytesFromNetwork(
+                (builder, network, parser), config=config, save_timing_cache=cache
+            )()
+            _keep_timing_cache(cache, request.timing_cache)
+    with atomic_file(request.file(".plan")) as temporary, temporary.open("wb") as file:
+        file.write(plan)
+    return profiles
+
+
+def create_network(
+    trt: ModuleType, log: MessageLog, *, weakly_typed: bool = False
+) -> tuple[Any, Any]:
+    """A builder and an empty network, strongly typed where TensorRT knows that (10 and 11)."""
+    from polygraphy.backend.trt import CreateNetwork
+
+    strongly = is_strongly_typed(trt) and not weakly_typed
+    builder, network = CreateNetwork(strongly_typed=strongly)()
+    if not trt.init_libnvinfer_plugins(trt_logger(trt), ""):
+        log.headline("TensorRT's plugin library could not be initialised")
+    return builder, network
+
+
+def is_strongly_typed(trt: ModuleType) -> bool:
+    """Whether networks take their types from the graph alone, which 8.6 cannot."""
+    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+
+def parse(trt: ModuleType, network: Untyped, onnx: Path, log: MessageLog) -> Untyped:
+    """Fill the network from the ONNX file (external data beside it); gives the parser to keep."""
+    parser = trt.OnnxParser(network, trt_logger(trt))
+    if parser.parse_from_file(str(onnx)) and not parser.num_errors:
+        return parser
+    errors = [_parser_error(parser.get_error(index)) for index in range(parser.num_errors)]
+    reason = "; ".join(errors[:_ERRORS_SHOWN]) or log.why("the parser gives no reason")
+    raise BuildFailedError(f"TensorRT cannot parse {onnx}: {reason}", hint=_opset_hint(trt, onnx))
+
+
+def _opset_hint(trt: ModuleType, onnx: Path) -> str | None:
+    from twofour.graph.files import parse_model
+
+    if is_strongly_typed(trt):
+        return None
+    imports = parse_model(onnx).opset_import
+    newest = max((o.version for o in imports if not o.domain), default=0)
+    return opset_advice(trt.__version__, newest)
+
+
+def _parser_error(error: Untyped) -> str:
+    text = str(error.desc()).strip()
+    if not hasattr(error, "node_name"):  # 8.6 knows only the node's index
+        return f"node {error.node()}: {text}"
+    name = error.node_name()  # empty where the file as a whole is at fault
+    return f"node {name!r} ({error.node_operator()}): {text}" if name else text
+
+
+def network_inputs(network: Untyped) -> tuple[TensorShape, ...]:
+    """The network's inputs; a dynamic dimension, -1 in TensorRT, is "?"."""
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    return tuple(
+        TensorShape(
+            name=tensor.name,
+            dtype=str(tensor.dtype).rsplit(".", maxsplit=1)[-1].lower(),
+            shape=tuple(ANONYMOUS if dim < 0 else int(dim) for dim in tensor.shape),
+        )
+        for tensor in tensors
+    )
+
+
+def create_config(
+    trt: ModuleType,
+    target: tuple[Any, Any],
+    request: BuildRequest,
+    profiles: tuple[ShapeProfile, ...],
+    monitor: Untyped | None,
+) -> Untyped:
+    """The builder configuration for `target`, a builder and its network.
+
+    Both variants differ in SPARSE_WEIGHTS alone. TF32 is said outright because Polygraphy clears it
+    by default, and verbosity is DETAILED because the kernel of a layer shows only there.
+    """
+    from polygraphy.backend.trt import CreateConfig, Profile
+
+    profile = Profile()
+    for shapes in profiles:
+        profile.add(shapes.input, min=shapes.min, opt=shapes.opt, max=shapes.max)
+    workspace = request.options.workspace_bytes
+    with _timing_cache(request.timing_cache) as cache:
+        create = CreateConfig(
+            tf32=request.options.tf32,
+            **weak_typing_flags(trt, request),
+            profiles=[profile],
+            sparse_weights=request.sparse_weights,
+            profiling_verbosity=trt.ProfilingVerbosity.DETAILED,
+            memory_pool_limits=workspace and {trt.MemoryPoolType.WORKSPACE: workspace},
+            builder_optimization_level=request.options.optimization_level,
+            load_timing_cache=cache,
+            progress_monitor=monitor,
+        )
+        return create(*target)
+
+
+def check_allowed(trt: ModuleType, allow: Sequence[AllowedType], onnx: Path) -> None:
+    """Raise BadInputError for types that this TensorRT cannot be allowed, or not for this file."""
+    for allowed in allow:
+        if is_strongly_typed(trt) and not hasattr(trt.BuilderFlag, "FP16"):
+            raise never_weakly_typed(trt.__version__, allowed)
+        if not hasattr(trt.BuilderFlag, allowed.name):
+            raise BadInputError(
+                f"TensorRT {trt.__version__} has no {allowed.name}",
+                hint="use --fp16, or TensorRT 10",
+            )
+    if AllowedType.INT8 in allow and not precisions_of(onnx).int8:
+        raise BadInputError(
+            f"--int8: {onnx} has no Q/DQ nodes, and TensorRT needs the ranges of its tensors",
+            hint="quantise the file first (onnxruntime.quantization, NVIDIA ModelOpt), or use "
+            "--fp16",
+        )
+
+
+def weak_typing_flags(trt: ModuleType, request: BuildRequest) -> dict[str, bool]:
+    """Precision flags of CreateConfig: none for a strongly typed network, where they are errors.
+
+    A weakly typed builder takes the graph's types for a suggestion and runs float32 without these.
+    Raises BuildFailedError for bfloat16 on a TensorRT that has none.
+    """
+    onnx, allow = request.onnx, request.options.allow
+    if is_strongly_typed(trt) and not allow:
+        return {}
+    found = precisions_of(onnx)
+    if found.bfloat16 and not hasattr(trt.BuilderFlag, "BF16"):
+        raise BuildFailedError(
+            f"TensorRT {trt.__version__} has no bfloat16, and {onnx} uses it",
+            hint="export with --precision float16, or use TensorRT 10 or newer",
+        )
+    return {
+        "fp16": found.float16 or AllowedType.FP16 in allow,
+        "int8": found.int8 or AllowedType.INT8 in allow,
+        "bf16": found.bfloat16 or AllowedType.BF16 in allow,
+    }
+
+
+def _timing_cache(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
+    """The cache's open file where there is one: for a path, Polygraphy leaves a lock beside it."""
+    if path is None or not path.is_file():
+        return contextlib.nullcontext()
+    return path.open("rb")
+
+
+def _keep_timing_cache(cache: Untyped, path: Path | None) -> None:
+    cache.seek(0)
+    content = cache.read()
+    if path is None or not content:
+        return
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def _words(profiles: tuple[ShapeProfile, ...]) -> str:
+    return "; ".join(f"{p.input} min {p.min} opt {p.opt} max {p.max}" for p in profiles) or "none"

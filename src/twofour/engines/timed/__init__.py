@@ -1,1 +1,0 @@
-"""Loaded models that can be run and timed, one module per engine, for `twofour compare`."""

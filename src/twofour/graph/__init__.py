@@ -1,0 +1,1 @@
+"""An ONNX file, read once: scopes, traces, layers and their weights."""

@@ -1,0 +1,368 @@
+"""An ONNX file: opened once, checked, its tensors read one at a time."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs here
+
+from twofour.errors import BadInputError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DTYPES = {
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    8: "string",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+    12: "uint32",
+    13: "uint64",
+    14: "complex64",
+    15: "complex128",
+    16: "bfloat16",
+    17: "float8_e4m3fn",
+    18: "float8_e4m3fnuz",
+    19: "float8_e5m2",
+    20: "float8_e5m2fnuz",
+    21: "uint4",
+    22: "int4",
+    23: "float4_e2m1fn",
+    24: "float8_e8m0fnu",
+    25: "uint2",
+    26: "int2",
+}
+"""TensorProto.DataType -> numpy's name (the packed types have none that numpy could read)."""
+
+_PACKED_BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}
+_TYPED_FIELDS = {
+    "float32": "float_data",
+    "float64": "double_data",
+    "int64": "int64_data",
+    "uint32": "uint64_data",
+    "uint64": "uint64_data",
+}
+_LARGEST_RANK = 32
+
+
+def dtype_name(tensor: onnx.TensorProto) -> str:
+    """Numpy's name of the stored type; raises BadInputError for a type ONNX does not have."""
+    try:
+        return DTYPES[tensor.data_type]
+    except KeyError:
+        raise BadInputError(
+            f"tensor {tensor.name!r} has the unknown data type {tensor.data_type}"
+        ) from None
+
+
+def shape_of(tensor: onnx.TensorProto) -> tuple[int, ...]:
+    """Shape as stored; raises BadInputError for a negative dimension or an absurd rank."""
+    if len(tensor.dims) > _LARGEST_RANK or any(dim < 0 for dim in tensor.dims):
+        raise BadInputError(
+            f"tensor {tensor.name!r} has no possible shape: {list(tensor.dims[:8])}"
+        )
+    return tuple(tensor.dims)
+
+
+def size_bytes(tensor: onnx.TensorProto) -> int:
+    """Bytes that shape and type demand (packed types rounded up to whole bytes)."""
+    name = dtype_name(tensor)
+    if name == "string":
+        raise BadInputError(f"tensor {tensor.name!r} holds strings, which have no fixed size")
+    count = prod(shape_of(tensor))
+    if name in _PACKED_BITS:
+        return -(-count * _PACKED_BITS[name] // 8)
+    return count * numpy_dtype(name).itemsize
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy type of that name; bfloat16 and float8 come from ml_dtypes."""
+    import ml_dtypes  # noqa: F401 - registers its types with numpy
+
+    return np.dtype(name)
+
+
+def is_groupable(name: str) -> bool:
+    """Whether single weights of the type can be judged and zeroed (float8_e8m0fnu has no 0)."""
+    return is_readable(name) and not name.startswith(("bool", "complex", "float8_e8m0fnu"))
+
+
+def is_readable(name: str) -> bool:
+    """Whether the type is one that numpy holds element by element (not strings, not packed)."""
+    return name != "string" and name not in _PACKED_BITS
+
+
+def typed_content(tensor: onnx.TensorProto) -> Array:
+    """The bytes of a tensor that holds its values in float_data, int32_data and the like."""
+    name = dtype_name(tensor)
+    values = np.array(getattr(tensor, _TYPED_FIELDS.get(name, "int32_data")))
+    if name in _TYPED_FIELDS:
+        return np.ascontiguousarray(values.astype(name)).view(np.uint8)
+    # int32_data holds small integers as they are, and 16- and 8-bit floats as bit patterns
+    bits = np.dtype(f"u{numpy_dtype(name).itemsize}")
+    return values.astype(np.int64).astype(bits).view(np.uint8)
+
+
+def write_tensor(tensor: onnx.TensorProto, values: Array) -> None:
+    """Replace the values that are stored in the model itself, keeping name, shape and type."""
+    for name in {*_TYPED_FIELDS.values(), "int32_data"}:
+        tensor.ClearField(name)
+    tensor.raw_data = values.tobytes()
+
+
+_PROTOBUF_LIMIT_BYTES = 2**31 - 1
+_REEXPORT = "the file is damaged or is no ONNX model: export or copy it again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalData:
+    """Where the bytes of one external tensor lie; checked against the file that is there."""
+
+    location: str
+    """As it stands in the model, relative to the model's folder."""
+    file: Path
+    """Resolved."""
+    offset: int
+    size_bytes: int
+
+
+def parse_model(path: Path) -> onnx.ModelProto:
+    """Parse the graph alone; raises BadInputError for what is no ONNX model."""
+    model = onnx.ModelProto()
+    try:
+        _parse_into(model, path)
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise BadInputError(f"{path} is not an ONNX model: {error}", hint=_REEXPORT) from error
+    if not model.HasField("graph") or model.ir_version < 1:
+        raise BadInputError(
+            f"{path} is not an ONNX model: it has no graph or no IR version", hint=_REEXPORT
+        )
+    if not all(isinstance(text, str) for text in _texts(model)):
+        raise BadInputError(f"{path}: a name in the graph is not UTF-8 text", hint=_REEXPORT)
+    return model
+
+
+def load_external(model: onnx.ModelProto, path: Path) -> None:
+    """Read every external tensor of the model into it, as raw_data."""
+    for tensor in external_tensors(model):
+        tensor.raw_data = _read_region(external_data(tensor, path))
+        tensor.ClearField("data_location")
+        del tensor.external_data[:]
+
+
+def verify_external(model: onnx.ModelProto, path: Path) -> None:
+    """Raise BadInputError unless all external data is there, in full, in the model's folder."""
+    for tensor in external_tensors(model):
+        external_data(tensor, path)
+
+
+def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor whose data lies outside the model's file, wherever it is used."""
+    return (t for t in tensors(model) if t.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of the model: initializers and attributes, in subgraphs and functions too."""
+    for graph in graphs(model):
+        if isinstance(graph, onnx.GraphProto):
+            yield from graph.initializer
+            for sparse in graph.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for node in graph.node:
+            for attribute in node.attribute:
+                yield from _attribute_tensors(attribute)
+
+
+def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """The main graph first, then every subgraph, function and training graph."""
+    waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+    for info in model.training_info:
+        waiting += [info.initialization, info.algorithm]
+    return with_subgraphs(waiting)
+
+
+def with_subgraphs(
+    found: Iterable[onnx.GraphProto | onnx.FunctionProto],
+) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """The graphs and, after them, every graph that lies in a node of them."""
+    waiting = [*found]
+    for graph in waiting:
+        yield graph
+        waiting += [inner for node in graph.node for _, inner in subgraphs(node)]
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """Name and graph of each graph attribute (the branches of If, the bodies of Loop and Scan)."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.name, attribute.g
+        for number, graph in enumerate(attribute.graphs):
+            yield f"{attribute.name}{number}", graph
+
+
+def read_tensor(tensor: onnx.TensorProto, path: Path | None) -> Array:
+    """A writable copy of the values; `path` is the model's file, needed for external data only.
+
+    Raises BadInputError where the data is missing or does not fit shape and type.
+    """
+    dtype = numpy_dtype(dtype_name(tensor))
+    data = _content(tensor, path)
+    if data.nbytes != size_bytes(tensor):
+        raise BadInputError(
+            f"tensor {tensor.name!r} of shape {list(tensor.dims)} and type {dtype} needs"
+            f" {size_bytes(tensor)} bytes, the file holds {data.nbytes}",
+            hint=_REEXPORT,
+        )
+    return data.view(dtype).reshape(shape_of(tensor))
+
+
+def map_tensor(tensor: onnx.TensorProto, path: Path) -> Array:
+    """The values, to be looked at only: external data is mapped, so reading takes no memory."""
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return read_tensor(tensor, path)
+    place = external_data(tensor, path)
+    dtype = numpy_dtype(dtype_name(tensor))
+    return map_region(place.file, place.offset, dtype, shape_of(tensor))
+
+
+def map_region(file: Path, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Part of a file as a read-only array; the caller has checked that the file is long enough."""
+    if not prod(shape):  # an empty region cannot be mapped
+        return np.empty(shape, dtype)
+    return np.memmap(file, dtype, "r", offset, shape)
+
+
+def external_data(tensor: onnx.TensorProto, path: Path) -> ExternalData:
+    """Where the tensor's bytes lie; raises BadInputError unless they are all there, in the folder.
+
+    A link is followed as long as it stays in the folder of the model, or of what the model's own
+    path links to (the cache of the Hugging Face hub links both to one folder).
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location, where = entries.get("location", ""), f"{path}: external data of {tensor.name!r}"
+    file = _resolve(location, path, where)
+    offset = _number(entries.get("offset", "0"), where)
+    size = size_bytes(tensor)
+    length = _number(entries.get("length", str(size)), where)
+    if length != size:
+        raise BadInputError(
+            f"{where}: {length} bytes are given, shape {list(tensor.dims)} needs {size}",
+            hint=_REEXPORT,
+        )
+    there = file.stat().st_size
+    if offset + size > there:
+        raise BadInputError(
+            f"{where} ends at byte {offset + size}, but {file} has only {there}",
+            hint="the data file is truncated or belongs to another model: copy it again",
+        )
+    return ExternalData(location=location, file=file, offset=offset, size_bytes=size)
+
+
+def _resolve(location: str, path: Path, where: str) -> Path:
+    unsafe = BadInputError(
+        f"{where} points outside the model's folder: {location!r}",
+        hint="put the data file beside the model and save the model with a relative location",
+    )
+    windows, posix = PureWindowsPath(location), PurePosixPath(location)
+    if windows.is_absolute() or windows.drive or posix.is_absolute() or ".." in windows.parts:
+        raise unsafe
+    missing = BadInputError(
+        f"{where} is not there: {path.parent / location}",
+        hint="copy the model's data file beside the model, under the name it has there",
+    )
+    try:
+        file = (path.parent / location).resolve(strict=True)
+        folders = {path.parent.resolve(), path.resolve().parent}
+    except (OSError, RuntimeError, ValueError) as error:
+        raise missing from error
+    if not file.is_file():
+        raise missing
+    if not folders & {*file.parents}:
+        raise unsafe
+    return file
+
+
+def _number(text: str, where: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise BadInputError(f"{where} has no number where one belongs: {text[:40]!r}")
+    return int(text)
+
+
+def _content(tensor: onnx.TensorProto, path: Path | None) -> Array:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        if path is None:
+            raise BadInputError(
+                f"the data of {tensor.name!r} lies outside the model, and its folder is not known"
+            )
+        place = external_data(tensor, path)
+        return np.fromfile(place.file, np.uint8, place.size_bytes, offset=place.offset)
+    if tensor.HasField("raw_data"):
+        return np.frombuffer(bytearray(tensor.raw_data), np.uint8)
+    return typed_content(tensor)
+
+
+def _read_region(place: ExternalData) -> bytes:
+    with place.file.open("rb") as file:
+        file.seek(place.offset)
+        return file.read(place.size_bytes)
+
+
+def _parse_into(model: onnx.ModelProto, path: Path) -> None:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size == 0:
+            raise BadInputError(f"{path} is empty", hint=_REEXPORT)
+        if size > _PROTOBUF_LIMIT_BYTES:
+            raise BadInputError(
+                f"{path} is no ONNX model: {size} bytes, protobuf ends at 2 GiB",
+                hint="save the model with its weights as external data",
+            )
+        with (
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as view,
+        ):
+            model.ParseFromString(view)
+
+
+def _texts(model: onnx.ModelProto) -> Iterator[object]:
+    """Every name that is looked at; protobuf gives bytes where a string field holds no UTF-8."""
+    yield from (imported.domain for imported in model.opset_import)
+    for graph in graphs(model):
+        for node in graph.node:
+            yield from (node.name, node.op_type, node.domain, node.overload)
+            yield from (*node.input, *node.output)
+            yield from (attribute.name for attribute in node.attribute)
+        if isinstance(graph, onnx.GraphProto):
+            for value in (*graph.input, *graph.output, *graph.value_info):
+                yield value.name
+                yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+        else:
+            yield from (graph.name, graph.domain, graph.overload, *graph.input, *graph.output)
+    for tensor in tensors(model):
+        yield tensor.name
+        for entry in tensor.external_data:
+            yield from (entry.key, entry.value)
+
+
+def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+    for sparse in (*attribute.sparse_tensors, attribute.sparse_tensor):
+        yield from (sparse.values, sparse.indices)

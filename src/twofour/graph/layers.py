@@ -1,0 +1,319 @@
+"""One node that multiplies by a constant, as a layer: its axis, groups, channels and kernel."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from math import prod
+
+import onnx
+
+from twofour.errors import BadInputError
+from twofour.graph.files import dtype_name, is_groupable, shape_of
+from twofour.graph.precision import math_dtype, zero_point_reason
+from twofour.graph.scope import Node, Scope, attribute, integer, is_standard, tensor_shape
+from twofour.graph.trace import STACK, Landing, Trace, crossing, land, shapes, trace
+from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
+
+_TERM = re.compile(r"[A-Za-z]*(?:\.\.\.)?[A-Za-z]*")
+_DOTS = "..."
+_OPERANDS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EinsumWeight:
+    """How one operand is used: the axis that is summed over, and those that outputs run along."""
+
+    axis: int
+    out_axes: tuple[int, ...]
+    batch_axes: tuple[int, ...]
+    """Shared with the other operand and the output: a stack of weights, as experts are."""
+
+
+def einsum_weight(equation: str, position: int) -> EinsumWeight | None:
+    """The operand at `position` as a weight; None where the equation is no product with one.
+
+    It is one where there are two operands and exactly one letter that both have and the output
+    lacks. No letter may stand twice in an operand (a diagonal) or in one operand alone without
+    being in the output (a sum over it), and the weight has no dots.
+    """
+    terms = _terms(equation)
+    if terms is None:
+        return None
+    weight, other, output = terms[position], terms[1 - position], terms[2]
+    summed = [letter for letter in weight if letter in other and letter not in output]
+    lost = [x for x in (*weight, *other) if x not in output and x not in summed]
+    if len(summed) != 1 or lost or _DOTS in weight:
+        return None
+    if any(len(set(term)) != len(term) for term in (weight, other)):
+        return None
+    return EinsumWeight(
+        axis=weight.index(summed[0]),
+        out_axes=tuple(a for a, x in enumerate(weight) if x not in other),
+        batch_axes=tuple(a for a, x in enumerate(weight) if x in other and x in output),
+    )
+
+
+def _terms(equation: str) -> tuple[tuple[str, ...], ...] | None:
+    """Letters of both operands and of the output, with "..." as one of them."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    given = left.split(",")
+    if len(given) != _OPERANDS or not all(_TERM.fullmatch(term) for term in (*given, right)):
+        return None
+    first, second = map(_letters, given)
+    if arrow:
+        return first, second, _letters(right)
+    every = [*first, *second]
+    once = sorted(x for x in set(every) if every.count(x) == 1 and x != _DOTS)
+    return first, second, (*([_DOTS] if _DOTS in every else []), *once)
+
+
+def _letters(term: str) -> tuple[str, ...]:
+    before, dots, after = term.partition(_DOTS)
+    return (*before, *([_DOTS] if dots else []), *after)
+
+
+_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A node with the weight that was found, and the way to its constant."""
+
+    node: Node
+    weight: Weight
+    found: Trace
+    position: int
+    """Which input of the node is the weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Geometry:
+    """A weight as its node sees it."""
+
+    axis: int | None
+    groups: int
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, ...] = ()
+
+
+def has_weight(node: Node) -> bool:
+    """Whether the op is one that sparse math knows."""
+    return node.proto.op_type in _OPS and is_standard(node.proto)
+
+
+def weight_input(scope: Scope, node: Node) -> int | None:
+    """Which input is the weight; None for a product of two activations, or an Einsum that is none.
+
+    Raises BadInputError for a node that has no second input.
+    """
+    inputs = node.proto.input
+    if node.op == "Einsum":
+        return _einsum_input(scope, node)
+    if len(inputs) < 2 or not (inputs[0] and inputs[1]):
+        raise BadInputError(f"{node.op} node {node.label!r} lacks an input: the model is damaged")
+    if node.op in ("Conv", "ConvTranspose") or scope.is_fixed(inputs[1]):
+        return 1
+    if scope.is_fixed(inputs[0]):
+        return 0
+    if node.op == "Gemm":
+        return 1
+    return next((at for at in (1, 0) if _is_picked(scope, inputs[at])), None)
+
+
+def _einsum_input(scope: Scope, node: Node) -> int | None:
+    """The constant operand of an equation that is a matrix product with it."""
+    inputs = node.proto.input
+    fits = [at for at in (1, 0) if at < len(inputs) and _einsum(node, at) is not None]
+    fixed = [at for at in fits if scope.is_fixed(inputs[at])]
+    return next((at for at in fixed or fits if fixed or _is_picked(scope, inputs[at])), None)
+
+
+def _einsum(node: Node, position: int) -> EinsumWeight | None:
+    equation = attribute(node.proto, "equation")
+    text = "" if equation is None else equation.s.decode(errors="replace")
+    return einsum_weight(text, position)
+
+
+def _is_picked(scope: Scope, name: str) -> bool:
+    """Whether the tensor is a matrix picked at run time from a stack of constant ones."""
+    if scope.is_fixed(name):
+        return False
+    found = trace(scope, name)
+    return found.tensor is not None and len(found.tensor.dims) >= STACK
+
+
+def find_layer(
+    scope: Scope, node: Node, position: int, pattern: Pattern | None, *, quantized: bool
+) -> Layer:
+    """The Weight of a node; `quantized` says whether its output goes to QuantizeLinear."""
+    name = node.proto.input[position]
+    found = trace(scope, name)
+    if found.tensor is not None and found.looked_up is not None:
+        weight = _picked_weight(node, position, found, found.tensor)
+        return Layer(node=node, weight=weight, found=found, position=position)
+    if found.tensor is None:
+        assert found.stopped is not None
+        seen = _geometry(node, position, tensor_shape(scope, name)) or _unknown(node)
+        weight = _describe(node, seen, found, (found.stopped,))
+        return Layer(node=node, weight=weight, found=found, position=position)
+    weight = _constant_weight(node, position, found, pattern)
+    if weight.math_dtype == "int8":
+        weight = replace(weight, output_quantized=quantized)
+    return Layer(node=node, weight=weight, found=found, position=position)
+
+
+def _picked_weight(node: Node, position: int, found: Trace, stored: onnx.TensorProto) -> Weight:
+    """A row without an axis: which part of the stored array is the weight differs from run to run.
+
+    Sizes are those of the stored array where nothing but the pick lies between it and the node.
+    """
+    assert found.looked_up is not None
+    pick = found.looked_up.node
+    seen = _geometry(node, position, shape_of(stored)) if len(found.steps) == 1 else None
+    reason = Reason(
+        code=ReasonCode.PICKED_AT_RUN_TIME,
+        message=f"the weight is picked from {found.constant!r} at run time by"
+        f" {pick.op} node {pick.label!r}",
+    )
+    return _describe(node, replace(seen or _unknown(node), axis=None), found, (reason,))
+
+
+def _constant_weight(node: Node, position: int, found: Trace, pattern: Pattern | None) -> Weight:
+    known = shapes(found)
+    if isinstance(known, Reason):
+        return _describe(node, _unknown(node), found, (known,))
+    seen = _geometry(node, position, known[0])
+    if seen is None:
+        reason = Reason(
+            code=ReasonCode.UNSUPPORTED_OP,
+            message=f"a weight of shape {list(known[0])} does not fit {node.op}",
+        )
+        return _describe(node, _unknown(node), found, (reason,))
+    landing = _landing(node, seen, found, known, pattern)
+    reasons = tuple(
+        reason
+        for reason in (
+            landing if isinstance(landing, Reason) else None,
+            _dtype_reason(found),
+            zero_point_reason(found),
+        )
+        if reason is not None
+    )
+    axis = None if reasons or isinstance(landing, Reason) else landing.axis
+    return _describe(node, replace(seen, axis=axis), found, reasons)
+
+
+def _landing(
+    node: Node,
+    seen: _Geometry,
+    found: Trace,
+    known: tuple[tuple[int, ...], ...],
+    pattern: Pattern | None,
+) -> Landing | Reason:
+    """Where the reduction axis is stored, unless groups of the pattern would be cut there."""
+    assert seen.axis is not None
+    run = None
+    if node.op == "ConvTranspose" and seen.groups > 1 and pattern is not None:
+        # its axis 0 holds the input channels of all groups, one after the other
+        run = seen.in_channels // seen.groups
+        if run % pattern.m:
+            return Reason(
+                code=ReasonCode.AXIS_NOT_MULTIPLE,
+                message=f"each of the {seen.groups} groups has {run} input channels along"
+                f" axis 0, no multiple of {pattern.m}",
+            )
+    landing = land(found, known, Landing(axis=seen.axis, run=run))
+    if isinstance(landing, Reason) or landing.run is None:
+        return landing
+    if pattern is None or landing.run % pattern.m:
+        return crossing(found, landing)
+    return landing
+
+
+def _geometry(node: Node, position: int, shape: tuple[int, ...] | None) -> _Geometry | None:
+    """Axis and channels of a weight of this shape; None where it does not fit the op."""
+    if shape is None:
+        return None
+    if node.op in ("Conv", "ConvTranspose"):
+        return _convolution(node, shape)
+    if node.op == "Einsum":
+        return _einsum_geometry(node, position, shape)
+    if node.op == "Gemm":
+        if len(shape) != 2:
+            return None
+        flipped = bool(integer(node.proto, "transB" if position else "transA", 0))
+        axis = int(flipped) if position else int(not flipped)
+        width, out = shape[axis], shape[1 - axis]
+    else:
+        if not shape:
+            return None
+        axis = max(len(shape) - 2, 0) if position else len(shape) - 1
+        other = shape[-1] if position else shape[-2:][0]
+        width, out = shape[axis], other if len(shape) > 1 else 1
+    return _Geometry(axis=axis, groups=1, in_channels=width, out_channels=out)
+
+
+def _einsum_geometry(node: Node, position: int, shape: tuple[int, ...]) -> _Geometry | None:
+    used = _einsum(node, position)
+    if used is None or len(shape) != 1 + len(used.out_axes) + len(used.batch_axes):
+        return None
+    return _Geometry(
+        axis=used.axis,
+        groups=1,
+        in_channels=shape[used.axis],
+        out_channels=prod(shape[axis] for axis in used.out_axes),
+    )
+
+
+def _convolution(node: Node, shape: tuple[int, ...]) -> _Geometry | None:
+    groups = integer(node.proto, "group", 1)
+    if len(shape) < 2 or groups < 1:
+        return None
+    axis, width, out = 1, shape[1] * groups, shape[0]
+    if node.op == "ConvTranspose":
+        axis, width, out = 0, shape[0], shape[1] * groups
+    return _Geometry(
+        axis=axis, groups=groups, in_channels=width, out_channels=out, kernel=shape[2:]
+    )
+
+
+def _unknown(node: Node) -> _Geometry:
+    """What the attributes alone tell; channels that are not known are 0."""
+    kernel = attribute(node.proto, "kernel_shape")
+    return _Geometry(
+        axis=None,
+        groups=max(1, integer(node.proto, "group", 1)),
+        in_channels=0,
+        out_channels=0,
+        kernel=tuple(kernel.ints) if kernel is not None else (),
+    )
+
+
+def _dtype_reason(found: Trace) -> Reason | None:
+    assert found.tensor is not None
+    stored = dtype_name(found.tensor)
+    if is_groupable(stored):
+        return None
+    return Reason(code=ReasonCode.DTYPE, message=f"weight {found.constant!r} is stored as {stored}")
+
+
+def _describe(node: Node, seen: _Geometry, found: Trace, reasons: tuple[Reason, ...]) -> Weight:
+    known = found.tensor is not None
+    return Weight(
+        layer=node.label,
+        node=node.name,
+        weight=found.constant if known else None,
+        op=node.op,
+        shape=tuple(found.tensor.dims) if found.tensor is not None else (),
+        axis=seen.axis if known else None,
+        groups=seen.groups,
+        in_channels=seen.in_channels,
+        out_channels=seen.out_channels,
+        kernel=seen.kernel,
+        dtype=dtype_name(found.tensor) if found.tensor is not None else "unknown",
+        math_dtype=math_dtype(found),
+        trace=tuple(step.node.op for step in found.steps),
+        reasons=reasons,
+    )

@@ -1,0 +1,316 @@
+"""What a node reads and where it is made, subgraphs and functions of the model included."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from twofour.errors import BadInputError
+from twofour.graph.files import read_tensor, shape_of, subgraphs, with_subgraphs
+
+_STANDARD_DOMAINS = ("", "ai.onnx")
+_RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
+_MOST_INTEGERS = 64
+"""Axes and shapes are shorter; a longer tensor is none, however it is used."""
+_LONGEST_WAY = 1_000
+"""Characters that a subgraph adds to the label of every node in it; the end tells the most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Node:
+    """A node and what to call it; two nodes are the same when they are the same object."""
+
+    proto: onnx.NodeProto
+    name: str
+    """Its name, or op type and index ("Conv:12") where it has none."""
+    label: str
+    """The name, preceded by the way through the subgraphs it lies in ("If:3.then_branch/")."""
+
+    @property
+    def op(self) -> str:
+        """Op type, with its domain unless that is ONNX's own."""
+        domain = self.proto.domain
+        return self.proto.op_type if is_standard(self.proto) else f"{domain}::{self.proto.op_type}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scope:
+    """One graph; names that it does not define are looked up in the graph around it."""
+
+    graph: onnx.GraphProto
+    parent: Scope | None
+    path: Path | None
+    """The model's file, beside which external data lies."""
+    nodes: tuple[Node, ...]
+    constants: dict[str, onnx.TensorProto]
+    """Initializers and the tensors of Constant nodes. An initializer that is a graph input too
+    counts as a constant, as it does for TensorRT's parser."""
+    producers: dict[str, Node]
+    values: dict[str, onnx.ValueInfoProto]
+    """Graph inputs and value_info."""
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    fixed: set[str]
+    """Tensors that depend on constants alone."""
+    users: dict[str, list[Node]]
+    """Nodes of this graph and of its subgraphs that read the tensor."""
+    prefix: str = ""
+    """The way through the graphs around this one, as labels of its nodes begin."""
+
+    def owner(self, name: str) -> Scope | None:
+        """The graph that defines the name, seen from here; None where none does."""
+        scope: Scope | None = self
+        while scope is not None and not scope._defines(name):
+            scope = scope.parent
+        return scope
+
+    def is_fixed(self, name: str) -> bool:
+        """Whether the tensor depends on constants alone."""
+        owner = self.owner(name)
+        return owner is not None and name in owner.fixed
+
+    def _defines(self, name: str) -> bool:
+        return name in self.producers or name in self.fixed or name in self.inputs
+
+
+Place = tuple[Scope, str]
+"""A tensor: the graph that defines it, and its name there."""
+
+
+def scopes(model: onnx.ModelProto, path: Path | None) -> Iterator[Scope]:
+    """The main graph and, after the graph around them, all subgraphs of If, Loop and Scan."""
+    yield from _with_subgraphs(_open(model.graph, None, path, ""))
+
+
+def function_scopes(model: onnx.ModelProto, path: Path | None) -> Iterator[Scope]:
+    """The bodies of the model's own functions, once each, with their subgraphs."""
+    for function in model.functions:
+        body = onnx.GraphProto(name=function.name, node=function.node)
+        body.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
+        body.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
+        prefix = f"{function.domain}::{function.name}/"
+        yield from _with_subgraphs(_open(body, None, path, prefix))
+
+
+def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
+    waiting = [outermost]
+    for scope in waiting:
+        yield scope
+        for node in scope.nodes:
+            for name, graph in subgraphs(node.proto):
+                way = f"{node.label}.{name}/"[-_LONGEST_WAY:]
+                waiting.append(_open(graph, scope, scope.path, way))
+
+
+def is_standard(node: onnx.NodeProto) -> bool:
+    """Whether the op is one of ONNX's own: other domains may mean anything by the same name."""
+    return node.domain in _STANDARD_DOMAINS
+
+
+def attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto | None:
+    """The attribute of that name, or None."""
+    return next((a for a in node.attribute if a.name == name), None)
+
+
+def integer(node: onnx.NodeProto, name: str, default: int) -> int:
+    """The integer attribute of that name, or the default."""
+    found = attribute(node, name)
+    return default if found is None else found.i
+
+
+def integers(node: Node, scope: Scope, position: int, name: str) -> tuple[int, ...] | None:
+    """A list such as axes, given as input `position` (newer opsets) or as attribute `name`.
+
+    None where the node has neither. Raises LookupError where the input is not a readable constant.
+    """
+    proto = node.proto
+    if position < len(proto.input) and proto.input[position]:
+        return _constant_integers(scope, proto.input[position])
+    found = attribute(proto, name)
+    return None if found is None else tuple(found.ints)
+
+
+def static_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
+    """Shape that graph inputs and value_info declare; None unless every dimension is a number."""
+    owner = scope.owner(name)
+    value = owner.values.get(name) if owner else None
+    if value is None or not value.type.tensor_type.HasField("shape"):
+        return None
+    dims = value.type.tensor_type.shape.dim
+    return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
+
+
+def tensor_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
+    """Shape of a constant or of a tensor with a declared static shape; None where unknown."""
+    owner = scope.owner(name)
+    if owner is not None and name in owner.constants:
+        return shape_of(owner.constants[name])
+    return static_shape(scope, name)
+
+
+def _constant_integers(scope: Scope, name: str) -> tuple[int, ...]:
+    owner = scope.owner(name)
+    tensor = owner.constants.get(name) if owner else None
+    if tensor is not None:
+        small = len(tensor.dims) <= 1 and all(0 <= dim <= _MOST_INTEGERS for dim in tensor.dims)
+        if small and tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32):
+            return tuple(int(value) for value in read_tensor(tensor, scope.path).reshape(-1))
+    elif owner and name in owner.producers and owner.producers[name].proto.op_type == "Constant":
+        node = owner.producers[name].proto
+        listed, single = attribute(node, "value_ints"), attribute(node, "value_int")
+        if listed is not None and len(listed.ints) <= _MOST_INTEGERS:
+            return tuple(listed.ints)
+        if single is not None:
+            return (single.i,)
+    raise LookupError(name)
+
+
+def _open(graph: onnx.GraphProto, parent: Scope | None, path: Path | None, prefix: str) -> Scope:
+    nodes = tuple(_nodes(graph, prefix))
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in nodes:
+        value = attribute(node.proto, "value") if node.proto.op_type == "Constant" else None
+        if value is not None and value.HasField("t") and is_standard(node.proto):
+            constants.update(dict.fromkeys(node.proto.output, value.t))
+    scope = Scope(
+        graph=graph,
+        parent=parent,
+        path=path,
+        nodes=nodes,
+        constants=constants,
+        producers={name: node for node in nodes for name in node.proto.output if name},
+        values={value.name: value for value in (*graph.value_info, *graph.input)},
+        inputs=frozenset(value.name for value in graph.input),
+        outputs=frozenset(value.name for value in graph.output),
+        fixed={*constants, *(sparse.values.name for sparse in graph.sparse_initializer)},
+        users={},
+        prefix=prefix,
+    )
+    _connect(scope)
+    return scope
+
+
+def _nodes(graph: onnx.GraphProto, prefix: str) -> Iterator[Node]:
+    for index, proto in enumerate(graph.node):
+        name = proto.name or f"{proto.op_type}:{index}"
+        yield Node(proto=proto, name=name, label=prefix + name)
+
+
+def _connect(scope: Scope) -> None:
+    for node in scope.nodes:
+        names = [name for name in node.proto.input if name]
+        for name in dict.fromkeys(names):
+            owner = scope.owner(name)
+            if owner is not None:
+                owner.users.setdefault(name, []).append(node)
+        if node.proto.op_type == "Constant" or (names and _is_function_of(node, names, scope)):
+            scope.fixed.update(name for name in node.proto.output if name)
+
+
+def _is_function_of(node: Node, names: list[str], scope: Scope) -> bool:
+    """Whether constant inputs make constant outputs (nodes come in topological order)."""
+    if node.proto.op_type in _RANDOM or any(True for _ in subgraphs(node.proto)):
+        return False
+    return all(scope.is_fixed(name) for name in names)
+
+
+_DEEPEST = 100
+_MOST_NODES = 100_000
+"""Of the model with every call expanded; the graphs of large language models have some 20,000."""
+_HINT = "export the model without functions (onnx.inliner.inline_local_functions takes them apart)"
+
+_Key = tuple[str, str, str]
+_Calls = Mapping[_Key, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Expanded:
+    nodes: int
+    depth: int
+
+
+def check_functions(model: onnx.ModelProto, path: Path) -> None:
+    """Raise BadInputError for functions that no library could expand, in time linear in the file.
+
+    Those are functions that stand there twice, call themselves (through others or not), are nested
+    deeper than 100, or make more than 100,000 nodes of the model.
+    """
+    if not model.functions:
+        return
+    named = Counter(_key(f) for f in model.functions)
+    twice = next((key for key, count in named.items() if count > 1), None)
+    if twice is not None:
+        raise BadInputError(f"{path}: the function {_name(twice)} stands there twice", hint=_HINT)
+    bodies = {_key(f): _body(with_subgraphs([f]), named) for f in model.functions}
+    expanded: dict[_Key, _Expanded] = {}
+    for key in bodies:
+        for inner in _callees_first(key, bodies, expanded, path):
+            expanded[inner] = _expand(*bodies[inner], expanded)
+            _check(expanded[inner], f"the function {_name(inner)}", path)
+    graph = _body(with_subgraphs([model.graph]), named)
+    _check(_expand(*graph, expanded), "the graph", path)
+
+
+def _key(called: onnx.FunctionProto | onnx.NodeProto) -> _Key:
+    name = called.name if isinstance(called, onnx.FunctionProto) else called.op_type
+    domain = "" if called.domain == "ai.onnx" else called.domain
+    return domain, name, called.overload
+
+
+def _name(key: _Key) -> str:
+    return "::".join(part for part in key if part)
+
+
+def _body(
+    graphs: Iterable[onnx.GraphProto | onnx.FunctionProto], known: Mapping[_Key, int]
+) -> tuple[int, _Calls]:
+    """Number of nodes, those of subgraphs too, and of calls of each function."""
+    keys = [_key(node) for graph in graphs for node in graph.node]
+    return len(keys), Counter(key for key in keys if key in known)
+
+
+def _callees_first(
+    start: _Key,
+    bodies: Mapping[_Key, tuple[int, _Calls]],
+    known: Mapping[_Key, _Expanded],
+    path: Path,
+) -> Iterator[_Key]:
+    """The function and all it calls, each after what it calls itself; `known` are left out.
+
+    Without recursion: a chain may be longer than Python's stack is deep.
+    """
+    way = {start: iter(bodies[start][1])}
+    while way:
+        key, inner = next(reversed(way.items()))
+        called = next(inner, None)
+        if called is None:
+            del way[key]
+            yield key
+        elif called in way:
+            through = "" if called == key else f" (through {_name(key)})"
+            raise BadInputError(
+                f"{path}: the function {_name(called)} calls itself{through}", hint=_HINT
+            )
+        elif called not in known:
+            way[called] = iter(bodies[called][1])
+
+
+def _expand(nodes: int, calls: _Calls, known: Mapping[_Key, _Expanded]) -> _Expanded:
+    return _Expanded(
+        nodes=nodes + sum(count * known[key].nodes for key, count in calls.items()),
+        depth=1 + max((known[key].depth for key in calls), default=0),
+    )
+
+
+def _check(found: _Expanded, what: str, path: Path) -> None:
+    if found.depth > _DEEPEST:
+        raise BadInputError(f"{path}: {what} nests calls deeper than {_DEEPEST}", hint=_HINT)
+    if found.nodes > _MOST_NODES and found.depth > 1:
+        raise BadInputError(
+            f"{path}: {what} has more than {_MOST_NODES} nodes once its calls are expanded",
+            hint=_HINT,
+        )

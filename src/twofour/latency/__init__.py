@@ -1,0 +1,1 @@
+"""What samples prove: ratios, intervals, noise, layers and gates."""

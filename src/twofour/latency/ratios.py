@@ -1,0 +1,249 @@
+"""Variants against a baseline: ratio, interval and verdict, and what else differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Protocol
+
+from twofour.latency.naming import VariantName, parse_variant_name, without_batch
+from twofour.latency.noise import (
+    RatioEstimate,
+    floor_at,
+    half_ratios,
+    is_too_busy,
+    load_on,
+    noise_floors,
+    own_floor,
+    paired_ratio,
+    twin_of,
+    unpaired_ratio,
+    widened,
+)
+from twofour.records.latency import (
+    ComparedVariant,
+    Difference,
+    LatencyRatio,
+    LatencyVerdict,
+    NoiseFloor,
+    RoundLoad,
+    VariantSettings,
+    Withheld,
+)
+
+SPARSITY = frozenset({"weights", "model", "sparse_kernels"})
+"""Settings in which two variants may differ and still differ in sparsity only."""
+_UNKNOWN = {
+    "version": "unknown",
+    "sparse_kernels": "no such kernels",
+    "threads": "not set",
+}
+"""What None says in each setting that may be None."""
+_KERNELS = {True: "allowed", False: "not allowed"}
+
+
+def differences_of(
+    variant: VariantSettings | None, baseline: VariantSettings | None
+) -> tuple[Difference, ...]:
+    """In the order of the fields; of options only those that one side has; () if one is unknown."""
+    return () if variant is None or baseline is None else tuple(_differences(variant, baseline))
+
+
+def differ_in_sparsity_only(
+    variant: VariantSettings | None, baseline: VariantSettings | None
+) -> bool:
+    """Whether nothing differs but weights, model and sparse kernels; False if one is unknown.
+
+    A mode that only names which kernels are allowed (tensorrt:gpu, tensorrt:gpu-sparsity-off) is
+    the same mode: the kernels differ then, and both engines have them.
+    """
+    if variant is None or baseline is None:
+        return False
+    kernels = {variant.sparse_kernels, baseline.sparse_kernels}
+    same_mode = {"mode"} if kernels == {True, False} else set()
+    found = {d.setting for d in _differences(variant, baseline)}
+    return found <= SPARSITY | same_mode
+
+
+def _differences(variant: VariantSettings, baseline: VariantSettings) -> Iterator[Difference]:
+    for field in fields(VariantSettings):
+        name = field.name
+        ours, theirs = getattr(variant, name), getattr(baseline, name)
+        if name == "options":
+            ours, theirs = _without(ours, theirs), _without(theirs, ours)
+        if ours != theirs:
+            yield Difference(
+                setting=name, variant=_words(name, ours), baseline=_words(name, theirs)
+            )
+
+
+def _without(options: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(option for option in options if option not in others)
+
+
+def _words(setting: str, value: object) -> str:
+    if value is None:
+        return _UNKNOWN.get(setting, "none")
+    if isinstance(value, bool):
+        return _KERNELS[value]
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+class Estimator(Protocol):
+    """`paired_ratio` or `unpaired_ratio`."""
+
+    def __call__(  # noqa: D102 -- see intervals
+        self, variant_ms: Sequence[float], baseline_ms: Sequence[float], *, seed: int
+    ) -> RatioEstimate | None: ...
+
+
+def ratios_and_noise(
+    variants: Sequence[ComparedVariant],
+    baseline: str,
+    seed: int,
+    loads: Sequence[RoundLoad] = (),
+) -> tuple[tuple[LatencyRatio, ...], tuple[NoiseFloor, ...]]:
+    """Of samples that were taken in the same rounds; `baseline` is a name without a batch.
+
+    Every variant with samples over the baseline of its batch, then, within every other engine and
+    mode, each weights over those of the baseline. A ratio is held to the larger noise of the two
+    engines it is of; where neither was measured twice, to the baseline's; and to what `loads` may
+    have cost. Twins have no ratios.
+    """
+    noise = noise_floors(variants, baseline, seed)
+
+    def judged(variant: ComparedVariant, base: ComparedVariant) -> LatencyRatio | None:
+        own = own_floor(noise, variant.name, base.name, variant.batch)
+        floor = own if own is not None else floor_at(noise, baseline, variant.batch) or 0.0
+        load = load_on(loads, variant, base)
+        swapped = swapped_for_twins(variants, variant, base)
+        found = ratio_of(variant, base, seed=seed, floor=widened(floor, load), swapped=swapped)
+        return withheld_if_busy(found, load)
+
+    found = (judged(v, base) for v, base in _pairs(variants, baseline))
+    return tuple(ratio for ratio in found if ratio is not None), noise
+
+
+def swapped_for_twins(
+    variants: Sequence[ComparedVariant], variant: ComparedVariant, baseline: ComparedVariant
+) -> tuple[tuple[ComparedVariant, ComparedVariant], ...]:
+    """The pair with the twin of the baseline, then of the variant, in its place, where there is."""
+    base_twin, own_twin = twin_of(variants, baseline), twin_of(variants, variant)
+    pairs = ((variant, base_twin), (own_twin, baseline))
+    return tuple((v, b) for v, b in pairs if v is not None and b is not None and v is not b)
+
+
+def unpaired_ratios(
+    variants: Sequence[ComparedVariant], baseline: str, seed: int
+) -> tuple[LatencyRatio, ...]:
+    """The same ratios of samples that were taken one variant after the other; no noise is known."""
+    found = (
+        ratio_of(v, base, seed=seed, floor=0.0, paired=False)
+        for v, base in _pairs(variants, baseline)
+    )
+    return tuple(ratio for ratio in found if ratio is not None)
+
+
+def ratio_of(
+    variant: ComparedVariant,
+    baseline: ComparedVariant,
+    *,
+    seed: int,
+    floor: float,
+    paired: bool = True,
+    swapped: Sequence[tuple[ComparedVariant, ComparedVariant]] = (),
+) -> LatencyRatio | None:
+    """One ratio with its verdict at a noise floor; None without samples of both.
+
+    A difference must be in both halves of the rounds, with the pairs `swapped` for twins too.
+    """
+    estimate: Estimator = paired_ratio if paired else unpaired_ratio
+    found = estimate(variant.samples_ms, baseline.samples_ms, seed=seed)
+    if found is None:
+        return None
+    verdict = verdict_of(found.low, found.high, floor)
+    halves = half_ratios(variant.samples_ms, baseline.samples_ms) if paired else ()
+    twins = tuple(r for v, b in swapped for r in half_ratios(v.samples_ms, b.samples_ms))
+    withheld = _not_survived(verdict, floor, halves=halves, twins=twins)
+    return LatencyRatio(
+        variant=variant.name,
+        baseline=baseline.name,
+        ratio=found.ratio,
+        low=found.low,
+        high=found.high,
+        verdict=verdict if withheld is None else LatencyVerdict.UNDECIDED,
+        rounds=found.rounds,
+        batch=variant.batch,
+        differences=differences_of(variant.settings, baseline.settings),
+        only_sparsity=differ_in_sparsity_only(variant.settings, baseline.settings),
+        paired=paired,
+        half_ratios=halves,
+        twin_ratios=twins,
+        withheld=withheld,
+    )
+
+
+def withheld_if_busy(ratio: LatencyRatio | None, load: RoundLoad | None) -> LatencyRatio | None:
+    """The ratio without a verdict where others kept the machine too busy for any."""
+    if ratio is None or ratio.low is None or not is_too_busy(load):
+        return ratio
+    return replace(ratio, verdict=LatencyVerdict.UNDECIDED, withheld=Withheld.BUSY)
+
+
+def _not_survived(
+    verdict: LatencyVerdict, floor: float, *, halves: Sequence[float], twins: Sequence[float]
+) -> Withheld | None:
+    """Which part of the evidence lacks the difference that the whole of it shows."""
+    if verdict not in {LatencyVerdict.FASTER, LatencyVerdict.SLOWER}:
+        return None
+    if any(verdict_of(ratio, ratio, floor) is not verdict for ratio in halves):
+        return Withheld.HALVES
+    # the floor holds what twins differ by already
+    if any(verdict_of(ratio, ratio, 0.0) is not verdict for ratio in twins):
+        return Withheld.TWIN
+    return None
+
+
+def verdict_of(low: float | None, high: float | None, floor: float) -> LatencyVerdict:
+    """No difference where the interval reaches into 1/(1 + floor) to 1 + floor."""
+    if low is None or high is None:
+        return LatencyVerdict.UNDECIDED
+    if high < 1 / (1 + floor):
+        return LatencyVerdict.FASTER
+    return LatencyVerdict.SLOWER if low > 1 + floor else LatencyVerdict.NO_DIFFERENCE
+
+
+def _pairs(
+    variants: Sequence[ComparedVariant], baseline: str
+) -> Iterator[tuple[ComparedVariant, ComparedVariant]]:
+    names = _parsed(variants)
+    bases = _bases(variants, baseline)
+    measured = [v for v in variants if v.samples_ms and not names[v.name].again]
+    for variant in measured:
+        base = bases.get(variant.batch)
+        if base is not None and base is not variant:
+            yield variant, base
+    own = parse_variant_name(baseline)
+    local = {
+        (names[v.name].engine_mode, v.batch): v
+        for v in measured
+        if names[v.name].weights == own.weights
+    }
+    for variant in measured:
+        name = names[variant.name]
+        base = local.get((name.engine_mode, variant.batch))
+        if name.engine_mode != own.engine_mode and base is not None and base is not variant:
+            yield variant, base
+
+
+def _parsed(variants: Sequence[ComparedVariant]) -> Mapping[str, VariantName]:
+    return {v.name: parse_variant_name(v.name) for v in variants}
+
+
+def _bases(
+    variants: Sequence[ComparedVariant], baseline: str
+) -> Mapping[int | None, ComparedVariant]:
+    """The baseline of each batch."""
+    return {v.batch: v for v in variants if v.samples_ms and without_batch(v.name) == baseline}

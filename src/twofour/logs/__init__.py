@@ -1,0 +1,1 @@
+"""Anyone's TensorRT build log, layer information and profile as records; pure."""

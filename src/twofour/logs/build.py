@@ -1,0 +1,383 @@
+"""One build of a log, while its lines are read, and how it ended."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from twofour.logs.budget import Budget
+from twofour.logs.facts import Facts
+from twofour.logs.layer_info import onnx_nodes
+from twofour.logs.layers import tuned_layer
+from twofour.logs.names import NameSplitter, constituents, is_sparse_kernel, without_profile
+from twofour.logs.prefix import DATED, PLAIN
+from twofour.logs.sparsity import RawLine, contradictions, sparsity_line, union
+from twofour.logs.tables import Results
+from twofour.logs.tactics import ForeignTables, Tuning
+from twofour.records.log import (
+    LONGEST_RAW_LINE,
+    Build,
+    BuildOutcome,
+    CheckedTensor,
+    EngineLayer,
+    Fusion,
+    LayerSources,
+    LogMessage,
+    Producer,
+    RenamedLayer,
+    SparsityFlag,
+    SparsityKind,
+    SparsityLine,
+    TimingCache,
+    TunedLayer,
+)
+
+_INSPECTS = re.compile(r"polygraphy(?:\.exe)? inspect ")
+_BUILD_FAILED = re.compile(
+    r"Could not find any implementation|Engine could not be created|Builder failed"
+    r"|buildSerializedNetwork: Error|buildEngine\w*: Error|Building engine failed|Failed to parse"
+    r"|Engine set up failed|Could not parse ONNX|Invalid Engine\. Please ensure"
+)
+_NOT_PARSED = re.compile(r"While parsing node number \d|ModelImporter\.cpp:\d+: ERROR")
+"""Errors of the ONNX parser (onnx-tensorrt, ModelImporter.cpp), without which nothing is built."""
+
+
+def fatal(text: str, *, must_parse: bool) -> bool:
+    """Whether an error says that no engine comes of the build.
+
+    `must_parse`: a node that the ONNX parser refuses is one; ONNX Runtime goes on without it.
+    """
+    text = text[:2000]
+    refused = must_parse and _NOT_PARSED.search(text) is not None
+    return refused or _BUILD_FAILED.search(text) is not None
+
+
+def outcome(build: OpenBuild) -> BuildOutcome:
+    """As far as the lines show; a finished engine stands above errors of building.
+
+    Inspecting a model asks the parser which nodes it refuses, and that is no failure.
+    """
+    if build.run_failed:
+        return BuildOutcome.FAILED
+    if build.generated:
+        return BuildOutcome.BUILT
+    if _INSPECTS.search(build.facts.command or ""):
+        return BuildOutcome.LOADED
+    if build.failed:
+        return BuildOutcome.FAILED
+    if build.loaded or _only_shows(build) or (build.passed and engine_loaded(build)):
+        return BuildOutcome.LOADED
+    return BuildOutcome.BUILT if build.passed else BuildOutcome.UNFINISHED
+
+
+def engine_loaded(build: OpenBuild) -> bool:
+    """Whether an engine came from a file, or was to, and no builder was at work."""
+    return (build.loaded or build.facts.loads_engine) and not _builder_worked(build)
+
+
+def _only_shows(build: OpenBuild) -> bool:
+    """The layers of an engine without any sign of a builder's work."""
+    shown = build.inspected or build.listed_layers or build.engine_layers
+    return bool(shown) and not build.is_run and not _builder_worked(build)
+
+
+def _builder_worked(build: OpenBuild) -> bool:
+    """Whether any line is one that only a builder prints."""
+    signs = (build.generated, build.tuning.layers, build.sparsity, build.fusions)
+    return any(map(bool, signs)) or build.facts.cache_mode is not None
+
+
+def producer(build: OpenBuild) -> Producer:
+    """The producer most of the prefixes speak for; a plain `[V]` alone means Python."""
+    styles = build.styles
+    for certain in (Producer.TENSORRT_LLM, Producer.POLYGRAPHY, Producer.TENSORRT_RTX):
+        if styles[certain]:
+            return certain
+    named = [style for style, _ in styles.most_common() if isinstance(style, Producer)]
+    if named:
+        return named[0]
+    if styles[DATED]:
+        return Producer.TRTEXEC
+    return Producer.PYTHON if styles[PLAIN] else Producer.UNKNOWN
+
+
+_MOST_MESSAGES = 500
+_NEAR = 3
+"""Lines between the comparison of two passes and the beginning of the next."""
+
+
+class OpenBuild:
+    """Everything read so far of one build or run."""
+
+    def __init__(self, file: str, first_line: int, budget: Budget) -> None:
+        self.file = file
+        self.first_line = self.last_line = first_line
+        self.budget = budget
+        self.facts = Facts()
+        self.tuning = Tuning(budget)
+        self.tables = ForeignTables()
+        self.results = Results(budget)
+        self.styles: Counter[Producer | str] = Counter()
+        self.sparsity: list[RawLine] = []
+        self.fusions: list[Fusion] = []
+        self.renamed: dict[str, RenamedLayer] = {}
+        self.sources: dict[str, LayerSources] = {}
+        self.engine_layers: list[EngineLayer] | None = None
+        self.listed_layers: list[EngineLayer] = []
+        self.checked: list[CheckedTensor] = []
+        self.warnings: list[LogMessage] = []
+        self.errors: list[LogMessage] = []
+        self.warning_count = self.error_count = 0
+        self.dropped = 0
+        self.replayed: str | None = None
+        self.touched = False
+        """Something worth a record was found, beside warnings and errors."""
+        self.complained = False
+        self.is_run = False
+        """Opened by trtexec's or Polygraphy's RUNNING line, and so closed by it alone."""
+        self.finished = False
+        self.generated = self.failed = self.passed = self.loaded = False
+        self.inspected = False
+        """Polygraphy printed the layers of a network or an engine."""
+        self.run_failed = False
+        """Trtexec says so at its end, whatever was built before."""
+        self.native_chosen = False
+        """The (Sparsity) lines of the whole network are complete."""
+        self._pass_start = 0
+        """How many (Sparsity) lines there were before the builder's latest pass."""
+        self._compared = 0
+
+    def next_pass(self, line: int) -> None:
+        """The builder tries another backend strategy for the same engine."""
+        if self.generated and line - self._compared <= _NEAR:
+            self.generated = self.native_chosen = False
+            self.facts.earlier_s = self.facts.passes_s or 0.0
+            self._pass_start = len(self.sparsity)
+
+    def compare_passes(self, line: int, *, keep_last: bool) -> None:
+        """The builder keeps the engine of its latest pass, or the one it had before."""
+        self._compared = line
+        start, place = self._pass_start, len(self.sparsity)
+        for i in range(start) if keep_last else range(start, place):
+            self.sparsity[i] = replace(self.sparsity[i], discarded=True)
+
+    @property
+    def only_complains(self) -> bool:
+        """Warnings and errors are all there is, and none of them says that a build failed."""
+        return self.complained and not self.touched and not self.failed
+
+    def ends_with(self, error: str) -> bool:
+        """Whether no engine comes of a build with this error."""
+        return fatal(error, must_parse=not self.styles[Producer.ONNXRUNTIME])
+
+    def explain(self, text: str, line: int) -> bool:
+        """A line that goes on where the error before it ends in a colon; whether it does."""
+        last = self.errors[-1] if self.errors else None
+        if last is None or last.line != line - 1 or not last.text.endswith(":"):
+            return False
+        if self.budget.take(len(text)):
+            self.errors[-1] = replace(last, text=f"{last.text}\n{text}")
+        return True
+
+    def complain(self, severity: str, text: str, line: int) -> None:
+        """Keep a warning or an error, the first some hundred of each."""
+        if severity == "W":
+            self.warning_count += 1
+            kept = self.warnings
+        else:
+            self.error_count += 1
+            kept = self.errors
+            self.failed = self.failed or self.ends_with(text)
+        self.complained = True
+        if len(kept) < _MOST_MESSAGES and self.budget.take(len(text)):
+            kept.append(LogMessage(line=line, text=text))
+        else:
+            self.dropped += 1
+
+    def add_sparsity(self, raw: RawLine) -> None:
+        """Keep a (Sparsity) line."""
+        self.touched = True
+        if not self.budget.take(3 * len(raw.names or "") + len(raw.rows)):
+            self.dropped += 1
+            raw = replace(raw, names=None, rows="")
+        self.sparsity.append(raw)
+        if not raw.foreign:
+            self.native_chosen = raw.kind is SparsityKind.CHOSEN
+
+    def knows_layer(self, name: str) -> bool:
+        """Whether a layer of that name stands elsewhere in the log, in the lists among others."""
+        if not name:
+            return False
+        lists = (raw.names.strip() for raw in self.sparsity if raw.names)
+        listed = any(f", {name}, " in f", {names}, " for names in lists)
+        return listed or name in self.tuning.layers or name in self.renamed
+
+    def add_fusion(self, fusion: Fusion, message: str) -> None:
+        """Keep a graph optimisation, and the message that tells of it."""
+        raw = message.strip()[:LONGEST_RAW_LINE]
+        if self.budget.take_spare(sum(map(len, fusion.layers)) + len(raw)):
+            self.fusions.append(replace(fusion, raw=raw))
+        else:
+            self.dropped += 1
+
+    def add_renamed(self, layer: RenamedLayer) -> None:
+        """Keep which node a layer of another name is made of; every pass says it again."""
+        if layer.layer in self.renamed:
+            return
+        if self.budget.take_spare(len(layer.layer) + len(layer.node)):
+            self.renamed[layer.layer] = layer
+        else:
+            self.dropped += 1
+
+    def add_sources(self, layer: str, metadata: str) -> None:
+        """Keep which nodes a layer inside Myelin is made of; every pass says it again."""
+        nodes = () if layer in self.sources else onnx_nodes(metadata)
+        if nodes in ((), (layer,)):
+            return
+        if self.budget.take_spare(len(layer) + sum(map(len, nodes))):
+            self.sources[layer] = LayerSources(layer=layer, onnx_nodes=nodes)
+        else:
+            self.dropped += 1
+
+    def add_engine_layer(self, layer: EngineLayer, *, detailed: bool) -> None:
+        """Keep a layer of the finished engine; detailed records stand before mere lists."""
+        self.touched = True
+        if not self.budget.take(len(layer.name) + 2 * len(layer.metadata or "")):
+            self.dropped += 1
+            return
+        if detailed:
+            self.engine_layers = self.engine_layers or []
+            self.engine_layers.append(layer)
+        else:
+            self.listed_layers.append(layer)
+
+
+def with_complaints(build: Build, after: OpenBuild) -> Build:
+    """The record with the warnings and errors that were printed after its end."""
+    return replace(
+        build,
+        last_line=after.last_line,
+        warnings=(*build.warnings, *after.warnings),
+        errors=(*build.errors, *after.errors),
+        warning_count=build.warning_count + after.warning_count,
+        error_count=build.error_count + after.error_count,
+        dropped=build.dropped + after.dropped,
+    )
+
+
+def finished_build(build: OpenBuild) -> Build:
+    """The record of a build."""
+    facts, tuning = build.facts, build.tuning
+    tuning.end_combination()
+    names = _known_names(build)
+    splitter = NameSplitter(names if build.sparsity else ())
+    lines = tuple(sparsity_line(raw, splitter) for raw in build.sparsity)
+    loaded = engine_loaded(build)
+    if loaded:
+        facts.forget_options()
+    flag = facts.flag or (SparsityFlag.ENABLED if lines else SparsityFlag.UNKNOWN)
+    eligible, chosen = union(lines, SparsityKind.ELIGIBLE), union(lines, SparsityKind.CHOSEN)
+    found = [*contradictions(lines, flag), *facts.contradictions()]
+    return Build(
+        file=build.file,
+        first_line=build.first_line,
+        last_line=build.last_line,
+        producer=producer(build),
+        tensorrt_version=facts.version,
+        gpu=facts.gpu,
+        compute_capability=facts.capability,
+        outcome=outcome(build),
+        engine_loaded=loaded,
+        command=facts.command,
+        model=facts.model,
+        sparsity=flag,
+        precision=facts.precision,
+        optimization_level=facts.level,
+        profiling_verbosity=facts.verbosity,
+        build_s=facts.build_s,
+        eligible=eligible,
+        chosen=chosen,
+        sparsity_lines=lines,
+        contradictions=tuple(found),
+        layers=tuple(_layers(build, lines)),
+        counts=tuning.counts(),
+        skipped_tactics=tuple(tuning.skipped),
+        timing_cache=_timing_cache(build),
+        fusions=tuple(build.fusions),
+        renamed_layers=tuple(build.renamed.values()),
+        layer_sources=tuple(build.sources.values()),
+        warnings=tuple(build.warnings),
+        errors=tuple(build.errors),
+        warning_count=build.warning_count,
+        error_count=build.error_count,
+        memory=facts.memory(),
+        engine_layers=_engine_layers(build),
+        latency=build.results.summary(),
+        profile=build.results.profile(),
+        checked_tensors=tuple(build.checked),
+        workspace_wanted_bytes=facts.workspace_bytes,
+        dropped=build.dropped + tuning.dropped + build.results.dropped,
+    )
+
+
+def _known_names(build: OpenBuild) -> set[str]:
+    listed = (*build.listed_layers, *(build.engine_layers or ()))
+    return {*build.tuning.layers, *(layer.name for layer in listed)}
+
+
+def _layers(build: OpenBuild, lines: tuple[SparsityLine, ...]) -> Iterator[TunedLayer]:
+    """Tuned layers, marked with the lists they stand on and the kernel the engine uses."""
+    eligible, chosen = (_marks(lines, kind) for kind in SparsityKind)
+    final = {layer.name: layer for layer in build.listed_layers}
+    final |= {layer.name: layer for layer in build.engine_layers or ()}
+    for name, state in build.tuning.layers.items():
+        layer = tuned_layer(name, state)
+        if not layer.tactics and not layer.runners and not layer.cached and not state.runner:
+            continue
+        yield replace(
+            layer,
+            eligible=None if eligible is None else without_profile(name) in eligible,
+            chosen=None if chosen is None else without_profile(name) in chosen,
+            kernel=_final_kernel(layer, final.get(name)),
+        )
+
+
+def _marks(lines: tuple[SparsityLine, ...], kind: SparsityKind) -> set[str] | None:
+    names = union(lines, kind)
+    return None if names is None else {*names, *constituents(names)}
+
+
+def _final_kernel(layer: TunedLayer, final: EngineLayer | None) -> str | None:
+    if final is None:
+        return None
+    if final.kernel is not None or final.tactic_id is None:
+        return final.kernel
+    return next((t.kernel for t in layer.tactics if t.id == final.tactic_id and t.kernel), None)
+
+
+def _engine_layers(build: OpenBuild) -> tuple[EngineLayer, ...] | None:
+    """Detailed layers where there are any; else the list, with kernels looked up by number."""
+    if build.engine_layers is not None:
+        return tuple(build.engine_layers)
+    if not build.listed_layers:
+        return None
+    return tuple(_with_kernel(build, layer) for layer in build.listed_layers)
+
+
+def _with_kernel(build: OpenBuild, layer: EngineLayer) -> EngineLayer:
+    state = build.tuning.layers.get(layer.name)
+    kernel = _final_kernel(tuned_layer(layer.name, state), layer) if state is not None else None
+    return replace(layer, kernel=kernel, sparse=is_sparse_kernel(kernel)) if kernel else layer
+
+
+def _timing_cache(build: OpenBuild) -> TimingCache:
+    facts, tuning = build.facts, build.tuning
+    return TimingCache(
+        mode=facts.cache_mode,
+        entries=facts.cache_entries,
+        hits=facts.cache_hits,
+        cached_results=tuning.cached,
+        silent_combinations=tuning.silent,
+    )

@@ -1,0 +1,340 @@
+"""Layer information and profiles, as trtexec, Polygraphy and the bindings write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from twofour.errors import BadInputError
+from twofour.logs.names import is_sparse_kernel, normal_id
+from twofour.logs.outer import OuterPrefixes, prefix_pattern
+from twofour.logs.prefix import loads
+from twofour.records.log import EngineLayer, LayerInformation, LayerProfile, Profile
+
+_LISTED = re.compile(r"Layer\(([\w.]{1,80})\): ")
+_TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]{1,16}|-?\d{1,20})(?:,|$)")
+_LISTED_TENSOR = re.compile(
+    r"(?:^|, ?)(?! )(.{1,400}?)(?: \(\w+\[[^\[\]]*\]\)|\[\w+\([^()]*\)\])(?=,|$)"
+)
+"""`relu (Half[-1,32])` of TensorRT 10, `relu[Half(1,32)]` of 8."""
+_SOURCE = "[ONNX Layer: "
+_SOURCES = re.compile(r"[\x1e\x1f]|(?<=\])(?=\[ONNX Layer: )")
+_TENSOR = re.compile(r"\{ Name: ([^{}]{1,400}?), (?:Location|Dimensions|Format/Datatype): ")
+_FORMAT = re.compile(r"Format/Datatype: ([^{}]{1,200}?) }")
+_LAYER_TYPE = ", LayerType: "
+_LONGEST_METADATA = 20_000
+
+
+def listed_layer(line: str) -> EngineLayer | None:
+    """`Layer(RUNNER): NAME, Tactic: ID, inputs -> outputs`; no kernel name is printed."""
+    match = _LISTED.match(line)
+    if match is None:
+        return None
+    tactic = _TACTIC.search(line, match.end())
+    if tactic is None:
+        return None
+    inputs, _, outputs = line[tactic.end() :].partition(" -> ")
+    return EngineLayer(
+        name=line[match.end() : tactic.start()],
+        layer_type=match[1],
+        tactic_id=normal_id(tactic[1]),
+        inputs=_tensors(inputs),
+        outputs=_tensors(outputs),
+    )
+
+
+def detailed_layer(line: str) -> EngineLayer | None:
+    """`Name: ..., LayerType: ..., ...` of detailed profiling verbosity."""
+    if not line.startswith("Name: ") or _LAYER_TYPE not in line:
+        return None
+    name, _, rest = line[6:].partition(_LAYER_TYPE)
+    kernel = _value(rest, "TacticName") or None
+    inputs, _, after = rest.partition(", Outputs: [")
+    outputs = after.partition("}], ")[0] + "}"
+    sparse = _value(rest, "HasSparseWeights") or _value(rest, "ConvHasSparseWeights")
+    weights = rest.partition("Weights: {")[2].partition("}")[0]
+    metadata = rest.rpartition("Metadata: ")[2].strip() if "Metadata: " in rest else None
+    return EngineLayer(
+        name=name,
+        layer_type=rest.partition(",")[0],
+        tactic_id=normal_id(_value(rest, "TacticValue")),
+        kernel=kernel,
+        sparse=is_sparse_kernel(kernel),
+        has_sparse_weights=None if sparse is None else sparse == "1",
+        parameter_type=_value(rest, "ParameterType"),
+        groups=_whole(_value(rest, "Groups")),
+        out_maps=_whole(_value(rest, "OutMaps")),
+        weights_type=_value(f", {weights}", "Type") if weights else None,
+        weights_count=_whole(_value(f", {weights}", "Count")) if weights else None,
+        inputs=tuple(_TENSOR.findall(inputs[:_LONGEST_METADATA])),
+        outputs=tuple(_TENSOR.findall(outputs[:_LONGEST_METADATA])),
+        input_formats=tuple(_FORMAT.findall(inputs[:_LONGEST_METADATA])),
+        output_formats=tuple(_FORMAT.findall(outputs[:_LONGEST_METADATA])),
+        onnx_nodes=onnx_nodes(metadata),
+        metadata=metadata,
+    )
+
+
+def _tensors(text: str) -> tuple[str, ...]:
+    return tuple(_LISTED_TENSOR.findall(text.strip()[:_LONGEST_METADATA]))
+
+
+def onnx_nodes(metadata: str | None) -> tuple[str, ...]:
+    """Source nodes in Metadata, whatever separates them (U+001E, U+001F or nothing)."""
+    text = (metadata or "")[:_LONGEST_METADATA]
+    parts = (part.strip() for part in _SOURCES.split(text))
+    names = (p[len(_SOURCE) : -1] for p in parts if p.startswith(_SOURCE) and p.endswith("]"))
+    return tuple(dict.fromkeys(names))
+
+
+def _value(text: str, key: str) -> str | None:
+    """Value of a flat field (no comma in it)."""
+    before, found, after = text.partition(f", {key}: ")
+    if not found:
+        return None
+    return after.partition(",")[0].strip() if before or after else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() and len(text) < 19 else None
+
+
+_DOCUMENT_START = re.compile(r"^[ \t]*[{\[](?=\s*(?:[\"{\[\]}]|$))", re.MULTILINE)
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+_QUOTED_START = re.compile(
+    r"^(?=[ \t]*\S)([^{\[\n]{1,200}?)(?=[{\[]\s*(?:[\"{\[]|\n))", re.MULTILINE
+)
+"""The first line of a document with something before it."""
+_MOST_UNCLOSED = 8
+_LARGEST_FILE = 1 << 30
+_LAYER_INFORMATION_FORMAT = "Format/Datatype"
+_START_BYTES = 4096
+_NOTHING = "no message of TensorRT"
+
+
+def read_layer_information(path: Path) -> LayerInformation:
+    """Layers of an engine from JSON, or from text with `Name: ..., LayerType: ...` lines.
+
+    Raises BadInputError for a file that cannot be read, or has no layer in it.
+    """
+    text = _text(path)
+    layers, bindings = _layers_in(text)
+    if not layers:
+        layers, bindings = _layers_in(_unquoted(text))
+    if not layers:
+        raise BadInputError(
+            f"no layer information in {path}",
+            hint="trtexec --exportLayerInfo=FILE --profilingVerbosity=detailed writes it",
+        )
+    return LayerInformation(
+        file=str(path),
+        layers=tuple(layers),
+        bindings=tuple(dict.fromkeys(bindings)),
+        detailed=any(layer.layer_type is not None for layer in layers),
+    )
+
+
+def _layers_in(text: str) -> tuple[list[EngineLayer], list[str]]:
+    layers: list[EngineLayer] = []
+    bindings: list[str] = []
+    for document in documents(text):
+        layers += _layers(document)
+        bindings += _bindings(document)
+    if not layers:
+        lines = (line.strip() for line in OuterPrefixes().removed(text.splitlines()))
+        layers = [layer for line in lines if (layer := detailed_layer(line)) is not None]
+    return layers, bindings
+
+
+def _unquoted(text: str) -> str:
+    """A pasted document without what stands before its lines: `> `, `12:` of grep -n, a clock."""
+    start = _QUOTED_START.search(text)
+    if start is None:
+        return text
+    prefix = prefix_pattern(start[1])
+    lines = text.splitlines()
+    return "\n".join(line[m.end() :] if (m := prefix.match(line)) else line for line in lines)
+
+
+def read_profile(path: Path) -> Profile:
+    """Per-layer times as trtexec's --exportProfile writes them; raises BadInputError."""
+    iterations: int | None = None
+    rows: list[LayerProfile] = []
+    text = _text(path)
+    for document in [*documents(text)] or documents(_unquoted(text)):
+        for item in document if isinstance(document, list) else [document]:
+            if isinstance(item, dict) and isinstance(item.get("count"), int):
+                iterations = item["count"]
+            elif isinstance(item, dict) and isinstance(item.get("name"), str):
+                rows.append(_profile_row(item))
+    if not rows:
+        raise BadInputError(f"no profile in {path}", hint="trtexec --exportProfile=FILE writes it")
+    times = [row.total_ms for row in rows if row.total_ms is not None]
+    total = sum(times) if times else None
+    return Profile(iterations=iterations, layers=tuple(rows), total_ms=total, file=str(path))
+
+
+def nothing_in(source: Path | str) -> str:
+    """What to say of a file without a message of TensorRT: often it is one of the JSON files."""
+    if str(source) == "-" or Path(source).suffix == ".ipynb":
+        return _NOTHING
+    path = Path(source)
+    for read, what in ((_has_times, "a profile"), (_has_layers, "layer information")):
+        try:
+            if _begins_as_json(path) and read(path):
+                option = "--profile" if what == "a profile" else "--layers"
+                return f"this is {what}: give it to `twofour report {option}`"
+        except (BadInputError, OSError, RecursionError):
+            continue
+    return _NOTHING
+
+
+def _begins_as_json(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(_START_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in {b"{", b"["}
+
+
+def _has_times(path: Path) -> bool:
+    rows = read_profile(path).layers
+    return any(row.total_ms is not None or row.average_ms is not None for row in rows)
+
+
+def _has_layers(path: Path) -> bool:
+    return bool(read_layer_information(path).layers)
+
+
+def documents(text: str) -> Iterator[object]:
+    """Every JSON object or array that begins a line, in order; damaged ones are passed over."""
+    place, unclosed = 0, 0
+    while unclosed < _MOST_UNCLOSED:
+        start = _DOCUMENT_START.search(text, place)
+        if start is None:
+            return
+        end = _document_end(text, start.start())
+        if end is None:
+            unclosed += 1
+            place = start.end()
+            continue
+        try:
+            yield loads(text[start.start() : end])
+        except (ValueError, RecursionError):
+            place = start.end()
+            unclosed += 1
+        else:
+            place = end
+
+
+def _document_end(text: str, start: int) -> int | None:
+    depth = 0
+    for match in _TOKEN.finditer(text, start):
+        found = match[0]
+        if found in {"[", "{"}:
+            depth += 1
+        elif found in {"]", "}"}:
+            depth -= 1
+            if depth == 0:
+                return match.end()
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE)
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    return data.decode("utf-8-sig", "replace")
+
+
+def _layers(document: object) -> list[EngineLayer]:
+    """Layers of `{"Layers": [...]}`, of a bare array, or the one layer the document is."""
+    if isinstance(document, list):
+        return [layer for item in document for layer in _layers(item)]
+    if not isinstance(document, dict):
+        return []
+    listed = document.get("Layers", document.get("layers"))
+    if isinstance(listed, list):
+        return [layer for item in listed if (layer := _layer(item)) is not None]
+    single = _layer(document) if "LayerType" in document else None
+    return [] if single is None else [single]
+
+
+def _bindings(document: object) -> list[str]:
+    found = document.get("Bindings") if isinstance(document, dict) else None
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+def _layer(item: object) -> EngineLayer | None:
+    if isinstance(item, str):
+        return EngineLayer(name=item)
+    if not isinstance(item, dict) or not isinstance(item.get("Name"), str):
+        return None
+    kernel = _string(item, "TacticName") or None
+    weights = item.get("Weights")
+    weights = weights if isinstance(weights, dict) else {}
+    metadata = _string(item, "Metadata")
+    sparse = item.get("HasSparseWeights", item.get("ConvHasSparseWeights"))
+    shape = item.get("Kernel")
+    return EngineLayer(
+        name=item["Name"],
+        layer_type=_string(item, "LayerType"),
+        tactic_id=normal_id(_string(item, "TacticValue")),
+        kernel=kernel,
+        sparse=is_sparse_kernel(kernel),
+        has_sparse_weights=None if sparse is None else bool(sparse),
+        parameter_type=_string(item, "ParameterType"),
+        groups=_layer_information_whole(item, "Groups"),
+        out_maps=_layer_information_whole(item, "OutMaps"),
+        kernel_shape=_whole_tuple(shape) if isinstance(shape, list) else None,
+        weights_type=_string(weights, "Type"),
+        weights_count=_layer_information_whole(weights, "Count"),
+        inputs=_layer_information_tensors(item.get("Inputs")),
+        outputs=_layer_information_tensors(item.get("Outputs")),
+        input_formats=_formats(item.get("Inputs")),
+        output_formats=_formats(item.get("Outputs")),
+        onnx_nodes=onnx_nodes(metadata),
+        metadata=metadata,
+    )
+
+
+def _string(item: dict[str, object], key: str) -> str | None:
+    value = item.get(key)
+    return value if isinstance(value, str) else None
+
+
+def _layer_information_whole(item: dict[str, object], key: str) -> int | None:
+    value = item.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _whole_tuple(values: list[object]) -> tuple[int, ...]:
+    return tuple(value for value in values if isinstance(value, int))
+
+
+def _layer_information_tensors(tensors: object) -> tuple[str, ...] | None:
+    if not isinstance(tensors, list):
+        return None
+    found = (t.get("Name") for t in tensors if isinstance(t, dict))
+    return tuple(name for name in found if isinstance(name, str))
+
+
+def _formats(tensors: object) -> tuple[str, ...] | None:
+    if not isinstance(tensors, list):
+        return None
+    found = (t.get(_LAYER_INFORMATION_FORMAT) for t in tensors if isinstance(t, dict))
+    return tuple(value for value in found if isinstance(value, str))
+
+
+def _profile_row(item: dict[str, object]) -> LayerProfile:
+    def figure(*keys: str) -> float | None:
+        values = (item.get(key) for key in keys)
+        return next((float(v) for v in values if isinstance(v, (int, float))), None)
+
+    return LayerProfile(
+        name=str(item["name"]),
+        total_ms=figure("timeMs", "time_ms"),
+        average_ms=figure("averageMs", "average_ms"),
+        median_ms=figure("medianMs", "median_ms"),
+        percent=figure("percentage"),
+    )

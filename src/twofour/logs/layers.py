@@ -1,0 +1,141 @@
+"""What is gathered of one tuned layer, kept to a bounded number of its tactics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from twofour.logs.names import finite_ms, is_sparse_kernel, normal_id
+from twofour.records.log import Tactic, TunedLayer
+
+KEPT_TACTICS = 512
+"""Per layer; beyond it the slower half goes. Real layers time up to some 300."""
+_DENSE_RUNNERS = (
+    "Cublas", "Cuda", "Cudnn", "ElementWise", "FusedConvAct", "GemmDeconvolution", "LogSoftmax",
+    "MatrixMultiply", "Plugin", "PointWise", "Reduce", "Reformat", "Shuffle", "SoftMax",
+    "TiledPooling", "TopK",
+)  # fmt: skip
+"""Runners (by the start of their names) that print no kernel names and have no sparse kernels.
+
+Sparse kernels belong to the CASK runners and to Myelin, whose one time for a whole region covers
+many kernels, dense and sparse alike; of a runner unknown here nothing is known either.
+"""
+
+
+class Timing:
+    """One tactic's fastest time so far."""
+
+    __slots__ = ("kernel", "line", "ms", "raw", "timings")
+
+    def __init__(self, kernel: str | None, ms: float, line: int) -> None:
+        self.kernel = kernel
+        self.ms = ms
+        self.line = line
+        self.raw: str | None = None
+        """The message, of the fastest so far of its kind."""
+        self.timings = 1
+
+
+@dataclass(slots=True)
+class Layer:
+    """One layer (or one operation inside a Myelin region: `foreign`) while the log is read."""
+
+    foreign: bool = False
+    runner: str | None = None
+    by_runner: dict[str | None, dict[str, Timing]] = field(default_factory=dict)
+    empty_runners: dict[str, None] = field(default_factory=dict)
+    kept: int = 0
+    dropped: int = 0
+    cached: int = 0
+    pruned: int = 0
+    fastest: dict[bool | None, Timing] = field(default_factory=dict)
+    """The fastest sparse and the fastest dense tactic: those that a report may quote."""
+    best_dropped: dict[bool | None, tuple[str | None, str, Timing]] = field(default_factory=dict)
+    """The fastest dense, sparse (True) and nameless (None) tactic among those without room."""
+
+    def timed_by(self, runner: str | None) -> dict[str, Timing]:
+        """The tactics of one runner, by the number as it is printed."""
+        timed = self.by_runner.get(runner)
+        if timed is None:
+            timed = self.by_runner[runner] = {}
+        return timed
+
+    def drop(self, runner: str | None, tactic: str, timing: Timing) -> None:
+        """Keep a tactic only where it is the fastest of its kind without room."""
+        sparse = _known_sparse(is_sparse_kernel(timing.kernel), runner)
+        known = self.best_dropped.get(sparse)
+        if known is None or timing.ms < known[2].ms:
+            self.best_dropped[sparse] = (runner, tactic, timing)
+        self.dropped += known is not None
+
+    def keep_fastest(self) -> None:
+        """Give up the slower half of the tactics, but no sparse one that is its layer's best."""
+        rows = sorted(
+            (
+                (t.ms, key, runner, t)
+                for runner, timed in self.by_runner.items()
+                for key, t in timed.items()
+            ),
+            key=lambda row: row[0],
+        )
+        kept = KEPT_TACTICS // 2
+        for _, key, runner, timing in rows[kept:]:
+            self.drop(runner, key, timing)
+            del self.by_runner[runner][key]
+        self.kept = kept
+
+    def rows(self) -> Iterator[tuple[str | None, str, Timing]]:
+        """Runner, number and timing of every kept tactic."""
+        for runner, timed in self.by_runner.items():
+            for key, timing in timed.items():
+                yield runner, key, timing
+            for place, key, timing in self.best_dropped.values():
+                if place == runner and key not in timed:
+                    yield runner, key, timing
+
+
+def tactics_of(layer: Layer) -> tuple[Tactic, ...]:
+    """The kept tactics, fastest first."""
+    found = [
+        Tactic(
+            kernel=timing.kernel,
+            id=normal_id(key),
+            ms=finite_ms(timing.ms),
+            sparse=is_sparse_kernel(timing.kernel),
+            runner=runner,
+            line=timing.line,
+            timings=timing.timings,
+            raw=timing.raw,
+        )
+        for runner, key, timing in layer.rows()
+    ]
+    return tuple(sorted(found, key=lambda t: (t.ms is None, t.ms or 0.0, t.raw is None)))
+
+
+def tuned_layer(name: str, layer: Layer) -> TunedLayer:
+    """The record of one layer; whether it is eligible or chosen is not known here."""
+    tactics = tactics_of(layer)
+    timed = [t for t in tactics if t.ms is not None]
+    sparse = [t.ms for t in timed if t.sparse and t.ms is not None]
+    dense = [t.ms for t in timed if _known_sparse(t.sparse, t.runner) is False and t.ms is not None]
+    return TunedLayer(
+        name=name,
+        runner=layer.runner,
+        tactics=tactics,
+        best_dense_ms=finite_ms(min(dense, default=math.inf)),
+        best_sparse_ms=finite_ms(min(sparse, default=math.inf)),
+        runners=tuple(runner for runner in layer.by_runner if runner is not None),
+        runners_without_tactics=tuple(layer.empty_runners),
+        foreign_node=layer.foreign,
+        cached=layer.cached,
+        pruned_tactics=layer.pruned,
+        dropped_tactics=layer.dropped,
+    )
+
+
+def _known_sparse(by_kernel: bool | None, runner: str | None) -> bool | None:
+    """What the kernel's name says; without one, False for a runner that has no sparse kernels."""
+    if by_kernel is None and runner is not None and runner.startswith(_DENSE_RUNNERS):
+        return False
+    return by_kernel

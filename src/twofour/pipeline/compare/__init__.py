@@ -1,0 +1,1 @@
+"""The measurement: variants, worker processes, rounds."""

@@ -1,0 +1,291 @@
+"""The comparison from its arguments to latency.json: what is compared, measured, concluded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from twofour.engines.machine import describe_machine, read_clocks, usable_cores
+from twofour.engines.timed_protocol import ModeStatus
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.graph.nodes import graph_nodes
+from twofour.graph.weights import find_weights, load_model
+from twofour.latency.gates import check_names, parse_fail_if
+from twofour.latency.layers import (
+    OwnersOf,
+    PartsOf,
+    contrasts,
+    no_owners,
+    owners_by_graph,
+    parts_by_graph,
+    parts_by_name,
+)
+from twofour.latency.naming import parse_variant_name, variant_name, without_batch
+from twofour.latency.ratios import ratios_and_noise
+from twofour.pipeline.compare.measure import Measured, check_metric, measure, planned_rows
+from twofour.pipeline.compare.plan import Planned, plan_variants, start_worker
+from twofour.pipeline.compare.process import first_interrupt_only
+from twofour.pipeline.compare.trtexec_times import compare_emitted
+from twofour.pipeline.compare.variants import NOT_LOADABLE, Subject, open_subject
+from twofour.pipeline.emitting import is_emitted_folder
+from twofour.pipeline.folder import is_run_folder, own_folder
+from twofour.pipeline.reporting import HTML, LATENCY, REPORT, check_page, report_page
+from twofour.pipeline.stages import Progress, Silent
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.export import Accuracy
+from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio
+from twofour.records.options import CompareOptions
+from twofour.reports.html import comparison_page
+from twofour.reports.markdown import comparison_markdown
+from twofour.store import read_record, write_record, write_text
+
+_FAR_COSINE = 0.9
+"""Below it two outputs are not those of one model in two precisions (those are above 0.99)."""
+MARKDOWN = "latency.md"
+PAGE = "latency.html"
+
+
+def compare(
+    paths: Sequence[Path],
+    out: Path | None,
+    options: CompareOptions,
+    progress: Progress | None = None,
+) -> tuple[Path, LatencyComparison]:
+    """`measure_paths` and `save_comparison` in one; raises what they raise."""
+    with first_interrupt_only():
+        folder, comparison = measure_paths(paths, out, options, progress)
+        save_comparison(folder, comparison)
+    return folder, comparison
+
+
+def measure_paths(
+    paths: Sequence[Path],
+    out: Path | None,
+    options: CompareOptions,
+    progress: Progress | None = None,
+) -> tuple[Path, LatencyComparison]:
+    """Measure; gives the folder for the results, which is there then, and the comparison.
+
+    An interrupted comparison is one with `partial`. Raises BadInputError for arguments that do not
+    fit, MissingToolError where no engine that was asked for can run here, BuildFailedError where
+    every variant failed, and KeyboardInterrupt before the first round.
+    """
+    check_options(options)
+    for text in options.fail_if:
+        parse_fail_if(text)
+    if len(paths) == 1 and is_emitted_folder(paths[0]):
+        folder = make_folder(out or paths[0])
+        return folder, compare_emitted(paths[0], options)
+    subject = open_subject(paths, out, options)
+    if is_run_folder(subject.folder):
+        check_page(subject.folder)
+    own_folder(subject.work)
+    return subject.folder, _measure(subject, options, progress or Silent())
+
+
+def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
+    """Write latency.json, latency.md and latency.html, and the page of a run folder again.
+
+    The record comes first: everything else can be made from it. Raises BadInputError where the
+    folder cannot be written.
+    """
+    write_record(folder / LATENCY, comparison)
+    write_text(folder / MARKDOWN, comparison_markdown(comparison))
+    write_text(folder / PAGE, comparison_page(comparison))
+    verdicts = folder / REPORT
+    if is_run_folder(folder) and verdicts.is_file():
+        report = read_record(EligibilityReport, verdicts)
+        write_text(folder / HTML, report_page(folder, report))
+
+
+def make_folder(path: Path) -> Path:
+    """Create it with its parents; raises BadInputError where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(
+            f"cannot create {path}: {error.strerror or error}", hint="choose another --out"
+        ) from error
+    return path
+
+
+def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+    """What can run here, tried in a process of its own: libraries may crash or catch Ctrl-C."""
+    with start_worker(1) as process:
+        found: Mapping[str, ModeStatus] = process.call("statuses", engine, modes)
+        return found
+
+
+def check_options(options: CompareOptions) -> None:
+    """Raises BadInputError for numbers that make no comparison."""
+    wrong = [
+        text
+        for text, bad in (
+            ("--rounds must be at least 1", options.rounds < 1),
+            ("--warmup must not be negative", options.warmup < 0),
+            ("--time-limit must be positive", options.time_limit_s <= 0),
+            ("--threads must be at least 1", options.threads is not None and options.threads < 1),
+            ("--batch takes sizes from 1 on", any(b < 1 for b in options.batches)),
+            ("--batch names a size twice", len(set(options.batches)) < len(options.batches)),
+        )
+        if bad
+    ]
+    if wrong:
+        raise BadInputError("; ".join(wrong))
+
+
+def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> LatencyComparison:
+    planned, baseline = plan_variants(
+        subject.models, options.engines, options.baseline, statuses_apart
+    )
+    check_names(planned_rows(planned, options.batches), options.fail_if)
+    _refuse_nothing(planned)
+    if options.metric is not None:
+        check_metric(options.metric)
+    machine = describe_machine()
+    threads = options.threads or usable_cores()
+    options = replace(options, threads=threads)
+    measured = measure(subject, planned, options, threads, progress)
+    _refuse_all_failed(measured.variants)
+    baseline = _working_baseline(measured, baseline, options)
+    ratios, noise = ratios_and_noise(measured.variants, baseline, options.seed, measured.loads)
+    return LatencyComparison(
+        source=subject.source,
+        baseline=baseline,
+        machine=replace(machine, end=read_clocks()),
+        options=options,
+        variants=measured.variants,
+        ratios=ratios,
+        noise=noise,
+        loads=measured.loads,
+        layers=contrasts(
+            measured.variants,
+            _within_engines(measured.variants, ratios),
+            *_layer_names_of(subject),
+        ),
+        partial=measured.partial,
+        notes=(*measured.notes, *_notes(subject, measured)),
+    )
+
+
+def _within_engines(
+    variants: Sequence[ComparedVariant], ratios: Sequence[LatencyRatio]
+) -> tuple[LatencyRatio, ...]:
+    """Ratios whose two sides name their layers alike: same engine, and same mode or file."""
+    settings = {v.name: v.settings for v in variants}
+
+    def alike(ratio: LatencyRatio) -> bool:
+        one, other = settings[ratio.variant], settings[ratio.baseline]
+        if one is None or other is None or one.engine != other.engine:
+            return False
+        return one.mode == other.mode or one.sparse_kernels is not None
+
+    return tuple(filter(alike, ratios))
+
+
+def _layer_names_of(subject: Subject) -> tuple[PartsOf, OwnersOf]:
+    """What an engine's layer names mean: by the graph where there is one, else by themselves."""
+    path = next((model.onnx for model in subject.models if model.onnx is not None), None)
+    if path is None:
+        return parts_by_name, no_owners
+    nodes = graph_nodes(load_model(path, weights=False))
+    return parts_by_graph(nodes), owners_by_graph(nodes)
+
+
+def _refuse_nothing(planned: Sequence[Planned]) -> None:
+    if any(row.why_not is None for row in planned):
+        return
+    first = planned[0]
+    names: dict[str | None, list[str]] = {}
+    for row in planned:
+        names.setdefault(row.why_not, []).append(row.name)
+    said = "; ".join(f"{', '.join(of)}: {why}" for why, of in names.items())
+    raise MissingToolError(said, hint=first.hint)
+
+
+def _refuse_all_failed(variants: Sequence[ComparedVariant]) -> None:
+    if not any(v.samples_ms for v in variants):
+        errors: dict[str | None, str] = {}
+        for variant in variants:
+            errors.setdefault(variant.error, variant.name)
+        said = "; ".join(f"{name}: {why}" for why, name in errors.items())
+        raise BuildFailedError(
+            f"no variant could be timed: {said}",
+            hint=next((v.hint for v in variants if v.hint), None),
+        )
+
+
+def _working_baseline(measured: Measured, baseline: str, options: CompareOptions) -> str:
+    """The baseline, or where that failed and was not asked for the first that has a twin."""
+    timed = [without_batch(v.name) for v in measured.variants if v.samples_ms]
+    if baseline in timed or options.baseline is not None:
+        return baseline
+    names = [parse_variant_name(name) for name in timed]
+    twins = [variant_name(n.weights, n.engine, n.mode) for n in names if n.again]
+    return (*twins, *timed)[0]
+
+
+def _other_graphs(subject: Subject) -> Iterator[str]:
+    """Files that are not the same layers with other weights; a run folder's always are."""
+    files = [model.onnx for model in subject.models if model.onnx is not None]
+    if subject.is_run or len(files) < 2:
+        return
+    layers = [_layers_of(path) for path in files]
+    for path, found in zip(files[1:], layers[1:], strict=True):
+        if found != layers[0]:
+            yield (
+                f"WARNING: {path.name} has other layers than {files[0].name} "
+                f"({sum(found.values())} weights of {len(found)} kinds against "
+                f"{sum(layers[0].values())} of {len(layers[0])}): ratios compare two models"
+            )
+
+
+def _layers_of(path: Path) -> Counter[tuple[str, tuple[int, ...]]]:
+    """Operator and shape of every weight."""
+    found = find_weights(load_model(path, weights=False), path=path)
+    return Counter((w.op, w.shape) for w in found.weights)
+
+
+def _no_baseline(subject: Subject) -> Iterator[str]:
+    """A run whose model came in 2:4 compares it with itself."""
+    record = Path(subject.source, "accuracy.json")
+    if record.is_file():
+        why = read_record(Accuracy, record).no_baseline
+        yield from () if why is None else (why,)
+
+
+def _far_outputs(variants: Sequence[ComparedVariant]) -> Iterator[str]:
+    for variant in variants:
+        cosines = [row.cosine for row in variant.agreement if row.equal is None]
+        if cosines and min(cosines) < _FAR_COSINE:
+            yield (
+                f"the outputs of {variant.name} are far from the reference's (cosine "
+                f"{min(cosines):.2f}): pruned without recovery, or another model"
+            )
+
+
+def _input_words(subject: Subject) -> str:
+    arrays = ", ".join(
+        f"{name} {'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype}"
+        for name, array in subject.inputs.items()
+    )
+    made_up = " (made up: give real ones with --inputs, or shapes with --input-shape)"
+    return f"inputs: {arrays}{made_up if subject.made_up else ''}"
+
+
+def _notes(subject: Subject, measured: Measured) -> tuple[str, ...]:
+    once = {without_batch(v.name): v for v in measured.variants}
+    notes = [
+        _input_words(subject),
+        *_other_graphs(subject),
+        *_no_baseline(subject),
+        *_far_outputs(tuple(once.values())),
+        *({NOT_LOADABLE} & {model.no_torch for model in subject.models}),
+    ]
+    if subject.reference is not None:
+        notes.append("outputs are compared, on these inputs, with the dense module's in float32")
+    elif first := next((v.name for v in measured.variants if v.agreement), None):
+        notes.append(f"outputs are compared with those of {first}: no float32 reference is kept")
+    return tuple(notes)

@@ -1,0 +1,177 @@
+"""From a planned variant to what its worker loads; plans and INT8 files are made on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from twofour.engines.inputs import at_shapes
+from twofour.engines.modes import FLAG_OFF
+from twofour.engines.protocol import BuildRequest, say_nothing
+from twofour.engines.timed_protocol import OpenOptions
+from twofour.errors import BadInputError
+from twofour.pipeline.compare.plan import OpenRequest, Planned, QuantizeRequest, start_worker
+from twofour.pipeline.compare.variants import Subject
+from twofour.pipeline.engine_host import EngineHost, Tries, build_tensorrt
+from twofour.pipeline.sources.source import safe_name
+from twofour.records.options import ShapeProfile
+
+_QUANTISED = {"int8": "int8", "uint8": "int8 (uint8 activations)"}
+"""Mode -> how the settings name its precision."""
+OPTIMIZED, AS_IT_IS = "BASIC", "NONE"
+"""Optimization levels of the graph before it is quantized."""
+_HALF = frozenset({"float16", "bfloat16"})
+_TENSORRT = "tensorrt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What to load, and what it took to make it."""
+
+    request: OpenRequest
+    build_s: float | None = None
+    """Building the engine or quantising the file; None: it was there."""
+
+
+def prepare_request(
+    subject: Subject,
+    planned: Planned,
+    threads: int,
+    shapes: tuple[ShapeProfile, ...],
+    note: Callable[[str], None],
+) -> Prepared:
+    """The request of a variant, after a process of its own has built or quantised what it needs.
+
+    `note` is told where that process died and another try follows.
+
+    Raises BuildFailedError and BadInputError as building and quantising do.
+    """
+    model = planned.model
+    file, build_s = model.onnx, None
+    if planned.engine == _TENSORRT:
+        file, build_s = _plan(subject, planned, shapes, note)
+    elif planned.engine == "onnxruntime" and planned.mode in _QUANTISED:
+        started = time.perf_counter()
+        file = _quantized(subject, planned, threads, note)
+        build_s = time.perf_counter() - started
+    is_torch = planned.engine.startswith("torch")
+    shown = model.torch.source if is_torch and model.torch else str(file)
+    return Prepared(
+        request=OpenRequest(
+            engine=planned.engine,
+            mode=planned.mode,
+            options=OpenOptions(weights=model.weights, threads=threads, shapes=shapes),
+            model=shown,
+            precision=_precision(planned),
+            file=None if is_torch else file,
+            torch=model.torch if is_torch else None,
+            sparse_kernels=_flag(planned) if planned.engine == _TENSORRT else None,
+        ),
+        build_s=build_s,
+    )
+
+
+def _precision(planned: Planned) -> str:
+    if planned.engine == "onnxruntime" and planned.mode in _QUANTISED:
+        return _QUANTISED[planned.mode]
+    word = planned.model.precision
+    on_cpu = planned.engine == "onnxruntime" and planned.mode == "cpu"
+    # the CPU provider casts most of a half-precision graph to float32 and back
+    return f"{word} (graph)" if on_cpu and word in _HALF else word
+
+
+def batch_of(inputs: Mapping[str, np.ndarray]) -> int | None:
+    """Length of the first axis that all inputs share; None where there is none."""
+    lengths = {array.shape[0] if array.ndim else None for array in inputs.values()}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def at_batch(inputs: Mapping[str, np.ndarray], batch: int) -> dict[str, np.ndarray]:
+    """The inputs cut, or repeated, to so many rows.
+
+    Raises BadInputError where they have no common first axis.
+    """
+    rows = batch_of(inputs)
+    if not rows:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+        raise BadInputError(
+            f"--batch: the inputs have no common first axis ({shapes})",
+            hint="leave --batch out, and give inputs of the size you want with --inputs",
+        )
+    return at_shapes(inputs, {name: (batch, *a.shape[1:]) for name, a in inputs.items()})
+
+
+def profiles_over(
+    inputs: Mapping[str, np.ndarray], batches: Sequence[int]
+) -> tuple[ShapeProfile, ...]:
+    """Shapes for an engine that serves all batches; tactics are chosen for the largest."""
+
+    def shape(array: np.ndarray, rows: int) -> tuple[int, ...]:
+        return (rows, *array.shape[1:]) if batches else array.shape
+
+    smallest, largest = min(batches, default=0), max(batches, default=0)
+    return tuple(
+        ShapeProfile(input=name, min=shape(array, smallest), opt=largest_shape, max=largest_shape)
+        for name, array in inputs.items()
+        for largest_shape in (shape(array, largest),)
+    )
+
+
+def _flag(planned: Planned) -> bool | None:
+    """Whether the builder may use sparse kernels; None for a plan of unknown origin."""
+    if planned.mode == FLAG_OFF:
+        return False
+    if planned.model.onnx is None:
+        return None
+    return not planned.model.dense
+
+
+def _plan(
+    subject: Subject,
+    planned: Planned,
+    shapes: tuple[ShapeProfile, ...],
+    note: Callable[[str], None],
+) -> tuple[Path, float | None]:
+    """The plan that is there, or a new one; the twin's is built again, without a timing cache."""
+    known = planned.model.plans.get(planned.mode)
+    if known is not None and not (planned.again and planned.model.onnx):
+        return known, None
+    assert planned.model.onnx is not None, "planned only where there is one of the two"
+    name = safe_name(planned.name)
+    options = subject.build if subject.build.shapes else replace(subject.build, shapes=shapes)
+    request = BuildRequest(
+        variant=name,
+        onnx=planned.model.onnx,
+        folder=subject.work,
+        sparse_weights=bool(_flag(planned)),
+        options=options,
+        inputs=subject.inputs,
+    )
+    with EngineHost(note=lambda text: note(f"{planned.name}: {text}")) as host:
+        built = build_tensorrt(host, request, say_nothing)
+    return subject.work / f"{name}.plan", built.build_s
+
+
+def _quantized(
+    subject: Subject, planned: Planned, threads: int, note: Callable[[str], None]
+) -> Path:
+    assert planned.model.onnx is not None, "planned only where there is one"
+    target = subject.work / f"{safe_name(planned.model.weights)}.{planned.mode}.onnx"
+    request = QuantizeRequest(
+        onnx=planned.model.onnx,
+        target=target,
+        examples=subject.examples,
+        activations=planned.mode,
+    )
+    tries = Tries(engine=planned.name, levels=(OPTIMIZED, AS_IT_IS), note=note)
+
+    def quantize(level: str) -> None:
+        with start_worker(threads) as process:
+            process.call("quantize", replace(request, optimized=level == OPTIMIZED))
+
+    tries.until_alive(quantize, lambda: f"quantizing {request.onnx.name}")
+    return target

@@ -1,0 +1,145 @@
+"""The workers of a comparison: started, asked in rounds, interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from twofour.engines.machine import available_bytes
+from twofour.engines.onnxruntime.session import LEVELS
+from twofour.errors import BuildFailedError, TwofourError
+from twofour.pipeline.compare.plan import Memory, Opened, OpenRequest, Planned, start_worker
+from twofour.pipeline.engine_host import Tries
+from twofour.pipeline.workers.process import WorkerProcess
+from twofour.records.build import LayerTime
+from twofour.records.export import OutputAgreement
+from twofour.records.options import EngineName
+
+
+@contextlib.contextmanager
+def first_interrupt_only(*, until_exit: bool = False) -> Iterator[None]:
+    """Within, the first SIGINT raises KeyboardInterrupt and later ones are ignored.
+
+    An impatient second Ctrl-C would otherwise hit the code that keeps what the first one left.
+    With `until_exit`, for a process that ends then, they stay ignored after the block too. Outside
+    of the main thread, where signals cannot be handled, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    interrupted = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if not (interrupted and until_exit):
+            signal.signal(signal.SIGINT, before)
+
+
+_SPARE = 1.2
+"""A variant is opened while this many times the largest so far is available."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveVariant:
+    """A variant with a process of its own, until it fails or the comparison ends."""
+
+    planned: Planned
+    process: WorkerProcess | None = None
+    opened: Opened | None = None
+    error: TwofourError | None = None
+    """Why it cannot be measured any more."""
+    agreement: tuple[OutputAgreement, ...] = ()
+    top1_agreement: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    layers: tuple[LayerTime, ...] = ()
+    build_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name, without the batch of a sweep."""
+        return self.planned.name
+
+    @property
+    def runs(self) -> bool:
+        """It is loaded and has not failed."""
+        return self.opened is not None and self.error is None
+
+    def open(self, request: OpenRequest, note: Callable[[str], None]) -> None:
+        """Load it; a failure is kept as `error`.
+
+        ONNX Runtime is tried at a lower optimization level where its process dies, and `note` told.
+        """
+
+        def load(level: str) -> None:
+            self.close()
+            self.process = start_worker(request.options.threads)
+            options = replace(request.options, level=level)
+            self.opened = self.process.call("open", replace(request, options=options))
+
+        try:
+            if request.engine == EngineName.ONNXRUNTIME.value:
+                tries = Tries(engine=self.name, levels=LEVELS, note=note)
+                tries.until_alive(load, lambda: f"loading {request.model}")
+            else:
+                load(LEVELS[0])
+        except TwofourError as error:
+            self.fail(error)
+
+    def fail(self, error: TwofourError) -> None:
+        """Note why, and let the process go."""
+        self.error = error
+        self.close()
+
+    def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
+        """Take the inputs of the rounds that follow; raises TwofourError."""
+        self.call("prepare", inputs, warmup)
+
+    def run_ms(self) -> float:
+        """One timed run."""
+        return float(self.call("run_ms"))
+
+    def memory(self) -> Memory:
+        """Peaks since `prepare`."""
+        try:
+            found: Memory = self.call("memory")
+        except TwofourError:
+            return Memory(host_bytes=None, device_bytes=None)
+        return found
+
+    def call(self, command: str, *arguments: object) -> Any:  # noqa: ANN401  # each command has its own
+        """Ask its process."""
+        assert self.process is not None, "it was opened"
+        return self.process.call(command, *arguments)
+
+    def close(self) -> None:
+        """End its process."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+
+def refuse_without_memory(largest_bytes: int) -> None:
+    """Raise BuildFailedError where another variant as large as the largest would not fit."""
+    available = available_bytes()
+    if available < _SPARE * largest_bytes:
+        raise BuildFailedError(
+            f"not opened: {available / 2**30:.1f} GiB of memory are left, and the largest variant "
+            f"took {largest_bytes / 2**30:.1f} GiB",
+            hint="every variant stays loaded while the rounds run: name fewer with --engines",
+        )

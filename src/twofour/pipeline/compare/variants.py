@@ -1,0 +1,287 @@
+"""What is compared: a run folder, or ONNX files and engines, brought to one form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from twofour.engines.inputs import parse_shapes, profiles_for, shapes_of
+from twofour.engines.modes import FLAG_OFF, GPU
+from twofour.engines.tensorrt.precision import precisions_of
+from twofour.errors import BadInputError
+from twofour.pipeline.agreement import load_arrays
+from twofour.pipeline.compare.plan import NO_TORCH, ComparedModel, TorchRequest
+from twofour.pipeline.example_shapes import asked_or_opt
+from twofour.pipeline.folder import MANIFEST, is_run_folder, refuse_changed
+from twofour.pipeline.onnx_inputs import (
+    describe,
+    load_inputs,
+    random_inputs,
+    save_arrays,
+    size_ranges,
+)
+from twofour.pipeline.sources.inputs import read_arrays
+from twofour.pipeline.sources.source import IN_MEMORY, SourceOptions, safe_name
+from twofour.pipeline.stages import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
+from twofour.records.build import BuildResult
+from twofour.records.export import TensorShape
+from twofour.records.options import BuildOptions, CompareOptions, EngineName
+from twofour.records.run import RunManifest
+from twofour.store import read_record
+
+RUNS = Path("runs")
+FOLDER = "compare"
+"""Where a comparison keeps what it builds, inside the folder of its results."""
+_PLANS = (".plan", ".engine", ".trt")
+_EXAMPLES = "inputs.npz"
+NOT_LOADABLE = (
+    "the run was given a module in memory, which cannot be loaded again: name a file.py:callable "
+    "to prune-export-build where torch variants are to be timed"
+)
+_MODEL_STAGES = ("export-dense", "inputs", "prune", "export-sparse")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Models with the inputs they are run on, and where the results go."""
+
+    source: str
+    """As the user named it."""
+    folder: Path
+    is_run: bool
+    """`folder` is a run folder, whose report shows the comparison."""
+    models: tuple[ComparedModel, ...]
+    inputs: Mapping[str, np.ndarray]
+    """Example inputs by name."""
+    reference: Mapping[str, np.ndarray] | None
+    """Outputs of the dense module in float32 on them; None: the first ONNX file has to do."""
+    build: BuildOptions
+    made_up: bool = False
+    """`inputs` are random numbers of shapes that nobody gave."""
+
+    @property
+    def work(self) -> Path:
+        """Folder for plans and quantised files."""
+        return self.folder / FOLDER
+
+    @property
+    def examples(self) -> Path:
+        """The example inputs as a file for worker processes."""
+        return self.work / _EXAMPLES
+
+    def save_examples(self) -> None:
+        """Write that file."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        save_arrays(self.examples, dict(self.inputs))
+
+
+def open_subject(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Subject:
+    """From one run folder, or from ONNX files and TensorRT plans.
+
+    Raises BadInputError for anything else, a folder that holds no model, and models that take
+    different inputs.
+    """
+    if len(paths) == 1 and paths[0].is_dir():
+        return _of_run(paths[0], out, options)
+    for path in paths:
+        if path.is_dir():
+            raise BadInputError(f"{path} is a folder among files", hint="name it alone")
+        if path.suffix.lower() not in {".onnx", *_PLANS}:
+            raise BadInputError(
+                f"{path} is neither an ONNX file nor a TensorRT engine ({', '.join(_PLANS)})",
+                hint="for a torch model run prune-export-build first and name its run folder",
+            )
+        if not path.is_file():
+            raise BadInputError(f"cannot read {path}: no such file")
+    return _of_files(paths, out, options)
+
+
+def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Subject:
+    if not is_run_folder(folder):
+        raise BadInputError(
+            f"{folder} is not a run folder",
+            hint="name one that prune-export-build or build made, or ONNX files",
+        )
+    here = [v for v in (DENSE, SPARSE) if (folder / onnx_name(v)).is_file()]
+    if not here:
+        raise BadInputError(
+            f"{folder} holds no ONNX file yet", hint="run prune-export-build or build first"
+        )
+    for stage in _MODEL_STAGES:
+        refuse_changed(folder, stage)
+    shapes, outputs, _ = describe(folder / onnx_name(here[0]))
+    own = folder / INPUTS
+    asked = _asked_inputs(options, shapes)
+    inputs = asked or (load_arrays(own) if own.is_file() else _made_up(shapes, folder))
+    names = tuple(s.name for s in shapes), tuple(o.name for o in outputs)
+    reference = folder / reference_name(DENSE)
+    return Subject(
+        source=str(folder),
+        folder=out or folder,
+        is_run=out is None,
+        models=tuple(_model_of_run(folder, variant, names) for variant in here),
+        inputs=inputs,
+        reference=load_arrays(reference) if asked is None and reference.is_file() else None,
+        build=_with_shapes(_build_options(folder), options, inputs, folder / onnx_name(here[0])),
+        made_up=asked is None and not own.is_file(),
+    )
+
+
+def _model_of_run(
+    folder: Path, variant: str, names: tuple[tuple[str, ...], tuple[str, ...]]
+) -> ComparedModel:
+    manifest = read_record(RunManifest, folder / MANIFEST)
+    weights = folder / WEIGHTS
+    torch = None
+    in_memory = manifest.source.startswith(IN_MEMORY)
+    if not (in_memory or manifest.source.lower().endswith(".onnx")) and weights.is_file():
+        torch = TorchRequest(
+            source=_dense_source(manifest) if variant == DENSE else manifest.source,
+            arguments=SourceOptions(
+                inputs=None if manifest.inputs is None else Path(manifest.inputs),
+                input_shapes=manifest.input_shapes,
+                input_shape_names=manifest.input_shape_names,
+                seed=manifest.seed,
+            ),
+            weights=weights if variant == SPARSE else None,
+            input_names=names[0],
+            output_names=names[1],
+        )
+    return ComparedModel(
+        weights=variant,
+        onnx=folder / onnx_name(variant),
+        precision=precisions_of(folder / onnx_name(variant)).in_words,
+        plans=_plans(folder) if variant == SPARSE else {},
+        torch=torch,
+        no_torch=NOT_LOADABLE if in_memory else NO_TORCH,
+        dense=variant == DENSE,
+    )
+
+
+def _dense_source(manifest: RunManifest) -> str:
+    """The model that the run was told is the dense one, else the one that it pruned."""
+    return manifest.dense_reference or manifest.source
+
+
+def _plans(folder: Path) -> dict[str, Path]:
+    """Both plans of a run come from sparse.onnx: "dense" is the one with sparsity off."""
+    path = folder / "build.json"
+    if not path.is_file():
+        return {}
+    built = read_record(BuildResult, path)
+    if built.engine.engine is not EngineName.TENSORRT:
+        return {}
+    modes = {v.plan: GPU if v.sparse_weights else FLAG_OFF for v in built.variants if v.plan}
+    return {mode: folder / plan for plan, mode in modes.items() if (folder / plan).is_file()}
+
+
+def _build_options(folder: Path) -> BuildOptions:
+    path = folder / "build.json"
+    return read_record(BuildResult, path).options if path.is_file() else BuildOptions()
+
+
+def _with_shapes(
+    build: BuildOptions,
+    options: CompareOptions,
+    inputs: Mapping[str, np.ndarray],
+    onnx: Path | None,
+) -> BuildOptions:
+    """--shapes in place of what a build had, for all inputs of the file."""
+    asked = parse_shapes(options.shapes)
+    if not asked or onnx is None:
+        return replace(build, shapes=asked) if asked else build
+    profiles = profiles_for(asked, describe(onnx)[0], shapes_of(inputs), size_ranges(onnx))
+    return replace(build, shapes=profiles)
+
+
+def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Subject:
+    models = tuple(
+        _model_of_file(label, path) for label, path in zip(_labels(paths), paths, strict=True)
+    )
+    folder = out or RUNS / safe_name("-".join(["compare", *(m.weights for m in models[:3])]))
+    files = [m.onnx for m in models if m.onnx is not None]
+    inputs = _inputs_of_files(files, options)
+    return Subject(
+        source=" ".join(map(str, paths)),
+        folder=folder,
+        is_run=False,
+        models=models,
+        inputs=inputs,
+        reference=None,
+        build=_with_shapes(BuildOptions(), options, inputs, files[0] if files else None),
+        made_up=options.inputs is None and not options.input_shapes,
+    )
+
+
+def _model_of_file(label: str, path: Path) -> ComparedModel:
+    if path.suffix.lower() in _PLANS:
+        return ComparedModel(weights=label, plans={GPU: path})
+    return ComparedModel(weights=label, onnx=path, precision=precisions_of(path).in_words)
+
+
+def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
+    """File stems; with the folder before it where two files have the same, and then a number."""
+    stems = Counter(path.stem for path in paths)
+    labels = [
+        path.stem if stems[path.stem] == 1 else f"{path.absolute().parent.name}-{path.stem}"
+        for path in paths
+    ]
+    seen: Counter[str] = Counter()
+    for index, label in enumerate(labels):
+        seen[label] += 1
+        if labels.count(label) > 1:
+            labels[index] = f"{label}-{seen[label]}"
+    return tuple(labels)
+
+
+def _inputs_of_files(files: Sequence[Path], options: CompareOptions) -> Mapping[str, np.ndarray]:
+    """Example inputs that every file takes: as asked for, else random."""
+    if not files:
+        if options.inputs is None:
+            raise BadInputError(
+                "engines alone do not say their inputs here", hint="give them with --inputs .npz"
+            )
+        return read_arrays(Path(options.inputs))
+    shapes = [describe(path)[0] for path in files]
+    for path, other in zip(files[1:], shapes[1:], strict=True):
+        if [s.name for s in other] != [s.name for s in shapes[0]]:
+            raise BadInputError(
+                f"{path} takes the inputs {[s.name for s in other]}, "
+                f"{files[0]} takes {[s.name for s in shapes[0]]}",
+                hint="only models with the same inputs can be compared",
+            )
+    merged = tuple(map(_fixed_in_any, zip(*shapes, strict=True)))
+    asked = _asked_inputs(options, merged)
+    return _made_up(merged, files[0], options) if asked is None else asked
+
+
+def _fixed_in_any(same: tuple[TensorShape, ...]) -> TensorShape:
+    """One input in all files: a dimension that any of them fixes is that, the others are free."""
+    if len({len(tensor.shape) for tensor in same}) > 1:
+        return same[0]
+    dims = zip(*(tensor.shape for tensor in same), strict=True)
+    fixed = (next((d for d in of if isinstance(d, int)), of[0]) for of in dims)
+    return replace(same[0], shape=tuple(fixed))
+
+
+def _asked_inputs(
+    options: CompareOptions, shapes: tuple[TensorShape, ...]
+) -> Mapping[str, np.ndarray] | None:
+    if options.inputs is not None:
+        return load_inputs(Path(options.inputs), shapes)
+    if options.input_shapes:
+        return _made_up(shapes, Path("the model"), options)
+    return None
+
+
+def _made_up(
+    shapes: tuple[TensorShape, ...], model: Path, options: CompareOptions | None = None
+) -> Mapping[str, np.ndarray]:
+    """Random inputs; `model` is what an error names. Shapes as asked for, else opt of --shapes."""
+    options = options or CompareOptions()
+    asked = asked_or_opt(options, parse_shapes(options.shapes))
+    return random_inputs(shapes, options.seed, asked, str(model))

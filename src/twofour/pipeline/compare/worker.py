@@ -1,0 +1,145 @@
+"""What the process that one variant runs in can do.
+
+A process of its own gives each variant its own peak memory and thread pools, and lets one crash
+without the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from twofour.engines.machine import peak_resident_bytes, reset_peak
+from twofour.engines.protocol import ProgressCallback
+from twofour.pipeline.agreement import predictor
+from twofour.pipeline.compare.plan import (
+    Memory,
+    Opened,
+    OpenRequest,
+    QuantizeRequest,
+)
+
+if TYPE_CHECKING:
+    from twofour.engines.timed_protocol import ModeStatus, TimedModel
+    from twofour.records.build import LayerTime
+
+_LONG_MS = 50.0
+"""Runs longer than this gain nothing measurable from untimed runs before them."""
+_WAKING_S = 5e-3
+"""Untimed runs before a timed one: a scheduler's slice (4 ms), in which a thread may wake late."""
+_QUIET_S = 1e-3
+_MOST_WAITING_S = 2e-2
+_BUSY_PART = 0.2
+
+
+class Worker:
+    """The commands; each is a method, and what it raises goes back to the parent."""
+
+    def __init__(self, _report: ProgressCallback) -> None:
+        self._model: TimedModel | None = None
+        self._last_ms = 0.0
+
+    def open(self, request: OpenRequest) -> Opened:
+        """Load the variant; everything else needs that first, `quantize` apart."""
+        from twofour.pipeline.compare.opening import open_variant
+
+        started = time.perf_counter()
+        self._model = open_variant(request)
+        open_s = time.perf_counter() - started
+        return Opened(
+            settings=self._model.settings,
+            inputs=self._model.inputs,
+            size_bytes=self._model.size_bytes,
+            open_s=open_s,
+        )
+
+    def statuses(self, engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+        """Which modes of an engine can run here."""
+        from twofour.engines.modes import statuses_of
+
+        return statuses_of(engine, modes)
+
+    def quantize(self, request: QuantizeRequest) -> None:
+        """Write an INT8 file."""
+        from twofour.pipeline.compare.opening import quantize
+
+        quantize(request)
+
+    def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
+        """Take the inputs of the rounds and warm up; peaks count from here."""
+        reset_peak()
+        self._opened.prepare(inputs)
+        for _ in range(warmup):
+            self._opened.run_ms()
+        settle()
+
+    def run_ms(self) -> float:
+        """One timed run; answers when the process is idle again.
+
+        A short one follows untimed runs at once, as in a loop: threads that were asleep are awake,
+        and the caches hold this variant, not the one before.
+        """
+        if self._last_ms < _LONG_MS:
+            _run_for(_WAKING_S, self._opened)
+        self._last_ms = self._opened.run_ms()
+        settle()
+        return self._last_ms
+
+    def outputs(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs by name."""
+        return self._opened.outputs(inputs)
+
+    def metric(self, reference: str, seed: int) -> dict[str, float]:
+        """The user's metric, with this variant behind `predict`."""
+        from twofour.pipeline.sources.metric import load_metric, run_metric
+
+        names = [tensor.name for tensor in self._opened.inputs]
+        predict = predictor(names, self._opened.outputs)
+        return run_metric(load_metric(reference), predict, seed=seed)
+
+    def check_metric(self, reference: str) -> None:
+        """Import the user's metric, so that a typo is found before anything is timed."""
+        from twofour.pipeline.sources.metric import load_metric
+
+        load_metric(reference)
+
+    def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
+        """Mean times of the layers."""
+        return self._opened.layer_times(iterations)
+
+    def memory(self) -> Memory:
+        """Peaks since `prepare`."""
+        return Memory(
+            host_bytes=peak_resident_bytes(),
+            device_bytes=self._opened.peak_device_memory_bytes(),
+        )
+
+    @property
+    def _opened(self) -> TimedModel:
+        assert self._model is not None, "open comes first"
+        return self._model
+
+
+def _run_for(seconds: float, model: TimedModel) -> None:
+    """Untimed runs, at least one, until the time is over."""
+    deadline = time.perf_counter() + seconds
+    while True:
+        model.run_ms()
+        if time.perf_counter() > deadline:
+            return
+
+
+def settle(cpu_s: Callable[[], float] = time.process_time) -> None:
+    """Wait until this process is idle by its own clock `cpu_s`, 20 ms at most.
+
+    Thread pools go on spinning after a run and would take cores from the next variant.
+    """
+    deadline = time.perf_counter() + _MOST_WAITING_S
+    while time.perf_counter() < deadline:
+        before = cpu_s()
+        time.sleep(_QUIET_S)
+        if cpu_s() - before < _BUSY_PART * _QUIET_S:
+            return

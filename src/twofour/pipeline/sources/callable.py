@@ -1,0 +1,156 @@
+"""A function that returns a module, as a source."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from twofour.errors import BadInputError
+from twofour.pipeline.sources.hf_io import give_tensors, invented_inputs
+from twofour.pipeline.sources.inputs import ExampleInputs, inputs_from_options, inputs_from_value
+from twofour.pipeline.sources.loaded import LoadedModule, loaded_module, with_free_sizes
+from twofour.pipeline.sources.source import (
+    SourceKind,
+    SourceOptions,
+    key_of,
+    options_key,
+    safe_name,
+)
+from twofour.pipeline.sources.user_code import (
+    CodeReference,
+    import_attribute,
+    reference_key,
+    required_arguments,
+    seed_everything,
+    user_code,
+)
+
+_RETURN_HINT = "return an nn.Module, or a tuple (module, example_inputs)"
+
+
+def load_callable(reference: CodeReference, options: SourceOptions) -> LoadedModule:
+    """Module and example inputs from user code; a name that is a module itself is taken as it is.
+
+    Raises BadInputError for code that fails, wants arguments, returns no module, or leaves the
+    example inputs unknown.
+    """
+    seed_everything(options.seed)  # a module may be built while the file is imported
+    target = import_attribute(reference)
+    made = target if isinstance(target, nn.Module) else _call(reference, target, options.seed)
+    returned, given = _split(reference, made)
+    module = _checked_module(reference, returned)
+    inputs = (
+        inputs_from_options(module, options) or given or _own_inputs(reference, module, options)
+    )
+    if not is_transformers_model(module):
+        return loaded_module(module, inputs.args, inputs.kwargs)
+    give_tensors(module)
+    return with_free_sizes(loaded_module(module, inputs.args, inputs.kwargs))
+
+
+def _call(reference: CodeReference, target: object, seed: int) -> object:
+    if not callable(target):
+        raise BadInputError(
+            f"{reference.text} is of type {type(target).__name__}, not a callable",
+            hint=f"name a function that takes no arguments; {_RETURN_HINT}",
+        )
+    needed = required_arguments(target)
+    if needed:
+        raise BadInputError(
+            f"{reference.text} needs arguments: {', '.join(needed)}",
+            hint="name a function that takes none, and let it call this one",
+        )
+    seed_everything(seed)
+    with user_code(reference, "raised"):
+        made: object = target()
+    return made
+
+
+def _split(reference: CodeReference, made: object) -> tuple[object, ExampleInputs | None]:
+    """What was returned, and the example inputs where it is a pair that begins with a module."""
+    if isinstance(made, (tuple, list)) and len(made) == 2 and isinstance(made[0], nn.Module):
+        return made[0], inputs_from_value(made[1], reference.text)
+    return made, None
+
+
+def _checked_module(reference: CodeReference, module: object) -> nn.Module:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise BadInputError(
+            f"{reference.text} returned a TorchScript module, which torch.onnx cannot export",
+            hint="return the nn.Module it was made from",
+        )
+    if isinstance(module, dict) and any(isinstance(v, torch.Tensor) for v in module.values()):
+        raise BadInputError(
+            f"{reference.text} returned a state_dict, which says nothing of the architecture",
+            hint="build the module, call its load_state_dict, and return the module",
+        )
+    if not isinstance(module, nn.Module):
+        raise BadInputError(
+            f"{reference.text} returned {_kind(module)}, no torch.nn.Module", hint=_RETURN_HINT
+        )
+    return module
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {', '.join(type(v).__name__ for v in value)}"
+    return f"a value of type {type(value).__name__}"
+
+
+def _own_inputs(
+    reference: CodeReference, module: nn.Module, options: SourceOptions
+) -> ExampleInputs:
+    """Example inputs the module itself knows: by its config, as Lightning's or as dummy_inputs."""
+    if is_transformers_model(module):
+        return invented_inputs(module, options.seed)
+    for name in ("example_input_array", "dummy_inputs"):
+        with user_code(reference, f"raised in {name}"):
+            value = getattr(module, name, None)
+        if value is not None:
+            return inputs_from_value(value, f"{reference.text}: {name}")
+    raise BadInputError(
+        f"{reference.text} returned a module without example inputs",
+        hint="return (module, example_inputs), or give --input-shape 1x3x224x224 or "
+        "--inputs FILE.npz",
+    )
+
+
+def is_transformers_model(module: nn.Module) -> bool:
+    """Whether a Hugging Face class made it; whoever built it has imported transformers."""
+    transformers = sys.modules.get("transformers")
+    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallableSource:
+    """User code that returns a module, or a module and example inputs."""
+
+    text: str
+    reference: CodeReference
+    options: SourceOptions
+
+    @property
+    def name(self) -> str:
+        """File or module, and callable: two files often both have a `make`."""
+        file = self.reference.file
+        module = file.stem if file is not None else self.reference.target.rpartition(".")[2]
+        return safe_name(f"{module}-{self.reference.attribute}")
+
+    @property
+    def kind(self) -> SourceKind:
+        """Always CALLABLE."""
+        return SourceKind.CALLABLE
+
+    def key(self) -> str:
+        """sha256 over the user's code (what it imports of their own included) and the options.
+
+        Data the code reads when it runs is not seen. Raises BadInputError for a missing module.
+        """
+        return key_of(reference_key(self.reference), options_key(self.options))
+
+    def load(self) -> LoadedModule:
+        """Import and call it, with all random numbers seeded; raises BadInputError."""
+        return load_callable(self.reference, self.options)

@@ -1,0 +1,268 @@
+"""Example inputs and outputs of a Hugging Face model."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from twofour.errors import BadInputError
+from twofour.pipeline.sources.checkpoint import Checkpoint, Pooling, read_json_object
+from twofour.pipeline.sources.inputs import ExampleInputs, inputs_from_options, read_sentences
+from twofour.pipeline.sources.source import SourceOptions
+from twofour.pipeline.sources.source_line import describe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
+
+
+_ROWS = 2
+_RANDOM_TOKENS = 16
+_MOST_TOKENS = 512
+"""Bound where neither tokenizer nor config names one."""
+_USUAL_IMAGE = 224
+
+
+def checkpoint_inputs(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    options: SourceOptions,
+) -> ExampleInputs:
+    """The user's inputs; else tokenised sentences, random ids without a tokenizer, or images.
+
+    Raises BadInputError where the inputs do not suit the model, or none can be made up for it.
+    """
+    sentences = options.inputs is not None and options.inputs.suffix == ".txt"
+    if _takes(model, "input_ids") and options.input_shapes:
+        raise BadInputError(
+            f"{type(model).__name__} reads token ids; --input-shape makes floating-point inputs",
+            hint="give sentences with --inputs FILE.txt, or ids with --inputs FILE.npz",
+        )
+    if sentences and not checkpoint.has_tokenizer:
+        raise BadInputError(
+            f"{checkpoint.model_folder} has no tokenizer, so {options.inputs} cannot be read",
+            hint="copy the tokenizer files into the folder, or give ids with --inputs FILE.npz",
+        )
+    if (
+        _takes(model, "input_ids")
+        and checkpoint.has_tokenizer
+        and (sentences or options.inputs is None)
+    ):
+        return _with_decoder(model, _tokenised(model, checkpoint, options.inputs))
+    given = inputs_from_options(model, options)
+    return given or invented_inputs(model, options.seed, _image_size(model, checkpoint))
+
+
+def invented_inputs(
+    model: PreTrainedModel,
+    seed: int,
+    image_size: tuple[int, int] | None = None,
+) -> ExampleInputs:
+    """Random token ids (2x16) or images (2 x channels x height x width), from the config.
+
+    Raises BadInputError for a model whose main input is something else, such as sound.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if _takes(model, "input_ids"):
+        text = model.config.get_text_config()
+        length = min(_RANDOM_TOKENS, getattr(text, "max_position_embeddings", _RANDOM_TOKENS))
+        ids = torch.randint(0, text.vocab_size, (_ROWS, length), generator=generator)
+        return _with_decoder(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    if _takes(model, "pixel_values"):
+        channels = getattr(model.config, "num_channels", 3)
+        height, width = image_size or _config_image_size(model)
+        shape = (_ROWS, channels, height, width)
+        return ExampleInputs(kwargs={"pixel_values": torch.randn(shape, generator=generator)})
+    raise BadInputError(
+        f"no example inputs can be made up for {type(model).__name__}, which reads "
+        f"{getattr(model, 'main_input_name', 'an unknown input')!r}",
+        hint="give them with --inputs FILE.npz",
+    )
+
+
+def _takes(model: PreTrainedModel, name: str) -> bool:
+    return getattr(model, "main_input_name", None) == name
+
+
+def _with_decoder(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> ExampleInputs:
+    """Only what forward takes; the decoder of an encoder-decoder model gets the same ids."""
+    accepted = inspect.signature(model.forward).parameters
+    kwargs = {name: tensor for name, tensor in inputs.items() if name in accepted}
+    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
+        kwargs["decoder_input_ids"] = kwargs["input_ids"].clone()
+    return ExampleInputs(kwargs=kwargs)
+
+
+def _tokenised(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    file: Path | None,
+) -> dict[str, torch.Tensor]:
+    """Token ids, mask and so on, [sentences, longest sentence], padded to that length."""
+    sentences = read_sentences(file)
+    if checkpoint.pooling is not None and checkpoint.pooling.lower_case:
+        sentences = tuple(sentence.lower() for sentence in sentences)
+    try:
+        tokenizer = _tokenizer(checkpoint.model_folder)
+        encoded = tokenizer(
+            list(sentences),
+            padding=True,
+            truncation=True,
+            max_length=_longest(model, checkpoint, tokenizer),
+            return_tensors="pt",
+        )
+    except Exception as error:
+        raise BadInputError(
+            f"the tokenizer in {checkpoint.model_folder} cannot be used: {describe(error)}",
+            hint="give token ids with --inputs FILE.npz",
+        ) from error
+    return dict(encoded)
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    if tokenizer.pad_token is None:  # decoders have none; the mask hides whatever stands there
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
+
+
+def _longest(
+    model: PreTrainedModel, checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase
+) -> int:
+    limits = [tokenizer.model_max_length, _MOST_TOKENS]
+    limits.append(getattr(model.config, "max_position_embeddings", None))
+    limits.append(checkpoint.pooling.max_tokens if checkpoint.pooling else None)
+    return min(int(limit) for limit in limits if limit is not None)
+
+
+def _image_size(model: PreTrainedModel, checkpoint: Checkpoint) -> tuple[int, int] | None:
+    """Size from preprocessor_config.json, for models whose config has none (ResNet)."""
+    file = checkpoint.model_folder / "preprocessor_config.json"
+    if hasattr(model.config, "image_size") or not file.is_file():
+        return None
+    settings = read_json_object(file)
+    for name in ("crop_size", "size"):
+        size = settings.get(name)
+        if isinstance(size, int):
+            return (size, size)
+        if isinstance(size, dict) and isinstance(size.get("height"), int):
+            return (size["height"], size["width"])
+        if isinstance(size, dict) and isinstance(size.get("shortest_edge"), int):
+            return (size["shortest_edge"], size["shortest_edge"])
+    return None
+
+
+def _config_image_size(model: PreTrainedModel) -> tuple[int, int]:
+    size = getattr(model.config, "image_size", None) or _USUAL_IMAGE
+    if isinstance(size, int):
+        return (size, size)
+    height, width = size
+    return (height, width)
+
+
+EMBEDDING = "sentence_embedding"
+
+
+def give_tensors(model: PreTrainedModel) -> None:
+    """Let forward return its tensors by name (the ONNX outputs'), without caches and None."""
+    _set_config(model)
+
+    def plain(outputs: object, inputs: Mapping[str, Any]) -> object:  # noqa: ARG001  # as embedding
+        return dict(_named(outputs)) if isinstance(outputs, Mapping) else outputs
+
+    _replace_forward(model, plain)
+
+
+def give_embedding(model: PreTrainedModel, pooling: Pooling) -> None:
+    """Let forward return `sentence_embedding` alone, [rows, modes * hidden size]."""
+    _set_config(model)
+
+    def embedding(outputs: ModelOutput, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        hidden = outputs.last_hidden_state
+        mask = inputs.get("attention_mask")
+        if mask is None:
+            mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
+        vector = torch.cat([_POOL[mode](hidden, mask) for mode in pooling.modes], dim=-1)
+        if pooling.normalize:
+            vector = nn.functional.normalize(vector, p=2.0, dim=-1)
+        return {EMBEDDING: vector}
+
+    _replace_forward(model, embedding)
+
+
+def _set_config(model: PreTrainedModel) -> None:
+    """No key-value cache among the outputs; named outputs inside, which decoders rely on."""
+    for config in (model.config, model.config.get_text_config()):
+        config.use_cache = False
+        config.return_dict = True
+
+
+def _replace_forward(
+    model: PreTrainedModel, finish: Callable[[Any, Mapping[str, Any]], object]
+) -> None:
+    base = type(model)
+    names = tuple(inspect.signature(base.forward).parameters)[1:]
+
+    # wraps: exporters and shape options look up the names of forward's parameters.
+    @functools.wraps(base.forward)
+    def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> object:  # noqa: ANN401  # as the original
+        inputs = dict(zip(names, args, strict=False)) | kwargs
+        return finish(base.forward(self, *args, **kwargs), inputs)
+
+    members = {"forward": forward, "__module__": base.__module__}
+    model.__class__ = type(base.__name__, (base,), members)
+
+
+def _named(outputs: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors under their names; those of a tuple (hidden states of each layer) numbered."""
+    for name, value in outputs.items():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, (tuple, list)):
+            numbered = {f"{name}_{number}": item for number, item in enumerate(value)}
+            yield from _named(numbered)
+
+
+def _first(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The first token that is no padding (some tokenizers pad on the left)."""
+    index = mask.to(torch.int32).argmax(dim=1).reshape(-1, 1, 1).expand(-1, 1, hidden.shape[-1])
+    return torch.gather(hidden, 1, index).squeeze(1)
+
+
+def _max(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    lowest = torch.finfo(hidden.dtype).min
+    return hidden.masked_fill(mask.unsqueeze(-1) == 0, lowest).max(dim=1).values
+
+
+def _sum_and_count(hidden: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The count is at least 1, so that a row of padding alone gives zeros, in float16 too."""
+    weights = mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * weights).sum(dim=1), weights.sum(dim=1).clamp(min=1.0)
+
+
+def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    total, count = _sum_and_count(hidden, mask)
+    return total / count
+
+
+def _mean_sqrt(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    total, count = _sum_and_count(hidden, mask)
+    return total / count.sqrt()
+
+
+_POOL: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cls": _first,
+    "max": _max,
+    "mean": _mean,
+    "mean_sqrt_len_tokens": _mean_sqrt,
+}

@@ -1,0 +1,58 @@
+"""The source `file.onnx`: used as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from twofour.errors import BadInputError
+from twofour.graph.files import external_data, external_tensors, parse_model
+from twofour.pipeline.sources.source import (
+    SourceKind,
+    SourceOptions,
+    key_of,
+    options_key,
+    safe_name,
+)
+from twofour.store import sha256_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxSource:
+    """An ONNX file; whether it is a sound one is found when the graph is read."""
+
+    text: str
+    path: Path
+    options: SourceOptions
+
+    @property
+    def name(self) -> str:
+        """The file's stem."""
+        return safe_name(self.path.stem)
+
+    @property
+    def kind(self) -> SourceKind:
+        """Always ONNX."""
+        return SourceKind.ONNX
+
+    def key(self) -> str:
+        """sha256 over the file, its external data and the options.
+
+        Raises BadInputError when a file cannot be read.
+        """
+        files = (self.path, *external_data_files(self.path))
+        parts = (part for file in files for part in (file.name, sha256_file(file)))
+        return key_of(*parts, options_key(self.options))
+
+
+def external_data_files(path: Path) -> tuple[Path, ...]:
+    """Files beside an ONNX file that hold its weights, sorted; () where the model is damaged.
+
+    What is missing or points outside is for the reader of the graph to complain about, and must
+    not be opened here (it could be a device).
+    """
+    try:
+        external = external_tensors(parse_model(path))
+        return tuple(sorted({external_data(tensor, path).file for tensor in external}))
+    except BadInputError:
+        return ()

@@ -1,0 +1,129 @@
+"""A timm model as a source."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from importlib import metadata
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from twofour.errors import BadInputError, MissingToolError
+from twofour.pipeline.sources.inputs import ExampleInputs, inputs_from_options
+from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
+from twofour.pipeline.sources.source import (
+    SourceKind,
+    SourceOptions,
+    key_of,
+    options_key,
+    safe_name,
+)
+from twofour.pipeline.sources.source_line import describe
+from twofour.pipeline.sources.user_code import seed_everything
+
+_ROWS = 2
+
+
+def load_timm(name: str, options: SourceOptions, *, pretrained: bool) -> LoadedModule:
+    """The model, with 2 random images as example inputs unless the user gives others.
+
+    Raises BadInputError for an unknown name and for weights that cannot be had, and
+    MissingToolError without timm.
+    """
+    timm = _import_timm()
+    if not timm.is_model(name.partition(".")[0]):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3)
+        raise BadInputError(
+            f"timm {timm.__version__} has no model {name!r}",
+            hint=f"did you mean {', '.join(close)}?" if close else "see timm.list_models()",
+        )
+    seed_everything(options.seed)
+    model = _create(timm, name, pretrained=pretrained)
+    inputs = inputs_from_options(model, options) or _images(model, options.seed)
+    return loaded_module(model, inputs.args, inputs.kwargs)
+
+
+def _import_timm() -> ModuleType:
+    try:
+        return importlib.import_module("timm")
+    except ImportError as error:
+        raise MissingToolError(
+            f"a timm: model needs the package timm: {error}", hint="pip install 'twofour[timm]'"
+        ) from error
+
+
+def _create(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=pretrained)
+    except Exception as error:
+        reason = f"timm cannot create {name!r}: {describe(error)}"
+        if not pretrained:
+            raise BadInputError(reason) from error
+        raise BadInputError(
+            reason,
+            hint="its trained weights are downloaded on first use; without a network, give "
+            f"timm:{name}?pretrained=false for random weights, or a file.py:callable",
+        ) from error
+    return model
+
+
+def _images(model: nn.Module, seed: int) -> ExampleInputs:
+    settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    size = settings.get("input_size") if isinstance(settings, dict) else None
+    if not size:
+        raise BadInputError(
+            f"{type(model).__name__} does not say which images it takes",
+            hint="give --input-shape 2x3x224x224",
+        )
+    generator = torch.Generator().manual_seed(seed)
+    return ExampleInputs(args=(torch.randn((_ROWS, *size), generator=generator),))
+
+
+PREFIX = "timm:"
+_PRETRAINED = {"": True, "pretrained=true": True, "pretrained=false": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimmSource:
+    """A model of the timm library by its name."""
+
+    text: str
+    model: str
+    pretrained: bool
+    options: SourceOptions
+
+    @property
+    def name(self) -> str:
+        """The name timm knows it by."""
+        return safe_name(self.model)
+
+    @property
+    def kind(self) -> SourceKind:
+        """Always TIMM."""
+        return SourceKind.TIMM
+
+    def key(self) -> str:
+        """sha256 over timm's version, the name and the options."""
+        try:
+            version = metadata.version("timm")
+        except metadata.PackageNotFoundError:
+            version = "none"
+        return key_of(version, self.model, str(self.pretrained), options_key(self.options))
+
+    def load(self) -> LoadedModule:
+        """The model; raises BadInputError, and MissingToolError without timm."""
+        return load_timm(self.model, self.options, pretrained=self.pretrained)
+
+
+def parse_timm(text: str, options: SourceOptions) -> TimmSource:
+    """Read `timm:NAME`; raises BadInputError for another option than pretrained."""
+    name, _, query = text.removeprefix(PREFIX).partition("?")
+    if not name or query not in _PRETRAINED:
+        raise BadInputError(
+            f"{text!r} names no timm model",
+            hint="write timm:resnet50, or timm:resnet50?pretrained=false for random weights",
+        )
+    return TimmSource(text=text, model=name, pretrained=_PRETRAINED[query], options=options)

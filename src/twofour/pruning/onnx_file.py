@@ -1,0 +1,245 @@
+"""Prune the weights of an ONNX file into a new file; everything else in it comes out unchanged.
+
+External data stays external: the data files are copied and the pruned weights rewritten in place
+in the copies, one at a time, so memory holds the graph and one weight.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from twofour.errors import BadInputError, naming
+from twofour.graph.files import (
+    Array,
+    external_data,
+    external_tensors,
+    is_groupable,
+    read_tensor,
+    write_tensor,
+)
+from twofour.graph.weights import GraphWeights, find_weights, load_model, storage_key
+from twofour.pattern import count_zeros
+from twofour.pruning.magnitude import count_non_finite, prune_in_place
+from twofour.pruning.selection import Choice, choose
+from twofour.records.options import Selection
+from twofour.records.pruning import PrunedWeight, PruneResult
+from twofour.records.weights import Pattern, Weight
+from twofour.store import atomic_file
+
+_DEFAULT_SELECTION = Selection()
+_Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """One stored array and the first weight that asks for it to be pruned, or for its zeros."""
+
+    weight: Weight
+    tensor: onnx.TensorProto
+    axis: int | None
+    """None: only count its zeros."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    zeros: int
+    kept_magnitude: float | None
+    held_before: bool = False
+
+
+def prune_onnx(
+    source: Path, target: Path, pattern: Pattern, selection: Selection = _DEFAULT_SELECTION
+) -> PruneResult:
+    """Write `source` to `target` with the selected weights pruned to N:M by magnitude.
+
+    Inline weights stay inline; external ones lie in `<target>.data` (`<target>.0.data`, ... where
+    the source has several files). Raises BadInputError for a damaged source, a target that would
+    overwrite the source, NaN or infinity in a weight, and an array that two nodes need pruned
+    along different axes; nothing is left behind then.
+    """
+    model = load_model(source, weights=False)
+    copies = _data_copies(model, source, target)
+    found = find_weights(model, pattern, path=source)
+    with naming(source):
+        chosen = choose(found.weights, pattern, selection)
+    keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
+    jobs = _jobs(found, chosen, keys, source)
+    _refuse_overlaps(model, jobs, source)
+    with _written(model, source, target, copies) as data:
+        outcomes = {key: _run(job, source, data, pattern) for key, job in jobs.items()}
+    return PruneResult(
+        source=str(source),
+        pattern=pattern,
+        method="magnitude",
+        selection=selection,
+        weights=tuple(_rows(chosen, keys, outcomes)),
+        not_covered=found.not_covered,
+    )
+
+
+def copy_onnx(source: Path, target: Path) -> tuple[str, ...]:
+    """Copy a model as it is, external data included; the names of the files that were written.
+
+    Raises BadInputError for a damaged source, and a target that would overwrite the source.
+    """
+    model = load_model(source, weights=False)
+    copies = _data_copies(model, source, target)
+    with _written(model, source, target, copies):
+        pass
+    return (target.name, *(copy.name for copy in copies.values()))
+
+
+@contextmanager
+def _written(
+    model: onnx.ModelProto, source: Path, target: Path, copies: Mapping[Path, Path]
+) -> Iterator[dict[Path, Path]]:
+    """Copies of the data files to change; the model, as it is at the end, is written last."""
+    with ExitStack() as stack:
+        # left in reverse: data files are in place before the model that names them
+        temporary = stack.enter_context(atomic_file(target))
+        data = {file: stack.enter_context(atomic_file(copy)) for file, copy in copies.items()}
+        for file, copy in data.items():
+            shutil.copyfile(file, copy)
+        yield data
+        _relocate(model, source, copies)
+        temporary.write_bytes(model.SerializeToString())
+
+
+def _data_copies(model: onnx.ModelProto, source: Path, target: Path) -> dict[Path, Path]:
+    """Each data file of the source, and the file beside the target that it is copied to."""
+    places = (external_data(tensor, source) for tensor in external_tensors(model))
+    files = list(dict.fromkeys(place.file for place in places))
+    names = [f"{target.name}.data"]
+    if len(files) > 1:
+        names = [f"{target.name}.{number}.data" for number in range(len(files))]
+    copies = {file: target.parent / name for file, name in zip(files, names, strict=False)}
+    for written in (target, *copies.values()):
+        for read in (source, *files):
+            if written.resolve() == read.resolve() or _is_same_file(written, read):
+                raise BadInputError(
+                    f"writing {written} would overwrite {read}, which is being read",
+                    hint="choose another name or folder for the pruned model",
+                )
+    return copies
+
+
+def _is_same_file(written: Path, read: Path) -> bool:
+    return written.exists() and written.samefile(read)
+
+
+def _jobs(
+    found: GraphWeights, chosen: Sequence[Choice], keys: Sequence[_Key | None], source: Path
+) -> dict[_Key, _Job]:
+    """What to do with each stored array; one that is used twice is pruned once."""
+    jobs: dict[_Key, _Job] = {}
+    for (weight, pruned, _), tensor, key in zip(chosen, found.tensors, keys, strict=True):
+        if tensor is None or key is None:
+            continue
+        job = _Job(weight=weight, tensor=tensor, axis=weight.axis if pruned else None)
+        other = jobs.get(key)
+        if other is None or other.axis is None:
+            jobs[key] = job
+        elif job.axis is not None and (job.axis, weight.shape, weight.dtype) != (
+            other.axis,
+            other.weight.shape,
+            other.weight.dtype,
+        ):
+            raise BadInputError(
+                f"{source}: {other.weight.layer!r} and {weight.layer!r} share the weight"
+                f" {weight.weight!r}, but one needs groups along axis {other.axis} and the other"
+                f" along axis {job.axis}",
+                hint="leave one of the two out with --exclude",
+            )
+    return jobs
+
+
+def _key(tensor: onnx.TensorProto, source: Path) -> _Key:
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return storage_key(tensor)
+    place = external_data(tensor, source)
+    return ("external", place.file, place.offset)
+
+
+def _refuse_overlaps(model: onnx.ModelProto, jobs: Mapping[_Key, _Job], source: Path) -> None:
+    """Raise BadInputError where a weight to be pruned shares some of its bytes with another."""
+    regions: dict[tuple[Path, int, int], str] = {}
+    for tensor in external_tensors(model):
+        place = external_data(tensor, source)
+        if place.size_bytes:
+            end = place.offset + place.size_bytes
+            regions.setdefault((place.file, place.offset, end), tensor.name)
+    last: tuple[Path, int, int] | None = None
+    for region in sorted(regions):
+        if last is not None and last[0] == region[0] and region[1] < last[2]:
+            keys = (("external", last[0], last[1]), ("external", region[0], region[1]))
+            if any(key in jobs and jobs[key].axis is not None for key in keys):
+                raise BadInputError(
+                    f"{source}: the data of {regions[last]!r} and {regions[region]!r} overlap in"
+                    f" {region[0]}: pruning one would change the other"
+                )
+        if last is None or last[0] != region[0] or region[2] > last[2]:
+            last = region
+
+
+def _run(job: _Job, source: Path, data: Mapping[Path, Path], pattern: Pattern) -> _Outcome:
+    """Prune one array where its job says so, and write it to where it is kept."""
+    if job.axis is None and not is_groupable(job.weight.dtype):
+        return _Outcome(zeros=0, kept_magnitude=None)
+    with naming(source):
+        values = read_tensor(job.tensor, source)
+    if job.axis is None:
+        return _Outcome(zeros=count_zeros(values), kept_magnitude=None)
+    if broken := count_non_finite(values):
+        raise BadInputError(
+            f"{source}: weight {job.weight.weight!r} of {job.weight.layer!r} has {broken} values"
+            " that are NaN or infinite",
+            hint="repair the model, or leave the layer out with --exclude",
+        )
+    before = count_zeros(values)
+    kept = prune_in_place(values, job.axis, pattern)
+    _write_back(job.tensor, values, source, data)
+    zeros = count_zeros(values)
+    return _Outcome(zeros=zeros, kept_magnitude=kept, held_before=zeros == before)
+
+
+def _write_back(
+    tensor: onnx.TensorProto, values: Array, source: Path, data: Mapping[Path, Path]
+) -> None:
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        write_tensor(tensor, values)
+        return
+    place = external_data(tensor, source)
+    with data[place.file].open("r+b") as file:
+        file.seek(place.offset)
+        values.reshape(-1).view(np.uint8).tofile(file)
+
+
+def _relocate(model: onnx.ModelProto, source: Path, copies: Mapping[Path, Path]) -> None:
+    for tensor in external_tensors(model):
+        file = external_data(tensor, source).file
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = copies[file].name
+
+
+def _rows(
+    chosen: Sequence[Choice], keys: Sequence[_Key | None], outcomes: Mapping[_Key, _Outcome]
+) -> Iterator[PrunedWeight]:
+    nothing = _Outcome(zeros=0, kept_magnitude=None)
+    for (weight, pruned, reasons), key in zip(chosen, keys, strict=True):
+        outcome = outcomes[key] if key is not None else nothing
+        yield PrunedWeight(
+            weight=weight,
+            pruned=pruned,
+            zeros=outcome.zeros,
+            kept_magnitude=outcome.kept_magnitude if pruned else None,
+            held_before=pruned and outcome.held_before,
+            reasons=reasons,
+        )

@@ -1,0 +1,306 @@
+"""Saved weights read back and judged by the pattern."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+from twofour.errors import BadInputError, naming
+from twofour.graph.files import Array, is_groupable, map_region, map_tensor, numpy_dtype
+from twofour.graph.weights import find_weights, load_model, storage_key
+from twofour.pattern import check, holds_along
+from twofour.pruning.selection import wanted_by_default
+from twofour.records.pruning import Validation, WeightCheck
+from twofour.records.weights import Pattern, PatternCheck, Reason, ReasonCode, Weight
+
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+_LARGEST_HEADER = 100_000_000
+"""What the reference implementation accepts."""
+_LARGEST_RANK = 32
+_LARGEST_DIMENSION = 1 << 62
+_HINT = "the file is damaged or no safetensors file: save or copy it again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """One entry of the header."""
+
+    dtype: str | None
+    """Numpy's name; None for a type that numpy cannot hold."""
+    shape: tuple[int, ...]
+    offset: int
+    """Of the first byte, from the start of the file."""
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """All entries by key, aliases of tied weights too; raises BadInputError for a damaged file."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+                raise _damaged(path, f"a header of {length} bytes in a file of {size}")
+            text = file.read(length)
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, "its header is not JSON") from error
+    if not isinstance(entries, dict):
+        raise _damaged(path, "its header is not a table")
+    aliases = entries.pop("__metadata__", None)
+    found = {key: _entry(path, key, entries[key], (8 + length, size)) for key in entries}
+    return found | _aliases(aliases, found)
+
+
+def _aliases(metadata: object, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Further keys of a tied weight: safetensors stores it once and maps the others to it."""
+    if not isinstance(metadata, Mapping):
+        return {}
+    return {
+        str(alias): found[key]
+        for alias, key in metadata.items()
+        if isinstance(key, str) and key in found and alias not in found
+    }
+
+
+def map_stored(path: Path, stored: StoredTensor) -> Array:
+    """The array, mapped and read-only; its type must be one that numpy holds."""
+    assert stored.dtype is not None
+    return map_region(path, stored.offset, numpy_dtype(stored.dtype), stored.shape)
+
+
+def _entry(path: Path, key: str, entry: object, data: tuple[int, int]) -> StoredTensor:
+    """One entry, where `data` is where the data begins and ends in the file."""
+    if not isinstance(entry, Mapping):
+        raise _damaged(path, f"entry {key!r} is not a table")
+    shape = _numbers(entry.get("shape"))
+    offsets = _numbers(entry.get("data_offsets"))
+    if shape is None or offsets is None or len(offsets) != 2 or len(shape) > _LARGEST_RANK:
+        raise _damaged(path, f"entry {key!r} has no shape or no offsets")
+    begin, end = data[0] + offsets[0], data[0] + offsets[1]
+    if not data[0] <= begin <= end <= data[1]:
+        raise _damaged(path, f"{key!r} ends at byte {end}, the file has {data[1]}: it is truncated")
+    name = entry.get("dtype")
+    dtype = _DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is not None and prod(shape) * numpy_dtype(dtype).itemsize != end - begin:
+        raise _damaged(path, f"{key!r} of shape {list(shape)} and {end - begin} bytes")
+    return StoredTensor(dtype=dtype, shape=shape, offset=begin)
+
+
+def _numbers(value: object) -> tuple[int, ...] | None:
+    if not isinstance(value, list):
+        return None
+    if not all(type(n) is int and 0 <= n < _LARGEST_DIMENSION for n in value):
+        return None
+    return tuple(value)
+
+
+def _damaged(path: Path, what: str) -> BadInputError:
+    return BadInputError(f"{path} is not a whole safetensors file: {what}", hint=_HINT)
+
+
+_NO_PRODUCT = re.compile(
+    r"(^|[._])(emb|embed\w*|wte|wpe|\w*norm\d*|ln|ln_\w+|bn\d*)\.weight$", re.IGNORECASE
+)
+"""Keys of embeddings and normalisations in the usual checkpoints, told by the last module name."""
+
+_Judged = tuple[PatternCheck, int | None]
+
+
+def validate_onnx(
+    path: Path, pattern: Pattern, *, required: Collection[str] | None = None
+) -> Validation:
+    """Judge every weight of an ONNX file; a broken one of the `required` fails the validation.
+
+    `required` are names of initializers (None: whatever sparse math could use). External data is
+    mapped, not read. Raises BadInputError for a damaged file, for a required weight that is not
+    there or cannot be judged, and where there is nothing to check.
+    """
+    return _not_empty(check_onnx(path, pattern, required=required), path)
+
+
+def check_onnx(
+    path: Path, pattern: Pattern, *, required: Collection[str] | None = None
+) -> Validation:
+    """What validate_onnx finds, also of a model without a weight that could be grouped."""
+    found = find_weights(load_model(path, weights=False), pattern, path=path)
+    needed = _needed(found.weights, pattern, required, path)
+    judged: dict[object, _Judged] = {}
+    checks = []
+    for weight, tensor in zip(found.weights, found.tensors, strict=True):
+        if tensor is None or weight.axis is None:
+            continue
+        key = (storage_key(tensor), weight.axis, weight.shape)
+        if key not in judged:
+            with naming(path):
+                values = map_tensor(tensor, path)
+            judged[key] = _judge(values, weight.axis, pattern)
+        checks.append(_row(weight, judged[key], required=weight.weight in needed))
+    checked = _validation(path, pattern, found.weights, checks)
+    return replace(checked, not_covered=found.not_covered)
+
+
+def validate_safetensors(
+    path: Path,
+    weights: Sequence[Weight],
+    pattern: Pattern,
+    *,
+    required: Collection[str] | None = None,
+) -> Validation:
+    """Judge the named weights of a safetensors file, as validate_onnx does.
+
+    `weights` say which key and which axis, `required` are keys. Raises BadInputError also where a
+    weight is not in the file or has another shape there.
+    """
+    header = read_header(path)
+    needed = _needed(weights, pattern, required, path)
+    judged: dict[object, _Judged] = {}
+    checks = []
+    for weight in weights:
+        if weight.weight is None or weight.axis is None:
+            continue
+        key = (weight.weight, weight.axis)
+        if key not in judged:
+            array = map_stored(path, _stored(header, weight, path))
+            judged[key] = _judge(array, weight.axis, pattern)
+        checks.append(_row(weight, judged[key], required=weight.weight in needed))
+    return _not_empty(_validation(path, pattern, weights, checks), path)
+
+
+def guess_weights(path: Path) -> tuple[Weight, ...]:
+    """What the weights of a bare safetensors file may be, from keys and shapes alone.
+
+    Matrices and kernels whose key ends in "weight", grouped along axis 1 as torch stores Linear
+    and Conv; embeddings and normalisations are left out by name. Each says that it is a guess.
+    """
+    return tuple(
+        _guess(key, stored)
+        for key, stored in read_header(path).items()
+        if len(stored.shape) >= 2 and key.endswith("weight") and not _NO_PRODUCT.search(key)
+    )
+
+
+def _guess(key: str, stored: StoredTensor) -> Weight:
+    layer = re.sub(r"[._]?(in_proj_)?weight$", "", key)
+    groupable = stored.dtype is not None and is_groupable(stored.dtype)
+    reasons = [
+        Reason(
+            code=ReasonCode.GUESSED,
+            message="op and axis are guessed from the key and the shape: no record says more",
+        )
+    ]
+    if not groupable:
+        reasons.append(Reason(code=ReasonCode.DTYPE, message="stored in an unsupported type"))
+    return Weight(
+        layer=layer,
+        node=None,
+        weight=key,
+        op="Linear?" if len(stored.shape) == 2 else f"Conv{len(stored.shape) - 2}d?",
+        shape=stored.shape,
+        axis=1 if groupable else None,
+        groups=1,
+        in_channels=stored.shape[1],
+        out_channels=stored.shape[0],
+        kernel=stored.shape[2:],
+        dtype=stored.dtype or "unknown",
+        math_dtype=stored.dtype or "unknown",
+        reasons=tuple(reasons),
+    )
+
+
+def _needed(
+    weights: Sequence[Weight], pattern: Pattern, required: Collection[str] | None, path: Path
+) -> Set[str]:
+    """Names of the weights that must hold; all of them must be there and have an axis."""
+    if required is None:
+        return wanted_by_default(weights, pattern)
+    there = {weight.weight for weight in weights if weight.axis is not None}
+    missing = sorted(set(required) - there)
+    if missing:
+        raise BadInputError(
+            f"{path}: {len(missing)} of {len(set(required))} weights that were to be pruned cannot"
+            f" be found or judged in it, the first is {missing[0]!r}",
+            hint="the file belongs to another run, or an export step changed the weight",
+        )
+    return set(required)
+
+
+def _stored(header: Mapping[str, StoredTensor], weight: Weight, path: Path) -> StoredTensor:
+    stored = header.get(weight.weight or "")
+    if stored is None:
+        raise BadInputError(f"{path} has no weight {weight.weight!r} (layer {weight.layer!r})")
+    if stored.shape != weight.shape or stored.dtype is None:
+        raise BadInputError(
+            f"{path}: {weight.weight!r} has shape {list(stored.shape)} and type {stored.dtype},"
+            f" expected {list(weight.shape)} and {weight.dtype}",
+            hint="the file belongs to another model or run",
+        )
+    return stored
+
+
+def _judge(array: Array, axis: int, pattern: Pattern) -> _Judged:
+    result = check(array, axis, pattern)
+    other = None if result.holds else holds_along(array, pattern, except_axis=axis)
+    return result, other
+
+
+def _row(weight: Weight, judged: _Judged, *, required: bool) -> WeightCheck:
+    result, other = judged
+    assert weight.weight is not None
+    assert weight.axis is not None
+    return WeightCheck(
+        layer=weight.layer,
+        node=weight.node,
+        weight=weight.weight,
+        op=weight.op,
+        shape=weight.shape,
+        axis=weight.axis,
+        groups_checked=result.groups,
+        violations=result.violations,
+        first_violation=result.first_violation,
+        tail=result.tail,
+        holds_along=other,
+        required=required,
+    )
+
+
+def _validation(
+    path: Path, pattern: Pattern, weights: Sequence[Weight], checks: Sequence[WeightCheck]
+) -> Validation:
+    skipped = tuple(weight for weight in weights if weight.weight is None or weight.axis is None)
+    return Validation(files=(str(path),), pattern=pattern, checks=tuple(checks), skipped=skipped)
+
+
+def _not_empty(checked: Validation, path: Path) -> Validation:
+    if not checked.checks:
+        raise BadInputError(
+            f"{path}: nothing to check: it has no weight of a convolution or matrix product"
+            " that could be grouped",
+            hint="twofour validate takes ONNX files, safetensors checkpoints and run folders",
+        )
+    return checked

@@ -1,0 +1,385 @@
+"""What a log says about sparsity: its answer and its facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from twofour.eligibility.build import build_facts, types_of_command
+from twofour.eligibility.findings import ALWAYS_STRONGLY_TYPED, version_numbers
+from twofour.eligibility.same_model import telling_errors
+from twofour.records.log import (
+    Build,
+    BuildLog,
+    BuildOutcome,
+    Producer,
+    SparsityFlag,
+    SparsityKind,
+    TunedLayer,
+)
+from twofour.words import SPARSE_TO_DENSE, count, printable, tactic_ratio
+
+_ALLOW = {
+    Producer.TRTEXEC: "--sparsity=enable",
+    Producer.POLYGRAPHY: "--sparse-weights",
+    Producer.TORCH_TENSORRT: "sparse_weights=True",
+    Producer.ONNXRUNTIME: "trt_sparsity_enable=1",
+    Producer.TENSORRT_LLM: "--weight_sparsity",
+}
+_ALLOW_IN_PYTHON = "config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)"
+_TELLS = {Producer.TRTEXEC: "--verbose", Producer.POLYGRAPHY: "--verbose"}
+_LOWER = {
+    Producer.TRTEXEC: "--fp16",
+    Producer.POLYGRAPHY: "--fp16",
+    Producer.TORCH_TENSORRT: "enabled_precisions={torch.float16}",
+    Producer.ONNXRUNTIME: "trt_fp16_enable=1",
+}
+_FIRST_SPARSE = (8,)
+"""TensorRT with BuilderFlag.SPARSE_WEIGHTS (release notes of 8.0)."""
+_NO_PATTERN = "no layer is eligible: the builder found no 2:4 weights in a layer that can use them"
+
+
+def answer(build: Build) -> str:
+    """One sentence on a build, and what to do where something is in the way."""
+    if build.checked_tensors and not (build.layers or build.sparsity_lines):
+        held = sum(tensor.sparse for tensor in build.checked_tensors)
+        tensors = count(len(build.checked_tensors), "tensor")
+        return f"{held} of {tensors} hold the pattern; nothing was built"
+    if build.engine_loaded or build.outcome is BuildOutcome.LOADED:
+        return _of_loaded(build)
+    running = layers_running_sparse(build)
+    if build.sparsity is SparsityFlag.FORCED:
+        run = f"{running} sparse" if running else "no layer runs sparse"
+        return (
+            f"{run}, on weights that --sparsity=force overwrote: this says nothing of the model; "
+            "prune it and rebuild with --sparsity=enable"
+        )
+    if build.made_no_engine:
+        errors = telling_errors(build.errors)
+        return "the build failed" + (f": {errors[0].on_one_line}" if errors else "")
+    if running:
+        return f"{running} sparse"
+    return _of_dense(build)
+
+
+def layers_running_sparse(build: Build) -> str | None:
+    """`8 layers run`, by the list of choices or the kernels in the engine; None for none."""
+    chosen = len(_believed(build, SparsityKind.CHOSEN))
+    kernels = sum(1 for layer in build.engine_layers or () if layer.sparse)
+    if not chosen and not kernels:
+        return None
+    listed = counted_layers(build, SparsityKind.CHOSEN)
+    found = listed if chosen >= kernels else count(kernels, "layer")
+    return f"{found} {'runs' if found.split()[-2] == '1' else 'run'}"
+
+
+def counted_layers(build: Build, kind: SparsityKind) -> str:
+    """`8 layers`; "at least" where names are missing (cut, or fewer than counted)."""
+    names = _believed(build, kind)
+    return ("at least " if lacks_names(build, kind) else "") + count(len(names), "layer")
+
+
+def _believed(build: Build, kind: SparsityKind) -> tuple[str, ...]:
+    """The names of a list, without what was appended to a line that counts none.
+
+    TensorRT 10.3 counts 0 choices and names layers that are eligible: any other name beside a 0
+    is no layer, where the list of eligible ones is whole.
+    """
+    if kind is SparsityKind.ELIGIBLE or build.eligible is None:
+        return (build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen) or ()
+    eligible = (line for line in build.sparsity_lines if line.kind is SparsityKind.ELIGIBLE)
+    if lacks_names(build, SparsityKind.ELIGIBLE) or any(line.uncertain for line in eligible):
+        return build.chosen or ()
+    sure = set(build.eligible)
+    for line in build.sparsity_lines:
+        if line.kind is SparsityKind.ELIGIBLE or line.printed_count != 0:
+            sure.update(line.names or (), line.constituents or ())
+    begins = tuple(sure)  # something glued to a layer's name leaves it a layer
+    return tuple(name for name in build.chosen or () if name.startswith(begins))
+
+
+def lacks_names(build: Build, kind: SparsityKind) -> bool:
+    """Whether layers may be in the builder's list that the record does not name."""
+    lines = [line for line in build.sparsity_lines if line.kind is kind and not line.discarded]
+    if any(line.elided or line.missing for line in lines):
+        return True
+    unchecked = any(line.names and not line.printed_count for line in lines)
+    if kind is SparsityKind.CHOSEN and unchecked and lacks_names(build, SparsityKind.ELIGIBLE):
+        return True  # what cut the one list may have cut the other, and no count tells
+    whole = any(not line.foreign_node for line in lines)
+    return bool(lines) and not whole and build.outcome is BuildOutcome.UNFINISHED
+
+
+def _printed(build: Build, kind: SparsityKind) -> int:
+    """The largest count a list without all its names gives; 0 for none. Passes repeat them."""
+    lines = (line for line in build.sparsity_lines if line.kind is kind and not line.discarded)
+    return max((line.printed_count or 0 for line in lines if line.missing), default=0)
+
+
+def _of_loaded(build: Build) -> str:
+    if not build.engine_loaded:
+        return "a model or an engine is shown: nothing was built"
+    running = layers_running_sparse(build)
+    kernels = f"; by its layer information {running} sparse" if running else ""
+    return f"a loaded engine: nothing was built, the log of its build tells more{kernels}"
+
+
+def _of_dense(build: Build) -> str:
+    """No layer is known to run sparse: the first thing in the way."""
+    if build.sparsity is SparsityFlag.DISABLED and not build.sparsity_lines:
+        return f"sparsity was off: rebuild with {_allow(build)}"
+    sparse = [layer for layer in build.layers if layer.best_sparse_ms is not None]
+    counted = _by_counts(build)
+    if counted is not None:
+        return counted
+    if build.eligible is None and sparse:
+        return f"{_slower(sparse)}; the log has no list of the layers that were chosen"
+    if build.eligible is None or (not build.eligible and lacks_names(build, SparsityKind.ELIGIBLE)):
+        return _of_silent(build)
+    if not build.eligible:
+        return _NO_PATTERN
+    return _of_eligible(build)
+
+
+def _by_counts(build: Build) -> str | None:
+    """The answer of a log that counts layers it does not name."""
+    eligible, chosen = (_printed(build, kind) for kind in SparsityKind)
+    if chosen:
+        many = count(chosen, "layer")
+        ran = f"{many} {'runs' if chosen == 1 else 'run'} sparse by the builder's count"
+        of = f" ({eligible} eligible)" if eligible else ""
+        return f"{ran}{of}: their names are not in the log, whole lines tell which layers"
+    if eligible and not build.eligible:
+        many = f"{count(eligible, 'layer')} {'is' if eligible == 1 else 'are'} eligible"
+        which = "their names are not in the log, whole lines tell which layers"
+        return f"{many} by the builder's count: {which} and whether any runs sparse"
+    return None
+
+
+def _of_silent(build: Build) -> str:
+    """The log names no eligible layer."""
+    if build.sparsity_lines:
+        return "the lists are in the log without names: the whole lines tell which layers"
+    if build.sparsity is SparsityFlag.ENABLED:
+        return f"sparsity was on, and the log has no list of layers: rebuild {_louder(build)}"
+    if () < version_numbers(build.tensorrt_version) < _FIRST_SPARSE:
+        return f"TensorRT {build.tensorrt_version} has no sparse kernels: build with 8.0 or later"
+    if build.outcome is BuildOutcome.UNFINISHED:
+        return "the log ends before the builder lists eligible layers"
+    if build.layers:
+        return (
+            "sparsity was off, as far as the log shows (it names tactics and lists no eligible "
+            f"layers): rebuild with {_allow(build)}"
+        )
+    return (
+        "the log does not say whether sparsity was on: "
+        f"rebuild with {_allow(build)}, {_louder(build)}"
+    )
+
+
+def _of_eligible(build: Build) -> str:
+    number = counted_layers(build, SparsityKind.ELIGIBLE)
+    eligible = f"{number} {'is' if number.split()[-2] == '1' else 'are'} eligible"
+    if build.chosen is None or lacks_names(build, SparsityKind.CHOSEN):
+        return f"{eligible}; the log does not say which were chosen"
+    none = f"{eligible}, none runs sparse"
+    if build_facts(build, build.engine_layers).types == frozenset():
+        weak = version_numbers(build.tensorrt_version) < ALWAYS_STRONGLY_TYPED
+        lower = _LOWER.get(build.producer) if weak else None
+        option = f", or build weakly typed with {lower}" if lower else ""
+        return (
+            f"{none}: this build ran in FP32, which has no sparse kernels: "
+            f"export the model in float16{option}"
+        )
+    return f"{none}: {_timed(build)}"
+
+
+def _timed(build: Build) -> str:
+    """What autotuning shows of sparse kernels."""
+    sparse = [layer for layer in build.layers if layer.best_sparse_ms is not None]
+    if sparse:
+        return _slower(sparse)
+    if not any(layer.tactics for layer in build.layers):
+        return f"no times are in the log, rebuild {_louder(build)} to see them"
+    if build.timing_cache.hides_timings:
+        return "no sparse kernel was timed in this log, but a timing cache answered for some layers"
+    return "no sparse kernel was timed"
+
+
+def _slower(sparse: list[TunedLayer]) -> str:
+    ratios = [
+        layer.best_sparse_ms / layer.best_dense_ms
+        for layer in sparse
+        if layer.best_sparse_ms is not None and layer.best_dense_ms
+    ]
+    timed = f"sparse kernels were timed for {count(len(sparse), 'layer')}"
+    if not ratios:
+        return timed
+    if min(ratios) > 1:
+        return f"{timed}, and dense ones were faster (the closest by {min(ratios):.3f}x)"
+    return f"{timed}, and in some of them faster than dense ones"
+
+
+def _allow(build: Build) -> str:
+    return _ALLOW.get(build.producer, _ALLOW_IN_PYTHON)
+
+
+def _louder(build: Build) -> str:
+    return f"with {_TELLS.get(build.producer, 'a logger at VERBOSE')}"
+
+
+_MOST_ROWS = 200
+_MOST_ROWS_IN_ALL = 2000
+_FEWEST_ROWS = 20
+_MOST_ERRORS = 3
+_SILENT = "the log has no such line"
+_UNTOLD = "-"
+
+
+def log_view(log: BuildLog) -> RenderableType:
+    """Every build with its summary and the table of its tuned layers; then the answers."""
+    parts: list[RenderableType] = []
+    most = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST_ROWS_IN_ALL // max(1, len(log.builds))))
+    for number, build in enumerate(log.builds, 1):
+        parts += [Text(line) for line in _summary(build, number)]
+        rows = [*build.layers, *_untimed(build)]
+        if rows:
+            parts.append(_table(rows, most))
+        parts.append(Text())
+    notes = [f"{file.name}: {note}" for file in log.files for note in file.notes]
+    parts += [Text(printable(note)) for note in notes]
+    return Group(*parts, *(Text(line) for line in _answers(log.builds)))
+
+
+def _answers(builds: tuple[Build, ...]) -> Iterator[str]:
+    """What follows from every build, where a reader looks first: at the end."""
+    for number, build in enumerate(builds, 1):
+        start = "answer" if len(builds) == 1 else f"answer to {_heading(build, number)}"
+        yield printable(f"{start}: {answer(build)}")
+
+
+def _summary(build: Build, number: int) -> Iterator[str]:
+    version = build.tensorrt_version or "version not stated"
+    gpu = build.gpu or "GPU not stated"
+    if build.compute_capability is not None:
+        gpu += f" (compute capability {'.'.join(map(str, build.compute_capability))})"
+    where = f"{build.file}:{build.first_line}-{build.last_line}"
+    yield printable(f"{_heading(build, number)}: {where}: {_outcome(build)}")
+    yield printable(f"  {build.producer.value}, TensorRT {version}, {gpu}")
+    yield printable(
+        f"  sparsity {build.sparsity.value}, precision {build.precision or _by_kernels(build)}"
+    )
+    yield f"  eligible: {_listed(build, SparsityKind.ELIGIBLE)}"
+    yield f"  chosen: {_listed(build, SparsityKind.CHOSEN)}"
+    for found in build.contradictions:
+        line = "" if found.line is None else f"line {found.line}: "
+        yield printable(f"  contradiction: {line}{found.message}")
+    if build.timing_cache.hides_timings:
+        yield "  a timing cache answered for some layers: a missing timing means nothing there"
+    if build.skipped_tactics:
+        yield f"  {count(len(build.skipped_tactics), 'tactic')} skipped (memory, workspace, errors)"
+    if build.latency is not None and build.latency.throughput_qps is not None:
+        yield f"  throughput {build.latency.throughput_qps:g} qps"
+    if build.error_count or build.warning_count:
+        errors = count(build.error_count, "error")
+        yield f"  {errors}, {count(build.warning_count, 'warning')}"
+    yield from (
+        printable(f"  error at line {e.line}: " + e.on_one_line)
+        for e in telling_errors(build.errors)[:_MOST_ERRORS]
+    )
+    if build.dropped:
+        yield f"  {count(build.dropped, 'fact')} not kept, to bound memory"
+
+
+def _heading(build: Build, number: int) -> str:
+    return f"no build ({number})" if build.outcome is BuildOutcome.LOADED else f"build {number}"
+
+
+def _outcome(build: Build) -> str:
+    if build.outcome is BuildOutcome.LOADED:
+        return "an engine or a model is loaded or inspected, none built"
+    if build.outcome is BuildOutcome.FAILED and not (build.made_no_engine or build.engine_loaded):
+        return "failed, after the engine was built"
+    return str(build.outcome.value)
+
+
+def _by_kernels(build: Build) -> str:
+    """The types of a build that states none, as its command or the names of its kernels show."""
+    types = build_facts(build, build.engine_layers).types
+    if types is None:
+        return "not stated"
+    source = "the names of kernels" if not types_of_command(build) else "the command"
+    return f"not stated, {'+'.join(sorted(types)) or 'FP32'} by {source}"
+
+
+def _listed(build: Build, kind: SparsityKind) -> str:
+    names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
+    printed = [
+        f"{line.printed_count} printed at line {line.line}"
+        for line in build.sparsity_lines
+        if line.kind is kind and line.printed_count is not None
+    ]
+    counts = f" ({', '.join(printed[:4])}{', ...' if len(printed) > 4 else ''})" if printed else ""
+    if names is None:
+        return (printed[0] + ", no names") if printed else _SILENT
+    return f"{counted_layers(build, kind)}{counts}"
+
+
+def _untimed(build: Build) -> Iterator[TunedLayer]:
+    """Layers of the (Sparsity) lists that no tuning line names, so that none is only counted."""
+    known = {layer.name for layer in build.layers}
+    listed = dict.fromkeys((*(build.chosen or ()), *(build.eligible or ())))
+    chosen, eligible = set(build.chosen or ()), set(build.eligible or ())
+    for name in listed:
+        if name not in known and not known.issuperset(name.split(" || ")):
+            yield TunedLayer(
+                name=name, runner=None, tactics=(), best_dense_ms=None, best_sparse_ms=None,
+                eligible=name in eligible, chosen=name in chosen,
+            )  # fmt: skip
+
+
+def _table(layers: list[TunedLayer], most: int) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    titles = ("layer", "runner", "best sparse ms", "best dense ms", SPARSE_TO_DENSE, "chosen")
+    rows = sorted(layers, key=_interest)
+    cells = [_cells(layer) for layer in rows[:most]]
+    # a column that says nothing of any layer would take its room from the names
+    told = [at for at, column in enumerate(zip(*cells, strict=True)) if {*column} != {_UNTOLD}]
+    for at in told:
+        right = "ms" in titles[at] or titles[at] == SPARSE_TO_DENSE
+        table.add_column(titles[at], overflow="fold", justify="right" if right else "left")
+    for row in cells:
+        table.add_row(*(Text(row[at], overflow="fold") for at in told))
+    if len(rows) <= most:
+        return table
+    return Group(table, Text(f"  {len(rows) - most} more layers: see --json"))
+
+
+def _interest(layer: TunedLayer) -> tuple[bool, bool, bool]:
+    """Chosen, then eligible, then whatever has a sparse time; the log's order within."""
+    return not layer.chosen, not layer.eligible, layer.best_sparse_ms is None
+
+
+def _cells(layer: TunedLayer) -> tuple[str, ...]:
+    sparse, dense = layer.best_sparse_ms, layer.best_dense_ms
+    ratio = tactic_ratio(sparse, dense)
+    return (
+        printable(layer.name),
+        printable(layer.runner or ", ".join(layer.runners) or _UNTOLD),
+        _ms(sparse),
+        _ms(dense),
+        _UNTOLD if ratio is None else f"{ratio:.3f}",
+        "yes" if layer.chosen else "eligible" if layer.eligible else _no(layer),
+    )
+
+
+def _no(layer: TunedLayer) -> str:
+    return _UNTOLD if layer.chosen is None else "no"
+
+
+def _ms(value: float | None) -> str:
+    return _UNTOLD if value is None else f"{value:.4g}"

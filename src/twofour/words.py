@@ -1,0 +1,191 @@
+"""How layers, axes, sizes, ratios and untrusted names are put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Protocol
+
+_NAMES_SHOWN = 3
+
+
+class Shaped(Protocol):
+    """What a Weight and a Verdict both say about the shape of a layer."""
+
+    @property
+    def op(self) -> str: ...  # noqa: D102 -- see records.Weight
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102 -- see records.Weight
+    @property
+    def axis(self) -> int | None: ...  # noqa: D102 -- see records.Weight
+    @property
+    def groups(self) -> int: ...  # noqa: D102 -- see records.Weight
+    @property
+    def in_channels(self) -> int: ...  # noqa: D102 -- see records.Weight
+    @property
+    def out_channels(self) -> int: ...  # noqa: D102 -- see records.Weight
+    @property
+    def kernel(self) -> tuple[int, ...]: ...  # noqa: D102 -- see records.Weight
+
+
+def axis_name(layer: Shaped, axis: int) -> str:
+    """What runs along this axis of the stored array, such as "input channels"."""
+    if axis == layer.axis:
+        return "input channels"
+    rank = len(layer.shape)
+    first_kernel_axis = rank - len(layer.kernel)
+    if layer.kernel and axis >= first_kernel_axis:
+        names = ("depth", "height", "width")[-len(layer.kernel) :]
+        return f"kernel {names[axis - first_kernel_axis]}"
+    if layer.kernel or axis >= rank - 2:
+        return "output channels"
+    return f"batch axis {axis}"
+
+
+def layer_size(layer: Shaped) -> str:
+    """C, K and kernel as the rules name them: "C=64, K=128, 3x3"."""
+    kernel = f", {times(layer.kernel)}" if layer.kernel else ""
+    return f"C={layer.in_channels}, K={layer.out_channels}{kernel}"
+
+
+def shape_cell(layer: Shaped) -> str:
+    """The same for a narrow column: "64 x 128 3x3 g4"; "?" where an engine names no sizes."""
+    if not (layer.in_channels or layer.out_channels):
+        return "?"
+    kernel = f" {times(layer.kernel)}" if layer.kernel else ""
+    groups = f" g{layer.groups}" if layer.groups > 1 else ""
+    return f"{layer.in_channels or '?'} x {layer.out_channels or '?'}{kernel}{groups}"
+
+
+def times(lengths: tuple[int, ...]) -> str:
+    """Lengths joined by x: "3x3"; a scalar is "1"."""
+    return "x".join(map(str, lengths)) or "1"
+
+
+def printable(name: str) -> str:
+    """A name from a model with everything a terminal might obey written as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def count(number: int, noun: str) -> str:
+    """Number and noun: "1 layer", "1,234 layers"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def one_of(noun: str, names: Sequence[str]) -> str:
+    """`the region a`, or `one of 5 regions (a, b, c, ...)`."""
+    if len(names) == 1:
+        return f"the {noun} {names[0]}"
+    return f"one of {count(len(names), noun)} ({listed(names)})"
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b, c and 3 more`."""
+    more = len(names) - _NAMES_SHOWN
+    shown = [*names] if more <= 0 else [*names[:_NAMES_SHOWN], f"{more:,} more"]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+
+
+SPARSE_TO_DENSE = "sparse / dense"
+"""The ratio of times, named alike everywhere: below 1 sparse is faster."""
+
+
+def tactic_ratio(sparse_ms: float | None, dense_ms: float | None) -> float | None:
+    """Time of the sparse tactic over that of the dense one; None where one is unknown or 0."""
+    return sparse_ms / dense_ms if sparse_ms and dense_ms else None
+
+
+def tactic_times_words(sparse_ms: float, dense_ms: float) -> str:
+    """Both times and their ratio, where there is one."""
+    ratio = tactic_ratio(sparse_ms, dense_ms)
+    said = "" if ratio is None else f", {SPARSE_TO_DENSE} {ratio:.3f}"
+    return f"sparse {sparse_ms:.4g} ms, dense {dense_ms:.4g} ms{said}"
+
+
+def share(part: float, whole: float) -> str:
+    """Per cent with one decimal; "0 %" of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else "0 %"
+
+
+_MIB = 1 << 20
+_DIGITS_FROM = 1000
+"""From here on a figure is written without a fraction, with commas."""
+
+
+class Interval(Protocol):
+    """What a LatencyRatio and a NoiseFloor both say about a ratio."""
+
+    @property
+    def ratio(self) -> float: ...  # noqa: D102 -- see records.latency
+    @property
+    def low(self) -> float | None: ...  # noqa: D102 -- see records.latency
+    @property
+    def high(self) -> float | None: ...  # noqa: D102 -- see records.latency
+
+
+def figure(value: float | None) -> str | None:
+    """Four significant digits, trailing zeros kept: "0.08150", "4.310", "12,345"."""
+    if value is None:
+        return None
+    if not isfinite(value) or 0 < abs(value) < 1e-3:
+        return f"{value:.3g}"
+    if abs(value) >= _DIGITS_FROM - 0.05:
+        return f"{value:,.0f}"
+    return f"{value:#.4g}"
+
+
+def mebibytes(size_bytes: int | None) -> str | None:
+    """Bytes in MiB, as `figure` writes them."""
+    return None if size_bytes is None else figure(size_bytes / _MIB)
+
+
+def ratio_word(ratio: float) -> str:
+    """Three decimals, of large ratios one: "0.847", "31.2"."""
+    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:,.1f}"
+
+
+def interval_word(of: Interval) -> str | None:
+    """Both ends of the interval: "0.826 to 0.869"; None where there is none."""
+    if of.low is None or of.high is None:
+        return None
+    return f"{ratio_word(of.low)} to {ratio_word(of.high)}"
+
+
+def ratio_words(of: Interval) -> str:
+    """The ratio and, where there is one, its interval: "0.847 (0.826 to 0.869)"."""
+    interval = interval_word(of)
+    return ratio_word(of.ratio) + ("" if interval is None else f" ({interval})")
+
+
+def speed_up(of: Interval, than: str = "") -> str:
+    """How many times faster or slower, than what, and the interval turned over alike.
+
+    "1.18x faster than dense (1.15 to 1.21)": 1 / ratio below a ratio of 1, else the ratio itself.
+    """
+    faster = of.ratio < 1
+    middle, *ends = (_turned(value, faster=faster) for value in (of.ratio, of.low, of.high))
+    if middle is None:
+        return f"immeasurably faster{than}"
+    places = 3 if middle < 1.1 else 2
+    words = f"{middle:.{places}f}x {'faster' if faster else 'slower'}{than}"
+    known = sorted(end for end in ends if end is not None)
+    if len(known) < len(ends):
+        return words
+    return f"{words} ({known[0]:.{places}f} to {known[1]:.{places}f})"
+
+
+def per_cent(part: float) -> str:
+    """A part as per cent with one decimal: "0.8 %"; never "-0.0 %"."""
+    return f"{round(100 * part, 1) + 0.0:.1f} %"
+
+
+def span(values: Sequence[float]) -> str:
+    """Smallest to largest part in per cent, once where they read the same."""
+    low, high = per_cent(min(values)), per_cent(max(values))
+    return low if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
+def _turned(value: float | None, *, faster: bool) -> float | None:
+    if value is None or not faster:
+        return value
+    return 1 / value if value > 0 else None

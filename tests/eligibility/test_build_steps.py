@@ -1,0 +1,186 @@
+"""No remedy asks for what the build's log or layer information shows was done already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+from support.join_cases import DENSE, build, chosen, eligible, information, layer, tuned
+from support.report_cases import check, conv, gpu, int8, matmul, reason, report
+
+from twofour.eligibility import remedies
+from twofour.eligibility.build import build_facts
+from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.findings import NOTHING_KNOWN
+from twofour.eligibility.remedies import Remedy, still_to_do
+from twofour.eligibility.report import join_report, report_from_engine
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.log import Build, BuildOutcome, SparsityFlag, TimingCache
+from twofour.records.weights import ReasonCode, Weight
+from twofour.reports.eligibility_document import advice_lines
+
+STEPS = tuple(r for r in vars(remedies).values() if isinstance(r, Remedy) and r.taken is not None)
+_DONE = (
+    "Compute Capability: 8.7",
+    "Precision: FP32+FP16+INT8",
+    "Local timing cache in use. Profiling results in this builder pass will not be stored.",
+    "*************** Autotuning format combination: Half(1,1) -> Half(1,1) ***************",
+)
+_OPTIONS = "--fp16 --int8 --sparsity=enable --verbose --noBuilderCache"
+_LAYERS = information(layer("fc", DENSE), layer("conv", DENSE))
+
+
+def _log(*messages: str) -> Build:
+    """A build in which everything was done that a step of STEPS could ask for."""
+    return build(*_DONE, *messages, options=_OPTIONS)
+
+
+def _zoo() -> tuple[Weight, ...]:
+    """Layers with every reason that module, graph and rules know, of several types and sizes."""
+    noted = [
+        matmul(f"noted_{code.value}", 512, 512, reasons=(reason(code),)) for code in ReasonCode
+    ]
+    typed = [
+        conv(f"conv_{dtype}", 512, 512, dtype=dtype, math_dtype=dtype)
+        for dtype in ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "int4")
+    ]
+    return (
+        *noted,
+        *typed,
+        matmul("fc", 768, 768, dtype="float32", math_dtype="float32"),
+        matmul("int8", 768, 768, **int8(output=False)),
+        conv("small", 64, 64),
+        conv("grouped", 128, 128, groups=4),
+        conv("depthwise", 128, 128, groups=128),
+        conv("narrow", 3, 64),
+        matmul("rest", 510, 512),
+        conv("up", 256, 256, op="ConvTranspose", shape=(256, 256, 3, 3), axis=0),
+        conv("volume", 256, 256, (3, 3, 3)),
+        matmul("computed", 0, 0, weight=None, axis=None, shape=(), math_dtype="unknown"),
+    )
+
+
+def _reports(log: Build) -> tuple[EligibilityReport, ...]:
+    evidence = BuildEvidence(build=log, layers=_LAYERS)
+    known = build_facts(log, _LAYERS.layers)
+    zoo = [(w, check(w, 3 if w.layer == "narrow" else 0)) for w in _zoo() if w.axis is not None]
+    predicted = report(*zoo, build=known, tensorrt_version=log.tensorrt_version)
+    return (predicted, join_report(predicted, evidence), report_from_engine(evidence))
+
+
+def _logs() -> dict[str, Build]:
+    names = [w.layer for w in _zoo()]
+    nodes = [w.node or "" for w in _zoo()]
+    silent = _log()
+    return {
+        "silent": silent,
+        "eligible and dense": _log(eligible(*names), chosen()),
+        "not listed": _log(eligible("fc"), chosen()),
+        "none timed sparse": _log(
+            *chain(*(tuned(n, (DENSE, 0.1)) for n in nodes)), eligible(*nodes), chosen()
+        ),
+        "counts": _log("(Sparsity) Found 3 layer(s) eligible to use sparse tactics"),
+        "cut list": _log("(Sparsity) Found 9 layer(s) eligible to use sparse tactics: fc, ...."),
+        "strange names": _log(eligible("fc", "nobody_knows"), chosen()),
+        "hidden by a cache": replace(
+            _log(eligible(*names), chosen()), timing_cache=TimingCache(mode="local", hits=9)
+        ),
+        "failed": replace(silent, outcome=BuildOutcome.FAILED),
+    }
+
+
+def _asked(made: EligibilityReport) -> str:
+    remedies = [v.remedy or "" for v in made.verdicts]
+    return "\n".join((*remedies, *advice_lines(made)))
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.text[:24])
+def test_a_step_that_the_build_shows_as_taken_is_in_no_remedy(step: Remedy) -> None:
+    for name, log in _logs().items():
+        assert step.taken is not None
+        assert step.taken(build_facts(log, _LAYERS.layers)) or name == "failed", name
+        if name == "failed" and step in (remedies.BUILD_AND_READ, remedies.BUILD_AND_TIME):
+            continue
+        for made in _reports(log):
+            assert step.text not in _asked(made), name
+
+
+def test_every_step_is_asked_for_where_nothing_is_known_of_a_build() -> None:
+    assert still_to_do(NOTHING_KNOWN, *STEPS) == tuple(step.text for step in STEPS)
+
+
+def test_a_float32_file_built_with_fp16_is_not_told_to_export_in_float16() -> None:
+    """TensorRT 10.3 with --fp16: 15 layers of a float32 file were chosen."""
+    for log in _logs().values():
+        for made in _reports(log):
+            assert "float16" not in "".join(
+                v.remedy or "" for v in made.verdicts if "32" in v.dtype
+            )
+
+
+@pytest.mark.parametrize(
+    ("options", "lines", "expected"),
+    [
+        ("--fp16", (), {"FP16"}),
+        ("--int8 --fp16", (), {"FP16", "INT8"}),
+        ("--best", (), {"FP16", "INT8"}),
+        ("--bf16", (), {"BF16"}),
+        ("--verbose", ("Precision: FP32",), set()),
+        ("--verbose", ("Precision: FP32+FP16 (obey precision constraints)",), {"FP16"}),
+        ("--fp16-looking-file.onnx", (), None),
+        ("--verbose", (), None),
+        ("", tuned("a", ("ampere_h16816cudnn_128x64_ldg8_relu_v1", 1.0)), {"FP16"}),
+        (
+            "",
+            tuned("a", ("sm80_xmma_fprop_implicit_gemm_interleaved_i8i8_i8i32_f32", 1.0)),
+            {"INT8"},
+        ),
+        ("", tuned("a", ("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize", 1.0)), {"BF16"}),
+        ("", tuned("a", ("ampere_scudnn_128x64_relu_small_nn_v1", 1.0)), set()),
+        ("", tuned("a", ("sm80_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwc", 1.0)), set()),
+        ("", tuned("a", ("sm50_xmma_pooling_max_nhwc_FP32FP32_WINDOWSIZE_3", 1.0)), None),
+    ],
+)
+def test_the_types_of_a_build_come_from_its_options_its_words_or_its_kernels(
+    options: str, lines: tuple[str, ...], expected: set[str] | None
+) -> None:
+    found = build_facts(build(*lines, options=options), None)
+    assert found.types == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "lines", "expected"),
+    [
+        ("v8601", "--fp16", (), False),
+        ("v101601", "--stronglyTyped", (), True),
+        ("v101601", "", ("Precision: Strongly Typed",), True),
+        ("v101601", "--fp16", ("Precision: FP32+FP16",), False),
+        ("v101601", "", (), None),
+        ("v110100", "", (), None),
+    ],
+)
+def test_strong_typing_is_told_by_options_words_and_version(
+    version: str, options: str, lines: tuple[str, ...], expected: bool | None
+) -> None:
+    found = build_facts(build(*lines, options=options, version=version), None)
+    assert found.strongly_typed is expected
+    assert found.is_strongly_typed is (expected is True or version == "v110100")
+
+
+def test_the_options_of_a_run_that_loads_an_engine_say_nothing_of_its_build() -> None:
+    log = build("Precision: FP32", flag="Disabled", options="--loadEngine=m.plan --verbose")
+    found = build_facts(replace(log, outcome=BuildOutcome.LOADED), None)
+    assert (found.built, found.types, found.sparse_weights) == (True, None, None)
+
+
+def test_forced_sparsity_is_not_sparse_weights_allowed_as_they_are() -> None:
+    log = replace(build(), sparsity=SparsityFlag.FORCED)
+    assert build_facts(log, None).sparse_weights is False
+    off = build(flag="Disabled")
+    assert still_to_do(build_facts(off, None), remedies.ALLOW_SPARSE) != ()
+
+
+def test_a_gpu_before_ampere_is_still_asked_to_be_replaced() -> None:
+    (found,) = report(conv("a", 512, 512), gpu=gpu("Tesla T4", 7, 5)).verdicts
+    assert found.remedy == remedies.NEWER_GPU.text

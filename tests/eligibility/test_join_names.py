@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.join_cases import chain, node
+from support.report_cases import conv, report
+
+from twofour.eligibility.names import KnownNames, split_name
+from twofour.eligibility.resolve import NameInUse, Resolved, index_nodes, resolve
+from twofour.eligibility.rows import pair
+from twofour.records.export import GraphNode
+
+MNIST = (
+    *chain(
+        ("node_conv2d", "Conv"),
+        ("node_relu", "Relu"),
+        ("node_max_pool2d", "MaxPool"),
+        ("node_conv2d_1", "Conv"),
+        ("node_relu_1", "Relu"),
+        ("node_view", "Reshape"),
+    ),
+    node("node_linear", "Gemm", "node_view_out", "gemm1.weight", constants=("gemm1.weight",)),
+    node("node_relu_2", "Relu", "node_linear_out"),
+    node("node_linear_1", "Gemm", "node_relu_2_out", "gemm2.weight", constants=("gemm2.weight",)),
+    node("node_softmax", "Softmax", "node_linear_1_out"),
+)
+
+
+def resolved(name: str | NameInUse, *nodes: GraphNode) -> Resolved:
+    index = index_nodes(nodes, {}, [name if isinstance(name, str) else name.name])
+    (found,) = resolve([name], index)
+    return found
+
+
+def named(name: str | NameInUse, *nodes: GraphNode) -> list[str]:
+    return [nodes[at].name for at in resolved(name, *nodes).nodes]
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [
+        ("node_conv2d + node_relu", ["node_conv2d", "node_relu"]),
+        ("node_conv2d || node_conv2d_1", ["node_conv2d", "node_conv2d_1"]),
+        ("node_conv2d + node_relu || node_conv2d_1", ["node_conv2d", "node_relu", "node_conv2d_1"]),
+        (
+            "node_conv2d + PWN(PWN(node_relu), PWN(node_relu_1, node_softmax))",
+            ["node_conv2d", "node_relu", "node_relu_1", "node_softmax"],
+        ),
+        ("node_conv2d + PWN(PWN(node_relu)", ["node_conv2d", "node_relu"]),
+        ("gemm1.weight + QuantizeLinear_7 + node_linear", ["node_linear"]),
+        ("gemm1.weight_clone_2 + (Unnamed Layer* 295) [Shuffle] + node_linear", ["node_linear"]),
+        ("node_conv2d_1_myl3_1", ["node_conv2d_1"]),
+        ("node_linear+node_relu_2_myl0_4", ["node_linear", "node_relu_2"]),
+        ("[ONNX Layer: node_linear]", ["node_linear"]),
+        ("__myl_MulMinMaxRounCast_myl0_1", []),
+        ("node_conv2d_7", []),
+    ],
+)
+def test_the_parts_of_a_name_are_the_nodes_it_was_fused_from(name: str, nodes: list[str]) -> None:
+    assert named(name, *MNIST) == nodes
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["__myl_MulMinMaxRounCast_myl0_1", "node_conv2d_7", "Softmax_312", ""],
+)
+def test_a_name_without_a_node_is_not_matched(name: str) -> None:
+    assert not resolved(name, *MNIST).matched
+
+
+def test_a_region_holds_what_no_other_layer_of_the_engine_names() -> None:
+    names = [
+        *("node_conv2d + node_relu", "node_max_pool2d", "node_conv2d_1 + node_relu_1"),
+        "{ForeignNode[gemm1.weight...ONNXTRT_castHelper_9]}",
+    ]
+    found = resolve(names, index_nodes(MNIST, {}, names), whole=True)[-1]
+    assert [MNIST[at].name for at in found.region] == [
+        *("node_view", "node_linear", "node_relu_2", "node_linear_1", "node_softmax")
+    ]
+    assert found.nodes == ()
+
+
+def test_of_layers_that_may_not_be_all_a_region_surely_has_the_user_of_its_constant() -> None:
+    found = resolved("{ForeignNode[gemm1.weight...ONNXTRT_castHelper_9]}", *MNIST)
+    assert [MNIST[at].name for at in found.region] == ["node_linear"]
+    assert len(found.perhaps) == len(MNIST) - 1
+
+
+def test_a_region_leaves_out_what_another_layer_names() -> None:
+    index = index_nodes(MNIST, {}, [])
+    region, other = resolve(
+        ["{ForeignNode[node_conv2d...node_softmax]}", "node_linear_myl0_1"], index
+    )
+    assert 6 not in region.region
+    assert len(region.region) == 9
+    assert other.nodes == (6,)
+
+
+def test_a_region_of_one_node_is_that_node() -> None:
+    assert resolved("{ForeignNode[node_linear]}", *MNIST).region == (6,)
+
+
+def test_of_two_regions_the_shorter_has_what_both_could() -> None:
+    index = index_nodes(MNIST, {}, [])
+    names = [
+        "{ForeignNode[node_conv2d...node_softmax]}",
+        "{ForeignNode[node_linear...node_relu_2]}",
+    ]
+    wide, narrow = resolve(names, index)
+    assert narrow.region == (6, 7)
+    assert not set(wide.region) & {6, 7}
+
+
+def test_ends_of_a_region_may_be_fusions() -> None:
+    found = resolved(
+        "{ForeignNode[node_view + node_linear...node_linear_1 + node_softmax]}", *MNIST
+    )
+    assert found.region == (5, 6, 7, 8, 9)
+
+
+def test_metadata_names_the_nodes_of_a_generated_kernel() -> None:
+    use = NameInUse(name="__myl_FcSoft_myl1_0", sources=("node_linear_1", "node_softmax"))
+    assert named(use, *MNIST) == ["node_linear_1", "node_softmax"]
+
+
+def test_a_reformat_is_matched_and_computes_nothing() -> None:
+    found = resolved("Reformatting CopyNode for Input Tensor 0 to node_conv2d + node_relu", *MNIST)
+    assert found.nodes == ()
+    assert found.around == (0, 1)
+    assert found.matched
+
+
+def test_a_reshape_around_a_layer_computes_nothing() -> None:
+    found = resolved("reshape_before_node_linear", *MNIST)
+    assert (found.nodes, found.around) == ((), (6,))
+
+
+def test_myelin_writes_dots_as_underscores() -> None:
+    gemm = node("/classifier/classifier.1/Gemm", "Gemm")
+    assert named("/classifier/classifier_1/Gemm_myl9_2", gemm) == [gemm.name]
+
+
+def test_two_names_that_myelin_writes_alike_are_not_guessed() -> None:
+    nodes = (node("/a.b/Gemm", "Gemm"), node("/a/b/Gemm", "Gemm"))
+    assert named("/a_b/Gemm_myl9_2", *nodes) == []
+
+
+def test_a_torch_tensorrt_name_leads_to_its_module() -> None:
+    nodes = chain(("node_conv2d", "Conv"), ("node_conv2d_1", "Conv"))
+    index = index_nodes(nodes, {"conv1": 0, "layer1.0.conv1": 1}, [])
+    name = (
+        "[CONVOLUTION]-[aten_ops.convolution.default]-[/layer1/0/conv1/convolution_1] + "
+        "[SCALE]-[aten_ops._native_batch_norm_legit_no_training.default]-[/layer1/0/bn1/bn]"
+    )
+    (found,) = resolve([name], index)
+    assert found.nodes == (1,)
+
+
+def test_a_node_without_a_name_is_found_by_its_output() -> None:
+    conv = node("Conv:0", outputs=("y",), unnamed=True)
+    assert named("node_of_y + Relu_3", conv) == ["Conv:0"]
+
+
+def test_the_parsers_copy_of_a_name_is_the_node_of_that_name() -> None:
+    gemm = node("/fc/Gemm", "Gemm")
+    assert named("/fc/Gemm_12", gemm) == ["/fc/Gemm"]
+
+
+def test_unnamed_layers_of_a_kind_are_the_nodes_of_it_in_order() -> None:
+    nodes = chain(("Conv:0", "Conv"), ("Relu:1", "Relu"), ("Conv:2", "Conv"))
+    names = ["(Unnamed Layer* 14) [Convolution]", "(Unnamed Layer* 3) [Convolution] + x"]
+    found = resolve(names, index_nodes(nodes, {}, names))
+    assert [r.nodes for r in found] == [(2,), (0,)]
+
+
+def test_unnamed_layers_of_another_number_than_the_nodes_are_not_guessed() -> None:
+    nodes = chain(("Conv:0", "Conv"), ("Conv:1", "Conv"))
+    names = ["(Unnamed Layer* 14) [Convolution]"]
+    (found,) = resolve(names, index_nodes(nodes, {}, names))
+    assert not found.matched
+
+
+def test_a_name_with_separators_in_it_is_taken_whole() -> None:
+    awkward = node("a + b, c || d")
+    assert named("PWN(a + b, c || d) + r", awkward, node("r", "Relu")) == ["a + b, c || d", "r"]
+
+
+NAMES = st.lists(
+    st.text(st.sampled_from("abz/._:019()[]{}* ,|+-"), min_size=1, max_size=12)
+    .map(str.strip)
+    .filter(bool),
+    min_size=1,
+    max_size=6,
+    unique=True,
+).filter(lambda names: all(_is_plain(name) for name in names))
+
+
+def _is_plain(name: str) -> bool:
+    """No separator of its own and brackets in pairs: what the grammar can tell apart."""
+    return not any(mark in f" {name} " for mark in (" + ", " || ", ", ", "...")) and (
+        _balanced(name)
+    )
+
+
+def _balanced(name: str) -> bool:
+    depth = 0
+    for c in name:
+        depth += (c in "([{") - (c in ")]}")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _fused(names: list[str], choices: list[int]) -> str:
+    """The names in one engine layer, joined and nested in the way the choices say."""
+    text = names[0]
+    for name, choice in zip(names[1:], choices, strict=True):
+        joined = [f"{text} + {name}", f"{text} || {name}", f"PWN({text}, {name})"]
+        text = [*joined, f"{text} + PWN(PWN({name}))"][choice]
+    return text
+
+
+@given(NAMES, st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_names_in_any_combination_resolve_back(names: list[str], data: st.DataObject) -> None:
+    choices = data.draw(
+        st.lists(st.integers(0, 3), min_size=len(names) - 1, max_size=len(names) - 1)
+    )
+    nodes = tuple(node(name) for name in names)
+    assert sorted(named(_fused(names, choices), *nodes)) == sorted(names)
+
+
+@given(st.text(st.sampled_from("PWN(){}[]., +|aForeignNode"), max_size=80))
+@settings(max_examples=300, deadline=None)
+def test_no_name_makes_the_splitter_fail(name: str) -> None:
+    known = KnownNames.of(["a", "a + N", "(a"])
+    assert all(part.text for part in split_name(name, known))
+
+
+def test_ten_thousand_layers_and_regions_take_well_under_a_few_seconds() -> None:
+    nodes = tuple(node(f"/l/{i}/Conv") for i in range(10_000))
+    names = [f"/l/{i}/Conv + /l/{i + 1}/Conv" for i in range(0, 10_000, 2)]
+    names += ["{ForeignNode[/l/0/Conv.../l/9999/Conv]}"] * 5_000
+    before = time.process_time()
+    found = resolve(names, index_nodes(nodes, {}, names))
+    assert time.process_time() - before < 3
+    assert found[0].nodes == (0, 1)
+    assert found[-1].region == ()
+
+
+@pytest.mark.parametrize("text", ["PWN(", "a + ", ")", "{ForeignNode[", "(", "...", "a, b || "])
+def test_a_very_long_name_is_split_in_linear_time(text: str) -> None:
+    before = time.process_time()
+    split_name(text * 100_000, KnownNames.of(["a", "x, y + z"]))
+    assert time.process_time() - before < 3
+
+
+def test_nodes_of_one_name_go_to_their_verdicts_by_label_and_else_by_order() -> None:
+    nodes = (node("fc"), node("fc", label="if.then/fc"), node("fc", label="if.else/fc"))
+    weights = [conv(n, 64, 64, node="fc") for n in ("if.else/fc", "module.a", "module.b")]
+    complete, found = pair(report(*weights).verdicts, nodes)
+    assert (complete, found) == (nodes, (2, 0, 1))
+
+
+def test_a_verdict_without_a_node_gets_one_of_its_own_name() -> None:
+    complete, found = pair(report(conv("fc", 64, 64, node="other")).verdicts, (node("fc"),))
+    assert found == (1,)
+    assert (complete[1].name, complete[1].label) == ("other", "fc")

@@ -1,0 +1,167 @@
+"""Horizontal fusion is shown as what it is; a dense kernel is faster only where both were timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.join_cases import (
+    DENSE,
+    SPARSE,
+    build,
+    chosen,
+    eligible,
+    information,
+    layer,
+    node,
+    tuned,
+)
+from support.report_cases import check, codes, conv, matmul, report
+
+from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.report import join_report, report_from_log
+from twofour.records.eligibility import Verdict, VerdictName
+from twofour.records.weights import Reason, ReasonCode, Weight
+
+QKV = (
+    *(node(n, "MatMul", "x", f"{n}.w", constants=(f"{n}.w",)) for n in "qkv"),
+    node("o", "MatMul", "q_out", "o.w", constants=("o.w",)),
+)
+
+
+COMPUTED = Reason(code=ReasonCode.NOT_CONSTANT, message="the weight is computed at run time")
+MEND = (
+    "mend the layers fused with it too: k (make it a constant: fold it before export, or store it "
+    "as a parameter)"
+)
+
+
+def prunable(name: str) -> Any:
+    weight = conv(name, 512, 512, node=name)
+    return weight, check(weight, violations=7)
+
+
+def grouped(name: str) -> Weight:
+    return conv(name, 128, 128, groups=32, node=name)
+
+
+def verdicts(evidence: BuildEvidence) -> dict[str, Verdict]:
+    weights = [matmul(n.name, 512, 512, node=n.name) for n in QKV]
+    return {v.layer: v for v in join_report(report(*weights), evidence).verdicts}
+
+
+@pytest.mark.parametrize("name", ["q || k || v", "v+q+k", "{ForeignNode[q]} || k + k2 || v + v2"])
+def test_layers_that_share_an_input_and_an_engine_layer_name_each_other(name: str) -> None:
+    log = build(eligible(name, "o"), chosen(name))
+    found = verdicts(BuildEvidence(build=log, nodes=QKV))
+    others = [n for n in "qkv" if codes(found[n])[-1] == "FUSED_SIBLINGS"]
+    assert len(others) >= 2
+    assert "FUSED_SIBLINGS" not in codes(found["o"])
+    said = found["v"].reasons[-1]
+    assert said.message.startswith("runs as one engine layer with ")
+    assert said.message.endswith("k: they read the same input")
+    assert said.source == f"build.log:4: (Sparsity) Chose 1 layer(s) using sparse tactics: {name}"
+
+
+def test_metadata_that_names_several_products_shows_those_of_one_input_alone() -> None:
+    sources = tuple(n.name for n in QKV)
+    layers = information(layer("__myl_Fc_myl0_1", SPARSE, onnx_nodes=sources))
+    found = verdicts(BuildEvidence(layers=layers, nodes=QKV))
+    assert found["q"].reasons[-1].message == (
+        "runs as one engine layer with k and v: they read the same input"
+    )
+    assert found["q"].reasons[-1].source == "layers.json: __myl_Fc_myl0_1"
+    assert "FUSED_SIBLINGS" not in codes(found["o"])
+
+
+def test_siblings_are_evidence_and_change_neither_verdict_nor_remedy() -> None:
+    alone = verdicts(BuildEvidence(build=build(eligible("q", "k"), chosen("q", "k")), nodes=QKV))
+    fused = verdicts(BuildEvidence(build=build(eligible("q || k"), chosen("q || k")), nodes=QKV))
+    assert [(v.verdict, v.remedy) for v in fused.values()] == [
+        (v.verdict, v.remedy) for v in alone.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spoiler", "remedy"),
+    [
+        (prunable("k"), "prune the layers fused with it too: k"),
+        (grouped("k"), "leave it dense: it is fused with k"),
+        (conv("k", 512, 512, node="k", reasons=(COMPUTED,)), MEND),
+    ],
+    ids=["prune", "leave", "mend"],
+)
+def test_a_layer_fused_with_one_that_cannot_run_sparse_has_the_remedy_of_that_one(
+    spoiler: Any, remedy: str
+) -> None:
+    nodes = tuple(node(n, "Conv", "x", f"{n}.weight", constants=(f"{n}.weight",)) for n in "qk")
+    predicted = report(conv("q", 512, 512, node="q"), spoiler)
+    named = build(*tuned("q || k", (DENSE, 0.02)), eligible(), chosen())
+    shown = information(
+        layer("q || k", DENSE, has_sparse_weights=False),
+        layer("z", SPARSE, has_sparse_weights=True),
+    )
+    for evidence in (
+        BuildEvidence(build=named, nodes=nodes),
+        BuildEvidence(layers=shown, nodes=nodes),
+    ):
+        found = join_report(predicted, evidence)
+        q = found.verdicts[0]
+        assert (q.verdict, codes(q)) == (VerdictName.NOT_ELIGIBLE, ["FUSED_SIBLINGS", "NOT_LISTED"])
+        assert "; of them k cannot run sparse (" in q.reasons[0].message
+        assert q.remedy == remedy
+        assert found.totals is not None
+        assert found.totals.disagreements == ()
+
+
+def one(evidence: BuildEvidence) -> Verdict:
+    return join_report(report(conv("a", 512, 512, node="a")), evidence).verdicts[0]
+
+
+def test_dense_was_faster_only_where_both_kinds_of_kernel_were_timed() -> None:
+    both = build(*tuned("a", (DENSE, 0.02), (SPARSE, 0.03)), eligible("a"), chosen())
+    assert codes(one(BuildEvidence(build=both)))[0] == "DENSE_FASTER"
+    silent = build(eligible("a"), chosen())
+    assert codes(one(BuildEvidence(build=silent)))[0] == "DENSE_TAKEN"
+    named = BuildEvidence(build=silent, layers=information(layer("a", DENSE)))
+    assert codes(one(named))[0] == "DENSE_TAKEN"
+    assert one(named).reasons[0].message == (
+        f"eligible, and it runs the dense kernel {DENSE}; no time of a sparse one is in the log"
+    )
+    sparse_alone = build(*tuned("a", (SPARSE, 0.03)), eligible("a"), chosen())
+    assert "DENSE_FASTER" not in codes(one(BuildEvidence(build=sparse_alone)))
+
+
+def test_a_timing_cache_that_hides_the_times_does_not_make_dense_the_faster() -> None:
+    log = build(
+        "=============== Computing costs for a",
+        "a [Half(1) -> Half(1)] got cached result: CaskConvolution, tactic 0x01, 0.002 ms",
+        eligible("a"),
+        chosen(),
+    )
+    found = one(BuildEvidence(build=log))
+    assert (found.verdict, codes(found)[0]) == (VerdictName.ELIGIBLE, "DENSE_TAKEN")
+    assert "a timing cache hides what was timed" in found.reasons[0].message
+
+
+@pytest.mark.parametrize("version", ["v100300", "v100700"])
+def test_a_count_of_0_without_names_is_no_proof_where_counts_are_wrong(version: str) -> None:
+    count = "(Sparsity) Chose 0 layer(s) using sparse tactics"
+    found = one(BuildEvidence(build=build(eligible("a"), count, version=version)))
+    assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["QUALIFIES", "LOG_SILENT"])
+    assert "TensorRT 10.3 prints whatever it chose" in found.reasons[1].message
+
+
+def test_a_count_of_0_is_a_proof_where_counts_are_right_or_an_empty_list_follows() -> None:
+    count = "(Sparsity) Chose 0 layer(s) using sparse tactics"
+    later = one(BuildEvidence(build=build(eligible("a"), count, version="v101601")))
+    listed = one(BuildEvidence(build=build(eligible("a"), f"{count}:", version="v100300")))
+    assert [codes(v)[0] for v in (later, listed)] == ["DENSE_TAKEN"] * 2
+
+
+def test_without_a_model_a_layer_of_a_further_profile_is_no_row_of_its_own() -> None:
+    log = build(eligible("a", "b"), eligible("a [profile 1]"), chosen("a [profile 1]"))
+    found = report_from_log(log)
+    assert [(v.layer, v.verdict.value) for v in found.verdicts] == [
+        *(("a", "chosen"), ("b", "eligible"))
+    ]

@@ -1,0 +1,481 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.join_cases import (
+    DENSE,
+    SPARSE,
+    build,
+    chain,
+    chosen,
+    eligible,
+    information,
+    layer,
+    node,
+    profile,
+    tuned,
+)
+from support.report_cases import check, context, conv, matmul, report, validation
+
+from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.gates import Gates, check_gates
+from twofour.eligibility.predict import predict
+from twofour.eligibility.report import join_report, report_from_engine, report_from_log
+from twofour.errors import BadInputError
+from twofour.records.eligibility import EligibilityReport, EligibilityTotals, ShareUnit, VerdictName
+from twofour.records.log import BuildOutcome
+from twofour.records.weights import NotCovered, ReasonCode
+from twofour.reports.eligibility_document import evidence_lines
+from twofour.reports.eligibility_document import totals as summary_totals
+from twofour.reports.explain import explain, find_layer
+from twofour.reports.html import to_html
+from twofour.reports.markdown import to_markdown
+from twofour.reports.terminal import eligibility_table, plain_text
+
+NODES = (
+    node("a", "Conv", "x", output_shape=(None, 512, 7, 7)),
+    node("b", "Conv", "a_out", output_shape=(None, 512, 7, 7)),
+    node("g", "Conv", "b_out", output_shape=(None, 128, 7, 7)),
+)
+LOG = build(
+    *tuned("b + relu", (DENSE, 0.02), (SPARSE, 0.03)), eligible("a", "b + relu"), chosen("a")
+)
+
+
+def whole(**changes: Any) -> EligibilityReport:
+    """Chosen a, eligible b, grouped g."""
+    weights = [conv(n, 512, 512, node=n) for n in "ab"]
+    weights.append(conv("g", 128, 128, groups=32, node="g"))
+    given: dict[str, Any] = {"build": LOG, "nodes": NODES}
+    return join_report(report(*weights), BuildEvidence(**{**given, **changes}))
+
+
+def totals(**changes: Any) -> EligibilityTotals:
+    found = whole(**changes).totals
+    assert found is not None
+    return found
+
+
+def test_the_confusion_table_counts_every_measured_layer() -> None:
+    cells = {(c.predicted.value, c.measured.value): c.layers for c in totals().confusion}
+    assert cells == {
+        ("eligible", "chosen"): 1,
+        ("eligible", "eligible"): 1,
+        ("not-eligible", "not-eligible"): 1,
+    }
+
+
+def test_shares_of_weights_and_multiply_adds_add_up() -> None:
+    weights, products = totals().shares
+    assert weights.unit is ShareUnit.WEIGHTS
+    assert (weights.runs_sparse, weights.eligible, weights.never) == (
+        *(512 * 512 * 9, 512 * 512 * 9, 128 * 4 * 9),
+    )
+    assert products.unit is ShareUnit.MULTIPLY_ADDS
+    assert products.runs_sparse == 512 * 7 * 7 * 512 * 9
+    assert products.never == 128 * 7 * 7 * 4 * 9
+    assert products.total == products.runs_sparse * 2 + products.never
+
+
+def test_without_shapes_the_multiply_adds_are_left_out_and_that_is_said() -> None:
+    found = totals(nodes=())
+    assert [s.unit for s in found.shares] == [ShareUnit.WEIGHTS]
+    assert found.notes[0] == "no shares of multiply-adds: 3 layers without a declared output shape"
+
+
+def test_a_shared_weight_counts_once_under_its_best_verdict() -> None:
+    weights = [matmul(n, 512, 512, node=n, weight="tied") for n in "ab"]
+    found = join_report(report(*weights), BuildEvidence(build=build(eligible("b"), chosen("b"))))
+    assert found.totals is not None
+    share = found.totals.shares[0]
+    assert (share.total, share.runs_sparse, share.never) == (512 * 512, 512 * 512, 0)
+
+
+def test_shares_of_time_come_from_the_profile_of_engine_layers() -> None:
+    times = profile(**{"a": 1.0, "b + relu": 2.0, "g": 3.0, "pool": 4.0})
+    found = totals(profile=times, nodes=(*NODES, node("pool", "MaxPool", "g_out")))
+    share = found.shares[-1]
+    assert share.unit is ShareUnit.MILLISECONDS
+    assert (share.runs_sparse, share.eligible, share.never, share.other) == (1.0, 2.0, 3.0, 4.0)
+    (ceiling,) = found.ceilings
+    assert ceiling.eligible_gain == pytest.approx(10 / 9)
+    assert ceiling.weighted_gain == pytest.approx(10 / 7.5)
+    assert "2x" in ceiling.assumption
+
+
+def test_in_a_dense_profile_the_chosen_layers_still_have_all_to_gain() -> None:
+    times = profile(a=4.0, b=2.0, g=2.0, pool=2.0)
+    (ceiling,) = totals(dense_profile=times).ceilings
+    assert ceiling.profile == "dense engine"
+    assert ceiling.eligible_gain == pytest.approx(10 / 7)
+
+
+def test_a_profile_of_another_engine_gives_no_time_and_no_ceiling() -> None:
+    found = totals(profile=profile(x=1.0, y=2.0))
+    assert ShareUnit.MILLISECONDS not in {s.unit for s in found.shares}
+    assert found.ceilings == ()
+    assert found.notes == ("none of the 2 layers of the profile is in this model or engine",)
+    assert all(v.profile_ms is None for v in whole(profile=profile(x=1.0)).verdicts)
+
+
+def test_time_of_an_engine_layer_that_leads_nowhere_is_not_known() -> None:
+    share = totals(profile=profile(a=1.0, stranger=5.0)).shares[-1]
+    assert (share.runs_sparse, share.unknown, share.other) == (1.0, 5.0, 0.0)
+
+
+def test_a_build_without_sparse_weights_measured_that_nothing_runs_sparse() -> None:
+    found = totals(build=build(flag="Disabled"), profile=profile(a=1.0))
+    for share in found.shares:
+        assert share.never == share.total > 0
+    assert found.confusion == ()
+    assert found.disagreements == ()
+
+
+def test_an_engine_layer_of_several_verdicts_is_nobodys_time() -> None:
+    found = totals(profile=profile(**{"a || b": 5.0}))
+    assert found.shares[-1].unknown == 5.0
+
+
+def test_without_a_prediction_the_ceiling_of_the_eligible_is_not_known() -> None:
+    layers = information(
+        layer("a", DENSE, parameter_type="Convolution"), layer("pool", layer_type="Pooling")
+    )
+    times = profile(a=4.0, pool=1.0)
+    found = report_from_engine(BuildEvidence(layers=layers, profile=times)).totals
+    assert found is not None
+    assert found.ceilings == ()
+    assert found.notes == (
+        "what sparse math could gain end to end in the eligible layers is not known, as it is not "
+        "known which are eligible: at most 1.667x if every layer with a weight ran sparse "
+        "(sparse engine; every layer counted is bound by arithmetic and runs 2x as fast when "
+        "sparse; real kernels gain less)",
+    )
+
+
+def test_the_ceiling_of_a_build_without_sparse_weights_goes_by_the_rules() -> None:
+    (ceiling,) = totals(build=build(flag="Disabled"), profile=profile(a=2.0, g=2.0)).ceilings
+    assert ceiling.eligible_gain == pytest.approx(4 / 3)
+    assert ceiling.weighted_gain == pytest.approx(2)
+
+
+@pytest.mark.parametrize("ms", [0.0, float("nan")])
+def test_a_profile_without_times_gives_no_shares_of_time(ms: float) -> None:
+    found = totals(profile=profile(a=ms, b=ms))
+    assert ShareUnit.MILLISECONDS not in {s.unit for s in found.shares}
+    assert found.ceilings == ()
+    assert any("no time above zero" in note or "no profile" in note for note in found.notes)
+
+
+def test_shares_are_put_into_words_that_fit_them() -> None:
+    layers = information(layer("a", SPARSE))
+    absent = whole(build=None, layers=layers)
+    assert evidence_lines(absent)[0].endswith("50.0 % runs sparse; 50.0 % not in the engine")
+    nothing = whole(build=None, profile=profile(a=1.0, pool=3.0))
+    assert any("25.0 % can run sparse" in line for line in evidence_lines(nothing))
+
+
+def test_a_page_states_one_share_of_weights_for_what_can_run_sparse() -> None:
+    float32 = conv("f", 512, 512, node="f", math_dtype="float32", dtype="float32")
+    predicted = report(conv("a", 512, 512, node="a"), float32, conv("s", 64, 64, node="s"))
+    silent = join_report(predicted, BuildEvidence(layers=information(layer("a"))))
+    for made, expected in ((predicted, "50.4"), (silent, "49.6")):
+        pages = (plain_text(eligibility_table(made)), to_markdown(made), to_html(made))
+        for page in pages:
+            said = set(re.findall(r"can run sparse[^%]*?\((\d+\.\d) %\)", page))
+            assert said == {expected}
+            assert "100.0 %" not in page
+    assert silent.totals is not None
+    (weights, *_) = silent.totals.shares
+    assert round(100 * (weights.eligible - weights.doubtful) / weights.total, 1) == 49.6
+
+
+# --- shared weights -------------------------------------------------------------------------------
+
+
+def test_the_summary_of_shared_weights_adds_up() -> None:
+    weights = [matmul(n, 512, 512, node=n, weight="tied") for n in "ab"]
+    weights.append(matmul("c", 512, 512, node="c"))
+    found = join_report(report(*weights), BuildEvidence(build=build(eligible("b"), chosen("b"))))
+    rows = {t.title: (t.layers, t.weights) for t in summary_totals(found)}
+    assert rows["runs sparse"] == ("1 layer", "262,144 weights (50.0 %)")
+    assert rows["cannot run sparse"] == ("2 layers", "262,144 weights (50.0 %)")
+
+
+# --- gates ----------------------------------------------------------------------------------------
+
+
+def test_gates_that_are_met_offend_nobody() -> None:
+    gates = Gates(min_eligible=0.6, min_chosen=0.3, no_broken=True)
+    assert check_gates(whole(), gates) == ()
+
+
+def test_a_gate_names_the_layers_that_miss_it() -> None:
+    said, line = check_gates(whole(), Gates(min_eligible=0.9))
+    assert said == "2 of 3 layers eligible: 0.67, gate 0.9"
+    assert line.startswith("g: not-eligible, GROUPED_CONV: 32 groups")
+
+
+def test_an_allowed_reason_does_not_count() -> None:
+    gates = Gates(min_eligible=1.0, allow_reasons=(ReasonCode.GROUPED_CONV,))
+    assert check_gates(whole(), gates) == ()
+
+
+def test_allowed_reasons_alone_demand_that_all_else_is_eligible() -> None:
+    _, line = check_gates(whole(), Gates(allow_reasons=(ReasonCode.DTYPE,)))
+    assert line.startswith("g: ")
+
+
+def test_too_few_chosen_layers_are_named_in_order() -> None:
+    lines = check_gates(whole(), Gates(min_chosen=0.5))
+    assert lines[0] == "1 of 3 layers chosen: 0.33, gate 0.5"
+    assert [line.split(":")[0] for line in lines[1:]] == ["b", "g"]
+
+
+def test_a_share_just_below_its_gate_is_not_rounded_up_to_it() -> None:
+    assert check_gates(whole(), Gates(min_eligible=0.667))[0] == (
+        "2 of 3 layers eligible: 0.666667, gate 0.667"
+    )
+
+
+@pytest.mark.parametrize(
+    "gates",
+    [
+        Gates(min_eligible=0.0),
+        Gates(min_chosen=0.5),
+        Gates(no_broken=True),
+        Gates(allow_reasons=(ReasonCode.DTYPE,)),
+    ],
+)
+def test_gates_with_no_layer_to_hold_to_them_are_refused(gates: Gates) -> None:
+    with pytest.raises(BadInputError, match="no layer to hold to the gates"):
+        check_gates(report(), gates)
+    assert check_gates(report(), Gates()) == ()
+
+
+def test_gates_of_the_engine_are_refused_for_a_build_that_failed_or_of_another_model() -> None:
+    failed = whole(build=replace(LOG, outcome=BuildOutcome.FAILED))
+    foreign = whole(build=build(eligible("x"), chosen("x")))
+    for found in (failed, foreign):
+        for gates in (Gates(min_eligible=0.1), Gates(min_chosen=0.1)):
+            with pytest.raises(BadInputError, match="no engine to hold to the gates"):
+                check_gates(found, gates)
+        assert check_gates(found, Gates(no_broken=True)) == ()
+
+
+def test_a_broken_pattern_offends_where_none_may_be() -> None:
+    weight = conv("a", 512, 512, node="a")
+    found = report((weight, check(weight, violations=3)))
+    said, line = check_gates(found, Gates(no_broken=True))
+    assert said == "pattern broken in 1 of 1 weight, gate 0"
+    assert line.startswith("a: not-eligible, PATTERN_BROKEN")
+    assert check_gates(found, Gates()) == ()
+
+
+def test_what_was_left_dense_on_purpose_is_held_to_no_gate() -> None:
+    stem, dense = conv("stem", 3, 64, (7, 7)), conv("head", 512, 512)
+    broken = conv("lost", 512, 512)
+    left = [(w, replace(check(w, violations=9), required=False)) for w in (stem, dense)]
+    gates = Gates(min_eligible=1.0, no_broken=True)
+    assert check_gates(report(conv("mix", 512, 512), *left), gates) == ()
+    lines = check_gates(report(*left, (broken, check(broken, violations=9))), gates)
+    assert lines[:2] == (
+        "0 of 1 layer eligible: 0, gate 1",
+        "pattern broken in 1 of 1 weight, gate 0",
+    )
+    assert [line.split(":")[0] for line in lines[2:]] == ["lost"]
+    with pytest.raises(BadInputError, match="no layer to hold to the gates"):
+        check_gates(report(*left), gates)
+
+
+def test_a_layer_whose_weight_is_computed_counts_although_nothing_could_be_pruned() -> None:
+    computed = matmul("computed", 0, 0, weight=None, axis=None, shape=(), math_dtype="unknown")
+    found = predict(
+        [computed, conv("a", 512, 512)], validation(check(conv("a", 512, 512))), context()
+    )
+    assert [v.required for v in found.verdicts] == [None, True]
+    assert check_gates(found, Gates(min_eligible=0.9))[0] == "1 of 2 layers eligible: 0.5, gate 0.9"
+
+
+def test_a_broken_weight_that_two_layers_share_is_one_broken_weight() -> None:
+    pair = [matmul(name, 512, 512, weight="shared") for name in ("a", "b")]
+    found = report(*((w, check(w, violations=3)) for w in pair), conv("c", 512, 512))
+    lines = check_gates(found, Gates(no_broken=True))
+    assert lines[0] == "pattern broken in 1 of 2 weights, gate 0"
+    assert [line.split(":")[0] for line in lines[1:]] == ["a", "b"]
+
+
+def test_a_model_known_from_its_engine_alone_is_held_to_the_gates_as_a_whole() -> None:
+    layers = information(layer("a", SPARSE), layer("g", DENSE, groups=4))
+    found = report_from_engine(BuildEvidence(build=LOG, layers=layers))
+    assert {v.layer: v.required for v in found.verdicts}["g"] is False
+    assert check_gates(found, Gates(min_chosen=0.1)) == ()
+
+
+def test_no_broken_is_refused_where_no_pattern_is_known() -> None:
+    alone = report_from_log(LOG)
+    with pytest.raises(BadInputError, match="no pattern is known of any layer") as caught:
+        check_gates(alone, Gates(no_broken=True))
+    assert caught.value.hint == "name the model too: --onnx model.onnx"
+
+
+def test_any_reason_of_a_layer_may_be_the_allowed_one() -> None:
+    weight = conv("a", 160, 160, (1, 1), node="a")
+    broken = report((weight, check(weight, violations=3)), conv("b", 512, 512))
+    assert [r.code.value for r in broken.verdicts[0].reasons] == [
+        *("PATTERN_BROKEN", "SMALL_CHANNELS")
+    ]
+    for gates in (Gates(no_broken=True), Gates(min_eligible=1.0)):
+        assert len(check_gates(broken, gates)) == 2
+        allowed = replace(gates, allow_reasons=(ReasonCode.SMALL_CHANNELS,))
+        assert check_gates(broken, allowed) == ()
+
+
+def test_a_layer_that_meets_the_gate_counts_whatever_reason_is_allowed() -> None:
+    gates = Gates(min_eligible=0.6, allow_reasons=(ReasonCode.QUALIFIES,))
+    assert check_gates(whole(), gates) == ()
+
+
+def test_a_broken_layer_is_named_with_what_is_broken_in_it() -> None:
+    weight = conv("a", 512, 512, node="a")
+    predicted = report((weight, check(weight, violations=3)), conv("c", 512, 512, node="c"))
+    found = join_report(predicted, BuildEvidence(build=build(eligible("a"), chosen("a"))))
+    _, line = check_gates(found, Gates(no_broken=True))
+    assert line.startswith("a: chosen, LOG_CONTRADICTS: the rules said not-eligible")
+
+
+def test_a_share_above_one_is_refused() -> None:
+    with pytest.raises(BadInputError, match="--min-eligible 90 is no share"):
+        Gates(min_eligible=90)
+
+
+# --- explain --------------------------------------------------------------------------------------
+
+
+def test_explain_tells_the_story_of_one_layer() -> None:
+    evidence = BuildEvidence(build=LOG, nodes=NODES, layers=information(layer("b + relu", DENSE)))
+    text = plain_text(explain(whole(), evidence, "b"), width=200)
+    for line in (
+        "b (Conv): eligible, measured",
+        "DENSE_FASTER: dense was faster: sparse 0.03 ms, dense 0.02 ms, sparse / dense 1.500",
+        f"b + relu: {DENSE}",
+        "build.log:10: (Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b + relu",
+        "tactics of b + relu (2 timed)",
+    ):
+        assert line in text
+    assert [w for w in text.split() if w in {"0.02", "0.03"}][-2:] == ["0.02", "0.03"]
+
+
+def test_explain_shows_the_way_to_the_constant() -> None:
+    nodes = (
+        node("dq", "DequantizeLinear", "a.weight", "scale", constants=("a.weight", "scale")),
+        node("t", "Transpose", "dq_out"),
+        node("a", "MatMul", "x", "t_out"),
+    )
+    predicted = report(matmul("a", 512, 512, node="a"))
+    text = plain_text(explain(predicted, BuildEvidence(nodes=nodes), "a"), width=200)
+    assert "layer <- Transpose <- DequantizeLinear <- a.weight" in text
+
+
+def test_a_layer_is_found_by_its_engine_layer_too() -> None:
+    assert find_layer(whole(), "b + relu") == 1
+    assert whole().verdicts[1].verdict is VerdictName.ELIGIBLE
+
+
+def test_a_node_in_an_engine_layer_names_the_row_of_that_layer() -> None:
+    alone = report_from_log(LOG)
+    assert [v.layer for v in alone.verdicts] == ["a", "b + relu"]
+    assert find_layer(alone, "b") == 1
+    assert find_layer(alone, "relu") == 1
+
+
+def test_a_node_in_two_engine_layers_is_asked_for_by_their_names() -> None:
+    fused = whole(layers=information(layer("a + relu"), layer("b + relu")))
+    with pytest.raises(BadInputError, match="2 layers are named 'relu'") as caught:
+        find_layer(fused, "relu")
+    assert caught.value.hint == "name one of: a, b"
+
+
+def test_several_nodes_of_one_layer_are_asked_for_by_their_nodes() -> None:
+    report = whole()
+    rows = tuple(
+        replace(v, layer="head", node=f"node_{at}") for at, v in enumerate(report.verdicts)
+    )
+    with pytest.raises(BadInputError, match="layers are named 'head'") as caught:
+        find_layer(replace(report, verdicts=rows), "head")
+    assert caught.value.hint == "name one of: " + ", ".join(str(v.node) for v in rows)
+
+
+def test_an_engine_layer_without_a_weight_is_said_to_be_one() -> None:
+    evidence = BuildEvidence(build=LOG, layers=information(layer("a"), layer("pool + quantize")))
+    for name in ("pool + quantize", "pool"):
+        with pytest.raises(BadInputError, match="is in the engine; no weight for sparse math"):
+            explain(whole(), evidence, name)
+
+
+REGION = "{ForeignNode[m.weight...ONNXTRT_castHelper_9]}"
+"""A region whose ends are no nodes, in a log without the list of engine layers."""
+
+
+def of_region(*held: str) -> BuildEvidence:
+    names = ("a", "m", "n", "s")
+    nodes = chain(*((name, "Conv" if name == "a" else "MatMul") for name in names))
+    stated = "".join(f"[ONNX Layer: {name}]" for name in held)
+    log = build(
+        f"=============== Computing costs for {REGION}",
+        f"ForeignNode {REGION} metadata: {stated}",
+        f"--------------- Timing Runner: {REGION} (Myelin[0x80000023])",
+        "Tactic: 0x0000000000000000 Time: 0.0114",
+        eligible("a"),
+        chosen("a"),
+    )
+    return BuildEvidence(build=log, nodes=nodes)
+
+
+def of_products(*names: str) -> EligibilityReport:
+    rows = (matmul(name, 512, 512, node=name) for name in names)
+    return report(conv("a", 512, 512, node="a"), *rows)
+
+
+def test_a_region_of_the_log_leads_to_the_layers_it_holds() -> None:
+    with pytest.raises(BadInputError, match="2 layers are in the Myelin region") as caught:
+        explain(of_products("m", "n"), of_region("m", "n", "s"), REGION)
+    assert caught.value.hint == "name one of: m, n"
+    alone = explain(of_products("m"), of_region("m", "s"), REGION)
+    assert plain_text(alone, width=200).startswith("m (MatMul): ")
+    with pytest.raises(BadInputError, match="is in the engine; no weight for sparse math"):
+        explain(of_products(), of_region("s"), REGION)
+
+
+def test_a_node_without_a_row_is_told_for_what_it_is() -> None:
+    group = NotCovered(
+        op="LSTM", uses=1, weights=9, multiplies=True, users=("lstm",), arrays=("lstm.W",)
+    )
+    predicted = replace(report(matmul("stem", 512, 512)), not_covered=(group,))
+    for name in ("lstm", "lstm.W"):
+        with pytest.raises(BadInputError, match="is not covered: the weights of LSTM are neither"):
+            explain(predicted, BuildEvidence(), name)
+    idle = replace(predicted, not_covered=(replace(group, op="Gather", multiplies=False),))
+    with pytest.raises(BadInputError, match="belongs to Gather, which is no factor"):
+        explain(idle, BuildEvidence(), "lstm")
+    nodes = (node("stem_relu", "Relu", "x"),)
+    with pytest.raises(BadInputError, match="is a node of the model, has no weight"):
+        explain(report(matmul("stem", 512, 512)), BuildEvidence(nodes=nodes), "stem_relu")
+
+
+def test_an_unknown_layer_names_those_that_are_near() -> None:
+    predicted = report(matmul("encoder.0.fc1", 512, 512), matmul("encoder.0.fc2", 512, 512))
+    with pytest.raises(BadInputError, match="no layer 'fc1'") as caught:
+        find_layer(predicted, "fc1")
+    assert caught.value.hint == "did you mean encoder.0.fc1, node_encoder.0.fc1"
+
+
+def test_an_unknown_layer_that_is_like_none_names_some_that_there_are() -> None:
+    predicted = report(*(matmul(f"layer{i}", 512, 512) for i in range(9)))
+    with pytest.raises(BadInputError, match="no layer 'zzz'") as caught:
+        find_layer(predicted, "zzz")
+    assert caught.value.hint == (
+        "there are layer0, layer1, layer2, layer3, layer4 and 4 more: see twofour report"
+    )

@@ -1,0 +1,556 @@
+"""What evidence is worth: of overwritten weights, of another model, of parts, of silent lists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.join_cases import (
+    DENSE,
+    SPARSE,
+    build,
+    chain,
+    chosen,
+    eligible,
+    information,
+    layer,
+    node,
+    profile,
+    tuned,
+)
+from support.report_cases import check, codes, conv, gpu, matmul, report
+
+from twofour.eligibility.build import build_facts
+from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.gates import Gates, check_gates
+from twofour.eligibility.report import join_report, report_from_engine, report_from_log
+from twofour.eligibility.same_model import choose_build
+from twofour.errors import BadInputError
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.log import BuildOutcome, SparsityFlag
+from twofour.records.weights import Weight
+from twofour.reports.eligibility_document import advice_lines, title_line, totals
+from twofour.reports.log_document import answer
+
+CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
+NOT_ELIGIBLE, UNKNOWN = VerdictName.NOT_ELIGIBLE, VerdictName.UNKNOWN
+SWITCH_ON = "build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)"
+
+
+def big(name: str = "a", **changes: Any) -> Weight:
+    return conv(name, 512, 512, **{"node": name, **changes})
+
+
+def broken(name: str) -> tuple[Weight, Any]:
+    return big(name), check(big(name), violations=7)
+
+
+def grouped(name: str = "g") -> Weight:
+    return conv(name, 128, 128, groups=32, node=name)
+
+
+def joined(predicted: EligibilityReport, **evidence: Any) -> EligibilityReport:
+    return join_report(predicted, BuildEvidence(**evidence))
+
+
+def names(found: EligibilityReport) -> list[VerdictName]:
+    return [v.verdict for v in found.verdicts]
+
+
+# --- overwritten weights --------------------------------------------------------------------------
+
+
+def test_what_runs_on_overwritten_weights_says_nothing_of_the_models_own() -> None:
+    log = build(eligible("a", "b", "g"), chosen("a", "b", "g"), flag="Forced")
+    layers = information(layer("a", SPARSE), layer("b", SPARSE), layer("g", DENSE))
+    for evidence in ({"build": log}, {"build": log, "layers": layers}):
+        found = joined(report(big("a"), broken("b"), grouped()), **evidence)
+        assert names(found) == [ELIGIBLE, NOT_ELIGIBLE, NOT_ELIGIBLE]
+        assert [v.evidence for v in found.verdicts] == [Evidence.PREDICTED] * 3
+        assert all("SPARSITY_FORCED" in codes(v) for v in found.verdicts)
+        assert found.totals is not None
+        assert [s.runs_sparse for s in found.totals.shares] == [0.0]
+        assert advice_lines(found)[0].startswith("WARNING: --sparsity=force overwrote weights")
+
+
+def test_gates_of_the_engine_are_refused_for_overwritten_weights() -> None:
+    log = build(eligible("a"), chosen("a"), flag="Forced")
+    found = joined(report(big()), build=log)
+    for gates in (Gates(min_chosen=0.7), Gates(min_eligible=0.7)):
+        with pytest.raises(BadInputError, match="--sparsity=force"):
+            check_gates(found, gates)
+    assert check_gates(found, Gates(no_broken=True)) == ()
+
+
+def test_choices_of_a_pass_that_was_not_kept_do_not_count() -> None:
+    log = build(eligible("a"), chosen("a"), eligible("a"), chosen())
+    undone = replace(log.sparsity_lines[1], discarded=True)
+    lines = (log.sparsity_lines[0], undone, *log.sparsity_lines[2:])
+    for kept, verdict in ((log, CHOSEN), (replace(log, sparsity_lines=lines), ELIGIBLE)):
+        assert names(joined(report(big()), build=kept)) == [verdict]
+    only = replace(log, sparsity_lines=lines[:2])
+    (found,) = joined(report(big()), build=only).verdicts
+    assert codes(found) == ["QUALIFIES", "LOG_SILENT"]
+
+
+# --- names that lead nowhere ----------------------------------------------------------------------
+
+
+def unlisted(log: Any, **evidence: Any) -> Verdict:
+    found = joined(report(big("a"), big("b")), build=log, **evidence)
+    return found.verdicts[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stranger",
+        "[CONVOLUTION]-[aten_ops.convolution.default]-[elsewhere/convolution]",
+        "__myl_FcAdd",
+    ],
+)
+def test_a_layer_may_be_behind_a_listed_name_that_leads_to_none(name: str) -> None:
+    log = build(eligible("b", name), chosen("b"))
+    found = unlisted(log, nodes=chain(("a", "Conv"), ("b", "Conv")))
+    assert (found.verdict, found.evidence) == (ELIGIBLE, Evidence.PREDICTED)
+    assert codes(found)[-1] == "LOG_SILENT"
+    assert found.reasons[-1].message == (
+        "not among the layers listed as eligible, of which 1 name leads to no layer of the model"
+    )
+
+
+def test_a_listed_region_of_several_layers_names_none_of_them() -> None:
+    region = "{ForeignNode[a...b]}"
+    log = build(eligible(region), chosen(region))
+    nodes = chain(("a", "Conv"), ("b", "Conv"))
+    found = joined(report(big("a"), big("b")), build=log, nodes=nodes)
+    assert [v.evidence for v in found.verdicts] == [Evidence.PREDICTED] * 2
+    assert "1 name leads to no layer" in found.verdicts[0].reasons[-1].message
+
+
+def test_a_layer_is_not_listed_where_every_name_leads_to_another() -> None:
+    found = unlisted(build(eligible("b + relu", "c"), chosen()), nodes=chain(("c", "MatMul")))
+    assert (found.verdict, found.evidence) == (NOT_ELIGIBLE, Evidence.MEASURED)
+
+
+def test_a_region_that_names_one_layer_leads_to_it() -> None:
+    nodes = chain(("a", "Conv"), ("relu", "Relu"), ("b", "Conv"))
+    log = build(eligible("{ForeignNode[b...b]}"), chosen("{ForeignNode[b...b]}"))
+    found = joined(report(big("a"), big("b")), build=log, nodes=nodes)
+    assert names(found) == [NOT_ELIGIBLE, CHOSEN]
+
+
+# --- the wrong file -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight", [broken("b"), (grouped("b"), check(grouped("b")))])
+def test_a_ruled_out_layer_that_is_chosen_asks_whether_the_files_belong_together(
+    weight: tuple[Weight, Any],
+) -> None:
+    by_line = joined(report(big(), weight), build=build(eligible("a", "b"), chosen("b")))
+    by_kernel = joined(
+        report(big(), weight), layers=information(layer("a", DENSE), layer("b", SPARSE))
+    )
+    listed = joined(report(big(), weight), build=build(eligible("a", "b"), chosen("a")))
+    for found in (by_line, by_kernel, listed):
+        assert (
+            found.verdicts[1].remedy == "check that the engine was built from this very ONNX file"
+        )
+
+
+def test_broken_weights_that_run_sparse_are_noted_for_the_whole_report() -> None:
+    found = joined(report(big(), broken("b")), build=build(eligible("a", "b"), chosen("b")))
+    assert found.notes[0] == (
+        "WARNING: 1 layer breaks the pattern in this ONNX file and is eligible or chosen in the "
+        "engine: they may not belong together"
+    )
+
+
+def test_layer_information_of_another_model_is_left_aside_with_a_warning() -> None:
+    other = information(layer("/x/Conv", SPARSE, has_sparse_weights=True), layer("/y/Conv", DENSE))
+    log = build(eligible("a", "b"), chosen("a"))
+    found = joined(report(big("a"), big("b")), build=log, layers=other)
+    assert names(found) == [CHOSEN, ELIGIBLE]
+    assert found.unmatched_engine_layers == ()
+    assert found.not_evidence is None
+    assert found.notes[0] == (
+        "WARNING: the layer information and the model do not belong together: none of 2 engine "
+        "names is a node of the model that has a weight; layers.json is left aside"
+    )
+
+
+def test_a_dense_log_of_another_model_is_left_aside_with_a_warning() -> None:
+    log = build(eligible("a"), chosen("a"))
+    other = build(*tuned("x", (DENSE, 0.02)), flag="Disabled")
+    found = joined(report(big()), build=log, dense_build=other)
+    assert names(found) == [CHOSEN]
+    assert found.notes[0] == (
+        "WARNING: the dense log and the model do not belong together: the one engine name is no "
+        "node of the model that has a weight; build.log is left aside"
+    )
+
+
+def test_a_log_of_another_model_does_not_take_fitting_layer_information_with_it() -> None:
+    found = joined(
+        report(big("a")),
+        build=build(eligible("x", "y"), chosen("x")),
+        layers=information(layer("a", SPARSE)),
+    )
+    assert names(found) == [CHOSEN]
+    assert found.notes[0].startswith("WARNING: the log and the model do not belong together")
+
+
+def test_the_two_logs_in_each_others_place_are_noticed() -> None:
+    dense = build(*tuned("a", (DENSE, 0.02)), flag="Disabled")
+    sparse = build(*tuned("a", (DENSE, 0.02), (SPARSE, 0.01)), eligible("a"), chosen("a"))
+    swapped = joined(report(big()), build=dense, dense_build=sparse)
+    assert swapped.notes[0] == (
+        "WARNING: sparse weights were allowed in the dense log and not in the other: "
+        "are --log and --dense-log swapped?"
+    )
+    assert advice_lines(swapped)[0] == swapped.notes[0]
+    right = joined(report(big()), build=sparse, dense_build=dense)
+    assert not any("swapped" in note for note in right.notes)
+
+
+def test_a_layer_that_the_log_times_is_not_absent_from_the_engine() -> None:
+    log = build(*tuned("c", (DENSE, 0.02)), eligible("a"), chosen("a"))
+    part = information(layer("a", SPARSE))
+    found = joined(report(big("a"), big("c")), build=log, layers=part)
+    assert names(found) == [CHOSEN, NOT_ELIGIBLE]
+    assert codes(found.verdicts[1])[0] == "NOT_LISTED"
+
+
+# --- engine and GPU -------------------------------------------------------------------------------
+
+
+def test_gpu_and_capability_come_from_the_log() -> None:
+    log = replace(build(eligible("a"), chosen("a")), gpu="RTX 3090", compute_capability=(8, 6))
+    found = joined(report(big(), engine="no engine"), build=log)
+    assert title_line(found) == (
+        "digits.py:make · pattern 2:4 · "
+        "tensorrt 10.16.1 (trtexec) on RTX 3090 (compute capability 8.6)"
+    )
+
+
+def test_the_gpu_of_another_machine_is_not_the_engines() -> None:
+    log = replace(build(eligible("a"), chosen("a")), gpu="RTX 3090", compute_capability=(8, 6))
+    here = report(big(), engine="no engine", gpu=gpu("NVIDIA H200", 9, 0))
+    assert joined(here, build=log).gpu is None
+    same = replace(log, gpu="NVIDIA H200", compute_capability=(9, 0))
+    assert joined(here, build=same).gpu == gpu("NVIDIA H200", 9, 0)
+
+
+def test_an_engine_without_a_stated_version_is_an_engine_all_the_same() -> None:
+    log = replace(build(eligible("a"), chosen("a")), tensorrt_version=None)
+    found = joined(report(big(), engine="no engine"), build=log)
+    assert found.engine == "tensorrt, version not stated (trtexec)"
+    layers = joined(report(big(), engine="no engine"), layers=information(layer("a", DENSE)))
+    assert layers.engine == "tensorrt, version not stated"
+    assert report_from_log(log).engine == "tensorrt, version not stated (trtexec)"
+    known = joined(report(big(), engine="tensorrt 10.3.0 on Orin"), build=log)
+    assert known.engine == "tensorrt 10.3.0 on Orin"
+
+
+# --- switched off, or on an old GPU ---------------------------------------------------------------
+
+
+def test_what_the_model_itself_lacks_comes_before_the_switch() -> None:
+    off = build(flag="Disabled")
+    turing = replace(build(eligible(), chosen()), compute_capability=(7, 5), gpu="Tesla T4")
+    for log, code, step in (
+        (off, "SPARSITY_OFF", SWITCH_ON),
+        (turing, "GPU_HAS_NO_SPARSE", "run on a GPU of compute capability 8.0 or later"),
+    ):
+        found = joined(report(big("a"), broken("b"), grouped()), build=log)
+        a, b, g = found.verdicts
+        assert names(found) == [NOT_ELIGIBLE] * 3
+        assert codes(a) == [code]
+        assert codes(b) == ["PATTERN_BROKEN", code]
+        assert codes(g) == ["GROUPED_CONV", code]
+        assert (b.remedy or "").startswith("prune it 2:4 along input channels (axis 1); " + step)
+        assert (g.remedy or "").startswith("leave it dense")
+        assert step not in (g.remedy or "")
+
+
+def test_the_summary_and_the_shares_of_a_build_without_sparse_weights_agree() -> None:
+    found = joined(report(big("a"), broken("b"), grouped()), build=build(flag="Disabled"))
+    assert found.totals is not None
+    (share,) = found.totals.shares
+    size = 512 * 512 * 9
+    assert (share.unknown, share.never) == (0, 2 * size + 128 * 4 * 9)
+    assert found.summary.not_eligible == 3
+    rows = {t.title: (t.layers, t.codes) for t in totals(found)}
+    assert rows["cannot run sparse"] == (
+        "3 layers",
+        "GROUPED_CONV 1, PATTERN_BROKEN 1, SPARSITY_OFF 1",
+    )
+    assert "not known" not in rows
+    assert found.totals.disagreements == ()
+    assert found.totals.confusion == ()
+    assert advice_lines(found)[0] == (
+        "change first: build with sparse weights allowed (2 layers, 99.9 % of the weights)"
+    )
+    assert advice_lines(found)[1] == (
+        "then (2): prune 2:4 along the input channels (1 layer, 50.0 % of the weights)"
+    )
+
+
+@pytest.mark.parametrize("width", [3, 6])
+def test_a_layer_that_is_best_left_dense_does_not_ask_for_the_switch(width: int) -> None:
+    weight = conv("a", width, 64, node="a")
+    off = joined(report((weight, check(weight, violations=7))), build=build(flag="Disabled"))
+    (found,) = off.verdicts
+    assert codes(found)[0] == "AXIS_NOT_MULTIPLE"
+    assert codes(found)[-1] == "SPARSITY_OFF"
+    assert (found.remedy or "").startswith("leave it dense")
+    assert SWITCH_ON not in (found.remedy or "")
+
+
+# --- what the log leaves out, and what would say it -----------------------------------------------
+
+
+def remedy(log: Any, name: str = "a") -> str:
+    found = joined(report(big("a"), big("b")), build=log)
+    return {v.layer: v.remedy or "" for v in found.verdicts}[name]
+
+
+def test_each_kind_of_silence_has_its_own_remedy() -> None:
+    unfinished = replace(build(*tuned("a", (DENSE, 0.02))), outcome=BuildOutcome.UNFINISHED)
+    assert remedy(unfinished) == "let the build finish, and give its whole log"
+    elided = build("(Sparsity) Found 9 layer(s) eligible to use sparse tactics: b, ....", chosen())
+    assert remedy(elided) == "give the whole log: its list of layers is shortened"
+    counted = build(
+        *tuned("a", (DENSE, 0.02)),
+        "(Sparsity) Found 2 layer(s) eligible to use sparse tactics",
+        "(Sparsity) Chose 1 layer(s) using sparse tactics",
+    )
+    assert remedy(counted).startswith("give the whole log with the names behind the counts")
+    one_of_two = build(eligible("a", "b"), "(Sparsity) Chose 1 layer(s) using sparse tactics")
+    assert remedy(one_of_two).startswith("give the whole log with the names behind the counts")
+    assert remedy(build()).startswith("rebuild with a verbose log")
+
+
+@pytest.mark.parametrize(
+    "made", ["Engine generation completed in 8.4 seconds.", "Engine built in 9.2 sec."]
+)
+def test_a_run_that_fails_after_the_build_leaves_the_lists_as_evidence(made: str) -> None:
+    log = build(eligible("a", "b"), chosen("a"), made, ends="FAILED")
+    assert log.outcome is BuildOutcome.FAILED
+    found = joined(report(big("a"), big("b")), build=log)
+    assert names(found) == [CHOSEN, ELIGIBLE]
+    assert found.not_evidence is None
+    assert check_gates(found, Gates(min_chosen=0.5)) == ()
+    assert answer(log) == "1 layer runs sparse"
+    assert build_facts(log, None).built
+    none = replace(log, build_s=None)
+    assert choose_build((log, none), (), SparsityFlag.ENABLED).build is log
+
+
+def test_a_build_that_fails_is_no_evidence_for_log_and_report_alike() -> None:
+    log = build(eligible("a"), chosen("a"), ends="FAILED")
+    found = joined(report(big("a")), build=log)
+    assert found.engine == "no engine: the build failed"
+    assert answer(log) == "the build failed"
+    assert not build_facts(log, None).built
+
+
+FLOAT32_KERNEL = "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwc"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_the_log_of_a_float32_build_is_not_of_a_file_of_a_lower_type(dtype: str) -> None:
+    logs = (
+        build(*tuned("a", (FLOAT32_KERNEL, 0.02)), eligible("a"), chosen()),
+        build("Precision: FP32", eligible("a"), chosen()),
+    )
+    for log in logs:
+        found = joined(report(big("a", math_dtype=dtype)), build=log)
+        assert found.verdicts[0].remedy == (
+            f"this log is of a build in FP32 alone: build this {dtype} file and give its log"
+        )
+        assert found.notes[0] == (
+            f"WARNING: build.log is of a build in FP32 alone, and 1 layer of this file is {dtype}: "
+            "they may not belong together"
+        )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "options"),
+    [
+        (FLOAT32_KERNEL, "float32", "--verbose"),
+        (DENSE, "float16", "--verbose"),
+        (FLOAT32_KERNEL, "float16", "--verbose --stronglyTyped"),
+        (FLOAT32_KERNEL, "float16", "--verbose --fp16"),
+    ],
+)
+def test_a_log_that_may_be_of_the_file_s_type_is_not_called_foreign(
+    kernel: str, dtype: str, options: str
+) -> None:
+    log = build(*tuned("a", (kernel, 0.02)), eligible("a"), chosen(), options=options)
+    found = joined(report(big("a", math_dtype=dtype)), build=log)
+    assert not any("FP32 alone" in note for note in found.notes)
+    assert "give its log" not in (found.verdicts[0].remedy or "")
+
+
+OLD_LISTS = (
+    "(Sparsity) Layers eligible for sparse math: a, b, ....",
+    "(Sparsity) TRT inference plan picked sparse implementation for layers: b",
+)
+CUT_LISTS = (
+    (eligible("b", count=9), chosen()),
+    (eligible("b || c", count=3), chosen()),
+    (eligible(count=2), chosen(count=0)),
+    (eligible("b", count=9), eligible("b", count=9), chosen("b")),
+    (eligible("b"), chosen("c")),
+    (eligible("b", foreign=True, count=5), chosen(foreign=True), eligible("c"), chosen()),
+)
+
+
+@pytest.mark.parametrize("lines", CUT_LISTS)
+def test_a_list_that_lacks_names_says_nothing_of_a_layer_it_leaves_out(
+    lines: tuple[str, ...],
+) -> None:
+    found = joined(report(big("a"), big("b"), big("c")), build=build(*lines))
+    a = found.verdicts[0]
+    assert (a.verdict, a.evidence, a.remedy is not None) == (ELIGIBLE, Evidence.PREDICTED, True)
+    assert codes(a) == ["QUALIFIES", "LOG_SILENT"]
+    assert found.totals is not None
+    assert found.totals.disagreements == ()
+    assert not any("NOT_LISTED" in codes(v) for v in found.verdicts)
+    assert check_gates(found, Gates(min_eligible=1.0)) == ()
+
+
+def test_a_list_that_is_cut_says_after_how_many_names() -> None:
+    found = joined(report(big("a"), big("b")), build=build(eligible("b", count=9), chosen()))
+    assert found.verdicts[0].reasons[-1].message == (
+        "the list of 9 eligible layers is cut after 1 name"
+    )
+    assert remedy(build(eligible("b", count=9), chosen())).startswith("give the whole log")
+
+
+def test_a_list_of_choices_that_lacks_names_leaves_the_other_choices_open() -> None:
+    log = build(eligible("a", "b", "c"), chosen("b", count=2))
+    found = joined(report(big("a"), big("b"), big("c")), build=log)
+    assert names(found) == [ELIGIBLE, CHOSEN, ELIGIBLE]
+    assert codes(found.verdicts[0]) == ["QUALIFIES", "LOG_SILENT"]
+    assert "cut after 1 name" in found.verdicts[0].reasons[-1].message
+    with pytest.raises(BadInputError, match="nothing says of 2 layers whether sparse"):
+        check_gates(found, Gates(min_chosen=0.5))
+
+
+@pytest.mark.parametrize(
+    ("version", "lines", "is_open"),
+    [
+        ("v100300", (eligible("a", "b", count=9), chosen("b", count=0)), True),
+        ("v100300", (eligible("a", "b"), chosen("b", count=0)), False),
+        ("v101601", (eligible("a", "b", count=9), chosen("b")), False),
+        ("v101601", (eligible("a", "b", count=9), chosen()), False),
+        ("v8401", OLD_LISTS, True),
+    ],
+)
+def test_choices_without_a_count_that_counts_are_open_beside_a_cut_list(
+    version: str, lines: tuple[str, ...], is_open: bool
+) -> None:
+    a = joined(report(big("a"), big("b")), build=build(*lines, version=version)).verdicts[0]
+    assert a.verdict is ELIGIBLE
+    assert codes(a)[0] == ("QUALIFIES" if is_open else "DENSE_TAKEN")
+    assert ("LOG_SILENT" in codes(a)) is is_open
+
+
+def test_a_count_of_choices_is_held_against_the_count_of_a_cut_list() -> None:
+    chose = "(Sparsity) Chose {} layer(s) using sparse tactics"
+    for number, expected in ((1, ELIGIBLE), (9, CHOSEN)):
+        log = build(eligible("a", count=9), chose.format(number))
+        (found,) = joined(report(big("a")), build=log).verdicts
+        assert found.verdict is expected
+
+
+def test_printed_counts_without_names_are_told() -> None:
+    counted = build(
+        "(Sparsity) Found 2 layer(s) eligible to use sparse tactics",
+        "(Sparsity) Chose 1 layer(s) using sparse tactics",
+    )
+    (found,) = joined(report(big()), build=counted).verdicts
+    assert found.reasons[-1].message == (
+        "the log prints counts without names: 2 eligible, 1 chosen"
+    )
+
+
+def test_a_gate_on_choices_is_refused_where_nothing_says_what_was_chosen() -> None:
+    unfinished = replace(build(*tuned("a", (DENSE, 0.02))), outcome=BuildOutcome.UNFINISHED)
+    for found in (joined(report(big()), build=unfinished), report(big())):
+        with pytest.raises(BadInputError, match="nothing says of 1 layer whether sparse"):
+            check_gates(found, Gates(min_chosen=0.5))
+        assert check_gates(found, Gates(min_eligible=1.0)) == ()
+
+
+def test_choices_that_are_not_told_are_refused_only_where_they_decide() -> None:
+    log = build(eligible("a", "b"), "(Sparsity) Chose 1 layer(s) using sparse tactics")
+    found = joined(report(big("a"), big("b"), grouped()), build=log)
+    with pytest.raises(BadInputError, match="nothing says of 2 layers whether sparse"):
+        check_gates(found, Gates(min_chosen=0.5))
+    assert check_gates(found, Gates(min_chosen=1.0))[0] == "0 of 3 layers chosen: 0, gate 1"
+    assert check_gates(found, Gates(min_chosen=0.0)) == ()
+    assert "eligible and dense" not in " ".join(advice_lines(found))
+
+
+# --- the engine alone -----------------------------------------------------------------------------
+
+
+def test_groups_in_layer_information_are_the_reason_where_no_model_is_given() -> None:
+    layers = information(
+        layer("a", SPARSE, has_sparse_weights=True, parameter_type="Convolution", groups=1),
+        layer("g", DENSE, has_sparse_weights=False, parameter_type="Convolution", groups=4),
+        layer("b", DENSE, has_sparse_weights=False, parameter_type="Convolution", groups=1),
+    )
+    a, g, b = report_from_engine(BuildEvidence(layers=layers)).verdicts
+    assert (a.verdict, g.verdict, b.verdict) == (CHOSEN, NOT_ELIGIBLE, NOT_ELIGIBLE)
+    assert codes(g) == ["GROUPED_CONV", "NOT_LISTED"]
+    assert g.reasons[0].message == "4 groups: no sparse kernel for groups"
+    assert codes(b)[0] == "NOT_LISTED"
+    assert b.remedy == "give the ONNX file too (--onnx), to see what speaks against it"
+
+
+def test_the_runner_tells_the_kind_of_a_listed_layer() -> None:
+    log = build(*tuned("c1 + r1", (DENSE, 0.02)), eligible("c1 + r1", "fc"), chosen())
+    assert [v.op for v in report_from_log(log).verdicts] == ["Conv", "unknown"]
+
+
+# --- one layer, several kernels -------------------------------------------------------------------
+
+POOL, PRODUCT, ADD = "__myl_MeanResh_myl0_5", "__myl_MulSum_myl0_6", "__myl_Add_myl0_7"
+
+
+def spread(*, sparse: bool = False) -> Any:
+    return information(
+        layer(POOL, "__myl_MeanResh_0x48", layer_type="kgen", onnx_nodes=("gap", "fc")),
+        layer("fc_myl0_6" if sparse else PRODUCT, SPARSE if sparse else "__myl_MulSum_0x6c")
+        if sparse
+        else layer(PRODUCT, "__myl_MulSum_0x6c", layer_type="kgen", onnx_nodes=("fc",)),
+        layer(ADD, "__myl_Add_0x08", layer_type="kgen", onnx_nodes=("fc",)),
+    )
+
+
+def test_a_layer_in_several_kernels_is_not_said_to_be_in_the_first() -> None:
+    nodes = (node("gap", "GlobalAveragePool", "x"), node("fc", "Gemm", "gap_out"))
+    predicted = report(matmul("fc", 512, 512, node="fc", op="Gemm"))
+    (found,) = joined(predicted, layers=spread(), nodes=nodes, build=build()).verdicts
+    assert found.engine_layer == PRODUCT
+    assert found.reasons[0].message.startswith(
+        "it runs the kernels __myl_MulSum_0x6c, __myl_Add_0x08 and __myl_MeanResh_0x48, "
+        "none of them sparse; "
+    )
+
+
+def test_only_the_time_of_the_sparse_kernel_runs_sparse() -> None:
+    nodes = (node("gap", "GlobalAveragePool", "x"), node("fc", "Gemm", "gap_out"))
+    predicted = report(matmul("fc", 512, 512, node="fc", op="Gemm"))
+    times = profile(**{POOL: 0.002, "fc_myl0_6": 0.004, ADD: 0.001})
+    found = joined(predicted, layers=spread(sparse=True), nodes=nodes, profile=times)
+    assert found.totals is not None
+    share = found.totals.shares[-1]
+    assert share.runs_sparse == 0.004
+    assert share.other == pytest.approx(0.003)
+    assert found.verdicts[0].profile_ms == 0.004

@@ -1,0 +1,183 @@
+"""What no row names is in every total of a report, in every form of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+from support.report_cases import check, conv, matmul, reason, report
+
+from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.gates import Gates, check_gates
+from twofour.eligibility.predict import not_covered_lines, not_exported, with_not_exported
+from twofour.eligibility.report import join_report
+from twofour.records.eligibility import EligibilityReport, Evidence, Share, ShareUnit, VerdictName
+from twofour.records.pruning import PrunedWeight
+from twofour.records.weights import NotCovered, ReasonCode
+from twofour.reports.csv import to_csv
+from twofour.reports.eligibility_document import advice_lines, totals
+from twofour.reports.html import to_html
+from twofour.reports.markdown import to_markdown
+from twofour.reports.terminal import eligibility_table, plain_text
+
+
+def group(op: str, weights: int, *, multiplies: bool = True, uses: int = 1) -> NotCovered:
+    return NotCovered(
+        op=op, uses=uses, weights=weights, multiplies=multiplies, users=(f"{op}:0",), arrays=("w",)
+    )
+
+
+LSTM = group("LSTM", 600_000, uses=2)
+EMBEDDING = group("Gather", 50_000, multiplies=False)
+
+
+def recurrent() -> EligibilityReport:
+    """A layer of 200,000 weights that qualifies, beside an LSTM of 600,000 and an embedding."""
+    return report(matmul("head", 400, 500), not_covered=(LSTM, EMBEDDING))
+
+
+def test_percentages_are_of_all_factors_and_of_no_embedding() -> None:
+    summary = recurrent().summary
+    assert (summary.weights, summary.weights_eligible) == (800_000, 200_000)
+    assert (summary.weights_not_covered, summary.weights_elsewhere) == (600_000, 50_000)
+
+
+def test_the_totals_end_with_what_is_not_covered() -> None:
+    found = [(t.title, t.layers, t.weights, t.codes) for t in totals(recurrent())]
+    assert found == [
+        ("can run sparse", "1 layer", "200,000 weights (25.0 %)", ""),
+        ("not covered", "2 nodes", "600,000 weights (75.0 %)", "LSTM (2)"),
+    ]
+
+
+def test_the_lines_name_ops_and_numbers() -> None:
+    assert not_covered_lines((LSTM, group("Einsum", 4, uses=4), EMBEDDING)) == (
+        "not covered: 600,004 weights in LSTM (2), Einsum (4): neither pruned nor judged",
+        "no factors of matrix products: 50,000 values in Gather (1)",
+    )
+
+
+def test_nothing_is_said_where_all_is_covered() -> None:
+    plain = report(matmul("head", 400, 500))
+    assert not any("not covered" in line for line in advice_lines(plain))
+    assert [t.title for t in totals(plain)] == ["can run sparse"]
+
+
+def test_every_form_of_the_report_says_it() -> None:
+    said = "not covered: 600,000 weights in LSTM (2)"
+    given = recurrent()
+    assert said in plain_text(eligibility_table(given), width=200)
+    assert said in to_markdown(given)
+    assert said in to_html(given)
+    assert "not covered 75.0 %" in to_html(given)
+
+
+def test_the_weights_of_the_table_add_up_to_all_that_is_stored() -> None:
+    given = report(
+        conv("a", 64, 64, weight="shared"),
+        conv("b", 64, 64, weight="shared"),
+        not_covered=(LSTM, EMBEDDING),
+    )
+    rows = list(csv.DictReader(io.StringIO(to_csv(given))))
+    assert [(r["layer"], r["verdict"], int(r["weights"])) for r in rows] == [
+        ("a", "eligible", 64 * 64 * 9),
+        ("b", "eligible", 0),
+        ("LSTM (2)", "not covered", 600_000),
+        ("Gather (1)", "no factor", 50_000),
+    ]
+
+
+def test_shares_with_evidence_have_a_part_that_is_not_covered() -> None:
+    joined = join_report(recurrent(), BuildEvidence())
+    assert joined.summary == recurrent().summary
+    assert joined.totals is not None
+    assert joined.totals.shares == (
+        Share(
+            unit=ShareUnit.WEIGHTS,
+            total=800_000.0,
+            runs_sparse=0.0,
+            eligible=200_000.0,
+            never=0.0,
+            unknown=0.0,
+            not_covered=600_000.0,
+        ),
+    )
+    assert "no shares of multiply-adds: those in LSTM (2) are not known" in joined.totals.notes
+
+
+def test_a_model_without_a_row_has_its_weights_in_the_totals_all_the_same() -> None:
+    empty = replace(report(not_covered=(LSTM,)))
+    assert (empty.summary.layers, empty.summary.weights) == (0, 600_000)
+    assert totals(empty)[0].weights == "0 weights (0.0 %)"
+
+
+# --- gates ----------------------------------------------------------------------------------------
+
+
+def test_a_share_of_layers_counts_the_nodes_that_no_row_names() -> None:
+    assert check_gates(recurrent(), Gates(min_eligible=0.9)) == (
+        "1 of 3 layers eligible: 0.33, gate 0.9",
+        "not covered: 600,000 weights in LSTM (2): neither pruned nor judged; each counts as "
+        "a layer (--allow-reason UNSUPPORTED_OP leaves them out)",
+    )
+    assert check_gates(recurrent(), Gates(min_eligible=0.3)) == ()
+
+
+def test_what_no_row_names_may_be_allowed_and_breaks_no_pattern() -> None:
+    allowed = Gates(min_eligible=1.0, allow_reasons=(ReasonCode.UNSUPPORTED_OP,))
+    assert check_gates(recurrent(), allowed) == ()
+    assert check_gates(recurrent(), Gates(no_broken=True)) == ()
+
+
+def test_weights_that_the_models_own_code_uses_count_as_well() -> None:
+    by_hand = matmul("hand", 512, 512, reasons=(reason(ReasonCode.NOT_A_LAYER),))
+    dense = replace(check(by_hand, violations=9), required=False)
+    made = report(matmul("head", 512, 512), (by_hand, dense))
+    (headline, line) = check_gates(made, Gates(min_eligible=0.9))
+    assert headline == "1 of 2 layers eligible: 0.5, gate 0.9"
+    assert line.startswith("hand: not-eligible, NOT_A_LAYER")
+    assert line.endswith("it counts all the same (--allow-reason NOT_A_LAYER leaves it out)")
+    assert check_gates(made, Gates(min_eligible=1.0, allow_reasons=(ReasonCode.NOT_A_LAYER,))) == ()
+    assert check_gates(made, Gates(no_broken=True)) == ()
+
+
+# --- layers that the export lacks -----------------------------------------------------------------
+
+
+def pruned(layer: str, *, tied_to: tuple[str, ...] = ()) -> PrunedWeight:
+    weight = matmul(layer, 64, 32, op="Linear", node=None, tied_to=tied_to)
+    return PrunedWeight(weight=weight, pruned=True, zeros=1024, kept_magnitude=0.8, reasons=())
+
+
+def test_layers_without_a_product_or_constant_in_the_graph_are_missing() -> None:
+    rows = (pruned("head"), pruned("aux"), pruned("by_hand"), pruned("twin", tied_to=("head",)))
+    missing = not_exported(rows, ["head.weight"], ["by_hand.weight", "val_3"])
+    assert [(row.weight.layer, row.weight.weight) for row in missing] == [
+        ("aux", "aux.weight"),
+        ("twin", None),
+    ]
+
+
+def test_a_layer_that_was_not_exported_is_a_row_that_counts() -> None:
+    joined = join_report(report(matmul("head", 512, 512)), BuildEvidence())
+    made = with_not_exported(joined, (pruned("aux"),))
+    row = made.verdicts[-1]
+    assert (row.layer, row.verdict, row.evidence) == (
+        "aux",
+        VerdictName.NOT_IN_ENGINE,
+        Evidence.PREDICTED,
+    )
+    assert row.reasons[0].code is ReasonCode.NOT_EXPORTED
+    assert row.reasons[0].message.startswith("pruned, and no node of the exported graph uses it")
+    summary = made.summary
+    assert (summary.layers, summary.not_in_engine) == (2, 1)
+    assert (summary.weights, summary.weights_eligible) == (512 * 512 + 64 * 32, 512 * 512)
+    assert made.totals is not None
+    assert (made.totals.shares[0].total, made.totals.shares[0].other) == (264_192.0, 2048.0)
+    assert check_gates(made, Gates(min_eligible=1.0)) == ()
+
+
+def test_a_report_of_which_all_is_exported_stays_as_it_is() -> None:
+    made = report(matmul("head", 512, 512))
+    assert with_not_exported(made, ()) is made

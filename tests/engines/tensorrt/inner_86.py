@@ -1,0 +1,232 @@
+"""What is different on TensorRT 8.6, against its real bindings; run by test_bindings.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+import tensorrt as trt
+from onnx import TensorProto, helper, numpy_helper
+from support.trt_fakes import FakeBuild, spec
+
+from twofour.engines.protocol import BuildRequest, ProgressCallback, say_nothing
+from twofour.engines.tensorrt.engine import TensorRtEngine
+from twofour.engines.tensorrt.status import tensorrt_status
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.pipeline.engine_host import EngineHost
+from twofour.pipeline.engine_worker import EngineWorker
+from twofour.pipeline.run import run_all, run_build
+from twofour.records.build import VariantBuild
+from twofour.records.options import AllowedType, BuildOptions, RunOptions
+
+MODULE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.fc(x)
+
+def make():
+    return Net(), (torch.randn(2, 16),)
+"""
+
+
+class HostHere(EngineHost):
+    """The commands of the worker in this process, where the fakes are."""
+
+    _worker: EngineWorker | None = None
+
+    def call(self, command: str, *arguments: object, report: ProgressCallback = say_nothing) -> Any:
+        self._worker = self._worker or EngineWorker(report)
+        return getattr(self._worker, command)(*arguments)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
+    monkeypatch.setattr("twofour.pipeline.run.EngineHost", HostHere)
+    return FakeBuild(monkeypatch)
+
+
+def model(
+    weight: npt.NDArray[np.generic], *, quantized: bool = False, opset: int = 17
+) -> onnx.ModelProto:
+    kind = helper.np_dtype_to_tensor_dtype(weight.dtype)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    constants = [numpy_helper.from_array(weight, "w")]
+    if quantized:
+        kind = TensorProto.FLOAT
+        constants = [
+            numpy_helper.from_array(np.zeros((16, 16), np.int8), "q"),
+            numpy_helper.from_array(np.float32(0.1), "scale"),
+        ]
+        nodes.insert(0, helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]))
+    tensors = [helper.make_tensor_value_info(name, kind, ["n", 16]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", tensors[:1], tensors[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+def build(
+    folder: Path, proto: onnx.ModelProto, allow: tuple[AllowedType, ...] = ()
+) -> VariantBuild:
+    path = folder / "sparse.onnx"
+    onnx.save(proto, path)
+    request = BuildRequest(
+        variant="sparse",
+        onnx=path,
+        folder=folder,
+        sparse_weights=True,
+        options=BuildOptions(allow=allow),
+        inputs={"x": np.ones((8, 16), np.float32)},
+    )
+    return TensorRtEngine().build(request, say_nothing)
+
+
+def test_the_version_and_what_it_lacks_are_those_of_86() -> None:
+    assert trt.__version__ == "8.6.1"
+    assert not hasattr(trt, "IProgressMonitor")
+    assert not hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+
+def test_the_status_quotes_the_cuda_failure_that_86_logs_as_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def without_gpu(logger: Any) -> Any:
+        logger.log(trt.ILogger.WARNING, "Unable to determine GPU memory usage")
+        logger.log(trt.ILogger.WARNING, "CUDA initialization failure with error: 35. Please check")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    monkeypatch.setattr(trt, "Builder", without_gpu)
+    why_not = tensorrt_status().why_not or ""
+    assert "(CUDA initialization failure with error: 35. Please check)" in why_not
+
+
+def test_a_float32_model_needs_no_precision_flag(tmp_path: Path, fake: FakeBuild) -> None:
+    result = build(tmp_path, model(np.ones((16, 16), np.float32)))
+    assert fake.flags == {trt.BuilderFlag.TF32, trt.BuilderFlag.SPARSE_WEIGHTS}
+    assert fake.network_flags == 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+    assert result.latency.error is None
+
+
+def test_a_float32_model_may_be_allowed_float16(tmp_path: Path, fake: FakeBuild) -> None:
+    build(tmp_path, model(np.ones((16, 16), np.float32)), allow=(AllowedType.FP16,))
+    assert trt.BuilderFlag.FP16 in fake.flags
+    assert "[I] Precision: FP32+FP16" in (tmp_path / "sparse.log").read_text()
+
+
+def test_bf16_is_refused_where_there_is_none(tmp_path: Path, fake: FakeBuild) -> None:
+    assert fake.plan is not None
+    with pytest.raises(BadInputError, match=r"TensorRT 8\.6\.1 has no BF16"):
+        build(tmp_path, model(np.ones((16, 16), np.float32)), allow=(AllowedType.BF16,))
+
+
+def test_a_float16_model_sets_the_float16_flag(tmp_path: Path, fake: FakeBuild) -> None:
+    build(tmp_path, model(np.ones((16, 16), np.float16)))
+    assert trt.BuilderFlag.FP16 in fake.flags
+    assert trt.BuilderFlag.INT8 not in fake.flags
+
+
+def test_a_model_with_dequantize_nodes_sets_the_int8_flag(tmp_path: Path, fake: FakeBuild) -> None:
+    fake.network.__getitem__.side_effect = [
+        SimpleNamespace(type=trt.LayerType.DEQUANTIZE, precision_is_set=False, name="dq"),
+        IndexError,
+        SimpleNamespace(type=trt.LayerType.DEQUANTIZE, precision_is_set=False, name="dq"),
+        IndexError,
+    ]
+    build(tmp_path, model(np.ones((16, 16), np.float32), quantized=True))
+    assert trt.BuilderFlag.INT8 in fake.flags
+    assert trt.BuilderFlag.FP16 not in fake.flags
+
+
+def test_a_bfloat16_model_fails_with_what_to_do(tmp_path: Path, fake: FakeBuild) -> None:
+    assert fake.plan is not None
+    with pytest.raises(BuildFailedError, match=r"8\.6\.1 has no bfloat16") as failure:
+        build(tmp_path, model(np.ones((16, 16), ml_dtypes.bfloat16)))
+    assert "--precision float16" in (failure.value.hint or "")
+
+
+def test_there_is_no_progress_monitor_to_set(tmp_path: Path, fake: FakeBuild) -> None:
+    build(tmp_path, model(np.ones((16, 16), np.float32)))
+    with pytest.raises(AttributeError):
+        fake.config.progress_monitor  # noqa: B018  # the bindings have no such attribute
+
+
+def test_a_parser_error_is_told_by_the_index_of_its_node(tmp_path: Path, fake: FakeBuild) -> None:
+    fake.parser.parse_from_file.return_value = False
+    fake.parser.num_errors = 1
+    error = spec("ParserError")
+    error.desc.return_value, error.node.return_value = "bad", 3
+    fake.parser.get_error.return_value = error
+    with pytest.raises(BuildFailedError, match="node 3: bad"):
+        build(tmp_path, model(np.ones((16, 16), np.float32)))
+
+
+@pytest.mark.parametrize(("opset", "told"), [(17, False), (18, True)])
+def test_a_file_that_86_cannot_parse_is_asked_for_in_an_opset_that_it_reads(
+    opset: int, told: bool, tmp_path: Path, fake: FakeBuild
+) -> None:
+    fake.parser.parse_from_file.return_value = False
+    with pytest.raises(BuildFailedError) as failure:
+        build(tmp_path, model(np.ones((16, 16), np.float32), opset=opset))
+    assert ("export the torch model with --opset 17" in (failure.value.hint or "")) is told
+
+
+@pytest.mark.parametrize(("opset", "told"), [(17, False), (18, True)])
+@pytest.mark.usefixtures("fake")
+def test_a_build_of_an_opset_that_86_does_not_read_is_noted(
+    opset: int, told: bool, tmp_path: Path
+) -> None:
+    onnx.save(model(np.ones((16, 16), np.float32), opset=opset), tmp_path / "model.onnx")
+    options = RunOptions(engine="tensorrt")
+    _, built = run_build(tmp_path / "model.onnx", tmp_path / "run", options)
+    assert built.engine.version == trt.__version__
+    assert any("export the torch model with --opset 17" in note for note in built.notes) is told
+
+
+@pytest.mark.parametrize(("asked", "written"), [(None, 17), (18, 18)])
+@pytest.mark.usefixtures("fake")
+def test_a_torch_model_is_exported_in_what_86_reads_unless_asked_otherwise(
+    asked: int | None, written: int, tmp_path: Path
+) -> None:
+    source = tmp_path / "model.py"
+    source.write_text(MODULE)
+    options = RunOptions(engine="tensorrt", opset=asked)
+    result = run_all(f"{source}:make", tmp_path / "run", options)
+    imports = onnx.load(tmp_path / "run" / "sparse.onnx").opset_import
+    assert [o.version for o in imports if not o.domain] == [written]
+    warned = any("export the torch model with --opset 17" in note for note in result.build.notes)
+    assert warned is (written > 17)
+
+
+@pytest.mark.usefixtures("fake")
+def test_an_opset_of_0_was_asked_for_and_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "model.py"
+    source.write_text(MODULE)
+    options = RunOptions(engine="tensorrt", opset=0)
+    with pytest.raises(BadInputError, match="opset 0 is older than 17"):
+        run_all(f"{source}:make", tmp_path / "run", options)
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_file_that_is_no_onnx_is_bad_input(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.onnx"
+    path.write_bytes(b"garbage")
+    request = BuildRequest(
+        variant="dense",
+        onnx=path,
+        folder=tmp_path,
+        sparse_weights=False,
+        options=BuildOptions(),
+        inputs={"x": np.ones((8, 16), np.float32)},
+    )
+    with pytest.raises(BadInputError, match=r"cannot read .*sparse\.onnx as ONNX"):
+        TensorRtEngine().build(request, say_nothing)

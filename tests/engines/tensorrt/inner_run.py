@@ -1,0 +1,102 @@
+"""Loading and running a plan against real TensorRT bindings; run by test_bindings.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.trt_fakes import PLAN, FakeBuild, FakeRun, onnx_file
+
+from twofour.engines.protocol import BuildRequest, say_nothing
+from twofour.engines.tensorrt.engine import TensorRtEngine
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.records.build import LayerTime
+from twofour.records.options import BuildOptions
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> TensorRtEngine:
+    FakeBuild(monkeypatch)  # so that a builder can be created, which is what status() asks
+    return TensorRtEngine()
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "sparse.plan"
+    path.write_bytes(PLAN)
+    return path
+
+
+def test_outputs_are_computed_from_the_inputs_of_each_call(
+    engine: TensorRtEngine, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeRun(monkeypatch)
+    x = np.arange(48, dtype=np.float32).reshape(3, 16)
+    outputs = engine.run(plan, {"x": x})
+    np.testing.assert_array_equal(outputs["y"], 2 * x)
+    assert outputs["y"].dtype == np.float32
+    np.testing.assert_array_equal(engine.run(plan, {"x": x[:1]})["y"], 2 * x[:1])
+
+
+def test_inputs_with_other_names_are_bad_input(
+    engine: TensorRtEngine, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeRun(monkeypatch)
+    with pytest.raises(BadInputError, match=r"takes the inputs \['x'\], found \['z'\]"):
+        engine.run(plan, {"z": np.ones((1, 16), np.float32)})
+
+
+def test_the_profile_gives_the_mean_of_each_layer_in_order(
+    engine: TensorRtEngine, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeRun(monkeypatch)
+    times = engine.profile(plan, {"x": np.ones((1, 16), np.float32)}, 4)
+    assert times == (LayerTime(name="fc", mean_ms=0.5), LayerTime(name="act", mean_ms=0.25))
+
+
+def test_a_plan_of_another_tensorrt_fails_to_load(
+    engine: TensorRtEngine, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeRun(monkeypatch)
+    plan.write_bytes(b"of another version")
+    with pytest.raises(BuildFailedError, match=r"cannot load .*sparse\.plan"):
+        engine.run(plan, {"x": np.ones((1, 16), np.float32)})
+
+
+def test_a_missing_plan_is_bad_input(
+    engine: TensorRtEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeRun(monkeypatch)
+    with pytest.raises(BadInputError, match="cannot read"):
+        engine.run(tmp_path / "none.plan", {})
+
+
+@pytest.mark.parametrize("broken", ["context", "enqueue"])
+def test_a_plan_that_cannot_run_is_kept_and_says_why(
+    engine: TensorRtEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    fake = FakeRun(monkeypatch)
+    if broken == "context":
+        fake.engine.create_execution_context.side_effect = no_memory
+    else:
+        fake.can_run = False
+    request = BuildRequest(
+        variant="sparse",
+        onnx=onnx_file(tmp_path),
+        folder=tmp_path,
+        sparse_weights=True,
+        options=BuildOptions(),
+        inputs={"x": np.ones((8, 16), np.float32)},
+    )
+    result = engine.build(request, say_nothing)
+    assert (tmp_path / "sparse.plan").read_bytes() == PLAN
+    assert result.latency.median_ms is None
+    assert "TensorRT" in (result.latency.error or "")
+    assert (result.layers, result.profile) == (None, None)
+    assert "sparse.plan" in (tmp_path / "sparse.log").read_text()
+
+
+def no_memory(*_: Any) -> None:
+    return None

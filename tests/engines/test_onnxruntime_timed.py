@@ -1,0 +1,264 @@
+"""ONNX Runtime as a TimedModel, on the CPU; what needs a GPU is tested up to where it says so."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from twofour.engines.gpu import find_gpu
+from twofour.engines.onnxruntime.engine import without_first_run
+from twofour.engines.onnxruntime.modes import MODES, onnxruntime_statuses, provider_setup
+from twofour.engines.onnxruntime.providers import (
+    TENSORRT,
+    ProviderSetup,
+    nodes_by_provider,
+    open_on,
+    reason_in,
+)
+from twofour.engines.onnxruntime.session import CPU, CUDA, TIMING, OrtSession, SessionSetup
+from twofour.engines.onnxruntime.timed import (
+    OrtTimedModel,
+    bind_on,
+    nodes_left,
+    open_onnxruntime,
+    run_bound,
+)
+from twofour.engines.timed_protocol import OpenOptions
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.records.export import TensorShape
+from twofour.records.options import ShapeProfile
+
+no_gpu = pytest.mark.skipif(find_gpu() is not None, reason="there is a GPU, so CUDA may load")
+WEIGHT = (np.arange(256).reshape(16, 16) % 7 - 3).astype(np.float32)
+X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)
+Y = np.maximum(X @ WEIGHT, 0)
+
+
+def write(
+    path: Path, nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto], kind: int
+) -> Path:
+    values = [helper.make_tensor_value_info(name, kind, ["batch", 16]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["hidden"], name="fc"),
+        helper.make_node("Relu", ["hidden"], ["y"], name="act"),
+    ]
+    constants = [numpy_helper.from_array(WEIGHT, "w")]
+    return write(tmp_path / "model.onnx", nodes, constants, TensorProto.FLOAT)
+
+
+def opened(model: Path, mode: str = "cpu") -> OrtTimedModel:
+    options = OpenOptions(weights="dense", threads=1)
+    return open_onnxruntime(model, mode, options, precision="float32")
+
+
+def test_the_settings_say_all_that_the_session_was_told(model: Path) -> None:
+    settings = opened(model).settings
+    assert (settings.engine, settings.mode, settings.device) == ("onnxruntime", "cpu", "CPU")
+    assert (settings.weights, settings.precision, settings.threads) == ("dense", "float32", 1)
+    assert settings.version == onnxruntime.__version__
+    assert settings.model == str(model)
+    assert settings.timing == TIMING
+    assert settings.sparse_kernels is None
+    assert settings.options == ("session.force_spinning_stop=1",)
+
+
+def test_the_session_itself_has_the_threads_and_the_spinning_entry(model: Path) -> None:
+    session = open_on(provider_setup("cpu", "float32", ()), model, SessionSetup(threads=2))
+    options = session.get_session_options()
+    assert options.intra_op_num_threads == 2
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+
+
+def test_a_prepared_model_runs_and_answers(model: Path) -> None:
+    timed = opened(model)
+    timed.prepare({"x": X})
+    samples = [timed.run_ms() for _ in range(5)]
+    assert all(0 < sample < 1000 for sample in samples)
+    np.testing.assert_allclose(timed.outputs({"x": X[:1]})["y"], Y[:1], rtol=1e-5)
+    assert timed.inputs == (TensorShape(name="x", dtype="float32", shape=("batch", 16)),)
+    assert timed.peak_device_memory_bytes() is None
+
+
+def test_the_size_is_that_of_the_file_and_its_external_data(model: Path, tmp_path: Path) -> None:
+    assert opened(model).size_bytes == model.stat().st_size
+    whole = onnx.load(model)
+    apart = tmp_path / "apart.onnx"
+    onnx.save(whole, apart, save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert opened(apart).size_bytes == apart.stat().st_size + (tmp_path / "w.bin").stat().st_size
+
+
+def test_a_wrong_shape_is_bad_input_before_anything_runs(model: Path) -> None:
+    with pytest.raises(BadInputError, match="16"):
+        opened(model).prepare({"x": np.ones((2, 8), np.float32)})
+
+
+def test_a_missing_file_and_an_unknown_mode_are_bad_input(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no such file"):
+        opened(tmp_path / "none.onnx")
+    with pytest.raises(BadInputError, match="no mode 'npu'"):
+        opened(model, "npu")
+
+
+def test_a_model_that_fails_while_it_runs_fails_the_build(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"], name="three")]
+    shape = numpy_helper.from_array(np.array([3, 16]), "shape")
+    path = write(tmp_path / "model.onnx", nodes, [shape], TensorProto.FLOAT)
+    with pytest.raises(BuildFailedError, match="failed while running"):
+        opened(path).prepare({"x": X})
+
+
+def test_bfloat16_inputs_are_timed_too(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    path = write(tmp_path / "narrow.onnx", nodes, [], TensorProto.BFLOAT16)
+    timed = opened(path)
+    timed.prepare({"x": X})
+    assert timed.run_ms() > 0
+    np.testing.assert_array_equal(timed.outputs({"x": X})["y"], X.astype(ml_dtypes.bfloat16))
+
+
+def test_layers_have_their_mean_times_over_all_runs_but_the_first(model: Path) -> None:
+    timed = opened(model)
+    timed.prepare({"x": X})
+    layers = timed.layer_times(4)
+    assert [layer.name for layer in layers] == ["fc", "act"]
+    assert all(0 < layer.mean_ms < 100 for layer in layers)
+
+
+def test_what_was_profiled_before_the_end_of_the_first_run_is_left_out() -> None:
+    events = [
+        {"cat": "Session", "name": "session_initialization", "dur": 9},
+        {"cat": "Node", "name": "fc_kernel_time", "dur": 2694},
+        {"cat": "Session", "name": "model_run", "dur": 3605},
+        {"cat": "Node", "name": "fc_kernel_time", "dur": 21},
+        {"cat": "Session", "name": "model_run", "dur": 647},
+    ]
+    assert json.loads(without_first_run(json.dumps(events))) == events[3:]
+    assert json.loads(without_first_run("[]")) == []
+
+
+def test_a_binding_leaves_the_outputs_on_the_device_and_runs_again(model: Path) -> None:
+    with OrtSession(model, threads=1) as loaded:
+        binding = bind_on(loaded, {"x": X}, "cpu")
+        for _ in range(2):
+            run_bound(loaded.session, binding)
+        np.testing.assert_allclose(binding.copy_outputs_to_cpu()[0], Y, rtol=1e-5)
+
+
+def test_bfloat16_inputs_cannot_be_bound(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    path = write(tmp_path / "narrow.onnx", nodes, [], TensorProto.BFLOAT16)
+    feed: dict[str, npt.NDArray[np.generic]] = {"x": X.astype(ml_dtypes.bfloat16)}
+    with OrtSession(path, threads=1) as loaded, pytest.raises(BadInputError, match="bfloat16"):
+        bind_on(loaded, feed, "cpu")
+
+
+@no_gpu
+@pytest.mark.parametrize("mode", ["cuda", "tensorrt", "tensorrt-sparse"])
+def test_a_provider_that_falls_back_is_a_missing_tool_and_never_timed(
+    model: Path, mode: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wanted = CUDA if mode == "cuda" else TENSORRT
+    with pytest.raises(MissingToolError, match=f"cannot use {wanted}: no NVIDIA GPU") as failure:
+        opened(model, mode)
+    if wanted in onnxruntime.get_available_providers():
+        assert ".so" in failure.value.message
+    assert "NVIDIA" in (failure.value.hint or "")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_provider_that_was_not_built_in_is_named(model: Path) -> None:
+    setup = ProviderSetup(providers=(("QuantumExecutionProvider", {}),))
+    with pytest.raises(MissingToolError, match=r"Quantum.*was built without it"):
+        open_on(setup, model, SessionSetup(threads=1))
+
+
+@no_gpu
+def test_every_mode_has_a_status_that_was_tried(capfd: pytest.CaptureFixture[str]) -> None:
+    statuses = onnxruntime_statuses()
+    assert [status.name for status in statuses] == [f"onnxruntime:{mode}" for mode in MODES]
+    assert [status.mode for status in statuses if status.why_not is None] == [
+        "cpu",
+        "int8",
+        "uint8",
+    ]
+    assert all(status.hint for status in statuses if status.why_not)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_onnxruntime_no_mode_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    for status in onnxruntime_statuses():
+        assert "onnxruntime cannot be imported" in (status.why_not or "")
+        assert "pip install onnxruntime" in (status.hint or "")
+
+
+def test_the_modes_on_tensorrt_differ_in_the_sparsity_flag_alone() -> None:
+    shapes = (ShapeProfile(input="x", min=(1, 16), opt=(8, 16), max=(32, 16)),)
+    dense = provider_setup("tensorrt", "int8+float16", shapes)
+    sparse = provider_setup("tensorrt-sparse", "int8+float16", shapes)
+    assert dense.wanted == TENSORRT
+    assert [name for name, _ in dense.providers] == [TENSORRT, CUDA, CPU]
+    expected = {
+        "trt_sparsity_enable": "0",
+        "trt_int8_enable": "1",
+        "trt_fp16_enable": "1",
+        "trt_profile_min_shapes": "x:1x16",
+        "trt_profile_opt_shapes": "x:8x16",
+        "trt_profile_max_shapes": "x:32x16",
+    }
+    assert dense.providers[0][1] == expected
+    assert sparse.providers[0][1] == {**expected, "trt_sparsity_enable": "1"}
+    assert dense.config == sparse.config
+
+
+def test_nodes_are_counted_by_the_provider_that_runs_them(model: Path) -> None:
+    setup = ProviderSetup(config={"session.record_ep_graph_assignment_info": "1"})
+    session = open_on(setup, model, SessionSetup(threads=1))
+    assert nodes_by_provider(session) == {CPU: 2}
+    assert nodes_by_provider(object()) is None
+
+
+def test_a_provider_that_takes_no_node_fails_and_what_it_leaves_is_told(model: Path) -> None:
+    recording = {"session.record_ep_graph_assignment_info": "1"}
+    on_cpu = functools.partial(open_on, ProviderSetup(config=recording))
+    with OrtSession(model, threads=1, opener=on_cpu) as loaded:
+        with pytest.raises(BuildFailedError, match=r"runs no node of .*: all are left to CPU"):
+            nodes_left(loaded, ProviderSetup(providers=((CUDA, {}), (CPU, {}))))
+        assert nodes_left(loaded, ProviderSetup()) == ()
+
+
+@pytest.mark.parametrize(
+    ("logged", "reason"),
+    [
+        (
+            "\x1b[1;31m2026-11-21 12:53:13.5 [E:onnxruntime:Default, provider_bridge_ort.cc:2458"
+            " operator()] FAIL : Failed to load library /x.so with error: libcublasLt.so.13: cannot"
+            " open shared object file: No such file or directory\n\x1b[m\n",
+            "libcublasLt.so.13: cannot open shared object file: No such file or directory",
+        ),
+        ("\x1b[0;93m2026-11-21 12:53:13.5 [W:onnxruntime:Default, a.cc:1 f] No.\x1b[m\n", "No."),
+        ("", None),
+    ],
+)
+def test_the_reason_is_the_missing_library_or_the_first_line(
+    logged: str, reason: str | None
+) -> None:
+    assert reason_in(logged) == reason

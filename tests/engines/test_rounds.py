@@ -1,0 +1,134 @@
+"""Interleaved rounds: order, drop-outs, the time limit, Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twofour.engines.protocol import say_nothing
+from twofour.engines.timing import LEAST_ROUNDS, RoundPlan, in_words, interleave
+from twofour.errors import BuildFailedError
+
+
+@dataclass
+class Fake:
+    """A contestant whose runs are what the test says."""
+
+    name: str
+    run: Callable[[], float]
+
+    def run_ms(self) -> float:
+        return self.run()
+
+
+def plan(rounds: int = 20, *, time_limit_s: float = 60.0, seed: int = 0) -> RoundPlan:
+    return RoundPlan(rounds=rounds, time_limit_s=time_limit_s, seed=seed)
+
+
+def noted(order: list[str], name: str) -> Fake:
+    def run() -> float:
+        order.append(name)
+        return float(len(order))
+
+    return Fake(name, run)
+
+
+def test_every_contestant_runs_once_in_every_round() -> None:
+    order: list[str] = []
+    found = interleave([noted(order, n) for n in "abc"], plan(40), say_nothing)
+    rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
+    assert len(rounds) == found.done == 40
+    assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
+
+
+def test_the_order_changes_from_round_to_round_and_is_the_same_for_a_seed() -> None:
+    orders: list[list[str]] = []
+    for seed in (1, 1, 2):
+        order: list[str] = []
+        interleave([noted(order, n) for n in "abc"], plan(60, seed=seed), say_nothing)
+        orders.append(order)
+    firsts = [orders[0][i] for i in range(0, 180, 3)]
+    assert orders[0] == orders[1] != orders[2]
+    assert min(firsts.count(n) for n in "abc") > 8  # about 20 each
+
+
+def test_samples_are_kept_by_round() -> None:
+    values = iter([3.0, 1.0, 2.0])
+    found = interleave([Fake("a", lambda: next(values))], plan(3), say_nothing)
+    assert found.samples_ms == {"a": (3.0, 1.0, 2.0)}
+
+
+def test_one_that_fails_drops_out_with_its_error_and_the_others_go_on() -> None:
+    runs = iter(range(100))
+
+    def fails_in_the_fifth() -> float:
+        if next(runs) == 4:
+            raise BuildFailedError("lost the device")
+        return 1.0
+
+    found = interleave(
+        [Fake("bad", fails_in_the_fifth), Fake("good", lambda: 2.0)], plan(20), say_nothing
+    )
+    assert found.samples_ms["bad"] == (1.0,) * 4
+    assert found.samples_ms["good"] == (2.0,) * 20
+    assert found.failed["bad"].message == "lost the device"
+    assert not found.interrupted
+
+
+def test_where_all_fail_the_rounds_end() -> None:
+    def fails() -> float:
+        raise BuildFailedError("no")
+
+    found = interleave([Fake("bad", fails)], plan(20), say_nothing)
+    assert found.samples_ms == {"bad": ()}
+    assert found.done == 1
+
+
+def test_the_time_limit_ends_the_rounds_but_not_before_ten() -> None:
+    def slow() -> float:
+        time.sleep(0.005)
+        return 5.0
+
+    short = interleave([Fake("a", slow)], plan(1000, time_limit_s=0.001), say_nothing)
+    longer = interleave([Fake("a", slow)], plan(1000, time_limit_s=0.1), say_nothing)
+    assert short.done == LEAST_ROUNDS
+    assert LEAST_ROUNDS < longer.done < 25
+
+
+def test_ctrl_c_keeps_the_complete_rounds_and_leaves_out_the_one_it_fell_into() -> None:
+    runs = iter(range(100))
+
+    def interrupted_in_the_eighth() -> float:
+        if next(runs) == 7:
+            raise KeyboardInterrupt
+        return 1.0
+
+    contestants = [Fake("a", interrupted_in_the_eighth), Fake("b", lambda: 2.0)]
+    found = interleave(contestants, plan(20), say_nothing)
+    assert found.interrupted
+    assert found.done == 7
+    assert found.samples_ms == {"a": (1.0,) * 7, "b": (2.0,) * 7}
+
+
+def test_progress_counts_rounds_and_says_how_long_it_will_take() -> None:
+    said: list[tuple[str, int, int | None]] = []
+
+    def slow() -> float:
+        time.sleep(0.02)
+        return 20.0
+
+    interleave([Fake("a", slow)], plan(60), lambda *step: said.append(step))
+    assert [done for _, done, _ in said] == list(range(60))
+    assert {total for _, _, total in said} == {60}
+    assert said[0][0] == "round 1 of 60"
+    assert said[10][0] == "round 11 of 60, 1 s left"
+
+
+def test_seconds_in_words() -> None:
+    assert [in_words(s) for s in (0.2, 59.4, 59.6, 125)] == [
+        "0 s",
+        "59 s",
+        "1 min 0 s",
+        "2 min 5 s",
+    ]

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from support.torch_small_modules import (
+    OPTIONS,
+    Arrays,
+    arrays_of,
+    attention,
+    conv_net,
+    expected,
+    mlp,
+    program,
+    transformer,
+)
+from torch import nn
+
+from twofour.engines.timed_protocol import TimedModel
+from twofour.engines.torch.modes import MODES
+from twofour.engines.torch.placed import TorchProgram
+from twofour.engines.torch.timed import open_torch
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+
+ON_GPU = torch.cuda.is_available()
+cpu_only = pytest.mark.skipif(ON_GPU, reason="float32 attention and CPU kernels only")
+
+math_allowed: Callable[[], bool] = torch.backends.cuda.math_sdp_enabled
+
+Open = Callable[[TorchProgram, str], TimedModel]
+
+# mode -> largest error, as a part of the largest output: a few roundings of the type it runs in
+BOUNDS = {
+    "eager": 1e-6,
+    "channels_last": 1e-5,
+    "autocast-fp16": 5e-3,
+    "autocast-bf16": 4e-2,
+    "fp16": 5e-3,
+    "bf16": 4e-2,
+    "dynamic-int8": 5e-2,
+    "static-int8": 1e-1,
+    "torchscript": 1e-5,
+}
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """open_torch; what it gives is closed after the test."""
+    models: list[TimedModel] = []
+
+    def open_(made: TorchProgram, mode: str) -> TimedModel:
+        models.append(open_torch(made, mode, OPTIONS))
+        return models[-1]
+
+    yield open_
+    for model in reversed(models):
+        model.close()
+
+
+def error_of(found: npt.NDArray[np.generic], wanted: npt.NDArray[np.generic]) -> float:
+    a, b = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def rolled(inputs: Arrays, times: int) -> Arrays:
+    return {
+        name: np.concatenate([np.roll(array, n, axis=0) for n in range(times)])
+        for name, array in inputs.items()
+    }
+
+
+@pytest.mark.parametrize("mode", BOUNDS)
+def test_every_mode_computes_what_the_module_computes(mode: str, opened: Open) -> None:
+    inputs = arrays_of(conv_net())
+    wanted = expected(conv_net(), inputs)
+    found = opened(conv_net(), mode).outputs(inputs)
+    assert list(found) == ["logits", "pooled"]
+    for name in wanted:
+        assert found[name].dtype == np.float32
+        assert error_of(found[name], wanted[name]) < BOUNDS[mode]
+
+
+@pytest.mark.parametrize("mode", [mode for mode in BOUNDS if mode != "channels_last"])
+def test_inputs_by_name_reach_forward_by_name_at_another_batch(mode: str, opened: Open) -> None:
+    inputs = rolled(arrays_of(mlp()), 3)
+    model = opened(mlp(), mode)
+    model.prepare(inputs)
+    assert model.run_ms() > 0
+    found = model.outputs(inputs)["y"]
+    assert found.shape == (12, 16)
+    assert error_of(found, expected(mlp(), inputs)["y"]) < BOUNDS[mode]
+
+
+def test_torchscript_follows_a_forward_that_takes_sizes_as_numbers(opened: Open) -> None:
+    class SizesAsNumbers(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * float(int(x.shape[0]))
+
+    made = program(SizesAsNumbers(), (torch.ones(2, 3),), inputs=("x",))
+    model = opened(made, "torchscript")
+    for batch in (2, 5, 2):
+        found = model.outputs({"x": np.ones((batch, 3), np.float32)})["y"]
+        np.testing.assert_array_equal(found, np.full((batch, 3), batch, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("mode", "precision"),
+    [
+        ("eager", "float32"),
+        ("autocast-fp16", "float16"),
+        ("bf16", "bfloat16"),
+        ("dynamic-int8", "int8"),
+    ],
+)
+def test_the_settings_say_what_runs(mode: str, precision: str, opened: Open) -> None:
+    settings = opened(mlp(), mode).settings
+    assert (settings.engine, settings.mode, settings.precision) == ("torch", mode, precision)
+    assert (settings.model, settings.weights) == ("model.py:make", "dense")
+    assert settings.version == torch.__version__
+    assert settings.sparse_kernels is None
+    if not ON_GPU:
+        assert (settings.device, settings.threads) == ("CPU", 1)
+        assert "monotonic clock" in settings.timing
+
+
+def test_int8_says_how_many_layers_it_took(opened: Open) -> None:
+    assert "int8_layers=2" in opened(mlp(), "dynamic-int8").settings.options
+    # both convolutions and the head; the batch norm is folded
+    options = opened(conv_net(), "static-int8").settings.options
+    assert "int8_layers=3" in options
+    assert "calibrated with 4 rows" in options
+
+
+def test_int8_runs_the_layers_of_a_transformer_encoder(opened: Open) -> None:
+    inputs = arrays_of(transformer())
+    found = opened(transformer(), "dynamic-int8").outputs(inputs)["y"]
+    assert error_of(found, expected(transformer(), inputs)["y"]) < 0.1
+
+
+@cpu_only
+@pytest.mark.parametrize("mode", ["sdpa-flash", "sdpa-math"])
+@pytest.mark.parametrize("make", [attention, transformer])
+def test_attention_back_ends_agree_and_their_calls_are_counted(
+    mode: str, make: Callable[[], TorchProgram], opened: Open
+) -> None:
+    inputs = arrays_of(make())
+    model = opened(make(), mode)
+    assert "attention_calls=1" in model.settings.options
+    assert error_of(model.outputs(inputs)["y"], expected(make(), inputs)["y"]) < 1e-5
+
+
+@cpu_only
+@pytest.mark.parametrize("mode", ["sdpa-efficient", "sdpa-cudnn"])
+def test_a_back_end_without_a_kernel_here_is_an_error_not_another_back_end(mode: str) -> None:
+    with pytest.raises(BuildFailedError, match=r"has no kernel here \(CPU, float32\)"):
+        open_torch(attention(), mode, OPTIONS)
+
+
+def test_a_module_without_attention_gets_no_attention_row() -> None:
+    with pytest.raises(BuildFailedError, match="never calls scaled_dot_product_attention") as info:
+        open_torch(mlp(), "sdpa-math", OPTIONS)
+    assert 'attn_implementation="sdpa"' in str(info.value.hint)
+
+
+def test_settings_of_torch_are_put_back_after_a_failure_and_after_close() -> None:
+    math = math_allowed()
+    with pytest.raises(BuildFailedError):
+        open_torch(mlp(), "sdpa-flash", OPTIONS)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert math_allowed() is math
+    model = open_torch(attention(), "sdpa-flash", OPTIONS)
+    assert not torch.backends.mha.get_fastpath_enabled()
+    assert not math_allowed()
+    model.close()
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert math_allowed() is math
+
+
+@pytest.mark.parametrize("mode", ["eager", "bf16"])
+def test_complex_buffers_keep_their_imaginary_part(mode: str, opened: Open) -> None:
+    class Turned(nn.Module):
+        turn: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("turn", torch.tensor([1j, -1.0]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.float() * self.turn).imag
+
+    made = program(Turned(), (torch.ones(3, 2),), inputs=("x",))
+    found = opened(made, mode).outputs({"x": np.full((1, 2), 2, np.float32)})["y"]
+    np.testing.assert_array_equal(found, np.array([[2, 0]], np.float32))
+
+
+def test_channels_last_without_a_2d_convolution_is_an_error() -> None:
+    with pytest.raises(BuildFailedError, match="no 2-d convolution"):
+        open_torch(mlp(), "channels_last", OPTIONS)
+
+
+def test_channels_last_reaches_weights_and_inputs(opened: Open) -> None:
+    seen: list[bool] = []
+    made = conv_net()
+    module = made.module.get_submodule("first")
+    last = torch.channels_last
+
+    def look(layer: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        weight = layer.get_parameter("weight")
+        seen.append(
+            args[0].is_contiguous(memory_format=last) and weight.is_contiguous(memory_format=last)
+        )
+
+    module.register_forward_pre_hook(look)
+    opened(made, "channels_last").prepare(arrays_of(conv_net()))
+    assert seen
+    assert all(seen)
+
+
+def test_dynamic_int8_without_a_layer_for_it_is_an_error() -> None:
+    image = torch.randn(1, 3, 4, 4)
+    made = program(nn.Conv2d(3, 4, 1), (image,), inputs=("image",))
+    with pytest.raises(BuildFailedError, match="no Linear, LSTM or GRU"):
+        open_torch(made, "dynamic-int8", OPTIONS)
+
+
+def test_a_layer_that_is_the_whole_model_is_quantised_too(opened: Open) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 16)
+    inputs: Arrays = {"x": np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)}
+    made = program(layer, (torch.zeros(4, 16),), inputs=("x",))
+    wanted = expected(made, inputs)["y"]
+    model = opened(made, "dynamic-int8")
+    assert "int8_layers=1" in model.settings.options
+    assert 0 < error_of(model.outputs(inputs)["y"], wanted) < BOUNDS["dynamic-int8"]
+
+
+def test_static_int8_of_a_forward_that_branches_is_an_error_with_a_way_out() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            returned: torch.Tensor = self.layer(x) if x.sum() > 0 else x
+            return returned
+
+    made = program(Branching(), (torch.ones(2, 4),), inputs=("x",))
+    with pytest.raises(BuildFailedError, match=r"torch\.fx cannot trace Branching: Trace") as info:
+        open_torch(made, "static-int8", OPTIONS)
+    assert "onnxruntime:int8" in str(info.value.hint)
+
+
+@pytest.mark.skipif(ON_GPU, reason="there is a GPU")
+@pytest.mark.parametrize("backend", ["cusparselt", "cutlass"])
+def test_sparse_kernels_without_a_gpu_are_a_missing_tool(backend: str) -> None:
+    with pytest.raises(MissingToolError, match="need a GPU with sparse tensor cores"):
+        open_torch(mlp(), f"semi-structured-{backend}", OPTIONS)
+
+
+def test_a_mode_that_there_is_not_lists_those_there_are() -> None:
+    with pytest.raises(BadInputError, match="no mode 'fast'") as info:
+        open_torch(mlp(), "fast", OPTIONS)
+    assert all(mode in str(info.value.hint) for mode in MODES)
+
+
+def test_torchs_warnings_are_held_back(opened: Open, capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for mode in ("static-int8", "torchscript"):
+            model = opened(conv_net(), mode)
+            model.prepare(arrays_of(conv_net()))
+            model.run_ms()
+            model.close()
+    assert [str(warning.message) for warning in caught] == []
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.torch_small_modules import OPTIONS, mlp
+
+from twofour.engines.modes import FLAG_OFF, GPU
+from twofour.engines.torch.modes import MODES, torch_statuses
+from twofour.engines.torch.tensorrt import open_torch_tensorrt, torch_tensorrt_statuses
+from twofour.errors import BadInputError, MissingToolError
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from twofour.engines.torch.modes import torch_statuses
+from twofour.engines.torch.tensorrt import torch_tensorrt_statuses
+for status in (*torch_statuses(), *torch_tensorrt_statuses()):
+    print(status.name, status.why_not, status.hint, sep="|")
+"""
+
+
+@no_gpu
+def test_every_mode_is_tried_and_says_what_is_missing() -> None:
+    threads = torch.get_num_threads()
+    tried = (*torch_statuses(), *torch_tensorrt_statuses())
+    statuses = {status.name: status for status in tried}
+    modes = [f"torch:{mode}" for mode in MODES]
+    assert list(statuses) == [*modes, f"torch-tensorrt:{GPU}", f"torch-tensorrt:{FLAG_OFF}"]
+    missing = {name: status.why_not for name, status in statuses.items() if status.why_not}
+    assert set(missing) - {"torch:compile"} == {
+        "torch:semi-structured-cusparselt",
+        "torch:semi-structured-cutlass",
+        "torch:sdpa-efficient",
+        "torch:sdpa-cudnn",
+        "torch:xla",
+        f"torch-tensorrt:{GPU}",
+        f"torch-tensorrt:{FLAG_OFF}",
+    }
+    assert missing["torch:xla"] == "torch_xla cannot be used: No module named 'torch_xla'"
+    assert "need a GPU with sparse tensor cores" in missing["torch:semi-structured-cutlass"]
+    assert missing["torch:sdpa-cudnn"] == (
+        "cudnn_attention has no kernel here (CPU, float32) for the attention of a small module"
+    )
+    assert "pip install torch_xla" in str(statuses["torch:xla"].hint)
+    assert torch.get_num_threads() == threads
+
+
+def test_without_torch_every_mode_says_so() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert finished.stderr == ""
+    lines = [line.split("|") for line in finished.stdout.splitlines()]
+    assert len(lines) == len(MODES) + 2
+    assert all(line[1].startswith("torch cannot be imported") for line in lines)
+    assert all(line[2] == "pip install torch" for line in lines)
+
+
+@no_gpu
+@pytest.mark.parametrize("mode", [GPU, FLAG_OFF])
+def test_torch_tensorrt_without_a_gpu_is_a_missing_tool(mode: str) -> None:
+    with pytest.raises(MissingToolError, match="needs an NVIDIA GPU"):
+        open_torch_tensorrt(mlp(), mode, OPTIONS)
+
+
+def test_torch_tensorrt_lists_its_modes() -> None:
+    with pytest.raises(BadInputError, match="no mode 'sparse'") as info:
+        open_torch_tensorrt(mlp(), "sparse", OPTIONS)
+    assert str(info.value.hint) == f"choose one of {GPU}, {FLAG_OFF}"

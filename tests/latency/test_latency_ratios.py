@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.sampled_variants import around, settings_of, variant
+
+from twofour.latency.ratios import (
+    differ_in_sparsity_only,
+    differences_of,
+    ratios_and_noise,
+    unpaired_ratios,
+    verdict_of,
+)
+from twofour.records.latency import Difference, LatencyVerdict
+
+DENSE = "dense@onnxruntime:cpu"
+VARIANTS = (
+    variant(DENSE, around(10)),
+    variant(f"{DENSE} again", around(10.1, phase=1)),
+    variant("sparse@onnxruntime:cpu", around(10, phase=2)),
+    variant("dense@torch:eager", around(20, phase=3)),
+    variant("sparse@torch:eager", around(18, phase=4)),
+    variant("sparse@torch:compile", around(5, phase=5)),
+    variant("dense@torch:compile", error="no compiler"),
+)
+
+
+def test_every_variant_is_over_the_baseline_then_sparse_over_dense_within_other_engines() -> None:
+    ratios, _ = ratios_and_noise(VARIANTS, DENSE, 0)
+    assert [(r.variant, r.baseline) for r in ratios] == [
+        ("sparse@onnxruntime:cpu", DENSE),
+        ("dense@torch:eager", DENSE),
+        ("sparse@torch:eager", DENSE),
+        ("sparse@torch:compile", DENSE),
+        ("sparse@torch:eager", "dense@torch:eager"),
+    ]
+    assert [r.ratio for r in ratios] == pytest.approx([1, 2, 1.8, 0.5, 0.9], rel=0.01)
+    assert {r.rounds for r in ratios} == {20}
+    assert all(r.paired for r in ratios)
+
+
+def test_the_noise_is_how_far_the_twin_s_interval_reaches() -> None:
+    _, (noise,) = ratios_and_noise(VARIANTS, DENSE, 0)
+    assert (noise.variant, noise.again, noise.batch) == (DENSE, f"{DENSE} again", None)
+    assert noise.ratio == pytest.approx(1.01, abs=0.001)
+    assert noise.high is not None
+    assert noise.floor == noise.high - 1
+    assert 0.01 < noise.floor < 0.012
+
+
+def test_a_faster_twin_counts_as_much_as_a_slower_one() -> None:
+    twin = variant(f"{DENSE} again", around(10 / 1.25, part=0))
+    _, (noise,) = ratios_and_noise([variant(DENSE, around(10, part=0)), twin], DENSE, 0)
+    assert (noise.ratio, noise.floor) == pytest.approx((0.8, 0.25))
+
+
+def test_with_too_few_rounds_the_noise_reaches_as_far_as_the_widest_round() -> None:
+    base, twin = variant(DENSE, (10.0, 10.0, 10.0)), variant(f"{DENSE} again", (10.0, 8.0, 11.0))
+    _, (noise,) = ratios_and_noise([base, twin], DENSE, 0)
+    assert noise.low is None
+    assert noise.floor == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("other_ms", "verdict"),
+    [
+        (10.1, LatencyVerdict.NO_DIFFERENCE),
+        (9.9, LatencyVerdict.NO_DIFFERENCE),
+        (10.3, LatencyVerdict.SLOWER),
+        (9.7, LatencyVerdict.FASTER),
+    ],
+)
+def test_what_the_twin_differs_by_is_no_difference(
+    other_ms: float, verdict: LatencyVerdict
+) -> None:
+    other = variant("sparse@onnxruntime:cpu", around(other_ms, phase=2))
+    ((ratio,), _) = ratios_and_noise([*VARIANTS[:2], other], DENSE, 0)
+    assert ratio.verdict is verdict
+
+
+def test_without_a_twin_the_interval_alone_decides() -> None:
+    other = variant("sparse@onnxruntime:cpu", around(10.1, phase=2))
+    ((ratio,), noise) = ratios_and_noise([VARIANTS[0], other], DENSE, 0)
+    assert noise == ()
+    assert ratio.verdict is LatencyVerdict.SLOWER
+
+
+def test_every_twin_gives_the_noise_of_its_engine_the_baseline_s_first() -> None:
+    variants = [
+        variant(f"{name}:b{batch}", around(ms, part=0), batch=batch)
+        for batch in (1, 8)
+        for name, ms in (
+            ("dense@torch:eager again", 22.0),
+            ("dense@torch:eager", 20.0),
+            ("sparse@torch:eager", 21.0),
+            (DENSE, 10.0),
+            (f"{DENSE} again", 10.1),
+        )
+    ]
+    ratios, noise = ratios_and_noise(variants, DENSE, 0)
+    assert [(n.variant, n.again) for n in noise] == [
+        (f"{name}:b{batch}", f"{name} again:b{batch}")
+        for name in (DENSE, "dense@torch:eager")
+        for batch in (1, 8)
+    ]
+    assert [n.floor for n in noise] == pytest.approx([0.01, 0.01, 0.1, 0.1])
+    assert not any("again" in name for r in ratios for name in (r.variant, r.baseline))
+
+
+def test_a_ratio_is_held_to_the_larger_noise_of_its_two_engines() -> None:
+    """Torch's own twin differs by 15 %, the baseline's by 1 %."""
+    variants = [
+        variant(DENSE, around(10, part=0)),
+        variant(f"{DENSE} again", around(10.1, part=0)),
+        variant("sparse@onnxruntime:cpu", around(9, part=0)),
+        variant("dense@torch:eager", around(10, part=0)),
+        variant("sparse@torch:eager", around(9, part=0)),
+        variant("dense@torch:eager again", around(11.5, part=0)),
+        variant("dense@torch:compile", around(10, part=0)),
+        variant("sparse@torch:compile", around(9, part=0)),
+    ]
+    ratios, _ = ratios_and_noise(variants, DENSE, 0)
+    same, faster = LatencyVerdict.NO_DIFFERENCE, LatencyVerdict.FASTER
+    assert {(r.variant, r.baseline): r.verdict for r in ratios} == {
+        ("sparse@onnxruntime:cpu", DENSE): faster,
+        ("dense@torch:eager", DENSE): same,
+        ("sparse@torch:eager", DENSE): same,
+        ("dense@torch:compile", DENSE): same,
+        ("sparse@torch:compile", DENSE): faster,
+        ("sparse@torch:eager", "dense@torch:eager"): same,
+        ("sparse@torch:compile", "dense@torch:compile"): faster,
+    }
+
+
+def test_an_engine_without_a_twin_is_held_to_the_noise_of_the_baseline() -> None:
+    variants = [
+        variant(DENSE, around(10, part=0)),
+        variant(f"{DENSE} again", around(12, part=0)),
+        variant("dense@torch:eager", around(10, part=0)),
+        variant("sparse@torch:eager", around(9, part=0)),
+    ]
+    ratios, _ = ratios_and_noise(variants, DENSE, 0)
+    assert [r.verdict for r in ratios] == [LatencyVerdict.NO_DIFFERENCE] * 3
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (None, None, LatencyVerdict.UNDECIDED),
+        (1.05, 1.2, LatencyVerdict.NO_DIFFERENCE),
+        (1.06, 1.2, LatencyVerdict.SLOWER),
+        (0.5, 1 / 1.05, LatencyVerdict.NO_DIFFERENCE),
+        (0.5, 0.95, LatencyVerdict.FASTER),
+        (0.5, 2.0, LatencyVerdict.NO_DIFFERENCE),
+    ],
+)
+def test_an_interval_that_touches_the_noise_is_no_difference(
+    low: float | None, high: float | None, verdict: LatencyVerdict
+) -> None:
+    assert verdict_of(low, high, 0.05) is verdict
+
+
+def test_too_few_rounds_decide_nothing() -> None:
+    other = variant("sparse@onnxruntime:cpu", (30.0,) * 9)
+    ((ratio,), _) = ratios_and_noise([VARIANTS[0], other], DENSE, 0)
+    assert (ratio.low, ratio.high, ratio.rounds) == (None, None, 9)
+    assert ratio.verdict is LatencyVerdict.UNDECIDED
+    assert ratio.ratio == pytest.approx(3, rel=0.01)
+
+
+def test_a_sweep_keeps_its_batches_apart() -> None:
+    variants = [
+        variant(f"{weights}@onnxruntime:cpu{twin}:b{batch}", around(ms * batch), batch=batch)
+        for batch in (1, 8)
+        for weights, twin, ms in (("dense", "", 1), ("dense", " again", 1), ("sparse", "", batch))
+    ]
+    ratios, noise = ratios_and_noise(variants, DENSE, 0)
+    assert [(r.variant, r.baseline, r.batch) for r in ratios] == [
+        ("sparse@onnxruntime:cpu:b1", "dense@onnxruntime:cpu:b1", 1),
+        ("sparse@onnxruntime:cpu:b8", "dense@onnxruntime:cpu:b8", 8),
+    ]
+    assert [r.ratio for r in ratios] == pytest.approx([1, 8])
+    assert [(n.again, n.batch) for n in noise] == [
+        ("dense@onnxruntime:cpu again:b1", 1),
+        ("dense@onnxruntime:cpu again:b8", 8),
+    ]
+
+
+def test_files_are_compared_with_the_baseline_s_file_in_every_engine() -> None:
+    variants = [
+        variant(f"{label}@{engine}", around(1))
+        for engine in ("onnxruntime:cpu", "torch:eager")
+        for label in ("a", "b@x:y", "c/d")
+    ]
+    ratios, _ = ratios_and_noise(variants, "b@x:y@onnxruntime:cpu", 0)
+    assert [(r.variant, r.baseline) for r in ratios[5:]] == [
+        ("a@torch:eager", "b@x:y@torch:eager"),
+        ("c/d@torch:eager", "b@x:y@torch:eager"),
+    ]
+
+
+def test_a_baseline_without_times_leaves_the_ratios_within_the_other_engines() -> None:
+    variants = [variant(DENSE, error="out of memory"), *VARIANTS[3:5]]
+    ((ratio,), noise) = ratios_and_noise(variants, DENSE, 0)
+    assert (ratio.variant, ratio.baseline) == ("sparse@torch:eager", "dense@torch:eager")
+    assert noise == ()
+
+
+def test_a_variant_that_failed_on_the_way_is_compared_in_the_rounds_it_ran() -> None:
+    other = variant("sparse@onnxruntime:cpu", around(20)[:12], error="it crashed")
+    ((ratio,), _) = ratios_and_noise([VARIANTS[0], other], DENSE, 0)
+    assert ratio.rounds == 12
+    assert ratio.ratio == pytest.approx(2, rel=1e-3)
+
+
+def test_times_that_were_not_taken_in_rounds_have_ratios_that_say_so() -> None:
+    dense = variant("dense@trtexec:gpu", around(2, rounds=300))
+    sparse = variant("sparse@trtexec:gpu", around(1.6, rounds=250, phase=1))
+    (ratio,) = unpaired_ratios([dense, sparse], "dense@trtexec:gpu", 0)
+    assert (ratio.paired, ratio.rounds) == (False, 250)
+    assert ratio.ratio == pytest.approx(0.8, rel=1e-3)
+    assert ratio.verdict is LatencyVerdict.FASTER
+
+
+def test_dense_and_sparse_of_one_engine_differ_in_sparsity_only() -> None:
+    ratios, _ = ratios_and_noise(VARIANTS, DENSE, 0)
+    assert [r.only_sparsity for r in ratios] == [True, False, False, False, True]
+    assert ratios[0].differences == (
+        Difference(setting="model", variant="sparse.onnx", baseline="dense.onnx"),
+        Difference(setting="weights", variant="sparse", baseline="dense"),
+    )
+
+
+def test_differences_are_in_words() -> None:
+    ours = replace(
+        settings_of("dense@torch:eager"), sparse_kernels=True, options=("tf32=on", "heuristic=a")
+    )
+    theirs = replace(
+        ours, sparse_kernels=None, threads=None, version=None, options=("heuristic=a",)
+    )
+    assert differences_of(ours, theirs) == (
+        Difference(setting="version", variant="1.0", baseline="unknown"),
+        Difference(setting="sparse_kernels", variant="allowed", baseline="no such kernels"),
+        Difference(setting="threads", variant="2", baseline="not set"),
+        Difference(setting="options", variant="tf32=on", baseline="none"),
+    )
+    assert differences_of(ours, None) == ()
+
+
+def test_settings_that_are_not_known_are_not_taken_for_equal() -> None:
+    assert not differ_in_sparsity_only(None, settings_of(DENSE))
+    assert not differ_in_sparsity_only(settings_of(DENSE), None)
+
+
+def test_a_mode_that_only_names_the_kernels_is_sparsity() -> None:
+    on = replace(settings_of("sparse@tensorrt:gpu"), sparse_kernels=True)
+    off = replace(settings_of("sparse@tensorrt:gpu-sparsity-off"), sparse_kernels=False)
+    assert differ_in_sparsity_only(on, off)
+    assert not differ_in_sparsity_only(on, replace(off, precision="float16"))
+    assert not differ_in_sparsity_only(on, replace(off, sparse_kernels=None))
+    assert not differ_in_sparsity_only(replace(off, mode="gpu"), off)
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=10, max_size=30), st.floats(0.5, 2))
+def test_verdicts_turn_over_with_the_sides(samples: list[float], factor: float) -> None:
+    opposite = {
+        LatencyVerdict.FASTER: LatencyVerdict.SLOWER,
+        LatencyVerdict.SLOWER: LatencyVerdict.FASTER,
+    }
+    one = variant(DENSE, samples)
+    other = variant("sparse@onnxruntime:cpu", [s * factor for s in reversed(samples)])
+    ((ratio,), _) = ratios_and_noise([one, other], DENSE, 0)
+    ((turned,), _) = ratios_and_noise([one, other], other.name, 0)
+    assert turned.ratio * ratio.ratio == pytest.approx(1)
+    assert turned.verdict is opposite.get(ratio.verdict, ratio.verdict)

@@ -1,0 +1,166 @@
+"""What a report quotes from a log can be searched for there: it is the line itself, at its number.
+
+Every real log, as it is and as other programs write it: loggers, containers, colours, line ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.real_logs import NOT_THERE, REAL_LOGS
+
+from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.report import report_from_log
+from twofour.logs.read import read_build_log
+from twofour.records.log import Build
+from twofour.reports.explain import explain
+from twofour.reports.terminal import plain_text
+from twofour.words import printable
+
+OWN_LOGS = Path(__file__).parents[1] / "data" / "logs"
+LOGS = sorted({*OWN_LOGS.glob("*.log"), *REAL_LOGS.glob("*.log")} - {OWN_LOGS / "wrapped.log"})
+SMALL = 60_000
+"""Bytes of a log that is read in every format."""
+WIDE = 100_000
+_PREFIX = re.compile(r"^(?:\[[\d/:-]+\] )?(?:\[[A-Z]+\] ?){0,2}")
+
+
+def _torch(line: str) -> str:
+    return f"DEBUG: [Torch-TensorRT TensorRT Conversion Context] - {_PREFIX.sub('', line)}"
+
+
+FORMATS: dict[str, Callable[[str], str]] = {
+    "Python's logging": lambda line: f"2026-11-22 10:00:01,123 - trt - DEBUG - {line}",
+    "docker": lambda line: f"2026-11-22T10:00:01.123456789Z {line}",
+    "Torch-TensorRT": _torch,
+    "ROS": lambda line: f"[component-1] [INFO] [1700000000.123456789] [trt_node]: {line}",
+    "CRLF": lambda line: f"{line}\r",
+    "a coloured line": lambda line: f"\x1b[32m{line}\x1b[0m",
+    "a coloured level": lambda line: line.replace("[V]", "[\x1b[36mV\x1b[0m]"),
+}
+
+
+def quotes(build: Build) -> Iterator[tuple[int, str]]:
+    """Line and words of everything in the record that stands for a line of the log."""
+    said = [(e.line, e.text) for e in (*build.errors, *build.warnings)]
+    said += [(line.line, line.raw) for line in build.sparsity_lines]
+    said += [(x.line, x.raw) for x in build.fusions] + [
+        (s.line, s.raw) for s in build.skipped_tactics
+    ]
+    said += [(t.line, t.raw) for layer in build.layers for t in layer.tactics if t.raw is not None]
+    for line, text in said:
+        yield from enumerate(text.split("\n"), line)
+
+
+def cited(build: Build) -> Iterator[tuple[int, str]]:
+    """Line and words of every source in the report on a log, and in the stories of some layers."""
+    report = report_from_log(build)
+    texts = {r.source for verdict in report.verdicts for r in verdict.reasons if r.source}
+    names = {
+        v.layer for v in report.verdicts if sum(v.layer == w.layer for w in report.verdicts) == 1
+    }
+    for name in sorted(names)[:3]:
+        story = explain(report, BuildEvidence(build=build), name)
+        texts |= set(plain_text(story, width=WIDE).splitlines())
+    mark = re.compile(rf"(?:^|; |\s){re.escape(build.file)}:(\d+): ")
+    for text in texts:
+        parts = mark.split(text)[1:]
+        yield from zip(map(int, parts[::2]), parts[1::2], strict=True)
+
+
+def check(path: Path) -> int:
+    """How many quotes there are, all of which stand in the file."""
+    lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+    found = 0
+    for build in read_build_log(path).builds:
+        for number, words in quotes(build):
+            assert words in lines[number - 1], (number, words)
+            found += bool(words)
+        for number, words in cited(build):
+            assert words.rstrip() in printable(lines[number - 1]), (number, words)
+            found += 1
+    return found
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
+def test_every_quoted_line_stands_in_the_log_at_its_number(path: Path) -> None:
+    check(path)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "path",
+    [p for p in LOGS if p.stat().st_size < SMALL],
+    ids=lambda path: path.name,
+)
+def test_every_quoted_line_stands_in_the_log_as_other_programs_write_it(
+    path: Path, name: str, tmp_path: Path
+) -> None:
+    lines = path.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
+    log = tmp_path / "a.log"
+    log.write_bytes("\n".join(map(FORMATS[name], lines)).encode())
+    check(log)
+
+
+@pytest.mark.skipif(not REAL_LOGS.is_dir(), reason=NOT_THERE)
+def test_a_log_of_tensorrt_8_2_is_quoted_with_its_decimal_tactic_numbers() -> None:
+    path = REAL_LOGS / "trtexec_trt8.2.3_centerpoint-rpn-fp16_1.log"
+    (build,) = read_build_log(path).builds
+    raw = [t.raw for layer in build.layers for t in layer.tactics if t.raw is not None]
+    assert raw
+    assert all(re.match(r"Tactic: -?\d{5,20} Time: [\d.]+$", text) for text in raw)
+
+
+def test_of_a_layer_the_fastest_dense_and_the_fastest_sparse_kernel_keep_their_lines(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "a.log"
+    kernel = {True: "sm80_xmma_sparse_conv", False: "sm80_xmma_conv"}
+    times = [(n % 2 == 0, (n * 7) % 11 + 1) for n in range(1, 11)]
+    log.write_text(
+        "[V] --------------- Timing Runner: a (CaskConvolution)\n"
+        + "".join(f"[V] Tactic Name: {kernel[s]}{t} Tactic: {t}  Time: {t}\n" for s, t in times)
+    )
+    (layer,) = read_build_log(log).builds[0].layers
+    assert [(t.sparse, t.ms, t.raw) for t in layer.tactics if t.raw is not None] == [
+        (sparse, ms, f"Tactic Name: {kernel[sparse]}{ms} Tactic: {ms}  Time: {ms}")
+        for sparse, ms in sorted(
+            ((s, min(t for kind, t in times if kind is s)) for s in (True, False)),
+            key=lambda pair: pair[1],
+        )
+    ]
+
+
+def test_a_name_far_in_a_list_is_quoted_with_what_stands_around_it(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    names = [f"/model.{n}/conv/Conv + /model.{n}/act/Relu" for n in range(200)]
+    line = f"(Sparsity) Found 200 layer(s) eligible to use sparse tactics: {', '.join(names)}"
+    log.write_text(f"[V] {line}\n[V] (Sparsity) Chose 0 layer(s) using sparse tactics: \n")
+    (build,) = read_build_log(log).builds
+    sources = {v.layer: v.reasons[-1].source for v in report_from_log(build).verdicts}
+    assert sources[names[0]] == f"{log}:1: {line[: line.index(names[5]) - 2]}"
+    assert (sources[names[150]] or "").endswith(f"{names[149]}, {names[150]}")
+    assert all((source or "").split(": ", 1)[1] in line for source in sources.values())
+
+
+def test_a_wrapped_list_is_quoted_by_the_line_that_names_the_layer(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(
+        "[V] (Sparsity) Found 4 layer(s) eligible to use sparse tactics: conv1, conv2,\n"
+        " conv3,\nconv4\n[V] (Sparsity) Chose 4 layer(s) using sparse tactics: conv1, conv2,\n"
+        "conv3, conv4\n"
+    )
+    (build,) = read_build_log(log).builds
+    report = report_from_log(build)
+    sources = [
+        (v.layer, (v.reasons[0].source or "").removeprefix(f"{log}")) for v in report.verdicts
+    ]
+    assert sources[0] == (
+        "conv1",
+        ":4: (Sparsity) Chose 4 layer(s) using sparse tactics: conv1, conv2,",
+    )
+    assert sources[2:] == [("conv3", ":5: conv3, conv4"), ("conv4", ":5: conv3, conv4")]
+    assert check(log) > 0

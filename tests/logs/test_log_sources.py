@@ -1,0 +1,351 @@
+"""Where logs come from, layer information and profiles as JSON, and the command."""
+
+from __future__ import annotations
+
+import gzip
+import html
+import io
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from twofour.cli.app import app
+from twofour.errors import BadInputError
+from twofour.logs.layer_info import (
+    documents,
+    read_layer_information,
+    read_profile,
+)
+from twofour.logs.read import read_build_log
+from twofour.records.log import BuildLog, BuildOutcome
+from twofour.reports.log_document import log_view
+from twofour.reports.terminal import plain_text
+from twofour.store import from_json, json_pieces, to_json
+
+LOGS = Path(__file__).parents[1] / "data" / "logs"
+TEXT = (LOGS / "foreign_node.log").read_text(encoding="utf-8")
+CHOSEN = ("fc2", "conv1 + relu")
+
+
+def chosen(log: BuildLog) -> list[tuple[str, ...] | None]:
+    return [build.chosen for build in log.builds]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+def test_text_of_any_usual_encoding_is_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "build.txt"
+    path.write_bytes(TEXT.encode(encoding))
+    assert chosen(read_build_log(path)) == [CHOSEN]
+
+
+@pytest.mark.parametrize(
+    "blank", ["\u00a0", "\u2009", "\u202f", "\u3000", "&nbsp;", "&#160;", "\u200b "]
+)
+def test_blanks_of_a_web_page_are_blanks(tmp_path: Path, blank: str) -> None:
+    path = tmp_path / "build.txt"
+    path.write_text(TEXT.replace(" ", blank), encoding="utf-8")
+    assert chosen(read_build_log(path)) == [CHOSEN]
+
+
+def test_text_that_is_escaped_for_html_is_read(tmp_path: Path) -> None:
+    lines = (
+        "&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx",
+        '[V] [TRT] (Sparsity) Found 2 layer(s) eligible to use sparse tactics: a<b>, "c"',
+        "&&&& PASSED TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx",
+    )
+    path = tmp_path / "page.txt"
+    path.write_text("".join(f"{html.escape(line)}\n" for line in lines), encoding="utf-8")
+    (build,) = read_build_log(path).builds
+    assert (build.tensorrt_version, build.outcome) == ("10.3.0", BuildOutcome.BUILT)
+    assert build.eligible == ("a<b>", '"c"')
+
+
+def test_a_compressed_log_is_told_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "build.log"
+    path.write_bytes(gzip.compress(TEXT.encode()))
+    log = read_build_log(path)
+    assert chosen(log) == [CHOSEN]
+    assert log.files[0].size_bytes == len(TEXT.encode())
+
+
+def test_a_log_cut_inside_its_archive_gives_what_is_there_and_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "build.log.gz"
+    path.write_bytes(gzip.compress(TEXT.encode())[:-20])
+    assert "damaged or cut" in read_build_log(path).files[0].notes[0]
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_the_outputs_of_a_notebook_are_read(tmp_path: Path, as_list: bool) -> None:
+    text = TEXT.splitlines(keepends=True) if as_list else TEXT
+    outputs = [{"output_type": "stream", "text": text}, {"data": {"text/plain": "42"}}]
+    path = tmp_path / "build.ipynb"
+    path.write_text(json.dumps({"cells": [{"source": "!trtexec"}, {"outputs": outputs}]}))
+    assert chosen(read_build_log(path)) == [CHOSEN]
+
+
+def test_stdin_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    log = read_build_log("-")
+    assert chosen(log) == [CHOSEN]
+    assert log.files[0].name == "-"
+
+
+def test_several_files_make_one_record_whose_builds_name_their_file() -> None:
+    first, second = LOGS / "wording_8.log", LOGS / "forced.log"
+    log = read_build_log(first, second)
+    assert [build.file for build in log.builds] == [str(first), str(first), str(second)]
+
+
+def test_a_file_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="cannot read"):
+        read_build_log(tmp_path / "no.log")
+
+
+def test_the_record_survives_json() -> None:
+    log = read_build_log(*sorted(LOGS.glob("*.log")))
+    assert from_json(BuildLog, to_json(log)) == log
+
+
+# --- layer information ----------------------------------------------------------------------------
+
+DETAILED = {
+    "Name": "conv1 + relu1",
+    "LayerType": "CaskConvolution",
+    "Inputs": [{"Name": "x", "Dimensions": [8, 64, 16, 16], "Format/Datatype": "Half"}],
+    "Outputs": [{"Name": "y", "Dimensions": [8, 64, 16, 16], "Format/Datatype": "Half"}],
+    "ParameterType": "Convolution",
+    "Kernel": [3, 3],
+    "Groups": 1,
+    "OutMaps": 64,
+    "Weights": {"Type": "Half", "Count": 36864},
+    "HasSparseWeights": 1,
+    "TacticName": "sm80_xmma_fprop_sparse_conv_f16f16_sptensor16x8x32",
+    "TacticValue": "0x3cf3672bfafcee02",
+    "Metadata": "[ONNX Layer: conv1]\u001e[ONNX Layer: relu1]",
+}
+MYELIN = {
+    "Name": "fc_myl0_2",
+    "LayerType": "gemm",
+    "TacticName": "sm80_xmma_gemm_f16",
+    "Metadata": "",
+}
+
+
+def test_detailed_layers_give_kernel_flag_groups_and_sources(tmp_path: Path) -> None:
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps({"Layers": [DETAILED, MYELIN], "Bindings": ["x", "y"]}))
+    found = read_layer_information(path)
+    conv, fc = found.layers
+    assert (conv.sparse, conv.has_sparse_weights, conv.groups, conv.out_maps) == (True, True, 1, 64)
+    assert (conv.kernel_shape, conv.weights_count, conv.tactic_id) == (
+        (3, 3),
+        36864,
+        "0x3cf3672bfafcee02",
+    )
+    assert conv.onnx_nodes == ("conv1", "relu1")
+    assert (conv.input_formats, found.bindings, found.detailed) == (("Half",), ("x", "y"), True)
+    assert (fc.sparse, fc.has_sparse_weights, fc.groups) == (False, None, None)
+
+
+def test_layers_that_are_bare_names_say_nothing_of_kernels(tmp_path: Path) -> None:
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps({"Layers": ["conv1 + relu1", "fc"]}))
+    found = read_layer_information(path)
+    assert [(layer.name, layer.kernel, layer.sparse) for layer in found.layers] == [
+        ("conv1 + relu1", None, None),
+        ("fc", None, None),
+    ]
+    assert not found.detailed
+
+
+def test_several_objects_with_text_between_them_are_all_read(tmp_path: Path) -> None:
+    path = tmp_path / "layers.txt"
+    first, second = json.dumps(DETAILED, indent=2), json.dumps(MYELIN)
+    path.write_text(f"it's \"layer {{0\n{first}\n--- Layer 1 ---\n{second}\n")
+    names = [layer.name for layer in read_layer_information(path).layers]
+    assert names == ["conv1 + relu1", "fc_myl0_2"]
+
+
+def test_a_profile_gives_count_and_times_per_layer(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    row = {"name": "conv1", "timeMs": 8.5, "averageMs": 0.5, "medianMs": 0.25, "percentage": 100}
+    path.write_text(json.dumps([{"count": 17}, row]))
+    profile = read_profile(path)
+    assert (profile.iterations, profile.total_ms) == (17, 8.5)
+    assert (profile.layers[0].average_ms, profile.layers[0].median_ms) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"Layers": []}', '{"a": ' * 5000, "[" * 100_000])
+def test_files_without_layers_or_rows_are_bad_input(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "layers.json"
+    path.write_text(text)
+    with pytest.raises(BadInputError, match="no layer information"):
+        read_layer_information(path)
+    with pytest.raises(BadInputError, match="no profile"):
+        read_profile(path)
+    assert list(documents("{{{{\n" * 1000)) == []
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_record_and_nothing_else_as_json() -> None:
+    result = CliRunner().invoke(app, ["log", "--json", str(LOGS / "foreign_node.log")])
+    assert result.exit_code == 0
+    builds = json.loads(result.stdout)["builds"]
+    assert builds[0]["chosen"] == list(CHOSEN)
+    layer = next(row for row in builds[0]["layers"] if row["name"] == "fc1")
+    assert (layer["best_sparse_ms"], layer["best_dense_ms"]) == (0.005, 0.004)
+    assert set(layer["tactics"][0]) >= {"kernel", "id", "ms", "sparse"}
+
+
+@pytest.mark.parametrize("name", ["foreign_node.log", "tactic_ids.log", "cached.log"])
+def test_the_record_in_pieces_is_the_same_text_as_in_one(name: str) -> None:
+    log = read_build_log(LOGS / name)
+    odd = replace(log.builds[0], build_s=math.nan, gpu='"\n{x', layers=log.builds[0].layers * 2)
+    for record in (log, replace(log, builds=(odd,)), BuildLog(files=(), builds=())):
+        assert "".join(json_pieces(record)) == to_json(record)
+    assert len(list(json_pieces(log))) > len(log.builds[0].layers)
+
+
+def test_the_terminal_shows_counts_contradictions_and_a_row_per_layer() -> None:
+    text = plain_text(log_view(read_build_log(LOGS / "foreign_node.log")))
+    assert "eligible: 4 layers (2 printed at line 9, 2 printed at line 14, 1 printed" in text
+    (row,) = (line for line in text.splitlines() if line.startswith("fc1 "))
+    assert row.split() == ["fc1", "Myelin", "0.005", "0.004", "1.250", "eligible"]
+    said = plain_text(log_view(read_build_log(LOGS / "contradiction.log")))
+    assert "contradiction: line 5: prints 0 chosen layers and lists 2" in said
+
+
+def test_a_file_without_any_message_of_tensorrt_ends_in_2(tmp_path: Path) -> None:
+    path = tmp_path / "other.log"
+    path.write_text("hello\n")
+    result = CliRunner().invoke(app, ["log", str(path)])
+    assert result.exit_code == 2
+    assert "no message of TensorRT" in result.stderr
+
+
+def test_a_compressed_log_cut_early_gives_all_the_text_before_the_cut(tmp_path: Path) -> None:
+    noise = "".join(f"[V] line {number * number % 7919}\n" for number in range(20_000))
+    packed = gzip.compress((TEXT + noise).encode())
+    path = tmp_path / "build.log.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    log = read_build_log(path)
+    assert chosen(log) == [CHOSEN]
+    assert log.files[0].lines > 1000
+    assert log.files[0].notes == ("the compressed file is damaged or cut: read up to its end",)
+
+
+def test_members_of_a_compressed_log_are_read_one_after_the_other(tmp_path: Path) -> None:
+    half = len(TEXT) // 2
+    path = tmp_path / "build.log.gz"
+    path.write_bytes(
+        gzip.compress(TEXT[:half].encode()) + gzip.compress(TEXT[half:].encode()) + bytes(9)
+    )
+    log = read_build_log(path)
+    assert (chosen(log), log.files[0].notes) == ([CHOSEN], ())
+
+
+def test_a_list_cut_for_its_length_is_marked_and_contradicts_nothing(tmp_path: Path) -> None:
+    names = [f"layer{number}" for number in range(400_000)]
+    path = tmp_path / "build.log"
+    path.write_text(
+        "[V] [TRT] (Sparsity) Found 400000 layer(s) eligible to use sparse tactics: "
+        f"{', '.join(names)}\n"
+        f"[V] [TRT] (Sparsity) Chose 1 layer(s) using sparse tactics: {names[-1]}\n"
+    )
+    log = read_build_log(path)
+    (build,) = log.builds
+    eligible, last = build.sparsity_lines
+    assert (eligible.elided, last.names, build.contradictions) == (True, (names[-1],), ())
+    assert eligible.names == tuple(names[: len(eligible.names or ())])
+    assert len(eligible.names) > 50_000
+    assert "was cut" in log.files[0].notes[0]
+
+
+def test_a_file_without_a_message_gets_a_note_beside_one_that_has_some(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.log"
+    empty.write_text("nothing here\n")
+    done = CliRunner().invoke(app, ["log", str(LOGS / "forced.log"), str(empty)])
+    assert done.exit_code == 0
+    assert "no message of TensorRT" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"Layers": [{"Name": "a", "LayerType": "b"}]}, "layer information: give it to `twofour"),
+        ([{"count": 3}, {"name": "a", "timeMs": 1.5}], "a profile: give it to `twofour report"),
+    ],
+)
+def test_json_of_trtexec_is_named_with_the_option_that_reads_it(
+    tmp_path: Path, document: object, words: str
+) -> None:
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps(document))
+    (file,) = read_build_log(path).files
+    assert words in file.notes[0]
+    done = CliRunner().invoke(app, ["log", str(path)])
+    assert done.exit_code != 0
+
+
+# --- pasted layer information ---------------------------------------------------------------------
+
+LAYERS_TEXT = json.dumps(
+    {
+        "Layers": [
+            {"Name": "conv1", "LayerType": "CaskConvolution", "TacticName": "k_sparse_conv"},
+            {"Name": "fc", "LayerType": "gemm", "TacticName": "sm80_gemm"},
+        ],
+        "Bindings": ["x", "y"],
+    },
+    indent=1,
+)
+ONE_LINERS = "Name: conv1, LayerType: CaskConvolution, TacticName: k\nName: fc, LayerType: gemm"
+PROFILE_TEXT = json.dumps([{"count": 3}, {"name": "conv1", "timeMs": 1.5, "averageMs": 0.5}])
+PASTES: dict[str, Callable[[int, str], str]] = {
+    "quoted": lambda _, line: f"> {line}",
+    "quoted twice": lambda _, line: f">> {line}",
+    "grep -n": lambda n, line: f"{n}:{line}",
+    "grep -n of files": lambda n, line: f"out/layers.json:{n}:{line}",
+    "docker logs": lambda n, line: f"2026-11-22T10:00:{n % 60:02d}.{n:09d}Z {line}",
+    "indented": lambda _, line: f"    {line}",
+}
+
+
+@pytest.mark.parametrize("name", PASTES)
+def test_pasted_layer_information_is_read_whatever_stands_before_its_lines(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "paste.txt"
+    for text in (LAYERS_TEXT, f"$ cat layers.json\n{LAYERS_TEXT}\nme@box:~$ ", ONE_LINERS):
+        lines = text.splitlines()
+        path.write_text("\n".join(PASTES[name](n, line) for n, line in enumerate(lines, 1)))
+        found = read_layer_information(path).layers
+        assert [(layer.name, layer.layer_type) for layer in found] == [
+            ("conv1", "CaskConvolution"),
+            ("fc", "gemm"),
+        ]
+    path.write_text(
+        "\n".join([PASTES[name](1, "$ cat profile.json"), PASTES[name](2, PROFILE_TEXT)])
+    )
+    assert [(row.name, row.total_ms) for row in read_profile(path).layers] == [("conv1", 1.5)]
+
+
+def test_a_log_in_a_pipe_has_a_line_for_every_layer_and_ends_with_the_answer(
+    tmp_path: Path,
+) -> None:
+    name = " + ".join(f"/backbone/stage{i}/block/conv/Conv" for i in range(9))
+    path = tmp_path / "build.log"
+    path.write_text(f"[TRT] [I] (Sparsity) Chose 1 layer(s) using sparse tactics: {name}\n")
+    result = CliRunner().invoke(app, ["log", str(path)])
+    lines = result.output.splitlines()
+    assert len(name) > 250
+    assert [line.split()[-1] for line in lines if line.startswith(name)] == ["yes"]
+    assert lines[-1] == "answer: 1 layer runs sparse"

@@ -1,0 +1,56 @@
+"""Tactics whose kernel has no name: neither dense nor sparse, unless the runner has only dense."""
+
+from __future__ import annotations
+
+import pytest
+
+from twofour.logs.layers import KEPT_TACTICS
+from twofour.logs.read import parse_lines
+from twofour.records.log import TunedLayer
+
+RUNNER = "[TRT] [V] --------------- Timing Runner: conv1 "
+
+
+def layer(runner: str, *lines: str) -> TunedLayer:
+    (build,) = parse_lines([f"{RUNNER}({runner}[0x80000009])", *(f"[TRT] [V] {m}" for m in lines)])
+    (found,) = build.layers
+    return found
+
+
+def test_a_faster_tactic_without_a_name_is_not_the_best_dense_one() -> None:
+    found = layer(
+        "CaskConvolution",
+        "Tactic Name: sm80_xmma_fprop_sparse_conv_sptensor Tactic: 0x1 Time: 0.010",
+        "Tactic: 0x2 Time: 0.008",
+        "Tactic Name: sm80_xmma_fprop_implicit_gemm Tactic: 0x3 Time: 0.012",
+    )
+    assert (found.best_sparse_ms, found.best_dense_ms) == (0.01, 0.012)
+    assert (found.tactics[0].ms, found.tactics[0].sparse) == (0.008, None)
+
+
+@pytest.mark.parametrize(
+    ("runner", "dense_ms"),
+    [
+        ("CudnnConvolution", 0.008),
+        ("CublasConvolution", 0.008),
+        ("FusedConvActConvolution", 0.008),
+        ("Shuffle", 0.008),
+        ("CaskConvolution", None),
+        ("CaskFullyConnected", None),
+        ("Myelin", None),
+        ("SomeNewRunner", None),
+    ],
+)
+def test_only_a_runner_without_sparse_kernels_is_dense_without_a_name(
+    runner: str, dense_ms: float | None
+) -> None:
+    found = layer(runner, "Tactic: 0x2 Time: 0.008")
+    assert (found.best_sparse_ms, found.best_dense_ms) == (None, dense_ms)
+
+
+def test_nameless_tactics_without_room_do_not_displace_the_best_dense_one() -> None:
+    named = [f"Tactic Name: k Tactic: 0x{i:x} Time: {1 + i}" for i in range(1, KEPT_TACTICS)]
+    nameless = [f"Tactic: 0xf{i:04x} Time: {0.001 * (1 + i)}" for i in range(KEPT_TACTICS)]
+    found = layer("CaskConvolution", *named, *nameless)
+    assert found.best_dense_ms == 2.0
+    assert found.dropped_tactics > 0

@@ -1,0 +1,180 @@
+"""Which rows a comparison has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from twofour.engines.timed_protocol import ModeStatus
+from twofour.errors import BadInputError
+from twofour.pipeline.compare.plan import (
+    ComparedModel,
+    StatusesOf,
+    TorchRequest,
+    parse_engines,
+    plan_variants,
+)
+from twofour.pipeline.sources.source import SourceOptions
+
+TORCH = TorchRequest(
+    source="m.py:make",
+    arguments=SourceOptions(),
+    weights=None,
+    input_names=("x",),
+    output_names=("y",),
+)
+DENSE = ComparedModel(weights="dense", onnx=Path("dense.onnx"), torch=TORCH, dense=True)
+SPARSE = ComparedModel(weights="sparse", onnx=Path("sparse.onnx"), torch=TORCH)
+MODES: dict[str, dict[str, str | None]] = {
+    "tensorrt": {"gpu": None, "gpu-sparsity-off": None},
+    "onnxruntime": {"cpu": None, "cuda": "no GPU", "int8": None},
+    "torch": {"eager": None, "compile": None, "semi-structured-cutlass": None},
+    "torch-tensorrt": {"gpu": "not installed", "gpu-sparsity-off": "not installed"},
+}
+
+
+def statuses(**why_not: str) -> StatusesOf:
+    def of(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+        whole = why_not.get(engine.replace("-", "_"))
+        known = MODES[engine]
+        return {
+            mode: ModeStatus(
+                engine=engine, mode=mode, why_not=whole or known.get(mode, "no"), hint="install it"
+            )
+            for mode in modes
+        }
+
+    return of
+
+
+def names(engines: tuple[str, ...] = (), baseline: str | None = None, **why_not: str) -> list[str]:
+    rows, _ = plan_variants((DENSE, SPARSE), engines, baseline, statuses(**why_not))
+    return [row.name for row in rows]
+
+
+def test_an_engine_that_was_asked_for_runs_every_weights_and_the_baseline_twice() -> None:
+    assert names(("onnxruntime:cpu,torch:eager",)) == [
+        "dense@onnxruntime:cpu",
+        "dense@onnxruntime:cpu again",
+        "sparse@onnxruntime:cpu",
+        "dense@torch:eager",
+        "dense@torch:eager again",
+        "sparse@torch:eager",
+    ]
+
+
+def test_an_engine_without_a_mode_stands_for_all_its_modes() -> None:
+    assert [name for name in names(("onnxruntime",)) if "tensorrt" not in name] == [
+        "dense@onnxruntime:cpu",
+        "dense@onnxruntime:cpu again",
+        "sparse@onnxruntime:cpu",
+        "dense@onnxruntime:cuda",
+        "sparse@onnxruntime:cuda",
+        "dense@onnxruntime:int8",
+        "dense@onnxruntime:int8 again",
+        "sparse@onnxruntime:int8",
+        "dense@onnxruntime:uint8",
+        "sparse@onnxruntime:uint8",
+    ]
+
+
+def test_a_mode_that_was_named_twice_is_one_row() -> None:
+    assert names(("torch:eager,torch:eager",)) == names(("torch:eager",))
+
+
+def test_tensorrt_runs_dense_weights_sparse_weights_with_and_without_the_flag_and_dense_again() -> (
+    None
+):
+    assert names(("tensorrt",)) == [
+        "dense@tensorrt:gpu",
+        "dense@tensorrt:gpu again",
+        "sparse@tensorrt:gpu",
+        "sparse@tensorrt:gpu-sparsity-off",
+    ]
+
+
+def test_dense_weights_are_never_packed_as_if_they_were_sparse() -> None:
+    assert names(("torch:semi-structured-cutlass",))[0] == "sparse@torch:semi-structured-cutlass"
+    assert "dense@torch:semi-structured-cutlass" not in names(("torch",))
+
+
+def test_without_engines_all_that_can_run_is_planned_and_the_rest_says_why_not_once() -> None:
+    rows, baseline = plan_variants(
+        (DENSE, SPARSE),
+        (),
+        None,
+        statuses(tensorrt="no GPU was found"),
+    )
+    assert baseline == "dense@onnxruntime:cpu"
+    assert [(row.name, row.why_not) for row in rows if row.why_not != "no"] == [
+        ("dense@tensorrt:gpu", "no GPU was found"),
+        ("sparse@tensorrt:gpu-sparsity-off", "no GPU was found"),
+        ("dense@onnxruntime:cpu", None),
+        ("dense@onnxruntime:cpu again", None),
+        ("sparse@onnxruntime:cpu", None),
+        ("dense@onnxruntime:cuda", "no GPU"),
+        ("dense@onnxruntime:int8", None),
+        ("dense@torch:eager", None),
+        ("dense@torch:compile", None),
+        ("sparse@torch:semi-structured-cutlass", None),
+        ("dense@torch-tensorrt:gpu", "not installed"),
+        ("sparse@torch-tensorrt:gpu-sparsity-off", "not installed"),
+    ]
+
+
+def test_an_onnx_file_has_no_torch_rows_unless_they_are_asked_for() -> None:
+    model = ComparedModel(weights="m", onnx=Path("m.onnx"))
+    rows, _ = plan_variants((model,), (), None, statuses())
+    assert not any(row.engine.startswith("torch") for row in rows)
+    asked, _ = plan_variants((model,), ("torch:eager",), None, statuses())
+    assert [(row.name, row.why_not) for row in asked] == [
+        (
+            "m@torch:eager",
+            "there is no torch module: compare a run folder that was made from one",
+        )
+    ]
+
+
+def test_a_plan_alone_runs_in_tensorrt_as_it_is() -> None:
+    model = ComparedModel(weights="m", plans={"gpu": Path("m.plan")})
+    rows, baseline = plan_variants((model,), ("tensorrt:gpu",), None, statuses())
+    assert [row.name for row in rows] == ["m@tensorrt:gpu", "m@tensorrt:gpu again"]
+    assert baseline == "m@tensorrt:gpu"
+
+
+def test_the_baseline_can_be_named_and_has_the_twin() -> None:
+    assert names(("onnxruntime:cpu,torch:eager",), "sparse@torch:eager") == [
+        "dense@onnxruntime:cpu",
+        "dense@onnxruntime:cpu again",
+        "sparse@onnxruntime:cpu",
+        "dense@torch:eager",
+        "sparse@torch:eager",
+        "sparse@torch:eager again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("engines", "baseline", "said"),
+    [
+        (("tenserrt",), None, "--engines: there is no engine 'tenserrt'"),
+        (("",), None, "--engines names none"),
+        (("torch:fast",), None, "--engines: torch has no mode 'fast'"),
+        (("torch:eager",), "dense@torch:compile", "--baseline: there is no variant"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(
+    engines: tuple[str, ...], baseline: str | None, said: str
+) -> None:
+    with pytest.raises(BadInputError) as caught:
+        names(engines, baseline)
+    assert caught.value.message.startswith(said)
+    assert caught.value.hint
+
+
+def test_engines_are_read_with_commas_and_repeats() -> None:
+    assert parse_engines(["torch:eager, onnxruntime", "torch:eager"]) == (
+        ("torch", "eager"),
+        ("onnxruntime", None),
+    )

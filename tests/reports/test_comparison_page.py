@@ -1,0 +1,207 @@
+"""The page of a comparison, and the section "Latency" in a report: escaped and self-contained."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from support.comparison_cases import HOSTILE, files, hostile, many, run_folder, sweep
+from support.render_cases import every_fate
+
+from twofour.records.build import BuildResult, EngineStatus
+from twofour.records.latency import LatencyComparison
+from twofour.records.options import BuildOptions, EngineName
+from twofour.reports.html import comparison_page, to_html
+from twofour.words import printable
+
+GOLDEN = Path(__file__).parent / "golden"
+VOID = {"meta", "wbr", "br", "input", "link", "img"}
+
+
+class _Page(HTMLParser):
+    """Tags with attributes, and the texts of each kind of tag."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.unclosed: list[str] = []
+        self._cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.unclosed.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in {"td", "th"}:
+            self._cell = True
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.unclosed.pop() == tag
+        if tag in {"td", "th"}:
+            self._cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self._cell:
+            self.rows[-1][-1] += data
+
+
+def _row(page: str, variant: str) -> list[str]:
+    return next(row for row in _Page(page).rows if row and row[0] == variant)
+
+
+def _build() -> BuildResult:
+    return BuildResult(
+        engine=EngineStatus(
+            engine=EngineName.ONNXRUNTIME,
+            version="1.23.2",
+            can_run=True,
+            why_not=None,
+            device="CPU",
+        ),
+        asked_for="auto",
+        not_used=(),
+        gpu=None,
+        options=BuildOptions(),
+        variants=(),
+        notes=("a note & more",),
+    )
+
+
+def test_the_section_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    page = comparison_page(run_folder())
+    section = page.split("<main>\n")[1].split("</main>")[0]
+    lines = section.replace("<g>", "\n<g>").replace("<path", "\n<path").replace("<td", "\n<td")
+    golden(GOLDEN / "comparison_section.html.txt", lines)
+
+
+@pytest.mark.parametrize("made", [run_folder(), sweep(), files(), hostile(), many()])
+def test_every_tag_is_closed_and_nothing_is_fetched_or_styled_in_place(
+    made: LatencyComparison,
+) -> None:
+    for text in (comparison_page(made), to_html(every_fate(), comparison=made)):
+        page = _Page(text)
+        assert page.unclosed == []
+        tags = {tag for tag, _ in page.tags}
+        assert tags.isdisjoint({"link", "img", "iframe", "object", "embed", "base"})
+        for _, attributes in page.tags:
+            assert "style" not in attributes
+            assert not [key for key in attributes if key.startswith("on")]
+        assert {a["href"] for _, a in page.tags if "href" in a} <= {"#layers"}
+
+
+def test_the_policy_allows_the_style_of_the_page_and_no_script() -> None:
+    text = comparison_page(run_folder())
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert policy.replace("&#39;", "'") == (
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+    assert "<script" not in text
+    assert "url(" not in style
+
+
+def test_the_style_of_a_report_with_a_comparison_is_the_one_its_policy_allows() -> None:
+    text = to_html(every_fate(), comparison=run_folder())
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"sha256-{digest}" in text
+    assert ".whisker" in style
+    assert ".whisker" not in to_html(every_fate())
+
+
+def test_the_answer_the_figures_and_the_plots_are_in_the_page() -> None:
+    text = comparison_page(run_folder())
+    assert (
+        '<p class="answer">sparse is 1.18x faster than dense in tensorrt:fp16 (1.16 to 1.20); '
+        "noise 0.8 %</p>"
+    ) in text
+    assert _row(text, "sparse@tensorrt:fp16") == [
+        *("sparse@tensorrt:fp16", "3.649", "3.701", "6.977", "274.1"),
+        *("0.847", "0.830 to 0.864", "faster"),
+    ]
+    assert '<span class="badge faster">faster</span>' in text
+    assert '<span class="badge same">no difference</span>' in text
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert captions == [
+        "Time over the baseline&#39;s",
+        "Every run of every variant",
+        "From the baseline&#39;s layers to the variant&#39;s",
+    ]
+    assert text.count('<svg class="wide plot"') == 3
+
+
+def test_the_page_says_which_noise_is_shaded_and_draws_no_steps_of_a_difference_that_is_noise() -> (
+    None
+):
+    shaded = "Shaded: what the baseline measured twice differs by"
+    made = run_folder()
+    text = comparison_page(made)
+    assert f"{shaded}; other engines have noise of their own, see below.</p>" in text
+    assert f"{shaded}.</p>" in comparison_page(replace(made, noise=made.noise[:1]))
+    (contrast,) = made.layers
+    rows = tuple(replace(row, share=None) for row in contrast.rows)
+    bare = comparison_page(replace(made, layers=(replace(contrast, rows=rows),)))
+    assert "Per cent: of the difference between both sums." in text
+    assert "layers to the variant" in text
+    assert "layers to the variant" not in bare
+    assert "no share: no difference end to end, or sums that differ by less than 2 %" in bare
+
+
+def test_of_the_batches_of_a_sweep_only_the_first_is_open() -> None:
+    text = comparison_page(sweep())
+    assert re.findall(r"<details( open)?>\n<summary>(Batch \d+)", text) == [
+        (" open", "Batch 1"),
+        ("", "Batch 8"),
+        ("", "Batch 32"),
+    ]
+    assert "<details" not in comparison_page(run_folder())
+    assert text.index("Ratio over batch</figcaption>") < text.index("<details")
+
+
+def test_names_from_outside_are_text_and_nothing_else() -> None:
+    text = comparison_page(hostile())
+    page = _Page(text)
+    cells = [cell for row in page.rows for cell in row]
+    for name in HOSTILE:
+        assert printable(f"{name}@onnxruntime:cpu") in cells
+    harmless = _Page(comparison_page(files()))
+    assert {tag for tag, _ in page.tags} - {tag for tag, _ in harmless.tags} <= {"ul", "br", "wbr"}
+    assert "\x1b" not in text
+    assert "{{ 7 * 7 }}" in text
+
+
+def test_a_report_shows_the_comparison_instead_of_the_times_of_the_build() -> None:
+    built = _build()
+    text = to_html(every_fate(), build=built, comparison=run_folder())
+    assert "<h2>Engines</h2>" in text
+    assert "a note &amp; more" in text
+    assert "<pre>" not in text
+    assert 'id="latency"' in text
+    without = to_html(every_fate(), build=built)
+    assert "<h2>Engines and times</h2>" in without
+    assert "<pre>" in without
+    assert 'id="latency"' not in without
+
+
+def test_a_build_without_notes_leaves_no_empty_heading_beside_a_comparison() -> None:
+    silent = replace(_build(), notes=())
+    assert "<h2>Engines" not in to_html(every_fate(), build=silent, comparison=files())
+    assert "<h2>Engines" in to_html(every_fate(), build=silent)
+
+
+def test_the_same_comparison_gives_the_same_bytes() -> None:
+    assert comparison_page(sweep()) == comparison_page(sweep())

@@ -1,0 +1,1 @@
+"""Models, cases and stand-ins that several tests share."""

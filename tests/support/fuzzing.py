@@ -1,0 +1,255 @@
+"""Hostile inputs by the thousand: valid files changed with their structure in mind.
+
+`pytest tests/test_fuzz_readers.py` tries a few of every kind; `make fuzz SECONDS=600` goes on with
+new ones for as long as asked and keeps every file that was not answered by a record or a clear
+error under build/fuzz.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]  # no stubs
+from google.protobuf.message import Message  # type: ignore[import-untyped]  # no stubs here
+from onnx import TensorProto, helper
+
+from support import onnx_models as om
+
+Mutate = Callable[[random.Random, bytes], bytes]
+
+_NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    7,
+    127,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    2**32,
+    2**40,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+)
+_TEXTS = (
+    "", "x", "w", "y", "../../etc/passwd", "/dev/zero", "n" * 300, "n" * 20_000, "a/" * 3_000,
+    "a\0b", "\x1b[31m", "<script>", "1" * 400, "nan", "f", "A", "MatMul", "Conv", "If", "axis",
+    "\u202e\u0663", "C:\\x", "ai.onnx", "{ForeignNode[a...b]}",
+)  # fmt: skip
+_PIECES = (
+    b"\xff" * 9 + b"\x01", b"\x00" * 8, b"\xed\xa0\x80", b"9" * 400, b"[" * 3_000, b"\xff\xfe",
+    b"PK\x03\x04", b"1e999", b"-", b"NaN", b"\n", b"\r", b"(Sparsity)", b"[V] ", b'"', b"}",
+)  # fmt: skip
+_VALUES: tuple[Any, ...] = (
+    None, True, 0, -1, 10**400, 1e308, 0.5, "", "x", "n" * 20_000, "\ud800", "nan", [], {}, [[]],
+    {"": None}, ["a", 1], "../../x", 2**64,
+)  # fmt: skip
+
+
+def mutate_bytes(rng: random.Random, content: bytes) -> bytes:
+    """One to four pieces flipped, cut, doubled, moved, or replaced by what parsers stumble over."""
+    data = bytearray(content)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data) + 1)
+        length = rng.choice((1, 1, 2, 8, 40, 400))
+        step = rng.randrange(6)
+        if step == 0 and at < len(data):
+            data[at] ^= 1 << rng.randrange(8)
+        elif step == 1:
+            del data[at : at + length]
+        elif step == 2:
+            data[at:at] = data[at : at + length] * rng.choice((1, 2, 30))
+        elif step == 3:
+            data[at:at] = rng.choice(_PIECES)
+        elif step == 4:
+            piece = rng.choice(_PIECES)
+            data[at : at + len(piece)] = piece
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+def mutate_json(rng: random.Random, content: bytes) -> bytes:
+    """Values of a document replaced, removed, doubled, or nested deeply."""
+    document = json.loads(content)
+    for _ in range(rng.randint(1, 3)):
+        document = _changed(rng, document)
+    deep = rng.random() < 0.02
+    text = json.dumps(document)
+    return (f'{{"a":{"[" * 2000}{text}{"]" * 2000}}}' if deep else text).encode()
+
+
+def _changed(rng: random.Random, value: Any) -> Any:
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        return _changed_dict(rng, value)
+    if isinstance(value, list) and value and rng.random() < 0.9:
+        return _changed_list(rng, value)
+    return rng.choice(_VALUES)
+
+
+def _changed_dict(rng: random.Random, value: dict[str, Any]) -> dict[str, Any]:
+    key = rng.choice(sorted(value))
+    step = rng.randrange(8)
+    if step == 0:
+        return {k: v for k, v in value.items() if k != key}
+    if step == 1:
+        return {**value, rng.choice(("x", "\ud800", "n" * 5_000)): value[key]}
+    return {**value, key: _changed(rng, value[key])}
+
+
+def _changed_list(rng: random.Random, value: list[Any]) -> list[Any]:
+    at = rng.randrange(len(value))
+    step = rng.randrange(6)
+    if step == 0:
+        return value[:at] + value[at + 1 :]
+    if step == 1:
+        return value[:at] + value[at : at + 1] * rng.choice((2, 300)) + value[at:]
+    return [*value[:at], _changed(rng, value[at]), *value[at + 1 :]]
+
+
+def mutate_onnx(rng: random.Random, content: bytes) -> bytes:
+    """Fields of the model set to extremes, messages doubled, removed or swapped; then bytes."""
+    model = onnx.ModelProto()
+    model.ParseFromString(content)
+    for _ in range(rng.randint(1, 4)):
+        _change_field(rng, _some_message(rng, model))
+    data: bytes = model.SerializeToString()
+    return mutate_bytes(rng, data) if rng.random() < 0.15 else data
+
+
+def _some_message(rng: random.Random, message: Message) -> Message:
+    """A random walk downwards; it ends anywhere."""
+    while rng.random() < 0.85:
+        inner: list[Message] = []
+        for field, value in message.ListFields():
+            if field.type == FieldDescriptor.TYPE_MESSAGE:
+                inner += list(value) if _repeated(field, value) else [value]
+        if not inner:
+            break
+        message = rng.choice(inner)
+    return message
+
+
+def _repeated(field: FieldDescriptor, value: object) -> bool:
+    return field.type == FieldDescriptor.TYPE_MESSAGE and not isinstance(value, Message)
+
+
+def _change_field(rng: random.Random, message: Message) -> None:
+    field = rng.choice(list(message.DESCRIPTOR.fields))
+    value = getattr(message, field.name)
+    single = isinstance(value, (int, float, str, bytes, Message))
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        _change_messages(rng, message, field.name, single=single)
+    elif single:
+        setattr(message, field.name, _scalar(rng, field))
+    elif len(value) and rng.random() < 0.7:
+        value[rng.randrange(len(value))] = _scalar(rng, field)
+    else:
+        value.extend([_scalar(rng, field)] * rng.choice((1, 1, 40)))
+
+
+def _change_messages(rng: random.Random, message: Message, name: str, *, single: bool) -> None:
+    value = getattr(message, name)
+    if single:
+        message.ClearField(name)
+    elif not len(value):
+        value.add()
+    elif rng.random() < 0.4:
+        del value[rng.randrange(len(value))]
+    else:
+        for _ in range(rng.choice((1, 1, 30))):
+            value.add().CopyFrom(rng.choice(list(value)))
+
+
+def _scalar(rng: random.Random, field: FieldDescriptor) -> Any:
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return rng.choice(_TEXTS)
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return rng.choice((*_PIECES, b""))
+    if field.type in (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE):
+        return rng.choice((0.0, -1.0, float("inf"), float("nan"), 1e30))
+    if field.type == FieldDescriptor.TYPE_ENUM:
+        return rng.choice([value.number for value in field.enum_type.values])
+    narrow = field.type in (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_UINT64)
+    return rng.choice([n for n in _NUMBERS if not narrow or 0 <= n < 2**31])
+
+
+def mutate_npz(rng: random.Random, content: bytes) -> bytes:
+    """A member replaced, renamed, doubled or packed; headers of arrays changed as text."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = [(info.filename, archive.read(info)) for info in archive.infolist()]
+    at = rng.randrange(len(members))
+    name, data = members[at]
+    step = rng.randrange(5)
+    if step == 0:
+        members[at] = (name, mutate_bytes(rng, data))
+    elif step == 1:
+        members[at] = (rng.choice(_TEXTS) or "x", data)
+    elif step == 2:
+        members.append(
+            (rng.choice(("x.npy", "readme.txt", "y")), rng.choice((b"", b"hello", data)))
+        )
+    elif step == 3:
+        shape = str(rng.choice(((2**40, 2**40), (-1,), (10**12,), (1,) * 80, ())))
+        members[at] = (name, data.replace(b"(2, 8)", shape.encode()))
+    else:
+        return mutate_bytes(rng, content)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", rng.choice((0, 8))) as archive:
+        for member, data in members:
+            archive.writestr(member, data)
+    return packed.getvalue()
+
+
+def models() -> list[bytes]:
+    """Weights in every kind of place: initializers, functions, branches, behind Q/DQ, Reshape."""
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+    call = helper.make_node("B", ["a"], ["b"], domain="f")
+    with_functions = om.two_weights()
+    with_functions.functions.extend(
+        [
+            helper.make_function("f", "A", ["a"], ["b"], [call], opsets),
+            helper.make_function(
+                "f", "B", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], opsets
+            ),
+        ]
+    )
+    with_functions.graph.node.add().CopyFrom(helper.make_node("A", ["x"], ["z"], domain="f"))
+    branch = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["r"], "inner")],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("r", TensorProto.FLOAT, [2, 16])],
+    )
+    nodes = [
+        helper.make_node("If", ["c"], ["h"], "if", then_branch=branch, else_branch=branch),
+        helper.make_node("QuantizeLinear", ["w", "s", "q"], ["v"]),
+        helper.make_node("DequantizeLinear", ["v", "s", "q"], ["d"]),
+        helper.make_node("Reshape", ["d", "shape"], ["e"]),
+        helper.make_node("Gemm", ["h", "e"], ["g"], "gemm", transB=1),
+        helper.make_node("Conv", ["i", "k"], ["o"], "conv", group=2),
+        helper.make_node("Einsum", ["g", "w"], ["y"], "einsum", equation="ab,bc->ac"),
+    ]
+    constants = {
+        "w": om.weights(16, 16),
+        "s": np.array(0.1, np.float32),
+        "q": np.array(0, np.int8),
+        "shape": np.array([16, 16], np.int64),
+        "k": om.weights(8, 4, 3, 3),
+    }
+    inputs = {"x": [2, 16], "c": [1], "i": [1, 8, 9, 9]}
+    mixed = om.model(nodes, constants, inputs=inputs)
+    external = om.two_weights()
+    for tensor in external.graph.initializer:
+        om.make_external(tensor, "w.bin")
+    found = (with_functions, mixed, external)
+    return [model.SerializeToString() for model in found]

@@ -1,0 +1,79 @@
+"""Variants and comparisons made from samples alone, for what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from twofour.latency.naming import parse_variant_name
+from twofour.latency.ratios import ratios_and_noise
+from twofour.records.build import LayerTime
+from twofour.records.latency import ComparedVariant, LatencyComparison, RoundLoad, VariantSettings
+from twofour.records.options import CompareOptions
+
+
+def settings_of(name: str) -> VariantSettings:
+    """As the name says; ONNX Runtime has no sparse kernels."""
+    parsed = parse_variant_name(name)
+    return VariantSettings(
+        engine=parsed.engine,
+        mode=parsed.mode,
+        version="1.0",
+        device="CPU",
+        model=f"{parsed.weights}.onnx",
+        weights=parsed.weights,
+        precision="float32",
+        sparse_kernels=None,
+        threads=2,
+        timing="one run",
+    )
+
+
+def variant(
+    name: str,
+    samples_ms: Sequence[float] = (),
+    *,
+    batch: int | None = None,
+    error: str | None = None,
+    layers: Mapping[str, float] | None = None,
+) -> ComparedVariant:
+    """Statistics that nothing here looks at are None."""
+    times = tuple(LayerTime(name=n, mean_ms=ms) for n, ms in (layers or {}).items())
+    return ComparedVariant(
+        name=name,
+        samples_ms=tuple(samples_ms),
+        median_ms=None,
+        p90_ms=None,
+        p99_ms=None,
+        throughput=None,
+        peak_memory_bytes=None,
+        error=error,
+        batch=batch,
+        settings=settings_of(name) if samples_ms else None,
+        layers=times,
+    )
+
+
+def around(ms: float, *, rounds: int = 20, part: float = 0.001, phase: int = 0) -> list[float]:
+    """Times that alternate evenly within `part` of ms, in another order for each phase."""
+    return [ms * (1 + part * ((7 * i + 3 * phase) % 11 - 5) / 5) for i in range(rounds)]
+
+
+def compared(
+    variants: Sequence[ComparedVariant],
+    *,
+    baseline: str = "dense@onnxruntime:cpu",
+    engines: tuple[str, ...] = (),
+    loads: tuple[RoundLoad, ...] = (),
+) -> LatencyComparison:
+    """With the ratios and the noise that follow from the samples."""
+    ratios, noise = ratios_and_noise(variants, baseline, 0, loads)
+    return LatencyComparison(
+        source="runs/x",
+        baseline=baseline,
+        machine=None,
+        options=CompareOptions(engines=engines),
+        variants=tuple(variants),
+        ratios=ratios,
+        noise=noise,
+        loads=loads,
+    )

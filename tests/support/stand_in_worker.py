@@ -1,0 +1,137 @@
+"""Services for worker processes that do what libraries do: answer, report, die, hang."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
+from twofour.engines.timing import latency_of
+from twofour.errors import BadInputError
+from twofour.pipeline.engine_worker import EngineWorker, OpenedSession
+from twofour.records.build import EngineStatus, VariantBuild
+from twofour.records.options import EngineName
+
+SERVICE = "support.stand_in_worker:StandIn"
+DYING = "support.stand_in_worker:DyingEngines"
+PLAN = "dying.txt"
+"""Beside the model: a line for each death, "ALL open 11": level, command, signal."""
+
+
+def die(number: int) -> None:
+    """By a signal, as a library would."""
+    os.kill(os.getpid(), number)
+    time.sleep(60)  # until it arrives
+
+
+class StandIn:
+    """Commands of a worker."""
+
+    def __init__(self, report: ProgressCallback) -> None:
+        self._report = report
+
+    def add(self, a: int, b: int) -> int:
+        return a + b
+
+    def size(self, array: np.ndarray) -> int:
+        return int(array.size)
+
+    def refuse(self) -> None:
+        raise BadInputError("wrong shape", hint="use another")
+
+    def crash(self) -> None:
+        raise ZeroDivisionError("by zero\nsecond line")
+
+    def exhaust(self) -> None:
+        raise MemoryError
+
+    def die(self, number: int, said: str = "") -> None:
+        sys.stderr.write(said)
+        sys.stderr.flush()
+        die(number)
+
+    def leave(self, code: int) -> None:
+        os._exit(code)
+
+    def stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def work(self, seconds: float) -> str:
+        """Busy for so long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            sum(range(10_000))
+        return "done"
+
+    def steps(self, count: int) -> str:
+        for step in range(count):
+            self._report("building", step + 1, count)
+        return "built"
+
+    def file_of(self, module: str) -> str | None:
+        return getattr(__import__(module), "__file__", None)
+
+    def threads(self) -> str | None:
+        return os.environ.get("OMP_NUM_THREADS")
+
+
+class DyingEngines(EngineWorker):
+    """The engines of a run, which die where the plan beside the model says so."""
+
+    def open(self, path: Path, threads: int | None, level: str) -> OpenedSession:
+        self._folder, self._level = path.parent, level
+        self._maybe("open")
+        return super().open(path, threads, level)
+
+    def outputs(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        self._maybe("outputs")
+        return super().outputs(inputs)
+
+    def measure(self, *arguments: object) -> object:  # type: ignore[override]  # handed on
+        self._maybe("measure")
+        return super().measure(*arguments)  # type: ignore[arg-type]  # as they came
+
+    def status(self, name: EngineName) -> EngineStatus:
+        """TensorRT can run here, as far as this stand-in goes."""
+        if name is EngineName.ONNXRUNTIME:
+            return super().status(name)
+        return EngineStatus(
+            engine=name, version="10.0", can_run=True, why_not=None, hint=None, device="none"
+        )
+
+    def build(self, name: EngineName, request: BuildRequest) -> VariantBuild:  # noqa: ARG002  # as it is called
+        """A build whose log begins before its process may end."""
+        level, cache = request.options.optimization_level, request.timing_cache
+        lines = ("twofour 0 with TensorRT 10.0.1", "TensorRT version: 10.0.1", "Sparsity: Enabled")
+        told = "".join(f"[11/22/2026-01:00:00] [I] {line}\n" for line in lines)
+        request.file(".log").write_text(f"{told}level {level}, cache {cache is not None}\n")
+        self._report("building", 1, 2)
+        self._folder, self._level = request.onnx.parent, str(level)
+        self._maybe("build")
+        request.file(".plan").write_bytes(b"plan")
+        return VariantBuild(
+            variant=request.variant,
+            onnx=request.onnx.name,
+            sparse_weights=request.sparse_weights,
+            providers=(),
+            build_s=1.0,
+            size_bytes=4,
+            plan=request.file(".plan").name,
+            log=request.file(".log").name,
+            layers=None,
+            profile=None,
+            latency=latency_of(request.variant, (1.0, 2.0), timing="as told"),
+        )
+
+    def _maybe(self, command: str) -> None:
+        plan = self._folder / PLAN
+        for line in plan.read_text().splitlines() if plan.is_file() else ():
+            level, wanted, number = line.split()
+            if (level, wanted) == (self._level, command):
+                die(int(number))

@@ -1,0 +1,113 @@
+"""Small modules of the kinds that torch's modes differ on, as programs with fixed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from twofour.engines.timed_protocol import OpenOptions
+from twofour.engines.torch.placed import TorchProgram
+
+OPTIONS = OpenOptions(weights="dense", threads=1)
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+class ConvNet(nn.Module):
+    """Returns a dict, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = functional.relu(self.norm(self.first(image)))
+        pooled = functional.relu(self.second(hidden)).mean((2, 3))
+        return {"logits": self.head(pooled), "pooled": pooled}
+
+
+class Mlp(nn.Module):
+    """Two inputs, the second by name."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, width)
+        self.outer = nn.Linear(width, 16)
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+        returned: torch.Tensor = self.outer(functional.gelu(self.inner(x))) * scale
+        return returned
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 32)
+        self.project = nn.Linear(32, 96)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor]:
+        q, k, v = self.project(self.embed(ids)).unflatten(-1, (3, 2, 16)).movedim(-2, 1).unbind(-2)
+        return (functional.scaled_dot_product_attention(q, k, v),)
+
+
+def program(
+    module: nn.Module,
+    args: tuple[torch.Tensor, ...],
+    kwargs: Mapping[str, torch.Tensor] | None = None,
+    *,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...] = ("y",),
+) -> TorchProgram:
+    return TorchProgram(
+        module=module.eval(),
+        args=args,
+        kwargs=kwargs or {},
+        input_names=inputs,
+        output_names=outputs,
+        source="model.py:make",
+    )
+
+
+def conv_net() -> TorchProgram:
+    torch.manual_seed(0)
+    image = torch.randn(4, 3, 8, 8)
+    return program(ConvNet(), (image,), inputs=("image",), outputs=("logits", "pooled"))
+
+
+def mlp(width: int = 16) -> TorchProgram:
+    torch.manual_seed(1)
+    scale = torch.rand(4, 1)
+    return program(Mlp(width), (torch.randn(4, 16),), {"scale": scale}, inputs=("x", "scale"))
+
+
+def attention() -> TorchProgram:
+    torch.manual_seed(2)
+    return program(Attention(), (torch.randint(0, 20, (3, 6)),), inputs=("ids",))
+
+
+def transformer() -> TorchProgram:
+    """torch's own encoder, whose fused path must not be mistaken for attention."""
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    return program(layer, (torch.randn(2, 5, 32),), inputs=("x",))
+
+
+def arrays_of(made: TorchProgram) -> Arrays:
+    return {
+        name: tensor.numpy() for name, tensor in zip(made.input_names, made.tensors, strict=True)
+    }
+
+
+def expected(made: TorchProgram, inputs: Arrays) -> Arrays:
+    """What the untouched module gives for the arrays, in float32."""
+    args, kwargs = made.arguments([torch.from_numpy(inputs[name]) for name in made.input_names])
+    with torch.no_grad():
+        tensors = made.outputs(made.module(*args, **kwargs))
+    return {name: t.numpy() for name, t in zip(made.output_names, tensors, strict=True)}
