@@ -114,7 +114,7 @@ class Whereabouts:
 _MIB = 1 << 20
 _LOW_TYPES = frozenset({"float16", "half", "bfloat16", "int8"})
 """Types of weights, as ONNX and layer information call them, that have sparse kernels."""
-_FASTER_WINS = REASONS[ReasonCode.DENSE_TAKEN].source or ""
+_DENSE_TAKEN = REASONS[ReasonCode.DENSE_TAKEN]
 
 
 def why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
@@ -183,7 +183,8 @@ def _more_workspace(case: JoinCase, tactic: SkippedTactic) -> str:
 
 def _cached(case: JoinCase) -> Reason:
     message = "eligible, a dense kernel was taken; a timing cache hides what was timed"
-    return Reason(code=ReasonCode.DENSE_TAKEN, message=message, source=_FASTER_WINS + _in(case))
+    file = f"; {case.around.file}" if case.around.file else ""
+    return _DENSE_TAKEN.reason(message, f"{_DENSE_TAKEN.source}{file}")
 
 
 def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
@@ -209,7 +210,7 @@ def _taken(case: JoinCase) -> Reason:
     holder = case.kernel_holder
     kernel = "a dense kernel was taken" if holder is None else f"it runs {case.dense_kernels}"
     message = f"eligible, and {kernel}; no time of a sparse one is in the log"
-    return Reason(code=ReasonCode.DENSE_TAKEN, message=message, source=_FASTER_WINS)
+    return _DENSE_TAKEN.reason(message)
 
 
 def _rules_against(case: JoinCase) -> tuple[Reason, ...]:
@@ -244,10 +245,6 @@ def _workspace(skipped: tuple[SkippedTactic, ...]) -> SkippedTactic | None:
     """The skipped tactic that wanted most."""
     wanting = [s for s in skipped if s.reason is not SkipReason.ERROR]
     return max(wanting, key=lambda s: s.requested_bytes or 0, default=None)
-
-
-def _in(case: JoinCase) -> str:
-    return f"; {case.around.file}" if case.around.file else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from twofour.eligibility.build import JoinCase, Outcome, in_myelin, is_version_8, measured
 from twofour.eligibility.dense import Silence, Whereabouts, silence, silent_choice, why_dense
-from twofour.eligibility.findings import Remark
 from twofour.eligibility.predict import rules_were_wrong
 from twofour.eligibility.reasons import REASONS, leaves_dense
 from twofour.eligibility.remedies import (
@@ -344,7 +343,7 @@ def _unsaid(case: JoinCase) -> Outcome:
 
 def _forced() -> Reason:
     message = "--sparsity=force overwrote the weights: the log says nothing about the model's own"
-    return REASONS[ReasonCode.SPARSITY_FORCED].finding(Remark(message=message)).reason
+    return REASONS[ReasonCode.SPARSITY_FORCED].reason(message)
 
 
 def _with_times(case: JoinCase) -> str:

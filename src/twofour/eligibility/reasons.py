@@ -68,10 +68,13 @@ class ReasonRow:
     remedy_for: Callable[[Case], str] | None = None
     """The remedy with the figures of a layer; None: those of `remedies` that are left to do."""
 
+    def reason(self, message: str, source: str | None = None) -> Reason:
+        """The reason of one layer; its source is that of the row where none is given."""
+        return Reason(code=self.code, message=message, source=source or self.source)
+
     def finding(self, remark: Remark) -> Finding:
         """What a rule says of one layer, with the rest from the row."""
-        source = remark.source or self.source
-        reason = Reason(code=self.code, message=remark.message, source=source)
+        reason = self.reason(remark.message, remark.source)
         return Finding(reason=reason, best=remark.best or self.best)
 
     def remedy(self, case: Case) -> str:

@@ -17,7 +17,6 @@ from twofour.eligibility.evidence import (
     engine_words,
     gpu_of,
 )
-from twofour.eligibility.findings import Remark
 from twofour.eligibility.judge import judge
 from twofour.eligibility.names import PROFILE, KnownNames, split_name
 from twofour.eligibility.predict import summarize
@@ -320,5 +319,4 @@ def _from_log_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
 
 def _grouped(groups: int) -> Reason:
     """The rule about groups, from what layer information states of the convolution."""
-    row = REASONS[ReasonCode.GROUPED_CONV]
-    return row.finding(Remark(message=groups_in_words(groups, 0))).reason
+    return REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(groups, 0))

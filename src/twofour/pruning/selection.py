@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from twofour.eligibility.findings import Remark
 from twofour.eligibility.reasons import REASONS, LeftDense
 from twofour.eligibility.rules import groups_in_words, tail_in_words
 from twofour.errors import BadInputError
@@ -62,7 +61,7 @@ def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
     length = weight.in_channels // weight.groups  # that one output sums over, for a kernel position
     if weight.axis is not None and length % pattern.m and not weight.is_depthwise:
         found[ReasonCode.AXIS_NOT_MULTIPLE] = tail_in_words(length, pattern.m, weight.groups)
-    return tuple(REASONS[c].finding(Remark(message=m)).reason for c, m in found.items())
+    return tuple(REASONS[c].reason(m) for c, m in found.items())
 
 
 def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choice:
