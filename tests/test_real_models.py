@@ -186,7 +186,7 @@ def test_every_pruned_weight_holds_the_pattern_along_its_reduction_axis(done: Do
             assert np.count_nonzero(weight) == weight.size, path
         else:
             result = check(weight, axis, TWO_FOUR)
-            assert (result.violations, result.groups) == (0, weight.size // 4), path
+            assert (result.violations, result.groups_checked) == (0, weight.size // 4), path
             assert 2 * np.count_nonzero(weight) == weight.size, path
 
 

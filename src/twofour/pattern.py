@@ -71,7 +71,7 @@ def check(array: NDArray[Any], axis: int, pattern: Pattern) -> PatternCheck:
     lines = array.size // length if length else 0
     violations = sum(_violations(array, axis, pattern))
     return PatternCheck(
-        groups=lines * -(-length // pattern.m),
+        groups_checked=lines * -(-length // pattern.m),
         violations=violations,
         first_violation=_first_violation(array, axis, pattern) if violations else None,
         tail=length % pattern.m,

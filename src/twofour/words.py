@@ -4,31 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Protocol
+
+from twofour.records.latency import Interval
+from twofour.records.weights import WeightedLayer
 
 _NAMES_SHOWN = 3
 
 
-class Shaped(Protocol):
-    """What a Weight and a Verdict both say about the shape of a layer."""
-
-    @property
-    def op(self) -> str: ...  # noqa: D102 -- see records.Weight
-    @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102 -- see records.Weight
-    @property
-    def axis(self) -> int | None: ...  # noqa: D102 -- see records.Weight
-    @property
-    def groups(self) -> int: ...  # noqa: D102 -- see records.Weight
-    @property
-    def in_channels(self) -> int: ...  # noqa: D102 -- see records.Weight
-    @property
-    def out_channels(self) -> int: ...  # noqa: D102 -- see records.Weight
-    @property
-    def kernel(self) -> tuple[int, ...]: ...  # noqa: D102 -- see records.Weight
-
-
-def axis_name(layer: Shaped, axis: int) -> str:
+def axis_name(layer: WeightedLayer, axis: int) -> str:
     """What runs along this axis of the stored array, such as "input channels"."""
     if axis == layer.axis:
         return "input channels"
@@ -42,13 +25,13 @@ def axis_name(layer: Shaped, axis: int) -> str:
     return f"batch axis {axis}"
 
 
-def layer_size(layer: Shaped) -> str:
+def layer_size(layer: WeightedLayer) -> str:
     """C, K and kernel as the rules name them: "C=64, K=128, 3x3"."""
     kernel = f", {times(layer.kernel)}" if layer.kernel else ""
     return f"C={layer.in_channels}, K={layer.out_channels}{kernel}"
 
 
-def shape_cell(layer: Shaped) -> str:
+def shape_cell(layer: WeightedLayer) -> str:
     """The same for a narrow column: "64 x 128 3x3 g4"; "?" where an engine names no sizes."""
     if not (layer.in_channels or layer.out_channels):
         return "?"
@@ -110,17 +93,6 @@ def share(part: float, whole: float) -> str:
 _MIB = 1 << 20
 _DIGITS_FROM = 1000
 """From here on a figure is written without a fraction, with commas."""
-
-
-class Interval(Protocol):
-    """What a LatencyRatio and a NoiseFloor both say about a ratio."""
-
-    @property
-    def ratio(self) -> float: ...  # noqa: D102 -- see records.latency
-    @property
-    def low(self) -> float | None: ...  # noqa: D102 -- see records.latency
-    @property
-    def high(self) -> float | None: ...  # noqa: D102 -- see records.latency
 
 
 def figure(value: float | None) -> str | None:

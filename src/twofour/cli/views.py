@@ -40,8 +40,8 @@ def export_view(exported: ExportedVariant, checked: VariantCheck) -> RenderableT
     """The file, its types and how well it agrees with the module."""
     types = "its own types" if exported.precision is None else exported.precision.value
     lines = [
-        f"{exported.file}: {exported.size_bytes / _MB:.1f} MB, {types}, opset {exported.opset}, "
-        f"{len(exported.layers.layers)} weights with a layer name"
+        f"{exported.onnx.file}: {exported.onnx.size_bytes / _MB:.1f} MB, {types}, "
+        f"opset {exported.opset}, {len(exported.layers.layers)} weights with a layer name"
     ]
     lines += [
         f"output {row.output}: differs from its source by at most {row.max_abs_error:.3g} "

@@ -27,7 +27,15 @@ from twofour.records.eligibility import (
     VerdictName,
 )
 from twofour.records.pruning import PrunedWeight, Validation, WeightCheck
-from twofour.records.weights import HARDWARE_PATTERN, NotCovered, Reason, ReasonCode, Weight
+from twofour.records.weights import (
+    HARDWARE_PATTERN,
+    NotCovered,
+    Reason,
+    ReasonCode,
+    Weight,
+    WeightedLayer,
+    shared,
+)
 from twofour.words import count, printable
 
 NOT_COVERED = "not covered"
@@ -126,17 +134,8 @@ def _judge(case: Case) -> Verdict:
 def unjudged(weight: Weight) -> Verdict:
     """The row of a layer with what the weight itself says, before anything is said of it."""
     return Verdict(
-        layer=weight.layer,
-        node=weight.node,
-        weight=weight.weight,
-        op=weight.op,
+        **shared(weight, WeightedLayer),
         engine_layer=None,
-        shape=weight.shape,
-        axis=weight.axis,
-        groups=weight.groups,
-        in_channels=weight.in_channels,
-        out_channels=weight.out_channels,
-        kernel=weight.kernel,
         dtype=weight.math_dtype,
         pattern_holds=None,
         verdict=VerdictName.UNKNOWN,

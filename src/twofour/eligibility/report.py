@@ -298,6 +298,7 @@ def _from_log_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
     return Verdict(
         layer=name,
         node=name,
+        weight=None,
         op=op,
         engine_layer=None,
         shape=(),

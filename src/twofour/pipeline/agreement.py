@@ -47,7 +47,7 @@ def _refuse(run: Run, exported: ExportedVariant, row: OutputAgreement, precision
     if came_as_onnx:
         hint = "--keep-float32 GLOB leaves nodes float32; --precision bfloat16 has float32's range"
     raise PatternBrokenError(
-        f"{exported.file}: {disagreement(row, whose)}; {precision} allows {row.bound:.3g}",
+        f"{exported.onnx.file}: {disagreement(row, whose)}; {precision} allows {row.bound:.3g}",
         hint=hint,
     )
 
@@ -87,7 +87,9 @@ def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Ite
                 for row in checked.agreement
                 if not row.within
             )
-            message = f"{exported.file} does not compute what the module does at {words}: {why}"
+            message = (
+                f"{exported.onnx.file} does not compute what the module does at {words}: {why}"
+            )
             if run.options.dynamic is not None:
                 raise PatternBrokenError(message, hint="leave that --dynamic out")
             run.progress.note(f"WARNING: {message}; --dynamic none keeps the example's sizes")

@@ -77,8 +77,8 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
 
     Raises BadInputError where a tensor goes beyond float16 on the example inputs.
     """
-    source = cast("OnnxSource", run.dense_source if taken.variant == DENSE else run.source)
-    name = reference_name(taken.variant)
+    source = cast("OnnxSource", run.dense_source if taken.onnx.variant == DENSE else run.source)
+    name = reference_name(taken.onnx.variant)
 
     def work() -> tuple[OriginalOutputs, Sequence[str]]:
         from twofour.export.int8 import refuse_overflow, split_ranges

@@ -56,7 +56,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     build = run.options.build
     if not (build.shapes or run.options.builder.builds_from_sparse):
         return build
-    path = run.file(exported.file)
+    path = run.file(exported.onnx.file)
     examples = shapes_of(example_inputs(run))
     ranges = size_ranges(path)
     for note in beyond_ranges(build.shapes, exported.inputs, ranges):

@@ -41,7 +41,7 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
 
     Raises PatternBrokenError when it does not agree with the module.
     """
-    path, variant = run.file(exported.file), exported.variant
+    path, variant = run.file(exported.onnx.file), exported.onnx.variant
     metric_files: list[Path] = []
 
     def work() -> tuple[VariantCheck, Sequence[str]]:
@@ -140,14 +140,14 @@ def _metrics(run: Run, session: Session, files: list[Path]) -> dict[str, float]:
 def _checked(
     run: Run, exported: ExportedVariant, session: Session, metric_files: list[Path]
 ) -> VariantCheck:
-    name = outputs_name(exported.variant)
+    name = outputs_name(exported.onnx.variant)
     outputs = session.outputs(example_inputs(run))
     compared = compare_with_reference(run, exported, outputs)
     save_arrays(run.file(name), outputs)
     metrics = _metrics(run, session, metric_files)
     sizes = tuple(at_other_sizes(run, session, exported))
     return VariantCheck(
-        variant=exported.variant,
+        variant=exported.onnx.variant,
         outputs=name,
         agreement=compared,
         not_compared=None if compared else _NO_MODULE,

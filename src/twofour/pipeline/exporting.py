@@ -14,10 +14,11 @@ from twofour.export.sizes import BATCH, checked_axes, in_words, resized, sizes_o
 from twofour.export.trace import in_eval_mode
 from twofour.pipeline.sources.source_line import describe
 from twofour.pipeline.stages import LAYERS, Run, Stage, onnx_files, versions
-from twofour.records.export import ExportedFile, ExportResult, LayerMap
+from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.options import DynamicAxis, SizeRange
 from twofour.records.pruning import PruneResult, Validation, WeightCheck
 from twofour.records.run import ExportedVariant, VariantCheck
+from twofour.records.weights import shared
 from twofour.store import write_record
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def put_together(
     from twofour.pruning.verify import validate_onnx
 
     sparse = variants[-1]
-    path = run.file(sparse.file)
+    path = run.file(sparse.onnx.file)
 
     def work() -> tuple[ExportResult, Sequence[str]]:
         required = initializers_of_pruned(pruned, sparse.layers)
@@ -217,14 +218,10 @@ def put_together(
         refuse_broken(checked, path.name)
         write_record(run.file(LAYERS), sparse.layers)
         return ExportResult(
-            precision=sparse.precision,
-            opset=sparse.opset,
-            inputs=sparse.inputs,
-            outputs=sparse.outputs,
+            **shared(sparse, ExportedModel)
+            | {"notes": tuple(note for exported in variants for note in exported.notes)},
             files=tuple(map(exported_file, variants, checks)),
             pattern=checked,
-            ranges=sparse.ranges,
-            notes=tuple(note for exported in variants for note in exported.notes),
         ), (LAYERS,)
 
     stage = Stage(
@@ -235,8 +232,8 @@ def put_together(
         reads=(
             "prune.json",
             *onnx_files(path),
-            *(f"stages/export-{v.variant}.json" for v in variants),
-            *(f"stages/check-{v.variant}.json" for v in variants),
+            *(f"stages/export-{v.onnx.variant}.json" for v in variants),
+            *(f"stages/check-{v.onnx.variant}.json" for v in variants),
         ),
     )
     return run.runner.run(stage, ExportResult, work)
@@ -245,9 +242,7 @@ def put_together(
 def exported_file(exported: ExportedVariant, checked: VariantCheck) -> ExportedFile:
     """What was written, and how well it agrees with the module."""
     return ExportedFile(
-        variant=exported.variant,
-        file=exported.file,
-        size_bytes=exported.size_bytes,
+        **shared(exported.onnx, OnnxFile),
         agreement=checked.agreement,
         not_compared=checked.not_compared,
     )

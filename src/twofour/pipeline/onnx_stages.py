@@ -37,7 +37,7 @@ from twofour.pipeline.stages import (
     versions,
 )
 from twofour.pipeline.torch_model import refuse_nothing_pruned
-from twofour.records.export import LayerMap, LayerName
+from twofour.records.export import LayerMap, LayerName, OnnxFile
 from twofour.records.options import Precision, RunOptions, Selection
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import ExampleArrays, ExportedVariant
@@ -144,7 +144,7 @@ def make_inputs(run: Run, taken: ExportedVariant) -> ExampleArrays:
             "profiles": repr(options.build.shapes),
             "versions": versions("numpy"),
         },
-        reads=(taken.file,),
+        reads=(taken.onnx.file,),
     )
     return run.runner.run(stage, ExampleArrays, work)
 
@@ -235,9 +235,7 @@ def _remove_data(path: Path) -> None:
 def _described(path: Path, variant: str) -> ExportedVariant:
     inputs, outputs, opset = describe(path)
     return ExportedVariant(
-        variant=variant,
-        file=path.name,
-        size_bytes=onnx_size_bytes(path),
+        onnx=OnnxFile(variant=variant, file=path.name, size_bytes=onnx_size_bytes(path)),
         reference=None,
         precision=None,
         opset=opset,

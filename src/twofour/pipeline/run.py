@@ -70,7 +70,7 @@ def run_stages(run: Run) -> RunResult:
     checks, builds = [], []
     for exported in (dense, sparse):
         checks.append(check(run, exported))
-        builds.append(build_variant(run, build, exported.variant))
+        builds.append(build_variant(run, build, exported.onnx.variant))
     exports = put_together(run, pruned, (dense, sparse), checks)
     drift = accuracy(run, checks[0], checks[1], no_baseline)
     built = build_result(run, build, tuple(builds), no_baseline)

@@ -26,7 +26,7 @@ from twofour.pipeline.stages import (
     reference_name,
     versions,
 )
-from twofour.records.export import TensorShape
+from twofour.records.export import OnnxFile, TensorShape
 from twofour.records.options import DynamicAxis, ExportOptions, Precision, SizeRange
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import ExportedVariant, OtherSizes
@@ -257,9 +257,7 @@ def _export(
     took, gives, opset = describe(path)
     _save(run.file(reference_name(variant)), gives, outputs)
     return ExportedVariant(
-        variant=variant,
-        file=path.name,
-        size_bytes=onnx_size_bytes(path),
+        onnx=OnnxFile(variant=variant, file=path.name, size_bytes=onnx_size_bytes(path)),
         reference=reference_name(variant),
         precision=precision,
         opset=opset,

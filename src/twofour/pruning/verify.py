@@ -16,7 +16,15 @@ from twofour.graph.weights import find_weights, load_model, storage_key
 from twofour.pattern import check, holds_along
 from twofour.pruning.selection import wanted_by_default
 from twofour.records.pruning import Validation, WeightCheck
-from twofour.records.weights import Pattern, PatternCheck, Reason, ReasonCode, Weight
+from twofour.records.weights import (
+    LayerWeight,
+    Pattern,
+    PatternCheck,
+    Reason,
+    ReasonCode,
+    Weight,
+    shared,
+)
 
 _DTYPES = {
     "F64": "float64",
@@ -271,19 +279,9 @@ def _judge(array: Array, axis: int, pattern: Pattern) -> _Judged:
 
 def _row(weight: Weight, judged: _Judged, *, required: bool) -> WeightCheck:
     result, other = judged
-    assert weight.weight is not None
-    assert weight.axis is not None
     return WeightCheck(
-        layer=weight.layer,
-        node=weight.node,
-        weight=weight.weight,
-        op=weight.op,
-        shape=weight.shape,
-        axis=weight.axis,
-        groups_checked=result.groups,
-        violations=result.violations,
-        first_violation=result.first_violation,
-        tail=result.tail,
+        **shared(weight, LayerWeight),
+        **shared(result, PatternCheck),
         holds_along=other,
         required=required,
     )

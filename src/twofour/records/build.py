@@ -87,23 +87,30 @@ class FailedTry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariantBuild:
-    """One engine: what it was built from, the files it left, how long its runs took."""
+class EngineFiles:
+    """What the build of one engine leaves."""
 
     variant: str
     """"dense" (sparse weights not allowed) or "sparse" (allowed)."""
-    onnx: str
     sparse_weights: bool
     """Whether the builder was allowed to use sparse kernels."""
+    plan: str | None
+    log: str | None
+    layers: str | None
+    """None: the engine has no layer information, as in old releases of TensorRT."""
+    profile: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantBuild(EngineFiles):
+    """One engine: what it was built from, the files it left, how long its runs took."""
+
+    onnx: str
     providers: tuple[str, ...]
     """ONNX Runtime: the providers in use, as the session reports them."""
     build_s: float
     size_bytes: int | None
     """Of the plan; None where the engine keeps none."""
-    plan: str | None
-    log: str | None
-    layers: str | None
-    profile: str | None
     latency: VariantLatency
     failed_tries: tuple[FailedTry, ...] = ()
     """Before this result; with `latency.error`, the last of them is that error."""
@@ -128,19 +135,14 @@ class BuildResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrtexecVariant:
+class TrtexecVariant(EngineFiles):
     """One engine that trtexec builds elsewhere: its command, and the files that it leaves."""
 
-    variant: str
-    """"dense" (sparse weights not allowed) or "sparse" (allowed)."""
-    sparse_weights: bool
     arguments: tuple[str, ...]
     """Of trtexec, without the program."""
     plan: str
     log: str
     """Standard output and error: build, times and per-layer profile."""
-    layers: str | None
-    """None: this TensorRT has no layer information."""
     profile: str
     times: str
 

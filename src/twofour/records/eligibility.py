@@ -7,7 +7,7 @@ from enum import Enum
 
 from twofour.records.build import Gpu
 from twofour.records.glance import Glance
-from twofour.records.weights import SCHEMA_VERSION, NotCovered, Pattern, Reason
+from twofour.records.weights import SCHEMA_VERSION, NotCovered, Pattern, Reason, WeightedLayer
 
 
 class VerdictName(str, Enum):
@@ -28,20 +28,15 @@ class Evidence(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """One layer: whether sparse math runs in it, why, and what to do."""
+class Verdict(WeightedLayer):
+    """One layer: whether sparse math runs in it, why, and what to do.
 
-    layer: str
-    node: str | None
-    op: str
+    Layers that share the stored array `weight` share its weights in the totals.
+    """
+
     engine_layer: str | None
-    shape: tuple[int, ...]
-    axis: int | None
-    groups: int
-    in_channels: int
-    out_channels: int
-    kernel: tuple[int, ...]
     dtype: str
+    """What the layer computes in."""
     pattern_holds: bool | None
     verdict: VerdictName
     evidence: Evidence | None
@@ -49,8 +44,6 @@ class Verdict:
     predicted: VerdictName
     reasons: tuple[Reason, ...]
     remedy: str | None
-    weight: str | None = None
-    """Name of the stored array; layers that share it share its weights in the totals."""
     sparse_ms: float | None = None
     """Fastest sparse tactic that the builder timed."""
     dense_ms: float | None = None

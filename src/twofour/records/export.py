@@ -61,7 +61,7 @@ class OutputAgreement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedFile:
+class OnnxFile:
     """One ONNX file (its weights may lie in `<name>.data` beside it)."""
 
     variant: str
@@ -69,6 +69,12 @@ class ExportedFile:
     file: str
     size_bytes: int
     """Graph and external data together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedFile(OnnxFile):
+    """A file of export.json, and how well it agrees with the module."""
+
     agreement: tuple[OutputAgreement, ...]
     """ONNX Runtime against the torch module; () where neither can run it here."""
     not_compared: str | None = None
@@ -90,21 +96,27 @@ class TensorShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportResult:
-    """export.json."""
+class ExportedModel:
+    """What the dense and the sparse ONNX file of one model have in common."""
 
     precision: Precision | None
     """None: the model came as ONNX and kept its types."""
     opset: int
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
-    files: tuple[ExportedFile, ...]
-    pattern: Validation
-    """The rule applied to sparse.onnx as it was saved."""
     ranges: tuple[SizeRange, ...] = ()
     """Of the free sizes besides the batch, by the names in `inputs`."""
     notes: tuple[str, ...] = ()
-    """Sizes that were to be free and are not, each with the reason."""
+    """What a change of precision did to an ONNX file; why which sizes of a module stay fixed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult(ExportedModel):
+    """export.json."""
+
+    files: tuple[ExportedFile, ...]
+    pattern: Validation
+    """The rule applied to sparse.onnx as it was saved."""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -117,21 +117,27 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyRatio:
-    """Time of a variant over time of a baseline, at one batch."""
+class Interval:
+    """A ratio of two times of one batch, and how sure it is."""
 
-    variant: str
-    baseline: str
     ratio: float
     """Mean of the middle half of the log ratios within each round, as a ratio; of unpaired samples
     the ratio of the medians."""
     low: float | None
     high: float | None
     """95 % bootstrap interval of `ratio`; None where rounds are too few."""
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyRatio(Interval):
+    """Time of a variant over time of a baseline, at one batch."""
+
+    variant: str
+    baseline: str
     verdict: LatencyVerdict
     rounds: int
     """Rounds in which both ran; samples of the side that has fewer, where they are unpaired."""
-    batch: int | None = None
     differences: tuple[Difference, ...] = ()
     """Settings in which the two differ."""
     only_sparsity: bool = True
@@ -148,19 +154,15 @@ class LatencyRatio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseFloor:
+class NoiseFloor(Interval):
     """One variant, opened twice and measured twice, at one batch: the noise of its engine."""
 
     variant: str
     again: str
     """Name of the twin, which is in no LatencyRatio."""
-    ratio: float
-    low: float | None
-    high: float | None
     floor: float
     """How far from 1 the interval of the two reaches, as a part: 0.02 is 2 %. Ratios of
     1/(1 + floor) to 1 + floor cannot be told from noise."""
-    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from twofour.records.glance import Glance
 from twofour.records.options import Selection
-from twofour.records.weights import SCHEMA_VERSION, NotCovered, Pattern, Reason, Weight
+from twofour.records.weights import (
+    SCHEMA_VERSION,
+    LayerWeight,
+    NotCovered,
+    Pattern,
+    PatternCheck,
+    Reason,
+    Weight,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +48,11 @@ class PruneResult(Glance):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightCheck:
+class WeightCheck(PatternCheck, LayerWeight):
     """A row of validate.json: one weight, read back from a saved file."""
 
-    layer: str
-    node: str | None
     weight: str
-    op: str
-    shape: tuple[int, ...]
     axis: int
-    groups_checked: int
-    violations: int
-    first_violation: tuple[int, ...] | None
-    tail: int
     holds_along: int | None
     """Another axis along which the pattern does hold, looked for only where this one is broken."""
     required: bool

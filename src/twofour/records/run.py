@@ -6,9 +6,16 @@ from dataclasses import dataclass, field
 
 from twofour.records.build import BuildResult, FailedTry
 from twofour.records.eligibility import EligibilityReport
-from twofour.records.export import Accuracy, ExportResult, LayerMap, OutputAgreement, TensorShape
+from twofour.records.export import (
+    Accuracy,
+    ExportedModel,
+    ExportResult,
+    LayerMap,
+    OnnxFile,
+    OutputAgreement,
+)
 from twofour.records.glance import Glance
-from twofour.records.options import DynamicAxis, Precision, SizeRange
+from twofour.records.options import DynamicAxis
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.weights import SCHEMA_VERSION
 
@@ -38,27 +45,18 @@ class SizeCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedVariant:
+class ExportedVariant(ExportedModel):
     """stages/export-<variant>.json: one ONNX file as it was written, before anything ran it."""
 
-    variant: str
-    file: str
-    size_bytes: int
+    onnx: OnnxFile
     reference: str | None
     """The .npz with the outputs, on the example inputs, of the module, or of the ONNX file before
     its precision was changed; None: there is nothing to compare with."""
-    precision: Precision | None
-    opset: int
-    inputs: tuple[TensorShape, ...]
-    outputs: tuple[TensorShape, ...]
     layers: LayerMap
-    notes: tuple[str, ...] = ()
-    """What a change of precision did to an ONNX file; which sizes of a module stay fixed."""
     changed: tuple[str, ...] = ()
     """Its tensors, between the nodes of the main graph, that are half precision now."""
     dynamic: tuple[DynamicAxis, ...] = ()
     """Axes whose size is free besides the batch."""
-    ranges: tuple[SizeRange, ...] = ()
     other_sizes: tuple[OtherSizes, ...] = ()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any
 
 from twofour.errors import BadInputError
 
@@ -47,11 +48,15 @@ HARDWARE_PATTERN = Pattern(2, 4)
 """That of sparse tensor cores for 8 and 16 bits (cuSPARSELt, supported data types)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PatternCheck:
-    """What the rule says about one array along one axis (the judge is pattern.py)."""
+    """What the rule says about one array along one axis (the judge is pattern.py).
 
-    groups: int
+    Without slots, so that a WeightCheck can be this and a LayerWeight: of its bases Python lays out
+    one with slots alone.
+    """
+
+    groups_checked: int
     """Groups looked at, tails included."""
     violations: int
     """Groups with more than N non-zeros."""
@@ -114,24 +119,28 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """One weight of one layer, in a torch module or in an ONNX graph.
-
-    A layer whose weight is computed at run time has `weight=None` and a NOT_CONSTANT reason.
-    """
+class LayerWeight:
+    """Which weight of which layer a row is about, in a torch module or in an ONNX graph."""
 
     layer: str
     """Module path ("encoder.0.fc1"); the ONNX node name where no module is known."""
     node: str | None
     """ONNX node name; None in a torch module."""
     weight: str | None
-    """state_dict key, or the name of the ONNX initializer or Constant output."""
+    """state_dict key, or the name of the ONNX initializer or Constant output; None where the weight
+    is computed at run time, or nothing says."""
     op: str
     """ONNX: Conv, ConvTranspose, Gemm, MatMul, Einsum. torch: name of the class, such as Linear."""
     shape: tuple[int, ...]
     """Of the array as it is stored."""
     axis: int | None
     """Reduction axis of the stored array; None where it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedLayer(LayerWeight):
+    """The same with what the layer does: a convolution or a matrix product."""
+
     groups: int
     """Convolution groups; 1 for everything else."""
     in_channels: int
@@ -140,6 +149,15 @@ class Weight:
     """K."""
     kernel: tuple[int, ...]
     """Spatial kernel; () for a matrix product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight(WeightedLayer):
+    """One weight, as the module or graph has it.
+
+    A layer whose weight is computed at run time has a NOT_CONSTANT reason.
+    """
+
     dtype: str
     """Of the stored array, numpy's name ("float32", "bfloat16", "int8", "float8_e4m3fn")."""
     math_dtype: str
@@ -177,3 +195,8 @@ class NotCovered:
     """Names of the nodes or modules."""
     arrays: tuple[str, ...]
     """Names of the initializers or state_dict keys."""
+
+
+def shared(record: object, kind: type[Any]) -> dict[str, Any]:
+    """The fields of `kind` with the record's values, for another record that extends `kind` too."""
+    return {field.name: getattr(record, field.name) for field in fields(kind)}
