@@ -201,13 +201,19 @@ class InstalledPackage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Host:
+    """A machine, and the Python on it."""
+
+    platform: str
+    python_version: str
+    gpu: Gpu | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis(Host):
     """What `twofour doctor` finds on this machine."""
 
     twofour_version: str
-    python_version: str
-    platform: str
     packages: tuple[InstalledPackage, ...]
     engines: tuple[EngineStatus, ...]
-    gpu: Gpu | None
     schema_version: int = SCHEMA_VERSION

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from twofour.records.build import Gpu, LayerTime
+from twofour.records.build import Host, LayerTime
 from twofour.records.export import OutputAgreement
 from twofour.records.glance import Glance
 from twofour.records.options import CompareOptions
@@ -232,16 +232,13 @@ class Clocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Host):
     """Where a comparison was measured."""
 
-    platform: str
-    python_version: str
     cpu: str
     cores: int
     """That this process may use."""
     memory_bytes: int | None
-    gpu: Gpu | None
     packages: tuple[str, ...]
     """name==version of what can change a time."""
     start: Clocks

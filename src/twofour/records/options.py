@@ -119,7 +119,21 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class ExampleInputs:
+    """What a model is run on, where it has to be."""
+
+    inputs: str | None = None
+    """Path of the example inputs: .npz, or .txt for a text model."""
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shapes of random example inputs, by position, or by the names beside them."""
+    input_shape_names: tuple[str, ...] = ()
+    """Inputs that `input_shapes` are of, one for each; (): by position."""
+    seed: int = 0
+    """Of everything random."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(ExampleInputs):
     """Everything a run can be told; what it leaves out is decided once, when the run starts."""
 
     pattern: Pattern = HARDWARE_PATTERN
@@ -132,17 +146,10 @@ class RunOptions:
     dynamic_batch: bool = True
     dynamic: tuple[DynamicAxis, ...] | None = None
     """Axes of a torch model whose size stays free besides the batch; None: what the source has."""
-    inputs: str | None = None
-    """Path of the example inputs: .npz, or .txt for a text model."""
-    input_shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of random example inputs, by position, or by the names beside them."""
-    input_shape_names: tuple[str, ...] = ()
-    """Inputs that `input_shapes` are of, one for each; (): by position."""
     dense_reference: str | None = None
     """Model source that stands for the dense model, where `model` was fine-tuned with its mask."""
     metric: str | None = None
     """file.py:callable, called with a predict function for each variant."""
-    seed: int = 0
     fresh: bool = False
     """Do every stage again, whatever is in the run folder."""
     engine: str = "auto"
@@ -150,7 +157,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions:
+class CompareOptions(ExampleInputs):
     """What a comparison was asked for."""
 
     engines: tuple[str, ...] = ()
@@ -165,16 +172,8 @@ class CompareOptions:
     """For the rounds of one batch; at least ten rounds are run."""
     threads: int | None = None
     """CPU threads of every variant; None: the cores this process may use."""
-    seed: int = 0
-    """Of the random order, the bootstrap and random example inputs."""
     baseline: str | None = None
     """Name of a variant; None: dense with the first engine."""
-    inputs: str | None = None
-    """Path of the example inputs, .npz."""
-    input_shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of random example inputs, by position, or by the names beside them."""
-    input_shape_names: tuple[str, ...] = ()
-    """Inputs that `input_shapes` are of, one for each; (): by position."""
     shapes: tuple[str, ...] = ()
     """TensorRT optimization profiles as text, `input=min:opt:max`."""
     metric: str | None = None

@@ -15,7 +15,7 @@ from twofour.records.export import (
     OutputAgreement,
 )
 from twofour.records.glance import Glance
-from twofour.records.options import DynamicAxis
+from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.weights import SCHEMA_VERSION
 
@@ -119,19 +119,14 @@ class StageRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunManifest:
-    """run.json: what makes a folder a run folder."""
+class RunManifest(ExampleInputs):
+    """run.json: what makes a folder a run folder, and the example inputs it was given last."""
 
     source: str
     twofour_version: str
     stages: tuple[StageRecord, ...]
-    inputs: str | None = None
-    """Absolute path of the example inputs that the run was given last."""
-    input_shapes: tuple[tuple[int, ...], ...] = ()
-    input_shape_names: tuple[str, ...] = ()
     dense_reference: str | None = None
     """The source of dense.onnx, where it is not `source`."""
-    seed: int = 0
     schema_version: int = SCHEMA_VERSION
 
 
