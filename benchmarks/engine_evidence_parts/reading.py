@@ -13,7 +13,7 @@ from twofour.errors import BadInputError
 from twofour.logs.read import read_build_log
 from twofour.records.build import BuildResult
 from twofour.records.eligibility import EligibilityReport
-from twofour.records.options import EngineName, ShapeProfile
+from twofour.records.options import ShapeProfile
 from twofour.store import read_record
 from twofour.words import times
 
@@ -113,7 +113,7 @@ def _builder(place: Path, report: EligibilityReport, built: BuildResult | None) 
 
 
 def _of_build(built: BuildResult | None) -> tuple[Builder, ...]:
-    if built is None or built.engine.engine is not EngineName.TENSORRT:
+    if built is None or built.engine.engine != "tensorrt":
         return ()
     gpu = built.gpu.name if built.gpu is not None else built.engine.device
     return (Builder(gpu=gpu, tensorrt=built.engine.version),)

@@ -19,7 +19,7 @@ from test_engine_evidence_cases import joined, layer, net
 
 from twofour.records.build import BuildResult, EngineStatus, Gpu
 from twofour.records.eligibility import EligibilityReport
-from twofour.records.options import BuildOptions, EngineName, ShapeProfile
+from twofour.records.options import BuildOptions, ShapeProfile
 from twofour.store import write_record
 
 WRONG = build(eligible("a", "b", "grouped"), chosen())
@@ -35,7 +35,7 @@ def write_net(folder: Path, name: str, found: EligibilityReport) -> Path:
 
 def built(name: str = "NVIDIA H200", batch: int = 8) -> BuildResult:
     engine = EngineStatus(
-        engine=EngineName.TENSORRT, version="8.6.1", can_run=True, why_not=None, device=name
+        engine="tensorrt", version="8.6.1", can_run=True, why_not=None, device=name
     )
     shape = (batch, 64, 14, 14)
     profile = ShapeProfile(input="x", min=shape, opt=shape, max=shape)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import ml_dtypes
@@ -12,17 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from twofour.engines.inputs import parse_shapes
 from twofour.engines.machine import usable_cores
-from twofour.engines.onnxruntime.engine import (
-    PROBE,
-    CannotRunError,
-    OnnxRuntimeEngine,
-    OrtSession,
-    node_times,
-)
-from twofour.engines.onnxruntime.session import CPU
+from twofour.engines.onnxruntime.engine import OnnxRuntimeEngine
+from twofour.engines.onnxruntime.session import CPU, PROBE, CannotRunError, OrtSession
 from twofour.engines.protocol import BuildRequest
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape
 from twofour.records.options import BuildOptions
 
@@ -141,7 +133,7 @@ def test_a_session_that_is_open_is_used_and_left_open(model: Path) -> None:
 
 def test_float32_examples_feed_a_float16_model(tmp_path: Path) -> None:
     path = save(tmp_path / "half.onnx", WEIGHT.astype(np.float16))
-    y = OnnxRuntimeEngine().run(path, {"x": X})["y"]
+    y = OrtSession(path).outputs({"x": X})["y"]
     assert y.dtype == np.float16
     np.testing.assert_allclose(y, softmax(X @ WEIGHT), atol=2e-3)
 
@@ -161,12 +153,12 @@ def test_a_model_without_kernels_here_is_a_row_with_an_error(
 def test_bfloat16_goes_in_and_comes_out_where_kernels_are(tmp_path: Path) -> None:
     cast = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)]
     down = write(tmp_path / "down.onnx", cast, TensorProto.FLOAT, TensorProto.BFLOAT16)
-    narrow = OnnxRuntimeEngine().run(down, {"x": X})["y"]
+    narrow = OrtSession(down).outputs({"x": X})["y"]
     assert narrow.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(narrow, X.astype(ml_dtypes.bfloat16))
     cast = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)]
     up = write(tmp_path / "up.onnx", cast, TensorProto.BFLOAT16, TensorProto.FLOAT)
-    wide = OnnxRuntimeEngine().run(up, {"x": narrow})["y"]
+    wide = OrtSession(up).outputs({"x": narrow})["y"]
     np.testing.assert_array_equal(wide, narrow.astype(np.float32))
 
 
@@ -198,26 +190,6 @@ def test_a_model_that_fails_while_it_runs_is_a_row_with_an_error(tmp_path: Path)
     built = OnnxRuntimeEngine().build(request_for(path), ignore)
     assert "failed while running" in (built.latency.error or "")
     assert built.providers == (CPU,)
-
-
-def test_the_profile_names_nodes_with_their_mean_times(model: Path) -> None:
-    times = OnnxRuntimeEngine().profile(model, {"x": X}, 5)
-    assert [time.name for time in times] == ["fc", "act"]
-    assert all(0 < time.mean_ms < 1000 for time in times)
-
-
-def test_profiling_events_are_averaged_over_the_runs() -> None:
-    events = [
-        {"cat": "Session", "name": "model_loading", "dur": 9000},
-        {"cat": "Node", "name": "a_kernel_time", "dur": 1000},
-        {"cat": "Node", "name": "a_fence_before", "dur": 5000},
-        {"cat": "Node", "name": "b_kernel_time", "dur": 400},
-        {"cat": "Node", "name": "a_kernel_time", "dur": 3000},
-    ]
-    assert node_times(json.dumps(events), 2) == (
-        LayerTime(name="a", mean_ms=2.0),
-        LayerTime(name="b", mean_ms=0.2),
-    )
 
 
 def test_the_status_is_established_by_a_run_and_is_quiet(

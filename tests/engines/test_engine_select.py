@@ -6,56 +6,61 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from twofour.engines.registry import PREFERRED, choose_engine, known_engines
+from twofour.engines.onnxruntime.engine import OnnxRuntimeEngine
+from twofour.engines.protocol import Engine
+from twofour.engines.registry import ENGINES, EngineRow, builders, choose_engine
+from twofour.engines.tensorrt.engine import TensorRtEngine
+from twofour.engines.torch.engine import TorchEngine
+from twofour.engines.torch.tensorrt import TorchTensorRtEngine
 from twofour.errors import BadInputError, MissingToolError
 from twofour.records.build import EngineStatus
-from twofour.records.options import EngineName
 
 
 @dataclass
 class Statuses:
     """Which engines run; remembers which were tried."""
 
-    runs: tuple[EngineName, ...]
-    asked: list[EngineName] = field(default_factory=list)
+    runs: tuple[str, ...]
+    asked: list[str] = field(default_factory=list)
 
-    def __call__(self, name: EngineName) -> EngineStatus:
+    def __call__(self, row: EngineRow) -> EngineStatus:
+        name = row.name
         self.asked.append(name)
         return EngineStatus(
             engine=name,
             version="1.0",
             can_run=name in self.runs,
-            why_not=None if name in self.runs else f"no {name.value} library",
-            hint=f"install {name.value}",
+            why_not=None if name in self.runs else f"no {name} library",
+            hint=f"install {name}",
         )
 
 
-BOTH = (EngineName.TENSORRT, EngineName.ONNXRUNTIME)
+BOTH = ("tensorrt", "onnxruntime")
 
 
 def test_auto_takes_tensorrt_where_a_builder_can_be_created() -> None:
     statuses = Statuses(BOTH)
     status, not_used = choose_engine("auto", statuses)
-    assert (status.engine, status.can_run, not_used) == (EngineName.TENSORRT, True, ())
-    assert statuses.asked == [EngineName.TENSORRT], "nothing is tried without need"
+    assert (status.engine, status.can_run, not_used) == ("tensorrt", True, ())
+    assert statuses.asked == ["tensorrt"], "nothing is tried without need"
 
 
 def test_auto_goes_on_with_onnx_runtime_and_keeps_the_reason() -> None:
-    status, not_used = choose_engine("auto", Statuses((EngineName.ONNXRUNTIME,)))
-    assert status.engine is EngineName.ONNXRUNTIME
+    status, not_used = choose_engine("auto", Statuses(("onnxruntime",)))
+    assert status.engine == "onnxruntime"
     assert [s.why_not for s in not_used] == ["no tensorrt library"]
 
 
 def test_an_engine_asked_for_is_the_only_one_tried() -> None:
     statuses = Statuses(BOTH)
     status, not_used = choose_engine("onnxruntime", statuses)
-    assert status.engine is EngineName.ONNXRUNTIME
-    assert (statuses.asked, not_used) == ([EngineName.ONNXRUNTIME], ())
+    assert status.engine == "onnxruntime"
+    assert (statuses.asked, not_used) == (["onnxruntime"], ())
 
 
 def test_an_engine_asked_for_that_cannot_run_is_a_missing_tool() -> None:
     with pytest.raises(MissingToolError, match="tensorrt cannot run here: no tensorrt") as failure:
-        choose_engine("tensorrt", Statuses((EngineName.ONNXRUNTIME,)))
+        choose_engine("tensorrt", Statuses(("onnxruntime",)))
     assert failure.value.exit_code == 3
     assert failure.value.hint == "install tensorrt"
 
@@ -73,8 +78,26 @@ def test_another_word_is_bad_input() -> None:
         choose_engine("openvino", Statuses(BOTH))
 
 
-def test_every_engine_is_known_and_has_its_place() -> None:
-    assert tuple(known_engines()) == PREFERRED == BOTH
+def test_every_engine_is_known_by_its_name_and_meets_the_protocol() -> None:
+    engines: dict[str, Engine] = {
+        "tensorrt": TensorRtEngine(),
+        "onnxruntime": OnnxRuntimeEngine(),
+        "torch": TorchEngine(),
+        "torch-tensorrt": TorchTensorRtEngine(),
+    }
+    assert {name: type(row.engine()) for name, row in ENGINES.items()} == {
+        name: type(engine) for name, engine in engines.items()
+    }
+    assert tuple(row.name for row in builders()) == BOTH
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_mode_of_an_engine_is_named_once_in_words_that_names_of_variants_can_hold(
+    name: str,
+) -> None:
+    modes = [mode.name for mode in ENGINES[name].engine().modes]
+    assert len(set(modes)) == len(modes) > 0
+    assert not any(set(mode) & set("@: ") for mode in modes)
 
 
 BLOCKED = """
@@ -87,8 +110,8 @@ import twofour.engines.tensorrt.build, twofour.engines.tensorrt.plan
 import twofour.engines.tensorrt.plan, twofour.engines.tensorrt.precision
 heavy = {{"torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "pandas"}}
 print(sorted(n for n in heavy if sys.modules.get(n) is not None))
-statuses = [e.status() for e in twofour.engines.registry.known_engines().values()]
-print([(s.engine.value, s.can_run, s.why_not) for s in statuses])
+statuses = [row.engine().status() for row in twofour.engines.registry.ENGINES.values()]
+print([(s.engine, s.can_run, s.why_not) for s in statuses])
 """
 
 

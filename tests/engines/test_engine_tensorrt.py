@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from twofour.engines.protocol import BuildRequest, say_nothing
+from twofour.engines.protocol import BuildRequest, no_progress
 from twofour.engines.tensorrt.build import PhaseTree
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import LayerProfile, cuda_runtime_folders
@@ -81,7 +81,7 @@ def test_building_without_tensorrt_is_a_missing_tool(tmp_path: Path) -> None:
         inputs={},
     )
     with pytest.raises(MissingToolError, match="not installed"):
-        TensorRtEngine().build(request, say_nothing)
+        TensorRtEngine().build(request, no_progress)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,8 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from twofour.engines.gpu import find_gpu
-from twofour.engines.onnxruntime.engine import without_first_run
-from twofour.engines.onnxruntime.modes import MODES, onnxruntime_statuses, provider_setup
+from twofour.engines.onnxruntime.modes import NAMES, onnxruntime_statuses, provider_setup
 from twofour.engines.onnxruntime.providers import (
     TENSORRT,
     ProviderSetup,
@@ -29,12 +28,15 @@ from twofour.engines.onnxruntime.session import CPU, CUDA, TIMING, OrtSession, S
 from twofour.engines.onnxruntime.timed import (
     OrtTimedModel,
     bind_on,
+    node_times,
     nodes_left,
     open_onnxruntime,
     run_bound,
+    without_first_run,
 )
-from twofour.engines.timed_protocol import OpenOptions
+from twofour.engines.protocol import OpenOptions
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape
 from twofour.records.options import ShapeProfile
 
@@ -193,7 +195,7 @@ def test_a_provider_that_was_not_built_in_is_named(model: Path) -> None:
 @no_gpu
 def test_every_mode_has_a_status_that_was_tried(capfd: pytest.CaptureFixture[str]) -> None:
     statuses = onnxruntime_statuses()
-    assert [status.name for status in statuses] == [f"onnxruntime:{mode}" for mode in MODES]
+    assert [status.name for status in statuses] == [f"onnxruntime:{mode}" for mode in NAMES]
     assert [status.mode for status in statuses if status.why_not is None] == [
         "cpu",
         "int8",
@@ -262,3 +264,17 @@ def test_the_reason_is_the_missing_library_or_the_first_line(
     logged: str, reason: str | None
 ) -> None:
     assert reason_in(logged) == reason
+
+
+def test_profiling_events_are_averaged_over_the_runs() -> None:
+    events = [
+        {"cat": "Session", "name": "model_loading", "dur": 9000},
+        {"cat": "Node", "name": "a_kernel_time", "dur": 1000},
+        {"cat": "Node", "name": "a_fence_before", "dur": 5000},
+        {"cat": "Node", "name": "b_kernel_time", "dur": 400},
+        {"cat": "Node", "name": "a_kernel_time", "dur": 3000},
+    ]
+    assert node_times(json.dumps(events), 2) == (
+        LayerTime(name="a", mean_ms=2.0),
+        LayerTime(name="b", mean_ms=0.2),
+    )

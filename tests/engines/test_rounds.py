@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twofour.engines.protocol import say_nothing
+from twofour.engines.protocol import no_progress
 from twofour.engines.timing import LEAST_ROUNDS, RoundPlan, in_words, interleave
 from twofour.errors import BuildFailedError
 
@@ -36,7 +36,7 @@ def noted(order: list[str], name: str) -> Fake:
 
 def test_every_contestant_runs_once_in_every_round() -> None:
     order: list[str] = []
-    found = interleave([noted(order, n) for n in "abc"], plan(40), say_nothing)
+    found = interleave([noted(order, n) for n in "abc"], plan(40), no_progress)
     rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
     assert len(rounds) == found.done == 40
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
@@ -46,7 +46,7 @@ def test_the_order_changes_from_round_to_round_and_is_the_same_for_a_seed() -> N
     orders: list[list[str]] = []
     for seed in (1, 1, 2):
         order: list[str] = []
-        interleave([noted(order, n) for n in "abc"], plan(60, seed=seed), say_nothing)
+        interleave([noted(order, n) for n in "abc"], plan(60, seed=seed), no_progress)
         orders.append(order)
     firsts = [orders[0][i] for i in range(0, 180, 3)]
     assert orders[0] == orders[1] != orders[2]
@@ -55,7 +55,7 @@ def test_the_order_changes_from_round_to_round_and_is_the_same_for_a_seed() -> N
 
 def test_samples_are_kept_by_round() -> None:
     values = iter([3.0, 1.0, 2.0])
-    found = interleave([Fake("a", lambda: next(values))], plan(3), say_nothing)
+    found = interleave([Fake("a", lambda: next(values))], plan(3), no_progress)
     assert found.samples_ms == {"a": (3.0, 1.0, 2.0)}
 
 
@@ -68,7 +68,7 @@ def test_one_that_fails_drops_out_with_its_error_and_the_others_go_on() -> None:
         return 1.0
 
     found = interleave(
-        [Fake("bad", fails_in_the_fifth), Fake("good", lambda: 2.0)], plan(20), say_nothing
+        [Fake("bad", fails_in_the_fifth), Fake("good", lambda: 2.0)], plan(20), no_progress
     )
     assert found.samples_ms["bad"] == (1.0,) * 4
     assert found.samples_ms["good"] == (2.0,) * 20
@@ -80,7 +80,7 @@ def test_where_all_fail_the_rounds_end() -> None:
     def fails() -> float:
         raise BuildFailedError("no")
 
-    found = interleave([Fake("bad", fails)], plan(20), say_nothing)
+    found = interleave([Fake("bad", fails)], plan(20), no_progress)
     assert found.samples_ms == {"bad": ()}
     assert found.done == 1
 
@@ -90,8 +90,8 @@ def test_the_time_limit_ends_the_rounds_but_not_before_ten() -> None:
         time.sleep(0.005)
         return 5.0
 
-    short = interleave([Fake("a", slow)], plan(1000, time_limit_s=0.001), say_nothing)
-    longer = interleave([Fake("a", slow)], plan(1000, time_limit_s=0.1), say_nothing)
+    short = interleave([Fake("a", slow)], plan(1000, time_limit_s=0.001), no_progress)
+    longer = interleave([Fake("a", slow)], plan(1000, time_limit_s=0.1), no_progress)
     assert short.done == LEAST_ROUNDS
     assert LEAST_ROUNDS < longer.done < 25
 
@@ -105,7 +105,7 @@ def test_ctrl_c_keeps_the_complete_rounds_and_leaves_out_the_one_it_fell_into() 
         return 1.0
 
     contestants = [Fake("a", interrupted_in_the_eighth), Fake("b", lambda: 2.0)]
-    found = interleave(contestants, plan(20), say_nothing)
+    found = interleave(contestants, plan(20), no_progress)
     assert found.interrupted
     assert found.done == 7
     assert found.samples_ms == {"a": (1.0,) * 7, "b": (2.0,) * 7}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.fake_cudart import advance, fake_cudart
 
+from twofour.engines.protocol import OpenOptions
 from twofour.engines.tensorrt.timed import CudaTimer, DeviceMemory, open_tensorrt
-from twofour.engines.timed_protocol import OpenOptions
 from twofour.errors import BuildFailedError, MissingToolError
 
 

@@ -33,6 +33,7 @@ from support.sparsity_models import (
 )
 
 from twofour.engines.gpu import find_gpu
+from twofour.engines.protocol import GPU, OpenOptions, OpenRequest
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.engines.tensorrt.timed import EVENTS
@@ -40,7 +41,6 @@ from twofour.records.build import BuildResult, Diagnosis, EngineStatus
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.latency import LatencyComparison
 from twofour.records.log import SparsityFlag
-from twofour.records.options import EngineName
 from twofour.store import from_json, read_record
 
 pytestmark = pytest.mark.gpu
@@ -137,7 +137,7 @@ def test_the_build_is_tensorrts_and_both_engines_were_timed(
 ) -> None:
     result = read_record(BuildResult, built.run / "build.json")
     assert result.engine == tensorrt
-    assert result.engine.engine is EngineName.TENSORRT
+    assert result.engine.engine == "tensorrt"
     assert [(v.variant, v.sparse_weights) for v in result.variants] == [
         ("dense", False),
         ("sparse", True),
@@ -165,7 +165,16 @@ def test_the_log_of_an_engine_states_its_sparsity_and_version(
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_engine_computes_what_the_model_says(built: BuiltModel, variant: str) -> None:
     inputs = built.model.inputs(batch=2)
-    found = TensorRtEngine().run(built.run / f"{variant}.plan", inputs)["y"]
+    request = OpenRequest(
+        mode=GPU,
+        options=OpenOptions(weights=variant, threads=1),
+        model=variant,
+        precision="unknown",
+        file=built.run / f"{variant}.plan",
+    )
+    opened = TensorRtEngine().open(request)
+    found = opened.outputs(inputs)["y"]
+    opened.close()
     expected = built.model.expected(inputs)
     assert found.shape == expected.shape
     assert found.dtype == np.float32

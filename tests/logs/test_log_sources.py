@@ -153,7 +153,7 @@ def test_detailed_layers_give_kernel_flag_groups_and_sources(tmp_path: Path) -> 
     assert (fc.sparse, fc.has_sparse_weights, fc.groups) == (False, None, None)
 
 
-def test_layers_that_are_bare_names_say_nothing_of_kernels(tmp_path: Path) -> None:
+def test_layers_that_are_bare_names_no_progress_of_kernels(tmp_path: Path) -> None:
     path = tmp_path / "layers.json"
     path.write_text(json.dumps({"Layers": ["conv1 + relu1", "fc"]}))
     found = read_layer_information(path)

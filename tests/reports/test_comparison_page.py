@@ -16,7 +16,7 @@ from support.render_cases import every_fate
 
 from twofour.records.build import BuildResult, EngineStatus
 from twofour.records.latency import LatencyComparison
-from twofour.records.options import BuildOptions, EngineName
+from twofour.records.options import BuildOptions
 from twofour.reports.html import comparison_page, to_html
 from twofour.words import printable
 
@@ -65,7 +65,7 @@ def _row(page: str, variant: str) -> list[str]:
 def _build() -> BuildResult:
     return BuildResult(
         engine=EngineStatus(
-            engine=EngineName.ONNXRUNTIME,
+            engine="onnxruntime",
             version="1.23.2",
             can_run=True,
             why_not=None,

@@ -22,7 +22,7 @@ from twofour.eligibility.totals import Fate, fate_of
 from twofour.records.build import BuildResult, EngineStatus, VariantBuild, VariantLatency
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, OutputAgreement
-from twofour.records.options import BuildOptions, EngineName
+from twofour.records.options import BuildOptions
 from twofour.reports.eligibility_document import totals
 from twofour.reports.html import to_html
 from twofour.reports.plots import fate_bar, size_plot, time_plot
@@ -92,10 +92,10 @@ def _build() -> BuildResult:
         for name, ms in (("dense", 2.0), ("sparse", 1.0))
     )
     absent = EngineStatus(
-        engine=EngineName.TENSORRT, version=None, can_run=False, why_not="<b>not installed</b>"
+        engine="tensorrt", version=None, can_run=False, why_not="<b>not installed</b>"
     )
     used = EngineStatus(
-        engine=EngineName.ONNXRUNTIME, version="1.23.2", can_run=True, why_not=None, device="CPU"
+        engine="onnxruntime", version="1.23.2", can_run=True, why_not=None, device="CPU"
     )
     return BuildResult(
         engine=used,

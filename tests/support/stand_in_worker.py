@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
+from twofour.engines.registry import EngineRow
 from twofour.engines.timing import latency_of
 from twofour.errors import BadInputError
 from twofour.pipeline.engine_worker import EngineWorker, OpenedSession
 from twofour.records.build import EngineStatus, VariantBuild
-from twofour.records.options import EngineName
 
 SERVICE = "support.stand_in_worker:StandIn"
 DYING = "support.stand_in_worker:DyingEngines"
@@ -97,15 +97,15 @@ class DyingEngines(EngineWorker):
         self._maybe("measure")
         return super().measure(*arguments)  # type: ignore[arg-type]  # as they came
 
-    def status(self, name: EngineName) -> EngineStatus:
+    def status(self, row: EngineRow) -> EngineStatus:
         """TensorRT can run here, as far as this stand-in goes."""
-        if name is EngineName.ONNXRUNTIME:
-            return super().status(name)
+        if not row.is_tensorrt:
+            return super().status(row)
         return EngineStatus(
-            engine=name, version="10.0", can_run=True, why_not=None, hint=None, device="none"
+            engine=row.name, version="10.0", can_run=True, why_not=None, hint=None, device="none"
         )
 
-    def build(self, name: EngineName, request: BuildRequest) -> VariantBuild:  # noqa: ARG002  # as it is called
+    def build(self, row: EngineRow, request: BuildRequest) -> VariantBuild:  # noqa: ARG002  # as it is called
         """A build whose log begins before its process may end."""
         level, cache = request.options.optimization_level, request.timing_cache
         lines = ("twofour 0 with TensorRT 10.0.1", "TensorRT version: 10.0.1", "Sparsity: Enabled")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from twofour.engines.timed_protocol import OpenOptions
+from twofour.engines.protocol import OpenOptions
 from twofour.engines.torch.placed import TorchProgram
 
 OPTIONS = OpenOptions(weights="dense", threads=1)

@@ -11,6 +11,7 @@ from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.cli.run import build_options
+from twofour.engines.registry import AUTO
 from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
 
@@ -28,7 +29,7 @@ def build(
     inputs: opt.Inputs = None,
     input_shape: opt.InputShapes = None,
     seed: opt.Seed = 0,
-    engine: opt.EngineOption = opt.EngineChoice.AUTO,
+    engine: opt.EngineOption = AUTO,
     shapes: opt.Shapes = None,
     workspace: opt.Workspace = None,
     opt_level: opt.OptimizationLevel = None,
@@ -72,7 +73,7 @@ def build(
         input_shapes=asked_shapes,
         input_shape_names=asked_names,
         seed=seed,
-        engine=engine.value,
+        engine=engine,
         build=build_options(
             shapes=shapes,
             workspace=workspace,
@@ -89,7 +90,7 @@ def build(
             )
         _build(onnx, out, options, json=json, quiet=quiet)
         return
-    if (engine is not opt.EngineChoice.AUTO or out is not None or seed) and not quiet:
+    if (engine != AUTO or out is not None or seed) and not quiet:
         say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
     version = tensorrt_version or _EMITTED_FOR
     _emit(onnx, emit_trtexec, options, version=version, json=json, quiet=quiet)

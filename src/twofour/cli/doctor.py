@@ -56,7 +56,7 @@ def _view(diagnosis: Diagnosis) -> RenderableType:
 
 
 def _engine_line(status: EngineStatus) -> str:
-    name = f"engine {status.engine.value}"
+    name = f"engine {status.engine}"
     version = f" {status.version}" if status.version else ""
     if status.can_run:
         return f"{name}{version}: can run here on {status.device}"

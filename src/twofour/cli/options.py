@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from twofour.engines.registry import AUTO, builders
 from twofour.errors import BadInputError
 from twofour.records.options import AllowedType, DynamicAxis, Precision
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from twofour.pipeline.evidence import EvidenceFiles
 
 
-class EngineChoice(str, Enum):
-    """What --engine takes."""
+ENGINE_WORDS = (AUTO, *(row.name for row in builders()))
 
-    AUTO = "auto"
-    TENSORRT = "tensorrt"
-    ONNXRUNTIME = "onnxruntime"
+
+def _known_engine(word: str) -> str:
+    """Raises typer.BadParameter for another word: the registry says which there are."""
+    if word not in ENGINE_WORDS:
+        raise typer.BadParameter(f"{word!r} is not one of {', '.join(ENGINE_WORDS)}.")
+    return word
 
 
 Model = Annotated[
@@ -128,7 +130,13 @@ MetricOption = Annotated[
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Do every stage again.")]
 EngineOption = Annotated[
-    EngineChoice, typer.Option("--engine", help="auto: TensorRT where a builder can be created.")
+    str,
+    typer.Option(
+        "--engine",
+        metavar=f"[{'|'.join(ENGINE_WORDS)}]",
+        callback=_known_engine,
+        help="auto: TensorRT where a builder can be created.",
+    ),
 ]
 Shapes = Annotated[
     list[str] | None,

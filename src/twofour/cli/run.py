@@ -5,6 +5,7 @@ from __future__ import annotations
 from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
+from twofour.engines.registry import AUTO
 from twofour.records.options import AllowedType, BuildOptions, RunOptions, Selection
 from twofour.records.weights import Pattern
 
@@ -31,7 +32,7 @@ def prune_export_build(
     metric: opt.MetricOption = None,
     seed: opt.Seed = 0,
     fresh: opt.Fresh = False,
-    engine: opt.EngineOption = opt.EngineChoice.AUTO,
+    engine: opt.EngineOption = AUTO,
     shapes: opt.Shapes = None,
     workspace: opt.Workspace = None,
     opt_level: opt.OptimizationLevel = None,
@@ -71,7 +72,7 @@ def prune_export_build(
         metric=metric,
         seed=seed,
         fresh=fresh,
-        engine=engine.value,
+        engine=engine,
         build=build_options(
             shapes=shapes,
             workspace=workspace,

@@ -31,8 +31,8 @@ def build_view(built: BuildResult) -> RenderableType:
     """Engine, why not another, and the times of its variants."""
     status = built.engine
     lines = [f"engine: {status.in_words}"]
-    lines += [f"not used: {s.engine.value}: {s.why_not}" for s in built.not_used]
-    table = latency_table([v.latency for v in built.variants], engine=status.engine)
+    lines += [f"not used: {s.engine}: {s.why_not}" for s in built.not_used]
+    table = latency_table([v.latency for v in built.variants], has_sparse=built.has_sparse)
     return Group(*(Text(line) for line in (*lines, *built.notes)), table)
 
 

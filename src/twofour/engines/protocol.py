@@ -1,8 +1,8 @@
-"""What an engine is: the Protocol, what a build is asked, and how it says its progress."""
+"""What an engine is: the Protocol, what it is asked, and the model that it opens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twofour.records.build import EngineStatus, LayerTime, VariantBuild
-from twofour.records.options import BuildOptions, EngineName
+from twofour.records.export import TensorShape
+from twofour.records.latency import VariantSettings
+from twofour.records.options import BuildOptions, ShapeProfile
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 """Inputs or outputs of one run, by tensor name."""
@@ -27,7 +29,7 @@ class ProgressCallback(Protocol):
         """`done` of `total` steps; a total of None means that it is not known."""
 
 
-def say_nothing(text: str, done: int, total: int | None) -> None:
+def no_progress(text: str, done: int, total: int | None) -> None:
     """The ProgressCallback of a caller that shows none."""
 
 
@@ -55,15 +57,160 @@ class BuildRequest:
         return self.folder / f"{self.variant}{suffix}"
 
 
-class Engine(Protocol):
-    """Builds a variant from ONNX, runs it and times its layers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOptions:
+    """What every variant of a comparison is opened with alike."""
+
+    weights: str
+    """Label of the weights, for the settings: dense, sparse, or the file's stem."""
+    threads: int
+    """CPU threads inside an operator."""
+    level: str | None = None
+    """One of the engine's `open_levels`; None: the first."""
+    shapes: tuple[ShapeProfile, ...] = ()
+    """Smallest, usual and largest shape of every input in the comparison, for engines that are
+    built for shapes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRequest:
+    """One model to load in one mode."""
+
+    mode: str
+    options: OpenOptions
+    model: str
+    """The file or source as the settings show it."""
+    precision: str
+    """Of the file's graph, types joined with "+"; modes of torch say their own."""
+    file: Path | None = None
+    """ONNX file or plan."""
+    program: Untyped = None
+    """A TorchProgram, for engines that take a torch module."""
+    sparse_kernels: bool | None = None
+    """What the builder of a plan was allowed; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeStatus:
+    """Whether one mode of an engine can run on this machine, established by trying."""
+
+    engine: str
+    mode: str
+    why_not: str | None
+    """None: it can run."""
+    hint: str | None = None
 
     @property
-    def name(self) -> EngineName:
-        """Which of the engines this is."""
+    def name(self) -> str:
+        """engine:mode, as --engines takes it."""
+        return f"{self.engine}:{self.mode}"
+
+
+def mode_statuses(found: EngineStatus, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
+    """The status of an engine as that of each of its modes."""
+    return tuple(
+        ModeStatus(engine=found.engine, mode=mode, why_not=found.why_not, hint=found.hint)
+        for mode in modes
+    )
+
+
+GPU = "gpu"
+"""The usual mode of engines that are TensorRT's."""
+FLAG_OFF = "gpu-sparsity-off"
+"""Sparse weights in an engine of TensorRT that was not allowed sparse kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """One way in which an engine runs a model."""
+
+    name: str
+    """The word behind `engine:`."""
+    sparse_kernels: bool | None = None
+    """Whether it may use kernels for 2:4 weights; None: it has no such switch."""
+    needs_sparse: bool = False
+    """With dense weights it would prune them, or be the same as another mode."""
+    activations: str | None = None
+    """It runs a file quantised to int8, with activations of this type."""
+    widens_half: bool = False
+    """It computes most of a graph in half precision in float32."""
+
+
+TENSORRT_MODES = (
+    Mode(name=GPU, sparse_kernels=True),
+    Mode(name=FLAG_OFF, sparse_kernels=False, needs_sparse=True),
+)
+
+
+class TimedModel(Protocol):
+    """One model in one engine and mode, loaded, in a process of its own."""
+
+    @property
+    def settings(self) -> VariantSettings:
+        """Everything about it that can change its time."""
+
+    @property
+    def inputs(self) -> tuple[TensorShape, ...]:
+        """Its inputs by name; a dynamic dimension is a name or "?"."""
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Of the file or engine it was loaded from."""
+
+    def prepare(self, inputs: Arrays) -> None:
+        """Take the inputs of the runs that follow, to the device where there is one, and run once.
+
+        Raises BadInputError where they do not fit the model (a fixed batch, another profile) and
+        BuildFailedError where it cannot run them.
+        """
+
+    def run_ms(self) -> float:
+        """One run with the prepared inputs, in milliseconds of the clock that fits the device.
+
+        Returns when the run is over. Raises BuildFailedError.
+        """
+
+    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """Every output by name, in the model's order. Raises as `prepare`."""
+
+    def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
+        """Mean time of each layer with the prepared inputs; () where the engine has no profile."""
+
+    def peak_device_memory_bytes(self) -> int | None:
+        """Most device memory in use so far; None on a CPU or where it cannot be had."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Engine(Protocol):
+    """Says whether it can run, builds a variant from ONNX, opens models that run and are timed.
+
+    What is known of it without loading it stands in its row of `registry.ENGINES`.
+    """
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """What a comparison can ask of it, the usual one first; nothing is tried."""
+
+    @property
+    def open_levels(self) -> tuple[str, ...]:
+        """Optimization levels of `open`, the usual one first.
+
+        Where one ends the process, the next is tried; (): there is no second try.
+        """
+
+    def attempts(self, request: BuildRequest) -> tuple[tuple[str, BuildRequest], ...]:
+        """Optimization levels of `build` with what to ask at each, the one asked for first.
+
+        Where one ends the process, the next is tried.
+        """
 
     def status(self) -> EngineStatus:
         """Whether it can run on this machine, established by trying; never raises."""
+
+    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
+        """The same for some of its modes."""
 
     def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
         """Build and time one variant.
@@ -72,8 +219,9 @@ class Engine(Protocol):
         was built and cannot be timed is returned with `latency.error`.
         """
 
-    def run(self, model: Path, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
-        """Outputs of what `build` left: the plan, or the ONNX file where an engine keeps none."""
+    def open(self, request: OpenRequest) -> TimedModel:
+        """Load a model.
 
-    def profile(self, model: Path, inputs: Arrays, iterations: int) -> tuple[LayerTime, ...]:
-        """Mean time of each layer over `iterations` runs, in the order the engine runs them."""
+        Raises BadInputError for a mode that there is not, MissingToolError where the mode needs
+        what this machine lacks, and BuildFailedError where the model cannot run in it.
+        """

@@ -7,18 +7,18 @@ from dataclasses import asdict, replace
 
 from twofour.engines.gpu import find_gpu
 from twofour.engines.inputs import beyond_ranges, bind_shapes, profiles_for, shapes_of
-from twofour.engines.onnxruntime.engine import CannotRunError, OnnxRuntimeEngine
+from twofour.engines.onnxruntime.engine import OnnxRuntimeEngine
+from twofour.engines.onnxruntime.session import CannotRunError
 from twofour.engines.protocol import BuildRequest
-from twofour.engines.registry import AUTO
+from twofour.engines.registry import AUTO, EngineRow
 from twofour.engines.trtexec import opset_advice
 from twofour.errors import BuildFailedError
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.engine_host import (
-    BUILT,
     CRASH_HINT,
     RUNTIMES,
     CrashedError,
-    build_tensorrt,
+    build_in,
     crashed_build,
     in_words,
     lasts,
@@ -80,11 +80,11 @@ def build_variant(run: Run, build: BuildOptions, variant: str) -> VariantBuild:
             inputs=example_inputs(run),
             timing_cache=run.file(_TIMING_CACHE),
         )
-        return _build(run, request), _left_by(run, variant)
+        return _build(run, request), _left_by(run, chosen.row, variant)
 
     stage = Stage(
         name=f"build-{variant}",
-        title=f"build {variant} with {chosen.status.engine.value}",
+        title=f"build {variant} with {chosen.status.engine}",
         record=f"stages/build-{variant}.json",
         depends={
             "engine": chosen.status.in_words,
@@ -151,17 +151,18 @@ def refuse_all_failed(built: BuildResult) -> None:
 
 def _build(run: Run, request: BuildRequest) -> VariantBuild:
     """A build; with a row of what there is where the engine ends its process in every try."""
+    row = run.options.builder.row
     try:
-        if run.options.builder.builds_from_sparse:
-            run.sessions.close()
-            return build_tensorrt(run.host, request, run.progress.step)
-        return _build_onnxruntime(run, request)
+        if row.is_reference:
+            return _build_in_session(run, request)
+        run.sessions.close()
+        return build_in(run.host, row, request, run.progress.step)
     except CrashedError as error:
         run.progress.note(f"{request.variant}: no engine was built: {error}")
-        return crashed_build(request, run.options.builder.status.engine, error)
+        return crashed_build(request, row, error)
 
 
-def _build_onnxruntime(run: Run, request: BuildRequest) -> VariantBuild:
+def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
     """The session that checked the file is timed too, not a second one."""
     engine = OnnxRuntimeEngine()
     try:
@@ -177,8 +178,8 @@ def _build_onnxruntime(run: Run, request: BuildRequest) -> VariantBuild:
     return replace(built, failed_tries=session.failed_tries, level=session.level)
 
 
-def _left_by(run: Run, variant: str) -> tuple[str, ...]:
-    names = (f"{variant}{suffix}" for suffix in BUILT)
+def _left_by(run: Run, row: EngineRow, variant: str) -> tuple[str, ...]:
+    names = (f"{variant}{suffix}" for suffix in row.leaves)
     return tuple(name for name in names if run.file(name).is_file())
 
 
@@ -186,7 +187,7 @@ def _notes(run: Run) -> Iterator[str]:
     chosen = run.options.builder
     if not chosen.builds_from_sparse:
         yield (
-            "no TensorRT engine was built: ONNX Runtime ran dense kernels, "
+            f"no TensorRT engine was built: {chosen.row.title} ran dense kernels, "
             "and every verdict is predicted from the rules"
         )
         return

@@ -31,12 +31,12 @@ def how_to_install(package: str) -> str:
 def diagnose() -> Diagnosis:
     """Look at this machine; nothing is guessed from version numbers where it can be tried."""
     from twofour.engines.gpu import find_gpu
-    from twofour.engines.registry import PREFERRED
+    from twofour.engines.registry import builders
     from twofour.pipeline.engine_host import EngineHost
 
     found = versions(*(name for name, _, _ in _PACKAGES))
     with EngineHost() as host:
-        engines = tuple(map(host.status, PREFERRED))
+        engines = tuple(map(host.status, builders()))
     return Diagnosis(
         twofour_version=__version__,
         python_version=platform.python_version(),

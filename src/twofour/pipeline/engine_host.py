@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -13,25 +13,21 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from twofour.engines.onnxruntime.session import LEVELS
-from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback, say_nothing
+from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback, no_progress
+from twofour.engines.registry import EngineRow
 from twofour.engines.timing import no_latency
 from twofour.errors import BuildFailedError
 from twofour.pipeline.engine_worker import OpenedSession
 from twofour.pipeline.workers.process import WorkerDiedError, WorkerProcess, is_out_of_memory
 from twofour.records.build import EngineStatus, FailedTry, VariantBuild, VariantLatency
 from twofour.records.export import TensorShape
-from twofour.records.options import BuildOptions, EngineName
+from twofour.records.options import BuildOptions
 from twofour.records.run import OriginalOutputs, VariantCheck
 
 T = TypeVar("T")
 _SERVICE = "twofour.pipeline.engine_worker:EngineWorker"
 CRASH_HINT = "--precision float32 or --static-batch may avoid it"
-BUILT = (".plan", ".log", ".layers.json", ".profile.json")
-"""What TensorRT leaves, after the name of the variant."""
 _OUT_OF_MEMORY = "out of memory"
-_DEFAULT_LEVEL = 3
-_WITHOUT_COMPILING = 2
-"""TensorRT compiles kernels of its own from level 3 on; up to 2 it takes those of its libraries."""
 
 
 class CrashedError(BuildFailedError):
@@ -78,7 +74,7 @@ class EngineHost:
         if self._process is None:
             self._process = WorkerProcess(self._service, self._threads, path=self._path)
 
-    def call(self, command: str, *arguments: object, report: ProgressCallback = say_nothing) -> Any:  # noqa: ANN401  # each command has its own
+    def call(self, command: str, *arguments: object, report: ProgressCallback = no_progress) -> Any:  # noqa: ANN401  # each command has its own
         """The command's value; raises what it raised, and WorkerDiedError where it died.
 
         A process that found no memory is ended, for what it holds and its broken libraries, and
@@ -97,13 +93,15 @@ class EngineHost:
             self.close()
             raise WorkerDiedError(error.message, ending=_OUT_OF_MEMORY, passing=True) from error
 
-    def status(self, name: EngineName) -> EngineStatus:
+    def status(self, row: EngineRow) -> EngineStatus:
         """Whether an engine can run here; one that ends the process when it is tried cannot."""
         try:
-            found: EngineStatus = self.call("status", name)
+            found: EngineStatus = self.call("status", row)
         except BuildFailedError as error:
             why = f"trying it failed: {error.message}"
-            return EngineStatus(engine=name, version=None, can_run=False, why_not=why, hint=None)
+            return EngineStatus(
+                engine=row.name, version=None, can_run=False, why_not=why, hint=None
+            )
         return found
 
     def close(self) -> None:
@@ -172,17 +170,17 @@ def lasts(record: VariantBuild | VariantCheck | OriginalOutputs) -> bool:
     return error is None or not is_out_of_memory(error)
 
 
-def crashed_build(request: BuildRequest, engine: EngineName, error: CrashedError) -> VariantBuild:
+def crashed_build(request: BuildRequest, row: EngineRow, error: CrashedError) -> VariantBuild:
     """The row of an engine that ended its process in every try, with the files it left."""
 
     def left(suffix: str) -> str | None:
         file = request.file(suffix)
-        return file.name if engine is EngineName.TENSORRT and file.is_file() else None
+        return file.name if suffix in row.leaves and file.is_file() else None
 
     return VariantBuild(
         variant=request.variant,
         onnx=request.onnx.name,
-        sparse_weights=engine is EngineName.TENSORRT and request.sparse_weights,
+        sparse_weights=row.is_tensorrt and request.sparse_weights,
         providers=(),
         build_s=0.0,
         size_bytes=None,
@@ -195,35 +193,23 @@ def crashed_build(request: BuildRequest, engine: EngineName, error: CrashedError
     )
 
 
-def build_tensorrt(
-    host: EngineHost, request: BuildRequest, report: ProgressCallback
+def build_in(
+    host: EngineHost, row: EngineRow, request: BuildRequest, report: ProgressCallback
 ) -> VariantBuild:
-    """`TensorRtEngine.build`, at a lower optimization level where it takes its process down.
+    """The engine's `build`, at a lower optimization level where it takes its process down.
 
-    The second try goes without the timing cache, which may be what the first one died of. Raises
-    what a build raises, and CrashedError.
+    Raises what a build raises, and CrashedError.
     """
-    asked = request.options.optimization_level
-    levels = tuple(map(str, _levels(_DEFAULT_LEVEL if asked is None else asked)))
-    tries = Tries(engine=EngineName.TENSORRT.value, levels=levels, note=host.note)
+    attempts = dict(row.engine().attempts(request))
+    tries = Tries(engine=row.name, levels=tuple(attempts), note=host.note)
 
     def build(level: str) -> VariantBuild:
-        wanted = request
-        for suffix in BUILT:  # of an earlier build, which this one may not come to replace
+        for suffix in row.leaves:  # of an earlier build, which this one may not come to replace
             request.file(suffix).unlink(missing_ok=True)
-        if tries.failed:
-            options = replace(request.options, optimization_level=int(level))
-            wanted = replace(request, options=options, timing_cache=None)
-        built: VariantBuild = host.call("build", EngineName.TENSORRT, wanted, report=report)
+        built: VariantBuild = host.call("build", row, attempts[level], report=report)
         return replace(built, failed_tries=tries.failed, level=tries.lowered)
 
     return tries.until_alive(build, lambda: f"building {request.onnx.name}")
-
-
-def _levels(asked: int) -> Iterator[int]:
-    yield asked
-    if asked > 0:
-        yield min(asked - 1, _WITHOUT_COMPILING)
 
 
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")

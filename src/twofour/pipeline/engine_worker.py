@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from twofour.engines.onnxruntime.session import CannotRunError, OrtSession
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
-from twofour.engines.registry import known_engines
+from twofour.engines.registry import EngineRow
 from twofour.records.build import EngineStatus, VariantBuild, VariantLatency
 from twofour.records.export import TensorShape
-from twofour.records.options import BuildOptions, EngineName
+from twofour.records.options import BuildOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +30,11 @@ class EngineWorker:
 
     def __init__(self, report: ProgressCallback) -> None:
         self._report = report
-        self._engines = known_engines()
         self._session: OrtSession | None = None
 
-    def status(self, name: EngineName) -> EngineStatus:
+    def status(self, row: EngineRow) -> EngineStatus:
         """Whether an engine can run here, established by trying."""
-        return self._engines[name].status()
+        return row.engine().status()
 
     def open(self, path: Path, threads: int | None, level: str) -> OpenedSession:
         """Load a file into ONNX Runtime at an optimization level, in place of the one before.
@@ -67,9 +66,9 @@ class EngineWorker:
             self._session.close()
         self._session = None
 
-    def build(self, name: EngineName, request: BuildRequest) -> VariantBuild:
+    def build(self, row: EngineRow, request: BuildRequest) -> VariantBuild:
         """Build and time one variant, with the progress reported."""
-        return self._engines[name].build(request, self._report)
+        return row.engine().build(request, self._report)
 
     @property
     def _opened(self) -> OrtSession:

@@ -17,6 +17,7 @@ from twofour.eligibility.report import join_report, report_from_engine
 from twofour.eligibility.same_model import own_evidence
 from twofour.eligibility.sightings import name_places
 from twofour.engines.gpu import find_gpu
+from twofour.engines.registry import ENGINES
 from twofour.errors import BadInputError
 from twofour.graph.weights import GraphWeights, find_weights, load_model
 from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
@@ -37,7 +38,6 @@ from twofour.records.build import BuildResult, Gpu
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, LayerMap, LayerName
 from twofour.records.latency import LatencyComparison
-from twofour.records.options import EngineName
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
 from twofour.reports.html import to_html
@@ -192,7 +192,7 @@ def _hardware_validation(run: Run, exported: ExportResult) -> Validation:
 
 
 def _builder_version(built: BuildResult) -> str | None:
-    return built.engine.version if built.engine.engine is EngineName.TENSORRT else None
+    return built.engine.version if ENGINES[built.engine.engine].is_tensorrt else None
 
 
 def report_onnx(

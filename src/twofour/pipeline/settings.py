@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from twofour.eligibility.findings import ALWAYS_STRONGLY_TYPED, version_numbers
-from twofour.engines.registry import choose_engine
+from twofour.engines.registry import ENGINES, EngineRow, choose_engine
 from twofour.engines.tensorrt.precision import (
     DEPRECATED,
     WEAK_IS_DEPRECATED,
@@ -20,9 +20,9 @@ from twofour.engines.trtexec import opset_for
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.source import Source, SourceKind
 from twofour.records.build import EngineStatus
-from twofour.records.options import EngineName, Precision, RunOptions
+from twofour.records.options import Precision, RunOptions
 
-StatusOf = Callable[[EngineName], EngineStatus]
+StatusOf = Callable[[EngineRow], EngineStatus]
 Note = Callable[[str], None]
 
 
@@ -34,9 +34,14 @@ class ChosenEngine:
     not_used: tuple[EngineStatus, ...]
 
     @property
+    def row(self) -> EngineRow:
+        """What the registry says of it."""
+        return ENGINES[self.status.engine]
+
+    @property
     def builds_from_sparse(self) -> bool:
         """TensorRT: both engines come from sparse.onnx and differ in the sparsity flag alone."""
-        return self.status.engine is EngineName.TENSORRT
+        return self.row.is_tensorrt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +141,7 @@ def _pick_engine(options: RunOptions, status_of: StatusOf, note: Note) -> Chosen
     """Choose by trying, and say so in one line where the preferred engine cannot run."""
     status, not_used = choose_engine(options.engine, status_of)
     for other in not_used:
-        note(
-            f"{other.engine.value} cannot run here: {other.why_not}; "
-            f"going on with {status.engine.value}"
-        )
+        note(f"{other.engine} cannot run here: {other.why_not}; going on with {status.engine}")
     chosen = ChosenEngine(status=status, not_used=not_used)
     _check_allowed_types(options, chosen, note)
     return chosen
@@ -153,7 +155,7 @@ def _check_allowed_types(options: RunOptions, chosen: ChosenEngine, note: Note) 
         return
     words = ", ".join(f"--{allowed.value}" for allowed in allow)
     if not chosen.builds_from_sparse:
-        note(f"{words}: of TensorRT alone; {chosen.status.engine.value} runs the file")
+        note(f"{words}: of TensorRT alone; {chosen.status.engine} runs the file")
     elif version_numbers(version) >= ALWAYS_STRONGLY_TYPED:
         raise never_weakly_typed(version, allow[0])
     elif version_numbers(version) >= WEAK_IS_DEPRECATED:

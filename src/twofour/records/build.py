@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.records.options import BuildOptions, EngineName
+from twofour.records.options import BuildOptions
 from twofour.records.weights import SCHEMA_VERSION
 
 
@@ -12,7 +12,8 @@ from twofour.records.weights import SCHEMA_VERSION
 class EngineStatus:
     """Whether an engine can run on this machine, established by trying."""
 
-    engine: EngineName
+    engine: str
+    """Its name in the registry of engines."""
     version: str | None
     can_run: bool
     why_not: str | None
@@ -23,7 +24,7 @@ class EngineStatus:
     @property
     def in_words(self) -> str:
         """Name, version and device of an engine that can run."""
-        return f"{self.engine.value} {self.version} on {self.device}"
+        return f"{self.engine} {self.version} on {self.device}"
 
 
 FIRST_WITH_SPARSE = (8, 0)
@@ -132,6 +133,11 @@ class BuildResult:
     variants: tuple[VariantBuild, ...]
     notes: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def has_sparse(self) -> bool:
+        """Whether a variant was allowed sparse kernels."""
+        return any(variant.sparse_weights for variant in self.variants)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

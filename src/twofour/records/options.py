@@ -76,13 +76,6 @@ class ExportOptions:
     output_names: tuple[str, ...] | None = None
 
 
-class EngineName(str, Enum):
-    """The engines there are."""
-
-    TENSORRT = "tensorrt"
-    ONNXRUNTIME = "onnxruntime"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeProfile:
     """Smallest, usual and largest shape of one input (a TensorRT optimization profile)."""

@@ -421,10 +421,10 @@ def _lines(accuracy: Accuracy) -> tuple[str, ...]:
 
 
 def _engine_lines(build: BuildResult) -> tuple[str, ...]:
-    not_used = (f"not used: {s.engine.value}: {printable(s.why_not or '')}" for s in build.not_used)
+    not_used = (f"not used: {s.engine}: {printable(s.why_not or '')}" for s in build.not_used)
     return (*not_used, *map(printable, build.notes))
 
 
 def _build_times(build: BuildResult) -> str:
-    table = latency_table([v.latency for v in build.variants], engine=build.engine.engine)
+    table = latency_table([v.latency for v in build.variants], has_sparse=build.has_sparse)
     return plain_text(table)

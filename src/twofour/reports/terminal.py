@@ -26,7 +26,6 @@ from twofour.eligibility.rules import holds_trivially
 from twofour.records.build import VariantLatency
 from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
 from twofour.records.export import Accuracy, OutputAgreement
-from twofour.records.options import EngineName
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation, WeightCheck
 from twofour.records.weights import Pattern, Reason, ReasonCode
 from twofour.reports.eligibility_document import (
@@ -45,7 +44,7 @@ NOT_JUDGED = (
 )
 
 
-def latency_table(variants: Sequence[VariantLatency], *, engine: EngineName) -> RenderableType:
+def latency_table(variants: Sequence[VariantLatency], *, has_sparse: bool) -> RenderableType:
     """Median, p90, throughput and time over dense; notes on what to expect.
 
     The variants were timed one after the other, each once: that is no evidence of a difference
@@ -60,8 +59,8 @@ def latency_table(variants: Sequence[VariantLatency], *, engine: EngineName) -> 
     notes = [f"{v.name} failed: {v.error}" for v in variants if v.error is not None]
     if sum(v.median_ms is not None for v in variants) > 1:
         notes.append(NOT_JUDGED)
-    if engine is EngineName.ONNXRUNTIME:
-        notes.append("ONNX Runtime runs dense kernels for both: zeros bring no speed here")
+    if not has_sparse:
+        notes.append("the engine runs dense kernels for both: zeros bring no speed here")
     return Group(table, *(Text(printable(note)) for note in notes))
 
 

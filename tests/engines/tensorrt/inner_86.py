@@ -15,7 +15,7 @@ import tensorrt as trt
 from onnx import TensorProto, helper, numpy_helper
 from support.trt_fakes import FakeBuild, spec
 
-from twofour.engines.protocol import BuildRequest, ProgressCallback, say_nothing
+from twofour.engines.protocol import BuildRequest, ProgressCallback, no_progress
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError
@@ -46,7 +46,7 @@ class HostHere(EngineHost):
 
     _worker: EngineWorker | None = None
 
-    def call(self, command: str, *arguments: object, report: ProgressCallback = say_nothing) -> Any:
+    def call(self, command: str, *arguments: object, report: ProgressCallback = no_progress) -> Any:
         self._worker = self._worker or EngineWorker(report)
         return getattr(self._worker, command)(*arguments)
 
@@ -88,7 +88,7 @@ def build(
         options=BuildOptions(allow=allow),
         inputs={"x": np.ones((8, 16), np.float32)},
     )
-    return TensorRtEngine().build(request, say_nothing)
+    return TensorRtEngine().build(request, no_progress)
 
 
 def test_the_version_and_what_it_lacks_are_those_of_86() -> None:
@@ -229,4 +229,4 @@ def test_a_file_that_is_no_onnx_is_bad_input(tmp_path: Path) -> None:
         inputs={"x": np.ones((8, 16), np.float32)},
     )
     with pytest.raises(BadInputError, match=r"cannot read .*sparse\.onnx as ONNX"):
-        TensorRtEngine().build(request, say_nothing)
+        TensorRtEngine().build(request, no_progress)

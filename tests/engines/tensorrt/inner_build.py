@@ -12,7 +12,7 @@ import tensorrt as trt
 from support.trt_fakes import PLAN, FakeBuild, request_for
 
 from twofour.engines.inputs import parse_shapes
-from twofour.engines.protocol import say_nothing
+from twofour.engines.protocol import no_progress
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
@@ -54,12 +54,12 @@ def test_a_builder_that_can_be_created_means_it_can_run() -> None:
 
 def test_building_without_a_gpu_names_the_missing_tool(tmp_path: Path) -> None:
     with pytest.raises(MissingToolError, match="nullptr"):
-        TensorRtEngine().build(request_for(tmp_path), say_nothing)
+        TensorRtEngine().build(request_for(tmp_path), no_progress)
 
 
 @pytest.mark.usefixtures("build")
 def test_a_build_leaves_plan_layers_profile_and_times(tmp_path: Path) -> None:
-    result = TensorRtEngine().build(request_for(tmp_path, iterations=7), say_nothing)
+    result = TensorRtEngine().build(request_for(tmp_path, iterations=7), no_progress)
     assert (tmp_path / "sparse.plan").read_bytes() == PLAN
     assert result.size_bytes == len(PLAN)
     assert (result.plan, result.log) == ("sparse.plan", "sparse.log")
@@ -80,7 +80,7 @@ def test_a_build_leaves_plan_layers_profile_and_times(tmp_path: Path) -> None:
 def test_sparse_weights_are_allowed_for_the_sparse_variant_alone(
     tmp_path: Path, build: FakeBuild, sparse: bool
 ) -> None:
-    result = TensorRtEngine().build(request_for(tmp_path, sparse=sparse), say_nothing)
+    result = TensorRtEngine().build(request_for(tmp_path, sparse=sparse), no_progress)
     assert result.sparse_weights is sparse
     others = {trt.BuilderFlag.SPARSE_WEIGHTS} if sparse else set()
     assert build.flags == {trt.BuilderFlag.TF32, *others}
@@ -90,7 +90,7 @@ def test_sparse_weights_are_allowed_for_the_sparse_variant_alone(
 
 def test_the_options_reach_the_builder_configuration(tmp_path: Path, build: FakeBuild) -> None:
     request = request_for(tmp_path, tf32=False, workspace_bytes=1 << 30, optimization_level=4)
-    TensorRtEngine().build(request, say_nothing)
+    TensorRtEngine().build(request, no_progress)
     assert trt.BuilderFlag.TF32 not in build.flags
     assert build.pools == {trt.MemoryPoolType.WORKSPACE: 1 << 30}
     assert build.config.builder_optimization_level == 4
@@ -100,7 +100,7 @@ def test_the_options_reach_the_builder_configuration(tmp_path: Path, build: Fake
 def test_without_shapes_the_batch_goes_from_one_to_the_example(
     tmp_path: Path, build: FakeBuild
 ) -> None:
-    TensorRtEngine().build(request_for(tmp_path), say_nothing)
+    TensorRtEngine().build(request_for(tmp_path), no_progress)
     assert build.shapes == {"x": ((1, 16), (8, 16), (8, 16))}
 
 
@@ -108,7 +108,7 @@ def test_asked_shapes_become_the_profile_and_runs_are_timed_at_opt(
     tmp_path: Path, build: FakeBuild
 ) -> None:
     shapes = parse_shapes(["x=2x16:4x16:32x16"])
-    TensorRtEngine().build(request_for(tmp_path, shapes=shapes), say_nothing)
+    TensorRtEngine().build(request_for(tmp_path, shapes=shapes), no_progress)
     assert build.shapes == {"x": ((2, 16), (4, 16), (32, 16))}
     assert build.run.shape == (4, 16)
 
@@ -117,25 +117,25 @@ def test_asked_shapes_become_the_profile_and_runs_are_timed_at_opt(
 def test_shapes_of_an_unknown_input_are_bad_input(tmp_path: Path) -> None:
     shapes = parse_shapes(["image=1x16"])
     with pytest.raises(BadInputError, match="no input 'image'"):
-        TensorRtEngine().build(request_for(tmp_path, shapes=shapes), say_nothing)
+        TensorRtEngine().build(request_for(tmp_path, shapes=shapes), no_progress)
 
 
 def test_a_profile_that_tensorrt_refuses_fails_the_build(tmp_path: Path, build: FakeBuild) -> None:
     build.config.add_optimization_profile.side_effect = lambda _: -1
     with pytest.raises(BuildFailedError, match=r"refuses the shapes.*opt \(8, 16\)"):
-        TensorRtEngine().build(request_for(tmp_path), say_nothing)
+        TensorRtEngine().build(request_for(tmp_path), no_progress)
 
 
 def test_the_timing_cache_of_one_build_is_given_to_the_next(
     tmp_path: Path, build: FakeBuild
 ) -> None:
     engine = TensorRtEngine()
-    engine.build(request_for(tmp_path, sparse=False), say_nothing)
+    engine.build(request_for(tmp_path, sparse=False), no_progress)
     assert build.caches[0] == b"", "the first build starts with an empty cache"
     assert (tmp_path / "timing.cache").read_bytes() == b"timings"
     build.caches.clear()
     build.config.num_optimization_profiles = 0
-    engine.build(request_for(tmp_path), say_nothing)
+    engine.build(request_for(tmp_path), no_progress)
     assert build.caches[0] == b"timings"
 
 
@@ -144,7 +144,7 @@ def test_the_log_holds_all_five_severities_in_tensorrts_own_format(
 ) -> None:
     names = ["INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE"]
     build.messages = [(name, f"message {name}\nsecond line") for name in names]
-    TensorRtEngine().build(request_for(tmp_path), say_nothing)
+    TensorRtEngine().build(request_for(tmp_path), no_progress)
     log = (tmp_path / "sparse.log").read_text()
     found = re.findall(
         r"^\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[TRT\] \[(.)\] message (\w+)\nsecond line$",
@@ -159,7 +159,7 @@ def test_the_log_holds_all_five_severities_in_tensorrts_own_format(
 def test_a_parser_without_words_still_fails_the_build(tmp_path: Path, build: FakeBuild) -> None:
     build.parser.parse_from_file.return_value = False
     with pytest.raises(BuildFailedError, match=r"cannot parse .*sparse\.onnx"):
-        TensorRtEngine().build(request_for(tmp_path), say_nothing)
+        TensorRtEngine().build(request_for(tmp_path), no_progress)
 
 
 def test_a_build_without_a_plan_fails_with_the_logged_errors(
@@ -168,7 +168,7 @@ def test_a_build_without_a_plan_fails_with_the_logged_errors(
     build.plan = None
     build.messages = [("INFO", "fine so far"), ("ERROR", "10: could not find any implementation")]
     with pytest.raises(BuildFailedError, match="10: could not find any implementation") as failure:
-        TensorRtEngine().build(request_for(tmp_path), say_nothing)
+        TensorRtEngine().build(request_for(tmp_path), no_progress)
     assert "fine so far" not in str(failure.value)
     assert failure.value.exit_code == 5
     assert not (tmp_path / "sparse.plan").exists()
@@ -181,7 +181,7 @@ def test_the_log_says_version_and_gpu_also_where_tensorrt_is_silent(
     gpu = Gpu(name="NVIDIA H200", compute_capability=(9, 0), memory_bytes=1, driver=None)
     monkeypatch.setattr("twofour.engines.tensorrt.engine.find_gpu", lambda: gpu)
     build.messages = [("INFO", "(Sparsity) Layers eligible for sparse math: fc")]
-    TensorRtEngine().build(request_for(tmp_path), say_nothing)
+    TensorRtEngine().build(request_for(tmp_path), no_progress)
     (found,) = parse_lines((tmp_path / "sparse.log").read_text().splitlines())
     assert found.tensorrt_version == ".".join(trt.__version__.split(".")[:3])
     assert (found.gpu, found.compute_capability) == ("NVIDIA H200", (9, 0))
@@ -196,11 +196,11 @@ def test_errors_of_an_earlier_build_do_not_explain_a_later_one(
     build.plan = None
     build.messages = [("ERROR", "the first reason")]
     with pytest.raises(BuildFailedError, match="the first reason"):
-        engine.build(request_for(tmp_path), say_nothing)
+        engine.build(request_for(tmp_path), no_progress)
     build.messages = [("ERROR", "the second reason")]
     build.config.num_optimization_profiles = 0
     with pytest.raises(BuildFailedError, match="the second reason") as failure:
-        engine.build(request_for(tmp_path), say_nothing)
+        engine.build(request_for(tmp_path), no_progress)
     assert "the first reason" not in str(failure.value)
 
 
@@ -208,4 +208,4 @@ def test_errors_of_an_earlier_build_do_not_explain_a_later_one(
 def test_a_folder_that_cannot_hold_the_log_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "sparse.log").mkdir()
     with pytest.raises(BadInputError, match=r"cannot write .*sparse\.log"):
-        TensorRtEngine().build(request_for(tmp_path), say_nothing)
+        TensorRtEngine().build(request_for(tmp_path), no_progress)

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorrt as trt
 from support.trt_fakes import PLAN, FakeBuild, FakeRun, onnx_file
 
-from twofour.engines.protocol import BuildRequest, say_nothing
+from twofour.engines.protocol import Arrays, BuildRequest, no_progress
 from twofour.engines.tensorrt.engine import TensorRtEngine
+from twofour.engines.tensorrt.log import build_log
+from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.build import LayerTime
 from twofour.records.options import BuildOptions
@@ -29,48 +32,50 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
+def outputs_of(plan: Path, inputs: Arrays) -> dict[str, np.ndarray]:
+    with build_log(trt, None) as log, LoadedPlan(trt, plan, log) as loaded:
+        return loaded.outputs(inputs)
+
+
 def test_outputs_are_computed_from_the_inputs_of_each_call(
-    engine: TensorRtEngine, plan: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeRun(monkeypatch)
     x = np.arange(48, dtype=np.float32).reshape(3, 16)
-    outputs = engine.run(plan, {"x": x})
+    outputs = outputs_of(plan, {"x": x})
     np.testing.assert_array_equal(outputs["y"], 2 * x)
     assert outputs["y"].dtype == np.float32
-    np.testing.assert_array_equal(engine.run(plan, {"x": x[:1]})["y"], 2 * x[:1])
+    np.testing.assert_array_equal(outputs_of(plan, {"x": x[:1]})["y"], 2 * x[:1])
 
 
-def test_inputs_with_other_names_are_bad_input(
-    engine: TensorRtEngine, plan: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_with_other_names_are_bad_input(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRun(monkeypatch)
     with pytest.raises(BadInputError, match=r"takes the inputs \['x'\], found \['z'\]"):
-        engine.run(plan, {"z": np.ones((1, 16), np.float32)})
+        outputs_of(plan, {"z": np.ones((1, 16), np.float32)})
 
 
 def test_the_profile_gives_the_mean_of_each_layer_in_order(
-    engine: TensorRtEngine, plan: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeRun(monkeypatch)
-    times = engine.profile(plan, {"x": np.ones((1, 16), np.float32)}, 4)
+    with build_log(trt, None) as log, LoadedPlan(trt, plan, log) as loaded:
+        times = loaded.layer_times({"x": np.ones((1, 16), np.float32)}, 4).layers()
     assert times == (LayerTime(name="fc", mean_ms=0.5), LayerTime(name="act", mean_ms=0.25))
 
 
 def test_a_plan_of_another_tensorrt_fails_to_load(
-    engine: TensorRtEngine, plan: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeRun(monkeypatch)
     plan.write_bytes(b"of another version")
     with pytest.raises(BuildFailedError, match=r"cannot load .*sparse\.plan"):
-        engine.run(plan, {"x": np.ones((1, 16), np.float32)})
+        outputs_of(plan, {"x": np.ones((1, 16), np.float32)})
 
 
-def test_a_missing_plan_is_bad_input(
-    engine: TensorRtEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_plan_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRun(monkeypatch)
     with pytest.raises(BadInputError, match="cannot read"):
-        engine.run(tmp_path / "none.plan", {})
+        outputs_of(tmp_path / "none.plan", {})
 
 
 @pytest.mark.parametrize("broken", ["context", "enqueue"])
@@ -90,7 +95,7 @@ def test_a_plan_that_cannot_run_is_kept_and_says_why(
         options=BuildOptions(),
         inputs={"x": np.ones((8, 16), np.float32)},
     )
-    result = engine.build(request, say_nothing)
+    result = engine.build(request, no_progress)
     assert (tmp_path / "sparse.plan").read_bytes() == PLAN
     assert result.latency.median_ms is None
     assert "TensorRT" in (result.latency.error or "")

@@ -12,12 +12,12 @@ import pytest
 from support.fake_cudart import advance, fake_cudart
 from support.trt_fakes import PLAN, FakeBuild, FakeRun, HostCuda
 
+from twofour.engines.protocol import OpenOptions
 from twofour.engines.tensorrt.timed import (
     EVENTS,
     TensorRtTimedModel,
     open_tensorrt,
 )
-from twofour.engines.timed_protocol import OpenOptions
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape

@@ -13,8 +13,10 @@ import pytest
 import tensorrt as trt
 from support.trt_fakes import PLAN, FakeBuild, FakeRun, request_for, spec
 
-from twofour.engines.protocol import say_nothing
+from twofour.engines.protocol import no_progress
 from twofour.engines.tensorrt.engine import TensorRtEngine
+from twofour.engines.tensorrt.log import build_log
+from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.options import AllowedType
 
@@ -29,7 +31,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
 def test_the_network_is_strongly_typed_and_has_no_precision_flag(
     tmp_path: Path, build: FakeBuild
 ) -> None:
-    TensorRtEngine().build(request_for(tmp_path), say_nothing)
+    TensorRtEngine().build(request_for(tmp_path), no_progress)
     assert build.network_flags == {10: 1 << 1, 11: 1 << 0}[MAJOR]
     assert not {"FP16", "BF16", "INT8", "FP8"} & {flag.name for flag in build.flags}
 
@@ -84,7 +86,7 @@ def test_a_model_the_parser_refuses_fails_with_the_parsers_words(
     build.parser.num_errors = 1
     build.parser.get_error.return_value = error
     with pytest.raises(BuildFailedError, match=r"node 'bad' \(Nope\): no importer registered"):
-        TensorRtEngine().build(request_for(tmp_path), say_nothing)
+        TensorRtEngine().build(request_for(tmp_path), no_progress)
 
 
 def test_an_error_of_the_whole_file_names_no_node(tmp_path: Path, build: FakeBuild) -> None:
@@ -94,7 +96,7 @@ def test_an_error_of_the_whole_file_names_no_node(tmp_path: Path, build: FakeBui
     build.parser.num_errors = 1
     build.parser.get_error.return_value = error
     with pytest.raises(BuildFailedError, match=r"sparse\.onnx: Failed to parse the ONNX model\."):
-        TensorRtEngine().build(request_for(tmp_path), say_nothing)
+        TensorRtEngine().build(request_for(tmp_path), no_progress)
 
 
 def test_float32_examples_feed_a_bfloat16_engine(
@@ -105,7 +107,8 @@ def test_float32_examples_feed_a_bfloat16_engine(
     plan.write_bytes(PLAN)
     FakeRun(monkeypatch, dtype=trt.bfloat16)
     x = np.full((2, 16), 1.5, np.float32)
-    y = TensorRtEngine().run(plan, {"x": x})["y"]
+    with build_log(trt, None) as log, LoadedPlan(trt, plan, log) as loaded:
+        y = loaded.outputs({"x": x})["y"]
     assert y.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(y.astype(np.float32), 3.0)
 
@@ -116,7 +119,7 @@ def test_types_that_are_allowed_make_a_network_before_11_weakly_typed(
     if MAJOR > 10:
         return  # the test below
     request = request_for(tmp_path, allow=(AllowedType.FP16, AllowedType.BF16))
-    TensorRtEngine().build(request, say_nothing)
+    TensorRtEngine().build(request, no_progress)
     assert not (build.network_flags or 0) & 1 << 1  # STRONGLY_TYPED
     assert {"FP16", "BF16"} <= {flag.name for flag in build.flags}
     assert "[I] Precision: FP32+FP16+BF16" in (tmp_path / "sparse.log").read_text()
@@ -128,7 +131,7 @@ def test_a_type_that_cannot_be_allowed_is_refused_with_what_to_do(
     allow = AllowedType.INT8 if MAJOR == 10 else AllowedType.FP16
     request = request_for(tmp_path, allow=(allow,))
     with pytest.raises(BadInputError) as told:
-        TensorRtEngine().build(request, say_nothing)
+        TensorRtEngine().build(request, no_progress)
     if MAJOR == 10:
         assert "has no Q/DQ nodes" in told.value.message
     else:

@@ -10,8 +10,8 @@ from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._inductor import config as inductor
 
+from twofour.engines.torch.engine import TorchEngine
 from twofour.engines.torch.failures import in_one_line, torch_errors
-from twofour.engines.torch.modes import torch_statuses
 from twofour.engines.torch.timed import open_torch
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 
@@ -52,7 +52,7 @@ def test_without_a_compiler_torch_compile_is_a_missing_tool() -> None:
     with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
         with pytest.raises(MissingToolError, match=r"finds no C\+\+ compiler") as info:
             open_torch(mlp(), "compile", OPTIONS)
-        why_not = {status.name: status.why_not for status in torch_statuses()}
+        why_not = {status.name: status.why_not for status in TorchEngine().statuses(["compile"])}
     assert "CXX" in str(info.value.hint)
     assert why_not["torch:compile"] == (
         "torch:compile does not run: torch.compile finds no C++ compiler"

@@ -6,7 +6,7 @@ import torch
 from support.torch_small_modules import OPTIONS, arrays_of, conv_net, mlp, program
 from torch import nn
 
-from twofour.engines.timed_protocol import OpenOptions
+from twofour.engines.protocol import OpenOptions
 from twofour.engines.torch.placed import TorchProgram
 from twofour.engines.torch.timed import open_torch
 from twofour.errors import BadInputError, BuildFailedError

@@ -20,7 +20,7 @@ from support.torch_small_modules import (
 )
 from torch import nn
 
-from twofour.engines.timed_protocol import TimedModel
+from twofour.engines.protocol import TimedModel
 from twofour.engines.torch.modes import MODES
 from twofour.engines.torch.placed import TorchProgram
 from twofour.engines.torch.timed import open_torch

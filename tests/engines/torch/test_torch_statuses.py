@@ -7,9 +7,10 @@ import pytest
 import torch
 from support.torch_small_modules import OPTIONS, mlp
 
-from twofour.engines.modes import FLAG_OFF, GPU
-from twofour.engines.torch.modes import MODES, torch_statuses
-from twofour.engines.torch.tensorrt import open_torch_tensorrt, torch_tensorrt_statuses
+from twofour.engines.protocol import FLAG_OFF, GPU
+from twofour.engines.torch.engine import TorchEngine
+from twofour.engines.torch.modes import MODES
+from twofour.engines.torch.tensorrt import TorchTensorRtEngine, open_torch_tensorrt
 from twofour.errors import BadInputError, MissingToolError
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -17,17 +18,21 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
-from twofour.engines.torch.modes import torch_statuses
-from twofour.engines.torch.tensorrt import torch_tensorrt_statuses
-for status in (*torch_statuses(), *torch_tensorrt_statuses()):
-    print(status.name, status.why_not, status.hint, sep="|")
+from twofour.engines.registry import ENGINES
+for name in ("torch", "torch-tensorrt"):
+    engine = ENGINES[name].engine()
+    for status in engine.statuses([mode.name for mode in engine.modes]):
+        print(status.name, status.why_not, status.hint, sep="|")
 """
 
 
 @no_gpu
 def test_every_mode_is_tried_and_says_what_is_missing() -> None:
     threads = torch.get_num_threads()
-    tried = (*torch_statuses(), *torch_tensorrt_statuses())
+    tried = (
+        *TorchEngine().statuses(tuple(MODES)),
+        *TorchTensorRtEngine().statuses((GPU, FLAG_OFF)),
+    )
     statuses = {status.name: status for status in tried}
     modes = [f"torch:{mode}" for mode in MODES]
     assert list(statuses) == [*modes, f"torch-tensorrt:{GPU}", f"torch-tensorrt:{FLAG_OFF}"]

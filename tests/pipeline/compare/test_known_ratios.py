@@ -7,7 +7,7 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from twofour.engines.protocol import say_nothing
+from twofour.engines.protocol import no_progress
 from twofour.engines.timing import RoundPlan, interleave
 from twofour.latency.ratios import ratios_and_noise
 from twofour.records.latency import ComparedVariant, LatencyRatio, LatencyVerdict
@@ -48,7 +48,7 @@ def compared(true: dict[str, float], rounds: int) -> tuple[dict[str, LatencyRati
     clock = Clock()
     sleepers = [Sleeper(name, ratio, clock, random.Random(name)) for name, ratio in true.items()]
     plan = RoundPlan(rounds=rounds, time_limit_s=60, seed=3)
-    found = interleave(sleepers, plan, say_nothing)
+    found = interleave(sleepers, plan, no_progress)
     variants = tuple(variant(name, samples) for name, samples in found.samples_ms.items())
     ratios, noise = ratios_and_noise(variants, BASELINE, 0)
     return {r.variant: r for r in ratios}, noise[0].floor

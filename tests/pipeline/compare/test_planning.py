@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twofour.engines.timed_protocol import ModeStatus
+from twofour.engines.protocol import ModeStatus
 from twofour.errors import BadInputError
 from twofour.pipeline.compare.plan import (
     ComparedModel,
@@ -138,7 +138,7 @@ def test_an_onnx_file_has_no_torch_rows_unless_they_are_asked_for() -> None:
 
 
 def test_a_plan_alone_runs_in_tensorrt_as_it_is() -> None:
-    model = ComparedModel(weights="m", plans={"gpu": Path("m.plan")})
+    model = ComparedModel(weights="m", plans={("tensorrt", "gpu"): Path("m.plan")})
     rows, baseline = plan_variants((model,), ("tensorrt:gpu",), None, statuses())
     assert [row.name for row in rows] == ["m@tensorrt:gpu", "m@tensorrt:gpu again"]
     assert baseline == "m@tensorrt:gpu"

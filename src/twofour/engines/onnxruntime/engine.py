@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from twofour.engines.gpu import find_gpu
+from twofour.engines.onnxruntime.modes import ENGINE, MODES, onnxruntime_statuses
 from twofour.engines.onnxruntime.session import (
     CUDA,
+    HINT,
+    LEVELS,
+    PROBE,
     CannotRunError,
     OrtSession,
     SessionSetup,
     open_session,
 )
-from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
+from twofour.engines.onnxruntime.timed import open_onnxruntime
+from twofour.engines.protocol import (
+    Arrays,
+    BuildRequest,
+    ModeStatus,
+    OpenRequest,
+    ProgressCallback,
+    TimedModel,
+)
 from twofour.engines.timing import no_latency
 from twofour.errors import BuildFailedError, first_line
-from twofour.records.build import EngineStatus, LayerTime, VariantBuild, VariantLatency
-from twofour.records.options import BuildOptions, EngineName
-
-__all__ = ["CannotRunError", "OnnxRuntimeEngine", "OrtSession", "node_times"]
-
-HINT = "pip install onnxruntime (or onnxruntime-gpu, exactly one of the two)"
-PROBE = (
-    b'\x08\x07:7\n\x0c\n\x01x\x12\x01y"\x04Relu\x12\x05probe'
-    b"Z\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01"
-    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x0e"
-)
-"""The smallest model that shows whether a session can run: y = Relu(x), one float32 each, opset 14.
-
-Written out, because importing onnx to make it takes as long as starting the session."""
-_KERNEL_TIME = "_kernel_time"
+from twofour.records.build import EngineStatus, VariantBuild, VariantLatency
+from twofour.records.options import BuildOptions
 
 
 class TimedSession(Protocol):
@@ -56,10 +52,8 @@ class TimedSession(Protocol):
 class OnnxRuntimeEngine:
     """Meets the Engine Protocol; what it builds is a session, so no plan or log is left."""
 
-    @property
-    def name(self) -> EngineName:
-        """EngineName.ONNXRUNTIME."""
-        return EngineName.ONNXRUNTIME
+    modes = MODES
+    open_levels = LEVELS
 
     def status(self) -> EngineStatus:
         """Whether a session can be made here, and on which device."""
@@ -100,42 +94,20 @@ class OnnxRuntimeEngine:
         """The record of a model that ONNX Runtime does not take."""
         return _variant(request, build_s=0.0, latency=no_latency(request.variant, error.message))
 
-    def run(self, model: Path, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
-        """Outputs of the ONNX file."""
-        with OrtSession(model) as session:
-            return session.outputs(inputs)
+    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
+        """Each tried with a session."""
+        return onnxruntime_statuses(modes)
 
-    def profile(self, model: Path, inputs: Arrays, iterations: int) -> tuple[LayerTime, ...]:
-        """Mean time of each node of ONNX Runtime's own, fused graph: its names, not the file's.
+    def attempts(self, request: BuildRequest) -> tuple[tuple[str, BuildRequest], ...]:
+        """One: a run loads its sessions at lower levels itself."""
+        return ((LEVELS[0], request),)
 
-        A first run, in which memory is laid out, is left out: it takes many times as long.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            with OrtSession(model, profile_prefix=Path(folder, "ort")) as session:
-                for _ in range(iterations + 1):
-                    session.outputs(inputs)
-                events = session.end_profiling().read_text(encoding="utf-8")
-            return node_times(without_first_run(events), iterations)
-
-
-def without_first_run(events: str) -> str:
-    """ONNX Runtime's profile without what came before the end of the first run, its warm-up."""
-    rows = json.loads(events)
-    ends = [place for place, event in enumerate(rows) if event.get("name") == "model_run"]
-    return json.dumps(rows[ends[0] + 1 :] if ends else [])
-
-
-def node_times(events: str, iterations: int) -> tuple[LayerTime, ...]:
-    """Mean ms per run of each node in ONNX Runtime's profiling JSON, in order of execution."""
-    total_us: dict[str, float] = {}
-    for event in json.loads(events):
-        name = str(event.get("name", ""))
-        if event.get("cat") == "Node" and name.endswith(_KERNEL_TIME):
-            node = name[: -len(_KERNEL_TIME)]
-            total_us[node] = total_us.get(node, 0.0) + float(event["dur"])
-    return tuple(
-        LayerTime(name=name, mean_ms=us / 1e3 / iterations) for name, us in total_us.items()
-    )
+    def open(self, request: OpenRequest) -> TimedModel:
+        """An ONNX file, as `open_onnxruntime` loads it."""
+        assert request.file is not None, "planned only where there is one"
+        return open_onnxruntime(
+            request.file, request.mode, request.options, precision=request.precision
+        )
 
 
 def _try_providers() -> tuple[str, ...]:
@@ -152,7 +124,7 @@ def _status(
     device: str | None = None,
 ) -> EngineStatus:
     return EngineStatus(
-        engine=EngineName.ONNXRUNTIME,
+        engine=ENGINE,
         version=version,
         can_run=why_not is None,
         why_not=why_not,

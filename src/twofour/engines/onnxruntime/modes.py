@@ -6,16 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twofour.engines.onnxruntime.engine import HINT, PROBE
 from twofour.engines.onnxruntime.providers import TENSORRT, ProviderSetup, open_on
-from twofour.engines.onnxruntime.session import CPU, CUDA, SessionSetup
-from twofour.engines.timed_protocol import ModeStatus
+from twofour.engines.onnxruntime.session import CPU, CUDA, HINT, PROBE, SessionSetup
+from twofour.engines.protocol import Mode, ModeStatus
 from twofour.errors import BadInputError, MissingToolError, first_line
 from twofour.records.options import ShapeProfile
 
 ENGINE = "onnxruntime"
-MODES = ("cpu", "cuda", "tensorrt", "tensorrt-sparse", "int8", "uint8")
-"""int8 and uint8 are the types of the activations in a quantised file; weights are int8 in both."""
+MODES = (
+    Mode(name="cpu", widens_half=True),
+    Mode(name="cuda"),
+    Mode(name="tensorrt", sparse_kernels=False),
+    Mode(name="tensorrt-sparse", sparse_kernels=True, needs_sparse=True),
+    Mode(name="int8", activations="int8"),
+    Mode(name="uint8", activations="uint8"),
+)
+NAMES = tuple(mode.name for mode in MODES)
 # Threads that wait for work by spinning take the cores from the variants that run next; this stops
 # them at the end of a run and keeps what spinning gains within it (benchmarks/LOG.md).
 QUIET_AFTER_RUN = {"session.force_spinning_stop": "1"}
@@ -28,14 +34,14 @@ _PRECISION_FLAGS = {
 
 
 def provider_setup(mode: str, precision: str, shapes: tuple[ShapeProfile, ...]) -> ProviderSetup:
-    """What a mode asks of ONNX Runtime; raises BadInputError for a mode that is not in `MODES`.
+    """What a mode asks of ONNX Runtime; raises BadInputError for a mode that is not in `NAMES`.
 
     `precision` names the types of the file's graph, joined with "+": the TensorRT provider builds a
     weakly typed network, which needs a flag for each narrow one.
     """
-    if mode not in MODES:
+    if mode not in NAMES:
         raise BadInputError(
-            f"onnxruntime has no mode {mode!r}", hint=f"choose one of {', '.join(MODES)}"
+            f"onnxruntime has no mode {mode!r}", hint=f"choose one of {', '.join(NAMES)}"
         )
     if mode in {"cpu", "int8", "uint8"}:
         return ProviderSetup(providers=((CPU, {}),), config=QUIET_AFTER_RUN)
@@ -48,7 +54,7 @@ def provider_setup(mode: str, precision: str, shapes: tuple[ShapeProfile, ...]) 
     return ProviderSetup(providers=((TENSORRT, flags), (CUDA, {}), (CPU, {})), config=config)
 
 
-def onnxruntime_statuses(modes: Sequence[str] = MODES) -> tuple[ModeStatus, ...]:
+def onnxruntime_statuses(modes: Sequence[str] = NAMES) -> tuple[ModeStatus, ...]:
     """Whether these modes can run here, established by a session in each; never raises."""
     return tuple(_status(mode) for mode in modes)
 

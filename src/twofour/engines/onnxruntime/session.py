@@ -60,6 +60,15 @@ NO_MESSAGES = 4  # ONNX Runtime's severities: 4 is fatal
 LEVELS = ("ALL", "EXTENDED")
 """Graph optimization levels of a session, the usual one first; EXTENDED goes without the layout
 changes and the last fusions, in which ONNX Runtime crashes on some float16 graphs (1.31.1)."""
+HINT = "pip install onnxruntime (or onnxruntime-gpu, exactly one of the two)"
+PROBE = (
+    b'\x08\x07:7\n\x0c\n\x01x\x12\x01y"\x04Relu\x12\x05probe'
+    b"Z\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01"
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x0e"
+)
+"""The smallest model that shows whether a session can run: y = Relu(x), one float32 each, opset 14.
+
+Written out, because importing onnx to make it takes as long as starting the session."""
 _OUTSIDE_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,8 +14,7 @@ import numpy.typing as npt
 
 from twofour.engines.gpu import find_gpu
 from twofour.engines.inputs import fit_inputs
-from twofour.engines.onnxruntime.engine import node_times, without_first_run
-from twofour.engines.onnxruntime.modes import ENGINE, QUIET_AFTER_RUN, provider_setup
+from twofour.engines.onnxruntime.modes import ENGINE, MODES, QUIET_AFTER_RUN, provider_setup
 from twofour.engines.onnxruntime.providers import ProviderSetup, nodes_by_provider, open_on
 from twofour.engines.onnxruntime.session import (
     LEVELS,
@@ -23,14 +23,14 @@ from twofour.engines.onnxruntime.session import (
     errors_named,
     to_ort_value,
 )
-from twofour.engines.protocol import Arrays, Untyped
+from twofour.engines.protocol import Arrays, OpenOptions, Untyped
 from twofour.engines.tensorrt.timed import DeviceMemory
-from twofour.engines.timed_protocol import OpenOptions
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape
 from twofour.records.latency import VariantSettings
 
+_KERNEL_TIME = "_kernel_time"
 BOUND = "one run with inputs and outputs bound on the GPU, synchronized, timed on the host"
 
 
@@ -46,7 +46,9 @@ def open_onnxruntime(
     setup = provider_setup(mode, precision, options.shapes)
     memory = DeviceMemory.watch() if setup.on_gpu else None
     opener = functools.partial(open_on, setup)
-    loaded = OrtSession(model, threads=options.threads, level=options.level, opener=opener)
+    loaded = OrtSession(
+        model, threads=options.threads, level=options.level or LEVELS[0], opener=opener
+    )
     return OrtTimedModel(loaded, setup, _settings(loaded, setup, mode, options, precision), memory)
 
 
@@ -147,6 +149,26 @@ class OrtTimedModel:
         return functools.partial(session.run_with_ort_values, names, values)
 
 
+def without_first_run(events: str) -> str:
+    """ONNX Runtime's profile without what came before the end of the first run, its warm-up."""
+    rows = json.loads(events)
+    ends = [place for place, event in enumerate(rows) if event.get("name") == "model_run"]
+    return json.dumps(rows[ends[0] + 1 :] if ends else [])
+
+
+def node_times(events: str, iterations: int) -> tuple[LayerTime, ...]:
+    """Mean ms per run of each node in ONNX Runtime's profiling JSON, in order of execution."""
+    total_us: dict[str, float] = {}
+    for event in json.loads(events):
+        name = str(event.get("name", ""))
+        if event.get("cat") == "Node" and name.endswith(_KERNEL_TIME):
+            node = name[: -len(_KERNEL_TIME)]
+            total_us[node] = total_us.get(node, 0.0) + float(event["dur"])
+    return tuple(
+        LayerTime(name=name, mean_ms=us / 1e3 / iterations) for name, us in total_us.items()
+    )
+
+
 def bind_on(loaded: OrtSession, feed: Arrays, device: str) -> Untyped:
     """A binding with the inputs copied to `device`, and outputs that stay there.
 
@@ -181,7 +203,6 @@ def _settings(
     import onnxruntime as ort
 
     gpu = find_gpu() if setup.on_gpu else None
-    sparse = {"tensorrt": False, "tensorrt-sparse": True}
     return VariantSettings(
         engine=ENGINE,
         mode=mode,
@@ -190,7 +211,7 @@ def _settings(
         model=str(loaded.model),
         weights=options.weights,
         precision=precision,
-        sparse_kernels=sparse.get(mode),
+        sparse_kernels=next(m.sparse_kernels for m in MODES if m.name == mode),
         threads=None if setup.on_gpu else loaded.threads,
         timing=BOUND if setup.on_gpu else TIMING,
         options=(*_option_words(setup, loaded.level), *nodes_left(loaded, setup)),

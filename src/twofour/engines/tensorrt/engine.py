@@ -4,38 +4,59 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import numpy.typing as npt
 
 from twofour.engines.gpu import find_gpu
 from twofour.engines.inputs import at_shapes, opt_shapes
-from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
+from twofour.engines.protocol import (
+    TENSORRT_MODES,
+    Arrays,
+    BuildRequest,
+    ModeStatus,
+    OpenRequest,
+    ProgressCallback,
+    TimedModel,
+    mode_statuses,
+)
 from twofour.engines.tensorrt.build import build_plan, weak_typing_flags
 from twofour.engines.tensorrt.log import MessageLog, build_log
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.engines.tensorrt.status import tensorrt_status
+from twofour.engines.tensorrt.timed import open_tensorrt
 from twofour.engines.timing import no_latency
 from twofour.errors import BuildFailedError, MissingToolError
-from twofour.records.build import EngineStatus, LayerTime, VariantBuild, VariantLatency
-from twofour.records.options import EngineName
+from twofour.records.build import EngineStatus, VariantBuild, VariantLatency
 from twofour.store import write_text
 
 PROFILED_RUNS = 10
+_DEFAULT_LEVEL = 3
+_WITHOUT_COMPILING = 2
+"""TensorRT compiles kernels of its own from level 3 on; up to 2 it takes those of its libraries."""
 
 
 class TensorRtEngine:
     """Builds with Polygraphy's loaders; its status is established once, because that loads CUDA."""
 
+    modes = TENSORRT_MODES
+    open_levels: tuple[str, ...] = ()  # a plan has the level it was built at
+
     def __init__(self) -> None:
         self._status: EngineStatus | None = None
 
-    @property
-    def name(self) -> EngineName:
-        """EngineName.TENSORRT."""
-        return EngineName.TENSORRT
+    def attempts(self, request: BuildRequest) -> tuple[tuple[str, BuildRequest], ...]:
+        """The second goes without the timing cache, which may be what the first one died of."""
+        options = request.options
+        asked = options.optimization_level
+        asked = _DEFAULT_LEVEL if asked is None else asked
+        first = (str(asked), request)
+        if asked <= 0:
+            return (first,)
+        lower = min(asked - 1, _WITHOUT_COMPILING)
+        options = replace(options, optimization_level=lower)
+        return first, (str(lower), replace(request, options=options, timing_cache=None))
 
     def status(self) -> EngineStatus:
         """Whether a builder can be created here, and if not why, in one line."""
@@ -61,17 +82,21 @@ class TensorRtEngine:
             latency = _time(trt, request, inputs, log)
         return _variant(request, build_s, latency)
 
-    def run(self, model: Path, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
-        """Outputs of a plan."""
-        trt = self._module()
-        with build_log(trt, None) as log, LoadedPlan(trt, model, log) as plan:
-            return plan.outputs(inputs)
+    def open(self, request: OpenRequest) -> TimedModel:
+        """A plan, as `open_tensorrt` loads it."""
+        assert request.file is not None, "a plan is a file"
+        return open_tensorrt(
+            request.file,
+            request.options,
+            mode=request.mode,
+            model=request.model,
+            precision=request.precision,
+            sparse_kernels=request.sparse_kernels,
+        )
 
-    def profile(self, model: Path, inputs: Arrays, iterations: int) -> tuple[LayerTime, ...]:
-        """Mean time of each layer of a plan."""
-        trt = self._module()
-        with build_log(trt, None) as log, LoadedPlan(trt, model, log) as plan:
-            return plan.layer_times(inputs, iterations).layers()
+    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
+        """All modes need what a builder needs."""
+        return mode_statuses(self.status(), modes)
 
     def _module(self) -> ModuleType:
         status = self.status()

@@ -11,7 +11,6 @@ from twofour.engines.gpu import find_gpu
 from twofour.engines.tensorrt.log import build_log, trt_logger
 from twofour.errors import first_line
 from twofour.records.build import EngineStatus
-from twofour.records.options import EngineName
 
 INSTALL = "pip install 'twofour[tensorrt]', on a machine with an NVIDIA GPU"
 OLDEST = (8, 6)
@@ -47,7 +46,7 @@ def _try_builder(trt: ModuleType, version: str) -> EngineStatus:
     if reason is None:
         device = gpu.name if gpu else "GPU"
         return EngineStatus(
-            engine=EngineName.TENSORRT, version=version, can_run=True, why_not=None, device=device
+            engine="tensorrt", version=version, can_run=True, why_not=None, device=device
         )
     if gpu is None:
         reason = f"no NVIDIA GPU with a driver was found ({reason})"
@@ -73,5 +72,5 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _cannot(version: str | None, why_not: str, hint: str) -> EngineStatus:
     return EngineStatus(
-        engine=EngineName.TENSORRT, version=version, can_run=False, why_not=why_not, hint=hint
+        engine="tensorrt", version=version, can_run=False, why_not=why_not, hint=hint
     )

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from twofour.engines.protocol import Arrays
+from twofour.engines.protocol import Arrays, OpenOptions
 from twofour.engines.tensorrt.log import build_log
 from twofour.engines.tensorrt.plan import LoadedPlan, load_cuda_runtime
 from twofour.engines.tensorrt.status import tensorrt_status
-from twofour.engines.timed_protocol import OpenOptions
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape

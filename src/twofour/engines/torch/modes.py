@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
 
-from twofour.engines.timed_protocol import ModeStatus
 from twofour.engines.torch.attention import attention
 from twofour.engines.torch.compiled import compiled, torchscript
 from twofour.engines.torch.device import (
@@ -145,14 +144,3 @@ def platform_options(device: TorchDevice) -> tuple[str, ...]:
 
     hip = torch.version.hip
     return (f"cuda={torch.version.cuda}",) if hip is None else (f"hip={hip}",)
-
-
-def torch_statuses(modes: Sequence[str] = tuple(MODES)) -> tuple[ModeStatus, ...]:
-    """These modes of torch, each tried with a small module.
-
-    torch.compile is tried only as far as its compiler, which would take seconds to use. Never
-    raises.
-    """
-    from twofour.engines.torch.statuses import try_modes
-
-    return try_modes(modes)

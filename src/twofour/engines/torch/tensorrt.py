@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from twofour.engines.modes import FLAG_OFF, GPU
-from twofour.engines.protocol import Untyped
-from twofour.engines.timed_protocol import ModeStatus, OpenOptions, TimedModel
+from twofour.engines.protocol import (
+    TENSORRT_MODES,
+    ModeStatus,
+    OpenOptions,
+    OpenRequest,
+    TimedModel,
+    Untyped,
+    mode_statuses,
+)
 from twofour.engines.torch.device import CUDA, TorchDevice, best_device
+from twofour.engines.torch.engine import TorchEngine
 from twofour.engines.torch.placed import Forward, PerShape, Ready, TorchProgram, by_position, place
 from twofour.engines.torch.timed import check_torch, open_in
-from twofour.errors import BadInputError, BuildFailedError, MissingToolError, TwofourError
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 
 if TYPE_CHECKING:
     import torch
 
 ENGINE = "torch-tensorrt"
-_SPARSE = {GPU: True, FLAG_OFF: False}
-"""Mode -> whether TensorRT may use kernels for 2:4 weights; the words are those of `tensorrt`."""
+_SPARSE = {mode.name: mode.sparse_kernels is True for mode in TENSORRT_MODES}
 _PRECISION = "float16"
 _HINT = "pip install torch-tensorrt, in the release of the torch that is installed"
 
@@ -39,24 +46,23 @@ def open_torch_tensorrt(program: TorchProgram, mode: str, options: OpenOptions) 
     return open_in(program, (ENGINE, mode), make, _gpu, options)
 
 
-def torch_tensorrt_statuses() -> tuple[ModeStatus, ...]:
-    """Whether it is installed and there is a GPU, for each mode; never raises."""
-    missing: TwofourError | None = None
-    try:
+class TorchTensorRtEngine(TorchEngine):
+    """The same of torch-tensorrt, whose modes all need the same."""
+
+    name = ENGINE
+    modes = TENSORRT_MODES
+
+    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
+        """Whether it is installed and there is a GPU, for each mode; never raises."""
+        return mode_statuses(self.status(), modes)
+
+    def open(self, request: OpenRequest) -> TimedModel:
+        """A module, as `open_torch_tensorrt` compiles it."""
+        return open_torch_tensorrt(request.program, request.mode, request.options)
+
+    def _found(self) -> tuple[str, TorchDevice]:
         check_torch()
-        _package()
-        _gpu()
-    except TwofourError as error:
-        missing = error
-    return tuple(
-        ModeStatus(
-            engine=ENGINE,
-            mode=mode,
-            why_not=None if missing is None else missing.message,
-            hint=None if missing is None else missing.hint,
-        )
-        for mode in _SPARSE
-    )
+        return str(_package().__version__), _gpu()
 
 
 def _compiled(

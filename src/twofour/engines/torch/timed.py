@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofour.engines.inputs import fit_inputs
-from twofour.engines.protocol import Arrays, Untyped
-from twofour.engines.timed_protocol import OpenOptions, TimedModel
+from twofour.engines.protocol import Arrays, OpenOptions, TimedModel, Untyped
 from twofour.engines.torch.device import (
     CPU,
     CUDA,

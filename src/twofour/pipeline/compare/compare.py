@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from twofour.engines.machine import describe_machine, read_clocks, usable_cores
-from twofour.engines.timed_protocol import ModeStatus
+from twofour.engines.protocol import ModeStatus
+from twofour.engines.registry import ENGINES
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.graph.nodes import graph_nodes
 from twofour.graph.weights import find_weights, load_model
@@ -114,7 +115,7 @@ def make_folder(path: Path) -> Path:
 def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
     """What can run here, tried in a process of its own: libraries may crash or catch Ctrl-C."""
     with start_worker(1) as process:
-        found: Mapping[str, ModeStatus] = process.call("statuses", engine, modes)
+        found: Mapping[str, ModeStatus] = process.call("statuses", ENGINES[engine], modes)
         return found
 
 

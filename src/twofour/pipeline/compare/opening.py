@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from twofour.pipeline.compare.plan import (
-    OpenRequest,
     QuantizeRequest,
     TorchRequest,
+    VariantRequest,
 )
 
 if TYPE_CHECKING:
-    from twofour.engines.timed_protocol import TimedModel
+    from twofour.engines.protocol import TimedModel
+    from twofour.engines.torch.placed import TorchProgram
     from twofour.pipeline.sources.loaded import LoadedModule
 
 
-def open_variant(request: OpenRequest) -> TimedModel:
+def open_variant(request: VariantRequest) -> TimedModel:
     """Load it with its engine.
 
     Raises BadInputError, MissingToolError and BuildFailedError as the engines do.
     """
-    if request.torch is not None:
-        return _open_torch(request, request.torch)
-    assert request.file is not None, "only torch variants have no file"
-    if request.engine == "tensorrt":
-        from twofour.engines.tensorrt.timed import open_tensorrt
-
-        return open_tensorrt(
-            request.file,
-            request.options,
-            mode=request.mode,
-            model=request.model,
-            precision=request.precision,
-            sparse_kernels=request.sparse_kernels,
-        )
-    from twofour.engines.onnxruntime.timed import open_onnxruntime
-
-    return open_onnxruntime(
-        request.file, request.mode, request.options, precision=request.precision
-    )
+    opening, torch = request.opening, request.torch
+    if torch is not None:
+        opening = replace(opening, program=_program(torch))
+    return request.engine.engine().open(opening)
 
 
-def _open_torch(request: OpenRequest, torch: TorchRequest) -> TimedModel:
+def _program(torch: TorchRequest) -> TorchProgram:
     from twofour.engines.torch.placed import TorchProgram
-    from twofour.engines.torch.tensorrt import open_torch_tensorrt
-    from twofour.engines.torch.timed import open_torch
 
     loaded = _load(torch)
-    program = TorchProgram(
+    return TorchProgram(
         module=loaded.module,
         args=loaded.args,
         kwargs=loaded.kwargs,
@@ -55,8 +40,6 @@ def _open_torch(request: OpenRequest, torch: TorchRequest) -> TimedModel:
         output_names=torch.output_names,
         source=torch.source,
     )
-    opener = open_torch if request.engine == "torch" else open_torch_tensorrt
-    return opener(program, request.mode, request.options)
 
 
 def _load(request: TorchRequest) -> LoadedModule:

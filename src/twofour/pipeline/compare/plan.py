@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from twofour.engines.modes import ENGINES, FLAG_OFF, modes_of, statuses_of
-from twofour.engines.timed_protocol import ModeStatus, OpenOptions
+from twofour.engines.protocol import Mode, ModeStatus, OpenRequest
+from twofour.engines.registry import ENGINES, EngineRow, Takes
 from twofour.errors import BadInputError
 from twofour.latency.naming import variant_name
 from twofour.pipeline.sources.source import SourceOptions
@@ -50,20 +50,13 @@ class QuantizeRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRequest:
+class VariantRequest:
     """One variant to load."""
 
-    engine: str
-    mode: str
-    options: OpenOptions
-    model: str
-    """The file or source as the settings show it."""
-    precision: str
-    """Of the file's graph; torch modes say their own."""
-    file: Path | None = None
-    """ONNX file or plan."""
+    engine: EngineRow
+    opening: OpenRequest
     torch: TorchRequest | None = None
-    sparse_kernels: bool | None = None
+    """For engines that take a module: the worker loads it and opens that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +77,6 @@ class Memory:
     device_bytes: int | None
 
 
-_NEEDS_SPARSE = ("semi-structured", "sparse")
-"""Words in the mode of an engine that packs 2:4 weights: dense ones it would prune."""
-
 NO_TORCH = "there is no torch module: compare a run folder that was made from one"
 
 
@@ -97,8 +87,8 @@ class ComparedModel:
     weights: str
     """Label: dense, sparse, or the file's stem."""
     onnx: Path | None = None
-    plans: Mapping[str, Path] = field(default_factory=dict)
-    """Mode of the tensorrt engine -> a plan that is there already."""
+    plans: Mapping[tuple[str, str], Path] = field(default_factory=dict)
+    """Engine and mode -> a plan that is there already."""
     torch: TorchRequest | None = None
     no_torch: str = NO_TORCH
     """Why `torch` is None."""
@@ -120,6 +110,11 @@ class Planned:
     why_not: str | None = None
     """It cannot be measured, and why; None: it can be tried."""
     hint: str | None = None
+
+    @property
+    def known_mode(self) -> Mode:
+        """What the engine says of its mode."""
+        return _modes(self.engine)[self.mode]
 
     def name_at(self, batch: int | None) -> str:
         """The name of its row at a batch of a sweep; None: there is no sweep."""
@@ -153,8 +148,8 @@ def parse_engines(texts: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
 def plan_variants(
     models: Sequence[ComparedModel],
     engines: Sequence[str],
-    baseline: str | None = None,
-    statuses: StatusesOf = statuses_of,
+    baseline: str | None,
+    statuses: StatusesOf,
 ) -> tuple[tuple[Planned, ...], str]:
     """Every row, in order, and the name of the baseline.
 
@@ -178,7 +173,7 @@ def _asked(
 ) -> list[Planned]:
     modes: dict[str, list[str]] = {}
     for engine, mode in asked:
-        known = modes_of(engine)
+        known = _modes(engine)
         if mode is not None and mode not in known:
             raise BadInputError(
                 f"--engines: {engine} has no mode {mode!r}", hint=f"it has {', '.join(known)}"
@@ -188,7 +183,7 @@ def _asked(
     rows = {
         row.name: row
         for engine, mode in asked
-        for wanted in (modes_of(engine) if mode is None else (mode,))
+        for wanted in (_modes(engine) if mode is None else (mode,))
         for row in _rows(models, tried[engine][wanted])
     }
     return list(rows.values())
@@ -199,7 +194,7 @@ def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[Planned]
     for engine in ENGINES:
         if not any(_form_for(engine, model) for model in models):
             continue
-        for status in statuses(engine, modes_of(engine)).values():
+        for status in statuses(engine, tuple(_modes(engine))).values():
             found = _rows(models, status)
             started = any(row.why_not is None for row in rows)
             if status.why_not is not None or (started and not _packs_sparse(status)):
@@ -228,23 +223,27 @@ def _takes(status: ModeStatus, model: ComparedModel) -> bool:
 
 
 def _packs_sparse(status: ModeStatus) -> bool:
-    return status.mode == FLAG_OFF or any(word in status.mode for word in _NEEDS_SPARSE)
+    return _modes(status.engine)[status.mode].needs_sparse
+
+
+def _modes(engine: str) -> dict[str, Mode]:
+    """By name, the usual one first."""
+    return {mode.name: mode for mode in ENGINES[engine].engine().modes}
 
 
 def _form_for(engine: str, model: ComparedModel) -> bool:
-    if engine in {"torch", "torch-tensorrt"}:
+    takes = ENGINES[engine].takes
+    if takes is Takes.MODULE:
         return model.torch is not None
-    if engine == "tensorrt":
-        return model.onnx is not None or bool(model.plans)
-    return model.onnx is not None
+    built = takes is Takes.PLAN and any(of == engine for of, _ in model.plans)
+    return built or model.onnx is not None
 
 
 def _no_form(engine: str, model: ComparedModel) -> str | None:
     if _form_for(engine, model):
         return None
-    if engine in {"torch", "torch-tensorrt"}:
-        return model.no_torch
-    return "there is no ONNX file of it"
+    by_module = ENGINES[engine].takes is Takes.MODULE
+    return model.no_torch if by_module else "there is no ONNX file of it"
 
 
 def _baseline(rows: Sequence[Planned], asked: str | None) -> str:

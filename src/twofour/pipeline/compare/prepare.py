@@ -10,29 +10,25 @@ from pathlib import Path
 import numpy as np
 
 from twofour.engines.inputs import at_shapes
-from twofour.engines.modes import FLAG_OFF
-from twofour.engines.protocol import BuildRequest, say_nothing
-from twofour.engines.timed_protocol import OpenOptions
+from twofour.engines.protocol import BuildRequest, OpenOptions, OpenRequest, no_progress
+from twofour.engines.registry import ENGINES, Takes
 from twofour.errors import BadInputError
-from twofour.pipeline.compare.plan import OpenRequest, Planned, QuantizeRequest, start_worker
+from twofour.pipeline.compare.plan import Planned, QuantizeRequest, VariantRequest, start_worker
 from twofour.pipeline.compare.variants import Subject
-from twofour.pipeline.engine_host import EngineHost, Tries, build_tensorrt
+from twofour.pipeline.engine_host import EngineHost, Tries, build_in
 from twofour.pipeline.sources.source import safe_name
 from twofour.records.options import ShapeProfile
 
-_QUANTISED = {"int8": "int8", "uint8": "int8 (uint8 activations)"}
-"""Mode -> how the settings name its precision."""
 OPTIMIZED, AS_IT_IS = "BASIC", "NONE"
 """Optimization levels of the graph before it is quantized."""
 _HALF = frozenset({"float16", "bfloat16"})
-_TENSORRT = "tensorrt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """What to load, and what it took to make it."""
 
-    request: OpenRequest
+    request: VariantRequest
     build_s: float | None = None
     """Building the engine or quantising the file; None: it was there."""
 
@@ -50,38 +46,35 @@ def prepare_request(
 
     Raises BuildFailedError and BadInputError as building and quantising do.
     """
-    model = planned.model
-    file, build_s = model.onnx, None
-    if planned.engine == _TENSORRT:
+    model, row = planned.model, ENGINES[planned.engine]
+    file, build_s, torch = model.onnx, None, None
+    if row.takes is Takes.PLAN:
         file, build_s = _plan(subject, planned, shapes, note)
-    elif planned.engine == "onnxruntime" and planned.mode in _QUANTISED:
+    elif planned.known_mode.activations is not None:
         started = time.perf_counter()
         file = _quantized(subject, planned, threads, note)
         build_s = time.perf_counter() - started
-    is_torch = planned.engine.startswith("torch")
-    shown = model.torch.source if is_torch and model.torch else str(file)
+    if row.takes is Takes.MODULE:
+        file, torch = None, model.torch
+    opening = OpenRequest(
+        mode=planned.mode,
+        options=OpenOptions(weights=model.weights, threads=threads, shapes=shapes),
+        model=str(file) if torch is None else torch.source,
+        precision=_precision(planned),
+        file=file,
+        sparse_kernels=_flag(planned) if row.takes is Takes.PLAN else None,
+    )
     return Prepared(
-        request=OpenRequest(
-            engine=planned.engine,
-            mode=planned.mode,
-            options=OpenOptions(weights=model.weights, threads=threads, shapes=shapes),
-            model=shown,
-            precision=_precision(planned),
-            file=None if is_torch else file,
-            torch=model.torch if is_torch else None,
-            sparse_kernels=_flag(planned) if planned.engine == _TENSORRT else None,
-        ),
-        build_s=build_s,
+        request=VariantRequest(engine=row, opening=opening, torch=torch), build_s=build_s
     )
 
 
 def _precision(planned: Planned) -> str:
-    if planned.engine == "onnxruntime" and planned.mode in _QUANTISED:
-        return _QUANTISED[planned.mode]
+    mode = planned.known_mode
+    if mode.activations is not None:
+        return "int8" if mode.activations == "int8" else f"int8 ({mode.activations} activations)"
     word = planned.model.precision
-    on_cpu = planned.engine == "onnxruntime" and planned.mode == "cpu"
-    # the CPU provider casts most of a half-precision graph to float32 and back
-    return f"{word} (graph)" if on_cpu and word in _HALF else word
+    return f"{word} (graph)" if mode.widens_half and word in _HALF else word
 
 
 def batch_of(inputs: Mapping[str, np.ndarray]) -> int | None:
@@ -123,7 +116,7 @@ def profiles_over(
 
 def _flag(planned: Planned) -> bool | None:
     """Whether the builder may use sparse kernels; None for a plan of unknown origin."""
-    if planned.mode == FLAG_OFF:
+    if planned.known_mode.sparse_kernels is False:
         return False
     if planned.model.onnx is None:
         return None
@@ -137,7 +130,7 @@ def _plan(
     note: Callable[[str], None],
 ) -> tuple[Path, float | None]:
     """The plan that is there, or a new one; the twin's is built again, without a timing cache."""
-    known = planned.model.plans.get(planned.mode)
+    known = planned.model.plans.get((planned.engine, planned.mode))
     if known is not None and not (planned.again and planned.model.onnx):
         return known, None
     assert planned.model.onnx is not None, "planned only where there is one of the two"
@@ -152,20 +145,22 @@ def _plan(
         inputs=subject.inputs,
     )
     with EngineHost(note=lambda text: note(f"{planned.name}: {text}")) as host:
-        built = build_tensorrt(host, request, say_nothing)
+        built = build_in(host, ENGINES[planned.engine], request, no_progress)
     return subject.work / f"{name}.plan", built.build_s
 
 
 def _quantized(
     subject: Subject, planned: Planned, threads: int, note: Callable[[str], None]
 ) -> Path:
-    assert planned.model.onnx is not None, "planned only where there is one"
+    onnx, activations = planned.model.onnx, planned.known_mode.activations
+    assert onnx is not None, "planned only where there is one"
+    assert activations is not None, "only asked for by modes that quantise"
     target = subject.work / f"{safe_name(planned.model.weights)}.{planned.mode}.onnx"
     request = QuantizeRequest(
-        onnx=planned.model.onnx,
+        onnx=onnx,
         target=target,
         examples=subject.examples,
-        activations=planned.mode,
+        activations=activations,
     )
     tries = Tries(engine=planned.name, levels=(OPTIMIZED, AS_IT_IS), note=note)
 

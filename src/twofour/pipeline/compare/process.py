@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 
 from twofour.engines.machine import available_bytes
-from twofour.engines.onnxruntime.session import LEVELS
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.pipeline.compare.plan import Memory, Opened, OpenRequest, Planned, start_worker
+from twofour.pipeline.compare.plan import Memory, Opened, Planned, VariantRequest, start_worker
 from twofour.pipeline.engine_host import Tries
 from twofour.pipeline.workers.process import WorkerProcess
 from twofour.records.build import LayerTime
 from twofour.records.export import OutputAgreement
-from twofour.records.options import EngineName
 
 
 @contextlib.contextmanager
@@ -80,24 +78,27 @@ class LiveVariant:
         """It is loaded and has not failed."""
         return self.opened is not None and self.error is None
 
-    def open(self, request: OpenRequest, note: Callable[[str], None]) -> None:
+    def open(self, request: VariantRequest, note: Callable[[str], None]) -> None:
         """Load it; a failure is kept as `error`.
 
-        ONNX Runtime is tried at a lower optimization level where its process dies, and `note` told.
+        Where its process dies it is tried at the engine's lower optimization levels, and `note`
+        told.
         """
+        opening, levels = request.opening, request.engine.engine().open_levels
 
-        def load(level: str) -> None:
+        def load(level: str | None) -> None:
             self.close()
-            self.process = start_worker(request.options.threads)
-            options = replace(request.options, level=level)
-            self.opened = self.process.call("open", replace(request, options=options))
+            self.process = start_worker(opening.options.threads)
+            options = replace(opening.options, level=level)
+            wanted = replace(request, opening=replace(opening, options=options))
+            self.opened = self.process.call("open", wanted)
 
         try:
-            if request.engine == EngineName.ONNXRUNTIME.value:
-                tries = Tries(engine=self.name, levels=LEVELS, note=note)
-                tries.until_alive(load, lambda: f"loading {request.model}")
+            if levels:
+                tries = Tries(engine=self.name, levels=levels, note=note)
+                tries.until_alive(load, lambda: f"loading {opening.model}")
             else:
-                load(LEVELS[0])
+                load(None)
         except TwofourError as error:
             self.fail(error)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from twofour.engines.inputs import parse_shapes, profiles_for, shapes_of
-from twofour.engines.modes import FLAG_OFF, GPU
+from twofour.engines.registry import ENGINES, Takes
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.errors import BadInputError
 from twofour.pipeline.agreement import load_arrays
@@ -29,7 +29,7 @@ from twofour.pipeline.sources.source import IN_MEMORY, SourceOptions, safe_name
 from twofour.pipeline.stages import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
 from twofour.records.build import BuildResult
 from twofour.records.export import TensorShape
-from twofour.records.options import BuildOptions, CompareOptions, EngineName
+from twofour.records.options import BuildOptions, CompareOptions
 from twofour.records.run import RunManifest
 from twofour.store import read_record
 
@@ -167,16 +167,27 @@ def _dense_source(manifest: RunManifest) -> str:
     return manifest.dense_reference or manifest.source
 
 
-def _plans(folder: Path) -> dict[str, Path]:
+def _plans(folder: Path) -> dict[tuple[str, str], Path]:
     """Both plans of a run come from sparse.onnx: "dense" is the one with sparsity off."""
     path = folder / "build.json"
     if not path.is_file():
         return {}
     built = read_record(BuildResult, path)
-    if built.engine.engine is not EngineName.TENSORRT:
+    engine = built.engine.engine
+    if engine not in ENGINES:  # of a folder made elsewhere
         return {}
-    modes = {v.plan: GPU if v.sparse_weights else FLAG_OFF for v in built.variants if v.plan}
-    return {mode: folder / plan for plan, mode in modes.items() if (folder / plan).is_file()}
+    allowed = {mode.sparse_kernels: mode.name for mode in ENGINES[engine].engine().modes}
+    return {
+        (engine, allowed[v.sparse_weights]): folder / v.plan
+        for v in built.variants
+        if v.plan and (folder / v.plan).is_file()
+    }
+
+
+def _plan_engine() -> tuple[str, str]:
+    """Engine and mode of a plan that anyone has built."""
+    row = next(row for row in ENGINES.values() if row.takes is Takes.PLAN)
+    return row.name, row.engine().modes[0].name
 
 
 def _build_options(folder: Path) -> BuildOptions:
@@ -219,7 +230,7 @@ def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) 
 
 def _model_of_file(label: str, path: Path) -> ComparedModel:
     if path.suffix.lower() in _PLANS:
-        return ComparedModel(weights=label, plans={GPU: path})
+        return ComparedModel(weights=label, plans={_plan_engine(): path})
     return ComparedModel(weights=label, onnx=path, precision=precisions_of(path).in_words)
 
 

@@ -18,12 +18,13 @@ from twofour.pipeline.agreement import predictor
 from twofour.pipeline.compare.plan import (
     Memory,
     Opened,
-    OpenRequest,
     QuantizeRequest,
+    VariantRequest,
 )
 
 if TYPE_CHECKING:
-    from twofour.engines.timed_protocol import ModeStatus, TimedModel
+    from twofour.engines.protocol import ModeStatus, TimedModel
+    from twofour.engines.registry import EngineRow
     from twofour.records.build import LayerTime
 
 _LONG_MS = 50.0
@@ -42,7 +43,7 @@ class Worker:
         self._model: TimedModel | None = None
         self._last_ms = 0.0
 
-    def open(self, request: OpenRequest) -> Opened:
+    def open(self, request: VariantRequest) -> Opened:
         """Load the variant; everything else needs that first, `quantize` apart."""
         from twofour.pipeline.compare.opening import open_variant
 
@@ -56,11 +57,9 @@ class Worker:
             open_s=open_s,
         )
 
-    def statuses(self, engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+    def statuses(self, engine: EngineRow, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
         """Which modes of an engine can run here."""
-        from twofour.engines.modes import statuses_of
-
-        return statuses_of(engine, modes)
+        return {status.mode: status for status in engine.engine().statuses(modes)}
 
     def quantize(self, request: QuantizeRequest) -> None:
         """Write an INT8 file."""

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from twofour.engines.machine import family_s
-from twofour.engines.protocol import ProgressCallback, say_nothing
+from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.pipeline.workers.serving import PROGRESS, PROTOCOL
 
@@ -154,7 +154,7 @@ class WorkerProcess:
         """The system's number of the process."""
         return self._process.pid
 
-    def call(self, command: str, *arguments: object, report: ProgressCallback = say_nothing) -> Any:  # noqa: ANN401  # each command has its own
+    def call(self, command: str, *arguments: object, report: ProgressCallback = no_progress) -> Any:  # noqa: ANN401  # each command has its own
         """The command's value; `report` is told the progress that it reports."""
         self.begin(command, *arguments)
         return self.answer(report)
@@ -164,7 +164,7 @@ class WorkerProcess:
         self._number += 1
         self._commands.put(pickle.dumps((self._number, command, arguments), PROTOCOL))
 
-    def answer(self, report: ProgressCallback = say_nothing) -> Any:  # noqa: ANN401  # as `call`
+    def answer(self, report: ProgressCallback = no_progress) -> Any:  # noqa: ANN401  # as `call`
         """The value of the command that was begun last."""
         self._silence.broken()
         while True:

@@ -1,0 +1,87 @@
+"""An engine is a class and a row: nothing else has to know of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from toy_engine import ToyEngine
+
+from twofour.engines.protocol import Engine
+from twofour.engines.registry import ENGINES, EngineRow, Takes, choose_engine
+from twofour.pipeline.compare.compare import compare
+from twofour.pipeline.run import run_build
+from twofour.records.build import BuildResult, VariantBuild
+from twofour.records.latency import ComparedVariant
+from twofour.records.options import CompareOptions, RunOptions
+from twofour.store import read_record
+
+TOY = EngineRow(
+    name="toy", title="Toy", code="toy_engine:ToyEngine", takes=Takes.ONNX, leaves=(".toy",)
+)
+meets: Engine = ToyEngine()
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, TOY.name, TOY)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    weight = np.arange(64, dtype=np.float32).reshape(8, 8) % 5 - 2
+    weight[np.arange(8) % 4 < 2] = 0
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy"]
+    graph = helper.make_graph(
+        [node], "g", ends[:1], ends[1:], [numpy_helper.from_array(weight, "w")]
+    )
+    path = tmp_path / "model.onnx"
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    return path
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_new_engine_builds_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
+    _, built = run_build(model, tmp_path / "run", RunOptions(engine="toy"))
+    assert built.engine.in_words == f"toy {onnx.__version__} on CPU"
+    assert [v.latency.samples_ms for v in built.variants] == [(1.0, 3.0)]
+    assert (tmp_path / "run" / "sparse.toy").is_file()
+    assert built.notes[0].startswith("no TensorRT engine was built: Toy ran dense kernels")
+    assert read_record(BuildResult, tmp_path / "run" / "build.json") == built
+    stage = read_record(VariantBuild, tmp_path / "run" / "stages" / "build-sparse.json")
+    assert stage.build_s == 0.5
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_new_engine_is_compared_mode_by_mode(model: Path, tmp_path: Path) -> None:
+    options = CompareOptions(engines=("toy", "onnxruntime:cpu"), rounds=10, time_limit_s=1)
+    _, comparison = compare((model,), tmp_path / "out", options)
+    rows: dict[str, ComparedVariant] = {v.name: v for v in comparison.variants}
+    assert set(rows) == {
+        "model@toy:plain",
+        "model@toy:plain again",
+        "model@toy:sparse-only",
+        "model@onnxruntime:cpu",
+    }
+    assert [row.error for row in rows.values()] == [None] * 4
+    assert comparison.baseline == "model@toy:plain"
+    assert all(len(row.samples_ms) == 10 and row.error is None for row in rows.values())
+    settings = rows["model@toy:sparse-only"].settings
+    assert settings is not None
+    assert (settings.engine, settings.mode, settings.precision) == ("toy", "sparse-only", "float32")
+    (outputs,) = rows["model@onnxruntime:cpu"].agreement
+    assert outputs.cosine == pytest.approx(1.0)
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_new_engine_can_be_the_one_that_auto_comes_to() -> None:
+    chosen, not_used = choose_engine(
+        "auto", lambda row: ToyEngine().status() if row is TOY else row.engine().status()
+    )
+    assert chosen.engine in {"tensorrt", "onnxruntime"}, "those that were there go first"
+    assert all(status.engine == "tensorrt" for status in not_used)
