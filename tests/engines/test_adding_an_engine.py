@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from toy_engine import ToyEngine
+from support.toy_engine import ToyEngine
 
 from twofour.engines.protocol import Engine
 from twofour.engines.registry import ENGINES, EngineRow, Takes, choose_engine
@@ -20,7 +20,7 @@ from twofour.records.options import CompareOptions, RunOptions
 from twofour.store import read_record
 
 TOY = EngineRow(
-    name="toy", title="Toy", code="toy_engine:ToyEngine", takes=Takes.ONNX, leaves=(".toy",)
+    name="toy", title="Toy", code="support.toy_engine:ToyEngine", takes=Takes.ONNX, leaves=(".toy",)
 )
 meets: Engine = ToyEngine()
 
