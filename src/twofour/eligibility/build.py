@@ -1,4 +1,4 @@
-"""What a build was: flags, types, GPU, lists that are whole, and what the rules got wrong."""
+"""A build as log and layer information show it, and the case of one layer to be judged by it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ _COUNTS_CHOICES = (10, 14)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
+class BuildAround:
     """The build, seen from any of its layers."""
 
     build: Build | None
@@ -144,7 +144,7 @@ class Circumstances:
     """What is known to have been done, so that no remedy asks for it."""
 
     @classmethod
-    def of(cls, build: Build | None, seen: Sightings) -> Circumstances:
+    def of(cls, build: Build | None, seen: Sightings) -> BuildAround:
         """Those of an engine that `build` made and that `seen` tells of."""
         return cls(build=build, seen=seen, facts=build_facts(build, seen.engine))
 
@@ -306,7 +306,7 @@ class JoinCase:
 
     row: Verdict
     seen: Sighting
-    around: Circumstances
+    around: BuildAround
     fused: tuple[Verdict, ...] = ()
     """Rows of the report that run as one engine layer with it and read the same input."""
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from twofour.eligibility.build import Circumstances, JoinCase, in_myelin, is_version_8, passes_of
+from twofour.eligibility.build import BuildAround, JoinCase, in_myelin, is_version_8, passes_of
 from twofour.eligibility.findings import BuildFacts
 from twofour.eligibility.nodes import Dataflow
 from twofour.eligibility.reasons import REASONS, leaves_dense
@@ -267,23 +267,23 @@ def _or_layers(build: BuildFacts, *first: Remedy) -> str | None:
     return ", or ".join(still_to_do(build, *first, NAME_KERNELS)) or None
 
 
-def silence(circumstances: Circumstances, sighting: Sighting) -> Silence | None:
+def silence(around: BuildAround, sighting: Sighting) -> Silence | None:
     """Why nothing says whether this layer is eligible; None where a whole list leaves it out."""
-    build, facts = circumstances.build, circumstances.facts
+    build, facts = around.build, around.facts
     if build is None:
-        return Silence(why=_silent_layers(circumstances), remedy=to_hear(facts))
-    if not circumstances.lines:
+        return Silence(why=_silent_layers(around), remedy=to_hear(facts))
+    if not around.lines:
         return _silent_log(build, facts)
     if build.outcome is BuildOutcome.UNFINISHED:
         why = "the log ends before the build does, and has not named it yet"
         return Silence(why=why, remedy=FINISH_BUILD.text)
     foreign = in_myelin(sighting)
-    lists = circumstances.lists(SparsityKind.ELIGIBLE, foreign=False)
+    lists = around.lists(SparsityKind.ELIGIBLE, foreign=False)
     if foreign:
-        own = circumstances.lists(SparsityKind.ELIGIBLE, foreign=True)
+        own = around.lists(SparsityKind.ELIGIBLE, foreign=True)
         # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
         lists = own if own or not is_version_8(build) else lists
-    cut = (_cut(circumstances, foreign=part) for part in passes_of(sighting))
+    cut = (_cut(around, foreign=part) for part in passes_of(sighting))
     if (missing := next(filter(None, cut), None)) is not None:
         return missing
     if not lists:
@@ -292,63 +292,63 @@ def silence(circumstances: Circumstances, sighting: Sighting) -> Silence | None:
         )
         why = f"the log has no list of eligible layers {where}"
         return Silence(why=why, remedy=to_hear(facts))
-    return _unresolved(circumstances)
+    return _unresolved(around)
 
 
-def silent_choice(circumstances: Circumstances) -> Silence:
+def silent_choice(around: BuildAround) -> Silence:
     """Why it is not known whether an eligible layer runs sparse."""
     why = "nothing says whether a sparse kernel was chosen for it"
-    build = circumstances.build
-    lines = [line for line in circumstances.lines if line.kind is SparsityKind.CHOSEN]
+    build = around.build
+    lines = [line for line in around.lines if line.kind is SparsityKind.CHOSEN]
     if build is not None and build.outcome is BuildOutcome.UNFINISHED:
         return Silence(why=why, remedy=FINISH_BUILD.text)
-    if (cut := _cut_choices(circumstances, lines)) is not None:
+    if (cut := _cut_choices(around, lines)) is not None:
         return Silence(why=f"{why}: {cut}", remedy=WHOLE_LOG.text)
     if any(not line.names and line.printed_count for line in lines):
         most = max(line.printed_count or 0 for line in lines)
-        remedy = _or_layers(circumstances.facts, NAMES_IN_LOG)
+        remedy = _or_layers(around.facts, NAMES_IN_LOG)
         return Silence(why=f"{why}: {count(most, 'layer')} without names", remedy=remedy)
     if any(line.names is None and line.printed_count == 0 for line in lines):
         why += ": a count of 0 without names, which TensorRT 10.3 prints whatever it chose"
-        return Silence(why=why, remedy=_or_layers(circumstances.facts, NAMES_IN_LOG))
-    return Silence(why=why, remedy=to_hear(circumstances.facts))
+        return Silence(why=why, remedy=_or_layers(around.facts, NAMES_IN_LOG))
+    return Silence(why=why, remedy=to_hear(around.facts))
 
 
-def _cut_choices(circumstances: Circumstances, lines: list[SparsityLine]) -> str | None:
+def _cut_choices(around: BuildAround, lines: list[SparsityLine]) -> str | None:
     """How the list of chosen layers is cut, or may be."""
     if any(line.elided for line in lines):
         return "the list of chosen layers is shortened"
-    short = next((line for line in lines if line.names and circumstances.is_short(line)), None)
+    short = next((line for line in lines if line.names and around.is_short(line)), None)
     if short is not None:
         return _short(short)
-    if any(map(circumstances.is_doubtful, lines)):
+    if any(map(around.is_doubtful, lines)):
         return "the list of eligible layers is cut, and so this one may be"
     return None
 
 
-def _cut(circumstances: Circumstances, *, foreign: bool) -> Silence | None:
+def _cut(around: BuildAround, *, foreign: bool) -> Silence | None:
     """What is missing in the lists of eligible layers of this kind of layers."""
-    lines = [line for line in circumstances.lines if line.foreign_node is foreign]
+    lines = [line for line in around.lines if line.foreign_node is foreign]
     eligible = [line for line in lines if line.kind is SparsityKind.ELIGIBLE]
     if any(_is_nameless(line) for line in eligible):
-        return Silence(why=_counts(lines), remedy=_or_layers(circumstances.facts, NAMES_IN_LOG))
+        return Silence(why=_counts(lines), remedy=_or_layers(around.facts, NAMES_IN_LOG))
     if any(line.elided for line in eligible):
         return Silence(why="the list of eligible layers is shortened", remedy=WHOLE_LOG.text)
-    short = next((line for line in eligible if circumstances.is_short(line)), None)
+    short = next((line for line in eligible if around.is_short(line)), None)
     if short is not None:
         return Silence(why=_short(short), remedy=WHOLE_LOG.text)
     if any(line.uncertain for line in eligible):
         why = "the list of eligible layers cannot be split"
-        return Silence(why=why, remedy=_or_layers(circumstances.facts))
-    if (beyond := _chosen_alone(circumstances, foreign=foreign)) is not None:
+        return Silence(why=why, remedy=_or_layers(around.facts))
+    if (beyond := _chosen_alone(around, foreign=foreign)) is not None:
         why = f"the list of eligible layers is not whole: it lacks the chosen {beyond}"
         return Silence(why=why, remedy=WHOLE_LOG.text)
     return None
 
 
-def _chosen_alone(circumstances: Circumstances, *, foreign: bool) -> str | None:
+def _chosen_alone(around: BuildAround, *, foreign: bool) -> str | None:
     """The first layer that is chosen and on no list of eligible ones, as every chosen one is."""
-    rows = (row for row in circumstances.seen.rows if row.eligible is None)
+    rows = (row for row in around.seen.rows if row.eligible is None)
     chosen = (row.chosen for row in rows if row.chosen is not None)
     return next((found.name for found in chosen if found.line.foreign_node is foreign), None)
 
@@ -376,16 +376,16 @@ def _counts(lines: list[SparsityLine]) -> str:
     return f"the log prints counts without names: {said}"
 
 
-def _unresolved(circumstances: Circumstances) -> Silence | None:
+def _unresolved(around: BuildAround) -> Silence | None:
     """Any layer may be behind a listed name that leads to none."""
-    strange = len(circumstances.seen.unresolved)
+    strange = len(around.seen.unresolved)
     if not strange:
         return None
     leads = "name leads" if strange == 1 else "names lead"
     return Silence(
         why=f"not among the layers listed as eligible, of which {strange} {leads} to no layer of "
         "the model",
-        remedy=_or_layers(circumstances.facts),
+        remedy=_or_layers(around.facts),
     )
 
 
@@ -413,7 +413,7 @@ def _no_line(facts: BuildFacts) -> str:
     return "the log has no (Sparsity) line: not verbose enough, or sparse weights were not allowed"
 
 
-def _silent_layers(circumstances: Circumstances) -> str:
-    if circumstances.seen.engine is None:
+def _silent_layers(around: BuildAround) -> str:
+    if around.seen.engine is None:
         return "there is no build log"
     return "layer information alone does not say whether the builder found it eligible"

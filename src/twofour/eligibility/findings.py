@@ -83,7 +83,7 @@ class ReportContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One layer to be judged: its weight, the check of the saved array, the circumstances."""
+    """One layer to be judged: its weight, the check of the saved array, and model and build."""
 
     weight: Weight
     check: WeightCheck | None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from twofour.eligibility.build import Circumstances, JoinCase
+from twofour.eligibility.build import BuildAround, JoinCase
 from twofour.eligibility.dense import Whereabouts, is_of_lower_type
 from twofour.eligibility.evidence import (
     NO_ENGINE,
@@ -65,7 +65,7 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
     verdicts = tuple(
         replace(v, profile_ms=s.profile_ms) for v, s in zip(verdicts, seen.rows, strict=True)
     )
-    around = Circumstances.of(evidence.build, seen)
+    around = BuildAround.of(evidence.build, seen)
     is_built = evidence.build is not None or seen.engine is not None
     return replace(
         predicted,
@@ -103,7 +103,7 @@ def _without(
 def _judged(
     predicted: EligibilityReport, evidence: BuildEvidence, seen: Sightings
 ) -> tuple[Verdict, ...]:
-    around = Circumstances.of(evidence.build, seen)
+    around = BuildAround.of(evidence.build, seen)
     whereabouts = Whereabouts(seen.nodes, seen.holders_of, evidence.build)
     rows = list(zip(predicted.verdicts, seen.rows, strict=True))
     of_node = {sighting.node: row for row, sighting in rows}
@@ -146,7 +146,7 @@ def _engine_layer(seen: Sighting) -> str | None:
 
 
 def _notes(
-    evidence: BuildEvidence, around: Circumstances, verdicts: Sequence[Verdict]
+    evidence: BuildEvidence, around: BuildAround, verdicts: Sequence[Verdict]
 ) -> Iterator[str]:
     build = evidence.build
     if (warning := swapped(evidence)) is not None:
@@ -222,7 +222,7 @@ def report_from_engine(evidence: BuildEvidence) -> EligibilityReport:
     known = {layer.name: layer for layer in layers or ()}
     kinds = _kinds(build, layers or ())
     rows = tuple(
-        _from_log_row(
+        _engine_row(
             name, known.get(name), " ".join((kind, *sorted(kinds[part] for part in _parts(name))))
         )
         for name, kind in _names(build, layers or ())
@@ -283,7 +283,7 @@ def _parts(name: str) -> set[str]:
     return {re.sub(r"_myl\d+_\d+$", "", part.text) for part in split_name(plain, _NO_NAMES)}
 
 
-def _from_log_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
+def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
     op = next((op for pattern, op in _KINDS if pattern.search(kind)), _UNKNOWN_OP)
     groups = (layer.groups if layer is not None else None) or 1
     if groups > 1:

@@ -39,7 +39,7 @@ _CONSEQUENCE = re.compile(
 )
 
 
-def telling_errors(errors: Iterable[LogMessage]) -> list[LogMessage]:
+def causes_first(errors: Iterable[LogMessage]) -> list[LogMessage]:
     """Causes first, consequences last, without the frames around a node."""
     plain = [error for error in errors if not _FRAME.search(error.text)]
     plain.sort(key=lambda e: (not _CAUSE.search(e.text), _CONSEQUENCE.search(e.text) is not None))
@@ -201,7 +201,7 @@ def set_aside(row: Verdict, why: NoEvidence) -> Verdict:
 
 def _failed(build: Build) -> NoEvidence:
     where, source = f"line {build.last_line}: no error is in the log", build.file
-    if errors := telling_errors(build.errors):
+    if errors := causes_first(build.errors):
         where = f"line {errors[0].line}: {errors[0].on_one_line[:_ERROR_SHOWN]}"
         source = error_source(build.file, errors[0])
     message = "the build failed: there is no engine that could tell"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from twofour.eligibility.build import build_facts, types_of_command
 from twofour.eligibility.findings import ALWAYS_STRONGLY_TYPED, version_numbers
-from twofour.eligibility.same_model import telling_errors
+from twofour.eligibility.same_model import causes_first
 from twofour.records.log import (
     Build,
     BuildLog,
@@ -59,7 +59,7 @@ def answer(build: Build) -> str:
             "prune it and rebuild with --sparsity=enable"
         )
     if build.made_no_engine:
-        errors = telling_errors(build.errors)
+        errors = causes_first(build.errors)
         return "the build failed" + (f": {errors[0].on_one_line}" if errors else "")
     if running:
         return f"{running} sparse"
@@ -289,7 +289,7 @@ def _summary(build: Build, number: int) -> Iterator[str]:
         yield f"  {errors}, {count(build.warning_count, 'warning')}"
     yield from (
         printable(f"  error at line {e.line}: " + e.on_one_line)
-        for e in telling_errors(build.errors)[:_MOST_ERRORS]
+        for e in causes_first(build.errors)[:_MOST_ERRORS]
     )
     if build.dropped:
         yield f"  {count(build.dropped, 'fact')} not kept, to bound memory"
