@@ -22,14 +22,15 @@ from support import onnx_models as om
 
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.errors import BadInputError, TwofourError
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.files import parse_model
+from twofour.graph.opened import open_onnx
 from twofour.logs.read import read_build_log
 from twofour.pipeline.evidence import EvidenceFiles
-from twofour.pipeline.onnx_inputs import describe
 from twofour.pipeline.reporting import report_files, report_folder, report_page
 from twofour.pipeline.run import run_all
 from twofour.pipeline.sources.inputs import read_arrays
-from twofour.pipeline.sources.onnx import external_data_files
+from twofour.pipeline.sources.onnx import OnnxSource
+from twofour.pipeline.sources.source import SourceOptions
 from twofour.pipeline.validating import validate_path
 from twofour.pipeline.weights_file import read_checkpoint, save_tensors
 from twofour.pruning.onnx_file import prune_onnx
@@ -64,13 +65,13 @@ class Kind:
 
 def _read_onnx(path: Path) -> None:
     (path.parent / "w.bin").write_bytes(bytes(6000))
-    external_data_files(path)
+    OnnxSource(text=str(path), path=path, options=SourceOptions()).key()
     readers: tuple[Callable[[], object], ...] = (
-        lambda: describe(path),
-        lambda: precisions_of(path),
-        lambda: find_weights(load_model(path), path=path),
+        lambda: (open_onnx(path).inputs, open_onnx(path).outputs, open_onnx(path).nodes),
+        lambda: precisions_of(parse_model(path)),
+        lambda: open_onnx(path).weights(),
         lambda: to_json(validate_path(path, Pattern(2, 4), Selection())),
-        lambda: to_json(prune_onnx(path, path.with_name("out.onnx"), Pattern(2, 4))),
+        lambda: to_json(prune_onnx(open_onnx(path), path.with_name("out.onnx"), Pattern(2, 4))),
         lambda: _shown(report_files(EvidenceFiles(onnx=path))[0]),
     )
     _all(readers, path)

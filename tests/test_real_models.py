@@ -17,7 +17,7 @@ from twofour.export.agreement import agreement
 from twofour.export.example_inputs import input_arrays
 from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.graph.files import map_tensor
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.opened import open_onnx
 from twofour.pattern import check
 from twofour.pruning import torch_module as module_layers
 from twofour.pruning.torch_module import prune_module
@@ -206,12 +206,12 @@ def test_the_file_still_holds_the_pattern_zero_for_zero(done: Done) -> None:
     required = {
         name for name, key in parameter_of.items() if key.rpartition(".")[0] in pruned_of(done)
     }
-    validation = validate_onnx(done.path, TWO_FOUR, required=required)
+    validation = validate_onnx(open_onnx(done.path), TWO_FOUR, required=required)
     assert validation.broken == ()
     checked = {row.weight for row in validation.checks if row.required and not row.violations}
     assert checked == required
     assert len(required) == done.expected.weights - len(done.expected.dense)
-    found = find_weights(load_model(done.path, weights=False), path=done.path)
+    found = open_onnx(done.path).weights()
     for weight, tensor in zip(found.weights, found.tensors, strict=True):
         if weight.weight in required and tensor is not None:
             stored = map_tensor(tensor, done.path) == 0

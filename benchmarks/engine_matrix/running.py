@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine_matrix.making import DENSE
 from engine_matrix.plan import Case
-from twofour.pipeline.onnx_inputs import describe
+from twofour.graph.opened import open_onnx
 
 REPORT, LATENCY = "report.md", "latency.json"
 """What the commands leave last."""
@@ -47,7 +47,7 @@ class Outcome:
 def build_command(case: Case, folders: Folders) -> list[str]:
     """The main job on a dense ONNX file: pruned, validated, built twice, reported."""
     model = folders.nets / case.folder / DENSE
-    sizes = {tensor.name: (case.batch, *tensor.shape[1:]) for tensor in describe(model)[0]}
+    sizes = {tensor.name: (case.batch, *tensor.shape[1:]) for tensor in open_onnx(model).inputs}
     shapes = ",".join(f"{name}={'x'.join(map(str, dims))}" for name, dims in sizes.items())
     out = ["--out", str(folders.engines / case.name), "--engine", folders.engine, "--quiet"]
     # chains of grouped convolutions have nothing that sparse math is known to use

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from twofour.export.int8 import quantize_int8
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.opened import open_onnx
 
 
 @given(st.sets(st.integers(1, 99), min_size=1, max_size=7))
@@ -40,7 +40,7 @@ def test_a_chain_is_a_valid_network_with_a_weight_for_each_pair(name: str, tmp_p
     chain = Chain(op=known.op, kernel=known.kernel, groups=known.groups, channels=(32, 64))
     write_sweep(chain, tmp_path / "chain.onnx")
     onnx.checker.check_model(tmp_path / "chain.onnx", full_check=True)
-    found = find_weights(load_model(tmp_path / "chain.onnx"), path=tmp_path).weights
+    found = open_onnx(tmp_path / "chain.onnx").weights().weights
     assert [weight.op for weight in found] == [chain.op] * 4
     assert {weight.groups for weight in found} == {chain.groups}
     assert {weight.dtype for weight in found} == {"float16"}

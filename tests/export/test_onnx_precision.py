@@ -27,7 +27,7 @@ from support.onnx_models import Array, quantized_conv, weights
 
 from twofour.errors import BadInputError
 from twofour.export.casts import Conversion, convert_onnx
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.opened import open_onnx
 from twofour.records.options import Precision
 
 ROUNDING = 5e-3
@@ -41,7 +41,7 @@ def convert(
     keep: tuple[str, ...] = (),
 ) -> tuple[onnx.ModelProto, Conversion]:
     onnx.save(model, folder / "m.onnx")
-    done = convert_onnx(folder / "m.onnx", folder / "half.onnx", precision, keep)
+    done = convert_onnx(open_onnx(folder / "m.onnx"), folder / "half.onnx", precision, keep)
     return onnx.load(folder / "half.onnx"), done
 
 
@@ -104,7 +104,7 @@ def test_weights_keep_their_zeros_and_are_found_under_the_same_names(tmp_path: P
     )
     convert(tmp_path, model)
     path = tmp_path / "half.onnx"
-    (found,) = find_weights(load_model(path, weights=False), path=path).weights
+    (found,) = open_onnx(path).weights().weights
     assert (found.layer, found.weight, found.dtype) == ("fc", "w", "float16")
     (tensor,) = (t for t in onnx.load(path).graph.initializer if t.name == "w")
     assert np.array_equal(numpy_helper.to_array(tensor), weight.astype(np.float16))
@@ -279,7 +279,7 @@ def test_external_data_is_read_from_beside_the_source_and_written_beside_the_tar
     model, feed = convnet(17)
     (tmp_path / "in").mkdir()
     onnx.save(model, tmp_path / "in" / "m.onnx", save_as_external_data=True, size_threshold=0)
-    convert_onnx(tmp_path / "in" / "m.onnx", tmp_path / "half.onnx", Precision.FLOAT16)
+    convert_onnx(open_onnx(tmp_path / "in" / "m.onnx"), tmp_path / "half.onnx", Precision.FLOAT16)
     (tmp_path / "in" / "m.onnx").unlink()
     assert outputs(tmp_path / "half.onnx", feed)["y"].shape == (2, 10)
     assert (tmp_path / "half.onnx.data").stat().st_size >= 16 * 27 * 2
@@ -290,5 +290,5 @@ def test_the_source_and_its_data_are_never_overwritten(tmp_path: Path) -> None:
     onnx.save(convnet(17)[0], path, save_as_external_data=True, location="m.onnx.data")
     before = path.read_bytes()
     with pytest.raises(BadInputError, match="would overwrite a file that is being read"):
-        convert_onnx(path, path, Precision.FLOAT16)
+        convert_onnx(open_onnx(path), path, Precision.FLOAT16)
     assert path.read_bytes() == before

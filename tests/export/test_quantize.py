@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from support import onnx_models as om
 from torch import nn
 
 from twofour.errors import BadInputError, BuildFailedError
@@ -18,7 +19,8 @@ from twofour.export import int8 as quantize
 from twofour.export.int8 import Activations, calibration_rows, quantize_int8
 from twofour.export.torch_export import export_onnx
 from twofour.graph.files import read_tensor
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.opened import open_onnx
+from twofour.graph.weights import find_weights
 from twofour.pruning.verify import validate_onnx
 from twofour.records.options import ExportOptions, Precision
 from twofour.records.weights import Pattern
@@ -106,7 +108,7 @@ def test_a_sparse_net_stays_sparse_and_gives_the_same_answers(
     assert cosine(before, after) > 0.99
     assert (before.argmax(1) == images()[1].numpy()).mean() > 0.9
     assert (before.argmax(1) == after.argmax(1)).mean() > 0.95
-    validation = validate_onnx(target, TWO_FOUR)
+    validation = validate_onnx(open_onnx(target), TWO_FOUR)
     assert [check.violations for check in validation.checks] == [0, 0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["int8.onnx"]
 
@@ -116,7 +118,7 @@ def test_weights_are_int8_around_zero_and_outputs_are_quantized_again(
 ) -> None:
     target = tmp_path / "int8.onnx"
     quantize_int8(sparse, target, examples())
-    model = load_model(target)
+    model = om.load(target)
     weights = find_weights(model).weights
     assert [(w.dtype, w.math_dtype, w.output_quantized) for w in weights] == [
         ("int8", "int8", True)
@@ -139,7 +141,7 @@ def test_a_graph_that_is_not_optimized_before_gives_the_same_answers(
 def test_biases_stay_float32(sparse: Path, tmp_path: Path) -> None:
     target = tmp_path / "int8.onnx"
     quantize_int8(sparse, target, examples())
-    model = load_model(target)
+    model = om.load(target)
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     convolutions = [node for node in model.graph.node if node.op_type == "Conv"]
     assert [kinds[node.input[2]] for node in convolutions] == [TensorProto.FLOAT] * 2
@@ -148,7 +150,7 @@ def test_biases_stay_float32(sparse: Path, tmp_path: Path) -> None:
 def test_unsigned_activations_are_uint8(sparse: Path, tmp_path: Path) -> None:
     target = tmp_path / "uint8.onnx"
     quantize_int8(sparse, target, examples(), activations=Activations.UINT8)
-    model = load_model(target)
+    model = om.load(target)
     zero_points = {t.name: t.data_type for t in model.graph.initializer}
     assert zero_points["input_zero_point"] == TensorProto.UINT8
     assert {w.dtype for w in find_weights(model).weights} == {"int8"}
@@ -171,7 +173,7 @@ def test_half_precision_is_widened_and_quantized_like_float32(
     half = exported(trained, tmp_path / "half.onnx", precision)
     target = tmp_path / "int8.onnx"
     quantize_int8(half, target, examples())
-    model = load_model(target)
+    model = om.load(target)
     assert {w.dtype for w in find_weights(model).weights} == {"int8"}
     types = {t.data_type for t in model.graph.initializer}
     assert TensorProto.FLOAT16 not in types

@@ -13,7 +13,8 @@ from onnx import TensorProto, helper
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.opened import open_onnx
+from twofour.graph.weights import find_weights
 from twofour.records.weights import Pattern, ReasonCode, Weight
 
 TWO_FOUR = Pattern(2, 4)
@@ -508,15 +509,15 @@ def test_many_users_of_one_array_list_a_bounded_number_of_others() -> None:
 
 def test_an_inline_and_an_external_model_load_to_the_same_weights(tmp_path: Path) -> None:
     model = om.two_weights()
-    inline = load_model(om.save(model, tmp_path / "inline.onnx"))
-    external = load_model(om.save_external(model, tmp_path / "external.onnx", padding=3))
+    inline = om.load(om.save(model, tmp_path / "inline.onnx"))
+    external = om.load(om.save_external(model, tmp_path / "external.onnx", padding=3))
     assert inline == model
     assert external.graph == model.graph
 
 
 def test_without_weights_external_data_is_left_where_it_is(tmp_path: Path) -> None:
     path = om.save_external(om.two_weights(), tmp_path / "m.onnx")
-    model = load_model(path, weights=False)
+    model = open_onnx(path).proto
     assert all(not tensor.raw_data for tensor in model.graph.initializer)
     assert [w.axis for w in find_weights(model, path=path).weights] == [1, 1]
 
@@ -528,7 +529,7 @@ def test_a_zero_point_in_external_data_is_read(tmp_path: Path) -> None:
         quantize_output=False,
     )
     path = om.save_external(model, tmp_path / "m.onnx")
-    (weight,) = find_weights(load_model(path, weights=False), path=path).weights
+    (weight,) = open_onnx(path).weights().weights
     assert codes(weight) == [ReasonCode.ZERO_POINT]
 
 
@@ -546,35 +547,32 @@ def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes, said: str) 
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(BadInputError, match=said):
-        load_model(path)
+        open_onnx(path)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="No such file"):
-        load_model(tmp_path / "none.onnx")
+        open_onnx(tmp_path / "none.onnx")
     with pytest.raises(BadInputError, match="directory"):
-        load_model(tmp_path)
+        open_onnx(tmp_path)
 
 
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = om.save(om.matmul(om.weights(8, 8)), tmp_path / "m.onnx")
     path.write_bytes(path.read_bytes().replace(b"fc", b"\xff\xfe"))
     with pytest.raises(BadInputError, match=r"UTF-8|not an ONNX model"):
-        load_model(path)
+        open_onnx(path)
 
 
-@pytest.mark.parametrize("weights", [True, False])
-def test_external_data_that_is_missing_or_truncated_is_refused(
-    tmp_path: Path, weights: bool
-) -> None:
+def test_external_data_that_is_missing_or_truncated_is_refused(tmp_path: Path) -> None:
     path = om.save_external(om.two_weights(), tmp_path / "m.onnx")
     data = tmp_path / "weights.bin"
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(BadInputError, match=r"'fc\.bias' ends at byte"):
-        load_model(path, weights=weights)
+        open_onnx(path)
     data.unlink()
     with pytest.raises(BadInputError, match=r"'conv\.weight' is not there"):
-        load_model(path, weights=weights)
+        open_onnx(path)
 
 
 @pytest.mark.parametrize(
@@ -601,7 +599,7 @@ def test_external_data_outside_the_folder_is_refused(
     model = om.matmul(om.weights(32, 16))
     om.make_external(model.graph.initializer[0], location.format(outside=outside))
     with pytest.raises(BadInputError, match=said):
-        load_model(om.save(model, folder / "m.onnx"))
+        open_onnx(om.save(model, folder / "m.onnx"))
 
 
 def test_links_to_one_folder_as_in_a_download_cache_are_followed(tmp_path: Path) -> None:
@@ -612,7 +610,7 @@ def test_links_to_one_folder_as_in_a_download_cache_are_followed(tmp_path: Path)
     (blobs / "weights.bin").rename(blobs / "bbbb")
     (snapshot / "model.onnx").symlink_to(blobs / "aaaa")
     (snapshot / "weights.bin").symlink_to(blobs / "bbbb")
-    assert load_model(snapshot / "model.onnx").graph == om.two_weights().graph
+    assert om.load(snapshot / "model.onnx").graph == om.two_weights().graph
 
 
 @pytest.mark.parametrize(
@@ -634,7 +632,7 @@ def test_offsets_and_lengths_are_not_trusted(
     next(e for e in model.graph.initializer[0].external_data if e.key == key).value = value
     (tmp_path / "w.bin").write_bytes(bytes(32 * 16 * 4))
     with pytest.raises(BadInputError, match=said):
-        load_model(om.save(model, tmp_path / "m.onnx"))
+        open_onnx(om.save(model, tmp_path / "m.onnx"))
 
 
 def test_impossible_dimensions_are_refused_without_allocating(tmp_path: Path) -> None:
@@ -643,13 +641,13 @@ def test_impossible_dimensions_are_refused_without_allocating(tmp_path: Path) ->
     model.graph.initializer[0].dims[:] = [2**62, 2**62]
     (tmp_path / "w.bin").write_bytes(bytes(16))
     with pytest.raises(BadInputError, match="bytes are given"):
-        load_model(om.save(model, tmp_path / "m.onnx"), weights=False)
+        open_onnx(om.save(model, tmp_path / "m.onnx"))
 
 
 def test_a_data_folder_below_the_model_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     path = om.save_external(om.two_weights(), tmp_path / "m.onnx", location="data/w.bin")
-    assert load_model(path).graph == om.two_weights().graph
+    assert om.load(path).graph == om.two_weights().graph
 
 
 @pytest.mark.parametrize("field", ["dim_param", "function input", "opset domain", "overload"])
@@ -668,4 +666,4 @@ def test_names_that_are_no_text_are_refused_wherever_they_stand(tmp_path: Path, 
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString().replace(b"ABCD", b"\xed\xa0\x80A"))
     with pytest.raises(BadInputError, match="a name in the graph is not UTF-8 text"):
-        load_model(path)
+        open_onnx(path)

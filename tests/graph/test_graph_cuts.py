@@ -12,7 +12,8 @@ from onnx import helper
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.opened import open_onnx
+from twofour.graph.weights import find_weights
 from twofour.pattern import check
 from twofour.pruning.onnx_file import prune_onnx
 from twofour.pruning.verify import validate_onnx
@@ -59,12 +60,12 @@ def test_the_pieces_of_a_projection_are_rows_of_one_array() -> None:
 
 def test_the_array_is_pruned_once_and_holds_in_every_piece(tmp_path: Path) -> None:
     source = om.save(packed(32, 32, 32), tmp_path / "dense.onnx")
-    result = prune_onnx(source, tmp_path / "sparse.onnx", TWO_FOUR)
+    result = prune_onnx(open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR)
     assert [(row.pruned, row.zeros) for row in result.weights] == [(True, 96 * 16)] * 3
-    values = onnx.numpy_helper.to_array(load_model(tmp_path / "sparse.onnx").graph.initializer[0])
+    values = onnx.numpy_helper.to_array(om.load(tmp_path / "sparse.onnx").graph.initializer[0])
     for piece in np.split(values, 3):
         assert check(piece, 1, TWO_FOUR).holds
-    checked = validate_onnx(tmp_path / "sparse.onnx", TWO_FOUR)
+    checked = validate_onnx(open_onnx(tmp_path / "sparse.onnx"), TWO_FOUR)
     assert [(c.layer, c.axis, c.violations) for c in checked.checks] == [
         ("p0-mm", 1, 0),
         ("p1-mm", 1, 0),
@@ -75,7 +76,7 @@ def test_the_array_is_pruned_once_and_holds_in_every_piece(tmp_path: Path) -> No
 def test_a_piece_that_is_excluded_leaves_the_whole_array_dense(tmp_path: Path) -> None:
     source = om.save(packed(32, 32), tmp_path / "dense.onnx")
     selection = Selection(exclude=("p1-mm",))
-    result = prune_onnx(source, tmp_path / "sparse.onnx", TWO_FOUR, selection)
+    result = prune_onnx(open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR, selection)
     assert [row.pruned for row in result.weights] == [False, False]
 
 
@@ -151,7 +152,7 @@ def test_an_array_of_which_a_part_is_no_weight_is_left_as_it_is(tmp_path: Path) 
     ]
     constants = {"w": om.weights(32, 64), "sizes": numbers(32, 32)}
     source = om.save(om.model(nodes, constants, inputs={"x": [32, 32]}), tmp_path / "a.onnx")
-    (row,) = prune_onnx(source, tmp_path / "b.onnx", TWO_FOUR).weights
+    (row,) = prune_onnx(open_onnx(source), tmp_path / "b.onnx", TWO_FOUR).weights
     assert (row.pruned, row.zeros, row.weight.tied_to) == (False, 0, ("add",))
     (reason,) = row.reasons
     assert reason.code is ReasonCode.UNSUPPORTED_OP
@@ -169,7 +170,7 @@ def test_a_matrix_of_a_stack_stays_dense_where_another_one_is_no_weight(tmp_path
     one = {"zero": np.array(0, np.int64), "one": np.array(1, np.int64)}
     model = om.model(nodes, {"w": om.weights(2, 32, 32), **one}, inputs={"x": [32, 32]})
     source = om.save(model, tmp_path / "a.onnx")
-    (row,) = prune_onnx(source, tmp_path / "b.onnx", TWO_FOUR).weights
+    (row,) = prune_onnx(open_onnx(source), tmp_path / "b.onnx", TWO_FOUR).weights
     assert (row.pruned, row.weight.looked_up_by) == (False, ())
     assert [r.code for r in row.reasons] == [ReasonCode.UNSUPPORTED_OP]
     assert "part of the array 'w', which second uses too" in row.reasons[0].message
@@ -185,7 +186,7 @@ def test_pieces_that_need_other_axes_are_refused_with_a_way_out(tmp_path: Path) 
     model = om.model(nodes, constants, inputs={"x": [2, 32]}, outputs=["y", "z"])
     source = om.save(model, tmp_path / "a.onnx")
     with pytest.raises(BadInputError, match="share the weight w"):
-        prune_onnx(source, tmp_path / "b.onnx", TWO_FOUR)
+        prune_onnx(open_onnx(source), tmp_path / "b.onnx", TWO_FOUR)
 
 
 def test_constants_of_one_name_in_two_branches_are_two_weights() -> None:

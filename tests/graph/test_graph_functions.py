@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.graph.weights import load_model
+from twofour.graph.opened import open_onnx
 
 _OPSETS = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
 
@@ -73,17 +73,17 @@ def test_functions_that_cannot_be_expanded_are_refused_by_name(
     path = save(tmp_path, functions, used)
     started = time.perf_counter()
     with pytest.raises(BadInputError, match=f"^{path}: the .*{message}"):
-        load_model(path, weights=False)
+        open_onnx(path)
     assert time.perf_counter() - started < 10
 
 
 def test_many_calls_from_the_graph_alone_are_counted_too(tmp_path: Path) -> None:
     path = save(tmp_path, doubling(14), "D0")
-    assert load_model(path, weights=False).functions
+    assert open_onnx(path).proto.functions
     model = onnx.load(path)
     model.graph.node.extend([call("D0", "h", f"y{i}") for i in range(4)])
     with pytest.raises(BadInputError, match="the graph has more than 100000 nodes"):
-        load_model(om.save(model, path), weights=False)
+        open_onnx(om.save(model, path))
 
 
 @pytest.mark.parametrize("functions", [chain(90), doubling(10), [relu("A"), relu("B")]])
@@ -91,11 +91,11 @@ def test_functions_as_exporters_write_them_pass(
     tmp_path: Path, functions: list[onnx.FunctionProto]
 ) -> None:
     path = save(tmp_path, functions, functions[0].name)
-    assert len(load_model(path, weights=False).functions) == len(functions)
+    assert len(open_onnx(path).proto.functions) == len(functions)
 
 
 def test_an_overload_is_another_function(tmp_path: Path) -> None:
     other = relu("A")
     other.overload = "second"
     path = save(tmp_path, [relu("A"), other], "A")
-    assert len(load_model(path, weights=False).functions) == 2
+    assert len(open_onnx(path).proto.functions) == 2

@@ -17,7 +17,8 @@ import pytest
 from support import model_kinds
 
 from twofour.export.torch_export import export_onnx
-from twofour.graph.weights import GraphWeights, find_weights, load_model
+from twofour.graph.opened import open_onnx
+from twofour.graph.weights import GraphWeights
 from twofour.pattern import check
 from twofour.pipeline.run import run_all
 from twofour.pruning.onnx_file import prune_onnx
@@ -94,7 +95,7 @@ def groups(found: GraphWeights) -> dict[str, tuple[int, int, bool]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_and_what_no_row_names_are_all_constants(kind: str, exported: Exports) -> None:
     path, _ = exported(kind)
-    found = find_weights(load_model(path))
+    found = open_onnx(path).weights()
     beside = [name for group in found.not_covered for name in group.arrays]
     assert sorted([*rows(found), *beside]) == sorted(stored(onnx.load(path)))
     total = sum(rows(found).values()) + sum(g.weights for g in found.not_covered)
@@ -122,7 +123,7 @@ def test_what_no_row_names_is_told_by_what_uses_it(
     kind: str, expected: dict[str, tuple[int, int, bool]], exported: Exports
 ) -> None:
     path, _ = exported(kind)
-    assert groups(find_weights(load_model(path))) == expected
+    assert groups(open_onnx(path).weights()) == expected
 
 
 @pytest.mark.parametrize(("kind", "pieces"), [("cross_attention", 3), ("detector", 2)])
@@ -134,7 +135,7 @@ def test_cross_attention_is_named_traced_and_pruned_once(
     module = "attention" if kind == "cross_attention" else "decoder.layers.0.multihead_attn"
     names = [r for r in layers.layers if r.parameter == f"{module}.in_proj_weight"]
     assert [name.layer for name in names] == [module] * pieces
-    result = prune_onnx(path, tmp_path / "sparse.onnx", TWO_FOUR)
+    result = prune_onnx(open_onnx(path), tmp_path / "sparse.onnx", TWO_FOUR)
     of_array = [r for r in result.weights if r.weight.weight == names[0].initializer]
     assert [(r.pruned, r.weight.shape, r.weight.axis) for r in of_array] == [
         (True, (192, 64), 1)
@@ -148,19 +149,19 @@ def test_cross_attention_is_named_traced_and_pruned_once(
 def test_experts_used_by_einsum_are_pruned_in_the_file(exported: Exports, tmp_path: Path) -> None:
     path, layers = exported("soft_mixture")
     assert {r.parameter for r in layers.layers if r.op == "Einsum"} == {"up", "down"}
-    result = prune_onnx(path, tmp_path / "sparse.onnx", TWO_FOUR)
+    result = prune_onnx(open_onnx(path), tmp_path / "sparse.onnx", TWO_FOUR)
     experts = {r.weight.weight: r for r in result.weights if r.weight.op == "Einsum"}
     assert [(r.pruned, r.weight.axis, r.zeros) for r in experts.values()] == [
         (True, 1, 4 * 64 * 48 // 2)
     ] * 2
-    assert validate_onnx(tmp_path / "sparse.onnx", TWO_FOUR).broken == ()
+    assert validate_onnx(open_onnx(tmp_path / "sparse.onnx"), TWO_FOUR).broken == ()
 
 
 def test_picked_experts_are_named_after_their_parameters_and_never_pruned(
     exported: Exports, tmp_path: Path
 ) -> None:
     path, layers = exported("top1_mixture")
-    result = prune_onnx(path, tmp_path / "sparse.onnx", TWO_FOUR)
+    result = prune_onnx(open_onnx(path), tmp_path / "sparse.onnx", TWO_FOUR)
     picked = [r for r in result.weights if r.weight.shape[:1] == (4,) and len(r.weight.shape) > 2]
     assert [r.pruned for r in picked] == [False, False]
     assert {r.reasons[0].code for r in picked} == {ReasonCode.PICKED_AT_RUN_TIME}

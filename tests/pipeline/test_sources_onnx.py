@@ -7,8 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.graph.weights import load_model
-from twofour.pipeline.sources.onnx import OnnxSource, external_data_files
+from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.source import SourceOptions
 
 
@@ -41,7 +40,7 @@ def test_external_data_is_found_in_initializers_and_in_subgraphs(tmp_path: Path)
         (tmp_path / name).write_bytes(b"12345678")
     path = tmp_path / "m.onnx"
     _model(path, _external("w", "a.data"), inner=_external("v", "b.data"))
-    assert [f.name for f in external_data_files(path)] == ["a.data", "b.data"]
+    assert [f.name for f in _source(path).data_files()] == ["a.data", "b.data"]
 
 
 def test_external_data_outside_the_folder_is_never_opened(tmp_path: Path) -> None:
@@ -52,7 +51,7 @@ def test_external_data_outside_the_folder_is_never_opened(tmp_path: Path) -> Non
     path = folder / "m.onnx"
     outside = [_external(f"w{i}", at) for i, at in enumerate(("../secret", "/dev/zero", "link"))]
     _model(path, *outside, _external("w", "missing.data"))
-    assert external_data_files(path) == ()
+    assert _source(path).data_files() == ()
 
 
 def test_the_key_changes_with_the_graph_the_external_data_and_the_options(tmp_path: Path) -> None:
@@ -75,7 +74,7 @@ def test_a_damaged_file_has_a_key_and_is_left_to_the_reader_of_the_graph(
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     assert len(_source(path).key()) == 64
-    assert external_data_files(path) == ()
+    assert _source(path).data_files() == ()
 
 
 def test_the_key_of_a_real_model_saved_with_external_data_covers_its_weights(
@@ -91,7 +90,7 @@ def test_the_key_of_a_real_model_saved_with_external_data_covers_its_weights(
         location="m.onnx.data",
         size_threshold=0,
     )
-    assert [f.name for f in external_data_files(path)] == ["m.onnx.data"]
+    assert [f.name for f in _source(path).data_files()] == ["m.onnx.data"]
 
 
 @pytest.mark.parametrize("location", ["n" * 300, "n" * 20_000, "a/" * 5_000, "loop", "~nobody/x"])
@@ -102,6 +101,6 @@ def test_external_data_of_no_possible_name_is_refused_by_the_reader(
     model = om.two_weights()
     om.make_external(model.graph.initializer[0], location)
     path = om.save(model, tmp_path / "m.onnx")
-    assert external_data_files(path) == ()
+    assert _source(path).data_files() == ()
     with pytest.raises(BadInputError, match=r"m\.onnx: external data of .* is not there"):
-        load_model(path)
+        _source(path).opened()

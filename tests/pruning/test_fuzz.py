@@ -17,7 +17,7 @@ from support import onnx_models as om
 from test_validate import linear, save_safetensors
 
 from twofour.errors import TwofourError
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.opened import open_onnx
 from twofour.pruning.onnx_file import prune_onnx
 from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
 from twofour.records.weights import Pattern
@@ -116,12 +116,12 @@ def test_a_mutated_onnx_file_gives_an_answer_or_a_clear_error(
         path = Path(name) / "m.onnx"
         path.write_bytes(mutate(content))
         (path.parent / "w.bin").write_bytes(bytes(6000))
-        _bounded(lambda: to_json(validate_onnx(path, TWO_FOUR)))
-        _bounded(lambda: find_weights(load_model(path)))
+        _bounded(lambda: to_json(validate_onnx(open_onnx(path), TWO_FOUR)))
+        _bounded(lambda: open_onnx(path).weights())
         before = sorted(p.name for p in path.parent.iterdir())
         done = False
         with contextlib.suppress(TwofourError):
-            to_json(prune_onnx(path, path.parent / "out.onnx", TWO_FOUR))
+            to_json(prune_onnx(open_onnx(path), path.parent / "out.onnx", TWO_FOUR))
             done = True
         if not done:
             assert sorted(p.name for p in path.parent.iterdir()) == before
@@ -135,7 +135,7 @@ def test_small_structure_mutated_without_the_weights_in_between(mutate: Mutation
         path = Path(name) / "m.onnx"
         path.write_bytes(mutate(MODELS[2]))
         (path.parent / "w.bin").write_bytes(bytes(6000))
-        _bounded(lambda: validate_onnx(path, TWO_FOUR))
+        _bounded(lambda: validate_onnx(open_onnx(path), TWO_FOUR))
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)

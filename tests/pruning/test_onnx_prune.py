@@ -19,7 +19,8 @@ from support import onnx_models as om
 
 from twofour.errors import BadInputError
 from twofour.graph.files import read_tensor
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.opened import open_onnx
+from twofour.graph.weights import find_weights
 from twofour.pruning.onnx_file import prune_onnx
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
@@ -53,7 +54,7 @@ def prune(
     selection: Selection = Selection(),  # noqa: B008 - frozen
 ) -> tuple[onnx.ModelProto, PruneResult]:
     source, target = om.save(model, folder / "dense.onnx"), folder / "sparse.onnx"
-    result = prune_onnx(source, target, TWO_FOUR, selection)
+    result = prune_onnx(open_onnx(source), target, TWO_FOUR, selection)
     return onnx.load(target), result
 
 
@@ -204,8 +205,8 @@ def test_pruning_a_pruned_file_changes_no_byte_of_it(tmp_path: Path, external: b
     once, twice = tmp_path / "a" / "m.onnx", tmp_path / "b" / "m.onnx"
     for folder in (once.parent, twice.parent):
         folder.mkdir()
-    prune_onnx(source, once, TWO_FOUR)
-    result = prune_onnx(once, twice, TWO_FOUR)
+    prune_onnx(open_onnx(source), once, TWO_FOUR)
+    result = prune_onnx(open_onnx(once), twice, TWO_FOUR)
     assert [row.kept_magnitude for row in result.weights] == [1.0, 1.0]
     assert listing(once.parent) == listing(twice.parent)
     for name in listing(once.parent):
@@ -374,7 +375,7 @@ def test_fields_that_this_version_does_not_know_survive(tmp_path: Path) -> None:
     source = om.save(om.matmul(om.weights(32, 16)), tmp_path / "dense.onnx")
     unknown = b"\xfa\xff\x01\x05later"
     source.write_bytes(source.read_bytes() + unknown)
-    prune_onnx(source, tmp_path / "sparse.onnx", TWO_FOUR)
+    prune_onnx(open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR)
     assert unknown in (tmp_path / "sparse.onnx").read_bytes()
 
 
@@ -416,7 +417,7 @@ def test_external_data_stays_external_and_the_source_stays_as_it_is(
     before = source.read_bytes(), (tmp_path / "weights.bin").read_bytes()
     target = tmp_path / "out" / "sparse.onnx"
     target.parent.mkdir()
-    prune_onnx(source, target, TWO_FOUR)
+    prune_onnx(open_onnx(source), target, TWO_FOUR)
     assert (source.read_bytes(), (tmp_path / "weights.bin").read_bytes()) == before
     assert listing(target.parent) == ["sparse.onnx", "sparse.onnx.data"]
     after = onnx.load(target)
@@ -448,12 +449,12 @@ def test_several_data_files_stay_several(tmp_path: Path) -> None:
 def test_nothing_that_is_read_is_ever_overwritten(tmp_path: Path) -> None:
     source = om.save_external(om.two_weights(), tmp_path / "a.onnx", location="b.onnx.data")
     with pytest.raises(BadInputError, match=r"would overwrite .*a\.onnx"):
-        prune_onnx(source, source, TWO_FOUR)
+        prune_onnx(open_onnx(source), source, TWO_FOUR)
     with pytest.raises(BadInputError, match=r"would overwrite .*b\.onnx\.data"):
-        prune_onnx(source, tmp_path / "b.onnx", TWO_FOUR)
+        prune_onnx(open_onnx(source), tmp_path / "b.onnx", TWO_FOUR)
     (tmp_path / "hard.onnx").hardlink_to(source)
     with pytest.raises(BadInputError, match="would overwrite"):
-        prune_onnx(source, tmp_path / "hard.onnx", TWO_FOUR)
+        prune_onnx(open_onnx(source), tmp_path / "hard.onnx", TWO_FOUR)
 
 
 @pytest.mark.parametrize("external", [True, False])
@@ -467,10 +468,12 @@ def test_nan_and_infinity_are_an_error_naming_node_and_initializer_and_leave_not
     source = save(om.matmul(dense), tmp_path / "dense.onnx")
     names = listing(tmp_path)
     with pytest.raises(BadInputError, match=r"'w' of 'fc' has 1 values"):
-        prune_onnx(source, tmp_path / "sparse.onnx", TWO_FOUR)
+        prune_onnx(open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR)
     assert listing(tmp_path) == names
     excluded = Selection(exclude=("fc",))
-    assert not prune_onnx(source, tmp_path / "s.onnx", TWO_FOUR, excluded).weights[0].pruned
+    assert (
+        not prune_onnx(open_onnx(source), tmp_path / "s.onnx", TWO_FOUR, excluded).weights[0].pruned
+    )
 
 
 def test_a_damaged_weight_names_the_bytes_it_lacks(tmp_path: Path) -> None:
@@ -500,13 +503,15 @@ def test_more_than_two_gigabytes_of_external_data_take_the_memory_of_one_weight(
         file.truncate(count * size)
     source = om.save(model, tmp_path / "dense.onnx")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = prune_onnx(source, tmp_path / "sparse.onnx", TWO_FOUR, Selection(exclude=("fc[1-7]",)))
+    result = prune_onnx(
+        open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR, Selection(exclude=("fc[1-7]",))
+    )
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < 1.6 * size
     zeros = [row.zeros for row in result.weights]
     assert zeros == [shape[0] * shape[1]] * 8 + [shape[0] * shape[1] - shape[1] // 2]
     assert (tmp_path / "sparse.onnx.data").stat().st_size == count * size > 2**31
-    last = load_model(tmp_path / "sparse.onnx", weights=False).graph.initializer[-1]
+    last = open_onnx(tmp_path / "sparse.onnx").proto.graph.initializer[-1]
     row = read_tensor(last, tmp_path / "sparse.onnx")[0]
     np.testing.assert_array_equal(row[:8], [0, 0, 3, 4, 0, 0, 7, 8])
 

@@ -14,6 +14,7 @@ from onnx import helper
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
+from twofour.graph.opened import open_onnx
 from twofour.pruning.onnx_file import prune_onnx
 from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
 from twofour.records.options import Selection
@@ -77,15 +78,15 @@ def test_a_pruned_file_holds_and_a_dense_one_fails_with_the_first_violation(
 ) -> None:
     save = om.save_external if external else om.save
     dense = save(om.two_weights(), tmp_path / "dense.onnx")
-    prune_onnx(dense, tmp_path / "sparse.onnx", TWO_FOUR)
-    good = validate_onnx(tmp_path / "sparse.onnx", TWO_FOUR)
+    prune_onnx(open_onnx(dense), tmp_path / "sparse.onnx", TWO_FOUR)
+    good = validate_onnx(open_onnx(tmp_path / "sparse.onnx"), TWO_FOUR)
     assert [(c.layer, c.op, c.shape, c.axis, c.violations, c.required) for c in good.checks] == [
         ("conv", "Conv", (16, 8, 3, 3), 1, 0, True),
         ("fc", "Gemm", (12, 16), 1, 0, True),
     ]
     assert [c.groups_checked for c in good.checks] == [16 * 2 * 9, 12 * 4]
     assert (good.broken, good.files) == ((), (str(tmp_path / "sparse.onnx"),))
-    bad = validate_onnx(dense, TWO_FOUR)
+    bad = validate_onnx(open_onnx(dense), TWO_FOUR)
     assert [c.violations for c in bad.broken] == [16 * 2 * 9, 12 * 4]
     assert [c.first_violation for c in bad.broken] == [(0, 0, 0, 0), (0, 0)]
 
@@ -110,7 +111,7 @@ def test_a_pruned_file_holds_and_a_dense_one_fails_with_the_first_violation(
 def test_the_row_says_whether_the_pattern_holds_or_along_which_axis_instead(
     tmp_path: Path, model: Any, row: tuple[int, int, tuple[int, ...] | None, int | None]
 ) -> None:
-    (check,) = validate_onnx(om.save(model, tmp_path / "m.onnx"), TWO_FOUR).checks
+    (check,) = validate_onnx(open_onnx(om.save(model, tmp_path / "m.onnx")), TWO_FOUR).checks
     assert (check.axis, check.violations, check.first_violation, check.holds_along) == row
 
 
@@ -118,13 +119,13 @@ def test_a_single_wrong_weight_deep_inside_is_found(tmp_path: Path) -> None:
     values = sparse(32, 16, axis=0)
     values[22:24, 7] = 1.0
     path = om.save_external(om.matmul(values), tmp_path / "m.onnx", padding=1)
-    (check,) = validate_onnx(path, TWO_FOUR).broken
+    (check,) = validate_onnx(open_onnx(path), TWO_FOUR).broken
     assert (check.violations, check.first_violation) == (1, (20, 7))
 
 
 def test_a_tail_is_reported_and_not_required(tmp_path: Path) -> None:
     path = om.save(om.gemm(om.weights(16, 30), trans_b=1), tmp_path / "m.onnx")
-    (check,) = validate_onnx(path, TWO_FOUR).checks
+    (check,) = validate_onnx(open_onnx(path), TWO_FOUR).checks
     assert (check.tail, check.groups_checked, check.violations) == (2, 16 * 8, 16 * 7)
     assert not check.required
 
@@ -132,11 +133,11 @@ def test_a_tail_is_reported_and_not_required(tmp_path: Path) -> None:
 def test_required_names_decide_what_fails(tmp_path: Path) -> None:
     source = om.save(om.two_weights(), tmp_path / "dense.onnx")
     target = tmp_path / "sparse.onnx"
-    result = prune_onnx(source, target, TWO_FOUR, Selection(exclude=("fc",)))
+    result = prune_onnx(open_onnx(source), target, TWO_FOUR, Selection(exclude=("fc",)))
     pruned = {row.weight.weight for row in result.weights if row.pruned and row.weight.weight}
     assert pruned == {"conv.weight"}
-    assert validate_onnx(target, TWO_FOUR, required=pruned).broken == ()
-    everything = validate_onnx(target, TWO_FOUR)
+    assert validate_onnx(open_onnx(target), TWO_FOUR, required=pruned).broken == ()
+    everything = validate_onnx(open_onnx(target), TWO_FOUR)
     assert [check.layer for check in everything.broken] == ["fc"]
 
 
@@ -144,13 +145,13 @@ def test_required_names_decide_what_fails(tmp_path: Path) -> None:
 def test_a_required_weight_that_cannot_be_judged_is_an_error(tmp_path: Path, name: str) -> None:
     path = om.save(om.two_weights(), tmp_path / "m.onnx")
     with pytest.raises(BadInputError, match=f"1 of 2 weights.*'{name}'"):
-        validate_onnx(path, TWO_FOUR, required=["conv.weight", name])
+        validate_onnx(open_onnx(path), TWO_FOUR, required=["conv.weight", name])
 
 
 def test_layers_without_a_constant_are_listed_with_their_reason(tmp_path: Path) -> None:
     model = om.two_weights()
     model.graph.node.append(helper.make_node("Conv", ["x", "x"], ["z"], name="dynamic"))
-    validation = validate_onnx(om.save(model, tmp_path / "m.onnx"), TWO_FOUR)
+    validation = validate_onnx(open_onnx(om.save(model, tmp_path / "m.onnx")), TWO_FOUR)
     assert [weight.layer for weight in validation.skipped] == ["dynamic"]
     assert validation.skipped[0].reasons[0].code is ReasonCode.NOT_CONSTANT
     assert len(validation.checks) == 2
@@ -159,15 +160,15 @@ def test_layers_without_a_constant_are_listed_with_their_reason(tmp_path: Path) 
 def test_a_model_without_weights_is_nothing_to_check(tmp_path: Path) -> None:
     model = om.model([helper.make_node("Relu", ["x"], ["y"])], {}, inputs={"x": [2]})
     with pytest.raises(BadInputError, match="nothing to check"):
-        validate_onnx(om.save(model, tmp_path / "m.onnx"), TWO_FOUR)
+        validate_onnx(open_onnx(om.save(model, tmp_path / "m.onnx")), TWO_FOUR)
 
 
 def test_what_is_read_is_the_file_not_what_was_meant(tmp_path: Path) -> None:
     source = om.save_external(om.two_weights(), tmp_path / "dense.onnx")
-    prune_onnx(source, tmp_path / "sparse.onnx", TWO_FOUR)
+    prune_onnx(open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR)
     data = tmp_path / "sparse.onnx.data"
     data.write_bytes(np.ones(data.stat().st_size // 4, np.float32).tobytes())
-    assert len(validate_onnx(tmp_path / "sparse.onnx", TWO_FOUR).broken) == 2
+    assert len(validate_onnx(open_onnx(tmp_path / "sparse.onnx"), TWO_FOUR).broken) == 2
 
 
 # --- safetensors ----------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from twofour.graph.files import DTYPES
+from twofour.graph.files import DTYPES, load_external
+from twofour.graph.opened import open_onnx
 
 Array = NDArray[Any]
 _CODES = {name: code for code, name in DTYPES.items()}
@@ -143,6 +144,13 @@ def save(model: onnx.ModelProto, path: Path) -> Path:
     """Write the model with its weights inside."""
     path.write_bytes(model.SerializeToString())
     return path
+
+
+def load(path: Path) -> onnx.ModelProto:
+    """The model with all of its values in memory."""
+    model = open_onnx(path).whole()
+    load_external(model, path)
+    return model
 
 
 def save_external(

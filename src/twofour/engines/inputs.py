@@ -11,15 +11,13 @@ import numpy.typing as npt
 
 from twofour.engines.protocol import Arrays
 from twofour.errors import BadInputError
-from twofour.records.export import TensorShape
+from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import ShapeProfile, SizeRange
 
 LARGEST_BATCH = 8
 """Least max of a batch that nobody gave."""
 LARGEST_LENGTH = 512
 """Max of a size that nobody gave and the model allows: memory is set aside for max."""
-ANONYMOUS = "?"
-"""A free dimension without a name: two of them need not be of one size."""
 
 _SHAPE = re.compile(r"\d{1,10}(?:x\d{1,10})*")
 _LARGEST_DIM = 2**31 - 1

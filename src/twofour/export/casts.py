@@ -27,6 +27,7 @@ from twofour.export.float32 import (
     plan,
 )
 from twofour.export.torch_export import save, what_is_invalid
+from twofour.graph.opened import OpenedModel
 from twofour.records.options import Precision
 from twofour.records.weights import LARGEST_PASSED_OVER
 
@@ -364,15 +365,15 @@ class Conversion:
 
 
 def convert_onnx(
-    source: Path, target: Path, precision: Precision, keep: tuple[str, ...] = ()
+    opened: OpenedModel, target: Path, precision: Precision, keep: tuple[str, ...] = ()
 ) -> Conversion:
-    """Write `source` to `target` (weights in `<target name>.data`) in half precision.
+    """Write the model to `target` (weights in `<target name>.data`) in half precision.
 
-    `keep` are globs over names of nodes that stay float32. Raises BadInputError for a damaged
-    file, a glob that matches nothing, a value that the type cannot hold (named, with the largest),
+    `keep` are globs over names of nodes that stay float32. Raises BadInputError for a glob
+    that matches nothing, a value that the type cannot hold (named, with the largest),
     and a layer that has no such type in the file's opset.
     """
-    model = load_float32(source)
+    source, model = opened.path, load_float32(opened)
     _refuse_overwriting(model, source, target)
     unmatched = [g for g in keep if not any(named(n, (g,)) for n in all_nodes(model))]
     if unmatched:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from twofour.errors import BadInputError
 from twofour.export.element_types import Types, opsets_of, schema_of, type_word
-from twofour.graph.files import parse_model, verify_external
+from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import scopes
 from twofour.records.weights import LARGEST_PASSED_OVER
 
@@ -21,13 +21,12 @@ _SEPARATE_INITIALIZERS = 4
 """The first IR version in which an initializer need not be a graph input."""
 
 
-def load_float32(source: Path) -> ir.Model:
-    """The model, every node with a name, external data mapped and checked.
+def load_float32(opened: OpenedModel) -> ir.Model:
+    """The model, every node with a name, external data mapped.
 
-    Raises BadInputError for a damaged file, and for what onnx_ir cannot keep.
+    Raises BadInputError for what onnx_ir cannot keep.
     """
-    proto = parse_model(source)
-    verify_external(proto, source)
+    source, proto = opened.path, opened.whole()
     sparse = next((t for s in scopes(proto, source) for t in s.graph.sparse_initializer), None)
     if sparse is not None or proto.training_info:
         what = "training information" if sparse is None else "sparse initializers"

@@ -20,7 +20,7 @@ from twofour.errors import BadInputError, BuildFailedError, first_line
 from twofour.export.float32 import load_float32
 from twofour.export.quiet import quiet
 from twofour.graph.files import DTYPES, Array, external_tensors, load_external, size_bytes
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.store import atomic_file
 
 FLOAT16_MAX = float(np.finfo(np.float16).max)
@@ -30,9 +30,9 @@ _PREFIX = "largest value of "
 _MOST_NAMED = 6
 
 
-def write_with_ranges(source: Path, target: Path, tensors: Sequence[str]) -> None:
-    """Write `source` with one more output per tensor of its main graph: its largest magnitude."""
-    model = load_float32(source)
+def write_with_ranges(opened: OpenedModel, target: Path, tensors: Sequence[str]) -> None:
+    """Write the model with one more output per tensor of its main graph: its largest magnitude."""
+    model = load_float32(opened)
     graph = model.graph
     made = {value.name: value for node in graph for value in node.outputs}
     made.update((value.name, value) for value in graph.inputs)
@@ -62,25 +62,20 @@ def split_ranges(outputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[s
     return own, ranges
 
 
-def refuse_overflow(source: Path, ranges: Mapping[str, float]) -> None:
+def refuse_overflow(model: OpenedModel, ranges: Mapping[str, float]) -> None:
     """Raise BadInputError where a finite value of float32 is beyond float16, naming the nodes."""
     over = [name for name, value in ranges.items() if FLOAT16_MAX < value < _MASKED]
     if not over:
         return
     first = over[0]
-    graph = load_float32(source).graph
-    users = [
-        node.name or node.op_type
-        for node in graph
-        for value in (*node.outputs, *node.inputs)
-        if value is not None and value.name in over
-    ]
+    users = (node.name for node in model.nodes if {*node.outputs, *node.inputs} & {*over})
     named = list(dict.fromkeys(users))
     keep = " ".join(f"--keep-float32 {name!r}" for name in named[:_MOST_NAMED])
     more = f" (and {len(named) - _MOST_NAMED} more)" if len(named) > _MOST_NAMED else ""
     raise BadInputError(
-        f"{source}: tensor {first!r} reaches {ranges[first]:g} on the example inputs, and float16 "
-        f"ends at {FLOAT16_MAX:g}" + (f"; so do {len(over) - 1} others" if len(over) > 1 else ""),
+        f"{model.path}: tensor {first!r} reaches {ranges[first]:g} on the example inputs, and "
+        f"float16 ends at {FLOAT16_MAX:g}"
+        + (f"; so do {len(over) - 1} others" if len(over) > 1 else ""),
         hint=f"use --precision bfloat16, or leave float32 what makes and uses it: {keep}{more}",
     )
 
@@ -171,9 +166,10 @@ def quantize_int8(
     biases stay float32. Raises BadInputError for weights of another type, more than 2 GiB, and
     examples that do not fit the inputs; BuildFailedError where ONNX Runtime fails.
     """
-    model = load_model(source, weights=False)
-    _refuse_other_types(model, source)
-    _refuse_too_large(model, source)
+    opened = open_onnx(source)
+    _refuse_other_types(opened)
+    _refuse_too_large(opened)
+    model = opened.whole()
     load_external(model, source)
     widen(model)
     rows = calibration_rows(model, examples)
@@ -253,25 +249,25 @@ def _quantize(
         )
 
 
-def _refuse_other_types(model: onnx.ModelProto, source: Path) -> None:
-    weights = [w for w in find_weights(model, path=source).weights if w.weight is not None]
+def _refuse_other_types(model: OpenedModel) -> None:
+    weights = [w for w in model.weights().weights if w.weight is not None]
     if not weights:
-        raise BadInputError(f"{source} has no weights to quantize", hint="choose another mode")
+        raise BadInputError(f"{model.path} has no weights to quantize", hint="choose another mode")
     for weight in weights:
         if not {weight.dtype, weight.math_dtype} <= _FLOATS:
             raise BadInputError(
-                f"{source}: INT8 is made from floating-point weights, {weight.weight} of layer "
+                f"{model.path}: INT8 is made from floating-point weights, {weight.weight} of layer "
                 f"{weight.layer} is {weight.dtype} and computes in {weight.math_dtype}",
                 hint="leave this variant out",
             )
 
 
-def _refuse_too_large(model: onnx.ModelProto, source: Path) -> None:
-    total = source.stat().st_size + sum(map(size_bytes, external_tensors(model)))
-    total *= 2 if is_half(model) else 1
+def _refuse_too_large(model: OpenedModel) -> None:
+    total = model.path.stat().st_size + sum(map(size_bytes, external_tensors(model.proto)))
+    total *= 2 if is_half(model.proto) else 1
     if total > _PROTOBUF_LIMIT_BYTES:
         raise BadInputError(
-            f"{source} has {total / 2**30:.1f} GiB with its weights in float32: "
+            f"{model.path} has {total / 2**30:.1f} GiB with its weights in float32: "
             "quantizing ends at 2 GiB",
             hint="leave this variant out",
         )

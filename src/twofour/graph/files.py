@@ -15,6 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs here
 
 from twofour.errors import BadInputError
+from twofour.graph.wire import LEFT_OUT, without_weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -125,6 +126,8 @@ def write_tensor(tensor: onnx.TensorProto, values: Array) -> None:
 
 
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1
+_LARGE_FILE_BYTES = 1 << 24
+"""Of a larger file the weights are left out when it is parsed; a smaller one is held as it is."""
 _REEXPORT = "the file is damaged or is no ONNX model: export or copy it again"
 
 
@@ -141,7 +144,10 @@ class ExternalData:
 
 
 def parse_model(path: Path) -> onnx.ModelProto:
-    """Parse the graph alone; raises BadInputError for what is no ONNX model."""
+    """Parse the graph alone; raises BadInputError for what is no ONNX model.
+
+    Of a large file the weights are not read: `read_tensor` reads one, `fill_in` all of them.
+    """
     model = onnx.ModelProto()
     try:
         _parse_into(model, path)
@@ -156,6 +162,29 @@ def parse_model(path: Path) -> onnx.ModelProto:
     if not all(isinstance(text, str) for text in _texts(model)):
         raise BadInputError(f"{path}: a name in the graph is not UTF-8 text", hint=_REEXPORT)
     return model
+
+
+def fill_in(model: onnx.ModelProto, path: Path) -> None:
+    """Read the values that parsing left out of a large file; external data stays where it is."""
+    with path.open("rb") as file:
+        for tensor in tensors(model):
+            region = _left_out(tensor)
+            if region is not None:
+                file.seek(region[0])
+                tensor.raw_data = file.read(region[1])
+                tensor.ClearField("data_location")
+                del tensor.external_data[-1]
+
+
+def storage_key(tensor: onnx.TensorProto) -> tuple[object, ...]:
+    """Equal for tensors that are stored in the same place of the model or of its data file."""
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return ("inline", id(tensor))
+    region = _left_out(tensor)
+    if region is not None:
+        return ("left out", region)
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return ("external", entries.get("location", ""), entries.get("offset", "0"))
 
 
 def load_external(model: onnx.ModelProto, path: Path) -> None:
@@ -174,7 +203,12 @@ def verify_external(model: onnx.ModelProto, path: Path) -> None:
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor whose data lies outside the model's file, wherever it is used."""
-    return (t for t in tensors(model) if t.data_location == onnx.TensorProto.EXTERNAL)
+    return (t for t in tensors(model) if is_external(t))
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    """Whether the values lie in another file than the model."""
+    return tensor.data_location == onnx.TensorProto.EXTERNAL and _left_out(tensor) is None
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -184,6 +218,9 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from graph.initializer
             for sparse in graph.sparse_initializer:
                 yield from (sparse.values, sparse.indices)
+        else:
+            for default in graph.attribute_proto:
+                yield from _attribute_tensors(default)
         for node in graph.node:
             for attribute in node.attribute:
                 yield from _attribute_tensors(attribute)
@@ -217,7 +254,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 
 def read_tensor(tensor: onnx.TensorProto, path: Path | None) -> Array:
-    """A writable copy of the values; `path` is the model's file, needed for external data only.
+    """A writable copy of the values; `path` is the model's file, needed where they are not in it.
 
     Raises BadInputError where the data is missing or does not fit shape and type.
     """
@@ -234,7 +271,7 @@ def read_tensor(tensor: onnx.TensorProto, path: Path | None) -> Array:
 
 def map_tensor(tensor: onnx.TensorProto, path: Path) -> Array:
     """The values, to be looked at only: external data is mapped, so reading takes no memory."""
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+    if not is_external(tensor):
         return read_tensor(tensor, path)
     place = external_data(tensor, path)
     dtype = numpy_dtype(dtype_name(tensor))
@@ -310,11 +347,24 @@ def _content(tensor: onnx.TensorProto, path: Path | None) -> Array:
             raise BadInputError(
                 f"the data of {tensor.name!r} lies outside the model, and its folder is not known"
             )
+        region = _left_out(tensor)
+        if region is not None:
+            return np.fromfile(path, np.uint8, region[1], offset=region[0])
         place = external_data(tensor, path)
         return np.fromfile(place.file, np.uint8, place.size_bytes, offset=place.offset)
     if tensor.HasField("raw_data"):
         return np.frombuffer(bytearray(tensor.raw_data), np.uint8)
     return typed_content(tensor)
+
+
+def _left_out(tensor: onnx.TensorProto) -> tuple[int, int] | None:
+    """Offset and length, in the model's own file, of values that parsing left there."""
+    entries = tensor.external_data
+    if not entries or entries[-1].key != LEFT_OUT:
+        return None
+    offset, _, length = entries[-1].value.partition(" ")
+    where = f"tensor {tensor.name!r}"
+    return _number(offset, where), min(_number(length, where), _PROTOBUF_LIMIT_BYTES)
 
 
 def _read_region(place: ExternalData) -> bytes:
@@ -337,7 +387,7 @@ def _parse_into(model: onnx.ModelProto, path: Path) -> None:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as view,
         ):
-            model.ParseFromString(view)
+            model.ParseFromString(without_weights(view) if size > _LARGE_FILE_BYTES else view)
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[object]:

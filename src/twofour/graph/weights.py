@@ -12,10 +12,10 @@ import onnx
 
 from twofour.errors import naming
 from twofour.graph.constants import not_covered
-from twofour.graph.files import load_external, parse_model, verify_external
+from twofour.graph.files import is_external, storage_key
 from twofour.graph.layers import Layer, find_layer, has_weight, weight_input
 from twofour.graph.precision import quantized_tensors, refusal_reason
-from twofour.graph.scope import Node, Scope, check_functions, function_scopes, scopes
+from twofour.graph.scope import Node, Scope, function_scopes, scopes
 from twofour.graph.trace import CUTS
 from twofour.records.weights import NotCovered, Pattern, Reason, ReasonCode, Weight
 
@@ -34,21 +34,6 @@ class GraphWeights:
     """MatMul nodes with two inputs that are known at run time only."""
     not_covered: tuple[NotCovered, ...]
     """Stored arrays that no weight names, those in functions of the model among them."""
-
-
-def load_model(path: Path, *, weights: bool = True) -> onnx.ModelProto:
-    """Parse an ONNX file, and read its external data into it unless `weights` is false.
-
-    Raises BadInputError for a file that is missing, damaged or no ONNX model, and for external
-    data that is missing, truncated or outside the model's folder (looked at in both cases).
-    """
-    model = parse_model(path)
-    check_functions(model, path)
-    if weights:
-        load_external(model, path)
-    else:
-        verify_external(model, path)
-    return model
 
 
 def find_weights(
@@ -102,14 +87,6 @@ def _with_refusal(weights: tuple[Weight, ...], refusal: Reason | None) -> tuple[
         else replace(weight, reasons=(*weight.reasons, refusal))
         for weight in weights
     )
-
-
-def storage_key(tensor: onnx.TensorProto) -> tuple[object, ...]:
-    """Equal for tensors that are stored in the same place of the model or of its data file."""
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
-        return ("inline", id(tensor))
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    return ("external", entries.get("location", ""), entries.get("offset", "0"))
 
 
 def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
@@ -189,7 +166,7 @@ def _external_twins(opened: list[Scope]) -> dict[tuple[object, ...], list[tuple[
     twins: dict[tuple[object, ...], list[tuple[Scope, str]]] = defaultdict(list)
     for scope in opened:
         for name, tensor in scope.constants.items():
-            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            if is_external(tensor):
                 twins[storage_key(tensor)].append((scope, name))
     return twins
 

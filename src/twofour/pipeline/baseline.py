@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from twofour.errors import BadInputError, BuildFailedError
+from twofour.graph.opened import OpenedModel
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.engine_host import RUNTIMES, lasts, tries_of
 from twofour.pipeline.folder import STAGES
@@ -84,11 +85,11 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
         from twofour.export.int8 import refuse_overflow, split_ranges
 
         try:
-            outputs, ranges = split_ranges(_run(run, source.path, taken))
+            outputs, ranges = split_ranges(_run(run, source.opened(), taken))
         except BuildFailedError as error:
             tries = tries_of(error)
             return OriginalOutputs(outputs=None, why_not=error.message, failed_tries=tries), ()
-        refuse_overflow(source.path, ranges)
+        refuse_overflow(source.opened(), ranges)
         save_arrays(run.file(name), outputs)
         return OriginalOutputs(outputs=name), (name,)
 
@@ -110,7 +111,7 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
     return replace(taken, reference=original.outputs)
 
 
-def _run(run: Run, source: Path, taken: ExportedVariant) -> dict[str, np.ndarray]:
+def _run(run: Run, source: OpenedModel, taken: ExportedVariant) -> dict[str, np.ndarray]:
     """Outputs of the file and how large its tensors become; without those where that fails."""
     from twofour.export.int8 import write_with_ranges
 
@@ -122,6 +123,6 @@ def _run(run: Run, source: Path, taken: ExportedVariant) -> dict[str, np.ndarray
         try:
             return run.sessions.open(path).outputs(inputs)
         except BuildFailedError:
-            return run.sessions.open(source).outputs(inputs)
+            return run.sessions.open(source.path).outputs(inputs)
         finally:
             run.sessions.close()

@@ -13,6 +13,7 @@ from twofour.engines.protocol import BuildRequest
 from twofour.engines.registry import AUTO, EngineRow
 from twofour.engines.trtexec import opset_advice
 from twofour.errors import BuildFailedError
+from twofour.export.sizes import from_metadata
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.engine_host import (
     CRASH_HINT,
@@ -23,7 +24,6 @@ from twofour.pipeline.engine_host import (
     in_words,
     lasts,
 )
-from twofour.pipeline.onnx_inputs import describe, size_ranges
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
@@ -56,9 +56,8 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     build = run.options.build
     if not (build.shapes or run.options.builder.builds_from_sparse):
         return build
-    path = run.file(exported.onnx.file)
     examples = shapes_of(example_inputs(run))
-    ranges = size_ranges(path)
+    ranges = from_metadata(run.models.open(run.file(exported.onnx.file)).metadata)
     for note in beyond_ranges(build.shapes, exported.inputs, ranges):
         run.progress.note(f"WARNING: {note}")
     shapes = profiles_for(build.shapes, exported.inputs, examples, ranges)
@@ -195,7 +194,7 @@ def _notes(run: Run) -> Iterator[str]:
     if run.options.build.allow:
         types = ", ".join(allowed.name for allowed in run.options.build.allow)
         yield f"weakly typed: beside float32 the builder was allowed {types}"
-    *_, opset = describe(run.file(onnx_name(SPARSE)))
+    opset = run.models.open(run.file(onnx_name(SPARSE))).opset
     advice = opset_advice(chosen.status.version, opset)
     if advice is not None:
         yield advice

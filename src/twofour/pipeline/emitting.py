@@ -27,9 +27,11 @@ from twofour.engines.trtexec import (
 )
 from twofour.engines.trtexec_script import script_text
 from twofour.errors import BadInputError
+from twofour.export.sizes import from_metadata
+from twofour.graph.opened import open_onnx
 from twofour.pipeline.example_shapes import asked_or_opt, example_shapes
 from twofour.pipeline.folder import is_run_folder
-from twofour.pipeline.onnx_inputs import describe, load_inputs, size_ranges
+from twofour.pipeline.onnx_inputs import load_inputs
 from twofour.pipeline.onnx_stages import write_onnx
 from twofour.pipeline.settings import refuse_inputs_twice
 from twofour.pipeline.stages import INPUTS, LAYERS
@@ -58,12 +60,12 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     refuse_inputs_twice(options)
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
-    inputs, _, opset = describe(onnx)
-    ranges = size_ranges(onnx)
+    model = open_onnx(onnx)
+    inputs, ranges = model.inputs, from_metadata(model.metadata)
     build = replace(options.build, shapes=_profiles(onnx, options, inputs, ranges))
     with _fresh_folder(folder):
-        converted = write_onnx(onnx, folder / ONNX, options)
-        precisions = precisions_of(folder / ONNX)
+        converted = write_onnx(model, folder / ONNX, options)
+        precisions = precisions_of(open_onnx(folder / ONNX).proto)
         script = trtexec_script(releases, build, precisions)
         emitted = TrtexecFolder(
             source=str(onnx),
@@ -77,7 +79,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             rounds=script.rounds,
             notes=(
                 *(() if converted is None else converted.notes),
-                *filter(None, [opset_advice(str(releases), opset)]),
+                *filter(None, [opset_advice(str(releases), model.opset)]),
                 *beyond_ranges(options.build.shapes, inputs, ranges),
                 *_about_types(releases, options, precisions),
             ),

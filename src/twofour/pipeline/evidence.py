@@ -16,13 +16,14 @@ from twofour.errors import BadInputError
 from twofour.pipeline.agreement import load_arrays
 from twofour.pipeline.example_shapes import sizes_by_symbol
 from twofour.pipeline.layer_map_file import LayerNames, read_layer_names
-from twofour.pipeline.onnx_inputs import describe_model
 from twofour.pipeline.stages import INPUTS
-from twofour.records.export import GraphNode, LayerMap
+from twofour.records.export import GraphNode, LayerMap, TensorShape
 from twofour.records.log import Build, SparsityFlag
 
 if TYPE_CHECKING:
     import onnx
+
+    from twofour.graph.opened import OpenedModel
 
 _EQUATION = re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")
 """What ONNX allows: letters, commas, an ellipsis, blanks (Einsum in Operators.md)."""
@@ -51,16 +52,19 @@ class EvidenceFiles:
         return tuple(path.name for path in paths if path is not None)
 
 
-def read_evidence(files: EvidenceFiles, layer_map: LayerMap | None = None) -> BuildEvidence:
+def read_evidence(
+    files: EvidenceFiles, model: OpenedModel | None = None, layer_map: LayerMap | None = None
+) -> BuildEvidence:
     """Read what is there; raises BadInputError for a file that cannot be read.
 
+    `model` is the ONNX file that `files` names, opened.
     Of a log with several builds the one that tells most of the model is taken, and noted. A map of
     the user's own in `files` adds to `layer_map`, and one of ours takes its place.
     """
     from twofour.logs.layer_info import read_layer_information, read_profile
 
     given = LayerNames() if files.layer_map is None else read_layer_names(files.layer_map)
-    nodes, sizes = ((), {}) if files.onnx is None else _nodes(files.onnx, files.inputs)
+    nodes, sizes = ((), {}) if model is None else _nodes(model, files.inputs)
     sparse = None if files.log is None else _build(files.log, nodes, SparsityFlag.ENABLED)
     dense = (
         None if files.dense_log is None else _build(files.dense_log, nodes, SparsityFlag.DISABLED)
@@ -127,20 +131,20 @@ def _size_note(sizes: Mapping[str, int]) -> tuple[str, ...]:
     return (f"multiply-adds are counted at {at}, as in the example inputs",)
 
 
-def _nodes(path: Path, inputs: Path | None) -> tuple[tuple[GraphNode, ...], Mapping[str, int]]:
+def _nodes(
+    model: OpenedModel, inputs: Path | None
+) -> tuple[tuple[GraphNode, ...], Mapping[str, int]]:
     """The nodes, and the free sizes that were taken from the example inputs."""
     from twofour.graph.nodes import graph_nodes
-    from twofour.graph.weights import load_model
 
-    model = load_model(path, weights=False)
-    sizes = {} if inputs is None else _example_sizes(model, inputs)
-    _settle_sizes(model, sizes)
-    return graph_nodes(_with_shapes(model)), sizes
+    sizes = {} if inputs is None else _example_sizes(model.inputs, inputs)
+    proto = model.copy()
+    _settle_sizes(proto, sizes)
+    return graph_nodes(_with_shapes(proto)), sizes
 
 
-def _example_sizes(model: onnx.ModelProto, inputs: Path) -> Mapping[str, int]:
+def _example_sizes(tensors: tuple[TensorShape, ...], inputs: Path) -> Mapping[str, int]:
     """Free size -> its length in the example; the batch, a first dimension, stays free."""
-    tensors, _, _ = describe_model(model)
     ranks = {tensor.name: len(tensor.shape) for tensor in tensors}
     shapes = shapes_of(load_arrays(inputs))
     fitting = {name: shape for name, shape in shapes.items() if len(shape) == ranks.get(name)}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from twofour.engines.inputs import ANONYMOUS
 from twofour.errors import BadInputError
-from twofour.records.export import TensorShape
+from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import CompareOptions, RunOptions, ShapeProfile
 
 DEFAULT_BATCH = 8

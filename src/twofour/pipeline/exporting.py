@@ -213,7 +213,7 @@ def put_together(
 
     def work() -> tuple[ExportResult, Sequence[str]]:
         required = initializers_of_pruned(pruned, sparse.layers)
-        checked = validate_onnx(path, pruned.pattern, required=required)
+        checked = validate_onnx(run.models.open(path), pruned.pattern, required=required)
         checked = replace(with_layer_names(checked, sparse.layers), files=(path.name,))
         refuse_broken(checked, path.name)
         write_record(run.file(LAYERS), sparse.layers)

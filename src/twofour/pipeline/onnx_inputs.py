@@ -1,18 +1,14 @@
-"""What an ONNX file takes and gives, and example inputs for it."""
+"""Example inputs for an ONNX file: made up, or given."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twofour.engines.inputs import ANONYMOUS
 from twofour.errors import BadInputError
-from twofour.export.sizes import from_metadata
-from twofour.graph.weights import load_model
 from twofour.pipeline.example_shapes import (
     AskedShapes,
     check_given_arrays,
@@ -21,35 +17,10 @@ from twofour.pipeline.example_shapes import (
 )
 from twofour.pipeline.sources.inputs import read_arrays, write_arrays
 from twofour.records.export import TensorShape
-from twofour.records.options import SizeRange
 from twofour.store import atomic_file
-
-if TYPE_CHECKING:
-    import onnx
 
 _TOKENS_BELOW = 2
 _EXAMPLE_TYPES = ("float32", "float16", "float64", "int64", "int32", "bool")
-
-
-def describe(path: Path) -> tuple[tuple[TensorShape, ...], tuple[TensorShape, ...], int]:
-    """Inputs, outputs and default-domain opset of an ONNX file; its weights are not read."""
-    return describe_model(load_model(path, weights=False))
-
-
-def describe_model(
-    model: onnx.ModelProto,
-) -> tuple[tuple[TensorShape, ...], tuple[TensorShape, ...], int]:
-    """`describe`, of a model that was loaded before."""
-    initializers = {i.name for i in model.graph.initializer}
-    inputs = tuple(_shape(v) for v in model.graph.input if v.name not in initializers)
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-    return inputs, tuple(_shape(v) for v in model.graph.output), opset
-
-
-def size_ranges(path: Path) -> dict[str, SizeRange]:
-    """What the file says of its free sizes, by their names; {} for a file that says nothing."""
-    model = load_model(path, weights=False)
-    return from_metadata({entry.key: entry.value for entry in model.metadata_props})
 
 
 def random_inputs(
@@ -119,21 +90,6 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz atomically."""
     with atomic_file(path) as temporary:
         write_arrays(temporary, arrays)
-
-
-def _shape(value: onnx.ValueInfoProto) -> TensorShape:
-    import onnx
-
-    tensor = value.type.tensor_type
-    try:
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-    except (KeyError, ValueError):
-        dtype = "unknown"
-    dims = tuple(
-        d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or ANONYMOUS)
-        for d in tensor.shape.dim
-    )
-    return TensorShape(name=value.name, dtype=dtype, shape=dims)
 
 
 def _check_size(

@@ -15,11 +15,10 @@ import numpy as np
 
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.errors import BadInputError
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.opened import OpenedModel
 from twofour.pipeline.example_shapes import asked_or_opt, made_up_batch
 from twofour.pipeline.exporting import pruned_names
 from twofour.pipeline.onnx_inputs import (
-    describe,
     load_exact_inputs,
     random_inputs,
     save_arrays,
@@ -56,8 +55,8 @@ def take_over(run: Run, variant: str = DENSE) -> ExportedVariant:
     def work() -> tuple[ExportedVariant, Sequence[str]]:
         target = run.file(onnx_name(variant))
         _remove_data(target)
-        converted = write_onnx(source.path, target, run.options)
-        exported = replace(_described(target, variant), precision=precision)
+        converted = write_onnx(source.opened(), target, run.options)
+        exported = replace(_described(run, target, variant), precision=precision)
         if converted is not None:
             exported = replace(exported, notes=converted.notes, changed=converted.tensors)
         return exported, onnx_files(target)
@@ -87,7 +86,7 @@ def changed_precision(run: Run) -> Precision | None:
     return None if asked is Precision.FLOAT32 else asked
 
 
-def write_onnx(source: Path, target: Path, options: RunOptions) -> Conversion | None:
+def write_onnx(source: OpenedModel, target: Path, options: RunOptions) -> Conversion | None:
     """Copy an ONNX file with its data, in the precision asked for; None: as it is.
 
     Raises BadInputError for --keep-float32 without such a precision, and as convert_onnx does.
@@ -110,11 +109,12 @@ def write_onnx(source: Path, target: Path, options: RunOptions) -> Conversion | 
     return None
 
 
-def _refuse_half(source: Path) -> None:
-    used = precisions_of(source)
+def _refuse_half(source: OpenedModel) -> None:
+    used = precisions_of(source.proto)
     if used.float16 or used.bfloat16:
         raise BadInputError(
-            f"--precision float32: {source} is {used.in_words} already, and rounding is not undone",
+            f"--precision float32: {source.path} is {used.in_words} already, and rounding is not "
+            "undone",
             hint="leave --precision out, or name the float32 file",
         )
 
@@ -181,7 +181,7 @@ def validate(run: Run, pruned: PruneResult) -> Validation:
     required = pruned_names(pruned)
 
     def work() -> tuple[Validation, Sequence[str]]:
-        checked = validate_onnx(path, pruned.pattern, required=required)
+        checked = validate_onnx(run.models.open(path), pruned.pattern, required=required)
         return replace(checked, files=(path.name,)), ()
 
     stage = Stage(
@@ -199,7 +199,7 @@ def describe_sparse(run: Run) -> ExportedVariant:
     path = run.file(onnx_name(SPARSE))
 
     def work() -> tuple[ExportedVariant, Sequence[str]]:
-        return replace(_described(path, SPARSE), precision=changed_precision(run)), ()
+        return replace(_described(run, path, SPARSE), precision=changed_precision(run)), ()
 
     stage = Stage(
         name="export-sparse",
@@ -216,7 +216,8 @@ def _prune(run: Run, pattern: Pattern, selection: Selection) -> PruneResult:
 
     dense, sparse = run.file(onnx_name(_base(run))), run.file(onnx_name(SPARSE))
     _remove_data(sparse)
-    result = replace(prune_onnx(dense, sparse, pattern, selection), source=run.source.text)
+    pruned = prune_onnx(run.models.open(dense), sparse, pattern, selection)
+    result = replace(pruned, source=run.source.text)
     refuse_nothing_pruned(result)
     return result
 
@@ -232,22 +233,21 @@ def _remove_data(path: Path) -> None:
         (path.parent / name).unlink(missing_ok=True)
 
 
-def _described(path: Path, variant: str) -> ExportedVariant:
-    inputs, outputs, opset = describe(path)
+def _described(run: Run, path: Path, variant: str) -> ExportedVariant:
+    model = run.models.open(path)
     return ExportedVariant(
         onnx=OnnxFile(variant=variant, file=path.name, size_bytes=onnx_size_bytes(path)),
         reference=None,
         precision=None,
-        opset=opset,
-        inputs=inputs,
-        outputs=outputs,
-        layers=_own_names(path),
+        opset=model.opset,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        layers=_own_names(model),
     )
 
 
-def _own_names(path: Path) -> LayerMap:
+def _own_names(model: OpenedModel) -> LayerMap:
     """Without a module, the node is the layer and the initializer the parameter."""
-    weights = find_weights(load_model(path, weights=False), path=path).weights
     return LayerMap(
         layers=tuple(
             LayerName(
@@ -257,7 +257,7 @@ def _own_names(path: Path) -> LayerMap:
                 initializer=w.weight,
                 op=w.op,
             )
-            for w in weights
+            for w in model.weights().weights
             if w.weight is not None
         )
     )

@@ -19,7 +19,8 @@ from twofour.eligibility.sightings import name_places
 from twofour.engines.gpu import find_gpu
 from twofour.engines.registry import ENGINES
 from twofour.errors import BadInputError
-from twofour.graph.weights import GraphWeights, find_weights, load_model
+from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.graph.weights import GraphWeights
 from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
 from twofour.pipeline.evidence import EvidenceFiles, files_of_folder, read_evidence
 from twofour.pipeline.folder import is_run_folder, refuse_changed
@@ -72,9 +73,10 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
     files = files_of_folder(run.path, onnx_name(SPARSE))
 
     def work() -> tuple[EligibilityReport, Sequence[str]]:
-        found = find_weights(load_model(path, weights=False), HARDWARE_PATTERN, path=path)
+        model = run.models.open(path)
+        found = model.weights(HARDWARE_PATTERN)
         weights = named(found.weights, facts.layers, said_by_pruning(pruned))
-        evidence = read_evidence(files, facts.layers)
+        evidence = read_evidence(files, model, facts.layers)
         context = ReportContext(
             model=run.source.name,
             pattern=pruned.pattern,
@@ -85,7 +87,7 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
             tensorrt_version=_builder_version(built),
             build=_facts_of(evidence),
         )
-        report = predict(weights, _hardware_validation(run, facts.exported), context)
+        report = predict(weights, _hardware_validation(model, facts.exported), context)
         report = join_report(report, evidence)
         report = with_not_exported(report, _not_exported(pruned, facts.layers, found))
         write_text(run.file(MARKDOWN), to_markdown(report))
@@ -181,14 +183,14 @@ def _not_a_layer(name: LayerName) -> Reason:
     )
 
 
-def _hardware_validation(run: Run, exported: ExportResult) -> Validation:
+def _hardware_validation(model: OpenedModel, exported: ExportResult) -> Validation:
     """The validation by 2:4, the one the engine goes by; done anew for other patterns."""
     from twofour.pruning.verify import check_onnx
 
     if exported.pattern.pattern == HARDWARE_PATTERN:
         return exported.pattern
     pruned = {check.weight for check in exported.pattern.checks if check.required}
-    return check_onnx(run.file(onnx_name(SPARSE)), HARDWARE_PATTERN, required=pruned)
+    return check_onnx(model, HARDWARE_PATTERN, required=pruned)
 
 
 def _builder_version(built: BuildResult) -> str | None:
@@ -196,7 +198,7 @@ def _builder_version(built: BuildResult) -> str | None:
 
 
 def report_onnx(
-    path: Path,
+    model: OpenedModel,
     layers: LayerMap | None = None,
     *,
     gpu: Gpu | None,
@@ -206,24 +208,24 @@ def report_onnx(
 
     Which weights were to be pruned nobody says: those count that pruning takes by default.
 
-    Raises BadInputError for a file that is no ONNX model, and for a model without a weight.
+    Raises BadInputError for a damaged graph, and for a model without a weight.
     """
     from twofour.pruning.selection import table_reasons
     from twofour.pruning.verify import check_onnx
 
-    found = find_weights(load_model(path, weights=False), HARDWARE_PATTERN, path=path)
+    found = model.weights(HARDWARE_PATTERN)
     if not found.weights:
         raise BadInputError(
             "; ".join(
                 (
-                    f"{path}: no convolution or matrix product in it has a weight",
+                    f"{model.path}: no convolution or matrix product in it has a weight",
                     *not_covered_lines(found.not_covered),
                 )
             ),
             hint="leave --onnx out to report on the engine alone (--log, --layers)",
         )
     context = ReportContext(
-        model=path.stem,
+        model=model.path.stem,
         pattern=HARDWARE_PATTERN,
         engine=NO_ENGINE,
         gpu=gpu,
@@ -234,7 +236,7 @@ def report_onnx(
     )
     weights = [replace(w, reasons=(*w.reasons, *table_reasons(w))) for w in found.weights]
     judged = named(weights, layers or LayerMap(layers=()), {})
-    return predict(judged, check_onnx(path, HARDWARE_PATTERN), context)
+    return predict(judged, check_onnx(model, HARDWARE_PATTERN), context)
 
 
 def report_files(
@@ -255,14 +257,15 @@ def report_files(
     beside = None if layers is not None or files.onnx is None else map_beside(files.onnx)
     if beside is not None:
         layers = read_layer_names(beside).modules
-    evidence = read_evidence(files, layers)
-    if files.onnx is not None:
+    model = None if files.onnx is None else open_onnx(files.onnx)
+    evidence = read_evidence(files, model, layers)
+    if model is not None:
         gpu = find_gpu() if evidence.is_empty else None
         facts = _facts_of(evidence)
-        predicted = report_onnx(files.onnx, evidence.layer_map, gpu=gpu, build=facts)
+        predicted = report_onnx(model, evidence.layer_map, gpu=gpu, build=facts)
         of_this_model = _facts_of(own_evidence(predicted, evidence))
         if of_this_model != facts:  # the version and flags of another model's build say nothing
-            predicted = report_onnx(files.onnx, evidence.layer_map, gpu=gpu, build=of_this_model)
+            predicted = report_onnx(model, evidence.layer_map, gpu=gpu, build=of_this_model)
         _check_names(evidence, predicted, files)
         return join_report(predicted, evidence), evidence
     if evidence.is_empty:
@@ -309,7 +312,9 @@ def explained_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
     saved = _saved_report(folder)
     if saved is None:
         return _joined(folder)
-    return saved, read_evidence(files_of_folder(folder, onnx_name(SPARSE)), _layer_map(folder))
+    files = files_of_folder(folder, onnx_name(SPARSE))
+    model = open_onnx(folder / onnx_name(SPARSE))
+    return saved, read_evidence(files, model, _layer_map(folder))
 
 
 def _saved_report(folder: Path) -> EligibilityReport | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
+from twofour.graph.opened import OpenedModels
 from twofour.pipeline import onnx_stages, torch_stages
 from twofour.pipeline.baseline import check_reference_fits, why_no_baseline, with_original_outputs
 from twofour.pipeline.building import (
@@ -176,6 +177,7 @@ def open_run(
                 progress=progress,
                 host=host,
                 sessions=Sessions(host, options.build.threads),
+                models=OpenedModels(),
                 model=_torch_model(source, progress),
                 reference=reference,
                 reference_model=None if reference is None else _torch_model(reference, progress),

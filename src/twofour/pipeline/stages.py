@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from twofour.graph.opened import OpenedModels
 from twofour.pipeline.engine_host import EngineHost, Sessions
 from twofour.pipeline.folder import RunFolder
 from twofour.pipeline.settings import Settings
@@ -201,6 +202,8 @@ class Run:
     progress: Progress
     host: EngineHost
     sessions: Sessions
+    models: OpenedModels
+    """The ONNX files of the run, each parsed once; worker processes parse for themselves."""
     model: TorchModel | None
     """None for an ONNX file."""
     reference: Source | None = None

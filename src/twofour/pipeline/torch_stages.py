@@ -12,7 +12,7 @@ import numpy as np
 
 from twofour.errors import BadInputError
 from twofour.pipeline.exporting import pruned_names
-from twofour.pipeline.onnx_inputs import describe, save_arrays
+from twofour.pipeline.onnx_inputs import save_arrays
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
@@ -254,15 +254,15 @@ def _export(
     )
     layers = export_onnx(loaded.module, loaded.args, loaded.kwargs, path, options)
     gc.collect()  # torch.export leaves cycles that hold the weights it traced
-    took, gives, opset = describe(path)
-    _save(run.file(reference_name(variant)), gives, outputs)
+    model = run.models.open(path)
+    _save(run.file(reference_name(variant)), model.outputs, outputs)
     return ExportedVariant(
         onnx=OnnxFile(variant=variant, file=path.name, size_bytes=onnx_size_bytes(path)),
         reference=reference_name(variant),
         precision=precision,
-        opset=opset,
-        inputs=took,
-        outputs=gives,
+        opset=model.opset,
+        inputs=model.inputs,
+        outputs=model.outputs,
         layers=layers,
         dynamic=free[0],
         ranges=free[1],

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from twofour.errors import BadInputError
+from twofour.graph.opened import open_onnx
 from twofour.pipeline.exporting import initializers_of_pruned, pruned_names, with_layer_names
 from twofour.pipeline.folder import MANIFEST, is_run_folder
 from twofour.pipeline.stages import LAYERS, SPARSE, WEIGHTS, onnx_name
@@ -100,15 +101,15 @@ def _record_beside(path: Path) -> PruneResult | None:
 
 
 def _onnx(path: Path, pattern: Pattern | None) -> Validation:
-    record = _record_beside(path)
+    record, model = _record_beside(path), open_onnx(path)
     layers = path.parent / LAYERS
     if record is None:
-        return validate_onnx(path, pattern or HARDWARE_PATTERN)
+        return validate_onnx(model, pattern or HARDWARE_PATTERN)
     if not layers.is_file():
-        return validate_onnx(path, pattern or record.pattern, required=pruned_names(record))
+        return validate_onnx(model, pattern or record.pattern, required=pruned_names(record))
     names = read_record(LayerMap, layers)
     required = initializers_of_pruned(record, names)
-    checked = validate_onnx(path, pattern or record.pattern, required=required)
+    checked = validate_onnx(model, pattern or record.pattern, required=required)
     return with_layer_names(checked, names)
 
 

@@ -20,11 +20,14 @@ from twofour.graph.files import (
     Array,
     external_data,
     external_tensors,
+    is_external,
     is_groupable,
     read_tensor,
+    storage_key,
     write_tensor,
 )
-from twofour.graph.weights import GraphWeights, find_weights, load_model, storage_key
+from twofour.graph.opened import OpenedModel
+from twofour.graph.weights import GraphWeights, find_weights
 from twofour.pattern import count_zeros
 from twofour.pruning.magnitude import count_non_finite, prune_in_place
 from twofour.pruning.selection import Choice, choose
@@ -55,17 +58,17 @@ class _Outcome:
 
 
 def prune_onnx(
-    source: Path, target: Path, pattern: Pattern, selection: Selection = _DEFAULT_SELECTION
+    opened: OpenedModel, target: Path, pattern: Pattern, selection: Selection = _DEFAULT_SELECTION
 ) -> PruneResult:
-    """Write `source` to `target` with the selected weights pruned to N:M by magnitude.
+    """Write the model to `target` with the selected weights pruned to N:M by magnitude.
 
     Inline weights stay inline; external ones lie in `<target>.data` (`<target>.0.data`, ... where
-    the source has several files). Raises BadInputError for a damaged source, a target that would
-    overwrite the source, NaN or infinity in a weight, and an array that two nodes need pruned
+    the model has several files). Raises BadInputError for a damaged graph, a target that would
+    overwrite the model, NaN or infinity in a weight, and an array that two nodes need pruned
     along different axes; nothing is left behind then.
     """
-    model = load_model(source, weights=False)
-    copies = _data_copies(model, source, target)
+    source, model = opened.path, opened.whole()
+    copies = _data_copies(opened, target)
     found = find_weights(model, pattern, path=source)
     with naming(source):
         chosen = choose(found.weights, pattern, selection)
@@ -84,16 +87,17 @@ def prune_onnx(
     )
 
 
-def copy_onnx(source: Path, target: Path) -> tuple[str, ...]:
-    """Copy a model as it is, external data included; the names of the files that were written.
+def copy_onnx(opened: OpenedModel, target: Path) -> None:
+    """Copy a model as it is, external data included, to files named as `prune_onnx` does.
 
-    Raises BadInputError for a damaged source, and a target that would overwrite the source.
+    Raises BadInputError for a target that would overwrite the model.
     """
-    model = load_model(source, weights=False)
-    copies = _data_copies(model, source, target)
-    with _written(model, source, target, copies):
-        pass
-    return (target.name, *(copy.name for copy in copies.values()))
+    copies = _data_copies(opened, target)
+    if copies:
+        with _written(opened.whole(), opened.path, target, copies):
+            return
+    with atomic_file(target) as temporary:
+        shutil.copyfile(opened.path, temporary)
 
 
 @contextmanager
@@ -112,10 +116,9 @@ def _written(
         temporary.write_bytes(model.SerializeToString())
 
 
-def _data_copies(model: onnx.ModelProto, source: Path, target: Path) -> dict[Path, Path]:
-    """Each data file of the source, and the file beside the target that it is copied to."""
-    places = (external_data(tensor, source) for tensor in external_tensors(model))
-    files = list(dict.fromkeys(place.file for place in places))
+def _data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
+    """Each data file of the model, and the file beside the target that it is copied to."""
+    source, files = opened.path, opened.data_files
     names = [f"{target.name}.data"]
     if len(files) > 1:
         names = [f"{target.name}.{number}.data" for number in range(len(files))]
@@ -161,7 +164,7 @@ def _jobs(
 
 
 def _key(tensor: onnx.TensorProto, source: Path) -> _Key:
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+    if not is_external(tensor):
         return storage_key(tensor)
     place = external_data(tensor, source)
     return ("external", place.file, place.offset)
@@ -212,7 +215,7 @@ def _run(job: _Job, source: Path, data: Mapping[Path, Path], pattern: Pattern) -
 def _write_back(
     tensor: onnx.TensorProto, values: Array, source: Path, data: Mapping[Path, Path]
 ) -> None:
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+    if not is_external(tensor):
         write_tensor(tensor, values)
         return
     place = external_data(tensor, source)

@@ -11,8 +11,15 @@ from math import prod
 from pathlib import Path
 
 from twofour.errors import BadInputError, naming
-from twofour.graph.files import Array, is_groupable, map_region, map_tensor, numpy_dtype
-from twofour.graph.weights import find_weights, load_model, storage_key
+from twofour.graph.files import (
+    Array,
+    is_groupable,
+    map_region,
+    map_tensor,
+    numpy_dtype,
+    storage_key,
+)
+from twofour.graph.opened import OpenedModel
 from twofour.pattern import check, holds_along
 from twofour.pruning.selection import wanted_by_default
 from twofour.records.pruning import Validation, WeightCheck
@@ -141,7 +148,7 @@ _Judged = tuple[PatternCheck, int | None]
 
 
 def validate_onnx(
-    path: Path, pattern: Pattern, *, required: Collection[str] | None = None
+    model: OpenedModel, pattern: Pattern, *, required: Collection[str] | None = None
 ) -> Validation:
     """Judge every weight of an ONNX file; a broken one of the `required` fails the validation.
 
@@ -149,14 +156,14 @@ def validate_onnx(
     mapped, not read. Raises BadInputError for a damaged file, for a required weight that is not
     there or cannot be judged, and where there is nothing to check.
     """
-    return _not_empty(check_onnx(path, pattern, required=required), path)
+    return _not_empty(check_onnx(model, pattern, required=required), model.path)
 
 
 def check_onnx(
-    path: Path, pattern: Pattern, *, required: Collection[str] | None = None
+    model: OpenedModel, pattern: Pattern, *, required: Collection[str] | None = None
 ) -> Validation:
     """What validate_onnx finds, also of a model without a weight that could be grouped."""
-    found = find_weights(load_model(path, weights=False), pattern, path=path)
+    found, path = model.weights(pattern), model.path
     needed = _needed(found.weights, pattern, required, path)
     judged: dict[object, _Judged] = {}
     checks = []

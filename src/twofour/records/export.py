@@ -81,6 +81,10 @@ class ExportedFile(OnnxFile):
     """Why `agreement` is empty."""
 
 
+ANONYMOUS = "?"
+"""A free dimension without a name: two of them need not be of one size."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorShape:
     """An input or output of an ONNX model; a dimension is a number or a name."""

@@ -12,13 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-from twofour.engines.inputs import ANONYMOUS, profiles_for, shapes_of
+from twofour.engines.inputs import profiles_for, shapes_of
 from twofour.engines.protocol import BuildRequest, ProgressCallback, Untyped
 from twofour.engines.tensorrt.log import MessageLog, build_failed, failures_named, trt_logger
-from twofour.engines.tensorrt.precision import never_weakly_typed, precisions_of
+from twofour.engines.tensorrt.precision import Precisions, never_weakly_typed, precisions_of
 from twofour.engines.trtexec import opset_advice
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records.export import TensorShape
+from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import AllowedType, ShapeProfile
 from twofour.store import atomic_file
 
@@ -260,7 +260,7 @@ def check_allowed(trt: ModuleType, allow: Sequence[AllowedType], onnx: Path) -> 
                 f"TensorRT {trt.__version__} has no {allowed.name}",
                 hint="use --fp16, or TensorRT 10",
             )
-    if AllowedType.INT8 in allow and not precisions_of(onnx).int8:
+    if AllowedType.INT8 in allow and not _precisions(onnx).int8:
         raise BadInputError(
             f"--int8: {onnx} has no Q/DQ nodes, and TensorRT needs the ranges of its tensors",
             hint="quantise the file first (onnxruntime.quantization, NVIDIA ModelOpt), or use "
@@ -277,7 +277,7 @@ def weak_typing_flags(trt: ModuleType, request: BuildRequest) -> dict[str, bool]
     onnx, allow = request.onnx, request.options.allow
     if is_strongly_typed(trt) and not allow:
         return {}
-    found = precisions_of(onnx)
+    found = _precisions(onnx)
     if found.bfloat16 and not hasattr(trt.BuilderFlag, "BF16"):
         raise BuildFailedError(
             f"TensorRT {trt.__version__} has no bfloat16, and {onnx} uses it",
@@ -288,6 +288,13 @@ def weak_typing_flags(trt: ModuleType, request: BuildRequest) -> dict[str, bool]
         "int8": found.int8 or AllowedType.INT8 in allow,
         "bf16": found.bfloat16 or AllowedType.BF16 in allow,
     }
+
+
+def _precisions(onnx: Path) -> Precisions:
+    """Of the file as this process, a worker of its own, finds it."""
+    from twofour.graph.files import parse_model
+
+    return precisions_of(parse_model(onnx))
 
 
 def _timing_cache(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:

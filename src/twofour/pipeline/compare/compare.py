@@ -11,8 +11,7 @@ from twofour.engines.machine import describe_machine, read_clocks, usable_cores
 from twofour.engines.protocol import ModeStatus
 from twofour.engines.registry import ENGINES
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.graph.nodes import graph_nodes
-from twofour.graph.weights import find_weights, load_model
+from twofour.graph.opened import OpenedModel
 from twofour.latency.gates import check_names, parse_fail_if
 from twofour.latency.layers import (
     OwnersOf,
@@ -188,10 +187,9 @@ def _within_engines(
 
 def _layer_names_of(subject: Subject) -> tuple[PartsOf, OwnersOf]:
     """What an engine's layer names mean: by the graph where there is one, else by themselves."""
-    path = next((model.onnx for model in subject.models if model.onnx is not None), None)
-    if path is None:
+    if not subject.onnx:
         return parts_by_name, no_owners
-    nodes = graph_nodes(load_model(path, weights=False))
+    nodes = subject.onnx[0].nodes
     return parts_by_graph(nodes), owners_by_graph(nodes)
 
 
@@ -230,23 +228,22 @@ def _working_baseline(measured: Measured, baseline: str, options: CompareOptions
 
 def _other_graphs(subject: Subject) -> Iterator[str]:
     """Files that are not the same layers with other weights; a run folder's always are."""
-    files = [model.onnx for model in subject.models if model.onnx is not None]
-    if subject.is_run or len(files) < 2:
+    if subject.is_run or len(subject.onnx) < 2:
         return
-    layers = [_layers_of(path) for path in files]
-    for path, found in zip(files[1:], layers[1:], strict=True):
+    first, *others = subject.onnx
+    layers = [_layers_of(model) for model in subject.onnx]
+    for model, found in zip(others, layers[1:], strict=True):
         if found != layers[0]:
             yield (
-                f"WARNING: {path.name} has other layers than {files[0].name} "
+                f"WARNING: {model.path.name} has other layers than {first.path.name} "
                 f"({sum(found.values())} weights of {len(found)} kinds against "
                 f"{sum(layers[0].values())} of {len(layers[0])}): ratios compare two models"
             )
 
 
-def _layers_of(path: Path) -> Counter[tuple[str, tuple[int, ...]]]:
+def _layers_of(model: OpenedModel) -> Counter[tuple[str, tuple[int, ...]]]:
     """Operator and shape of every weight."""
-    found = find_weights(load_model(path, weights=False), path=path)
-    return Counter((w.op, w.shape) for w in found.weights)
+    return Counter((w.op, w.shape) for w in model.weights().weights)
 
 
 def _no_baseline(subject: Subject) -> Iterator[str]:

@@ -14,6 +14,7 @@ from twofour.engines.timing import percentile
 from twofour.engines.trtexec import AGAIN, DENSE
 from twofour.engines.trtexec_script import read_times
 from twofour.errors import BadInputError
+from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.latency.layers import contrasts
 from twofour.latency.naming import variant_name
 from twofour.latency.noise import LEAST_ROUNDS
@@ -21,7 +22,6 @@ from twofour.latency.ratios import ratios_and_noise, unpaired_ratios
 from twofour.logs.layer_info import read_profile
 from twofour.pipeline.emitting import failed_variants, read_emitted
 from twofour.pipeline.evidence import read_build
-from twofour.pipeline.onnx_inputs import describe
 from twofour.records.build import LayerTime, TrtexecFolder, TrtexecRounds, TrtexecVariant
 from twofour.records.latency import (
     ComparedVariant,
@@ -189,8 +189,12 @@ def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
     emitted = read_emitted(folder)
     _refuse(options, emitted.script)
     times = read_emitted_times(folder, emitted)
+    model = None
+    with contextlib.suppress(BadInputError):  # it may have stayed on the other machine
+        model = open_onnx(folder / emitted.onnx)
     read = _Emitted(folder=folder, record=emitted, times=times, builds=_builds(folder, emitted))
-    batch, precision = _batch(read), _precision(read)
+    batch = _batch(emitted, model)
+    precision = "unknown" if model is None else precisions_of(model.proto).in_words
     variants = tuple(_variant(read, e, batch, precision) for e in times.engines)
     ratios, noise = _ratios(variants, options.seed, in_rounds=times.rounds is not None)
     return LatencyComparison(
@@ -258,23 +262,14 @@ def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
     return builds
 
 
-def _batch(read: _Emitted) -> int | None:
+def _batch(emitted: TrtexecFolder, model: OpenedModel | None) -> int | None:
     """Length of the inputs' first axis in the timed runs."""
-    shapes: dict[str, Sequence[int | str]] = {p.input: p.opt for p in read.record.options.shapes}
-    with contextlib.suppress(BadInputError):
-        inputs, _, _ = describe(read.folder / read.record.onnx)
-        shapes = {i.name: i.shape for i in inputs} | shapes
+    shapes: dict[str, Sequence[int | str]] = {p.input: p.opt for p in emitted.options.shapes}
+    if model is not None:
+        shapes = {i.name: i.shape for i in model.inputs} | shapes
     lengths = {shape[0] if shape else None for shape in shapes.values()}
     length = lengths.pop() if len(lengths) == 1 else None
     return length if isinstance(length, int) else None
-
-
-def _precision(read: _Emitted) -> str:
-    """Of the graph, which may have stayed on the other machine."""
-    try:
-        return precisions_of(read.folder / read.record.onnx).in_words
-    except BadInputError:
-        return "unknown"
 
 
 def _variant(

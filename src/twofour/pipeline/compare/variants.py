@@ -13,16 +13,16 @@ from twofour.engines.inputs import parse_shapes, profiles_for, shapes_of
 from twofour.engines.registry import ENGINES, Takes
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.errors import BadInputError
+from twofour.export.sizes import from_metadata
+from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.pipeline.agreement import load_arrays
 from twofour.pipeline.compare.plan import NO_TORCH, ComparedModel, TorchRequest
 from twofour.pipeline.example_shapes import asked_or_opt
 from twofour.pipeline.folder import MANIFEST, is_run_folder, refuse_changed
 from twofour.pipeline.onnx_inputs import (
-    describe,
     load_inputs,
     random_inputs,
     save_arrays,
-    size_ranges,
 )
 from twofour.pipeline.sources.inputs import read_arrays
 from twofour.pipeline.sources.source import IN_MEMORY, SourceOptions, safe_name
@@ -55,6 +55,8 @@ class Subject:
     is_run: bool
     """`folder` is a run folder, whose report shows the comparison."""
     models: tuple[ComparedModel, ...]
+    onnx: tuple[OpenedModel, ...]
+    """The ONNX files among them, in their order; worker processes parse for themselves."""
     inputs: Mapping[str, np.ndarray]
     """Example inputs by name."""
     reference: Mapping[str, np.ndarray] | None
@@ -113,20 +115,25 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Subject:
         )
     for stage in _MODEL_STAGES:
         refuse_changed(folder, stage)
-    shapes, outputs, _ = describe(folder / onnx_name(here[0]))
+    files = tuple(open_onnx(folder / onnx_name(variant)) for variant in here)
+    shapes = files[0].inputs
     own = folder / INPUTS
     asked = _asked_inputs(options, shapes)
     inputs = asked or (load_arrays(own) if own.is_file() else _made_up(shapes, folder))
-    names = tuple(s.name for s in shapes), tuple(o.name for o in outputs)
+    names = tuple(s.name for s in shapes), tuple(o.name for o in files[0].outputs)
     reference = folder / reference_name(DENSE)
     return Subject(
         source=str(folder),
         folder=out or folder,
         is_run=out is None,
-        models=tuple(_model_of_run(folder, variant, names) for variant in here),
+        models=tuple(
+            replace(_model_of_run(folder, variant, names), precision=_precision(file))
+            for variant, file in zip(here, files, strict=True)
+        ),
+        onnx=files,
         inputs=inputs,
         reference=load_arrays(reference) if asked is None and reference.is_file() else None,
-        build=_with_shapes(_build_options(folder), options, inputs, folder / onnx_name(here[0])),
+        build=_with_shapes(_build_options(folder), options, inputs, files[0]),
         made_up=asked is None and not own.is_file(),
     )
 
@@ -154,12 +161,15 @@ def _model_of_run(
     return ComparedModel(
         weights=variant,
         onnx=folder / onnx_name(variant),
-        precision=precisions_of(folder / onnx_name(variant)).in_words,
         plans=_plans(folder) if variant == SPARSE else {},
         torch=torch,
         no_torch=NOT_LOADABLE if in_memory else NO_TORCH,
         dense=variant == DENSE,
     )
+
+
+def _precision(model: OpenedModel) -> str:
+    return precisions_of(model.proto).in_words
 
 
 def _dense_source(manifest: RunManifest) -> str:
@@ -199,28 +209,32 @@ def _with_shapes(
     build: BuildOptions,
     options: CompareOptions,
     inputs: Mapping[str, np.ndarray],
-    onnx: Path | None,
+    model: OpenedModel | None,
 ) -> BuildOptions:
     """--shapes in place of what a build had, for all inputs of the file."""
     asked = parse_shapes(options.shapes)
-    if not asked or onnx is None:
+    if not asked or model is None:
         return replace(build, shapes=asked) if asked else build
-    profiles = profiles_for(asked, describe(onnx)[0], shapes_of(inputs), size_ranges(onnx))
+    ranges = from_metadata(model.metadata)
+    profiles = profiles_for(asked, model.inputs, shapes_of(inputs), ranges)
     return replace(build, shapes=profiles)
 
 
 def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Subject:
+    opened = {path: open_onnx(path) for path in paths if path.suffix.lower() not in _PLANS}
     models = tuple(
-        _model_of_file(label, path) for label, path in zip(_labels(paths), paths, strict=True)
+        _model_of_file(label, path, opened.get(path))
+        for label, path in zip(_labels(paths), paths, strict=True)
     )
     folder = out or RUNS / safe_name("-".join(["compare", *(m.weights for m in models[:3])]))
-    files = [m.onnx for m in models if m.onnx is not None]
+    files = tuple(opened[path] for path in paths if path in opened)
     inputs = _inputs_of_files(files, options)
     return Subject(
         source=" ".join(map(str, paths)),
         folder=folder,
         is_run=False,
         models=models,
+        onnx=files,
         inputs=inputs,
         reference=None,
         build=_with_shapes(BuildOptions(), options, inputs, files[0] if files else None),
@@ -228,10 +242,10 @@ def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) 
     )
 
 
-def _model_of_file(label: str, path: Path) -> ComparedModel:
-    if path.suffix.lower() in _PLANS:
+def _model_of_file(label: str, path: Path, opened: OpenedModel | None) -> ComparedModel:
+    if opened is None:
         return ComparedModel(weights=label, plans={_plan_engine(): path})
-    return ComparedModel(weights=label, onnx=path, precision=precisions_of(path).in_words)
+    return ComparedModel(weights=label, onnx=path, precision=_precision(opened))
 
 
 def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
@@ -249,7 +263,9 @@ def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _inputs_of_files(files: Sequence[Path], options: CompareOptions) -> Mapping[str, np.ndarray]:
+def _inputs_of_files(
+    files: Sequence[OpenedModel], options: CompareOptions
+) -> Mapping[str, np.ndarray]:
     """Example inputs that every file takes: as asked for, else random."""
     if not files:
         if options.inputs is None:
@@ -257,17 +273,17 @@ def _inputs_of_files(files: Sequence[Path], options: CompareOptions) -> Mapping[
                 "engines alone do not say their inputs here", hint="give them with --inputs .npz"
             )
         return read_arrays(Path(options.inputs))
-    shapes = [describe(path)[0] for path in files]
-    for path, other in zip(files[1:], shapes[1:], strict=True):
+    shapes = [file.inputs for file in files]
+    for file, other in zip(files[1:], shapes[1:], strict=True):
         if [s.name for s in other] != [s.name for s in shapes[0]]:
             raise BadInputError(
-                f"{path} takes the inputs {[s.name for s in other]}, "
-                f"{files[0]} takes {[s.name for s in shapes[0]]}",
+                f"{file.path} takes the inputs {[s.name for s in other]}, "
+                f"{files[0].path} takes {[s.name for s in shapes[0]]}",
                 hint="only models with the same inputs can be compared",
             )
     merged = tuple(map(_fixed_in_any, zip(*shapes, strict=True)))
     asked = _asked_inputs(options, merged)
-    return _made_up(merged, files[0], options) if asked is None else asked
+    return _made_up(merged, files[0].path, options) if asked is None else asked
 
 
 def _fixed_in_any(same: tuple[TensorShape, ...]) -> TensorShape:

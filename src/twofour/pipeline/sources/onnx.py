@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from twofour.errors import BadInputError
-from twofour.graph.files import external_data, external_tensors, parse_model
+from twofour.graph.opened import OpenedModel, OpenedModels
 from twofour.pipeline.sources.source import (
     SourceKind,
     SourceOptions,
@@ -24,6 +24,7 @@ class OnnxSource:
     text: str
     path: Path
     options: SourceOptions
+    models: OpenedModels = field(default_factory=OpenedModels, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -40,19 +41,21 @@ class OnnxSource:
 
         Raises BadInputError when a file cannot be read.
         """
-        files = (self.path, *external_data_files(self.path))
+        files = (self.path, *self.data_files())
         parts = (part for file in files for part in (file.name, sha256_file(file)))
         return key_of(*parts, options_key(self.options))
 
+    def opened(self) -> OpenedModel:
+        """The graph, parsed once while the file stays as it is; raises BadInputError."""
+        return self.models.open(self.path)
 
-def external_data_files(path: Path) -> tuple[Path, ...]:
-    """Files beside an ONNX file that hold its weights, sorted; () where the model is damaged.
+    def data_files(self) -> tuple[Path, ...]:
+        """Files beside it that hold its weights, sorted; () where the model is damaged.
 
-    What is missing or points outside is for the reader of the graph to complain about, and must
-    not be opened here (it could be a device).
-    """
-    try:
-        external = external_tensors(parse_model(path))
-        return tuple(sorted({external_data(tensor, path).file for tensor in external}))
-    except BadInputError:
-        return ()
+        What is missing or points outside is for the reader of the graph to complain about, and
+        must not be opened here (it could be a device).
+        """
+        try:
+            return tuple(sorted(self.opened().data_files))
+        except BadInputError:
+            return ()

@@ -1,0 +1,134 @@
+"""An ONNX file, opened: parsed once, its weights left on disk, and handed from step to step."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import onnx
+
+from twofour.errors import BadInputError
+from twofour.graph.files import external_data, external_tensors, fill_in, parse_model
+from twofour.graph.nodes import graph_nodes
+from twofour.graph.scope import check_functions
+from twofour.graph.weights import GraphWeights, find_weights
+from twofour.records.export import ANONYMOUS, GraphNode, TensorShape
+from twofour.records.weights import Pattern
+
+_State = tuple[tuple[Path, int, int, int], ...]
+
+
+class OpenedModel:
+    """The graph of an ONNX file, and what was worked out about it, each once.
+
+    `proto` is shared: who changes it takes `copy` or `whole`. Weights are read when they are asked
+    for (`read_tensor`, `map_tensor` with `path`), from the file as it is then.
+    """
+
+    def __init__(self, path: Path, proto: onnx.ModelProto) -> None:
+        self.path = path
+        self.proto = proto
+        files = (external_data(tensor, path).file for tensor in external_tensors(proto))
+        self.data_files = tuple(dict.fromkeys(files))
+        """Files that hold external data, resolved."""
+        self._weights: dict[Pattern | None, GraphWeights] = {}
+        self._state = self._state_now()
+
+    def is_as_it_was(self) -> bool:
+        """Whether the file and its data files are those that were opened, unchanged."""
+        try:
+            return self._state == self._state_now()
+        except OSError:
+            return False
+
+    def _state_now(self) -> _State:
+        """Inode, size and time of change: cheap, and wrong only for who restores all three."""
+        files = (self.path, *self.data_files)
+        states = ((file, file.stat()) for file in files)
+        return tuple((file, s.st_ino, s.st_size, s.st_mtime_ns) for file, s in states)
+
+    def weights(self, pattern: Pattern | None = None) -> GraphWeights:
+        """As `find_weights`."""
+        if pattern not in self._weights:
+            self._weights[pattern] = find_weights(self.proto, pattern, path=self.path)
+        return self._weights[pattern]
+
+    @cached_property
+    def nodes(self) -> tuple[GraphNode, ...]:
+        """As `graph_nodes`, with the shapes that the file declares."""
+        return graph_nodes(self.proto)
+
+    @cached_property
+    def inputs(self) -> tuple[TensorShape, ...]:
+        """What the graph takes; initializers that stand among its inputs are left out."""
+        constants = {tensor.name for tensor in self.proto.graph.initializer}
+        return tuple(_shape(v) for v in self.proto.graph.input if v.name not in constants)
+
+    @cached_property
+    def outputs(self) -> tuple[TensorShape, ...]:
+        """What the graph gives."""
+        return tuple(map(_shape, self.proto.graph.output))
+
+    @property
+    def opset(self) -> int:
+        """Version of ONNX's own operators; 0 where the file names none."""
+        imports = self.proto.opset_import
+        return next((o.version for o in imports if o.domain in ("", "ai.onnx")), 0)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Entries that whoever wrote the file added to it."""
+        return {entry.key: entry.value for entry in self.proto.metadata_props}
+
+    def copy(self) -> onnx.ModelProto:
+        """The graph to be changed, its weights still on disk."""
+        copied = onnx.ModelProto()
+        copied.CopyFrom(self.proto)
+        return copied
+
+    def whole(self) -> onnx.ModelProto:
+        """The model to be changed, with all that lies in its own file; external data stays out."""
+        copied = self.copy()
+        fill_in(copied, self.path)
+        return copied
+
+
+class OpenedModels:
+    """The ONNX files of one command: each parsed once, for as long as it stays as it is."""
+
+    def __init__(self) -> None:
+        self._opened: dict[Path, OpenedModel] = {}
+
+    def open(self, path: Path) -> OpenedModel:
+        """The file as it is now; raises what `open_onnx` raises."""
+        known = self._opened.get(path)
+        if known is None or not known.is_as_it_was():
+            known = self._opened[path] = open_onnx(path)
+        return known
+
+
+def open_onnx(path: Path) -> OpenedModel:
+    """Parse an ONNX file; no weight is read.
+
+    Raises BadInputError for a file that is missing, damaged or no ONNX model, and for external
+    data that is missing, truncated or outside the model's folder.
+    """
+    model = parse_model(path)
+    check_functions(model, path)
+    try:
+        return OpenedModel(path, model)
+    except OSError as error:  # gone meanwhile
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _shape(value: onnx.ValueInfoProto) -> TensorShape:
+    tensor = value.type.tensor_type
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    except (KeyError, ValueError):
+        dtype = "unknown"
+    dims = tuple(
+        d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or ANONYMOUS)
+        for d in tensor.shape.dim
+    )
+    return TensorShape(name=value.name, dtype=dtype, shape=dims)

@@ -1,0 +1,144 @@
+"""How often a command parses each ONNX file: once, unless the file changed on disk in between.
+
+What a worker process loads into an engine it parses for itself; only this process is counted.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from support import onnx_models as om
+from typer.testing import CliRunner
+
+from twofour.cli.app import app
+from twofour.graph import files as graph_files
+
+MODULE = f"{Path(__file__).parents[1] / 'support' / 'small_model.py'}:make"
+
+
+@pytest.fixture
+def parses(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Names of the ONNX files, with how often each was parsed by us, by onnx or by onnx_ir."""
+    counts: Counter[str] = Counter()
+
+    def counted(parse: Callable[..., Any], argument: int) -> Callable[..., Any]:
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            counts[Path(arguments[argument]).name] += 1
+            return parse(*arguments, **options)
+
+        return wrapper
+
+    monkeypatch.setattr(graph_files, "_parse_into", counted(graph_files._parse_into, 1))
+    for name in ("load", "load_model"):
+        monkeypatch.setattr(onnx, name, counted(getattr(onnx, name), 0))
+    return counts
+
+
+def run(*arguments: str | Path) -> None:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Three layers, their weights in the file."""
+    return om.save(three_layers(), tmp_path / "three.onnx")
+
+
+def three_layers(seed: int = 0) -> onnx.ModelProto:
+    names = ["x", "a", "b", "y"]
+    nodes = [
+        onnx.helper.make_node("MatMul", [names[i], f"w{i}"], [names[i + 1]], name=f"fc{i}")
+        for i in range(3)
+    ]
+    weights = {f"w{i}": om.weights(16, 16, seed=seed + i) for i in range(3)}
+    return om.model(nodes, weights, inputs={"x": [2, 16]})
+
+
+def test_the_main_job_parses_an_onnx_file_and_each_that_it_wrote_once(
+    model: Path, tmp_path: Path, parses: Counter[str]
+) -> None:
+    run("prune-export-build", model, "--out", tmp_path / "run", "--quiet")
+    assert parses == {"three.onnx": 1, "dense.onnx": 1, "sparse.onnx": 1}
+
+
+def test_so_does_a_main_job_in_half_precision(
+    model: Path, tmp_path: Path, parses: Counter[str]
+) -> None:
+    options = ("--precision", "float16", "--shapes", "x=2x16")
+    run("prune-export-build", model, "--out", tmp_path / "run", "--quiet", *options)
+    assert parses == {"three.onnx": 1, "dense.onnx": 1, "sparse.onnx": 1}
+
+
+def test_external_data_makes_no_further_parse(tmp_path: Path, parses: Counter[str]) -> None:
+    path = om.save_external(three_layers(), tmp_path / "three.onnx")
+    run("prune-export-build", path, "--out", tmp_path / "run", "--quiet")
+    assert parses == {"three.onnx": 1, "dense.onnx": 1, "sparse.onnx": 1}
+
+
+def test_the_main_job_reads_back_what_it_exported_from_a_torch_module_once(
+    tmp_path: Path, parses: Counter[str]
+) -> None:
+    run("prune-export-build", MODULE, "--out", tmp_path / "run", "--quiet")
+    assert parses == {"dense.onnx": 1, "sparse.onnx": 1}
+
+
+def test_a_run_that_is_resumed_parses_its_source_alone(
+    model: Path, tmp_path: Path, parses: Counter[str]
+) -> None:
+    run("prune-export-build", model, "--out", tmp_path / "run", "--quiet")
+    parses.clear()
+    run("prune-export-build", model, "--out", tmp_path / "run", "--quiet")
+    assert parses == {"three.onnx": 1}
+
+
+@pytest.mark.parametrize("command", [("report",), ("explain", "fc0")])
+def test_report_and_explain_parse_the_file_once(
+    command: tuple[str, ...], model: Path, parses: Counter[str]
+) -> None:
+    run(*command, "--onnx", model)
+    assert parses == {"three.onnx": 1}
+
+
+def test_validate_prune_build_and_export_parse_each_file_once(
+    model: Path, tmp_path: Path, parses: Counter[str]
+) -> None:
+    run("prune", model, "--out", tmp_path / "pruned", "--quiet")
+    assert parses == {"three.onnx": 1, "dense.onnx": 1, "sparse.onnx": 1}
+    parses.clear()
+    run("validate", tmp_path / "pruned" / "sparse.onnx")
+    assert parses == {"sparse.onnx": 1}
+    parses.clear()
+    run("build", model, "--out", tmp_path / "built", "--quiet", "--shapes", "x=2x16")
+    assert parses == {"three.onnx": 1, "sparse.onnx": 1}
+    parses.clear()
+    run("export", model, "--out", tmp_path / "half", "--quiet", "--precision", "float16")
+    assert parses == {"three.onnx": 1, "dense.onnx": 1}
+
+
+def test_an_emitted_folder_takes_one_parse_of_the_file_and_one_of_its_copy(
+    model: Path, tmp_path: Path, parses: Counter[str]
+) -> None:
+    run("build", model, "--emit-trtexec", tmp_path / "there", "--quiet")
+    assert parses == {"three.onnx": 1, "sparse.onnx": 1}
+
+
+def test_compare_parses_each_of_its_files_once(tmp_path: Path, parses: Counter[str]) -> None:
+    first = om.save(three_layers(), tmp_path / "first.onnx")
+    second = om.save(three_layers(seed=5), tmp_path / "second.onnx")
+    modes = ("--engines", "onnxruntime:cpu", "--rounds", "1", "--warmup", "0")
+    run("compare", first, second, "--out", tmp_path / "out", "--shapes", "x=2x16", *modes)
+    assert parses == {"first.onnx": 1, "second.onnx": 1}
+
+
+def test_compare_parses_each_file_of_a_run_folder_once(
+    model: Path, tmp_path: Path, parses: Counter[str]
+) -> None:
+    run("prune-export-build", model, "--out", tmp_path / "run", "--quiet")
+    parses.clear()
+    modes = ("--engines", "onnxruntime:cpu", "--rounds", "1", "--warmup", "0")
+    run("compare", tmp_path / "run", *modes)
+    assert parses == {"dense.onnx": 1, "sparse.onnx": 1}
