@@ -6,6 +6,7 @@ from math import isfinite
 
 from engine_evidence_parts.records import Forecast, Layer, Listing, Net
 from twofour.eligibility.cells import tactic_times
+from twofour.eligibility.predict import what_rules_said
 from twofour.eligibility.rules import narrow_widths
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.weights import ReasonCode
@@ -119,8 +120,8 @@ def _within(folder: str, source: str | None) -> str | None:
 
 def _rule(verdict: Verdict) -> str | None:
     """The sentence in which the report says that rules and evidence differ."""
-    said = (r for r in verdict.reasons if r.code is ReasonCode.LOG_CONTRADICTS and not r.source)
-    return next((r.message for r in said), None)
+    said = what_rules_said(verdict)
+    return None if said is None else said.message
 
 
 def _finite(ms: float | None) -> float | None:

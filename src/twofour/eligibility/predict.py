@@ -224,6 +224,15 @@ def rules_were_wrong(verdict: Verdict) -> bool:
     return predicted is not found and not chosen and REASONS[verdict.reasons[0].code].foretold
 
 
+def what_rules_said(verdict: Verdict) -> Reason | None:
+    """The reason of a row that says how the rules were wrong; None where they were not.
+
+    Of all contradictions it alone quotes no evidence.
+    """
+    said = (r for r in verdict.reasons if r.code is ReasonCode.LOG_CONTRADICTS)
+    return next((r for r in said if r.source is None), None)
+
+
 def _found(origin: Origin, case: Case) -> Iterator[Finding]:
     """What the rules of this origin say, in the order of the table."""
     for row in REASONS.values():
