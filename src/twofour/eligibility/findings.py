@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from twofour.eligibility.network_types import Typing, typing_of
 from twofour.records.build import Gpu
 from twofour.records.eligibility import VerdictName
 from twofour.records.pruning import WeightCheck
 from twofour.records.weights import NotCovered, Pattern, Reason, Weight
 
-ALWAYS_STRONGLY_TYPED = (11,)
-"""TensorRT that has no weakly typed networks any more (11.0 migration guide)."""
 LOWER_TYPES = frozenset({"FP16", "BF16", "INT8"})
 """Builder flags that let a weakly typed build run float32 layers in a type with sparse kernels."""
 
@@ -40,8 +39,8 @@ class BuildFacts:
     @property
     def is_strongly_typed(self) -> bool:
         """Whether flags for types are known to count for nothing."""
-        always = version_numbers(self.tensorrt_version) >= ALWAYS_STRONGLY_TYPED
-        return always or self.strongly_typed is True
+        typing = typing_of(version_numbers(self.tensorrt_version))
+        return typing is Typing.STRONG or self.strongly_typed is True
 
     @property
     def lowers_float32(self) -> bool | None:

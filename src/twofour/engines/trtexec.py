@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
-from twofour.engines.tensorrt.precision import Precisions, never_weakly_typed
+from twofour.eligibility.network_types import Typing, never_weakly_typed, typing_of
+from twofour.engines.tensorrt.precision import Precisions
 from twofour.errors import BadInputError
 from twofour.records.build import TrtexecRounds, TrtexecVariant
 from twofour.records.options import AllowedType, BuildOptions, ShapeProfile
@@ -63,15 +63,6 @@ _WORKSPACE_BYTES = 4096 * _MIB
 _NOT_IN_SHAPES = ",'*"
 
 
-class Typing(str, Enum):
-    """Where the builder takes the types of layers from."""
-
-    WEAK = "weak"
-    """Precision flags allow types; the graph's own are a suggestion."""
-    STRONG_BY_FLAG = "strong by flag"
-    STRONG = "strong"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:
     """TensorRT releases of one major version whose trtexec takes the same flags."""
@@ -103,12 +94,13 @@ class Releases:
 
 def _releases(major: int, first_minor: int, last_minor: int | None) -> Releases:
     version = (major, first_minor)
-    strong = Typing.STRONG_BY_FLAG if major == 10 else Typing.STRONG
+    typing = typing_of(version)
+    assert typing is not None, "the version is known"
     return Releases(
         major=major,
         first_minor=first_minor,
         last_minor=last_minor,
-        typing=Typing.WEAK if major == 8 else strong,
+        typing=typing,
         layer_information=version >= (8, 2),
         memory_pools=version >= (8, 4),
         optimization_level=version >= (8, 6),

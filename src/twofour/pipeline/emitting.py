@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from twofour.eligibility.network_types import DEPRECATED, Typing
 from twofour.engines.inputs import (
     beyond_ranges,
     bind_shapes,
@@ -15,12 +16,11 @@ from twofour.engines.inputs import (
     profiles_for,
     shapes_of,
 )
-from twofour.engines.tensorrt.precision import DEPRECATED, Precisions, precisions_of
+from twofour.engines.tensorrt.precision import Precisions, precisions_of
 from twofour.engines.trtexec import (
     ONNX,
     Releases,
     TrtexecScript,
-    Typing,
     opset_advice,
     releases_of,
     trtexec_script,

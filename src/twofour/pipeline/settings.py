@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from twofour.eligibility.findings import ALWAYS_STRONGLY_TYPED, version_numbers
-from twofour.engines.registry import ENGINES, EngineRow, choose_engine
-from twofour.engines.tensorrt.precision import (
+from twofour.eligibility.findings import version_numbers
+from twofour.eligibility.network_types import (
     DEPRECATED,
     WEAK_IS_DEPRECATED,
+    Typing,
     never_weakly_typed,
+    typing_of,
 )
+from twofour.engines.registry import ENGINES, EngineRow, choose_engine
 from twofour.engines.trtexec import opset_for
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.source import Source, SourceKind
@@ -156,7 +158,7 @@ def _check_allowed_types(options: RunOptions, chosen: ChosenEngine, note: Note) 
     words = ", ".join(f"--{allowed.value}" for allowed in allow)
     if not chosen.builds_from_sparse:
         note(f"{words}: of TensorRT alone; {chosen.status.engine} runs the file")
-    elif version_numbers(version) >= ALWAYS_STRONGLY_TYPED:
+    elif typing_of(version_numbers(version)) is Typing.STRONG:
         raise never_weakly_typed(version, allow[0])
     elif version_numbers(version) >= WEAK_IS_DEPRECATED:
         note(DEPRECATED)

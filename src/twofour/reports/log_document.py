@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from twofour.eligibility.build import build_facts, types_of_command
-from twofour.eligibility.findings import ALWAYS_STRONGLY_TYPED, version_numbers
+from twofour.eligibility.findings import version_numbers
+from twofour.eligibility.network_types import Typing, typing_of
 from twofour.eligibility.same_model import causes_first
 from twofour.records.log import (
     Build,
@@ -188,8 +189,8 @@ def _of_eligible(build: Build) -> str:
         return f"{eligible}; the log does not say which were chosen"
     none = f"{eligible}, none runs sparse"
     if build_facts(build, build.engine_layers).types == frozenset():
-        weak = version_numbers(build.tensorrt_version) < ALWAYS_STRONGLY_TYPED
-        lower = _LOWER.get(build.producer) if weak else None
+        typing = typing_of(version_numbers(build.tensorrt_version))
+        lower = None if typing is Typing.STRONG else _LOWER.get(build.producer)
         option = f", or build weakly typed with {lower}" if lower else ""
         return (
             f"{none}: this build ran in FP32, which has no sparse kernels: "

@@ -6,9 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from twofour.errors import BadInputError
-from twofour.records.options import AllowedType
-
 if TYPE_CHECKING:
     import onnx
 
@@ -29,22 +26,6 @@ class Precisions:
         """int8, float16 and bfloat16, joined with "+"; float32 where the graph has none of them."""
         used = (("int8", self.int8), ("float16", self.float16), ("bfloat16", self.bfloat16))
         return "+".join(word for word, is_used in used if is_used) or "float32"
-
-
-WEAK_IS_DEPRECATED = (10, 12)
-DEPRECATED = (
-    "weakly typed builds (--fp16, --int8, --bf16) are deprecated from TensorRT 10.12 on and gone "
-    "in 11: --precision float16 writes the type into the file"
-)
-
-
-def never_weakly_typed(version: str, allowed: AllowedType) -> BadInputError:
-    """TensorRT 11 takes types from the graph alone (11.0 migration guide)."""
-    return BadInputError(
-        f"TensorRT {version} builds strongly typed networks only: --{allowed.value} came to an end "
-        "with TensorRT 10",
-        hint="write the type into the file: --precision float16",
-    )
 
 
 def precisions_of(model: onnx.ModelProto) -> Precisions:
