@@ -16,7 +16,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from twofour.engines.gpu import find_gpu
-from twofour.engines.onnxruntime.modes import NAMES, onnxruntime_statuses, provider_setup
 from twofour.engines.onnxruntime.providers import (
     TENSORRT,
     ProviderSetup,
@@ -26,11 +25,14 @@ from twofour.engines.onnxruntime.providers import (
 )
 from twofour.engines.onnxruntime.session import CPU, CUDA, TIMING, OrtSession, SessionSetup
 from twofour.engines.onnxruntime.timed import (
+    NAMES,
     OrtTimedModel,
     bind_on,
     node_times,
     nodes_left,
+    onnxruntime_statuses,
     open_onnxruntime,
+    provider_setup,
     run_bound,
     without_first_run,
 )

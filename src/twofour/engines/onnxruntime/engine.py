@@ -8,7 +8,6 @@ from typing import Protocol
 import numpy as np
 
 from twofour.engines.gpu import find_gpu
-from twofour.engines.onnxruntime.modes import ENGINE, MODES, onnxruntime_statuses
 from twofour.engines.onnxruntime.session import (
     CUDA,
     HINT,
@@ -19,7 +18,7 @@ from twofour.engines.onnxruntime.session import (
     SessionSetup,
     open_session,
 )
-from twofour.engines.onnxruntime.timed import open_onnxruntime
+from twofour.engines.onnxruntime.timed import ENGINE, MODES, onnxruntime_statuses, open_onnxruntime
 from twofour.engines.protocol import (
     Arrays,
     BuildRequest,

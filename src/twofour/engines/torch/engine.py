@@ -17,8 +17,7 @@ from twofour.engines.protocol import (
     mode_statuses,
 )
 from twofour.engines.torch.compiled import check_compiler
-from twofour.engines.torch.device import TorchDevice, best_device
-from twofour.engines.torch.failures import quiet, torch_errors
+from twofour.engines.torch.device import TorchDevice, best_device, quiet, torch_errors
 from twofour.engines.torch.modes import ENGINE, MODES, device_for
 from twofour.engines.torch.placed import TorchProgram
 from twofour.engines.torch.timed import check_torch, open_torch

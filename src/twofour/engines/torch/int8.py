@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from twofour.engines.torch.attention import without_fast_path
-from twofour.engines.torch.device import TorchDevice
-from twofour.engines.torch.failures import in_one_line
+from twofour.engines.torch.device import TorchDevice, in_one_line
 from twofour.engines.torch.placed import Placed, Ready, TorchProgram, place
 from twofour.errors import BuildFailedError, MissingToolError
 

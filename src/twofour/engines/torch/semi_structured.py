@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from twofour.engines.torch.attention import without_fast_path
-from twofour.engines.torch.device import CUDA, TorchDevice
-from twofour.engines.torch.failures import in_one_line
+from twofour.engines.torch.device import CUDA, TorchDevice, in_one_line
 from twofour.engines.torch.placed import Ready, TorchProgram, place
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.pattern import check

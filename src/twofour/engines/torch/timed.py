@@ -19,11 +19,12 @@ from twofour.engines.torch.device import (
     XLA,
     TorchDevice,
     peak_bytes,
+    quiet,
     release,
     reset_peak,
     timing_event,
+    torch_errors,
 )
-from twofour.engines.torch.failures import quiet, torch_errors
 from twofour.engines.torch.modes import ENGINE, MODES, MakeReady, device_for, platform_options
 from twofour.engines.torch.placed import Ready, TorchProgram
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
