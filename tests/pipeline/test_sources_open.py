@@ -1,15 +1,27 @@
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from twofour.cli.app import app
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.open import open_source
-from twofour.pipeline.sources.source import SourceKind, SourceOptions, safe_name
+from twofour.pipeline.run import run_prune
+from twofour.pipeline.sources import open as sources
+from twofour.pipeline.sources.callable import CallableSource
+from twofour.pipeline.sources.hf import HfSource
+from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
+from twofour.pipeline.sources.onnx import OnnxSource
+from twofour.pipeline.sources.open import FORMS, Form, open_source
+from twofour.pipeline.sources.source import SourceOptions, key_of, safe_name
+from twofour.pipeline.sources.timm import TimmSource
+from twofour.records.options import RunOptions
 
 OPTIONS = SourceOptions()
 
@@ -23,15 +35,15 @@ def test_each_form_is_told_by_its_text_alone(
     Path("ckpt/config.json").write_text("{}")
     Path("zoo.py").write_text("")
     found = {
-        text: (open_source(text, OPTIONS).kind, open_source(text, OPTIONS).name)
+        text: (type(open_source(text, OPTIONS)), open_source(text, OPTIONS).name)
         for text in ("net one.onnx", "ckpt/", "zoo.py:make", "a.b:Net.make", "timm:resnet50")
     }
     assert found == {
-        "net one.onnx": (SourceKind.ONNX, "net-one"),
-        "ckpt/": (SourceKind.HF, "ckpt"),
-        "zoo.py:make": (SourceKind.CALLABLE, "zoo-make"),
-        "a.b:Net.make": (SourceKind.CALLABLE, "b-Net.make"),
-        "timm:resnet50": (SourceKind.TIMM, "resnet50"),
+        "net one.onnx": (OnnxSource, "net-one"),
+        "ckpt/": (HfSource, "ckpt"),
+        "zoo.py:make": (CallableSource, "zoo-make"),
+        "a.b:Net.make": (CallableSource, "b-Net.make"),
+        "timm:resnet50": (TimmSource, "resnet50"),
     }
 
 
@@ -119,3 +131,45 @@ def test_opening_a_source_and_its_key_import_no_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == ["64", "False"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToySource:
+    """A linear layer of the width that its text says: a source is a class like this one."""
+
+    text: str
+
+    @property
+    def name(self) -> str:
+        """Of the run folder."""
+        return safe_name(self.text)
+
+    def key(self) -> str:
+        """The text says it all."""
+        return key_of(self.text)
+
+    def load(self) -> LoadedModule:
+        """With one example input."""
+        width = int(self.text.removeprefix("toy:"))
+        return loaded_module(torch.nn.Linear(width, 64), (torch.ones(2, width),), {})
+
+
+def test_a_source_is_added_by_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Form(
+        written="toy:WIDTH",
+        fits=lambda text, _path: text.startswith("toy:"),
+        open=lambda text, _options: ToySource(text=text),
+    )
+    monkeypatch.setattr(sources, "FORMS", (toy, *FORMS))
+    _, pruned, validation = run_prune("toy:32", tmp_path / "run", RunOptions())
+    assert [row.weight.shape for row in pruned.weights if row.pruned] == [(64, 32)]
+    assert (pruned.source, validation.broken) == ("toy:32", ())
+    with pytest.raises(BadInputError, match="there is no model 'nothing'") as caught:
+        open_source("nothing", OPTIONS)
+    assert "toy:WIDTH" in str(caught.value.hint)
+
+
+def test_the_help_names_every_form_of_a_source() -> None:
+    help_text = " ".join(CliRunner().invoke(app, ["prune", "--help"]).stdout.split())
+    words = re.sub(r"[│\s]+", " ", help_text)
+    assert [form.written for form in FORMS if form.written not in words] == []

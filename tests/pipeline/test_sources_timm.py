@@ -13,7 +13,7 @@ import torch
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.pipeline.sources.source import SourceOptions
-from twofour.pipeline.sources.timm import TimmSource, parse_timm
+from twofour.pipeline.sources.timm import TimmSource, open_timm
 
 STAND_IN = """
 from torch import nn
@@ -46,7 +46,7 @@ def _timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _source(text: str, seed: int = 0) -> TimmSource:
-    return parse_timm(text, SourceOptions(seed=seed))
+    return open_timm(text, SourceOptions(seed=seed))
 
 
 @pytest.mark.usefixtures("_timm")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import linecache
 import logging
 import re
-import sysconfig
 import textwrap
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +20,7 @@ from torch.utils import _pytree as pytree
 from twofour.errors import BadInputError
 from twofour.export.example_inputs import Call, with_tensors
 from twofour.export.quiet import quiet
+from twofour.export.source_line import package_line, user_line
 from twofour.records.options import DynamicAxis, SizeRange
 
 _KEY = "twofour.size."
@@ -295,12 +294,6 @@ _SYMBOL = re.compile(r"create_symbol (\w+) = \d+ for (\S+\.size\(\)\[\d+\])")
 _GUARD = re.compile(r"(?:eval|runtime_assert) (?:\(\w+\) )?(Eq\(.*\)) \[guard added\]")
 _FIX = re.compile(r"^ +(\w+) = (\w+)$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
-_NOT_THE_MODELS = (
-    Path(str(torch.__file__)).parent,
-    Path(__file__).parents[1],
-    Path(sysconfig.get_path("stdlib")),
-)
-_PACKAGES = Path(sysconfig.get_path("purelib"))
 
 
 class FrozenSizeError(BadInputError):
@@ -362,23 +355,13 @@ def suggested_sizes(text: str, axes: Sequence[DynamicAxis]) -> dict[str, str]:
 
 def model_line(frames: Sequence[tuple[str, int]]) -> str | None:
     """The innermost frame of the model's code: of the user's own, else of an installed package."""
-    paths = [(Path(file), line) for file, line in frames if Path(file).is_file()]
-    models = [(p, n) for p, n in paths if not any(p.is_relative_to(d) for d in _without_site(p))]
-    own = [(p, n) for p, n in models if not p.is_relative_to(_PACKAGES)]
-    if not models:
-        return None
-    path, number = (own or models)[-1]
-    return f"{path.name}, line {number}: {linecache.getline(str(path), number).strip()}"
+    torchs = Path(str(torch.__file__)).parent
+    return user_line(frames) or package_line(frames, but=torchs)
 
 
 def line_in(text: str) -> str | None:
     """The model's line that a message of torch quotes from a traceback."""
     return model_line([(match[1], int(match[2])) for match in _FRAME.finditer(text)])
-
-
-def _without_site(path: Path) -> tuple[Path, ...]:
-    """site-packages lies in the folder of the standard library."""
-    return _NOT_THE_MODELS[:2] if path.is_relative_to(_PACKAGES) else _NOT_THE_MODELS
 
 
 def _conditions(module: nn.Module, call: Call, axes: Sequence[DynamicAxis]) -> _Conditions:

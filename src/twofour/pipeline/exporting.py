@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.export.example_inputs import Call
 from twofour.export.sizes import BATCH, checked_axes, in_words, resized, sizes_of, with_batch
+from twofour.export.source_line import described
 from twofour.export.trace import in_eval_mode
-from twofour.pipeline.sources.source_line import describe
 from twofour.pipeline.stages import LAYERS, Run, Stage, onnx_files, versions
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.options import DynamicAxis, SizeRange
@@ -186,7 +186,7 @@ def _why(run: _Runner, size: _Size) -> str:
     if tried is None:
         return f"{size.example} is all that it may be"
     error = run.failure({size.name: tried})
-    what = "it fails" if error is None else describe(error)
+    what = "it fails" if error is None else described(error)
     return f"at {tried} in place of {size.example}: {what}"
 
 

@@ -31,7 +31,7 @@ from twofour.pipeline.reporting import Facts, report
 from twofour.pipeline.settings import resolve
 from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.open import open_source
-from twofour.pipeline.sources.source import Source, SourceKind, SourceOptions, TorchSource
+from twofour.pipeline.sources.source import Source, SourceOptions, TorchSource
 from twofour.pipeline.stages import DENSE, LAYERS, SPARSE, Progress, Run, Runner, Silent
 from twofour.pipeline.torch_model import TorchModel
 from twofour.records.build import BuildResult
@@ -196,7 +196,7 @@ def _reference(source: Source, options: RunOptions) -> OnnxSource | TorchSource 
     if text is None:
         return None
     reference = open_source(text, source_options(options))
-    if (reference.kind is SourceKind.ONNX) != (source.kind is SourceKind.ONNX):
+    if isinstance(reference, OnnxSource) != isinstance(source, OnnxSource):
         raise BadInputError(
             f"--dense-reference {text} and {source.text} are not of one kind",
             hint="name an ONNX file for an ONNX file, and a torch model for a torch model",
@@ -246,7 +246,7 @@ def prune_and_export(
 def _import_meanwhile(source: Source, folder: RunFolder) -> None:
     """While the engines' process starts, import what the first stage needs where it is to run."""
     if not folder.manifest.stages:
-        importlib.import_module("onnx" if source.kind is SourceKind.ONNX else "torch")
+        importlib.import_module("onnx" if isinstance(source, OnnxSource) else "torch")
 
 
 def _identity(source: Source) -> str:

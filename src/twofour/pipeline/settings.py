@@ -20,7 +20,8 @@ from twofour.eligibility.network_types import (
 from twofour.engines.registry import ENGINES, EngineRow, choose_engine
 from twofour.engines.trtexec import opset_for
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.source import Source, SourceKind
+from twofour.pipeline.sources.onnx import OnnxSource
+from twofour.pipeline.sources.source import Source
 from twofour.records.build import EngineStatus
 from twofour.records.options import Precision, RunOptions
 
@@ -85,7 +86,7 @@ def resolve(
 
 def _precision(options: RunOptions, source: Source) -> Precision | None:
     """Of a torch model float16 unless asked otherwise: TensorRT has no sparse float32 kernels."""
-    if source.kind is SourceKind.ONNX:
+    if isinstance(source, OnnxSource):
         return options.precision
     return options.precision or Precision.FLOAT16
 
@@ -93,7 +94,7 @@ def _precision(options: RunOptions, source: Source) -> Precision | None:
 def _opset(options: RunOptions, source: Source, chosen: ChosenEngine | None) -> int | None:
     """Where nobody asked for one, a torch model is exported in an opset that the engine reads."""
     is_open = options.opset is None and options.precision is not Precision.BFLOAT16
-    if is_open and source.kind is not SourceKind.ONNX and chosen and chosen.builds_from_sparse:
+    if is_open and not isinstance(source, OnnxSource) and chosen and chosen.builds_from_sparse:
         return opset_for(chosen.status.version)
     return options.opset
 
@@ -107,7 +108,7 @@ def refuse_inputs_twice(options: RunOptions) -> None:
 def _refuse_passed_over(options: RunOptions, source: Source) -> None:
     """What would be passed over in silence: it would look as if it had been done."""
     refuse_inputs_twice(options)
-    if source.kind is not SourceKind.ONNX:
+    if not isinstance(source, OnnxSource):
         if options.keep_float32:
             raise BadInputError(
                 f"{source.text} is a torch model: --keep-float32 names nodes of an ONNX file",

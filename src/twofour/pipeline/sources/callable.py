@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,16 +13,11 @@ from twofour.errors import BadInputError
 from twofour.pipeline.sources.hf_io import give_tensors, invented_inputs
 from twofour.pipeline.sources.inputs import ExampleInputs, inputs_from_options, inputs_from_value
 from twofour.pipeline.sources.loaded import LoadedModule, loaded_module, with_free_sizes
-from twofour.pipeline.sources.source import (
-    SourceKind,
-    SourceOptions,
-    key_of,
-    options_key,
-    safe_name,
-)
+from twofour.pipeline.sources.source import SourceOptions, key_of, options_key, safe_name
 from twofour.pipeline.sources.user_code import (
     CodeReference,
     import_attribute,
+    parse_reference,
     reference_key,
     required_arguments,
     seed_everything,
@@ -139,11 +135,6 @@ class CallableSource:
         module = file.stem if file is not None else self.reference.target.rpartition(".")[2]
         return safe_name(f"{module}-{self.reference.attribute}")
 
-    @property
-    def kind(self) -> SourceKind:
-        """Always CALLABLE."""
-        return SourceKind.CALLABLE
-
     def key(self) -> str:
         """sha256 over the user's code (what it imports of their own included) and the options.
 
@@ -154,3 +145,13 @@ class CallableSource:
     def load(self) -> LoadedModule:
         """Import and call it, with all random numbers seeded; raises BadInputError."""
         return load_callable(self.reference, self.options)
+
+
+def is_callable(text: str, path: Path) -> bool:
+    """Whether a text that names no file or folder has the colon of a callable."""
+    return ":" in text and not path.exists()
+
+
+def open_callable(text: str, options: SourceOptions) -> CallableSource:
+    """The reference, not imported; raises BadInputError for one that is not well formed."""
+    return CallableSource(text=text, reference=parse_reference(text), options=options)

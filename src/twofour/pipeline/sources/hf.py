@@ -16,18 +16,17 @@ import torch
 from torch import nn
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.pipeline.sources.checkpoint import Checkpoint, check_weight_file, read_checkpoint
+from twofour.export.source_line import described
+from twofour.pipeline.sources.checkpoint import (
+    Checkpoint,
+    check_weight_file,
+    is_checkpoint,
+    read_checkpoint,
+)
 from twofour.pipeline.sources.hf_io import checkpoint_inputs, give_embedding, give_tensors
 from twofour.pipeline.sources.inputs import read_sentences
 from twofour.pipeline.sources.loaded import LoadedModule, loaded_module, with_free_sizes
-from twofour.pipeline.sources.source import (
-    SourceKind,
-    SourceOptions,
-    key_of,
-    options_key,
-    safe_name,
-)
-from twofour.pipeline.sources.source_line import describe
+from twofour.pipeline.sources.source import SourceOptions, key_of, options_key, safe_name
 from twofour.store import sha256_file
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def _from_pretrained(
     except Exception as error:
         raise BadInputError(
             f"transformers {transformers.__version__} cannot load {checkpoint.folder}: "
-            f"{describe(error)}",
+            f"{described(error)}",
             hint="compare config.json with the weights: sizes and number of layers must agree",
         ) from error
     return model, info
@@ -195,11 +194,6 @@ class HfSource:
         """The folder's own name."""
         return safe_name(self.folder.resolve().name)
 
-    @property
-    def kind(self) -> SourceKind:
-        """Always HF."""
-        return SourceKind.HF
-
     def key(self) -> str:
         """sha256 over config, weights, tokenizer, example inputs and transformers' version.
 
@@ -222,6 +216,16 @@ class HfSource:
         transformers.
         """
         return load_checkpoint(read_checkpoint(self.folder), self.options)
+
+
+def is_hf(_text: str, path: Path) -> bool:
+    """Whether there is a folder that looks like a checkpoint."""
+    return path.is_dir() and is_checkpoint(path)
+
+
+def open_hf(text: str, options: SourceOptions) -> HfSource:
+    """The folder, unread."""
+    return HfSource(text=text, folder=Path(text).expanduser(), options=options)
 
 
 def _transformers_version() -> str:

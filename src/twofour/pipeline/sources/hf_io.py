@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from twofour.errors import BadInputError
+from twofour.export.source_line import described
 from twofour.pipeline.sources.checkpoint import Checkpoint, Pooling, read_json_object
 from twofour.pipeline.sources.inputs import ExampleInputs, inputs_from_options, read_sentences
 from twofour.pipeline.sources.source import SourceOptions
-from twofour.pipeline.sources.source_line import describe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -119,7 +119,7 @@ def _tokenised(
         )
     except Exception as error:
         raise BadInputError(
-            f"the tokenizer in {checkpoint.model_folder} cannot be used: {describe(error)}",
+            f"the tokenizer in {checkpoint.model_folder} cannot be used: {described(error)}",
             hint="give token ids with --inputs FILE.npz",
         ) from error
     return dict(encoded)

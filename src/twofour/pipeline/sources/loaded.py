@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.source_line import describe
+from twofour.export.source_line import described
 from twofour.records.options import DynamicAxis
 
 SEQUENCE, DECODER_SEQUENCE = "sequence", "decoder_sequence"
@@ -144,7 +144,7 @@ def run_forward(loaded: LoadedModule) -> object:
     except (Exception, SystemExit) as error:  # the user's forward may raise anything
         raise BadInputError(
             f"{type(loaded.module).__name__}.forward fails on the example inputs "
-            f"({_shapes(loaded)}): {describe(error)}",
+            f"({_shapes(loaded)}): {described(error)}",
             hint="give inputs that fit the model with --inputs FILE.npz or --input-shape",
         ) from error
     return outputs

@@ -23,7 +23,6 @@ from twofour.pipeline.sources.inputs import (
 from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
 from twofour.pipeline.sources.source import (
     IN_MEMORY,
-    SourceKind,
     SourceOptions,
     key_of,
     options_key,
@@ -52,11 +51,6 @@ class LiveModule:
     def name(self) -> str:
         """Name of the class."""
         return safe_name(type(self._module).__name__)
-
-    @property
-    def kind(self) -> SourceKind:
-        """Always MEMORY."""
-        return SourceKind.MEMORY
 
     def key(self) -> str:
         """sha256 over classes and their code, settings, weights and example inputs."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, OpenedModels
 from twofour.pipeline.sources.source import (
-    SourceKind,
     SourceOptions,
     key_of,
     options_key,
@@ -30,11 +29,6 @@ class OnnxSource:
     def name(self) -> str:
         """The file's stem."""
         return safe_name(self.path.stem)
-
-    @property
-    def kind(self) -> SourceKind:
-        """Always ONNX."""
-        return SourceKind.ONNX
 
     def key(self) -> str:
         """sha256 over the file, its external data and the options.
@@ -59,3 +53,13 @@ class OnnxSource:
             return tuple(sorted(self.opened().data_files))
         except BadInputError:
             return ()
+
+
+def is_onnx(_text: str, path: Path) -> bool:
+    """Whether there is a file of that suffix."""
+    return path.is_file() and path.suffix.lower() == ".onnx"
+
+
+def open_onnx(text: str, options: SourceOptions) -> OnnxSource:
+    """The file, unread."""
+    return OnnxSource(text=text, path=Path(text).expanduser(), options=options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,16 +11,6 @@ from twofour.store import sha256_bytes, sha256_file
 
 if TYPE_CHECKING:
     from twofour.pipeline.sources.loaded import LoadedModule
-
-
-class SourceKind(str, Enum):
-    """The four forms a model may be named in, and the one that has no name."""
-
-    ONNX = "onnx"
-    HF = "hf"
-    CALLABLE = "callable"
-    TIMM = "timm"
-    MEMORY = "memory"
 
 
 IN_MEMORY = "the module "
@@ -52,10 +41,6 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """Default name of the run folder: letters, digits, dot, dash and underscore only."""
-
-    @property
-    def kind(self) -> SourceKind:
-        """Which of the four forms it is."""
 
     def key(self) -> str:
         """sha256 over all that determines the model and its example inputs."""

@@ -6,22 +6,17 @@ import difflib
 import importlib
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import nn
 
 from twofour.errors import BadInputError, MissingToolError
+from twofour.export.source_line import described
 from twofour.pipeline.sources.inputs import ExampleInputs, inputs_from_options
 from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
-from twofour.pipeline.sources.source import (
-    SourceKind,
-    SourceOptions,
-    key_of,
-    options_key,
-    safe_name,
-)
-from twofour.pipeline.sources.source_line import describe
+from twofour.pipeline.sources.source import SourceOptions, key_of, options_key, safe_name
 from twofour.pipeline.sources.user_code import seed_everything
 
 _ROWS = 2
@@ -59,7 +54,7 @@ def _create(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
     try:
         model: nn.Module = timm.create_model(name, pretrained=pretrained)
     except Exception as error:
-        reason = f"timm cannot create {name!r}: {describe(error)}"
+        reason = f"timm cannot create {name!r}: {described(error)}"
         if not pretrained:
             raise BadInputError(reason) from error
         raise BadInputError(
@@ -82,7 +77,7 @@ def _images(model: nn.Module, seed: int) -> ExampleInputs:
     return ExampleInputs(args=(torch.randn((_ROWS, *size), generator=generator),))
 
 
-PREFIX = "timm:"
+_PREFIX = "timm:"
 _PRETRAINED = {"": True, "pretrained=true": True, "pretrained=false": False}
 
 
@@ -100,11 +95,6 @@ class TimmSource:
         """The name timm knows it by."""
         return safe_name(self.model)
 
-    @property
-    def kind(self) -> SourceKind:
-        """Always TIMM."""
-        return SourceKind.TIMM
-
     def key(self) -> str:
         """sha256 over timm's version, the name and the options."""
         try:
@@ -118,9 +108,14 @@ class TimmSource:
         return load_timm(self.model, self.options, pretrained=self.pretrained)
 
 
-def parse_timm(text: str, options: SourceOptions) -> TimmSource:
+def is_timm(text: str, _path: Path) -> bool:
+    """Whether a text begins as one of timm's names is written."""
+    return text.startswith(_PREFIX)
+
+
+def open_timm(text: str, options: SourceOptions) -> TimmSource:
     """Read `timm:NAME`; raises BadInputError for another option than pretrained."""
-    name, _, query = text.removeprefix(PREFIX).partition("?")
+    name, _, query = text.removeprefix(_PREFIX).partition("?")
     if not name or query not in _PRETRAINED:
         raise BadInputError(
             f"{text!r} names no timm model",

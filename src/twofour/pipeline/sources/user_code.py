@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from twofour.errors import BadInputError, TwofourError
+from twofour.export.source_line import described
 from twofour.pipeline.sources.source import key_of
-from twofour.pipeline.sources.source_line import describe
 from twofour.store import sha256_file
 
 
@@ -271,7 +271,7 @@ def user_code(reference: CodeReference, doing: str) -> Iterator[None]:
             raise
         except (Exception, SystemExit) as error:
             raise BadInputError(
-                f"{reference.text} {doing} {describe(error, reference.folders)}"
+                f"{reference.text} {doing} {described(error, reference.folders)}"
             ) from error
 
 

@@ -1,0 +1,66 @@
+"""Which line of the user's code, not of ours or a library's, an error or a trace comes from."""
+
+from __future__ import annotations
+
+import linecache
+import sysconfig
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_LONGEST_MESSAGE = 300
+_OURS = Path(__file__).parents[1]
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+_PACKAGES = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+
+Frames = Iterable[tuple[str, int]]
+"""File and line of each frame, the innermost last."""
+
+
+def described(error: BaseException, folders: Sequence[Path] = ()) -> str:
+    """Type and message of an exception, and the last line of user code it passed through.
+
+    User code is what lies in `folders`; failing that, what belongs to no installed package.
+    """
+    message = " ".join(str(error).split())
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[:_LONGEST_MESSAGE] + "..."
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        file, number, line = Path(error.filename).name, error.lineno, error.text or ""
+        return f"{text} ({file}, line {number}: {line.strip()})"
+    frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__)]
+    place = user_line(frames, folders)
+    return f"{text} ({place})" if place else text
+
+
+def user_line(frames: Frames, folders: Sequence[Path] = ()) -> str | None:
+    """File, number and text of the innermost frame in `folders`, else outside every package."""
+    own = [
+        (path, number)
+        for path, number in _paths(frames)
+        if not _inside(path, (_OURS, _STANDARD, *_PACKAGES))
+    ]
+    return _last([frame for frame in own if _inside(frame[0], folders)] or own)
+
+
+def package_line(frames: Frames, *, but: Path) -> str | None:
+    """The innermost frame in an installed package other than the one in the folder `but`."""
+    installed = [frame for frame in _paths(frames) if _inside(frame[0], _PACKAGES)]
+    return _last([frame for frame in installed if not _inside(frame[0], (but, _OURS))])
+
+
+def _paths(frames: Frames) -> list[tuple[Path, int]]:
+    paths = [(Path(file), number) for file, number in frames]
+    return [(path, number) for path, number in paths if path.is_absolute()]
+
+
+def _inside(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _last(frames: Sequence[tuple[Path, int]]) -> str | None:
+    if not frames:
+        return None
+    path, number = frames[-1]
+    return f"{path.name}, line {number}: {linecache.getline(str(path), number).strip()}"
