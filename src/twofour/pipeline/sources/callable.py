@@ -5,14 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.hf_io import give_tensors, invented_inputs
 from twofour.pipeline.sources.inputs import ExampleInputs, inputs_from_options, inputs_from_value
-from twofour.pipeline.sources.loaded import LoadedModule, loaded_module, with_free_sizes
 from twofour.pipeline.sources.source import SourceOptions, key_of, options_key, safe_name
 from twofour.pipeline.sources.user_code import (
     CodeReference,
@@ -24,6 +20,11 @@ from twofour.pipeline.sources.user_code import (
     user_code,
 )
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from twofour.pipeline.sources.loaded import LoadedModule
+
 _RETURN_HINT = "return an nn.Module, or a tuple (module, example_inputs)"
 
 
@@ -33,6 +34,11 @@ def load_callable(reference: CodeReference, options: SourceOptions) -> LoadedMod
     Raises BadInputError for code that fails, wants arguments, returns no module, or leaves the
     example inputs unknown.
     """
+    from torch import nn
+
+    from twofour.pipeline.sources.hf_io import give_tensors
+    from twofour.pipeline.sources.loaded import loaded_module, with_free_sizes
+
     seed_everything(options.seed)  # a module may be built while the file is imported
     target = import_attribute(reference)
     made = target if isinstance(target, nn.Module) else _call(reference, target, options.seed)
@@ -67,12 +73,17 @@ def _call(reference: CodeReference, target: object, seed: int) -> object:
 
 def _split(reference: CodeReference, made: object) -> tuple[object, ExampleInputs | None]:
     """What was returned, and the example inputs where it is a pair that begins with a module."""
+    from torch import nn
+
     if isinstance(made, (tuple, list)) and len(made) == 2 and isinstance(made[0], nn.Module):
         return made[0], inputs_from_value(made[1], reference.text)
     return made, None
 
 
 def _checked_module(reference: CodeReference, module: object) -> nn.Module:
+    import torch
+    from torch import nn
+
     if isinstance(module, torch.jit.ScriptModule):
         raise BadInputError(
             f"{reference.text} returned a TorchScript module, which torch.onnx cannot export",
@@ -100,6 +111,8 @@ def _own_inputs(
     reference: CodeReference, module: nn.Module, options: SourceOptions
 ) -> ExampleInputs:
     """Example inputs the module itself knows: by its config, as Lightning's or as dummy_inputs."""
+    from twofour.pipeline.sources.hf_io import invented_inputs
+
     if is_transformers_model(module):
         return invented_inputs(module, options.seed)
     for name in ("example_input_array", "dummy_inputs"):

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-
 from twofour.errors import BadInputError
 
 
@@ -147,6 +144,8 @@ def load_pickle(path: Path) -> object:
 
     Raises BadInputError: the check maps the file, which does not show every damage.
     """
+    import torch
+
     _check_pickle(path)
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
@@ -156,6 +155,8 @@ def load_pickle(path: Path) -> object:
 
 
 def _check_safetensors(path: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
@@ -168,6 +169,8 @@ def _check_safetensors(path: Path) -> None:
 
 
 def _check_pickle(path: Path) -> None:
+    import torch
+
     try:
         zipped = zipfile.is_zipfile(path)
         with warnings.catch_warnings():

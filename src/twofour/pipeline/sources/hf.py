@@ -12,9 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from twofour.errors import BadInputError, MissingToolError
 from twofour.export.source_line import described
 from twofour.pipeline.sources.checkpoint import (
@@ -23,14 +20,15 @@ from twofour.pipeline.sources.checkpoint import (
     is_checkpoint,
     read_checkpoint,
 )
-from twofour.pipeline.sources.hf_io import checkpoint_inputs, give_embedding, give_tensors
 from twofour.pipeline.sources.inputs import read_sentences
-from twofour.pipeline.sources.loaded import LoadedModule, loaded_module, with_free_sizes
 from twofour.pipeline.sources.source import SourceOptions, key_of, options_key, safe_name
 from twofour.store import sha256_file
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
+
+    from twofour.pipeline.sources.loaded import LoadedModule
 
 
 _NAMES_SHOWN = 5
@@ -43,6 +41,9 @@ def load_checkpoint(checkpoint: Checkpoint, options: SourceOptions) -> LoadedMod
     for, and float32 holds float16 and bfloat16 exactly. Raises BadInputError where a weight of
     the model is not in the files, and MissingToolError without transformers.
     """
+    from twofour.pipeline.sources.hf_io import checkpoint_inputs, give_embedding, give_tensors
+    from twofour.pipeline.sources.loaded import loaded_module, with_free_sizes
+
     transformers = import_transformers()
     for file in checkpoint.weights:
         check_weight_file(file)
@@ -117,6 +118,8 @@ def _from_pretrained(
     checkpoint: Checkpoint,
     **model_options: bool,
 ) -> tuple[Any, dict[str, Any]]:
+    import torch
+
     try:
         model, info = model_class.from_pretrained(
             checkpoint.model_folder,

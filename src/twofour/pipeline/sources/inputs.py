@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from twofour.errors import BadInputError
 from twofour.pipeline.example_shapes import refuse_large_example
 from twofour.pipeline.sources.source import SourceOptions
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 _ALWAYS_READ_BYTES = 256 << 20
 _MOST_UNPACKED = 20
@@ -164,6 +166,8 @@ def inputs_from_value(value: object, where: str) -> ExampleInputs:
 
     Raises BadInputError naming the type of whatever else is found; `where` begins its message.
     """
+    import torch
+
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return ExampleInputs(args=(_as_tensor(value, where),))
     if isinstance(value, (tuple, list)) and value:
@@ -180,6 +184,8 @@ def inputs_from_value(value: object, where: str) -> ExampleInputs:
 
 
 def _random_tensors(options: SourceOptions) -> tuple[torch.Tensor, ...]:
+    import torch
+
     for shape in options.input_shapes:
         if any(size < 1 for size in shape):
             raise BadInputError(f"input shape {shape} has a dimension below 1")
@@ -193,6 +199,8 @@ def _random_tensors(options: SourceOptions) -> tuple[torch.Tensor, ...]:
 
 def _tensor(module: nn.Module, name: str, array: NDArray[Any]) -> torch.Tensor:
     """float64 is numpy's default, not a choice: it becomes float32 unless the model has float64."""
+    import torch
+
     is_double = any(p.dtype == torch.float64 for p in module.parameters())
     if array.dtype == np.float64 and not is_double:
         array = array.astype(np.float32)
@@ -200,6 +208,8 @@ def _tensor(module: nn.Module, name: str, array: NDArray[Any]) -> torch.Tensor:
 
 
 def _as_tensor(value: object, where: str) -> torch.Tensor:
+    import torch
+
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.ndarray):

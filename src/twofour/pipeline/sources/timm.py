@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.export.source_line import described
 from twofour.pipeline.sources.inputs import ExampleInputs, inputs_from_options
-from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
 from twofour.pipeline.sources.source import SourceOptions, key_of, options_key, safe_name
 from twofour.pipeline.sources.user_code import seed_everything
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from twofour.pipeline.sources.loaded import LoadedModule
 
 _ROWS = 2
 
@@ -28,6 +30,8 @@ def load_timm(name: str, options: SourceOptions, *, pretrained: bool) -> LoadedM
     Raises BadInputError for an unknown name and for weights that cannot be had, and
     MissingToolError without timm.
     """
+    from twofour.pipeline.sources.loaded import loaded_module
+
     timm = _import_timm()
     if not timm.is_model(name.partition(".")[0]):
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
@@ -66,6 +70,8 @@ def _create(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
 
 
 def _images(model: nn.Module, seed: int) -> ExampleInputs:
+    import torch
+
     settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     size = settings.get("input_size") if isinstance(settings, dict) else None
     if not size:

@@ -23,7 +23,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.source_line import described
@@ -277,6 +276,8 @@ def user_code(reference: CodeReference, doing: str) -> Iterator[None]:
 
 def seed_everything(seed: int) -> None:
     """Seed the random numbers of Python, numpy and torch."""
+    import torch
+
     random.seed(seed)
     np.random.seed(seed % 2**32)  # user code draws from the global state
     torch.manual_seed(seed)
