@@ -10,7 +10,7 @@ from test_run import Recorder
 
 from twofour.cli.options import parse_dynamic
 from twofour.errors import BadInputError
-from twofour.export.sizes import from_metadata
+from twofour.export.size_ranges import from_metadata
 from twofour.graph.opened import open_onnx
 from twofour.pipeline.emitting import emit_trtexec
 from twofour.pipeline.run import run_all, run_export

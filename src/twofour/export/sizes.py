@@ -8,7 +8,7 @@ import logging
 import re
 import textwrap
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +21,7 @@ from twofour.errors import BadInputError
 from twofour.export.example_inputs import Call, with_tensors
 from twofour.export.quiet import quiet
 from twofour.export.source_line import package_line, user_line
-from twofour.records.options import DynamicAxis, SizeRange
-
-_KEY = "twofour.size."
-_TEXT = re.compile(r"(\d{1,10})\.\.(\d{1,10})?")
-
-
-def to_metadata(ranges: Iterable[SizeRange]) -> dict[str, str]:
-    """Entries of a model's metadata_props, such as twofour.size.sequence: 1..512."""
-    return {_KEY + size.name: _text(size) for size in ranges}
-
-
-def from_metadata(entries: Mapping[str, str]) -> dict[str, SizeRange]:
-    """Range by name of the size; what reads otherwise was written by another tool."""
-    found = {}
-    for key, text in entries.items():
-        match = _TEXT.fullmatch(text) if key.startswith(_KEY) else None
-        if match is not None:
-            name = key.removeprefix(_KEY)
-            largest = None if match[2] is None else int(match[2])
-            found[name] = SizeRange(name=name, min=int(match[1]), max=largest)
-    return found
-
-
-def _text(size: SizeRange) -> str:
-    largest = "" if size.max is None else size.max
-    return f"{size.min}..{largest}"
-
+from twofour.records.options import DynamicAxis
 
 _OUTPUT = "output"
 

@@ -17,6 +17,7 @@ from twofour.export import opset17
 from twofour.export.example_inputs import Call, converted, forward_error
 from twofour.export.precision import TORCH_DTYPES
 from twofour.export.quiet import quiet
+from twofour.export.size_ranges import to_metadata
 from twofour.export.sizes import (
     BATCH,
     checked_axes,
@@ -26,7 +27,6 @@ from twofour.export.sizes import (
     name_outputs,
     suggested_sizes,
     tensor_names,
-    to_metadata,
     why_frozen,
     with_batch,
     without_ones,

@@ -13,7 +13,7 @@ from twofour.engines.protocol import BuildRequest
 from twofour.engines.registry import AUTO, EngineRow
 from twofour.engines.trtexec import opset_advice
 from twofour.errors import BuildFailedError
-from twofour.export.sizes import from_metadata
+from twofour.export.size_ranges import from_metadata
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.engine_host import (
     CRASH_HINT,

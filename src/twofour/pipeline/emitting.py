@@ -27,7 +27,7 @@ from twofour.engines.trtexec import (
 )
 from twofour.engines.trtexec_script import script_text
 from twofour.errors import BadInputError
-from twofour.export.sizes import from_metadata
+from twofour.export.size_ranges import from_metadata
 from twofour.graph.opened import open_onnx
 from twofour.pipeline.example_shapes import asked_or_opt, example_shapes
 from twofour.pipeline.folder import is_run_folder

@@ -32,7 +32,7 @@ from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import ExportedVariant, OtherSizes
 
 if TYPE_CHECKING:
-    from twofour.pipeline.exporting import FreeSizes
+    from twofour.pipeline.free_sizes import FreeSizes
     from twofour.pipeline.sources.loaded import LoadedModule
     from twofour.pipeline.torch_model import TorchModel
 
@@ -196,7 +196,7 @@ def _free_sizes(run: Run, loaded: LoadedModule) -> FreeSizes:
     """Found by running the module, where there is anything beside the batch to be free."""
     from twofour.export.example_inputs import bind, converted
     from twofour.export.precision import TORCH_DTYPES, in_precision
-    from twofour.pipeline.exporting import NOTHING_FREE, find_free_sizes, refuse_fixed
+    from twofour.pipeline.free_sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
 
     axes = loaded.dynamic if run.options.dynamic is None else run.options.dynamic
     if not axes:

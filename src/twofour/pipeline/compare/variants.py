@@ -13,7 +13,7 @@ from twofour.engines.inputs import parse_shapes, profiles_for, shapes_of
 from twofour.engines.registry import ENGINES, Takes
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.errors import BadInputError
-from twofour.export.sizes import from_metadata
+from twofour.export.size_ranges import from_metadata
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.pipeline.agreement import load_arrays
 from twofour.pipeline.compare.plan import NO_TORCH, ComparedModel, TorchRequest
