@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from twofour.pattern import check
-from twofour.pruning.magnitude import prune_bits_in_place
+from twofour.pruning.methods.magnitude import prune_bits_in_place
 from twofour.records.weights import Pattern
 
 SIDE = 4096

@@ -94,12 +94,13 @@ def prune(
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     all_layers: bool = False,
+    method: str = "magnitude",
 ) -> PruneResult:
-    """Prune a torch module in place to N:M by magnitude, and say what was done to each weight.
+    """Prune a torch module in place to N:M, and say what was done to each weight.
 
-    `include` and `exclude` are globs over layer names. Raises BadInputError for a bad pattern, a
-    glob that matches nothing, NaN or infinity in a weight, a weight that two layers need along
-    different axes, and an argument of another type; nothing is changed then.
+    `include` and `exclude` are globs over layer names. Raises BadInputError for a bad pattern, an
+    unknown method, a glob that matches nothing, NaN or infinity in a weight, a weight that two
+    layers need along different axes, and an argument of another type; nothing is changed then.
     """
     from twofour.arguments import globs_of, module_of, pattern_of
     from twofour.pruning.torch_module import prune_module
@@ -111,7 +112,7 @@ def prune(
         include=globs_of(include, "include"),
         exclude=globs_of(exclude, "exclude"),
     )
-    return prune_module(module, pattern_of(pattern), selection)
+    return prune_module(module, pattern_of(pattern), selection, method=method)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:

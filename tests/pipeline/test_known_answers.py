@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from twofour.pattern import check
 from twofour.pipeline.evidence import EvidenceFiles
 from twofour.pipeline.reporting import report_files
-from twofour.pruning.magnitude import prune_in_place
+from twofour.pruning.methods.magnitude import prune_in_place
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import Pattern, ReasonCode
 

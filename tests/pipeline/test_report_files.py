@@ -19,7 +19,7 @@ from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
 from twofour.pipeline.evidence import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
-from twofour.pruning.magnitude import prune_in_place
+from twofour.pruning.methods.magnitude import prune_in_place
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.weights import Pattern, ReasonCode
 

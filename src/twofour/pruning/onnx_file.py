@@ -28,8 +28,9 @@ from twofour.graph.files import (
 )
 from twofour.graph.opened import OpenedModel
 from twofour.graph.weights import GraphWeights, find_weights
-from twofour.pattern import count_zeros
-from twofour.pruning.magnitude import count_non_finite, prune_in_place
+from twofour.pattern import as_bits, count_zeros
+from twofour.pruning.methods import Method, method_named
+from twofour.pruning.methods.magnitude import count_non_finite
 from twofour.pruning.selection import Choice, choose
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
@@ -58,15 +59,21 @@ class _Outcome:
 
 
 def prune_onnx(
-    opened: OpenedModel, target: Path, pattern: Pattern, selection: Selection = _DEFAULT_SELECTION
+    opened: OpenedModel,
+    target: Path,
+    pattern: Pattern,
+    selection: Selection = _DEFAULT_SELECTION,
+    *,
+    method: str = "magnitude",
 ) -> PruneResult:
-    """Write the model to `target` with the selected weights pruned to N:M by magnitude.
+    """Write the model to `target` with the selected weights pruned to N:M.
 
     Inline weights stay inline; external ones lie in `<target>.data` (`<target>.0.data`, ... where
-    the model has several files). Raises BadInputError for a damaged graph, a target that would
-    overwrite the model, NaN or infinity in a weight, and an array that two nodes need pruned
-    along different axes; nothing is left behind then.
+    the model has several files). Raises BadInputError for an unknown method, a damaged graph, a
+    target that would overwrite the model, NaN or infinity in a weight, and an array that two
+    nodes need pruned along different axes; nothing is left behind then.
     """
+    prune = method_named(method)
     source, model = opened.path, opened.whole()
     copies = _data_copies(opened, target)
     found = find_weights(model, pattern, path=source)
@@ -76,11 +83,11 @@ def prune_onnx(
     jobs = _jobs(found, chosen, keys, source)
     _refuse_overlaps(model, jobs, source)
     with _written(model, source, target, copies) as data:
-        outcomes = {key: _run(job, source, data, pattern) for key, job in jobs.items()}
+        outcomes = {key: _run(job, source, data, pattern, prune) for key, job in jobs.items()}
     return PruneResult(
         source=str(source),
         pattern=pattern,
-        method="magnitude",
+        method=method,
         selection=selection,
         weights=tuple(_rows(chosen, keys, outcomes)),
         not_covered=found.not_covered,
@@ -191,7 +198,9 @@ def _refuse_overlaps(model: onnx.ModelProto, jobs: Mapping[_Key, _Job], source: 
             last = region
 
 
-def _run(job: _Job, source: Path, data: Mapping[Path, Path], pattern: Pattern) -> _Outcome:
+def _run(
+    job: _Job, source: Path, data: Mapping[Path, Path], pattern: Pattern, prune: Method
+) -> _Outcome:
     """Prune one array where its job says so, and write it to where it is kept."""
     if job.axis is None and not is_groupable(job.weight.dtype):
         return _Outcome(zeros=0, kept_magnitude=None)
@@ -206,7 +215,7 @@ def _run(job: _Job, source: Path, data: Mapping[Path, Path], pattern: Pattern) -
             hint="repair the model, or leave the layer out with --exclude",
         )
     before = count_zeros(values)
-    kept = prune_in_place(values, job.axis, pattern)
+    kept = prune(as_bits(values), job.axis, pattern, kind=values.dtype.name)
     _write_back(job.tensor, values, source, data)
     zeros = count_zeros(values)
     return _Outcome(zeros=zeros, kept_magnitude=kept, held_before=zeros == before)

@@ -17,7 +17,8 @@ from torch.nn.utils import parametrize, prune
 
 from twofour.errors import BadInputError
 from twofour.pattern import count_zeros
-from twofour.pruning.magnitude import count_non_finite_bits, prune_bits_in_place
+from twofour.pruning.methods import Method, method_named
+from twofour.pruning.methods.magnitude import count_non_finite_bits
 from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
@@ -321,27 +322,32 @@ class _Stored:
 
 @torch.no_grad()
 def prune_module(
-    model: nn.Module, pattern: Pattern, selection: Selection | None = None, *, source: str = ""
+    model: nn.Module,
+    pattern: Pattern,
+    selection: Selection | None = None,
+    *,
+    source: str = "",
+    method: str = "magnitude",
 ) -> PruneResult:
-    """Magnitude N:M in the model's own memory; weights that are computed become permanent first.
+    """N:M in the model's own memory; weights that are computed become permanent first.
 
     Weights that share an array are pruned once. Raises BadInputError, with every weight as it
-    was, for NaN or infinity, weights without memory (meta), lazy modules, a selection that does
-    not fit, and an array that two layers need along different axes.
+    was, for an unknown method, NaN or infinity, weights without memory (meta), lazy modules, a
+    selection that does not fit, and an array that two layers need along different axes.
     """
-    selection = selection or Selection()
+    selection, prune = selection or Selection(), method_named(method)
     make_permanent(model)
     weights = find_weights(model)
     stored = [
         _Stored(choice, _tensor(model, choice[0])) for choice in choose(weights, pattern, selection)
     ]
     _check_storage(stored)
-    kept, held = _prune(stored, pattern)
+    kept, held = _prune(stored, pattern, prune)
     rows = tuple(_row(item, kept, held) for item in stored)
     return PruneResult(
         source=source,
         pattern=pattern,
-        method="magnitude",
+        method=method,
         selection=selection,
         weights=rows,
         not_covered=find_not_covered(model, weights),
@@ -395,7 +401,7 @@ def _check_data(weight: Weight, tensor: Tensor, *, finite: bool) -> None:
 
 
 def _prune(
-    stored: Sequence[_Stored], pattern: Pattern
+    stored: Sequence[_Stored], pattern: Pattern, prune: Method
 ) -> tuple[dict[StorageKey, float | None], set[StorageKey]]:
     """Prune each array once; gives the kept magnitude by array, and the arrays that held before."""
     kept: dict[StorageKey, float | None] = {}
@@ -406,7 +412,7 @@ def _prune(
             continue
         bits = _bits(tensor)
         zeros = count_zeros(bits, kind=dtype_name(tensor))
-        ratio = prune_bits_in_place(bits, axis, pattern, kind=dtype_name(tensor))
+        ratio = prune(bits, axis, pattern, kind=dtype_name(tensor))
         if count_zeros(bits, kind=dtype_name(tensor)) == zeros:
             held.add(storage_key(tensor))
         if tensor.device.type != "cpu":

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.pattern import TILE, check, count_zeros, nonzero
-from twofour.pruning.magnitude import (
+from twofour.pruning.methods.magnitude import (
     count_non_finite,
     count_non_finite_bits,
     prune_bits_in_place,

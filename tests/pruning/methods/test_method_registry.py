@@ -1,0 +1,58 @@
+"""A method of pruning is one function and one row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from support import onnx_models as om
+
+import twofour
+from twofour.graph.opened import open_onnx
+from twofour.pruning.methods import METHODS
+from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.verify import validate_onnx
+from twofour.records.weights import Pattern
+
+
+def first_n(bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str) -> float | None:
+    """The first N of every M stay."""
+    assert kind == "float32"
+    places = np.arange(bits.shape[axis]) % pattern.m >= pattern.n
+    np.moveaxis(bits, axis, -1)[..., places] = 0
+    return 0.5
+
+
+def test_a_method_that_is_added_prunes_modules_and_onnx_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "first", first_n)
+    linear = torch.nn.Linear(8, 8, bias=False)
+    torch.nn.init.ones_(linear.weight)
+    result = twofour.prune(linear, "2:4", all_layers=True, method="first")
+    assert linear.weight[3].tolist() == [1, 1, 0, 0, 1, 1, 0, 0]
+    assert (result.method, result.weights[0].kept_magnitude, result.weights[0].zeros) == (
+        "first",
+        0.5,
+        32,
+    )
+    source = om.save(om.gemm(np.ones((16, 8), np.float32), trans_b=1), tmp_path / "dense.onnx")
+    pruned = prune_onnx(
+        open_onnx(source), tmp_path / "sparse.onnx", Pattern(n=2, m=4), method="first"
+    )
+    assert (pruned.method, pruned.weights[0].zeros) == ("first", 64)
+    (check,) = validate_onnx(open_onnx(tmp_path / "sparse.onnx"), Pattern(n=2, m=4)).checks
+    assert check.violations == 0
+
+
+def test_an_unknown_method_names_those_that_are_there() -> None:
+    linear = torch.nn.Linear(8, 8)
+    before = linear.weight.detach().clone()
+    with pytest.raises(twofour.BadInputError, match="there is no pruning method 'wish'") as caught:
+        twofour.prune(linear, method="wish")
+    assert caught.value.hint == "the methods are magnitude"
+    assert torch.equal(linear.weight, before)
