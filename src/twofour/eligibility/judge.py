@@ -37,6 +37,7 @@ from twofour.records.log import SparsityKind
 from twofour.records.weights import Reason, ReasonCode
 from twofour.words import listed, one_of, tactic_times_words
 
+FORCED = "--sparsity=force overwrote weights: the log says nothing about the model's own"
 _Rule = Callable[[JoinCase, Whereabouts], "Outcome | None"]
 
 
@@ -322,7 +323,7 @@ def _unsaid(case: JoinCase) -> Outcome:
     around, row = case.around, case.row
     remedy: str | None
     if around.forced:
-        said, remedy = _forced(), NOT_FORCED.text
+        said, remedy = REASONS[ReasonCode.SPARSITY_FORCED].reason(FORCED), NOT_FORCED.text
     else:
         gap = silence(around, case.seen) or Silence(why="nothing speaks of it", remedy=None)
         why = f"it runs {case.dense_kernels}; {gap.why}" if case.runs_dense else gap.why
@@ -339,11 +340,6 @@ def _unsaid(case: JoinCase) -> Outcome:
         reasons=(said, *row.reasons) if first else (*row.reasons, said),
         remedy="; ".join(dict.fromkeys(r for r in remedies if r)) or None,
     )
-
-
-def _forced() -> Reason:
-    message = "--sparsity=force overwrote the weights: the log says nothing about the model's own"
-    return REASONS[ReasonCode.SPARSITY_FORCED].reason(message)
 
 
 def _with_times(case: JoinCase) -> str:

@@ -17,7 +17,7 @@ from twofour.eligibility.evidence import (
     engine_words,
     gpu_of,
 )
-from twofour.eligibility.judge import judge
+from twofour.eligibility.judge import FORCED, judge
 from twofour.eligibility.names import PROFILE, KnownNames, split_name
 from twofour.eligibility.predict import summarize
 from twofour.eligibility.reasons import REASONS
@@ -42,8 +42,6 @@ from twofour.records.eligibility import (
 from twofour.records.log import Build, BuildOutcome, EngineLayer
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
 from twofour.words import count
-
-_FORCED = "--sparsity=force overwrote weights: the log says nothing about the model's own"
 
 
 def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> EligibilityReport:
@@ -76,7 +74,7 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
         unmatched_engine_layers=seen.unmatched,
         totals=count_totals(verdicts, seen, predicted.not_covered),
         notes=(*warnings, *predicted.notes, *_notes(evidence, around, verdicts)),
-        not_evidence=_FORCED if around.forced else None,
+        not_evidence=FORCED if around.forced else None,
     )
 
 
@@ -167,7 +165,7 @@ def _notes(
             place = build.file if said.line is None else f"{build.file}:{said.line}"
             yield f"{place}: the log contradicts itself: {said.message}"
         if around.forced:
-            yield _FORCED
+            yield FORCED
         if build.timing_cache.hides_timings:
             yield "a timing cache was in use: layers may have been tuned without a time in the log"
         if build.sparsity_lines:

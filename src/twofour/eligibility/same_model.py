@@ -46,6 +46,7 @@ def causes_first(errors: Iterable[LogMessage]) -> list[LogMessage]:
     return plain
 
 
+_NOT_TOGETHER = "the {} and the model do not belong together"
 _FITS = 0.5
 """Of the best build's share of names that lead to the model: fusions differ between builds."""
 
@@ -138,7 +139,7 @@ def no_evidence(build: Build | None, seen: Sightings) -> NoEvidence | None:
         return _failed(build)
     named = [s for s in _own(seen) if s.names]
     if seen.rows and named and all(s.is_strange for s in named):
-        return _foreign(named[0])
+        return _of_another_model(named[0])
     return None
 
 
@@ -213,9 +214,9 @@ def _failed(build: Build) -> NoEvidence:
     )
 
 
-def _foreign(source: Source) -> NoEvidence:
-    message = f"the {source.words} and the model do not belong together"
+def _of_another_model(source: Source) -> NoEvidence:
     own = LAYERS_OF_MODEL if source.words == LAYER_INFORMATION else LOG_OF_MODEL
+    message = _NOT_TOGETHER.format(source.words)
     return NoEvidence(
         note=_stranger(source),
         reason=Reason(code=ReasonCode.LOG_SILENT, message=message, source=source.file),
@@ -224,11 +225,10 @@ def _foreign(source: Source) -> NoEvidence:
 
 
 def _stranger(source: Source) -> str:
-    message = f"the {source.words} and the model do not belong together"
+    names = f"none of {count(source.names, 'engine name')} is a node"
     if source.names == 1:
-        return f"{message}: the one engine name is no node of the model that has a weight"
-    names = count(source.names, "engine name")
-    return f"{message}: none of {names} is a node of the model that has a weight"
+        names = "the one engine name is no node"
+    return f"{_NOT_TOGETHER.format(source.words)}: {names} of the model that has a weight"
 
 
 def _own(seen: Sightings) -> list[Source]:
