@@ -16,7 +16,7 @@ from twofour.engines.onnxruntime.session import CPU, PROBE, CannotRunError, OrtS
 from twofour.engines.protocol import BuildRequest
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.export import TensorShape
-from twofour.records.options import BuildOptions
+from twofour.records.options import BuildOptions, Variant
 
 WEIGHT = (np.arange(256).reshape(16, 16) % 7 - 3).astype(np.float32)
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)
@@ -53,7 +53,7 @@ def softmax(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def request_for(onnx_file: Path, **options: object) -> BuildRequest:
     return BuildRequest(
-        variant="dense",
+        variant=Variant.DENSE,
         onnx=onnx_file,
         folder=onnx_file.parent,
         sparse_weights=True,

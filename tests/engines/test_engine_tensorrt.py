@@ -14,7 +14,7 @@ from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import LayerProfile, cuda_runtime_folders
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import MissingToolError
-from twofour.records.options import BuildOptions
+from twofour.records.options import BuildOptions, Variant
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_package_that_breaks_on_import_is_quoted(
 @pytest.mark.usefixtures("no_tensorrt")
 def test_building_without_tensorrt_is_a_missing_tool(tmp_path: Path) -> None:
     request = BuildRequest(
-        variant="dense",
+        variant=Variant.DENSE,
         onnx=tmp_path / "sparse.onnx",
         folder=tmp_path,
         sparse_weights=False,

@@ -15,7 +15,7 @@ from twofour.pipeline.engine_host import Session
 from twofour.pipeline.onnx_inputs import save_arrays
 from twofour.pipeline.stages import Run
 from twofour.records.export import LayerMap, OnnxFile
-from twofour.records.options import DynamicAxis, Precision, RunOptions
+from twofour.records.options import DynamicAxis, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck
 
 HEIGHT = DynamicAxis(input="x", axis=1, name="height")
@@ -58,7 +58,7 @@ def checks(run: _Run, file: _File) -> list[SizeCheck]:
     x = np.ones((1, 8), np.float32)
     save_arrays(run.file("sizes.npz"), {"input:x": x, "output:y": x})
     exported = ExportedVariant(
-        onnx=OnnxFile(variant="dense", file="dense.onnx", size_bytes=1),
+        onnx=OnnxFile(variant=Variant.DENSE, file="dense.onnx", size_bytes=1),
         reference=None,
         precision=Precision.FLOAT16,
         opset=20,

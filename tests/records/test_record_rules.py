@@ -1,10 +1,16 @@
 """The records' own rules."""
 
+from typing import get_type_hints
+
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.records.build import Gpu
+from twofour.records.build import EngineFiles, Gpu, TrtexecVariant, VariantBuild
+from twofour.records.export import OnnxFile
+from twofour.records.options import Variant
+from twofour.records.run import VariantCheck
 from twofour.records.weights import Pattern
+from twofour.store import checked
 
 
 def test_a_pattern_is_read_from_text() -> None:
@@ -32,3 +38,12 @@ def test_sparse_tensor_cores_begin_at_compute_capability_8_0(
 ) -> None:
     gpu = Gpu(name="g", compute_capability=capability, memory_bytes=1, driver=None)
     assert gpu.has_sparse_tensor_cores is sparse
+
+
+def test_a_variant_is_a_choice_that_reads_as_its_word() -> None:
+    for kind in (OnnxFile, VariantCheck, EngineFiles, VariantBuild, TrtexecVariant):
+        assert get_type_hints(kind)["variant"] is Variant
+    assert f"{Variant.DENSE}.onnx" == "dense.onnx"
+    assert str(Variant.SPARSE) == "sparse"
+    with pytest.raises(BadInputError, match=r"OnnxFile.variant: .*'dense', 'sparse'"):
+        checked(OnnxFile, OnnxFile(variant="thin", file="thin.onnx", size_bytes=1))  # type: ignore[arg-type]  # what is refused

@@ -22,7 +22,7 @@ from twofour.eligibility.totals import Fate, fate_of
 from twofour.records.build import BuildResult, EngineStatus, VariantBuild, VariantLatency
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, OutputAgreement
-from twofour.records.options import BuildOptions
+from twofour.records.options import BuildOptions, Variant
 from twofour.reports.eligibility_document import totals
 from twofour.reports.html import to_html
 from twofour.reports.plots import fate_bar, size_plot, time_plot
@@ -77,7 +77,7 @@ def _latency(name: str, ms: float) -> VariantLatency:
 def _build() -> BuildResult:
     variants = tuple(
         VariantBuild(
-            variant=name,
+            variant=Variant(name),
             onnx=f"{name}.onnx",
             sparse_weights=name == "sparse",
             providers=("CPUExecutionProvider",),

@@ -19,7 +19,7 @@ import pytest
 import tensorrt as trt
 
 from twofour.engines.protocol import BuildRequest
-from twofour.records.options import BuildOptions
+from twofour.records.options import BuildOptions, Variant
 
 CLASSES = dict(vars(trt))
 """Of the bindings as they were imported: tests replace some of them."""
@@ -258,7 +258,7 @@ def onnx_file(folder: Path) -> Path:
 
 def request_for(folder: Path, *, sparse: bool = True, **options: Any) -> BuildRequest:
     return BuildRequest(
-        variant="sparse" if sparse else "dense",
+        variant=Variant.SPARSE if sparse else Variant.DENSE,
         onnx=onnx_file(folder),
         folder=folder,
         sparse_weights=sparse,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from twofour.records.build import EngineStatus, LayerTime, VariantBuild
 from twofour.records.export import TensorShape
 from twofour.records.latency import VariantSettings
-from twofour.records.options import BuildOptions, ShapeProfile
+from twofour.records.options import BuildOptions, ShapeProfile, Variant
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 """Inputs or outputs of one run, by tensor name."""
@@ -37,11 +37,11 @@ def no_progress(text: str, done: int, total: int | None) -> None:
 class BuildRequest:
     """One variant to build and time.
 
-    The engine writes `<variant>.plan`, `.log`, `.layers.json` and `.profile.json` into `folder`, as
+    The engine writes `<stem>.plan`, `.log`, `.layers.json` and `.profile.json` into `folder`, as
     far as it has them.
     """
 
-    variant: str
+    variant: Variant
     onnx: Path
     folder: Path
     sparse_weights: bool
@@ -51,10 +51,12 @@ class BuildRequest:
     """Example inputs: shapes for profiles that were not asked for, and data for the timed runs."""
     timing_cache: Path | None = None
     """Read where it exists, and updated: one file for both variants saves most of the second."""
+    stem: str | None = None
+    """Of the file names; None: the variant."""
 
     def file(self, suffix: str) -> Path:
-        """`<folder>/<variant><suffix>`."""
-        return self.folder / f"{self.variant}{suffix}"
+        """`<folder>/<stem><suffix>`."""
+        return self.folder / f"{self.stem or self.variant}{suffix}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

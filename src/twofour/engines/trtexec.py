@@ -10,7 +10,7 @@ from twofour.eligibility.network_types import Typing, never_weakly_typed, typing
 from twofour.engines.tensorrt.precision import Precisions
 from twofour.errors import BadInputError
 from twofour.records.build import TrtexecRounds, TrtexecVariant
-from twofour.records.options import AllowedType, BuildOptions, ShapeProfile
+from twofour.records.options import AllowedType, BuildOptions, ShapeProfile, Variant
 
 _VERSION = re.compile(r"(\d+)\.?(\d+)?")
 _NEWEST_BEFORE_8_4 = 13
@@ -48,7 +48,7 @@ def opset_advice(version: str | None, opset: int) -> str | None:
 
 ONNX = "sparse.onnx"
 TIMING_CACHE = "timing.cache"
-DENSE, SPARSE = "dense", "sparse"
+DENSE, SPARSE = Variant.DENSE, Variant.SPARSE
 AGAIN = "-again"
 """Behind the name of a variant whose plan is timed a second time in the round."""
 TIMES = "times"
@@ -173,7 +173,7 @@ def _rounds(releases: Releases, options: BuildOptions) -> TrtexecRounds:
     shapes = ",".join(f"{p.input}:{_dims(p.opt)}" for p in options.shapes)
     return TrtexecRounds(
         folder=TIMES,
-        engines=(DENSE, SPARSE, DENSE + AGAIN),
+        engines=(DENSE.value, SPARSE.value, DENSE + AGAIN),
         rounds=ROUNDS,
         arguments=(
             *((f"--shapes={shapes}",) if shapes else ()),
@@ -186,7 +186,7 @@ def _rounds(releases: Releases, options: BuildOptions) -> TrtexecRounds:
     )
 
 
-def _variant(releases: Releases, name: str, same: Sequence[str]) -> TrtexecVariant:
+def _variant(releases: Releases, name: Variant, same: Sequence[str]) -> TrtexecVariant:
     layers = f"{name}.layers.json" if releases.layer_information else None
     plan, profile, times = f"{name}.plan", f"{name}.profile.json", f"{name}.times.json"
     arguments = (

@@ -36,7 +36,7 @@ from twofour.pipeline.stages import (
 )
 from twofour.records.build import BuildResult, VariantBuild
 from twofour.records.export import TensorShape
-from twofour.records.options import BuildOptions
+from twofour.records.options import BuildOptions, Variant
 from twofour.records.run import ExportedVariant
 
 _TIMING_CACHE = "timing.cache"
@@ -64,7 +64,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     return replace(build, shapes=shapes)
 
 
-def build_variant(run: Run, build: BuildOptions, variant: str) -> VariantBuild:
+def build_variant(run: Run, build: BuildOptions, variant: Variant) -> VariantBuild:
     """Build one engine and time it; TensorRT leaves plan, log, layer information and profile."""
     chosen = run.options.builder
     source = run.file(onnx_name(SPARSE if chosen.builds_from_sparse else variant))
@@ -177,7 +177,7 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
     return replace(built, failed_tries=session.failed_tries, level=session.level)
 
 
-def _left_by(run: Run, row: EngineRow, variant: str) -> tuple[str, ...]:
+def _left_by(run: Run, row: EngineRow, variant: Variant) -> tuple[str, ...]:
     names = (f"{variant}{suffix}" for suffix in row.leaves)
     return tuple(name for name in names if run.file(name).is_file())
 

@@ -30,7 +30,7 @@ from twofour.pipeline.stages import (
     versions,
 )
 from twofour.records.export import Accuracy, Metric, OutputAgreement
-from twofour.records.options import RunOptions
+from twofour.records.options import RunOptions, Variant
 from twofour.records.run import ExportedVariant, VariantCheck
 
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
@@ -113,7 +113,7 @@ def accuracy(
     return run.runner.run(stage, Accuracy, work)
 
 
-def outputs_name(variant: str) -> str:
+def outputs_name(variant: Variant) -> str:
     """File with the outputs of a variant on the example inputs."""
     return f"stages/outputs-{variant}.npz"
 
@@ -158,7 +158,7 @@ def _checked(
     )
 
 
-def _not_run(variant: str, error: BuildFailedError) -> VariantCheck:
+def _not_run(variant: Variant, error: BuildFailedError) -> VariantCheck:
     return VariantCheck(
         variant=variant,
         outputs=None,

@@ -37,7 +37,7 @@ from twofour.pipeline.stages import (
 )
 from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.records.export import LayerMap, LayerName, OnnxFile
-from twofour.records.options import Precision, RunOptions, Selection
+from twofour.records.options import Precision, RunOptions, Selection, Variant
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import ExampleArrays, ExportedVariant
 from twofour.records.weights import Pattern
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from twofour.pipeline.sources.onnx import OnnxSource
 
 
-def take_over(run: Run, variant: str = DENSE) -> ExportedVariant:
+def take_over(run: Run, variant: Variant = DENSE) -> ExportedVariant:
     """<variant>.onnx: the user's file, in the precision asked for."""
     source = cast("OnnxSource", run.dense_source if variant == DENSE else run.source)
     precision = changed_precision(run)
@@ -222,7 +222,7 @@ def _prune(run: Run, pattern: Pattern, selection: Selection) -> PruneResult:
     return result
 
 
-def _base(run: Run) -> str:
+def _base(run: Run) -> Variant:
     """The variant that is pruned."""
     return DENSE if run.reference is None else TUNED
 
@@ -233,7 +233,7 @@ def _remove_data(path: Path) -> None:
         (path.parent / name).unlink(missing_ok=True)
 
 
-def _described(run: Run, path: Path, variant: str) -> ExportedVariant:
+def _described(run: Run, path: Path, variant: Variant) -> ExportedVariant:
     model = run.models.open(path)
     return ExportedVariant(
         onnx=OnnxFile(variant=variant, file=path.name, size_bytes=onnx_size_bytes(path)),

@@ -15,6 +15,7 @@ from twofour.pipeline.engine_host import EngineHost, Sessions
 from twofour.pipeline.folder import RunFolder
 from twofour.pipeline.settings import Settings
 from twofour.pipeline.sources.user_code import state_of
+from twofour.records.options import Variant
 from twofour.records.run import StageRecord
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.version import __version__
@@ -158,21 +159,19 @@ def versions(*packages: str) -> dict[str, str | None]:
     return found
 
 
-DENSE = "dense"
-SPARSE = "sparse"
-TUNED = "tuned"
+DENSE, SPARSE, TUNED = Variant.DENSE, Variant.SPARSE, Variant.TUNED
 """The model as it came, where another one is the dense reference."""
 INPUTS = "inputs.npz"
 WEIGHTS = "weights.safetensors"
 LAYERS = "layers.json"
 
 
-def onnx_name(variant: str) -> str:
+def onnx_name(variant: Variant) -> str:
     """File of a variant in the run folder."""
     return f"{variant}.onnx"
 
 
-def reference_name(variant: str) -> str:
+def reference_name(variant: Variant) -> str:
     """File with the torch module's outputs on the example inputs."""
     return f"stages/reference-{variant}.npz"
 

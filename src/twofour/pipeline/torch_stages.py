@@ -27,7 +27,7 @@ from twofour.pipeline.stages import (
     versions,
 )
 from twofour.records.export import OnnxFile, TensorShape
-from twofour.records.options import DynamicAxis, ExportOptions, Precision, SizeRange
+from twofour.records.options import DynamicAxis, ExportOptions, Precision, SizeRange, Variant
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import ExportedVariant, OtherSizes
 
@@ -158,7 +158,7 @@ def _export_options(run: Run) -> dict[str, object]:
     }
 
 
-def _left(run: Run, variant: str) -> tuple[str, ...]:
+def _left(run: Run, variant: Variant) -> tuple[str, ...]:
     return (*onnx_files(run.file(onnx_name(variant))), reference_name(variant))
 
 
@@ -236,7 +236,7 @@ def _run_other_sizes(
 def _export(
     run: Run,
     loaded: LoadedModule,
-    variant: str,
+    variant: Variant,
     free: tuple[tuple[DynamicAxis, ...], tuple[SizeRange, ...]],
     outputs: tuple[np.ndarray, ...],
 ) -> ExportedVariant:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.records.options import BuildOptions
+from twofour.records.options import BuildOptions, Variant
 from twofour.records.weights import SCHEMA_VERSION
 
 
@@ -91,8 +91,7 @@ class FailedTry:
 class EngineFiles:
     """What the build of one engine leaves."""
 
-    variant: str
-    """"dense" (sparse weights not allowed) or "sparse" (allowed)."""
+    variant: Variant
     sparse_weights: bool
     """Whether the builder was allowed to use sparse kernels."""
     plan: str | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from twofour.records.options import Precision, SizeRange
+from twofour.records.options import Precision, SizeRange, Variant
 from twofour.records.pruning import Validation
 from twofour.records.weights import SCHEMA_VERSION
 
@@ -64,8 +64,7 @@ class OutputAgreement:
 class OnnxFile:
     """One ONNX file (its weights may lie in `<name>.data` beside it)."""
 
-    variant: str
-    """"dense" or "sparse"."""
+    variant: Variant
     file: str
     size_bytes: int
     """Graph and external data together."""

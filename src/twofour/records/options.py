@@ -8,6 +8,20 @@ from enum import Enum
 from twofour.records.weights import HARDWARE_PATTERN, Pattern
 
 
+class Variant(str, Enum):
+    """The models of one run, each an ONNX file and an engine."""
+
+    DENSE = "dense"
+    """As it came; of engines: without sparse kernels."""
+    SPARSE = "sparse"
+    """Pruned; of engines: sparse kernels allowed."""
+    TUNED = "tuned"
+    """As it came, where another one is the dense model (--dense-reference)."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """Which weights are to be pruned; the globs match layer names (fnmatch, case-sensitive)."""

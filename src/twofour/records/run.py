@@ -15,7 +15,7 @@ from twofour.records.export import (
     OutputAgreement,
 )
 from twofour.records.glance import Glance
-from twofour.records.options import DynamicAxis, ExampleInputs
+from twofour.records.options import DynamicAxis, ExampleInputs, Variant
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.weights import SCHEMA_VERSION
 
@@ -84,7 +84,7 @@ class OriginalOutputs:
 class VariantCheck:
     """stages/check-<variant>.json: one ONNX file run by ONNX Runtime on the example inputs."""
 
-    variant: str
+    variant: Variant
     outputs: str | None
     """The .npz with its outputs; None where ONNX Runtime cannot run the file here."""
     agreement: tuple[OutputAgreement, ...]

@@ -23,7 +23,7 @@ from twofour.pipeline.engine_host import EngineHost
 from twofour.pipeline.engine_worker import EngineWorker
 from twofour.pipeline.run import run_all, run_build
 from twofour.records.build import VariantBuild
-from twofour.records.options import AllowedType, BuildOptions, RunOptions
+from twofour.records.options import AllowedType, BuildOptions, RunOptions, Variant
 
 MODULE = """
 import torch
@@ -81,7 +81,7 @@ def build(
     path = folder / "sparse.onnx"
     onnx.save(proto, path)
     request = BuildRequest(
-        variant="sparse",
+        variant=Variant.SPARSE,
         onnx=path,
         folder=folder,
         sparse_weights=True,
@@ -221,7 +221,7 @@ def test_a_file_that_is_no_onnx_is_bad_input(tmp_path: Path) -> None:
     path = tmp_path / "sparse.onnx"
     path.write_bytes(b"garbage")
     request = BuildRequest(
-        variant="dense",
+        variant=Variant.DENSE,
         onnx=path,
         folder=tmp_path,
         sparse_weights=False,

@@ -16,7 +16,7 @@ from twofour.engines.tensorrt.log import build_log
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.build import LayerTime
-from twofour.records.options import BuildOptions
+from twofour.records.options import BuildOptions, Variant
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_plan_that_cannot_run_is_kept_and_says_why(
     else:
         fake.can_run = False
     request = BuildRequest(
-        variant="sparse",
+        variant=Variant.SPARSE,
         onnx=onnx_file(tmp_path),
         folder=tmp_path,
         sparse_weights=True,

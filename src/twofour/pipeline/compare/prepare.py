@@ -17,7 +17,7 @@ from twofour.pipeline.compare.plan import Planned, QuantizeRequest, VariantReque
 from twofour.pipeline.compare.variants import Subject
 from twofour.pipeline.engine_host import EngineHost, Tries, build_in
 from twofour.pipeline.sources.source import safe_name
-from twofour.records.options import ShapeProfile
+from twofour.records.options import ShapeProfile, Variant
 
 OPTIMIZED, AS_IT_IS = "BASIC", "NONE"
 """Optimization levels of the graph before it is quantized."""
@@ -134,19 +134,20 @@ def _plan(
     if known is not None and not (planned.again and planned.model.onnx):
         return known, None
     assert planned.model.onnx is not None, "planned only where there is one of the two"
-    name = safe_name(planned.name)
+    flag = bool(_flag(planned))
     options = subject.build if subject.build.shapes else replace(subject.build, shapes=shapes)
     request = BuildRequest(
-        variant=name,
+        variant=Variant.SPARSE if flag else Variant.DENSE,
+        stem=safe_name(planned.name),
         onnx=planned.model.onnx,
         folder=subject.work,
-        sparse_weights=bool(_flag(planned)),
+        sparse_weights=flag,
         options=options,
         inputs=subject.inputs,
     )
     with EngineHost(note=lambda text: note(f"{planned.name}: {text}")) as host:
         built = build_in(host, ENGINES[planned.engine], request, no_progress)
-    return subject.work / f"{name}.plan", built.build_s
+    return request.file(".plan"), built.build_s
 
 
 def _quantized(

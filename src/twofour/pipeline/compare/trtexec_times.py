@@ -254,7 +254,7 @@ def _ratios(
 
 
 def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
-    builds = {}
+    builds: dict[str, Build] = {}
     for variant in emitted.variants:
         with contextlib.suppress(BadInputError):
             dense = not variant.sparse_weights

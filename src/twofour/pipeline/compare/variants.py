@@ -29,7 +29,7 @@ from twofour.pipeline.sources.source import IN_MEMORY, SourceOptions, safe_name
 from twofour.pipeline.stages import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
 from twofour.records.build import BuildResult
 from twofour.records.export import TensorShape
-from twofour.records.options import BuildOptions, CompareOptions
+from twofour.records.options import BuildOptions, CompareOptions, Variant
 from twofour.records.run import RunManifest
 from twofour.store import read_record
 
@@ -139,7 +139,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Subject:
 
 
 def _model_of_run(
-    folder: Path, variant: str, names: tuple[tuple[str, ...], tuple[str, ...]]
+    folder: Path, variant: Variant, names: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> ComparedModel:
     manifest = read_record(RunManifest, folder / MANIFEST)
     weights = folder / WEIGHTS
@@ -159,7 +159,7 @@ def _model_of_run(
             output_names=names[1],
         )
     return ComparedModel(
-        weights=variant,
+        weights=variant.value,
         onnx=folder / onnx_name(variant),
         plans=_plans(folder) if variant == SPARSE else {},
         torch=torch,
