@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,12 @@ from twofour.records.options import CompareOptions, RunOptions
 from twofour.store import read_record
 
 TOY = EngineRow(
-    name="toy", title="Toy", code="support.toy_engine:ToyEngine", takes=Takes.ONNX, leaves=(".toy",)
+    name="toy",
+    title="Toy",
+    code="support.toy_engine:ToyEngine",
+    takes=Takes.ONNX,
+    packages=("ml_dtypes",),
+    leaves=(".toy",),
 )
 meets: Engine = ToyEngine()
 
@@ -76,6 +82,8 @@ def test_a_new_engine_is_compared_mode_by_mode(model: Path, tmp_path: Path) -> N
     assert (settings.engine, settings.mode, settings.precision) == ("toy", "sparse-only", "float32")
     (outputs,) = rows["model@onnxruntime:cpu"].agreement
     assert outputs.cosine == pytest.approx(1.0)
+    assert comparison.machine is not None
+    assert f"ml_dtypes=={metadata.version('ml_dtypes')}" in comparison.machine.packages
 
 
 @pytest.mark.usefixtures("toy")

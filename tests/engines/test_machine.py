@@ -143,7 +143,8 @@ def test_without_proc_the_rest_is_unknown_and_the_cpu_an_architecture(tmp_path: 
 def test_this_machine_has_cores_a_load_and_the_packages_that_are_installed() -> None:
     machine = describe_machine()
     assert machine.cores == usable_cores()
-    assert f"numpy=={metadata.version('numpy')}" in machine.packages
+    for package in ("numpy", "torch", "polygraphy"):
+        assert f"{package}=={metadata.version(package)}" in machine.packages
     assert machine.python_version == platform.python_version()
     if hasattr(os, "getloadavg"):
         assert machine.start.load_average is not None

@@ -17,22 +17,9 @@ from pathlib import Path
 import psutil
 
 from twofour.engines.gpu import GpuClocks, find_bus_id, find_gpu, read_gpu_clocks
+from twofour.engines.registry import ENGINES
 from twofour.records.latency import Clocks, Machine, RoundLoad
 
-PACKAGES = (
-    "torch",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "tensorrt",
-    "tensorrt-cu12",
-    "tensorrt-cu13",
-    "torch-tensorrt",
-    "triton",
-    "numpy",
-    "onnx",
-    "polygraphy",
-)
-"""What can change a time, as the packages are named on PyPI."""
 ROOT = Path("/")
 _CPUFREQ = "sys/devices/system/cpu"
 _STATUS, _CLEAR = ROOT / "proc/self/status", ROOT / "proc/self/clear_refs"
@@ -116,8 +103,9 @@ def _load_average() -> float | None:
 
 
 def _packages() -> tuple[str, ...]:
+    """What can change a time: those of every engine, and what models are read with."""
     found = []
-    for name in PACKAGES:
+    for name in (*(p for row in ENGINES.values() for p in row.packages), "numpy", "onnx"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found.append(f"{name}=={metadata.version(name)}")
     return tuple(found)

@@ -45,6 +45,8 @@ class EngineRow:
     sparsity flag alone, and opsets, types and rules are those of its version."""
     is_reference: bool = False
     """Its sessions check the files of a run: the one that is open is timed, not a second one."""
+    packages: tuple[str, ...] = ()
+    """What its times and results hang on, as the packages are named on PyPI."""
     leaves: tuple[str, ...] = ()
     """Suffixes of the files of a build, after the name of the variant."""
 
@@ -74,6 +76,7 @@ ENGINES: dict[str, EngineRow] = {
             code="twofour.engines.tensorrt.engine:TensorRtEngine",
             takes=Takes.PLAN,
             is_tensorrt=True,
+            packages=("tensorrt", "tensorrt-cu12", "tensorrt-cu13", "polygraphy"),
             leaves=(".plan", ".log", ".layers.json", ".profile.json"),
         ),
         EngineRow(
@@ -82,18 +85,21 @@ ENGINES: dict[str, EngineRow] = {
             code="twofour.engines.onnxruntime.engine:OnnxRuntimeEngine",
             takes=Takes.ONNX,
             is_reference=True,
+            packages=("onnxruntime", "onnxruntime-gpu"),
         ),
         EngineRow(
             name="torch",
             title="torch",
             code="twofour.engines.torch.engine:TorchEngine",
             takes=Takes.MODULE,
+            packages=("torch", "triton"),
         ),
         EngineRow(
             name="torch-tensorrt",
             title="torch-tensorrt",
             code="twofour.engines.torch.tensorrt:TorchTensorRtEngine",
             takes=Takes.MODULE,
+            packages=("torch-tensorrt",),
         ),
     )
 }

@@ -17,7 +17,6 @@ from twofour.export.size_ranges import from_metadata
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.engine_host import (
     CRASH_HINT,
-    RUNTIMES,
     CrashedError,
     build_in,
     crashed_build,
@@ -88,7 +87,7 @@ def build_variant(run: Run, build: BuildOptions, variant: Variant) -> VariantBui
         depends={
             "engine": chosen.status.in_words,
             "options": asdict(build),
-            "versions": versions(*RUNTIMES, "polygraphy"),
+            "versions": versions(*chosen.row.packages),
         },
         reads=(INPUTS, *onnx_files(source)),
     )

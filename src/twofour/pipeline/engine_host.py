@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from twofour.engines.onnxruntime.session import LEVELS
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback, no_progress
-from twofour.engines.registry import EngineRow
+from twofour.engines.registry import ENGINES, EngineRow
 from twofour.engines.timing import no_latency
 from twofour.errors import BuildFailedError
 from twofour.pipeline.engine_worker import OpenedSession
@@ -206,7 +206,7 @@ def build_in(
     return tries.until_alive(build, lambda: f"building {request.onnx.name}")
 
 
-RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+RUNTIMES = tuple(p for row in ENGINES.values() if row.is_reference for p in row.packages)
 """Packages that ONNX Runtime comes in: what it gives hangs on their versions."""
 
 
