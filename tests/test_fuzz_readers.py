@@ -19,6 +19,7 @@ import pytest
 import torch
 from support import fuzzing
 from support import onnx_models as om
+from support.rendered import eligibility_table
 
 from twofour.engines.tensorrt.precision import precisions_of
 from twofour.errors import BadInputError, TwofourError
@@ -26,7 +27,7 @@ from twofour.graph.files import parse_model
 from twofour.graph.opened import open_onnx
 from twofour.logs.read import read_build_log
 from twofour.pipeline.evidence import EvidenceFiles
-from twofour.pipeline.reporting import report_files, report_folder, report_page
+from twofour.pipeline.reporting import report_document, report_files, report_folder
 from twofour.pipeline.run import run_all
 from twofour.pipeline.sources.inputs import read_arrays
 from twofour.pipeline.sources.onnx import OnnxSource
@@ -41,7 +42,7 @@ from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import RunManifest
 from twofour.records.weights import Pattern
 from twofour.reports.log_document import log_view
-from twofour.reports.terminal import eligibility_table, plain_text
+from twofour.reports.terminal import plain_text
 from twofour.store import read_record, to_json
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
@@ -218,7 +219,7 @@ def test_a_changed_run_folder_gives_a_report_or_a_clear_error(tmp_path: Path) ->
         ]
         if (folder / "eligibility.json").is_file():
             report = folder / "eligibility.json"
-            readers.append(lambda: report_page(folder, read_record(EligibilityReport, report)))
+            readers.append(lambda: report_document(folder, read_record(EligibilityReport, report)))
         _all(readers, folder)
 
     _try("run-folder", once, read, sample=15)

@@ -106,9 +106,9 @@ def figure(value: float | None) -> str | None:
     return f"{value:#.4g}"
 
 
-def mebibytes(size_bytes: int | None) -> str | None:
-    """Bytes in MiB, as `figure` writes them."""
-    return None if size_bytes is None else figure(size_bytes / _MIB)
+def mebibytes(size_bytes: int | None) -> float | None:
+    """Bytes in MiB."""
+    return None if size_bytes is None else size_bytes / _MIB
 
 
 def ratio_word(ratio: float) -> str:

@@ -18,7 +18,7 @@ from twofour.eligibility.report import join_report, report_from_engine
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.log import Build, BuildOutcome, SparsityFlag, TimingCache
 from twofour.records.weights import ReasonCode, Weight
-from twofour.reports.eligibility_document import advice_lines
+from twofour.reports.eligibility_words import advice_lines
 
 STEPS = tuple(r for r in vars(remedies).values() if isinstance(r, Remedy) and r.taken is not None)
 _DONE = (

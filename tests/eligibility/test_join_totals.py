@@ -18,6 +18,7 @@ from support.join_cases import (
     profile,
     tuned,
 )
+from support.rendered import eligibility_table, to_html, to_markdown
 from support.report_cases import check, context, conv, matmul, report, validation
 
 from twofour.eligibility.evidence import BuildEvidence
@@ -28,12 +29,10 @@ from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, EligibilityTotals, ShareUnit, VerdictName
 from twofour.records.log import BuildOutcome
 from twofour.records.weights import NotCovered, ReasonCode
-from twofour.reports.eligibility_document import evidence_lines
-from twofour.reports.eligibility_document import totals as summary_totals
+from twofour.reports.eligibility_words import evidence_lines
+from twofour.reports.eligibility_words import totals as summary_totals
 from twofour.reports.explain import explain, find_layer
-from twofour.reports.html import to_html
-from twofour.reports.markdown import to_markdown
-from twofour.reports.terminal import eligibility_table, plain_text
+from twofour.reports.terminal import plain_text
 
 NODES = (
     node("a", "Conv", "x", output_shape=(None, 512, 7, 7)),

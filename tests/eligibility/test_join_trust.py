@@ -30,7 +30,7 @@ from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.log import BuildOutcome, SparsityFlag
 from twofour.records.weights import Weight
-from twofour.reports.eligibility_document import advice_lines, title_line, totals
+from twofour.reports.eligibility_words import advice_lines, title_line, totals
 from twofour.reports.log_document import answer
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE

@@ -20,7 +20,7 @@ from twofour.pruning.selection import choose
 from twofour.records.eligibility import Evidence, VerdictName
 from twofour.records.options import Selection
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
-from twofour.reports.eligibility_document import advice_lines
+from twofour.reports.eligibility_words import advice_lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "reasons.md"
 _NOTHING_TO_DO = {ReasonCode.QUALIFIES, ReasonCode.FOLDED, ReasonCode.NOT_EXPORTED}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from support.join_cases import DENSE, SPARSE, build, chain, chosen, eligible, information, layer
+from support.rendered import eligibility_table, to_csv, to_html, to_markdown
 from support.report_cases import check, conv, gpu, matmul, report
 
 from twofour.eligibility.evidence import BuildEvidence
@@ -17,11 +18,7 @@ from twofour.eligibility.gates import Gates, check_gates
 from twofour.eligibility.report import join_report
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.log import Build
-from twofour.reports.csv import to_csv
 from twofour.reports.explain import explain
-from twofour.reports.html import to_html
-from twofour.reports.markdown import to_markdown
-from twofour.reports.terminal import eligibility_table
 
 _BROKEN = matmul("fc", 512, 512, node="fc")
 _WEIGHTS = (conv("conv", 512, 512, node="conv"), (_BROKEN, check(_BROKEN, violations=3)))

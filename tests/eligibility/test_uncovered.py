@@ -6,6 +6,7 @@ import csv
 import io
 from dataclasses import replace
 
+from support.rendered import eligibility_table, to_csv, to_html, to_markdown
 from support.report_cases import check, conv, matmul, reason, report
 
 from twofour.eligibility.evidence import BuildEvidence
@@ -15,11 +16,8 @@ from twofour.eligibility.report import join_report
 from twofour.records.eligibility import EligibilityReport, Evidence, Share, ShareUnit, VerdictName
 from twofour.records.pruning import PrunedWeight
 from twofour.records.weights import NotCovered, ReasonCode
-from twofour.reports.csv import to_csv
-from twofour.reports.eligibility_document import advice_lines, totals
-from twofour.reports.html import to_html
-from twofour.reports.markdown import to_markdown
-from twofour.reports.terminal import eligibility_table, plain_text
+from twofour.reports.eligibility_words import advice_lines, totals
+from twofour.reports.terminal import plain_text
 
 
 def group(op: str, weights: int, *, multiplies: bool = True, uses: int = 1) -> NotCovered:

@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx
 import pytest
 from support import model_kinds
+from support.rendered import eligibility_table, to_csv
 
 from twofour.export.torch_export import export_onnx
 from twofour.graph.opened import open_onnx
@@ -28,8 +29,7 @@ from twofour.records.export import LayerMap
 from twofour.records.options import ExportOptions, RunOptions
 from twofour.records.run import RunResult
 from twofour.records.weights import Pattern, ReasonCode
-from twofour.reports.csv import to_csv
-from twofour.reports.terminal import eligibility_table, plain_text
+from twofour.reports.terminal import plain_text
 
 TWO_FOUR = Pattern(2, 4)
 KINDS = (

@@ -13,7 +13,7 @@ from twofour.eligibility.reasons import changes, leaves_dense
 from twofour.eligibility.remedies import Remedy
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import ReasonCode
-from twofour.reports.eligibility_document import advice_lines, totals
+from twofour.reports.eligibility_words import advice_lines, totals
 
 _FLOAT16 = "use float16 (--precision float16)"
 _FP32 = {"dtype": "float32", "math_dtype": "float32"}

@@ -9,8 +9,7 @@ import pytest
 from support.chromium import Browser, browser, why_not
 from support.comparison_cases import files, hostile, many, run_folder, sweep
 from support.render_cases import every_fate
-
-from twofour.reports.html import comparison_page, to_html
+from support.rendered import comparison_page, to_html
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from support.comparison_cases import HOSTILE, files, hostile, run_folder, sweep
+from support.rendered import comparison_markdown
 
-from twofour.reports.markdown import comparison_markdown
 from twofour.words import printable
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from support.comparison_cases import HOSTILE, files, hostile, many, run_folder, sweep
 from support.render_cases import every_fate
+from support.rendered import comparison_page, to_html
 
 from twofour.records.build import BuildResult, EngineStatus
 from twofour.records.latency import LatencyComparison
 from twofour.records.options import BuildOptions
-from twofour.reports.html import comparison_page, to_html
 from twofour.words import printable
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,19 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.comparison_cases import files, hostile, many, noise, run_folder, sweep, variant
+from support.rendered import ratio_plot, sample_plot, sweep_plot, waterfall
 
 from twofour.records.latency import LatencyComparison, LatencyVerdict
-from twofour.reports.latency_plots import ratio_plot, sample_plot, sweep_plot, waterfall
-from twofour.reports.svg import (
-    LEFT,
-    RIGHT,
-    WIDTH,
-    Scale,
-    apart,
-    log_range,
-    shortened,
-    ticks,
-)
+from twofour.reports.svg import LEFT, RIGHT, WIDTH, Scale, apart, log_range, shortened, ticks
 
 NUMBER = r"(-?[\d.]+)"
 

@@ -24,6 +24,7 @@ from support.comparison_cases import (
     sweep,
     variant,
 )
+from support.rendered import comparison_text
 
 from twofour.records.latency import (
     Clocks,
@@ -33,9 +34,8 @@ from twofour.records.latency import (
     Machine,
     RoundLoad,
 )
-from twofour.reports.latency_document import all_grids, costs_grid, times_grid
-from twofour.reports.latency_grids import Kind, layer_grid
-from twofour.reports.latency_terminal import comparison_text
+from twofour.reports.document import Kind
+from twofour.reports.latency_grids import all_grids, costs_grid, layer_grid, times_grid
 from twofour.reports.latency_words import (
     answer_lines,
     difference_lines,

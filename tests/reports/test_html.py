@@ -16,6 +16,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.render_cases import HOSTILE, every_fate, hostile, large
+from support.rendered import fate_bar, size_plot, time_plot, to_html
 from support.report_cases import matmul, report, verdict
 
 from twofour.eligibility.totals import Fate, fate_of
@@ -23,9 +24,7 @@ from twofour.records.build import BuildResult, EngineStatus, VariantBuild, Varia
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, OutputAgreement
 from twofour.records.options import BuildOptions, Variant
-from twofour.reports.eligibility_document import totals
-from twofour.reports.html import to_html
-from twofour.reports.plots import fate_bar, size_plot, time_plot
+from twofour.reports.eligibility_words import totals
 from twofour.words import count, printable
 
 GOLDEN = Path(__file__).parent / "golden"

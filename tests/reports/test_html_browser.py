@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.chromium import Browser, browser, why_not
 from support.render_cases import HOSTILE, every_fate, hostile, large
+from support.rendered import to_html
 
 from twofour.records.eligibility import EligibilityReport
-from twofour.reports.html import to_html
 from twofour.words import printable
 
 pytestmark = [

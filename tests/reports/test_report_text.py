@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
+from support.rendered import eligibility_table
 from support.report_cases import (
     TWO_FOUR,
     check,
@@ -27,13 +28,9 @@ from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import ReasonCode
-from twofour.reports.terminal import (
-    drift_lines,
-    eligibility_table,
-    plain_text,
-    prune_table,
-    validation_table,
-)
+from twofour.reports.eligibility_words import drift_lines
+from twofour.reports.terminal import plain_text
+from twofour.reports.weights_text import prune_table, validation_table
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = "blocks." + "very_long_module_name." * 13 + "fc1"
@@ -200,7 +197,7 @@ def test_the_drift_lines_give_cosine_error_and_metrics(
         examples=8,
         metrics=(Metric(name="accuracy", dense=0.9867, sparse=0.9844),),
     )
-    golden(GOLDEN / "drift.txt", plain_text(drift_lines(made)))
+    golden(GOLDEN / "drift.txt", plain_text(Group(*drift_lines(made))))
 
 
 def test_what_cannot_break_the_pattern_does_not_count_as_holding_it() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,14 +15,10 @@ from twofour.records.options import CompareOptions
 
 if TYPE_CHECKING:
     from twofour.records.latency import LatencyComparison
+from twofour.reports.formats import TABLE
 
-
-class Format(str, Enum):
-    """What --format takes."""
-
-    TABLE = "table"
-    MARKDOWN = "markdown"
-    HTML = "html"
+if TYPE_CHECKING:
+    from twofour.reports.formats import Renderer
 
 
 @guarded
@@ -87,9 +82,7 @@ def compare(
         Path | None,
         typer.Option("--out", "-o", help="Folder of the results.", show_default="the run folder"),
     ] = None,
-    layout: Annotated[
-        Format, typer.Option("--format", "-f", help="Of what is printed on stdout.")
-    ] = Format.TABLE,
+    layout: opt.Layout = TABLE,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -102,8 +95,7 @@ def compare(
 
     Example: twofour compare runs/resnet --engines onnxruntime:cpu,torch:compile --batch 1,8
     """
-    if json and layout is not Format.TABLE:
-        raise BadInputError("--json and --format ask for two things", hint="leave one of them out")
+    render = opt.report_format(layout, json=json)
     asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
     options = CompareOptions(
         engines=tuple(engines or ()),
@@ -121,7 +113,7 @@ def compare(
         metric=metric,
         fail_if=tuple(fail_if or ()),
     )
-    comparison = _measured(paths, out, options, layout=None if json else layout, quiet=quiet)
+    comparison = _measured(paths, out, options, render=None if json else render, quiet=quiet)
     _end(comparison)
 
 
@@ -130,10 +122,10 @@ def _measured(
     out: Path | None,
     options: CompareOptions,
     *,
-    layout: Format | None,
+    render: Renderer | None,
     quiet: bool,
 ) -> LatencyComparison:
-    """Measure, save and print; a layout of None is JSON."""
+    """Measure, save and print; None prints JSON."""
     from twofour.pipeline.compare.compare import measure_paths, save_comparison
     from twofour.pipeline.compare.process import first_interrupt_only
 
@@ -145,7 +137,7 @@ def _measured(
         try:
             save_comparison(folder, comparison)
         finally:  # on a full disk, the output is all that is left of the measurement
-            _print(comparison, layout)
+            _print(comparison, render)
     if not quiet:
         say(f"everything is in {folder}")
     return comparison
@@ -160,19 +152,14 @@ def _batches(text: str | None) -> tuple[int, ...]:
         ) from None
 
 
-def _print(comparison: LatencyComparison, layout: Format | None) -> None:
-    from twofour.reports.html import comparison_page
-    from twofour.reports.latency_terminal import comparison_text
-    from twofour.reports.markdown import comparison_markdown
+def _print(comparison: LatencyComparison, render: Renderer | None) -> None:
+    from twofour.reports.latency_document import latency_document
     from twofour.store import to_json
 
-    if layout is None:
+    if render is None:
         show_text(to_json(comparison))
-    elif layout is Format.TABLE:
-        show(comparison_text(comparison))
     else:
-        writers = {Format.MARKDOWN: comparison_markdown, Format.HTML: comparison_page}
-        show_text(writers[layout](comparison))
+        show(render(latency_document(comparison)))
 
 
 def _end(comparison: LatencyComparison) -> None:

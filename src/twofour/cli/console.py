@@ -39,9 +39,12 @@ def say(text: str) -> None:
     talk_console().print(text, markup=False)
 
 
-def show(renderable: RenderableType) -> None:
-    """A report on stdout."""
-    data_console().print(renderable)
+def show(report: RenderableType) -> None:
+    """A report on stdout; a text is taken literally."""
+    if isinstance(report, str):
+        show_text(report)
+    else:
+        data_console().print(report)
 
 
 def show_rows(renderable: RenderableType) -> None:

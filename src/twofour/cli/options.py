@@ -10,9 +10,11 @@ import typer
 from twofour.engines.registry import AUTO, builders
 from twofour.errors import BadInputError
 from twofour.records.options import AllowedType, DynamicAxis, Precision
+from twofour.reports.formats import FORMATS, TABLE, renderer
 
 if TYPE_CHECKING:
     from twofour.pipeline.evidence import EvidenceFiles
+    from twofour.reports.formats import Renderer
 
 
 ENGINE_WORDS = (AUTO, *(row.name for row in builders()))
@@ -51,6 +53,21 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="GLOB", help="Leave these layers dense; repeatable."),
 ]
+
+
+Layout = Annotated[
+    str,
+    typer.Option(
+        "--format", "-f", metavar=f"[{'|'.join(FORMATS)}]", help="Of what is printed on stdout."
+    ),
+]
+
+
+def report_format(layout: str, *, json: bool) -> Renderer:
+    """What --format asks for; raises BadInputError beside --json, and for a format there is not."""
+    if json and layout != TABLE:
+        raise BadInputError("--json and --format ask for two things", hint="leave one of them out")
+    return renderer(layout)
 
 
 def _precision(text: str) -> Precision:

@@ -31,7 +31,7 @@ def prune(
     Example: twofour prune model.onnx --exclude 'head*' --out runs/model
     """
     from twofour.pipeline.run import run_prune
-    from twofour.reports.terminal import prune_table
+    from twofour.reports.weights_text import prune_table
     from twofour.store import to_json
 
     options = RunOptions(

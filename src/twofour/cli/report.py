@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,21 +10,13 @@ import typer
 from twofour.cli import options as opt
 from twofour.cli.console import say, show, show_text
 from twofour.cli.guard import guarded
-from twofour.errors import BadInputError, PatternBrokenError
+from twofour.errors import PatternBrokenError
 from twofour.records.weights import ReasonCode
+from twofour.reports.formats import TABLE
 
 if TYPE_CHECKING:
     from twofour.eligibility.gates import Gates
     from twofour.records.eligibility import EligibilityReport
-
-
-class Format(str, Enum):
-    """What --format takes."""
-
-    TABLE = "table"
-    MARKDOWN = "markdown"
-    CSV = "csv"
-    HTML = "html"
 
 
 @guarded
@@ -62,9 +53,7 @@ def report(
             "no row names too.",
         ),
     ] = None,
-    layout: Annotated[
-        Format, typer.Option("--format", "-f", help="Of what is printed on stdout.")
-    ] = Format.TABLE,
+    layout: opt.Layout = TABLE,
     json: opt.AsJson = False,
 ) -> None:
     """Say for every layer whether sparse math can run in it, why not, and what to do.
@@ -79,7 +68,7 @@ def report(
     Example: twofour report --onnx model.onnx --log build.log --layers layers.json
     """
     from twofour.eligibility.gates import Gates
-    from twofour.pipeline.reporting import report_files, report_folder, report_page
+    from twofour.pipeline.reporting import report_document, report_files, report_folder
     from twofour.store import to_json
 
     gates = Gates(
@@ -98,29 +87,13 @@ def report(
         layer_map=layer_map,
     )
     opt.one_of(folder, files)
-    if json and layout is not Format.TABLE:
-        raise BadInputError("--json and --format ask for two things", hint="leave one of them out")
+    render = opt.report_format(layout, json=json)
     verdicts = report_folder(folder) if folder is not None else report_files(files)[0]
     if json:
         show_text(to_json(verdicts))
-    elif layout is Format.HTML and folder is not None:
-        show_text(report_page(folder, verdicts))
     else:
-        _show(verdicts, layout)
+        show(render(report_document(folder, verdicts)))
     _hold_to(verdicts, gates)
-
-
-def _show(verdicts: EligibilityReport, layout: Format) -> None:
-    from twofour.reports.csv import to_csv
-    from twofour.reports.html import to_html
-    from twofour.reports.markdown import to_markdown
-    from twofour.reports.terminal import eligibility_table
-
-    if layout is Format.TABLE:
-        show(eligibility_table(verdicts))
-        return
-    writers = {Format.MARKDOWN: to_markdown, Format.CSV: to_csv, Format.HTML: to_html}
-    show_text(writers[layout](verdicts))
 
 
 def _hold_to(verdicts: EligibilityReport, gates: Gates) -> None:

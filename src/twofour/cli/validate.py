@@ -50,7 +50,7 @@ def validate(
     Example: twofour validate runs/model/sparse.onnx
     """
     from twofour.pipeline.validating import validate_path
-    from twofour.reports.terminal import validation_table
+    from twofour.reports.weights_text import validation_table
     from twofour.store import to_json
 
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))

@@ -9,7 +9,10 @@ from twofour.records.build import BuildResult
 from twofour.records.export import ExportResult
 from twofour.records.options import SizeRange
 from twofour.records.run import ExportedVariant, RunResult, VariantCheck
-from twofour.reports.terminal import drift_lines, eligibility_table, holding_words, latency_table
+from twofour.reports.eligibility_document import eligibility_document
+from twofour.reports.eligibility_words import drift_lines
+from twofour.reports.terminal import latency_table, render
+from twofour.reports.weights_text import holding_words
 
 _MB = 1e6
 
@@ -17,9 +20,9 @@ _MB = 1e6
 def run_view(result: RunResult) -> RenderableType:
     """The whole run: verdicts first, then what pruning cost, the engines and the files."""
     return Group(
-        eligibility_table(result.report),
+        render(eligibility_document(result.report)),
         Text(),
-        drift_lines(result.accuracy),
+        *map(Text, drift_lines(result.accuracy)),
         Text(),
         build_view(result.build),
         Text(),

@@ -41,8 +41,9 @@ from twofour.records.export import Accuracy, ExportResult, LayerMap, LayerName
 from twofour.records.latency import LatencyComparison
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
-from twofour.reports.html import to_html
-from twofour.reports.markdown import to_markdown
+from twofour.reports import html, markdown
+from twofour.reports.document import Document
+from twofour.reports.eligibility_document import eligibility_document
 from twofour.store import read_record, write_text
 from twofour.words import printable
 
@@ -90,14 +91,13 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
         report = predict(weights, _hardware_validation(model, facts.exported), context)
         report = join_report(report, evidence)
         report = with_not_exported(report, _not_exported(pruned, facts.layers, found))
-        write_text(run.file(MARKDOWN), to_markdown(report))
-        page = to_html(
+        document = eligibility_document(
             report,
             accuracy=facts.accuracy,
             build=built,
             comparison=_if_there(LatencyComparison, run.file(LATENCY)),
         )
-        write_text(run.file(HTML), page)
+        write_pages(run.path, document)
         return report, (MARKDOWN, HTML)
 
     stage = Stage(
@@ -353,14 +353,22 @@ def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
     )
 
 
-def report_page(folder: Path, report: EligibilityReport) -> str:
-    """The HTML page of a run folder, with its accuracy and engines as far as they are there."""
-    return to_html(
+def report_document(folder: Path | None, report: EligibilityReport) -> Document:
+    """The report with the accuracy and engines of its run folder, as far as they are there."""
+    if folder is None:
+        return eligibility_document(report)
+    return eligibility_document(
         report,
         accuracy=_if_there(Accuracy, folder / "accuracy.json"),
         build=_if_there(BuildResult, folder / "build.json"),
         comparison=_if_there(LatencyComparison, folder / LATENCY),
     )
+
+
+def write_pages(folder: Path, document: Document) -> None:
+    """report.md and report.html."""
+    write_text(folder / MARKDOWN, markdown.render(document))
+    write_text(folder / HTML, html.render(document))
 
 
 def check_page(folder: Path) -> None:

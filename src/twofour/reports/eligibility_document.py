@@ -1,66 +1,418 @@
-"""Rows and summary of the eligibility report, for every format."""
+"""The eligibility report as a document: how much can run sparse, what to change, every layer."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import isfinite, prod
 
-from twofour.eligibility.cells import name_cell
-from twofour.eligibility.predict import NOT_COVERED, count_weights, not_covered_lines, uses_of
-from twofour.eligibility.reasons import changes
-from twofour.eligibility.totals import Fate, by_fate, counted_once, weights_by_fate
-from twofour.records.eligibility import (
-    EligibilityReport,
-    EligibilitySummary,
-    EligibilityTotals,
-    Evidence,
-    GainCeiling,
-    Share,
-    ShareUnit,
-    Verdict,
-    VerdictName,
+from twofour.eligibility.cells import (
+    facts,
+    main_reason,
+    name_cell,
+    other_codes,
+    pattern_word,
+    surprise,
+    tactic_times,
 )
-from twofour.records.weights import ReasonCode
-from twofour.words import count, printable, share
+from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, rules_were_wrong, uses_of
+from twofour.eligibility.rules import LARGE_ENOUGH
+from twofour.eligibility.totals import Fate, by_fate, fate_of, weights_by_fate
+from twofour.records.build import BuildResult
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.export import Accuracy
+from twofour.records.latency import LatencyComparison
+from twofour.records.weights import NotCovered, ReasonCode
+from twofour.reports import plots
+from twofour.reports.document import (
+    Column,
+    Document,
+    Fold,
+    Kind,
+    Lines,
+    Names,
+    Plot,
+    Role,
+    RowDetails,
+    Section,
+    Table,
+    Value,
+    column,
+    present,
+    section,
+)
+from twofour.reports.eligibility_words import advice_lines, drift_lines, title_line, totals
+from twofour.reports.latency_document import latency_section
+from twofour.reports.terminal import latency_table, plain_text
+from twofour.words import SPARSE_TO_DENSE, count, printable, shape_cell, tactic_ratio, times
 
 _NUMBERS = re.compile(r"(\d+)", re.ASCII)
 _LONGEST_NUMBER = 9
 _Key = tuple[object, ...]
+_Cell = Callable[[Verdict], "str | None"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row of the table: a layer, or several that differ in one number of their names."""
+def eligibility_document(
+    report: EligibilityReport,
+    *,
+    accuracy: Accuracy | None = None,
+    build: BuildResult | None = None,
+    comparison: LatencyComparison | None = None,
+) -> Document:
+    """The report with what else is known of its run; a comparison replaces the build's times."""
+    name = name_cell(report.model)
+    advice = Lines(lines=advice_lines(report), role=Role.LIST)
+    title = Lines(lines=(title_line(report),), role=Role.TEXT)
+    return Document(
+        name=name,
+        about="sparsity report",
+        title="Sparsity report",
+        lead=present(title, totals_table(report), _bars(report), advice),
+        blocks=present(
+            _plots(report.verdicts),
+            section("Layers", layers_table(report.verdicts), style="layers"),
+        ),
+        appendix=present(
+            section("What the reasons rest on", _sources(report.verdicts)),
+            _confusion(report),
+            Names(
+                title="Engine layers not matched to a layer of the model",
+                short="engine layers not matched",
+                names=tuple(map(name_cell, report.unmatched_engine_layers)),
+            ),
+            _drift(accuracy),
+            None if build is None else _engines(build, timed_later=comparison is not None),
+            None if comparison is None else latency_section(comparison, "Latency"),
+        ),
+        data=_data(report),
+    )
 
-    name: str
-    """"encoder.0.fc1", or "encoder.{0-11}.fc1" for twelve of them."""
-    members: tuple[Verdict, ...]
 
-    @property
-    def first(self) -> Verdict:
-        """The layer whose figures the row shows."""
-        return self.members[0]
+def totals_table(report: EligibilityReport) -> Table:
+    """A row per fate, as a page's cards."""
+    rows = totals(report)
+    columns = (
+        replace(
+            column("", Kind.VERDICT, rows, lambda t: t.title),
+            slugs=tuple(t.fate.slug for t in rows),
+        ),
+        column("layers", Kind.FIGURE, rows, lambda t: t.layers),
+        column("weights", Kind.FIGURE, rows, lambda t: t.weights),
+        column("main reasons", Kind.TEXT, rows, lambda t: t.codes),
+    )
+    return Table(title="", columns=columns, style="cards")
 
-    @property
-    def same_reasons(self) -> bool:
-        """Whether the sentences are word for word those of every member."""
-        return all(m.reasons == self.first.reasons for m in self.members)
+
+def layers_table(verdicts: Sequence[Verdict]) -> Table:
+    """A row per layer; times only where any layer has one."""
+    columns = [
+        replace(column("layer", Kind.NAME, verdicts, _name, _name), key="layer"),
+        _texts("op", "op", verdicts, lambda v: printable(v.op)),
+        replace(column("C x K kernel", Kind.TEXT, verdicts, shape_cell, _size), key="size"),
+        _texts("type", "type", verdicts, lambda v: printable(v.dtype)),
+        _texts("pattern", "pattern", verdicts, pattern_word),
+        _verdicts(verdicts),
+        replace(column("why", Kind.REASON, verdicts, _why, _main_code), key="why"),
+        _texts("remedy", "what to do", verdicts, lambda v: printable(v.remedy or "") or None),
+    ]
+    times = (
+        _times("sparse", "sparse ms", verdicts),
+        _times("dense", "dense ms", verdicts),
+        _times("ratio", SPARSE_TO_DENSE, verdicts),
+    )
+    if any(cell is not None for of in times for cell in of.cells):
+        columns += times
+    return Table(
+        title="",
+        columns=tuple(columns),
+        folds=folds(verdicts),
+        details=tuple(map(_details, verdicts)),
+        style="layers",
+    )
 
 
-def collapse(verdicts: Sequence[Verdict]) -> tuple[Row, ...]:
-    """Rows in the order of their first layers; each verdict is in exactly one row."""
+def _texts(key: str, head: str, verdicts: Sequence[Verdict], cell: _Cell) -> Column:
+    return replace(column(head, Kind.TEXT, verdicts, cell, cell), key=key)
+
+
+def _verdicts(verdicts: Sequence[Verdict]) -> Column:
+    """Sorted by what becomes of the layers; what the rules had said is behind them."""
+    fates = list(Fate)
+    made = column(
+        "verdict",
+        Kind.VERDICT,
+        verdicts,
+        lambda v: v.verdict.value,
+        lambda v: fates.index(fate_of(v)),
+    )
+    return replace(
+        made,
+        notes=tuple("" if (said := surprise(v)) is None else f"({said})" for v in verdicts),
+        slugs=tuple(fate_of(v).slug for v in verdicts),
+        key="verdict",
+    )
+
+
+def _name(verdict: Verdict) -> str:
+    return name_cell(verdict.layer)
+
+
+def _main_code(verdict: Verdict) -> str:
+    return verdict.reasons[0].code.value
+
+
+def _size(verdict: Verdict) -> int:
+    return verdict.in_channels * verdict.out_channels
+
+
+def _why(verdict: Verdict) -> str:
+    """The main reason behind its code, and the codes of the others."""
+    main, text = verdict.reasons[0].code, main_reason(verdict)
+    said = text if main is ReasonCode.QUALIFIES else f"{main.value}: {text}"
+    return "; ".join(filter(None, (said, other_codes(verdict))))
+
+
+def _times(key: str, head: str, verdicts: Sequence[Verdict]) -> Column:
+    """A time of the fastest tactic, or where both are known their ratio."""
+
+    def of(verdict: Verdict) -> float | None:
+        both = tactic_times(verdict)
+        ratio = None if both is None else tactic_ratio(*both)
+        found = {"sparse": verdict.sparse_ms, "dense": verdict.dense_ms, "ratio": ratio}[key]
+        return None if found is None or not isfinite(found) else found
+
+    def cell(verdict: Verdict) -> str | None:
+        found = of(verdict)
+        return None if found is None else f"{found:.3f}" if key == "ratio" else f"{found:.4g}"
+
+    return replace(column(head, Kind.FIGURE, verdicts, cell, of), key=key)
+
+
+def _details(verdict: Verdict) -> RowDetails:
+    return RowDetails(
+        facts=facts(verdict),
+        reasons=tuple(
+            (r.code.value, printable(r.message), printable(r.source or "")) for r in verdict.reasons
+        ),
+    )
+
+
+def _bars(report: EligibilityReport) -> Section | None:
+    if not report.verdicts:
+        return None
+    layers = [(fate, len(members)) for fate, members in by_fate(report.verdicts).items()]
+    weights = weights_by_fate(report.verdicts)
+    weights[Fate.UNCOVERED] = report.summary.weights_not_covered
+    return section(
+        None,
+        Plot(caption="by layers", drawing=plots.fate_bar(layers, "layer"), note=""),
+        Plot(caption="by weights", drawing=plots.fate_bar([*weights.items()], "weight"), note=""),
+        style="bars",
+    )
+
+
+def _plots(verdicts: Sequence[Verdict]) -> Section | None:
+    there = set(map(fate_of, verdicts))
+    key = tuple((plots.marker(fate), fate.value) for fate in Fate if fate in there)
+    sizes, tactics = plots.size_plot(verdicts), plots.time_plot(verdicts)
+    known = sum(tactic_times(v) is not None for v in verdicts)
+    return section(
+        None,
+        Plot(
+            caption="Channels of every layer, coloured by what becomes of it",
+            drawing=sizes,
+            key=key,
+            note="No layer with known channels."
+            if sizes is None
+            else "Larger marks stand for more layers of one size; different marks of one size stand"
+            f" side by side. Dashed: {LARGE_ENOUGH} channels.",
+        ),
+        Plot(
+            caption="Fastest sparse against fastest dense tactic, per layer",
+            drawing=tactics,
+            key=key,
+            note="No layer has the times of both a sparse and a dense tactic: they come from the "
+            "verbose build log of a TensorRT build with sparse weights allowed."
+            if tactics is None
+            else f"{known:,} of {count(len(verdicts), 'layer')} have the times of both a sparse "
+            "and a dense tactic.",
+        ),
+        style="plots",
+    )
+
+
+def _sources(verdicts: Sequence[Verdict]) -> Lines:
+    pairs = dict.fromkeys(
+        (r.code.value, r.source) for v in verdicts for r in v.reasons if r.source is not None
+    )
+    said = tuple(f"{code}: {printable(source)}" for code, source in sorted(pairs))
+    return Lines(lines=said, role=Role.SOURCES)
+
+
+def _confusion(report: EligibilityReport) -> Section | None:
+    """Layers by what the rules said (rows) and what was measured (columns), and each that differs.
+
+    None for a report without measured verdicts, and where nothing was predicted.
+    """
+    if report.totals is None or not report.totals.confusion:
+        return None
+    counts = {(c.predicted, c.measured): c.layers for c in report.totals.confusion}
+    predicted = [v for v in VerdictName if any(p is v for p, _ in counts)]
+
+    def measured(name: VerdictName) -> Column:
+        numbers = [counts.get((p, name), 0) for p in predicted]
+        return column(f"measured {name.value}", Kind.FIGURE, numbers, lambda n: f"{n:,}", float)
+
+    columns = (
+        column("predicted", Kind.TEXT, predicted, lambda p: p.value),
+        *(measured(v) for v in VerdictName if any(m is v for _, m in counts)),
+    )
+    wrong = report.totals.disagreements
+    differing = (
+        column("layer", Kind.NAME, wrong, lambda d: name_cell(d.layer)),
+        column("predicted", Kind.TEXT, wrong, lambda d: d.predicted.value),
+        column("measured", Kind.TEXT, wrong, lambda d: d.measured.value),
+        column("what was found", Kind.TEXT, wrong, lambda d: printable(d.message)),
+    )
+    return section(
+        "Prediction against evidence",
+        Table(title="", columns=columns),
+        Table(title="", columns=differing if wrong else ()),
+        style="evidence",
+    )
+
+
+def _drift(accuracy: Accuracy | None) -> Section | None:
+    lines = () if accuracy is None else drift_lines(accuracy)
+    return section("What pruning did to the outputs", Lines(lines=lines, role=Role.LIST))
+
+
+def _engines(build: BuildResult, *, timed_later: bool) -> Section | None:
+    not_used = (f"not used: {s.engine}: {printable(s.why_not or '')}" for s in build.not_used)
+    lines = Lines(lines=(*not_used, *map(printable, build.notes)), role=Role.LIST)
+    if timed_later:
+        return section("Engines", lines)
+    times = plain_text(
+        latency_table([v.latency for v in build.variants], has_sparse=build.has_sparse)
+    )
+    return section(
+        "Engines and times", lines, Lines(lines=tuple(times.splitlines()), role=Role.FIXED)
+    )
+
+
+_BETWEEN = " | "
+_DATA: tuple[tuple[str, Callable[[Verdict], Value]], ...] = (
+    ("layer", lambda v: v.layer),
+    ("node", lambda v: v.node),
+    ("weight", lambda v: v.weight),
+    ("op", lambda v: v.op),
+    ("shape", lambda v: times(v.shape)),
+    ("axis", lambda v: v.axis),
+    ("in_channels", lambda v: v.in_channels),
+    ("out_channels", lambda v: v.out_channels),
+    ("kernel", lambda v: times(v.kernel) if v.kernel else None),
+    ("groups", lambda v: v.groups),
+    ("dtype", lambda v: v.dtype),
+    ("pattern_holds", lambda v: {True: "true", False: "false", None: None}[v.pattern_holds]),
+    ("verdict", lambda v: v.verdict.value),
+    ("evidence", lambda v: None if v.evidence is None else v.evidence.value),
+    ("predicted", lambda v: v.predicted.value),
+    ("reason_codes", lambda v: " ".join(dict.fromkeys(r.code.value for r in v.reasons))),
+    ("reasons", lambda v: _BETWEEN.join(f"{r.code.value}: {r.message}" for r in v.reasons)),
+    ("sources", lambda v: _BETWEEN.join(dict.fromkeys(r.source for r in v.reasons if r.source))),
+    ("remedy", lambda v: v.remedy),
+    ("engine_layer", lambda v: v.engine_layer),
+    ("sparse_ms", lambda v: v.sparse_ms),
+    ("dense_ms", lambda v: v.dense_ms),
+)
+"""Names of the columns: columns may be added at the end, never renamed or moved."""
+_SHOWN_TOO = {"size": "size", "pattern": "pattern", "why": "why", "ratio": "sparse_over_dense"}
+"""Columns of the other formats that are no field of a verdict."""
+
+
+def _data(report: EligibilityReport) -> Table:
+    """A row per layer, then one for each op whose weights no layer names, which is no layer.
+
+    `weights` are the elements of the stored array, in the first row that names it: the column adds
+    up to all that is stored.
+    """
+    verdicts, shown = report.verdicts, layers_table(report.verdicts)
+    counted: set[str | None] = {None}
+    weights: list[Value] = []
+    for verdict in verdicts:
+        weights.append(0 if verdict.weight in counted else prod(verdict.shape))
+        counted.add(verdict.weight)
+    columns: dict[str, list[Value]] = {name: [of(v) for v in verdicts] for name, of in _DATA}
+    columns["weights"] = weights
+    columns["rules_were_wrong"] = [_wrong(v) for v in verdicts]
+    by_key = {c.key: c for c in shown.columns}
+    for key, name in _SHOWN_TOO.items():
+        found = by_key.get(key)
+        columns[name] = [None] * len(verdicts)
+        if found is not None:
+            exact = found.kind is Kind.FIGURE
+            columns[name] = [*(found.values if exact else found.cells)]
+    for group in report.not_covered:
+        beside = _beside(group)
+        for name, values in columns.items():
+            values.append(beside.get(name))
+    return Table(
+        title="",
+        columns=tuple(
+            Column(
+                head=name,
+                kind=Kind.TEXT,
+                values=tuple(values),
+                cells=tuple(None if v is None else str(v) for v in values),
+            )
+            for name, values in columns.items()
+        ),
+    )
+
+
+def _wrong(verdict: Verdict) -> str | None:
+    """Whether they were, of what was measured."""
+    is_measured = verdict.evidence is Evidence.MEASURED
+    return str(rules_were_wrong(verdict)).lower() if is_measured else None
+
+
+def _beside(group: NotCovered) -> dict[str, Value]:
+    """What no layer names, under its op: the other columns are empty."""
+    return {
+        "layer": uses_of((group,)),
+        "op": group.op,
+        "verdict": NOT_COVERED if group.multiplies else NO_FACTOR,
+        "weights": group.weights,
+    }
+
+
+def folds(verdicts: Sequence[Verdict]) -> tuple[Fold, ...]:
+    """Layers of one size and verdict whose names differ in one number, in the order of the first.
+
+    Each layer is in exactly one of them.
+    """
     keys = [_keys(v) for v in verdicts]
     sizes = Counter(key for options in keys for key in options)
-    members: dict[_Key, list[Verdict]] = {}
+    members: dict[_Key, list[int]] = {}
     numbers: dict[_Key, list[str]] = {}
-    for index, (verdict, options) in enumerate(zip(verdicts, keys, strict=True)):
+    for index, options in enumerate(keys):
         best = max(options, key=lambda key: sizes[key], default=None)
         key = best if best is not None and sizes[best] > 1 else ("alone", index)
-        members.setdefault(key, []).append(verdict)
+        members.setdefault(key, []).append(index)
         numbers.setdefault(key, []).append("" if best is None else options[best])
-    return tuple(_row(key, tuple(members[key]), numbers[key]) for key in members)
+    return tuple(
+        Fold(
+            name=name_cell(
+                verdicts[at[0]].layer
+                if len(at) == 1
+                else f"{key[0]}{{{_ranges(numbers[key])}}}{key[1]}"
+            ),
+            rows=tuple(at),
+        )
+        for key, at in members.items()
+    )
 
 
 def _keys(verdict: Verdict) -> dict[_Key, str]:
@@ -77,12 +429,6 @@ def _keys(verdict: Verdict) -> dict[_Key, str]:
     }
 
 
-def _row(key: _Key, members: tuple[Verdict, ...], numbers: list[str]) -> Row:
-    if len(members) == 1:
-        return Row(name=members[0].layer, members=members)
-    return Row(name=f"{key[0]}{{{_ranges(numbers)}}}{key[1]}", members=members)
-
-
 def _ranges(numbers: Sequence[str]) -> str:
     """Write 0, 1, 2, 5 as "0-2,5"; numbers with leading zeros or very long ones as they are."""
     distinct = list(dict.fromkeys(numbers))
@@ -95,227 +441,3 @@ def _ranges(numbers: Sequence[str]) -> str:
         else:
             spans.append((value, value))
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfusionTable:
-    """Layers by what the rules said (rows) and what was measured (columns)."""
-
-    measured: tuple[str, ...]
-    """Heads of the columns: the verdicts that were measured at all."""
-    rows: tuple[tuple[str, tuple[int, ...]], ...]
-    """Predicted verdict, and its layers in each column."""
-    disagreements: tuple[tuple[str, str, str, str], ...]
-    """Layer, predicted, measured, what is said about it: every one."""
-
-
-def confusion_table(report: EligibilityReport) -> ConfusionTable | None:
-    """None for a report without measured verdicts, and where nothing was predicted."""
-    cells = () if report.totals is None else report.totals.confusion
-    if report.totals is None or not cells:
-        return None
-    counts = {(cell.predicted, cell.measured): cell.layers for cell in cells}
-    measured = [v for v in VerdictName if any(m is v for _, m in counts)]
-    predicted = [v for v in VerdictName if any(p is v for p, _ in counts)]
-    return ConfusionTable(
-        measured=tuple(v.value for v in measured),
-        rows=tuple((p.value, tuple(counts.get((p, m), 0) for m in measured)) for p in predicted),
-        disagreements=tuple(
-            (name_cell(d.layer), d.predicted.value, d.measured.value, printable(d.message))
-            for d in report.totals.disagreements
-        ),
-    )
-
-
-DISAGREEMENTS_SHOWN = 5
-
-
-def evidence_lines(report: EligibilityReport) -> tuple[str, ...]:
-    """Lines for a reader in a hurry; () for a report that is predicted alone."""
-    notes = tuple(printable(note) for note in report.notes)
-    if report.totals is None:
-        return notes
-    return (*_of_totals(report.totals), *notes)
-
-
-def _of_totals(totals: EligibilityTotals) -> Iterator[str]:
-    yield from (_share_line(of) for of in totals.shares if of.unit is not ShareUnit.WEIGHTS)
-    yield from map(_ceiling_line, totals.ceilings)
-    yield from _agreement(totals)
-    yield from (printable(note) for note in totals.notes)
-
-
-def _share_line(of: Share) -> str:
-    """In the words of the totals, which have the shares of weights."""
-    by_time = of.unit is ShareUnit.MILLISECONDS
-    parts = [
-        f"{share(part, of.total)} {words}"
-        for part, words in (
-            (of.runs_sparse, Fate.RUNS.value),
-            (of.eligible - of.doubtful, Fate.CAN.value),
-            (of.doubtful, Fate.DOUBTFUL.value),
-            (of.never, Fate.CANNOT.value),
-            (of.unknown, Fate.UNKNOWN.value),
-            (of.other, "in kernels without such a weight" if by_time else Fate.ABSENT.value),
-            (of.not_covered, "in kernels of weights not covered" if by_time else NOT_COVERED),
-        )
-        if part
-    ]
-    total = f"{of.total:.3f} ms" if by_time else f"{of.total:,.0f} {of.unit.value}"
-    return f"of {total}: {'; '.join(parts)}"
-
-
-def _ceiling_line(ceiling: GainCeiling) -> str:
-    return (
-        f"at most {ceiling.eligible_gain:.3f}x end to end if every eligible layer ran sparse, "
-        f"{ceiling.weighted_gain:.3f}x if every layer with a weight did "
-        f"({printable(ceiling.profile)}; {printable(ceiling.assumption)})"
-    )
-
-
-def _agreement(totals: EligibilityTotals) -> Iterator[str]:
-    told = [c for c in totals.confusion if c.predicted is not VerdictName.UNKNOWN]
-    measured = sum(cell.layers for cell in told)
-    if not measured:
-        return
-    cells = ", ".join(f"{c.predicted.value} -> {c.measured.value} {c.layers}" for c in told)
-    yield f"predicted -> measured: {cells}"
-    wrong = totals.disagreements
-    yield f"the rules were wrong about {len(wrong)} of {count(measured, 'measured layer')}"
-    for row in wrong[:DISAGREEMENTS_SHOWN]:
-        yield f"  {printable(row.layer)}: {printable(row.message)}"
-    if len(wrong) > DISAGREEMENTS_SHOWN:
-        yield f"  and {len(wrong) - DISAGREEMENTS_SHOWN} more"
-
-
-CHANGES_SHOWN = 3
-CAN_TOO = "could run sparse too"
-"""In place of "can run sparse" beside layers that do."""
-_WARNING = "WARNING"
-WORTH_CHANGING = 0.01
-"""Share of the weights below which a change is not proposed up here; its row has it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Total:
-    """How many layers share one fate, and the main reasons for it."""
-
-    fate: Fate
-    title: str
-    layers: str
-    weights: str
-    codes: str
-
-
-def totals(report: EligibilityReport) -> tuple[Total, ...]:
-    """Each layer is counted once, under its main reason; that none can run sparse is said too.
-
-    An array that several layers share counts once, with the best that becomes of it.
-    """
-    weights, found = weights_by_fate(report.verdicts), by_fate(report.verdicts)
-    known = tuple(
-        _total(fate, layers, weights[fate], report.summary)
-        for fate, layers in found.items()
-        if layers or (fate is Fate.CAN and not found[Fate.RUNS])
-    )
-    if found[Fate.RUNS]:  # what can run sparse is told apart from what does
-        known = tuple(replace(t, title=CAN_TOO) if t.fate is Fate.CAN else t for t in known)
-    beside = not_covered_total(report)
-    return known if beside is None else (*known, beside)
-
-
-def not_covered_total(report: EligibilityReport) -> Total | None:
-    """Factors of matrix products that no row names; None where there are none."""
-    factors = [group for group in report.not_covered if group.multiplies]
-    if not factors:
-        return None
-    return Total(
-        fate=Fate.UNCOVERED,
-        title=NOT_COVERED,
-        layers=count(sum(group.uses for group in factors), "node"),
-        weights=_weights(report.summary.weights_not_covered, report.summary),
-        codes=uses_of(factors),
-    )
-
-
-def title_line(report: EligibilityReport) -> str:
-    """Model, pattern, engine and GPU."""
-    gpu = report.gpu
-    parts = [printable(report.model), f"pattern {report.pattern}", printable(report.engine)]
-    if gpu is not None:
-        major, minor = gpu.compute_capability
-        parts.append(f"{printable(gpu.name)} (compute capability {major}.{minor})")
-    elif "compute capability" not in report.engine:  # as a log names the GPU of its build
-        parts.append("GPU not known")
-    return " · ".join(parts)
-
-
-def advice_lines(report: EligibilityReport) -> tuple[str, ...]:
-    """Warnings, what to change first by the weights it concerns, what the report leaves out."""
-    beside = not_covered_lines(report.not_covered)
-    lines = (*_changes(report), *beside, *evidence_lines(report), *_footnotes(report))
-    if report.not_evidence is not None:
-        said = printable(report.not_evidence)
-        lines = (f"{_WARNING}: {said}", *(line for line in lines if line != said))
-    return tuple(sorted(lines, key=lambda line: not line.startswith(_WARNING)))
-
-
-def _total(fate: Fate, layers: list[Verdict], weights: int, of: EligibilitySummary) -> Total:
-    codes: Counter[ReasonCode] = Counter(
-        code for v in layers if (code := _main_code(v)) is not ReasonCode.QUALIFIES
-    )
-    return Total(
-        fate=fate,
-        title=fate.value,
-        layers=count(len(layers), "layer"),
-        weights=_weights(weights, of),
-        codes=_codes(codes),
-    )
-
-
-def _weights(part: int, of: EligibilitySummary) -> str:
-    """An engine alone does not say how many weights its layers have."""
-    if of.layers and not of.weights:
-        return "weights not known"
-    return f"{count(part, 'weight')} ({share(part, of.weights)})"
-
-
-def _codes(codes: Counter[ReasonCode]) -> str:
-    ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0].value))
-    return ", ".join(f"{code.value} {number}" for code, number in ranked)
-
-
-def _changes(report: EligibilityReport) -> tuple[str, ...]:
-    """What the rows' own remedies ask to change, by the weights that totals count under them."""
-    wanting: dict[str, list[Verdict]] = {}
-    for verdict in report.verdicts:
-        is_open = verdict.verdict is not VerdictName.CHOSEN and verdict.remedy is not None
-        for change in changes(verdict.remedy or "") if is_open else ():
-            wanting.setdefault(change, []).append(verdict)
-    of, whole = counted_once(report.verdicts), report.summary.weights
-    found = [(c, layers, count_weights(filter(of, layers))) for c, layers in wanting.items()]
-    worth = [item for item in found if item[2] >= WORTH_CHANGING * whole]
-    ranked = sorted(worth, key=lambda item: -item[2])
-    return tuple(
-        f"{'change first' if not i else f'then ({i + 1})'}: {change} "
-        f"({count(len(layers), 'layer')}, {share(weights, whole)} of the weights)"
-        for i, (change, layers, weights) in enumerate(ranked[:CHANGES_SHOWN])
-    )
-
-
-def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
-    beside = " and of those not covered" if report.summary.weights_not_covered else ""
-    notes = [f"percentages in brackets are of the weights of the layers listed{beside}"]
-    products = report.summary.activation_products
-    if products:
-        notes.append(f"not listed: {count(products, 'product')} of two activations (no weight)")
-    if report.unmatched_engine_layers:
-        found = count(len(report.unmatched_engine_layers), "engine layer")
-        notes.append(f"not matched to a layer of the model: {found}")
-    if all(v.evidence is not Evidence.MEASURED for v in report.verdicts):
-        notes.append("predicted from the rules; what TensorRT chose is in its build log only")
-    return tuple(notes)
-
-
-def _main_code(verdict: Verdict) -> ReasonCode:
-    return verdict.reasons[0].code

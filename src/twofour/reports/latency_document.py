@@ -1,289 +1,122 @@
-"""A latency comparison, for every format."""
+"""A latency comparison as a document: the answer, tables and plots, what they rest on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from twofour.latency.naming import parse_variant_name, without_batch
-from twofour.records.latency import (
-    ComparedVariant,
-    LatencyComparison,
-    LatencyRatio,
-    NoiseFloor,
-    VariantSettings,
+from twofour.latency.naming import without_batch
+from twofour.records.latency import LatencyComparison, LayerContrast
+from twofour.reports.document import (
+    Block,
+    Details,
+    Document,
+    Drawing,
+    Lines,
+    Plot,
+    Role,
+    Section,
+    present,
+    section,
 )
 from twofour.reports.latency_grids import (
-    Column,
-    Grid,
-    Kind,
-    column,
-    grid,
-    metric_columns,
-    output_columns,
+    batch_grids,
+    failures_grid,
+    layer_grid,
     settings_grid,
+    sweep_grid,
 )
-from twofour.words import count, figure, interval_word, mebibytes, printable, ratio_word
-
-TRTEXEC = "trtexec"
-"""VariantSettings.engine of what was timed elsewhere: a sample is the median of a pass."""
-
-
-def batches(comparison: LatencyComparison) -> tuple[int | None, ...]:
-    """Batches at which anything was measured, in the order of the variants."""
-    return tuple(dict.fromkeys(v.batch for v in comparison.variants if v.samples_ms))
-
-
-def measured(comparison: LatencyComparison, batch: int | None) -> tuple[ComparedVariant, ...]:
-    """Variants with samples at this batch."""
-    return tuple(v for v in comparison.variants if v.samples_ms and v.batch == batch)
+from twofour.reports.latency_parts import batches
+from twofour.reports.latency_plots import ratio_plot, sample_plot, sweep_plot, waterfall
+from twofour.reports.latency_words import (
+    answer_lines,
+    difference_lines,
+    legend,
+    machine_lines,
+    noise_lines,
+    note_lines,
+)
+from twofour.words import printable
 
 
-def failed(comparison: LatencyComparison) -> tuple[ComparedVariant, ...]:
-    """Variants with an error, whether or not they ran before it."""
-    return tuple(v for v in comparison.variants if v.error is not None)
-
-
-def noise_of(comparison: LatencyComparison, batch: int | None) -> NoiseFloor | None:
-    """The baseline against its twin at this batch; other engines may have noise of their own."""
-    found = (n for n in comparison.noise if n.batch == batch)
-    return next((n for n in found if without_batch(n.variant) == comparison.baseline), None)
-
-
-def is_baseline(comparison: LatencyComparison, variant: ComparedVariant) -> bool:
-    """Whether the variant is the comparison's baseline at its batch."""
-    return without_batch(variant.name) == comparison.baseline
-
-
-def over_baseline(comparison: LatencyComparison, batch: int | None) -> tuple[LatencyRatio, ...]:
-    """Ratios over the comparison's baseline at this batch."""
-    return tuple(r for r in _at(comparison, batch) if _base(r) == comparison.baseline)
-
-
-def within_engines(comparison: LatencyComparison, batch: int | None) -> tuple[LatencyRatio, ...]:
-    """Ratios over another baseline than the comparison's: sparse over dense in one engine."""
-    return tuple(r for r in _at(comparison, batch) if _base(r) != comparison.baseline)
-
-
-def pair_name(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
-    """What is divided by what, as short as it is clear; the batch is not in it.
-
-    The variant alone where the baseline is the comparison's, "sparse / dense in torch:eager" where
-    both ran in one engine and mode, else both names.
-    """
-    variant = without_batch(ratio.variant)
-    if _base(ratio) == comparison.baseline:
-        return printable(variant)
-    both = settings_of(comparison, ratio)
-    if both is not None and same_engine(*both):
-        return printable(f"{both[0].weights} / {both[1].weights} in {engine_word(both[0])}")
-    return printable(f"{variant} / {_base(ratio)}")
-
-
-def settings_of(
-    comparison: LatencyComparison, ratio: LatencyRatio
-) -> tuple[VariantSettings, VariantSettings] | None:
-    """Settings of the variant and of the baseline; None where one of them is not known."""
-    found = [_settings(comparison.variants, name) for name in (ratio.variant, ratio.baseline)]
-    variant, baseline = found
-    return None if variant is None or baseline is None else (variant, baseline)
-
-
-def same_engine(variant: VariantSettings, baseline: VariantSettings) -> bool:
-    """The weights differ, engine and mode do not."""
-    same = (variant.engine, variant.mode) == (baseline.engine, baseline.mode)
-    return same and variant.weights != baseline.weights
-
-
-def engine_word(settings: VariantSettings) -> str:
-    """engine:mode, as --engines takes it."""
-    return f"{settings.engine}:{settings.mode}"
-
-
-def _settings(variants: Sequence[ComparedVariant], name: str) -> VariantSettings | None:
-    return next((v.settings for v in variants if v.name == name), None)
-
-
-def _at(comparison: LatencyComparison, batch: int | None) -> tuple[LatencyRatio, ...]:
-    return tuple(r for r in comparison.ratios if r.batch == batch)
-
-
-def _base(ratio: LatencyRatio) -> str:
-    return without_batch(ratio.baseline)
-
-
-BASELINE, TWIN, OTHER_TWIN = "baseline", "baseline again", "again"
-_FEWEST_FOR_P99 = 100
-"""Runs from which the 99th percentile by nearest rank is not the slowest of all."""
-
-
-def all_grids(comparison: LatencyComparison) -> tuple[Grid, ...]:
-    """Every table but those of layers: sweep, each batch, settings, what failed."""
-    grids = (
-        sweep_grid(comparison),
-        *(made for batch in batches(comparison) for made in batch_grids(comparison, batch)),
-        settings_grid(comparison),
-        failures_grid(comparison),
-    )
-    return tuple(made for made in grids if made.columns)
-
-
-def batch_grids(comparison: LatencyComparison, batch: int | None) -> tuple[Grid, ...]:
-    """The tables of one batch, without those that would be empty."""
-    grids = (
-        times_grid(comparison, batch),
-        pairs_grid(comparison, batch),
-        costs_grid(comparison, batch),
-    )
-    return tuple(made for made in grids if made.columns)
-
-
-def times_grid(comparison: LatencyComparison, batch: int | None) -> Grid:
-    """A row per variant that ran: its times, and its time over the baseline's."""
-    rows = measured(comparison, batch)
-    ratios: dict[str, LatencyRatio | NoiseFloor] = {
-        r.variant: r for r in over_baseline(comparison, batch)
-    }
-    noise = noise_of(comparison, batch)
-    if noise is not None:
-        ratios[noise.again] = noise
-
-    def verdict(row: ComparedVariant) -> str | None:
-        found = ratios.get(row.name)
-        if isinstance(found, LatencyRatio):
-            return found.verdict.value
-        if found is not None:
-            return TWIN
-        twin = OTHER_TWIN if parse_variant_name(row.name).again else None
-        return BASELINE if is_baseline(comparison, row) else twin
-
-    def over(row: ComparedVariant) -> str | None:
-        found = ratios.get(row.name)
-        return None if found is None else ratio_word(found.ratio)
-
-    def interval(row: ComparedVariant) -> str | None:
-        found = ratios.get(row.name)
-        return None if found is None else interval_word(found)
-
-    return grid(
-        _title("Times", batch),
-        (
-            _names(rows),
-            column("median ms", Kind.FIGURE, rows, lambda v: figure(v.median_ms)),
-            column("p90 ms", Kind.FIGURE, rows, lambda v: figure(v.p90_ms)),
-            column("p99 ms", Kind.FIGURE, rows, lambda v: figure(v.p99_ms)),
-            column(_per_second(batch), Kind.FIGURE, rows, lambda v: figure(v.throughput)),
-            column("time / baseline", Kind.FIGURE, rows, over),
-            column("95 % interval", Kind.FIGURE, rows, interval),
-            column("verdict", Kind.VERDICT, rows, verdict),
-        ),
-        legend=_p99_legend(comparison, batch),
+def latency_document(comparison: LatencyComparison) -> Document:
+    """A document of its own."""
+    name = printable(comparison.source)
+    return Document(
+        name=name,
+        about="latency",
+        title=f"Latency of {name}",
+        blocks=(latency_section(comparison, None),),
     )
 
 
-def costs_grid(comparison: LatencyComparison, batch: int | None) -> Grid:
-    """A row per variant that ran: memory, size, time to open, outputs and the user's metrics."""
-    rows = measured(comparison, batch)
-    baseline = next((v for v in rows if is_baseline(comparison, v)), None)
-    columns = (
-        column("peak MiB", Kind.FIGURE, rows, lambda v: mebibytes(v.peak_memory_bytes)),
-        column("GPU MiB", Kind.FIGURE, rows, lambda v: mebibytes(v.peak_device_memory_bytes)),
-        column("size MiB", Kind.FIGURE, rows, lambda v: mebibytes(v.size_bytes)),
-        column("open s", Kind.FIGURE, rows, lambda v: figure(v.open_s)),
-        *output_columns(rows),
-        *metric_columns(rows, baseline),
-    )
-    made = grid(_title("Memory, size and outputs", batch), columns)
-    if not made.columns:
-        return made
-    drop = any(c.head.startswith("drop of ") for c in made.columns)
-    legend = "drop: the baseline's metric minus the variant's" if drop else None
-    return grid(made.title, (_names(rows), *made.columns), legend=legend)
-
-
-def pairs_grid(comparison: LatencyComparison, batch: int | None) -> Grid:
-    """A row per ratio over another baseline than the comparison's."""
-    rows = within_engines(comparison, batch)
-    return grid(
-        _title("Within the other engines", batch),
-        (
-            column("time / time", Kind.NAME, rows, lambda r: pair_name(comparison, r)),
-            column("ratio", Kind.FIGURE, rows, lambda r: ratio_word(r.ratio)),
-            column("95 % interval", Kind.FIGURE, rows, interval_word),
-            column("verdict", Kind.VERDICT, rows, lambda r: r.verdict.value),
+def latency_section(comparison: LatencyComparison, title: str | None) -> Section:
+    """The comparison as a part of a document."""
+    answer, *more = answer_lines(comparison)
+    return Section(
+        title=title,
+        style="latency",
+        blocks=present(
+            Lines(lines=(answer,), role=Role.ANSWER),
+            Lines(lines=tuple(more), role=Role.LIST),
+            *_measured(comparison),
+            Lines(lines=(legend(comparison),), role=Role.LEGEND),
+            Lines(lines=noise_lines(comparison), role=Role.LIST),
+            Lines(lines=difference_lines(comparison), role=Role.WARNING),
+            section("Measured on", Lines(lines=machine_lines(comparison), role=Role.LIST)),
+            *(block for contrast in comparison.layers for block in _layers(contrast)),
+            section("Notes", Lines(lines=note_lines(comparison), role=Role.NOTE)),
         ),
     )
 
 
-def sweep_grid(comparison: LatencyComparison) -> Grid:
-    """A row per pair, a column per batch; no columns where there are not several batches."""
-    sizes = tuple(b for b in batches(comparison) if b is not None)
-    if len(sizes) < 2:
-        return grid("", ())
-    found = {(pair_name(comparison, r), r.batch): r for r in comparison.ratios}
-    names = tuple(dict.fromkeys(name for name, _ in found))
+def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
+    """The sweep, each batch (the first one open), settings, what failed."""
+    sizes = batches(comparison)
+    yield sweep_grid(comparison)
+    yield _plot(
+        "Ratio over batch",
+        sweep_plot(comparison),
+        f"Whiskers: 95 % intervals. {_shaded(comparison)}",
+    )
+    for number, batch in enumerate(sizes):
+        blocks = present(*batch_grids(comparison, batch), *_batch_plots(comparison, batch))
+        if len(sizes) > 1:
+            yield Details(title=f"Batch {batch}", blocks=blocks, is_open=number == 0)
+        else:
+            yield from blocks
+    yield settings_grid(comparison)
+    yield failures_grid(comparison)
 
-    def at(batch: int) -> Column:
-        cells = (found.get((name, batch)) for name in names)
-        return Column(
-            head=f"batch {batch}",
-            kind=Kind.FIGURE,
-            cells=tuple(None if r is None else _sweep_cell(r) for r in cells),
-        )
 
-    return grid(
-        "Time / baseline over batch",
-        (Column(head="variant", kind=Kind.NAME, cells=names), *map(at, sizes)),
+def _batch_plots(comparison: LatencyComparison, batch: int | None) -> Iterator[Plot | None]:
+    yield _plot(
+        "Time over the baseline's",
+        ratio_plot(comparison, batch),
+        "Disc: faster; diamond: slower; ring: no difference; box: undecided. "
+        f"{_shaded(comparison)}",
+    )
+    yield _plot(
+        "Every run of every variant",
+        sample_plot(comparison, batch),
+        "A dot is a run, the first round on top of its strip: a slant is drift, two columns are two"
+        " speeds. Box: the middle half; at the edges: runs beyond the axis.",
     )
 
 
-def failures_grid(comparison: LatencyComparison) -> Grid:
-    """A row per reason why variants failed: which, why, and what to do."""
-    rows = failed(comparison)
-    alike: dict[tuple[str, str | None], list[str]] = {}
-    for row in rows:
-        hint = printable(row.hint) if row.hint else None
-        alike.setdefault((_why(row), hint), []).append(printable(row.name))
-    reasons = tuple(alike.items())
-    return grid(
-        "Not measured" if not any(v.samples_ms for v in rows) else "Not measured to the end",
-        (
-            column("variant", Kind.NAME, reasons, lambda reason: "\n".join(reason[1])),
-            column("why", Kind.TEXT, reasons, lambda reason: reason[0][0]),
-            column("what to do", Kind.TEXT, reasons, lambda reason: reason[0][1]),
-        ),
+def _layers(contrast: LayerContrast) -> Iterator[Block | None]:
+    yield layer_grid(contrast)
+    yield _plot(
+        "From the baseline's layers to the variant's",
+        waterfall(contrast),
+        "Per cent: of the difference between both sums.",
     )
 
 
-def _names(rows: tuple[ComparedVariant, ...]) -> Column:
-    return column("variant", Kind.NAME, rows, lambda v: printable(without_batch(v.name)))
+def _plot(caption: str, drawing: Drawing | None, note: str) -> Plot | None:
+    return None if drawing is None else Plot(caption=caption, drawing=drawing, note=note)
 
 
-def _p99_legend(comparison: LatencyComparison, batch: int | None) -> str | None:
-    """Under the first table of times only; percentiles of trtexec are of all runs of all passes."""
-    few = any(
-        v.p99_ms is not None and len(v.samples_ms) < _FEWEST_FOR_P99
-        for v in comparison.variants
-        if v.settings is None or v.settings.engine != TRTEXEC
-    )
-    first = batches(comparison)[:1] == (batch,)
-    return "p99 of fewer than 100 runs is close to the slowest" if few and first else None
-
-
-def _per_second(batch: int | None) -> str:
-    return "runs/s" if batch is None else "rows/s"
-
-
-def _title(what: str, batch: int | None) -> str:
-    return what if batch is None else f"{what}, batch {batch}"
-
-
-def _sweep_cell(ratio: LatencyRatio) -> str:
-    lines = (ratio_word(ratio.ratio), interval_word(ratio), ratio.verdict.value)
-    return "\n".join(line for line in lines if line is not None)
-
-
-def _why(variant: ComparedVariant) -> str:
-    error = printable(variant.error or "")
-    if not variant.samples_ms:
-        return error
-    return f"after {count(len(variant.samples_ms), 'round')}: {error}"
+def _shaded(comparison: LatencyComparison) -> str:
+    others = any(without_batch(n.variant) != comparison.baseline for n in comparison.noise)
+    own = "; other engines have noise of their own, see below" if others else ""
+    return f"Shaded: what the baseline measured twice differs by{own}."

@@ -1,10 +1,9 @@
-"""Tables of a latency comparison: variants, settings, layers, outputs."""
+"""The tables of a comparison: times, costs and outputs, sweep, settings, failures, layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from math import floor, isnan, log10
 from typing import TypeVar
 
@@ -13,69 +12,249 @@ from twofour.records.export import OutputAgreement
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,
+    LatencyRatio,
+    LatencyVerdict,
     LayerContrast,
     LayerContrastRow,
+    NoiseFloor,
     VariantSettings,
 )
-from twofour.words import count, figure, per_cent, printable, ratio_word
+from twofour.reports.document import Column, Kind, Table, column, table
+from twofour.reports.latency_parts import (
+    TRTEXEC,
+    batches,
+    failed,
+    is_baseline,
+    measured,
+    noise_of,
+    over_baseline,
+    pair_name,
+    within_engines,
+)
+from twofour.words import (
+    count,
+    figure,
+    interval_word,
+    mebibytes,
+    per_cent,
+    printable,
+    ratio_word,
+)
 
 _T = TypeVar("_T")
+VERDICT_SLUGS = {
+    LatencyVerdict.FASTER: "faster",
+    LatencyVerdict.SLOWER: "slower",
+    LatencyVerdict.NO_DIFFERENCE: "same",
+    LatencyVerdict.UNDECIDED: "undecided",
+}
+"""Verdicts in class names."""
+_SLUGS = {verdict.value: slug for verdict, slug in VERDICT_SLUGS.items()}
+BASELINE, TWIN, OTHER_TWIN = "baseline", "baseline again", "again"
+_FEWEST_FOR_P99 = 100
+"""Runs from which the 99th percentile by nearest rank is not the slowest of all."""
 
 
-class Kind(str, Enum):
-    """How the cells of a column may be set."""
-
-    NAME = "name"
-    """From outside, of any length: folded anywhere."""
-    FIGURE = "figure"
-    """To the right, never broken within a line of the cell."""
-    VERDICT = "verdict"
-    """One of a few words."""
-    TEXT = "text"
-    """Sentences: folded at blanks."""
+def all_grids(comparison: LatencyComparison) -> tuple[Table, ...]:
+    """Every table but those of layers: sweep, each batch, settings, what failed."""
+    grids = (
+        sweep_grid(comparison),
+        *(made for batch in batches(comparison) for made in batch_grids(comparison, batch)),
+        settings_grid(comparison),
+        failures_grid(comparison),
+    )
+    return tuple(made for made in grids if made.columns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A head and a cell for each row; None is shown as "-". Cells may hold several lines."""
-
-    head: str
-    kind: Kind
-    cells: tuple[str | None, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """One table; its cells are plain text, already without control characters but newlines."""
-
-    title: str
-    columns: tuple[Column, ...]
-    legend: str | None = None
-
-    @property
-    def rows(self) -> tuple[tuple[str | None, ...], ...]:
-        """The cells row by row."""
-        return tuple(zip(*(column.cells for column in self.columns), strict=True))
+def batch_grids(comparison: LatencyComparison, batch: int | None) -> tuple[Table, ...]:
+    """The tables of one batch, without those that would be empty."""
+    grids = (
+        times_grid(comparison, batch),
+        pairs_grid(comparison, batch),
+        costs_grid(comparison, batch),
+    )
+    return tuple(made for made in grids if made.columns)
 
 
-def column(head: str, kind: Kind, items: Sequence[_T], cell: Callable[[_T], str | None]) -> Column:
-    """A column with a cell for each item."""
-    return Column(head=head, kind=kind, cells=tuple(map(cell, items)))
+def times_grid(comparison: LatencyComparison, batch: int | None) -> Table:
+    """A row per variant that ran: its times, and its time over the baseline's."""
+    rows = measured(comparison, batch)
+    ratios: dict[str, LatencyRatio | NoiseFloor] = {
+        r.variant: r for r in over_baseline(comparison, batch)
+    }
+    noise = noise_of(comparison, batch)
+    if noise is not None:
+        ratios[noise.again] = noise
+
+    def verdict(row: ComparedVariant) -> str | None:
+        found = ratios.get(row.name)
+        if isinstance(found, LatencyRatio):
+            return found.verdict.value
+        if found is not None:
+            return TWIN
+        twin = OTHER_TWIN if parse_variant_name(row.name).again else None
+        return BASELINE if is_baseline(comparison, row) else twin
+
+    def over(row: ComparedVariant) -> float | None:
+        found = ratios.get(row.name)
+        return None if found is None else found.ratio
+
+    def interval(row: ComparedVariant) -> str | None:
+        found = ratios.get(row.name)
+        return None if found is None else interval_word(found)
+
+    return table(
+        _title("Times", batch),
+        (
+            _names(rows),
+            _figures("median ms", rows, lambda v: v.median_ms),
+            _figures("p90 ms", rows, lambda v: v.p90_ms),
+            _figures("p99 ms", rows, lambda v: v.p99_ms),
+            _figures(_per_second(batch), rows, lambda v: v.throughput),
+            _figures("time / baseline", rows, over, ratio_word),
+            column("95 % interval", Kind.FIGURE, rows, interval),
+            _verdicts(rows, verdict),
+        ),
+        legend=_p99_legend(comparison, batch),
+    )
 
 
-def grid(title: str, columns: Sequence[Column], *, legend: str | None = None) -> Grid:
-    """A table of the columns that have a value somewhere."""
-    kept = tuple(c for c in columns if any(cell is not None for cell in c.cells))
-    return Grid(title=title, columns=kept, legend=legend)
+def costs_grid(comparison: LatencyComparison, batch: int | None) -> Table:
+    """A row per variant that ran: memory, size, time to open, outputs and the user's metrics."""
+    rows = measured(comparison, batch)
+    baseline = next((v for v in rows if is_baseline(comparison, v)), None)
+    columns = (
+        _figures("peak MiB", rows, lambda v: mebibytes(v.peak_memory_bytes)),
+        _figures("GPU MiB", rows, lambda v: mebibytes(v.peak_device_memory_bytes)),
+        _figures("size MiB", rows, lambda v: mebibytes(v.size_bytes)),
+        _figures("open s", rows, lambda v: v.open_s),
+        *output_columns(rows),
+        *metric_columns(rows, baseline),
+    )
+    made = table(_title("Memory, size and outputs", batch), columns)
+    if not made.columns:
+        return made
+    drop = any(c.head.startswith("drop of ") for c in made.columns)
+    legend = "drop: the baseline's metric minus the variant's" if drop else None
+    return table(made.title, (_names(rows), *made.columns), legend=legend)
+
+
+def pairs_grid(comparison: LatencyComparison, batch: int | None) -> Table:
+    """A row per ratio over another baseline than the comparison's."""
+    rows = within_engines(comparison, batch)
+    return table(
+        _title("Within the other engines", batch),
+        (
+            column("time / time", Kind.NAME, rows, lambda r: pair_name(comparison, r)),
+            _figures("ratio", rows, lambda r: r.ratio, ratio_word),
+            column("95 % interval", Kind.FIGURE, rows, interval_word),
+            _verdicts(rows, lambda r: r.verdict.value),
+        ),
+    )
+
+
+def sweep_grid(comparison: LatencyComparison) -> Table:
+    """A row per pair, a column per batch; no columns where there are not several batches."""
+    sizes = tuple(b for b in batches(comparison) if b is not None)
+    if len(sizes) < 2:
+        return table("", ())
+    found = {(pair_name(comparison, r), r.batch): r for r in comparison.ratios}
+    names = tuple(dict.fromkeys(name for name, _ in found))
+
+    def at(batch: int) -> Column:
+        cells = (found.get((name, batch)) for name in names)
+        return Column(
+            head=f"batch {batch}",
+            kind=Kind.FIGURE,
+            cells=tuple(None if r is None else _sweep_cell(r) for r in cells),
+        )
+
+    return table(
+        "Time / baseline over batch",
+        (Column(head="variant", kind=Kind.NAME, cells=names), *map(at, sizes)),
+    )
+
+
+def failures_grid(comparison: LatencyComparison) -> Table:
+    """A row per reason why variants failed: which, why, and what to do."""
+    rows = failed(comparison)
+    alike: dict[tuple[str, str | None], list[str]] = {}
+    for row in rows:
+        hint = printable(row.hint) if row.hint else None
+        alike.setdefault((_why(row), hint), []).append(printable(row.name))
+    reasons = tuple(alike.items())
+    return table(
+        "Not measured" if not any(v.samples_ms for v in rows) else "Not measured to the end",
+        (
+            column("variant", Kind.NAME, reasons, lambda reason: "\n".join(reason[1])),
+            column("why", Kind.TEXT, reasons, lambda reason: reason[0][0]),
+            column("what to do", Kind.TEXT, reasons, lambda reason: reason[0][1]),
+        ),
+    )
+
+
+def _figures(
+    head: str,
+    rows: Sequence[_T],
+    exact: Callable[[_T], float | None],
+    words: Callable[[float], str | None] = figure,
+) -> Column:
+    """Figures as they are written, with the exact ones."""
+
+    def cell(row: _T) -> str | None:
+        found = exact(row)
+        return None if found is None else words(found)
+
+    return column(head, Kind.FIGURE, rows, cell, exact)
+
+
+def _verdicts(rows: Sequence[_T], cell: Callable[[_T], str | None]) -> Column:
+    made = column("verdict", Kind.VERDICT, rows, cell)
+    return replace(made, slugs=tuple(_SLUGS.get(c or "", "none") for c in made.cells))
+
+
+def _names(rows: tuple[ComparedVariant, ...]) -> Column:
+    return column("variant", Kind.NAME, rows, lambda v: printable(without_batch(v.name)))
+
+
+def _p99_legend(comparison: LatencyComparison, batch: int | None) -> str | None:
+    """Under the first table of times only; percentiles of trtexec are of all runs of all passes."""
+    few = any(
+        v.p99_ms is not None and len(v.samples_ms) < _FEWEST_FOR_P99
+        for v in comparison.variants
+        if v.settings is None or v.settings.engine != TRTEXEC
+    )
+    first = batches(comparison)[:1] == (batch,)
+    return "p99 of fewer than 100 runs is close to the slowest" if few and first else None
+
+
+def _per_second(batch: int | None) -> str:
+    return "runs/s" if batch is None else "rows/s"
+
+
+def _title(what: str, batch: int | None) -> str:
+    return what if batch is None else f"{what}, batch {batch}"
+
+
+def _sweep_cell(ratio: LatencyRatio) -> str:
+    lines = (ratio_word(ratio.ratio), interval_word(ratio), ratio.verdict.value)
+    return "\n".join(line for line in lines if line is not None)
+
+
+def _why(variant: ComparedVariant) -> str:
+    error = printable(variant.error or "")
+    if not variant.samples_ms:
+        return error
+    return f"after {count(len(variant.samples_ms), 'round')}: {error}"
 
 
 def output_columns(rows: Sequence[ComparedVariant]) -> tuple[Column, ...]:
     """Largest error, lowest cosine, shares of equal values and of rows with one top class."""
     return (
         column("max error", Kind.FIGURE, rows, lambda v: _largest_error(v.agreement)),
-        column("cosine", Kind.FIGURE, rows, lambda v: _lowest_cosine(v.agreement)),
-        column("equal", Kind.FIGURE, rows, lambda v: _lowest_share(v.agreement)),
-        column("top-1", Kind.FIGURE, rows, lambda v: _share(v.top1_agreement)),
+        _figures("cosine", rows, lambda v: _lowest_cosine(v.agreement), "{:.6f}".format),
+        _figures("equal", rows, lambda v: _lowest_share(v.agreement), per_cent),
+        _figures("top-1", rows, lambda v: v.top1_agreement, per_cent),
     )
 
 
@@ -92,20 +271,14 @@ def _metric(
 ) -> tuple[Column, Column]:
     whole = None if baseline is None else baseline.metrics.get(name)
 
-    def value(row: ComparedVariant) -> str | None:
+    def drop(row: ComparedVariant) -> float | None:
         found = row.metrics.get(name)
-        return None if found is None else f"{found:.4g}"
-
-    def drop(row: ComparedVariant) -> str | None:
-        found = row.metrics.get(name)
-        if found is None or whole is None or row is baseline:
-            return None
-        return f"{whole - found:.4g}"
+        return None if found is None or whole is None or row is baseline else whole - found
 
     said = printable(name)
     return (
-        column(said, Kind.FIGURE, rows, value),
-        column(f"drop of {said}", Kind.FIGURE, rows, drop),
+        _figures(said, rows, lambda v: v.metrics.get(name), "{:.4g}".format),
+        _figures(f"drop of {said}", rows, drop, "{:.4g}".format),
     )
 
 
@@ -121,33 +294,27 @@ def _largest_error(outputs: Sequence[OutputAgreement]) -> str | None:
     return "\n".join(said)
 
 
-def _lowest_cosine(outputs: Sequence[OutputAgreement]) -> str | None:
-    known = [o.cosine for o in outputs if not isnan(o.cosine)]
-    return f"{min(known):.6f}" if known else None
+def _lowest_cosine(outputs: Sequence[OutputAgreement]) -> float | None:
+    return min((o.cosine for o in outputs if not isnan(o.cosine)), default=None)
 
 
-def _lowest_share(outputs: Sequence[OutputAgreement]) -> str | None:
+def _lowest_share(outputs: Sequence[OutputAgreement]) -> float | None:
     """Of equal values, over the outputs of whole numbers and texts."""
-    return _share(min((o.equal for o in outputs if o.equal is not None), default=None))
+    return min((o.equal for o in outputs if o.equal is not None), default=None)
 
 
-def _share(part: float | None) -> str | None:
-    return None if part is None else per_cent(part)
-
-
-TITLE = "Settings that differ"
-_Cell = Callable[[VariantSettings], str | None]
+_Setting = Callable[[VariantSettings], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _Alike:
     """Variants whose settings read alike."""
 
     names: tuple[str, ...]
     settings: VariantSettings
 
 
-def settings_grid(comparison: LatencyComparison) -> Grid:
+def settings_grid(comparison: LatencyComparison) -> Table:
     """A row per kind of settings, a column per setting that is not the same in all.
 
     Engine, mode and weights stand in the names, versions in the lines on the machine; options that
@@ -155,7 +322,7 @@ def settings_grid(comparison: LatencyComparison) -> Grid:
     """
     variants = _opened(comparison.variants)
     shared = _shared_options([settings for _, settings in variants])
-    columns: tuple[tuple[str, Kind, _Cell], ...] = (
+    columns: tuple[tuple[str, Kind, _Setting], ...] = (
         ("device", Kind.TEXT, lambda s: s.device),
         ("precision", Kind.TEXT, lambda s: s.precision),
         ("sparse kernels", Kind.TEXT, _kernels),
@@ -163,12 +330,12 @@ def settings_grid(comparison: LatencyComparison) -> Grid:
         ("options", Kind.TEXT, lambda s: _own_options(s, shared)),
     )
     rows = _alike(variants, [of for _, _, of in columns])
-    made = [c for head, kind, of in columns if (c := _column(head, kind, rows, of)) is not None]
+    made = [c for head, kind, of in columns if (c := _setting(head, kind, rows, of)) is not None]
     names = column("variant", Kind.NAME, rows, lambda row: "\n".join(map(printable, row.names)))
     spans = _spans([settings for _, settings in variants])
     if spans is not None and not made:  # the legend needs a table to stand under
         made = [column("device", Kind.TEXT, rows, lambda row: printable(row.settings.device))]
-    return grid(TITLE, (names, *made) if made else (), legend=spans)
+    return table("Settings that differ", (names, *made) if made else (), legend=spans)
 
 
 def _opened(variants: Sequence[ComparedVariant]) -> tuple[tuple[str, VariantSettings], ...]:
@@ -181,18 +348,18 @@ def _opened(variants: Sequence[ComparedVariant]) -> tuple[tuple[str, VariantSett
 
 
 def _alike(
-    variants: Sequence[tuple[str, VariantSettings]], cells: Sequence[_Cell]
-) -> tuple[_Row, ...]:
+    variants: Sequence[tuple[str, VariantSettings]], cells: Sequence[_Setting]
+) -> tuple[_Alike, ...]:
     rows: dict[tuple[str | None, ...], list[tuple[str, VariantSettings]]] = {}
     for name, settings in variants:
         key = (settings.engine, *(of(settings) for of in cells))
         rows.setdefault(key, []).append((name, settings))
     return tuple(
-        _Row(names=tuple(name for name, _ in same), settings=same[0][1]) for same in rows.values()
+        _Alike(names=tuple(name for name, _ in same), settings=same[0][1]) for same in rows.values()
     )
 
 
-def _column(head: str, kind: Kind, rows: Sequence[_Row], of: _Cell) -> Column | None:
+def _setting(head: str, kind: Kind, rows: Sequence[_Alike], of: _Setting) -> Column | None:
     values = [of(row.settings) for row in rows]
     if len(set(values)) < 2:
         return None
@@ -234,22 +401,22 @@ SHOWN = 15
 """Layers with a row of their own; the others are summed up in the last row."""
 
 
-def layer_grid(contrast: LayerContrast) -> Grid:
+def layer_grid(contrast: LayerContrast) -> Table:
     """The layers with the largest differences, the others in one row, the sums in the title."""
     rows, places = shown(contrast, SHOWN), decimal_places(contrast)
 
-    def ms(value: float | None) -> str | None:
-        return None if value is None else f"{value:,.{places}f}"
+    def ms(value: float) -> str:
+        return f"{value:,.{places}f}"
 
-    return grid(
-        _title(contrast),
+    return table(
+        _layers_title(contrast),
         (
             column("layer", Kind.NAME, rows, layer_name),
-            column("variant ms", Kind.FIGURE, rows, lambda r: ms(r.variant_ms)),
-            column("baseline ms", Kind.FIGURE, rows, lambda r: ms(r.baseline_ms)),
-            column("ratio", Kind.FIGURE, rows, _ratio),
-            column("difference ms", Kind.FIGURE, rows, lambda r: signed(r.difference_ms, places)),
-            column("share", Kind.FIGURE, rows, _layer_grid_share),
+            _figures("variant ms", rows, lambda r: r.variant_ms, ms),
+            _figures("baseline ms", rows, lambda r: r.baseline_ms, ms),
+            _figures("ratio", rows, lambda r: r.ratio, ratio_word),
+            _figures("difference ms", rows, lambda r: r.difference_ms, lambda d: signed(d, places)),
+            _figures("share", rows, lambda r: r.share, per_cent),
         ),
         legend=f"{share_words(contrast)}; profiling makes layers slower",
     )
@@ -293,19 +460,11 @@ def signed(difference_ms: float, places: int) -> str:
     return text if float(text.replace(",", "")) else text[1:]
 
 
-def _title(contrast: LayerContrast) -> str:
+def _layers_title(contrast: LayerContrast) -> str:
     sums = f"{figure(contrast.variant_ms)} ms instead of {figure(contrast.baseline_ms)} ms"
     difference = signed(contrast.variant_ms - contrast.baseline_ms, decimal_places(contrast))
     both = f"{printable(contrast.variant)} over {printable(contrast.baseline)}"
     return f"Layers of {both}: {sums} in sum ({difference} ms)"
-
-
-def _ratio(row: LayerContrastRow) -> str | None:
-    return None if row.ratio is None else ratio_word(row.ratio)
-
-
-def _layer_grid_share(row: LayerContrastRow) -> str | None:
-    return None if row.share is None else per_cent(row.share)
 
 
 def _rest(rows: Sequence[LayerContrastRow]) -> LayerContrastRow:

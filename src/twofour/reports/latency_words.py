@@ -20,7 +20,7 @@ from twofour.records.latency import (
     VariantSettings,
     Withheld,
 )
-from twofour.reports.latency_document import (
+from twofour.reports.latency_parts import (
     TRTEXEC,
     batches,
     engine_word,

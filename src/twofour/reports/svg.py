@@ -1,35 +1,47 @@
-"""Axes, ticks, labels and the frame of a comparison's plots, as SVG text."""
+"""Plots as SVG: scales, ticks, axes and labels, one code for all; the template escapes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from math import ceil, floor, log10
 
-from twofour.records.latency import LatencyVerdict
+from markupsafe import Markup
+
+from twofour.reports.document import Drawing
+from twofour.reports.templates import environment
 
 WIDTH, LEFT, RIGHT = 1000, 300, 190
-"""Pixels of a plot and of the margins for names and figures; the page scales it."""
+"""Pixels of a plot with rows and of its margins for names and figures; the page scales it."""
 TOP, BOTTOM = 12, 48
 _NAME_LETTERS = 38
 """That fit into the left margin in a wide font; the whole name is in the title and in the table."""
 _STEPS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _DECADES = ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,))
-_FEWEST, _MOST = 3, 9
+_MOST = 9
 """Ticks on an axis."""
-VERDICT_SLUGS = {
-    LatencyVerdict.FASTER: "faster",
-    LatencyVerdict.SLOWER: "slower",
-    LatencyVerdict.NO_DIFFERENCE: "same",
-    LatencyVerdict.UNDECIDED: "undecided",
-}
-_SHAPES = {
-    LatencyVerdict.FASTER: "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0Z",
-    LatencyVerdict.SLOWER: "M0-6L6 0L0 6L-6 0Z",
-    LatencyVerdict.NO_DIFFERENCE: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z",
-    LatencyVerdict.UNDECIDED: "M-4-4H4V4H-4Z",
-}
+
+
+def render(drawing: Drawing) -> Markup:
+    """The drawing as SVG text."""
+    module = environment().get_template("plot.svg.j2").module
+    draw: Callable[[Drawing], Markup] = vars(module)["draw"]
+    return draw(drawing)
+
+
+def shape(
+    tag: str,
+    *parts: Drawing,
+    text: str = "",
+    title: str | None = None,
+    **attributes: str | float,
+) -> Drawing:
+    """An element; `css` is its class, "_" in a name stands for "-"."""
+    named = (
+        ("class" if name == "css" else name.replace("_", "-"), str(value))
+        for name, value in attributes.items()
+    )
+    return Drawing(tag=tag, attributes=tuple(named), title=title, text=text, parts=parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +74,13 @@ def ticks(scale: Scale) -> tuple[float, ...]:
     """Round values on the axis, three to nine where there are that many."""
     low, high = scale.low, scale.high
     if not scale.log or high / low < 3:
-        unit = 1.0 if scale.log else 10.0 ** ceil(log10(high - low))
+        unit = 10.0 ** ceil(log10(high - low))
         for step in (s * unit for s in _STEPS):
             numbers = range(ceil(low / step), floor(high / step) + 1)
             if len(numbers) <= _MOST:
                 return tuple(float(f"{number * step:.9g}") for number in numbers)
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
-    found = []
+    found: list[float] = []
     for steps in _DECADES:
         values = (float(f"{s}e{e}") for e in decades for s in steps)
         found = [value for value in values if low <= value <= high]
@@ -77,33 +89,43 @@ def ticks(scale: Scale) -> tuple[float, ...]:
     return tuple(found)
 
 
-def x_axis(scale: Scale, bottom: float, title: str) -> str:
+def x_axis(
+    scale: Scale, bottom: float, title: str, *, values: Iterable[float] | None = None
+) -> Iterator[Drawing]:
     """Vertical lines at the ticks from the top margin down, their values, the title beneath."""
-    parts = []
-    for value in ticks(scale):
+    for value in ticks(scale) if values is None else values:
         at = scale.at(value)
-        parts.append(f'<path class="grid" d="M{at} {TOP}V{bottom}"/>')
-        parts.append(f'<text x="{at}" y="{bottom + 17}" text-anchor="middle">{value:g}</text>')
+        yield shape("path", css="grid", d=f"M{at} {TOP}V{bottom}")
+        yield shape("text", text=f"{value:g}", x=at, y=bottom + 17, text_anchor="middle")
     middle = (scale.start + scale.end) / 2
-    parts.append(
-        f'<path class="axis" d="M{scale.start} {bottom}H{scale.end}"/>'
-        f'<text class="title" x="{middle}" y="{bottom + 38}" text-anchor="middle">'
-        f"{escape(title)}</text>"
-    )
-    return "".join(parts)
+    yield shape("path", css="axis", d=f"M{scale.start} {bottom}H{scale.end}")
+    yield shape("text", text=title, css="title", x=middle, y=bottom + 38, text_anchor="middle")
 
 
-def row_name(name: str, y: float) -> str:
+def y_axis(
+    scale: Scale, ends: tuple[float, float], title: str, *, values: Iterable[float] | None = None
+) -> Iterator[Drawing]:
+    """The same from left to right, the title turned beside it."""
+    left, right = ends
+    for value in ticks(scale) if values is None else values:
+        at = scale.at(value)
+        yield shape("path", css="grid", d=f"M{left} {at}H{right}")
+        yield shape("text", text=f"{value:g}", x=left - 8, y=at + 4, text_anchor="end")
+    turned = f"translate(16 {(scale.start + scale.end) / 2}) rotate(-90)"
+    yield shape("text", text=title, css="title", transform=turned, text_anchor="middle")
+
+
+def row_name(name: str, y: float) -> Drawing:
     """A name in the left margin, its middle left out where it is too long; whole in its title."""
-    return (
-        f'<text class="name" x="{LEFT - 12}" y="{y + 4}" text-anchor="end">'
-        f"<title>{escape(name)}</title>{escape(shortened(name))}</text>"
+    short = shortened(name)
+    return shape(
+        "text", text=short, title=name, css="name", x=LEFT - 12, y=y + 4, text_anchor="end"
     )
 
 
-def row_figures(text: str, y: float) -> str:
+def row_figures(text: str, y: float) -> Drawing:
     """What a row says in the right margin."""
-    return f'<text class="figures" x="{WIDTH - RIGHT + 16}" y="{y + 4}">{escape(text)}</text>'
+    return shape("text", text=text, css="figures", x=WIDTH - RIGHT + 16, y=y + 4)
 
 
 def shortened(name: str, letters: int = _NAME_LETTERS) -> str:
@@ -112,19 +134,6 @@ def shortened(name: str, letters: int = _NAME_LETTERS) -> str:
         return name
     half = (letters - 1) // 2
     return f"{name[: letters - 1 - half]}…{name[-half:]}"
-
-
-def verdict_mark(verdict: LatencyVerdict, x: float, y: float) -> str:
-    """The shape of a verdict: a disc, a diamond, a ring or a box."""
-    return (
-        f'<path class="mark {verdict_slug(verdict)}" transform="translate({x} {y})" '
-        f'd="{_SHAPES[verdict]}"/>'
-    )
-
-
-def verdict_slug(verdict: LatencyVerdict) -> str:
-    """The verdict's name in class names."""
-    return VERDICT_SLUGS[verdict]
 
 
 def apart(wanted: Sequence[float], *, gap: float, low: float, high: float) -> tuple[float, ...]:
@@ -141,10 +150,9 @@ def apart(wanted: Sequence[float], *, gap: float, low: float, high: float) -> tu
     return tuple(round(place, 1) for place in placed)
 
 
-def frame(height: float, label: str, body: Iterator[str] | Sequence[str]) -> str:
+def frame(
+    size: tuple[float, float], label: str, parts: Iterable[Drawing], *, css: str = "wide plot"
+) -> Drawing:
     """The whole plot, said in words to those who do not see it."""
-    said = escape(label, quote=True)
-    return (
-        f'<svg class="wide plot" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{said}">'
-        f"{''.join(body)}</svg>"
-    )
+    box = f"0 0 {size[0]:g} {size[1]:g}"
+    return shape("svg", *parts, css=css, viewBox=box, role="img", aria_label=label)

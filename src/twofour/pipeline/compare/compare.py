@@ -31,14 +31,14 @@ from twofour.pipeline.compare.trtexec_times import compare_emitted
 from twofour.pipeline.compare.variants import NOT_LOADABLE, Subject, open_subject
 from twofour.pipeline.emitting import is_emitted_folder
 from twofour.pipeline.folder import is_run_folder, own_folder
-from twofour.pipeline.reporting import HTML, LATENCY, REPORT, check_page, report_page
+from twofour.pipeline.reporting import LATENCY, REPORT, check_page, report_document, write_pages
 from twofour.pipeline.stages import Progress, Silent
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio
 from twofour.records.options import CompareOptions
-from twofour.reports.html import comparison_page
-from twofour.reports.markdown import comparison_markdown
+from twofour.reports import html, markdown
+from twofour.reports.latency_document import latency_document
 from twofour.store import read_record, write_record, write_text
 
 _FAR_COSINE = 0.9
@@ -92,12 +92,13 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
     folder cannot be written.
     """
     write_record(folder / LATENCY, comparison)
-    write_text(folder / MARKDOWN, comparison_markdown(comparison))
-    write_text(folder / PAGE, comparison_page(comparison))
+    document = latency_document(comparison)
+    write_text(folder / MARKDOWN, markdown.render(document))
+    write_text(folder / PAGE, html.render(document))
     verdicts = folder / REPORT
     if is_run_folder(folder) and verdicts.is_file():
         report = read_record(EligibilityReport, verdicts)
-        write_text(folder / HTML, report_page(folder, report))
+        write_pages(folder, report_document(folder, report))
 
 
 def make_folder(path: Path) -> Path:

@@ -1,0 +1,285 @@
+"""A report before any format: texts, tables and plots, built once from the records.
+
+Every text in it is printable already (see `words.printable`); a cell may hold several lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import ClassVar, TypeAlias, TypeVar
+
+_T = TypeVar("_T")
+Value: TypeAlias = "str | float | None"
+_CODE = re.compile(r"([A-Z][A-Z0-9_]*): ")
+
+
+class Kind(str, Enum):
+    """How the cells of a column may be set."""
+
+    NAME = "name"
+    """From outside, of any length: folded anywhere."""
+    FIGURE = "figure"
+    """To the right, never broken within a line of the cell."""
+    VERDICT = "verdict"
+    """One of a few words."""
+    TEXT = "text"
+    """Sentences: folded at blanks."""
+    REASON = "reason"
+    """A sentence, behind its code where it has one: `DTYPE: no sparse kernel for it`."""
+
+
+class Role(str, Enum):
+    """What lines of text are for."""
+
+    ANSWER = "answer"
+    TEXT = "text"
+    LIST = "list"
+    WARNING = "warning"
+    LEGEND = "legend"
+    NOTE = "note"
+    SOURCES = "sources"
+    """A list of codes, each with what it rests on."""
+    FIXED = "fixed"
+    """Set as it is, in letters of one width."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A head and a cell for each row; None is shown as "-"."""
+
+    head: str
+    kind: Kind
+    cells: tuple[str | None, ...]
+    notes: tuple[str, ...] = ()
+    """Behind each cell, not a part of it: "x12", "(rules said eligible)"."""
+    values: tuple[Value, ...] = ()
+    """What each cell is sorted by: of a figure the exact number, in the unit of the head."""
+    slugs: tuple[str, ...] = ()
+    """Of a verdict: the class of its colour and shape."""
+    key: str = ""
+    """One word for scripts."""
+
+    def note(self, row: int) -> str:
+        """What stands behind the cell of this row."""
+        return self.notes[row] if self.notes else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Rows that a short form shows as one: "encoder.{0-11}.fc" for twelve of them."""
+
+    name: str
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowDetails:
+    """What is known of a row beside its cells: labels with values, reasons in full."""
+
+    facts: tuple[tuple[str, str], ...]
+    reasons: tuple[tuple[str, str, str], ...]
+    """Code, sentence, source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table, its cells column by column."""
+
+    kind: ClassVar[str] = "table"
+    title: str
+    columns: tuple[Column, ...]
+    legend: str | None = None
+    folds: tuple[Fold, ...] = ()
+    """Every row in exactly one of them; () where no rows are alike."""
+    details: tuple[RowDetails, ...] = ()
+    style: str = ""
+    """"cards" or "layers", which an HTML page sets in a way of their own."""
+
+    @property
+    def rows(self) -> tuple[tuple[str | None, ...], ...]:
+        """The cells row by row."""
+        return tuple(zip(*(column.cells for column in self.columns), strict=True))
+
+    def folded(self) -> Table:
+        """A row for each fold: figures from the smallest to the largest, else those of its first.
+
+        A reason that is not word for word that of every row says so.
+        """
+        if not self.folds:
+            return self
+        columns = tuple(_folded(column, self.folds) for column in self.columns)
+        return replace(self, columns=columns, folds=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Paragraphs, or the points of a list, by their role."""
+
+    kind: ClassVar[str] = "lines"
+    lines: tuple[str, ...]
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Names under a heading; where there is no room for all, the first few behind `short`."""
+
+    kind: ClassVar[str] = "names"
+    title: str
+    short: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """An SVG element: its attributes in order, a title to point at, text, elements within it."""
+
+    tag: str
+    attributes: tuple[tuple[str, str], ...] = ()
+    title: str | None = None
+    text: str = ""
+    parts: tuple[Drawing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A plot with what it shows above it and how to read it beneath."""
+
+    kind: ClassVar[str] = "plot"
+    caption: str
+    drawing: Drawing | None
+    note: str
+    """In place of a drawing, why there is none."""
+    key: tuple[tuple[Drawing, str], ...] = ()
+    """Marks and what they stand for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Blocks that belong together, under a heading where they have one."""
+
+    kind: ClassVar[str] = "section"
+    title: str | None
+    blocks: tuple[Block, ...]
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """A section that a page can fold away; elsewhere just its blocks."""
+
+    kind: ClassVar[str] = "details"
+    title: str
+    blocks: tuple[Block, ...]
+    is_open: bool
+
+
+Block: TypeAlias = "Lines | Names | Table | Plot | Section | Details"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A whole report."""
+
+    name: str
+    """What it is about: a model, a run folder."""
+    about: str
+    """What it says of it, in a word or two: "latency"."""
+    title: str
+    lead: tuple[Block, ...] = ()
+    """Read first: at the top of a page, at the end on a terminal, where it stays in view."""
+    blocks: tuple[Block, ...]
+    appendix: tuple[Block, ...] = ()
+    """What a terminal has no room for; of names it gives the first."""
+    data: Table | None = None
+    """Everything as one table for scripts, a row per thing; None: a row per cell of the tables."""
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables in order, those within sections too."""
+        return tuple(_tables((*self.lead, *self.blocks, *self.appendix)))
+
+
+def split_code(text: str) -> tuple[str, str] | None:
+    """The code and the sentence of a cell that gives a reason; None where it has no code."""
+    found = _CODE.match(text)
+    return None if found is None else (found[1], text[found.end() :])
+
+
+def column(
+    head: str,
+    kind: Kind,
+    items: Sequence[_T],
+    cell: Callable[[_T], str | None],
+    value: Callable[[_T], Value] | None = None,
+) -> Column:
+    """A column with a cell, and where it is given the exact value, for each item."""
+    values = () if value is None else tuple(map(value, items))
+    return Column(head=head, kind=kind, cells=tuple(map(cell, items)), values=values)
+
+
+def table(title: str, columns: Sequence[Column], *, legend: str | None = None) -> Table:
+    """A table of the columns that have a value somewhere."""
+    kept = tuple(c for c in columns if any(cell is not None for cell in c.cells))
+    return Table(title=title, columns=kept, legend=legend)
+
+
+def section(title: str | None, *blocks: Block | None, style: str = "") -> Section | None:
+    """None where nothing would stand under the heading."""
+    there = tuple(b for b in blocks if b is not None and not _is_empty(b))
+    return Section(title=title, blocks=there, style=style) if there else None
+
+
+def present(*blocks: Block | None) -> tuple[Block, ...]:
+    """The blocks that have something to show."""
+    return tuple(b for b in blocks if b is not None and not _is_empty(b))
+
+
+def _is_empty(block: Block) -> bool:
+    if isinstance(block, Lines):
+        return not block.lines
+    if isinstance(block, Names):
+        return not block.names
+    return isinstance(block, Table) and not block.columns
+
+
+def _tables(blocks: Sequence[Block]) -> Iterator[Table]:
+    for block in blocks:
+        if isinstance(block, Table):
+            yield block
+        elif isinstance(block, Section | Details):
+            yield from _tables(block.blocks)
+
+
+def _folded(of: Column, folds: Sequence[Fold]) -> Column:
+    firsts = [fold.rows[0] for fold in folds]
+    notes = [of.note(at) for at in firsts]
+    if of.kind is Kind.NAME:
+        cells: list[str | None] = [fold.name for fold in folds]
+        notes = [f"x{len(fold.rows)}" if len(fold.rows) > 1 else "" for fold in folds]
+    else:
+        cells = [_shared(of, fold.rows) for fold in folds]
+    return replace(
+        of,
+        cells=tuple(cells),
+        notes=tuple(notes),
+        values=(),
+        slugs=tuple(of.slugs[at] for at in firsts) if of.slugs else (),
+    )
+
+
+def _shared(of: Column, rows: Sequence[int]) -> str | None:
+    """What a row that stands for several says in this column."""
+    first = of.cells[rows[0]]
+    if len({of.cells[at] for at in rows}) == 1:
+        return first
+    if of.kind is Kind.REASON:
+        return f"{first} (figures of the first)"
+    ranked = sorted((v, at) for at in rows if isinstance(v := of.values[at], float | int))
+    if of.kind is not Kind.FIGURE or not ranked:
+        return first
+    low, high = (of.cells[at] for _, at in (ranked[0], ranked[-1]))
+    return low if low == high else f"{low} to {high}"

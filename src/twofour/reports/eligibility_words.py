@@ -1,0 +1,251 @@
+"""The eligibility report in a few lines: how much can run sparse, what to change, what was seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import isnan
+
+from twofour.eligibility.predict import NOT_COVERED, count_weights, not_covered_lines, uses_of
+from twofour.eligibility.reasons import changes
+from twofour.eligibility.totals import Fate, by_fate, counted_once, weights_by_fate
+from twofour.records.eligibility import (
+    EligibilityReport,
+    EligibilitySummary,
+    EligibilityTotals,
+    Evidence,
+    GainCeiling,
+    Share,
+    ShareUnit,
+    Verdict,
+    VerdictName,
+)
+from twofour.records.export import Accuracy, OutputAgreement
+from twofour.records.weights import ReasonCode
+from twofour.words import count, printable, share, times
+
+CHANGES_SHOWN, DISAGREEMENTS_SHOWN = 3, 5
+CAN_TOO = "could run sparse too"
+"""In place of "can run sparse" beside layers that do."""
+_WARNING = "WARNING"
+WORTH_CHANGING = 0.01
+"""Share of the weights below which a change is not proposed up here; its row has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """How many layers share one fate, and the main reasons for it."""
+
+    fate: Fate
+    title: str
+    layers: str
+    weights: str
+    codes: str
+
+
+def totals(report: EligibilityReport) -> tuple[Total, ...]:
+    """Each layer is counted once, under its main reason; that none can run sparse is said too.
+
+    An array that several layers share counts once, with the best that becomes of it.
+    """
+    weights, found = weights_by_fate(report.verdicts), by_fate(report.verdicts)
+    known = tuple(
+        _total(fate, layers, weights[fate], report.summary)
+        for fate, layers in found.items()
+        if layers or (fate is Fate.CAN and not found[Fate.RUNS])
+    )
+    if found[Fate.RUNS]:  # what can run sparse is told apart from what does
+        known = tuple(replace(t, title=CAN_TOO) if t.fate is Fate.CAN else t for t in known)
+    beside = not_covered_total(report)
+    return known if beside is None else (*known, beside)
+
+
+def not_covered_total(report: EligibilityReport) -> Total | None:
+    """Factors of matrix products that no row names; None where there are none."""
+    factors = [group for group in report.not_covered if group.multiplies]
+    if not factors:
+        return None
+    return Total(
+        fate=Fate.UNCOVERED,
+        title=NOT_COVERED,
+        layers=count(sum(group.uses for group in factors), "node"),
+        weights=_weights(report.summary.weights_not_covered, report.summary),
+        codes=uses_of(factors),
+    )
+
+
+def title_line(report: EligibilityReport) -> str:
+    """Model, pattern, engine and GPU."""
+    gpu = report.gpu
+    parts = [printable(report.model), f"pattern {report.pattern}", printable(report.engine)]
+    if gpu is not None:
+        major, minor = gpu.compute_capability
+        parts.append(f"{printable(gpu.name)} (compute capability {major}.{minor})")
+    elif "compute capability" not in report.engine:  # as a log names the GPU of its build
+        parts.append("GPU not known")
+    return " · ".join(parts)
+
+
+def advice_lines(report: EligibilityReport) -> tuple[str, ...]:
+    """Warnings, what to change first by the weights it concerns, what the report leaves out."""
+    beside = not_covered_lines(report.not_covered)
+    lines = (*_changes(report), *beside, *evidence_lines(report), *_footnotes(report))
+    if report.not_evidence is not None:
+        said = printable(report.not_evidence)
+        lines = (f"{_WARNING}: {said}", *(line for line in lines if line != said))
+    return tuple(sorted(lines, key=lambda line: not line.startswith(_WARNING)))
+
+
+def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
+    """What pruning did to the outputs, and to the user's own metrics where there are any."""
+    if accuracy.no_baseline is not None:
+        figures = [f"{printable(m.name)}: {m.sparse:.4g}" for m in accuracy.metrics]
+        return (printable(accuracy.no_baseline), *figures)
+    drift = [_drift_line(output, accuracy.examples) for output in accuracy.drift]
+    metrics = [
+        f"{printable(m.name)}: dense {m.dense:.4g}, sparse {m.sparse:.4g} "
+        f"({m.sparse - m.dense:+.4g})"
+        for m in accuracy.metrics
+    ]
+    why_not = accuracy.not_compared
+    missing = [] if why_not is None else [f"outputs not compared: {printable(why_not)}"]
+    how = accuracy.by_module
+    missing += [] if how is None else [f"outputs of the module in float32: {printable(how)}"]
+    return (*drift, *metrics, *missing)
+
+
+def _drift_line(output: OutputAgreement, examples: int) -> str:
+    line = f"output {printable(output.output)} [{times(output.shape)}]: "
+    if output.equal is not None:
+        line += f"{output.equal:.2%} of the values are the same, dense and sparse"
+    elif isnan(output.cosine):
+        line += "no finite value to compare"
+    else:
+        line += (
+            f"dense to sparse cosine {output.cosine:.6f}, by row mean "
+            f"{output.row_cosine_mean:.6f}, lowest {output.row_cosine_min:.6f}, "
+            f"largest difference {output.max_abs_error:.4g}"
+        )
+    if output.not_finite:
+        line += f"; {count(output.not_finite, 'value')} NaN or infinite and left out"
+    return f"{line} ({count(examples, 'example')})"
+
+
+def _total(fate: Fate, layers: list[Verdict], weights: int, of: EligibilitySummary) -> Total:
+    codes: Counter[ReasonCode] = Counter(
+        code for v in layers if (code := _main_code(v)) is not ReasonCode.QUALIFIES
+    )
+    return Total(
+        fate=fate,
+        title=fate.value,
+        layers=count(len(layers), "layer"),
+        weights=_weights(weights, of),
+        codes=_codes(codes),
+    )
+
+
+def _weights(part: int, of: EligibilitySummary) -> str:
+    """An engine alone does not say how many weights its layers have."""
+    if of.layers and not of.weights:
+        return "weights not known"
+    return f"{count(part, 'weight')} ({share(part, of.weights)})"
+
+
+def _codes(codes: Counter[ReasonCode]) -> str:
+    ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0].value))
+    return ", ".join(f"{code.value} {number}" for code, number in ranked)
+
+
+def _changes(report: EligibilityReport) -> tuple[str, ...]:
+    """What the rows' own remedies ask to change, by the weights that totals count under them."""
+    wanting: dict[str, list[Verdict]] = {}
+    for verdict in report.verdicts:
+        is_open = verdict.verdict is not VerdictName.CHOSEN and verdict.remedy is not None
+        for change in changes(verdict.remedy or "") if is_open else ():
+            wanting.setdefault(change, []).append(verdict)
+    of, whole = counted_once(report.verdicts), report.summary.weights
+    found = [(c, layers, count_weights(filter(of, layers))) for c, layers in wanting.items()]
+    worth = [item for item in found if item[2] >= WORTH_CHANGING * whole]
+    ranked = sorted(worth, key=lambda item: -item[2])
+    return tuple(
+        f"{'change first' if not i else f'then ({i + 1})'}: {change} "
+        f"({count(len(layers), 'layer')}, {share(weights, whole)} of the weights)"
+        for i, (change, layers, weights) in enumerate(ranked[:CHANGES_SHOWN])
+    )
+
+
+def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
+    beside = " and of those not covered" if report.summary.weights_not_covered else ""
+    notes = [f"percentages in brackets are of the weights of the layers listed{beside}"]
+    products = report.summary.activation_products
+    if products:
+        notes.append(f"not listed: {count(products, 'product')} of two activations (no weight)")
+    if report.unmatched_engine_layers:
+        found = count(len(report.unmatched_engine_layers), "engine layer")
+        notes.append(f"not matched to a layer of the model: {found}")
+    if all(v.evidence is not Evidence.MEASURED for v in report.verdicts):
+        notes.append("predicted from the rules; what TensorRT chose is in its build log only")
+    return tuple(notes)
+
+
+def _main_code(verdict: Verdict) -> ReasonCode:
+    return verdict.reasons[0].code
+
+
+def evidence_lines(report: EligibilityReport) -> tuple[str, ...]:
+    """Lines for a reader in a hurry; () for a report that is predicted alone."""
+    notes = tuple(printable(note) for note in report.notes)
+    if report.totals is None:
+        return notes
+    return (*_of_totals(report.totals), *notes)
+
+
+def _of_totals(totals: EligibilityTotals) -> Iterator[str]:
+    yield from (_share_line(of) for of in totals.shares if of.unit is not ShareUnit.WEIGHTS)
+    yield from map(_ceiling_line, totals.ceilings)
+    yield from _agreement(totals)
+    yield from (printable(note) for note in totals.notes)
+
+
+def _share_line(of: Share) -> str:
+    """In the words of the totals, which have the shares of weights."""
+    by_time = of.unit is ShareUnit.MILLISECONDS
+    parts = [
+        f"{share(part, of.total)} {words}"
+        for part, words in (
+            (of.runs_sparse, Fate.RUNS.value),
+            (of.eligible - of.doubtful, Fate.CAN.value),
+            (of.doubtful, Fate.DOUBTFUL.value),
+            (of.never, Fate.CANNOT.value),
+            (of.unknown, Fate.UNKNOWN.value),
+            (of.other, "in kernels without such a weight" if by_time else Fate.ABSENT.value),
+            (of.not_covered, "in kernels of weights not covered" if by_time else NOT_COVERED),
+        )
+        if part
+    ]
+    total = f"{of.total:.3f} ms" if by_time else f"{of.total:,.0f} {of.unit.value}"
+    return f"of {total}: {'; '.join(parts)}"
+
+
+def _ceiling_line(ceiling: GainCeiling) -> str:
+    return (
+        f"at most {ceiling.eligible_gain:.3f}x end to end if every eligible layer ran sparse, "
+        f"{ceiling.weighted_gain:.3f}x if every layer with a weight did "
+        f"({printable(ceiling.profile)}; {printable(ceiling.assumption)})"
+    )
+
+
+def _agreement(totals: EligibilityTotals) -> Iterator[str]:
+    told = [c for c in totals.confusion if c.predicted is not VerdictName.UNKNOWN]
+    measured = sum(cell.layers for cell in told)
+    if not measured:
+        return
+    cells = ", ".join(f"{c.predicted.value} -> {c.measured.value} {c.layers}" for c in told)
+    yield f"predicted -> measured: {cells}"
+    wrong = totals.disagreements
+    yield f"the rules were wrong about {len(wrong)} of {count(measured, 'measured layer')}"
+    for row in wrong[:DISAGREEMENTS_SHOWN]:
+        yield f"  {printable(row.layer)}: {printable(row.message)}"
+    if len(wrong) > DISAGREEMENTS_SHOWN:
+        yield f"  and {len(wrong) - DISAGREEMENTS_SHOWN} more"

@@ -1,0 +1,64 @@
+"""Adding a format: one function, under one name, for every report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.comparison_cases import run_folder
+from support.render_cases import every_fate
+from typer.testing import CliRunner
+
+from twofour.cli.app import app
+from twofour.errors import BadInputError
+from twofour.pipeline.compare import compare as comparing
+from twofour.records.latency import LatencyComparison
+from twofour.reports.document import Document
+from twofour.reports.eligibility_document import eligibility_document
+from twofour.reports.formats import FORMATS, renderer
+from twofour.reports.latency_document import latency_document
+
+
+def toy(document: Document) -> str:
+    """Names of the tables' columns, a table a line."""
+    lines = (" ".join(column.head for column in table.columns) for table in document.tables)
+    return f"{document.name}\n" + "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "toy", toy)
+
+
+@pytest.mark.usefixtures("with_toy")
+def test_a_format_that_is_added_gets_every_report() -> None:
+    render = renderer("toy")
+    assert "layer op C x K kernel type pattern" in str(render(eligibility_document(every_fate())))
+    assert "variant median ms p90 ms" in str(render(latency_document(run_folder())))
+
+
+@pytest.mark.usefixtures("with_toy")
+def test_report_takes_a_format_that_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twofour.pipeline.reporting.report_folder", lambda _: every_fate())
+    done = CliRunner().invoke(app, ["report", "somewhere", "--format", "toy"])
+    assert done.exit_code == 0
+    assert done.stdout.startswith("digits.py:make\n layers weights main reasons\n")
+
+
+@pytest.mark.usefixtures("with_toy")
+def test_compare_takes_a_format_that_is_added(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measured(*_: object) -> tuple[Path, LatencyComparison]:
+        return tmp_path, run_folder()
+
+    monkeypatch.setattr(comparing, "measure_paths", measured)
+    done = CliRunner().invoke(app, ["compare", "a.onnx", "--format", "toy", "--quiet"])
+    assert done.exit_code == 0
+    assert done.stdout.startswith("runs/resnet50\nvariant median ms")
+
+
+def test_a_format_that_there_is_not_is_refused_with_those_there_are() -> None:
+    with pytest.raises(BadInputError, match="there is no format 'pdf'") as refused:
+        renderer("pdf")
+    assert refused.value.hint == "one of table, markdown, csv, html"

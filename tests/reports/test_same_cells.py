@@ -1,0 +1,203 @@
+"""Every format of a report gives the same cells: the same tables, rows, columns and figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from html import unescape
+
+import pytest
+from markdown_it import MarkdownIt
+from rich.console import RenderableType
+from support.comparison_cases import by_trtexec, files, many, run_folder, sweep
+from support.comparison_cases import hostile as hostile_comparison
+from support.render_cases import every_fate, hostile, large
+from support.rendered import (
+    comparison_markdown,
+    comparison_page,
+    comparison_text,
+    eligibility_table,
+    to_csv,
+    to_html,
+    to_markdown,
+)
+from support.report_cases import matmul, report
+from test_confusion_table import measured
+
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.latency import LatencyComparison
+from twofour.reports import csv as csv_format
+from twofour.reports.document import Table
+from twofour.reports.eligibility_document import eligibility_document
+from twofour.reports.latency_document import latency_document
+from twofour.reports.terminal import plain_text
+
+Rows = list[list[str]]
+WIDE = 4000
+"""Columns in which no cell is folded."""
+REPORTS = {
+    "every fate": every_fate(),
+    "measured": measured(),
+    "hostile": hostile(),
+    "alike": large(40),
+    "empty": report(),
+    "one": report(matmul("fc", 512, 512)),
+}
+COMPARISONS = {
+    "run folder": run_folder(),
+    "sweep": sweep(),
+    "files": files(),
+    "hostile": hostile_comparison(),
+    "many": many(),
+    "trtexec": by_trtexec(),
+}
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _expected(table: Table) -> Rows:
+    """Head and rows as text, each cell with its note."""
+    rows = [[column.head for column in table.columns]]
+    for at in range(len(table.rows)):
+        cells = [("-" if c.cells[at] is None else c.cells[at], c.note(at)) for c in table.columns]
+        rows.append([_words(f"{cell} {note}") for cell, note in cells])
+    return rows
+
+
+def _of_pages(page: str) -> Iterator[Rows]:
+    """Tables of a page, without the rows that only its script shows."""
+    for inside in re.findall(r"<table.*?</table>", page, re.DOTALL):
+        rows = re.findall(r"<tr.*?</tr>", inside, re.DOTALL)
+        cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in rows]
+        yield [[_plain(cell) for cell in row] for row in cells]
+
+
+def _plain(html: str) -> str:
+    return _words(unescape(re.sub(r"<[^>]*>", "", html.replace("<br>", " "))))
+
+
+def _of_markdown(text: str) -> list[Rows]:
+    page = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+    return list(_of_pages(str(page)))
+
+
+def _of_terminal(report: RenderableType) -> Rows:
+    """The table of layers on a terminal that folds nothing, up to the line of the summary."""
+    lines = plain_text(report, width=WIDE).splitlines()
+    rule = next(at for at, line in enumerate(lines) if line.startswith("─"))
+    end = next(at for at, line in enumerate(lines) if " · pattern 2:4 · " in line)
+    return [re.split(r" {2,}", line.strip()) for line in (lines[rule - 1], *lines[rule + 1 : end])]
+
+
+def _table(tables: list[Table], style: str) -> Table:
+    return next(table for table in tables if table.style == style)
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_comparison_gives_the_same_cells_in_every_format(name: str) -> None:
+    comparison = COMPARISONS[name]
+    tables = latency_document(comparison).tables
+    expected = [_expected(table) for table in tables]
+    assert len(expected) > 0
+    assert list(_of_pages(comparison_page(comparison))) == expected
+    assert _of_markdown(comparison_markdown(comparison)) == expected
+    assert _of_csv(comparison) == list(_long(tables))
+    shown = plain_text(comparison_text(comparison), width=WIDE)
+    rows = [" ".join(row) for rows in expected for row in rows[1:]]
+    assert [row for row in rows if row in _words(shown)] != []
+    for table in tables:
+        for column in table.columns:
+            for line in "\n".join(filter(None, column.cells)).splitlines():
+                assert line in shown
+
+
+def _of_csv(comparison: LatencyComparison) -> list[tuple[str, ...]]:
+    text = csv_format.render(latency_document(comparison))
+    head, *rows = csv.reader(io.StringIO(text))
+    assert tuple(head) == csv_format.CELLS
+    return [tuple(_unguarded(cell) for cell in row[:4]) for row in rows]
+
+
+def _unguarded(cell: str) -> str:
+    return cell.removeprefix("'")
+
+
+def _long(tables: tuple[Table, ...]) -> Iterator[tuple[str, ...]]:
+    for table in tables:
+        names, *others = table.columns
+        for at, name in enumerate(names.cells):
+            for column in others:
+                cell = "" if column.cells[at] is None else f"{column.cells[at]} {column.note(at)}"
+                lines = [(text or "").strip().replace("\n", " | ") for text in (name, cell)]
+                yield (table.title, lines[0], column.head, lines[1])
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_gives_the_same_layers_in_every_format(name: str) -> None:
+    made = REPORTS[name]
+    layers = _table([*eligibility_document(made).tables], "layers")
+    every = _expected(layers)
+    (page,) = [rows for rows in _of_pages(to_html(made)) if rows[0] == every[0]]
+    assert page == every
+    folded = _expected(layers.folded())
+    assert folded[0] == every[0]
+    (markdown,) = [rows for rows in _of_markdown(to_markdown(made)) if rows[0] == every[0]]
+    assert markdown == folded
+    assert _of_terminal(eligibility_table(made)) == folded
+    covered = sorted(at for fold in layers.folds for at in fold.rows)
+    assert covered == list(range(len(every) - 1))
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_csv_has_the_cells_of_the_other_formats_and_the_exact_figures(name: str) -> None:
+    made = REPORTS[name]
+    layers = _table([*eligibility_document(made).tables], "layers")
+    rows = list(csv.DictReader(io.StringIO(to_csv(made))))
+    assert len(rows) == len(layers.rows)
+    names = {"type": "dtype", "sparse": "sparse_ms", "dense": "dense_ms"}
+    names |= {"ratio": "sparse_over_dense"}
+    for column in layers.columns:
+        for at, row in enumerate(rows):
+            said, cell = _unguarded(row[names.get(column.key, column.key)]), column.cells[at]
+            if column.kind == "figure" and said:
+                assert float(said) == column.values[at]
+                said = f"{float(said):.3f}" if column.key == "ratio" else f"{float(said):.4g}"
+            if column.key == "layer":
+                said = said or "(no name)"
+            assert said == (cell or ""), (column.key, at)
+            if column.key == "verdict":
+                assert bool(column.note(at)) == (row["rules_were_wrong"] == "true")
+
+
+def test_the_other_tables_of_a_report_are_the_same_in_a_page_and_in_markdown() -> None:
+    made: EligibilityReport = measured()
+    document = eligibility_document(made, comparison=run_folder())
+    others = [_expected(t) for t in document.tables if not t.style]
+    pages = list(_of_pages(to_html(made, comparison=run_folder())))
+    assert pages[1:] == others
+    assert len(others) > 6
+    cards = _expected(_table([*document.tables], "cards"))[1:]
+    terminal = _words(plain_text(eligibility_table(made), width=WIDE))
+    for row in cards:
+        assert _words(" ".join(row)) in terminal
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["every fate", "measured", "alike"])
+def test_no_cell_is_lost_on_a_narrow_terminal(name: str, width: int) -> None:
+    made = REPORTS[name]
+    shown = plain_text(eligibility_table(made), width=width)
+    letters = re.sub(r"\s", "", shown)
+    words = set(re.split(r"[\s,;()]+", shown))
+    layers = _table([*eligibility_document(made).tables], "layers").folded()
+    for column in layers.columns:
+        for cell in filter(None, column.cells):
+            if column.key in {"op", "type", "pattern", "verdict", "sparse", "dense", "ratio"}:
+                assert set(cell.split()) <= words, cell
+            elif column.key == "why":
+                assert set(re.findall(r"[A-Z_]{5,}", cell)) <= words, cell
+    assert len(letters) > 300

@@ -1,0 +1,76 @@
+"""Reports in their formats, as the commands print them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import RenderableType
+
+from twofour.eligibility.totals import Fate
+from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.latency import LatencyComparison, LayerContrast
+from twofour.reports import csv, html, latency_plots, markdown, plots, svg, terminal
+from twofour.reports.document import Drawing
+from twofour.reports.eligibility_document import eligibility_document
+from twofour.reports.latency_document import latency_document
+
+
+def eligibility_table(report: EligibilityReport) -> RenderableType:
+    return terminal.render(eligibility_document(report))
+
+
+def to_markdown(report: EligibilityReport) -> str:
+    return markdown.render(eligibility_document(report))
+
+
+def to_html(report: EligibilityReport, **more: Any) -> str:
+    return html.render(eligibility_document(report, **more))
+
+
+def to_csv(report: EligibilityReport) -> str:
+    return csv.render(eligibility_document(report))
+
+
+def comparison_text(comparison: LatencyComparison) -> RenderableType:
+    return terminal.render(latency_document(comparison))
+
+
+def comparison_markdown(comparison: LatencyComparison) -> str:
+    return markdown.render(latency_document(comparison))
+
+
+def comparison_page(comparison: LatencyComparison) -> str:
+    return html.render(latency_document(comparison))
+
+
+def ratio_plot(comparison: LatencyComparison, batch: int | None) -> str | None:
+    return _drawn(latency_plots.ratio_plot(comparison, batch))
+
+
+def sample_plot(comparison: LatencyComparison, batch: int | None) -> str | None:
+    return _drawn(latency_plots.sample_plot(comparison, batch))
+
+
+def sweep_plot(comparison: LatencyComparison) -> str | None:
+    return _drawn(latency_plots.sweep_plot(comparison))
+
+
+def waterfall(contrast: LayerContrast) -> str | None:
+    return _drawn(latency_plots.waterfall(contrast))
+
+
+def fate_bar(numbers: Sequence[tuple[Fate, int]], noun: str) -> str:
+    return svg.render(plots.fate_bar(numbers, noun))
+
+
+def size_plot(verdicts: Sequence[Verdict]) -> str | None:
+    return _drawn(plots.size_plot(verdicts))
+
+
+def time_plot(verdicts: Sequence[Verdict]) -> str | None:
+    return _drawn(plots.time_plot(verdicts))
+
+
+def _drawn(drawing: Drawing | None) -> str | None:
+    return None if drawing is None else svg.render(drawing)
