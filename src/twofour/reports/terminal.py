@@ -11,7 +11,6 @@ from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Column as RichColumn
-from rich.table import Table
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -391,12 +390,13 @@ def latency_table(variants: Sequence[VariantLatency], *, has_sparse: bool) -> Re
     The variants were timed one after the other, each once: that is no evidence of a difference
     (decision 0004), so the ratio is shown and never judged.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for title in ("variant", "median ms", "p90 ms", "runs per s", f"time / {BASELINE}"):
         table.add_column(title, overflow="fold", justify="left" if title == "variant" else "right")
     baseline = next((v for v in variants if v.name == BASELINE), None)
     for variant in variants:
-        table.add_row(Text(printable(variant.name), overflow="fold"), *_cells(variant, baseline))
+        name = Text(printable(variant.name), overflow="fold")
+        table.add_row(name, *_time_cells(variant, baseline))
     notes = [f"{v.name} failed: {v.error}" for v in variants if v.error is not None]
     if sum(v.median_ms is not None for v in variants) > 1:
         notes.append(NOT_JUDGED)
@@ -405,7 +405,7 @@ def latency_table(variants: Sequence[VariantLatency], *, has_sparse: bool) -> Re
     return Group(table, *(Text(printable(note)) for note in notes))
 
 
-def _cells(variant: VariantLatency, baseline: VariantLatency | None) -> tuple[Text, ...]:
+def _time_cells(variant: VariantLatency, baseline: VariantLatency | None) -> tuple[Text, ...]:
     figures = (variant.median_ms, variant.p90_ms, variant.throughput)
     return (*(Text("-" if f is None else f"{f:.4g}") for f in figures), _ratio(variant, baseline))
 
