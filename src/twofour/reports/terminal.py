@@ -15,7 +15,6 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from twofour.records.build import VariantLatency
-from twofour.records.options import EngineName
 from twofour.reports.document import (
     Block,
     Column,
