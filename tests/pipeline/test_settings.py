@@ -13,11 +13,11 @@ from support.onnx_models import model, save, two_weights, weights
 from test_run import MODEL, Recorder
 
 from twofour.errors import BadInputError
-from twofour.pipeline.run import open_run, run_all, run_build, run_export
-from twofour.pipeline.settings import resolve
+from twofour.pipeline.run import open_run, run_all, run_build, run_export, run_stages
+from twofour.pipeline.settings import Settings, resolve
 from twofour.pipeline.sources.open import open_source
 from twofour.pipeline.sources.source import SourceOptions
-from twofour.pipeline.stages import Silent
+from twofour.pipeline.stages import R, Runner, Silent, Stage
 from twofour.records.build import BuildResult, EngineStatus
 from twofour.records.options import (
     AllowedType,
@@ -48,7 +48,7 @@ FIRST_DONE_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "metric": ("check-dense", {"metric": "metric.py:drawn"}),
     "seed": ("export-dense", {"seed": 1}),
     "fresh": ("export-dense", {"fresh": True}),
-    "engine": ("build", {"engine": "auto"}),
+    "engine": ("build-dense", {"engine": "auto"}),
     "build.shapes": ("inputs", {"build": BuildOptions(shapes=(PROFILE,))}),
     "build.workspace_bytes": ("build-dense", {"build": BuildOptions(workspace_bytes=1 << 20)}),
     "build.optimization_level": ("build-dense", {"build": BuildOptions(optimization_level=1)}),
@@ -227,6 +227,58 @@ def test_the_precision_that_nobody_asked_for_is_the_sources(folder: Path) -> Non
     file = open_source(str(folder / "model.onnx"), SourceOptions())
     assert resolve(RunOptions(), torch_source, None, print).precision is Precision.FLOAT16
     assert resolve(RunOptions(), file, None, print).precision is None
+
+
+class Watched(Settings):
+    """Settings that note which of their fields are read."""
+
+    def __getattribute__(self, name: str) -> object:
+        if not name.startswith("_"):
+            READ.add(name)
+        return super().__getattribute__(name)
+
+
+READ: set[str] = set()
+
+
+class WatchingRunner(Runner):
+    """Notes what a stage's work reads of the settings and does not name among its options."""
+
+    def run(self, stage: Stage[R], options: Settings) -> R:
+        """As usual."""
+        READ.clear()
+        record = super().run(stage, options)
+        UNNAMED[stage.name] = READ - {*stage.options}
+        return record
+
+
+UNNAMED: dict[str, set[str]] = {}
+BY_FACTS = {
+    "inputs": {"build"},
+    "check-dense": {"seed"},
+    "check-sparse": {"seed"},
+    "build-dense": {"builder", "chosen"},
+    "build-sparse": {"builder", "chosen"},
+    "build": {"builder", "chosen", "build"},
+}
+"""Stage -> the settings that its facts stand for: the engine, the profiles, the metric's seed."""
+
+
+@pytest.mark.parametrize("is_torch", [False, True])
+def test_a_stage_goes_by_the_options_that_it_names(
+    is_torch: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    UNNAMED.clear()
+    options = replace(ORT, metric="metric.py:drawn", precision=Precision.FLOAT32)
+    model = MODEL if is_torch else "model.onnx"
+    with open_run(model, tmp_path / "r", options, Silent(), builds=True) as run:
+        known = {f.name: getattr(run.options, f.name) for f in fields(Settings)}
+        runner = WatchingRunner(run.runner.folder, run.progress)
+        run_stages(replace(run, options=Watched(**known), runner=runner))
+    assert len(UNNAMED) >= 12
+    left = {name: unnamed - BY_FACTS.get(name, set()) for name, unnamed in UNNAMED.items()}
+    assert {name: unnamed for name, unnamed in left.items() if unnamed} == {}
 
 
 def test_a_build_refuses_example_inputs_and_shapes_for_them_together(folder: Path) -> None:

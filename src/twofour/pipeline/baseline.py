@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,7 +15,7 @@ from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.engine_host import RUNTIMES, lasts, tries_of
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.onnx_inputs import save_arrays
-from twofour.pipeline.stages import DENSE, INPUTS, Run, Stage, reference_name, versions
+from twofour.pipeline.stages import DENSE, INPUTS, Made, Run, Stage, reference_name
 from twofour.records.export import TensorShape
 from twofour.records.options import Precision
 from twofour.records.pruning import PruneResult
@@ -81,7 +80,7 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
     source = cast("OnnxSource", run.dense_source if taken.onnx.variant == DENSE else run.source)
     name = reference_name(taken.onnx.variant)
 
-    def work() -> tuple[OriginalOutputs, Sequence[str]]:
+    def work() -> Made[OriginalOutputs]:
         from twofour.export.int8 import refuse_overflow, split_ranges
 
         try:
@@ -97,15 +96,15 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
         name="original",
         title="run the model as it came",
         record="stages/original.json",
-        depends={
-            "source": source.key(),
-            "precision": taken.precision,
-            "changed": taken.changed,
-            "versions": versions("onnx", *RUNTIMES),
-        },
+        kind=OriginalOutputs,
+        work=work,
+        lasting=lasts,
+        options=("precision",),
+        facts={"source": source.key(), "changed": taken.changed},
+        packages=("onnx", *RUNTIMES),
         reads=(INPUTS,),
     )
-    original = run.runner.run(stage, OriginalOutputs, work, lasting=lasts)
+    original = run.do(stage)
     if original.why_not is not None:
         run.progress.note(f"outputs are not compared with {source.path.name}: {original.why_not}")
     return replace(taken, reference=original.outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from twofour.engines.gpu import find_gpu
 from twofour.engines.inputs import beyond_ranges, bind_shapes, profiles_for, shapes_of
@@ -27,11 +27,11 @@ from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
     SPARSE,
+    Made,
     Run,
     Stage,
     onnx_files,
     onnx_name,
-    versions,
 )
 from twofour.records.build import BuildResult, VariantBuild
 from twofour.records.export import TensorShape
@@ -63,12 +63,12 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     return replace(build, shapes=shapes)
 
 
-def build_variant(run: Run, build: BuildOptions, variant: Variant) -> VariantBuild:
+def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[VariantBuild]:
     """Build one engine and time it; TensorRT leaves plan, log, layer information and profile."""
     chosen = run.options.builder
     source = run.file(onnx_name(SPARSE if chosen.builds_from_sparse else variant))
 
-    def work() -> tuple[VariantBuild, Sequence[str]]:
+    def work() -> Made[VariantBuild]:
         request = BuildRequest(
             variant=variant,
             onnx=source,
@@ -80,18 +80,18 @@ def build_variant(run: Run, build: BuildOptions, variant: Variant) -> VariantBui
         )
         return _build(run, request), _left_by(run, chosen.row, variant)
 
-    stage = Stage(
+    return Stage(
         name=f"build-{variant}",
         title=f"build {variant} with {chosen.status.engine}",
         record=f"stages/build-{variant}.json",
-        depends={
-            "engine": chosen.status.in_words,
-            "options": asdict(build),
-            "versions": versions(*chosen.row.packages),
-        },
+        kind=VariantBuild,
+        work=work,
+        lasting=lasts,
+        options=("engine",),
+        facts={"engine": chosen.status.in_words, "build": build},
+        packages=chosen.row.packages,
         reads=(INPUTS, *onnx_files(source)),
     )
-    return run.runner.run(stage, VariantBuild, work, lasting=lasts)
 
 
 def build_result(
@@ -99,11 +99,11 @@ def build_result(
     build: BuildOptions,
     variants: tuple[VariantBuild, ...],
     no_baseline: str | None = None,
-) -> BuildResult:
+) -> Stage[BuildResult]:
     """build.json over the variants."""
     chosen = run.options.builder
 
-    def work() -> tuple[BuildResult, Sequence[str]]:
+    def work() -> Made[BuildResult]:
         return BuildResult(
             engine=chosen.status,
             asked_for=run.options.engine,
@@ -114,19 +114,16 @@ def build_result(
             notes=(*filter(None, [no_baseline]), *_notes(run), *_tries(variants)),
         ), ()
 
-    stage = Stage(
+    return Stage(
         name="build",
         title="put the builds together",
         record="build.json",
-        depends={
-            "engine": chosen.status.in_words,
-            "asked": run.options.engine,
-            "no_baseline": no_baseline,
-            "versions": versions(),
-        },
+        kind=BuildResult,
+        work=work,
+        options=("engine",),
+        facts={"engine": chosen.status.in_words, "no_baseline": no_baseline},
         reads=tuple(f"stages/build-{v.variant}.json" for v in variants),
     )
-    return run.runner.run(stage, BuildResult, work)
 
 
 def refuse_crashed(built: BuildResult) -> None:

@@ -23,11 +23,11 @@ from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
     SPARSE,
+    Made,
     Run,
     Stage,
     onnx_files,
     reference_name,
-    versions,
 )
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.options import RunOptions, Variant
@@ -36,7 +36,7 @@ from twofour.records.run import ExportedVariant, VariantCheck
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
 
 
-def check(run: Run, exported: ExportedVariant) -> VariantCheck:
+def check(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
     """Run one file: against the module, its outputs kept, and the user's metric.
 
     Raises PatternBrokenError when it does not agree with the module.
@@ -44,7 +44,7 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
     path, variant = run.file(exported.onnx.file), exported.onnx.variant
     metric_files: list[Path] = []
 
-    def work() -> tuple[VariantCheck, Sequence[str]]:
+    def work() -> Made[VariantCheck]:
         session = None
         try:
             session = run.sessions.open(path)
@@ -56,15 +56,17 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
             return _not_run(variant, error), ()
         return checked, (outputs_name(variant),)
 
-    stage = Stage(
+    return Stage(
         name=f"check-{variant}",
         title=f"run the {variant} model",
         record=f"stages/check-{variant}.json",
-        depends={
-            "metric": metric_key(run.options),
-            "threads": run.options.build.threads,
-            "versions": versions(*RUNTIMES),
-        },
+        kind=VariantCheck,
+        work=work,
+        watched=lambda: metric_files,
+        lasting=lasts,
+        options=("dynamic", "metric"),
+        facts={"metric": metric_key(run.options), "threads": run.options.build.threads},
+        packages=RUNTIMES,
         reads=(
             INPUTS,
             *onnx_files(path),
@@ -72,15 +74,14 @@ def check(run: Run, exported: ExportedVariant) -> VariantCheck:
             *(other.file for other in exported.other_sizes),
         ),
     )
-    return run.runner.run(stage, VariantCheck, work, lambda: metric_files, lasting=lasts)
 
 
 def accuracy(
     run: Run, dense: VariantCheck, sparse: VariantCheck, no_baseline: str | None
-) -> Accuracy:
+) -> Stage[Accuracy]:
     """accuracy.json: sparse.onnx against dense.onnx."""
 
-    def work() -> tuple[Accuracy, Sequence[str]]:
+    def work() -> Made[Accuracy]:
         metrics = tuple(
             Metric(name=name, dense=value, sparse=sparse.metrics[name])
             for name, value in dense.metrics.items()
@@ -99,18 +100,19 @@ def accuracy(
 
     compared = _compared(run, dense, sparse)
 
-    stage = Stage(
+    return Stage(
         name="accuracy",
         title="compare the outputs",
         record="accuracy.json",
-        depends={"versions": versions(), "no_baseline": no_baseline},
+        kind=Accuracy,
+        work=work,
+        facts={"no_baseline": no_baseline},
         reads=(
             f"stages/check-{DENSE}.json",
             f"stages/check-{SPARSE}.json",
             *compared,
         ),
     )
-    return run.runner.run(stage, Accuracy, work)
 
 
 def outputs_name(variant: Variant) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from twofour.errors import PatternBrokenError
-from twofour.pipeline.stages import LAYERS, Run, Stage, onnx_files, versions
+from twofour.pipeline.stages import LAYERS, Made, Run, Stage, onnx_files
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.pruning import PruneResult, Validation, WeightCheck
 from twofour.records.run import ExportedVariant, VariantCheck
@@ -19,7 +19,7 @@ def put_together(
     pruned: PruneResult,
     variants: Sequence[ExportedVariant],
     checks: Sequence[VariantCheck],
-) -> ExportResult:
+) -> Stage[ExportResult]:
     """export.json and layers.json over the variants, the sparse one last.
 
     Raises PatternBrokenError when a weight that was pruned is not N:M in sparse.onnx.
@@ -29,7 +29,7 @@ def put_together(
     sparse = variants[-1]
     path = run.file(sparse.onnx.file)
 
-    def work() -> tuple[ExportResult, Sequence[str]]:
+    def work() -> Made[ExportResult]:
         required = initializers_of_pruned(pruned, sparse.layers)
         checked = validate_onnx(run.models.open(path), pruned.pattern, required=required)
         checked = replace(with_layer_names(checked, sparse.layers), files=(path.name,))
@@ -42,11 +42,12 @@ def put_together(
             pattern=checked,
         ), (LAYERS,)
 
-    stage = Stage(
+    return Stage(
         name="export",
         title="validate the exported model",
         record="export.json",
-        depends={"versions": versions()},
+        kind=ExportResult,
+        work=work,
         reads=(
             "prune.json",
             *onnx_files(path),
@@ -54,7 +55,6 @@ def put_together(
             *(f"stages/check-{v.onnx.variant}.json" for v in variants),
         ),
     )
-    return run.runner.run(stage, ExportResult, work)
 
 
 def exported_file(exported: ExportedVariant, checked: VariantCheck) -> ExportedFile:

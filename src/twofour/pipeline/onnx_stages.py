@@ -6,7 +6,6 @@ everything after it see the weights that the engine will get.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -28,12 +27,12 @@ from twofour.pipeline.stages import (
     INPUTS,
     SPARSE,
     TUNED,
+    Made,
     Run,
     Stage,
     onnx_files,
     onnx_name,
     onnx_size_bytes,
-    versions,
 )
 from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.records.export import LayerMap, LayerName, OnnxFile
@@ -52,7 +51,7 @@ def take_over(run: Run, variant: Variant = DENSE) -> ExportedVariant:
     source = cast("OnnxSource", run.dense_source if variant == DENSE else run.source)
     precision = changed_precision(run)
 
-    def work() -> tuple[ExportedVariant, Sequence[str]]:
+    def work() -> Made[ExportedVariant]:
         target = run.file(onnx_name(variant))
         _remove_data(target)
         converted = write_onnx(source.opened(), target, run.options)
@@ -67,14 +66,13 @@ def take_over(run: Run, variant: Variant = DENSE) -> ExportedVariant:
         if precision is None
         else f"convert the ONNX model to {precision.value}",
         record=f"stages/export-{variant}.json",
-        depends={
-            "source": source.key(),
-            "precision": precision,
-            "keep_float32": run.options.keep_float32,
-            "versions": versions("onnx"),
-        },
+        kind=ExportedVariant,
+        work=work,
+        options=("precision", "keep_float32"),
+        facts={"source": source.key()},
+        packages=("onnx",),
     )
-    exported = run.runner.run(stage, ExportedVariant, work)
+    exported = run.do(stage)
     for note in exported.notes:
         run.progress.note(note)
     return exported
@@ -119,14 +117,14 @@ def _refuse_half(source: OpenedModel) -> None:
         )
 
 
-def make_inputs(run: Run, taken: ExportedVariant) -> ExampleArrays:
+def make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
     """inputs.npz: the user's example inputs, or random ones of the shapes that were asked for.
 
     Raises BadInputError where sizes that the file leaves free are not given.
     """
     options = run.options
 
-    def work() -> tuple[ExampleArrays, Sequence[str]]:
+    def work() -> Made[ExampleArrays]:
         arrays, note = _inputs(run, taken)
         if note is not None:
             run.progress.note(note)
@@ -134,81 +132,79 @@ def make_inputs(run: Run, taken: ExportedVariant) -> ExampleArrays:
         shapes = {name: tuple(map(int, array.shape)) for name, array in arrays.items()}
         return ExampleArrays(shapes=shapes, note=note), (INPUTS,)
 
-    stage = Stage(
+    return Stage(
         name="inputs",
         title="make the example inputs",
         record="stages/inputs.json",
-        depends={
-            "source": run.source.key(),
-            "input_shapes": options.input_shapes,
-            "profiles": repr(options.build.shapes),
-            "versions": versions("numpy"),
-        },
+        kind=ExampleArrays,
+        work=work,
+        options=("inputs", "input_shapes", "input_shape_names", "seed"),
+        facts={"source": run.source.key(), "profiles": options.build.shapes},
+        packages=("numpy",),
         reads=(taken.onnx.file,),
     )
-    return run.runner.run(stage, ExampleArrays, work)
 
 
-def prune(run: Run) -> PruneResult:
+def prune(run: Run) -> Stage[PruneResult]:
     """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
     if run.reference is not None:
         take_over(run, TUNED)
     pattern, selection = run.options.pattern, run.options.selection
     target = run.file(onnx_name(SPARSE))
 
-    def work() -> tuple[PruneResult, Sequence[str]]:
+    def work() -> Made[PruneResult]:
         return _prune(run, pattern, selection), onnx_files(target)
 
-    stage = Stage(
+    return Stage(
         name="prune",
         title=f"prune to {pattern}",
         record="prune.json",
-        depends={
-            "pattern": str(pattern),
-            "selection": repr(selection),
-            "versions": versions("onnx"),
-        },
+        kind=PruneResult,
+        work=work,
+        options=("pattern", "selection"),
+        packages=("onnx",),
         reads=onnx_files(run.file(onnx_name(_base(run)))),
     )
-    return run.runner.run(stage, PruneResult, work)
 
 
-def validate(run: Run, pruned: PruneResult) -> Validation:
+def validate(run: Run, pruned: PruneResult) -> Stage[Validation]:
     """validate.json: sparse.onnx as it was saved, read back."""
     from twofour.pruning.verify import validate_onnx
 
     path = run.file(onnx_name(SPARSE))
     required = pruned_names(pruned)
 
-    def work() -> tuple[Validation, Sequence[str]]:
+    def work() -> Made[Validation]:
         checked = validate_onnx(run.models.open(path), pruned.pattern, required=required)
         return replace(checked, files=(path.name,)), ()
 
-    stage = Stage(
+    return Stage(
         name="validate",
         title="validate the saved model",
         record="validate.json",
-        depends={"versions": versions()},
+        kind=Validation,
+        work=work,
         reads=("prune.json", *onnx_files(path)),
     )
-    return run.runner.run(stage, Validation, work)
 
 
-def describe_sparse(run: Run) -> ExportedVariant:
+def describe_sparse(run: Run) -> Stage[ExportedVariant]:
     """stages/export-sparse.json: what an export would say of sparse.onnx, which pruning wrote."""
     path = run.file(onnx_name(SPARSE))
 
-    def work() -> tuple[ExportedVariant, Sequence[str]]:
+    def work() -> Made[ExportedVariant]:
         return replace(_described(run, path, SPARSE), precision=changed_precision(run)), ()
 
-    stage = Stage(
+    return Stage(
         name="export-sparse",
         title="describe the pruned model",
         record="stages/export-sparse.json",
-        depends={"versions": versions("onnx"), "precision": changed_precision(run)},
+        kind=ExportedVariant,
+        work=work,
+        options=("precision",),
+        packages=("onnx",),
         reads=onnx_files(path),
     )
-    return run.runner.run(stage, ExportedVariant, work)
 
 
 def _prune(run: Run, pattern: Pattern, selection: Selection) -> PruneResult:

@@ -29,11 +29,11 @@ from twofour.pipeline.stages import (
     DENSE,
     LAYERS,
     SPARSE,
+    Made,
     Run,
     Stage,
     onnx_files,
     onnx_name,
-    versions,
 )
 from twofour.records.build import BuildResult, Gpu
 from twofour.records.eligibility import EligibilityReport
@@ -67,13 +67,13 @@ class Facts:
     accuracy: Accuracy
 
 
-def report(run: Run, facts: Facts) -> EligibilityReport:
+def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
     """eligibility.json, report.md and report.html."""
     pruned, built = facts.pruned, facts.built
     path = run.file(onnx_name(SPARSE))
     files = files_of_folder(run.path, onnx_name(SPARSE))
 
-    def work() -> tuple[EligibilityReport, Sequence[str]]:
+    def work() -> Made[EligibilityReport]:
         model = run.models.open(path)
         found = model.weights(HARDWARE_PATTERN)
         weights = named(found.weights, facts.layers, said_by_pruning(pruned))
@@ -100,11 +100,12 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
         write_pages(run.path, document)
         return report, (MARKDOWN, HTML)
 
-    stage = Stage(
+    return Stage(
         name=REPORT_STAGE,
         title="report",
         record=REPORT,
-        depends={"versions": versions()},
+        kind=EligibilityReport,
+        work=work,
         reads=(
             "prune.json",
             "export.json",
@@ -116,7 +117,6 @@ def report(run: Run, facts: Facts) -> EligibilityReport:
             *((LATENCY,) if run.file(LATENCY).is_file() else ()),
         ),
     )
-    return run.runner.run(stage, EligibilityReport, work)
 
 
 def _not_exported(

@@ -63,22 +63,23 @@ def run_stages(run: Run) -> RunResult:
     check_asked_shapes(run, dense.inputs)
     dense = make_inputs(run, dense)
     build = with_profiles(run, dense)
-    pruned, validation, sparse = prune_and_export(run, dense)
+    pruned, validation = prune(run)
+    sparse = export_sparse(run, dense)
     check_reference_fits(run, dense, sparse)
     no_baseline = why_no_baseline(pruned) if run.reference is None else None
     if no_baseline is not None:
         run.progress.note(no_baseline)
     checks, builds = [], []
     for exported in (dense, sparse):
-        checks.append(check(run, exported))
-        builds.append(build_variant(run, build, exported.onnx.variant))
-    exports = put_together(run, pruned, (dense, sparse), checks)
-    drift = accuracy(run, checks[0], checks[1], no_baseline)
-    built = build_result(run, build, tuple(builds), no_baseline)
+        checks.append(run.do(check(run, exported)))
+        builds.append(run.do(build_variant(run, build, exported.onnx.variant)))
+    exports = run.do(put_together(run, pruned, (dense, sparse), checks))
+    drift = run.do(accuracy(run, checks[0], checks[1], no_baseline))
+    built = run.do(build_result(run, build, tuple(builds), no_baseline))
     facts = Facts(
         pruned=pruned, exported=exports, layers=sparse.layers, built=built, accuracy=drift
     )
-    verdicts = report(run, facts)
+    verdicts = run.do(report(run, facts))
     return RunResult(
         folder=str(run.shown),
         prune=pruned,
@@ -97,10 +98,8 @@ def run_prune(
     with open_run(model, out, options, progress or Silent()) as run:
         if run.model is None:
             onnx_stages.take_over(run)
-            pruned = onnx_stages.prune(run)
-            return run.shown, pruned, onnx_stages.validate(run, pruned)
-        pruned = torch_stages.prune(run)
-        return run.shown, pruned, torch_stages.validate(run, pruned)
+        pruned, validation = prune(run)
+        return run.shown, pruned, validation
 
 
 def run_export(
@@ -111,7 +110,7 @@ def run_export(
         run.host.start()
         exported = export_dense(run)
         exported = make_inputs(run, exported)
-        checked = check(run, exported)
+        checked = run.do(check(run, exported))
         write_record(run.file(LAYERS), exported.layers)
         return run.shown, exported, checked
 
@@ -128,10 +127,10 @@ def run_build(
         taken = make_inputs(run, taken)
         build = with_profiles(run, taken)
         if taken.reference is not None:
-            check(run, taken)
+            run.do(check(run, taken))
         variants = (DENSE, SPARSE) if run.options.builder.builds_from_sparse else (SPARSE,)
-        built = tuple(build_variant(run, build, variant) for variant in variants)
-        return run.shown, build_result(run, build, built)
+        built = tuple(run.do(build_variant(run, build, variant)) for variant in variants)
+        return run.shown, run.do(build_result(run, build, built))
 
 
 @contextlib.contextmanager
@@ -216,7 +215,9 @@ def source_options(options: RunOptions) -> SourceOptions:
 
 def export_dense(run: Run) -> ExportedVariant:
     """dense.onnx from the source, or the ONNX file taken over."""
-    return onnx_stages.take_over(run) if run.model is None else torch_stages.export_dense(run)
+    if run.model is None:
+        return onnx_stages.take_over(run)
+    return run.do(torch_stages.export_dense(run))
 
 
 def make_inputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
@@ -226,21 +227,22 @@ def make_inputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
     """
     if run.model is not None:
         return taken
-    onnx_stages.make_inputs(run, taken)
+    run.do(onnx_stages.make_inputs(run, taken))
     return taken if taken.precision is None else with_original_outputs(run, taken)
 
 
-def prune_and_export(
-    run: Run, dense: ExportedVariant
-) -> tuple[PruneResult, Validation, ExportedVariant]:
-    """Pruned, read back and judged, and as sparse.onnx."""
+def prune(run: Run) -> tuple[PruneResult, Validation]:
+    """Pruned, read back and judged."""
+    stages = onnx_stages if run.model is None else torch_stages
+    pruned = run.do(stages.prune(run))
+    return pruned, run.do(stages.validate(run, pruned))
+
+
+def export_sparse(run: Run, dense: ExportedVariant) -> ExportedVariant:
+    """sparse.onnx as an export: from the pruned module, or as pruning left the file."""
     if run.model is None:
-        pruned = onnx_stages.prune(run)
-        validation = onnx_stages.validate(run, pruned)
-        return pruned, validation, onnx_stages.describe_sparse(run)
-    pruned = torch_stages.prune(run)
-    validation = torch_stages.validate(run, pruned)
-    return pruned, validation, torch_stages.export_sparse(run, dense)
+        return run.do(onnx_stages.describe_sparse(run))
+    return run.do(torch_stages.export_sparse(run, dense))
 
 
 def _import_meanwhile(source: Source, folder: RunFolder) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from twofour.graph.opened import OpenedModels
 from twofour.pipeline.engine_host import EngineHost, Sessions
@@ -60,18 +60,43 @@ class Silent:
         """Say nothing."""
 
 
+Made = tuple[R, Sequence[str]]
+"""What a stage's work gives: its record, and the names of the files that it wrote beside it."""
+
+
+def _always(_record: object) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """What decides whether a stage must run: its options and versions, and the files it reads."""
+class Stage(Generic[R]):
+    """One stage: what it makes, what that depends on, and the work.
+
+    It is done again when an option, a fact, a version, a file that it reads or one that it left has
+    changed; `Run.do` sees to that.
+    """
 
     name: str
     title: str
+    """What is shown while it is done."""
     record: str
     """File of its record in the run folder, written last."""
-    depends: Mapping[str, object]
-    """Options and versions, as plain JSON values."""
+    kind: type[R]
+    """Of the record."""
+    work: Callable[[], Made[R]]
+    """Writes the stage's files; called where it has to be done."""
+    options: tuple[str, ...] = ()
+    """Fields of Settings that `work` goes by."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """What else it goes by: keys of sources, what earlier stages found."""
+    packages: tuple[str, ...] = ()
+    """Whose versions count, besides our own."""
     reads: tuple[str, ...] = ()
-    """Files of the run folder, outputs of earlier stages."""
+    """Files of the run folder, left by earlier stages."""
+    watched: Callable[[], Iterable[Path]] = tuple
+    """Asked after `work`: data files outside the folder that the result depends on."""
+    lasting: Callable[[R], bool] = _always
+    """A stage whose record is not lasting is done again by the next run."""
 
 
 class Runner:
@@ -82,32 +107,21 @@ class Runner:
         self.progress = progress
         self._hashes: dict[str, str] = {}
 
-    def run(
-        self,
-        stage: Stage,
-        kind: type[R],
-        work: Callable[[], tuple[R, Sequence[str]]],
-        watched: Callable[[], Iterable[Path]] = tuple,
-        *,
-        lasting: Callable[[R], bool] = lambda _record: True,
-    ) -> R:
-        """The stage's record, read back where nothing changed, else made by `work`.
+    def run(self, stage: Stage[R], options: Settings) -> R:
+        """The stage's record, read back where nothing changed, else made by its work.
 
-        `work` writes the stage's files and returns its record with their names. The order on disk
-        is files, record, run.json: a run killed in between does the stage again. `watched`, asked
-        after `work`, names data files outside the folder that the result depends on. A stage whose
-        record is not `lasting` is done again by the next run.
+        The order on disk is files, record, run.json: a run killed in between does the stage again.
         """
         self.progress.stage(stage.name, stage.title)
         started = time.perf_counter()
         inputs = {name: self._hash(name) for name in stage.reads}
-        key = _key(stage, inputs)
+        key = _key(stage, options, inputs)
         before = self.folder.stage(stage.name)
         if before is not None and before.key == key and before.lasting and self._intact(before):
-            record = read_record(kind, self.folder.path / stage.record)
+            record = read_record(stage.kind, self.folder.path / stage.record)
             self.progress.done(stage.name, seconds=time.perf_counter() - started, reused=True)
             return record
-        record, files = work()
+        record, files = stage.work()
         write_record(self.folder.path / stage.record, record)
         seconds = time.perf_counter() - started
         outputs = {name: self._hash_again(name) for name in (*files, stage.record)}
@@ -117,9 +131,9 @@ class Runner:
                 key=key,
                 inputs=inputs,
                 outputs=outputs,
-                watched={str(path): state_of(path) for path in watched()},
+                watched={str(path): state_of(path) for path in stage.watched()},
                 seconds=round(seconds, 3),
-                lasting=lasting(record),
+                lasting=stage.lasting(record),
             )
         )
         self.progress.done(stage.name, seconds=seconds, reused=False)
@@ -143,9 +157,16 @@ class Runner:
         return self._hash(name)
 
 
-def _key(stage: Stage, inputs: Mapping[str, str]) -> str:
-    document = {"stage": stage.name, "depends": stage.depends, "inputs": inputs}
-    return sha256_bytes(json.dumps(document, sort_keys=True).encode())
+def _key(stage: Stage[R], options: Settings, inputs: Mapping[str, str]) -> str:
+    document = {
+        "stage": stage.name,
+        "options": {name: getattr(options, name) for name in stage.options},
+        "facts": stage.facts,
+        "versions": versions(*stage.packages),
+        "inputs": inputs,
+    }
+    # records of options have no JSON of their own here: their repr says every field
+    return sha256_bytes(json.dumps(document, sort_keys=True, default=repr).encode())
 
 
 def versions(*packages: str) -> dict[str, str | None]:
@@ -217,3 +238,7 @@ class Run:
     def file(self, name: str) -> Path:
         """Path of a file of the run folder."""
         return self.path / name
+
+    def do(self, stage: Stage[R]) -> R:
+        """The record of a stage, done where it has to be."""
+        return self.runner.run(stage, self.options)

@@ -18,13 +18,13 @@ from twofour.pipeline.stages import (
     INPUTS,
     SPARSE,
     WEIGHTS,
+    Made,
     Run,
     Stage,
     onnx_files,
     onnx_name,
     onnx_size_bytes,
     reference_name,
-    versions,
 )
 from twofour.records.export import OnnxFile, TensorShape
 from twofour.records.options import DynamicAxis, ExportOptions, Precision, SizeRange, Variant
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
     from twofour.pipeline.sources.loaded import LoadedModule
     from twofour.pipeline.torch_model import TorchModel
 
+_EXPORT_OPTIONS = ("precision", "opset", "dynamic_batch", "dynamic")
 _EXPORTERS = ("torch", "onnx", "onnxscript", "onnx-ir", "transformers", "timm")
 
 
-def export_dense(run: Run) -> ExportedVariant:
+def export_dense(run: Run) -> Stage[ExportedVariant]:
     """dense.onnx, and inputs.npz with the example inputs as the file takes them."""
     model = run.reference_model or _model(run)
 
-    def work() -> tuple[ExportedVariant, Sequence[str]]:
+    def work() -> Made[ExportedVariant]:
         loaded = model.dense()
         if run.reference_model is not None:  # on the inputs of the model that is pruned
             own = _model(run).dense()
@@ -62,100 +63,88 @@ def export_dense(run: Run) -> ExportedVariant:
         others = tuple(other.file for other in exported.other_sizes)
         return exported, (*_left(run, DENSE), INPUTS, *others)
 
-    stage = Stage(
+    return Stage(
         name="export-dense",
         title="export dense model",
         record="stages/export-dense.json",
-        depends={
-            "source": run.source.key(),
-            "reference": run.dense_source.key(),
-            **_export_options(run),
-        },
+        kind=ExportedVariant,
+        work=work,
+        watched=lambda: model.data_files,
+        options=_EXPORT_OPTIONS,
+        facts={"source": run.source.key(), "reference": run.dense_source.key()},
+        packages=_EXPORTERS,
     )
-    return run.runner.run(stage, ExportedVariant, work, lambda: model.data_files)
 
 
-def prune(run: Run) -> PruneResult:
+def prune(run: Run) -> Stage[PruneResult]:
     """weights.safetensors and prune.json."""
     model, options = _model(run), run.options
 
-    def work() -> tuple[PruneResult, Sequence[str]]:
+    def work() -> Made[PruneResult]:
         return model.prune(options.pattern, options.selection, run.file(WEIGHTS)), (WEIGHTS,)
 
-    stage = Stage(
+    return Stage(
         name="prune",
         title=f"prune to {options.pattern}",
         record="prune.json",
-        depends={
-            "source": run.source.key(),
-            "pattern": str(options.pattern),
-            "selection": repr(options.selection),
-            "versions": versions("torch"),
-        },
+        kind=PruneResult,
+        work=work,
+        watched=lambda: model.data_files,
+        options=("pattern", "selection"),
+        facts={"source": run.source.key()},
+        packages=("torch",),
     )
-    return run.runner.run(stage, PruneResult, work, lambda: model.data_files)
 
 
-def validate(run: Run, pruned: PruneResult) -> Validation:
+def validate(run: Run, pruned: PruneResult) -> Stage[Validation]:
     """validate.json: the weights as they were saved, read back."""
     from twofour.pruning.verify import validate_safetensors
 
     weights = tuple(row.weight for row in pruned.weights)
     required = pruned_names(pruned)
 
-    def work() -> tuple[Validation, Sequence[str]]:
+    def work() -> Made[Validation]:
         path = run.file(WEIGHTS)
         checked = validate_safetensors(path, weights, pruned.pattern, required=required)
         return replace(checked, files=(path.name,)), ()
 
-    stage = Stage(
+    return Stage(
         name="validate",
         title="validate the saved weights",
         record="validate.json",
-        depends={"versions": versions()},
+        kind=Validation,
+        work=work,
         reads=("prune.json", WEIGHTS),
     )
-    return run.runner.run(stage, Validation, work)
 
 
-def export_sparse(run: Run, dense: ExportedVariant) -> ExportedVariant:
+def export_sparse(run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
     """sparse.onnx, exported from the pruned module exactly as dense.onnx was."""
     model = _model(run)
 
-    def work() -> tuple[ExportedVariant, Sequence[str]]:
+    def work() -> Made[ExportedVariant]:
         free = (dense.dynamic, dense.ranges)
         loaded = model.pruned(run.file(WEIGHTS))
         exported = _export(run, loaded, SPARSE, free, _reference(loaded))
         model.release()
         return exported, _left(run, SPARSE)
 
-    stage = Stage(
+    return Stage(
         name="export-sparse",
         title="export pruned model",
         record="stages/export-sparse.json",
-        depends={
-            "source": run.source.key(),
-            **_export_options(run),
-            "free": repr((dense.dynamic, dense.ranges)),
-        },
+        kind=ExportedVariant,
+        work=work,
+        options=_EXPORT_OPTIONS,
+        facts={"source": run.source.key(), "free": (dense.dynamic, dense.ranges)},
+        packages=_EXPORTERS,
         reads=(WEIGHTS,),
     )
-    return run.runner.run(stage, ExportedVariant, work)
 
 
 def _model(run: Run) -> TorchModel:
     assert run.model is not None, "an ONNX source has stages of its own"
     return run.model
-
-
-def _export_options(run: Run) -> dict[str, object]:
-    return {
-        "precision": run.options.precision,
-        "opset": run.options.opset,
-        "dynamic_batch": run.options.dynamic_batch,
-        "dynamic": repr(run.options.dynamic),
-        "versions": versions(*_EXPORTERS),
-    }
 
 
 def _left(run: Run, variant: Variant) -> tuple[str, ...]:
