@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support import onnx_models as om
 from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
@@ -36,18 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A small ONNX file with one dense Gemm."""
-    weight = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("Gemm", ["x", "w"], ["y"], name="fc", transB=1)],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    path = tmp_path / "fc.onnx"
-    opset = helper.make_opsetid("", 18)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
-    return path
+    ends = ("batch", 16), ("batch", 8)
+    return om.one_layer(tmp_path / "fc.onnx", "Gemm", om.weights(8, 16), ends, transB=1)
 
 
 def test_the_main_job_shows_the_verdicts_and_where_everything_is(folder: Path) -> None:

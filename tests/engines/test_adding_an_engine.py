@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from support import onnx_models as om
 from support.toy_engine import ToyEngine
 
 from twofour.engines.protocol import Engine
@@ -40,15 +40,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 def model(tmp_path: Path) -> Path:
     weight = np.arange(64, dtype=np.float32).reshape(8, 8) % 5 - 2
     weight[np.arange(8) % 4 < 2] = 0
-    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy"]
-    graph = helper.make_graph(
-        [node], "g", ends[:1], ends[1:], [numpy_helper.from_array(weight, "w")]
-    )
-    path = tmp_path / "model.onnx"
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
-    return path
+    return om.one_layer(tmp_path / "model.onnx", "MatMul", weight, (["batch", 8], ["batch", 8]))
 
 
 @pytest.mark.usefixtures("toy")

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from support import onnx_models as om
 from support.stand_in_worker import DYING, PLAN
 
 from twofour.errors import BuildFailedError
@@ -59,19 +58,8 @@ class Recorder(Silent):
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """One MatMul of 64 to 64 in float16, with a batch of 2."""
-    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float16)
-    tensors = [helper.make_tensor_value_info(n, TensorProto.FLOAT16, [2, 64]) for n in "xy"]
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")],
-        "g",
-        tensors[:1],
-        tensors[1:],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    path = tmp_path / "model.onnx"
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
-    return path
+    weight = om.weights(64, 64, dtype=np.float16)
+    return om.one_layer(tmp_path / "model.onnx", "MatMul", weight, ([2, 64], [2, 64]))
 
 
 def run(

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from support import onnx_models as om
 from support.stand_in_worker import DYING, PLAN
 
 from twofour.errors import BuildFailedError
@@ -27,20 +26,7 @@ ABORT, SEGV, KILL = int(signal.SIGABRT), int(signal.SIGSEGV), int(signal.SIGKILL
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    tensors = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy"
-    ]
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")],
-        "g",
-        tensors[:1],
-        tensors[1:],
-        [numpy_helper.from_array(WEIGHT, "w")],
-    )
-    path = tmp_path / "dense.onnx"
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
-    return path
+    return om.one_layer(tmp_path / "dense.onnx", "MatMul", WEIGHT, (["batch", 8], ["batch", 8]))
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
+from support import onnx_models as om
 
 _COMMAND = "from twofour.cli import main; main()"
 _MISSING = "raise ModuleNotFoundError('No module named {name}', name='{name}')\n"
@@ -19,18 +20,8 @@ _TORCH = ("torch", "onnxscript", "onnx_ir", "transformers", "safetensors")
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """One Conv of 8 to 8 channels."""
-    weight = np.random.default_rng(0).standard_normal((8, 8, 3, 3)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["y"], name="conv")],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8, 6, 6])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8, 4, 4])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    path = tmp_path / "conv.onnx"
-    opset = helper.make_opsetid("", 18)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
-    return path
+    ends = ("batch", 8, 6, 6), ("batch", 8, 4, 4)
+    return om.one_layer(tmp_path / "conv.onnx", "Conv", om.weights(8, 8, 3, 3), ends)
 
 
 def _run(blocked: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -89,6 +89,26 @@ def conv(weight: Array, *, groups: int = 1, op: str = "Conv") -> onnx.ModelProto
     return model([node], {"w": weight}, inputs={"x": [1, channels, *[8] * (weight.ndim - 2)]})
 
 
+def one_layer(
+    path: Path,
+    op: str,
+    weight: Array,
+    shapes: tuple[Sequence[int | str], Sequence[int | str]],
+    **attributes: Any,
+) -> Path:
+    """A file of one node: x, of the first shape -> y, of the second; both of the weight's type."""
+    kind = helper.np_dtype_to_tensor_dtype(weight.dtype)
+    name = {"Conv": "conv"}.get(op, "fc")
+    x, y = (
+        helper.make_tensor_value_info(end, kind, list(shape))
+        for end, shape in zip("xy", shapes, strict=True)
+    )
+    node = helper.make_node(op, ["x", "w"], ["y"], name=name, **attributes)
+    made = helper.make_graph([node], "g", [x], [y], [tensor("w", weight)])
+    opset = helper.make_opsetid("", 17)
+    return save(helper.make_model(made, opset_imports=[opset], ir_version=8), path)
+
+
 def before_matmul(
     steps: Sequence[onnx.NodeProto], constants: Mapping[str, Array], width: int
 ) -> onnx.ModelProto:

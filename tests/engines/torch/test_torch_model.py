@@ -222,3 +222,7 @@ def test_closing_twice_is_fine() -> None:
     model = open_torch(mlp(), "eager", OPTIONS)
     model.close()
     model.close()
+    again = open_torch(mlp(), "eager", OPTIONS)
+    again.prepare(arrays_of(mlp()))
+    assert again.run_ms() > 0
+    again.close()

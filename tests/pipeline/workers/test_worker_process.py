@@ -184,6 +184,7 @@ def test_the_work_of_children_counts() -> None:
         _wait_until(lambda: (family_s(parent.pid) or 0) > 0.2)
         before = family_s(parent.pid) or 0
         _wait_until(lambda: (family_s(parent.pid) or 0) > before + 0.1)
+        assert (family_s(parent.pid) or 0) > 0.3
     finally:
         os.killpg(parent.pid, signal.SIGKILL)
         parent.wait()
