@@ -74,7 +74,6 @@ def check(array: NDArray[Any], axis: int, pattern: Pattern) -> PatternCheck:
         groups_checked=lines * -(-length // pattern.m),
         violations=violations,
         first_violation=_first_violation(array, axis, pattern) if violations else None,
-        tail=length % pattern.m,
     )
 
 

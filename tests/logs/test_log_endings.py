@@ -129,7 +129,6 @@ def test_a_loaded_engine_was_not_built_here_so_no_printed_default_is_its_own() -
         (build,) = parse_lines(lines)
         assert (build.outcome, build.engine_loaded) == (BuildOutcome.LOADED, True)
         assert (build.sparsity, build.precision) == (SparsityFlag.UNKNOWN, None)
-        assert build.profiling_verbosity is None
     failed = [*LOADS[:6], LOADS[-1].replace("PASSED", "FAILED")]
     (broken,) = parse_lines(failed)
     assert (broken.outcome, broken.engine_loaded) == (BuildOutcome.FAILED, True)

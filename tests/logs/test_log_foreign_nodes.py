@@ -59,4 +59,3 @@ def test_tensors_of_a_detailed_line_are_read_up_to_the_last() -> None:
     )
     assert found is not None
     assert (found.inputs, found.outputs) == (("x [profile 1]",), ("y [profile 1]", "z"))
-    assert found.output_formats == ("Half", "Int64")

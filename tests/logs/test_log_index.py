@@ -171,7 +171,7 @@ def test_the_real_profile_file_has_its_layers_and_count() -> None:
     profile = read_profile(REAL_LOGS / "trtexec-profile_trt8.4_trex-a100-resnet-fp16_1.json")
     assert (profile.iterations, len(profile.layers)) == (1, 36)
     layer = profile.layers[1]
-    assert (layer.name, layer.average_ms, layer.percent) == ("Conv_0 + Relu_1", 0.111616, 10.9768)
+    assert (layer.name, layer.average_ms) == ("Conv_0 + Relu_1", 0.111616)
 
 
 @pytest.mark.parametrize(

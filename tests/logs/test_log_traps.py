@@ -147,12 +147,10 @@ def test_a_forced_build_is_marked_and_its_failure_too() -> None:
 def test_a_timing_cache_that_may_hide_timings_is_reported() -> None:
     build = only("cached.log")
     cache = build.timing_cache
-    assert (cache.mode, cache.entries, cache.hits) == ("global", 20, 158)
+    assert (cache.mode, cache.hits) == ("global", 158)
     assert (cache.cached_results, cache.silent_combinations) == (1, 1)
     assert cache.hides_timings
     assert (build.warning_count, build.error_count) == (1, 1)
-    first = build.layers[0]
-    assert (first.name, first.runners_without_tactics) == ("conv1", ("CaskConvolution",))
     assert {layer.name: layer.cached for layer in build.layers} == {
         "conv1": 0,
         "conv1 [profile 1]": 1,

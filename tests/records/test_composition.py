@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
+import re
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
+import twofour
 from twofour.records import SUBJECTS
 
 RECORDS: list[type[Any]] = [
@@ -21,6 +25,29 @@ RECORDS: list[type[Any]] = [
 ALIKE = 3
 """Fields of one name and type that two records may not state both."""
 
+FOR_READERS = {
+    "AutotuningCounts.foreign_node_tables": "how much of a build its log holds",
+    "AutotuningCounts.runner_choices": "how much of a build its log holds",
+    "AutotuningCounts.tactic_names": "how much of a build its log holds",
+    "BuildResult.asked_for": "beside the engine that ran, and why no other",
+    "EligibilitySummary.not_eligible": "the totals are a contract",
+    "EligibilitySummary.not_in_engine": "the totals are a contract",
+    "EligibilitySummary.weights_eligible": "the totals are a contract",
+    "EligibilitySummary.weights_elsewhere": "the totals are a contract",
+    "GainCeiling.eligible_ms": "what the gain is computed from",
+    "GainCeiling.weighted_ms": "what the gain is computed from",
+    "LatencyMetric.max_ms": "trtexec's own summary, whole",
+    "LatencyMetric.min_ms": "trtexec's own summary, whole",
+    "LatencyMetric.percentiles": "trtexec's own summary, whole",
+    "LoadedWeights.made_permanent": "what the caller of load_weights is told",
+    "LoadedWeights.tied": "what the caller of load_weights is told",
+    "Percentile.percent": "trtexec's own summary, whole",
+    "RunResult.validation": "what the caller of run is given",
+    "SparsityLine.profiles": "which of several equal names is of which profile",
+    "StageRecord.seconds": "what run.json says of the time of a stage",
+}
+"""Fields that nothing in twofour reads, each with the reason why it is there all the same."""
+
 
 def _stated(kind: type[Any]) -> set[tuple[str, str]]:
     """Fields that the record adds to those it inherits, with their types."""
@@ -33,3 +60,27 @@ def test_no_two_records_state_the_same_fields() -> None:
         for one, other in combinations(RECORDS, 2)
     }
     assert {pair: both for pair, both in alike.items() if len(both) >= ALIKE} == {}
+
+
+def _read_names() -> set[str]:
+    """Every name that twofour reads from an object, in Python or in a template."""
+    source = Path(twofour.__file__).parent
+    found = {
+        node.attr
+        for path in source.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    templates = (path.read_text(encoding="utf-8") for path in source.rglob("*.j2"))
+    return found.union(*(re.findall(r"\.(\w+)", text) for text in templates))
+
+
+def test_every_field_is_read_or_is_there_for_the_reader_of_the_json() -> None:
+    stated = {
+        f"{kind.__name__}.{field.name}": field.name
+        for kind in RECORDS
+        for field in dataclasses.fields(kind)
+        if field.name != "schema_version"  # store.py compares it
+    }
+    read = _read_names()
+    assert {place for place, name in stated.items() if name not in read} == set(FOR_READERS)

@@ -101,8 +101,7 @@ def profile(**times: float) -> Profile:
 
 def timed_profile(times: Sequence[tuple[str, float]]) -> Profile:
     rows = tuple(
-        LayerProfile(name=name, total_ms=None, average_ms=ms, median_ms=None, percent=None)
-        for name, ms in times
+        LayerProfile(name=name, total_ms=None, average_ms=ms, median_ms=None) for name, ms in times
     )
     return Profile(iterations=10, layers=rows)
 

@@ -78,7 +78,6 @@ def check(weight: Weight, violations: int = 0, holds_along: int | None = None) -
         groups_checked=prod(weight.shape) // width * -(-width // 4),
         violations=violations,
         first_violation=(0,) * len(weight.shape) if violations else None,
-        tail=width % 4,
         holds_along=holds_along,
         required=True,
     )

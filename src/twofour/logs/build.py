@@ -295,7 +295,6 @@ def finished_build(build: OpenBuild) -> Build:
         sparsity=flag,
         precision=facts.precision,
         optimization_level=facts.level,
-        profiling_verbosity=facts.verbosity,
         build_s=facts.build_s,
         eligible=eligible,
         chosen=chosen,
@@ -312,7 +311,6 @@ def finished_build(build: OpenBuild) -> Build:
         errors=tuple(build.errors),
         warning_count=build.warning_count,
         error_count=build.error_count,
-        memory=facts.memory(),
         engine_layers=_engine_layers(build),
         latency=build.results.summary(),
         profile=build.results.profile(),
@@ -376,7 +374,6 @@ def _timing_cache(build: OpenBuild) -> TimingCache:
     facts, tuning = build.facts, build.tuning
     return TimingCache(
         mode=facts.cache_mode,
-        entries=facts.cache_entries,
         hits=facts.cache_hits,
         cached_results=tuning.cached,
         silent_combinations=tuning.silent,

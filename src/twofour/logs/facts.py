@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twofour.logs.names import number
-from twofour.records.log import Contradiction, MemoryFigures, SparsityFlag
+from twofour.records.log import Contradiction, SparsityFlag
 
-_MIB = 1 << 20
 _BANNER = re.compile(
     r"&&&& (?P<word>RUNNING|PASSED|FAILED|WAIVED) TensorRT\.?\S*(?: \[TensorRT v(?P<v>\d{3,8})\])?"
     r"(?: \[b\d+\])?(?: # (?P<command>.*))?"
@@ -20,7 +19,6 @@ _RESOURCE = re.compile(
 _MODULE = re.compile(r"\s*\| Version: (\d+\.\d+\.\d+)")
 _LINKED = re.compile(r"[Ll]inked against TensorRT (\d+\.\d+\.\d+)")
 _LEVEL = re.compile(r"Set number of tactics to \d+ at optimization level (\d)")
-_PEAK = re.compile(r"\[MemUsageStats\] Peak memory usage .*CPU (\d{1,9}) MiB, GPU (\d{1,9}) MiB")
 _WORKSPACE = re.compile(r"Setting workspace to (\d{1,19}) ?enables more tactics")
 _FLAGS = {
     "enable": SparsityFlag.ENABLED, "enabled": SparsityFlag.ENABLED,
@@ -53,7 +51,6 @@ class Facts:
     flag: SparsityFlag | None = None
     precision: str | None = None
     level: int | None = None
-    verbosity: str | None = None
     passes_s: float | None = None
     """Of all passes so far: TensorRT 10 builds an engine for each of its backend strategies."""
     earlier_s: float = 0.0
@@ -66,16 +63,7 @@ class Facts:
     """What trtexec or Polygraphy measured around the builder."""
     workspace_bytes: int | None = None
     cache_mode: str | None = None
-    cache_entries: int | None = None
     cache_hits: int | None = None
-    host_bytes: int | None = None
-    device_bytes: int | None = None
-    scratch_bytes: int | None = None
-    activation_bytes: int | None = None
-    weights_bytes: int | None = None
-    engine_bytes: int | None = None
-    peak_cpu_bytes: int | None = None
-    peak_gpu_bytes: int | None = None
 
     @property
     def version(self) -> str | None:
@@ -102,20 +90,7 @@ class Facts:
 
     def forget_options(self) -> None:
         """Of a loaded engine: what is printed of building are defaults that nothing used."""
-        self.flag = self.precision = self.level = self.verbosity = None
-
-    def memory(self) -> MemoryFigures:
-        """The memory figures as a record."""
-        return MemoryFigures(
-            host_persistent_bytes=self.host_bytes,
-            device_persistent_bytes=self.device_bytes,
-            scratch_bytes=self.scratch_bytes,
-            activation_bytes=self.activation_bytes,
-            weights_bytes=self.weights_bytes,
-            engine_bytes=self.engine_bytes,
-            peak_cpu_bytes=self.peak_cpu_bytes,
-            peak_gpu_bytes=self.peak_gpu_bytes,
-        )
+        self.flag = self.precision = self.level = None
 
 
 Setter = Callable[[Facts, str], None]
@@ -159,24 +134,6 @@ def _text(name: str) -> Setter:
     def put(facts: Facts, text: str) -> None:
         if text:
             setattr(facts, name, text)
-
-    return put
-
-
-def _bytes(name: str) -> Setter:
-    def put(facts: Facts, text: str) -> None:
-        word = text.split(" ", 1)[0]
-        if word.isdigit() and len(word) < 19:
-            setattr(facts, name, int(word))
-
-    return put
-
-
-def _mib(name: str) -> Setter:
-    def put(facts: Facts, text: str) -> None:
-        value = number(text.split(" ", 1)[0])
-        if value is not None and 0 <= value < 1e9:
-            setattr(facts, name, round(value * _MIB))
 
     return put
 
@@ -255,16 +212,8 @@ def _linked(facts: Facts, text: str) -> None:
 
 
 def _cache(facts: Facts, text: str) -> None:
-    entries = re.match(r"(\d{1,9}) entries", text)
     hits = re.search(r"(?:served )?(\d{1,9}) hits?", text)
-    facts.cache_entries = int(entries[1]) if entries else facts.cache_entries
     facts.cache_hits = int(hits[1]) if hits else facts.cache_hits
-
-
-def _peak(facts: Facts, text: str) -> None:
-    match = _PEAK.match(f"[MemUsageStats] Peak memory usage {text[:200]}")
-    if match is not None:
-        facts.peak_cpu_bytes, facts.peak_gpu_bytes = (int(n) * _MIB for n in match.groups())
 
 
 def _workspace(facts: Facts, text: str) -> None:
@@ -281,6 +230,16 @@ def _global(facts: Facts, _: str) -> None:
     facts.cache_mode = "global"
 
 
+def _of_a_build(_facts: Facts, _text: str) -> None:
+    """Nothing is kept of it; that it stands there shows a build."""
+
+
+_OTHER_FIGURES = (
+    "Profiling verbosity: ", "Total Host Persistent Memory: ", "Total Device Persistent Memory: ",
+    "Total Scratch Memory: ", "Max Scratch Memory: ", "Total Activation Memory: ",
+    "Total Weights Memory: ", "Loaded engine size: ", "Created engine with size: ",
+    "[MemUsageStats] Peak memory usage ",
+)  # fmt: skip
 ONE_LINERS: tuple[tuple[str, Setter], ...] = (
     ("Selected Device: ", _text("gpu")),
     ("Compute Capability: ", _capability),
@@ -297,21 +256,12 @@ ONE_LINERS: tuple[tuple[str, Setter], ...] = (
     ("Precision: ", _text("precision")),
     ("BuilderOptimizationLevel: ", _level),
     ("Set number of tactics to ", _level_used),
-    ("Profiling verbosity: ", _text("verbosity")),
     ("Engine generation completed in ", _pass_seconds),
     ("Engine built in ", _whole_seconds),
     ("Finished engine building in ", _whole_seconds),
-    ("Total Host Persistent Memory: ", _bytes("host_bytes")),
-    ("Total Device Persistent Memory: ", _bytes("device_bytes")),
-    ("Total Scratch Memory: ", _bytes("scratch_bytes")),
-    ("Max Scratch Memory: ", _bytes("scratch_bytes")),
-    ("Total Activation Memory: ", _bytes("activation_bytes")),
-    ("Total Weights Memory: ", _bytes("weights_bytes")),
-    ("Loaded engine size: ", _mib("engine_bytes")),
-    ("Created engine with size: ", _mib("engine_bytes")),
-    ("[MemUsageStats] Peak memory usage ", _peak),
     ("Setting workspace to ", _workspace),
     ("Local timing cache in use", _local),
     ("Global timing cache in use", _global),
     ("Deleting timing cache: ", _cache),
+    *((start, _of_a_build) for start in _OTHER_FIGURES),
 )

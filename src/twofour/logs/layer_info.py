@@ -21,7 +21,6 @@ _LISTED_TENSOR = re.compile(
 _SOURCE = "[ONNX Layer: "
 _SOURCES = re.compile(r"[\x1e\x1f]|(?<=\])(?=\[ONNX Layer: )")
 _TENSOR = re.compile(r"\{ Name: ([^{}]{1,400}?), (?:Location|Dimensions|Format/Datatype): ")
-_FORMAT = re.compile(r"Format/Datatype: ([^{}]{1,200}?) }")
 _LAYER_TYPE = ", LayerType: "
 _LONGEST_METADATA = 20_000
 
@@ -66,11 +65,8 @@ def detailed_layer(line: str) -> EngineLayer | None:
         groups=_whole(_value(rest, "Groups")),
         out_maps=_whole(_value(rest, "OutMaps")),
         weights_type=_value(f", {weights}", "Type") if weights else None,
-        weights_count=_whole(_value(f", {weights}", "Count")) if weights else None,
         inputs=tuple(_TENSOR.findall(inputs[:_LONGEST_METADATA])),
         outputs=tuple(_TENSOR.findall(outputs[:_LONGEST_METADATA])),
-        input_formats=tuple(_FORMAT.findall(inputs[:_LONGEST_METADATA])),
-        output_formats=tuple(_FORMAT.findall(outputs[:_LONGEST_METADATA])),
         onnx_nodes=onnx_nodes(metadata),
         metadata=metadata,
     )
@@ -108,7 +104,6 @@ _QUOTED_START = re.compile(
 """The first line of a document with something before it."""
 _MOST_UNCLOSED = 8
 _LARGEST_FILE = 1 << 30
-_LAYER_INFORMATION_FORMAT = "Format/Datatype"
 _START_BYTES = 4096
 _NOTHING = "no message of TensorRT"
 
@@ -119,9 +114,7 @@ def read_layer_information(path: Path) -> LayerInformation:
     Raises BadInputError for a file that cannot be read, or has no layer in it.
     """
     text = _text(path)
-    layers, bindings = _layers_in(text)
-    if not layers:
-        layers, bindings = _layers_in(_unquoted(text))
+    layers = _layers_in(text) or _layers_in(_unquoted(text))
     if not layers:
         raise BadInputError(
             f"no layer information in {path}",
@@ -130,21 +123,16 @@ def read_layer_information(path: Path) -> LayerInformation:
     return LayerInformation(
         file=str(path),
         layers=tuple(layers),
-        bindings=tuple(dict.fromkeys(bindings)),
         detailed=any(layer.layer_type is not None for layer in layers),
     )
 
 
-def _layers_in(text: str) -> tuple[list[EngineLayer], list[str]]:
-    layers: list[EngineLayer] = []
-    bindings: list[str] = []
-    for document in documents(text):
-        layers += _layers(document)
-        bindings += _bindings(document)
+def _layers_in(text: str) -> list[EngineLayer]:
+    layers = [layer for document in documents(text) for layer in _layers(document)]
     if not layers:
         lines = (line.strip() for line in OuterPrefixes().removed(text.splitlines()))
         layers = [layer for line in lines if (layer := detailed_layer(line)) is not None]
-    return layers, bindings
+    return layers
 
 
 def _unquoted(text: str) -> str:
@@ -260,11 +248,6 @@ def _layers(document: object) -> list[EngineLayer]:
     return [] if single is None else [single]
 
 
-def _bindings(document: object) -> list[str]:
-    found = document.get("Bindings") if isinstance(document, dict) else None
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
-
-
 def _layer(item: object) -> EngineLayer | None:
     if isinstance(item, str):
         return EngineLayer(name=item)
@@ -288,11 +271,8 @@ def _layer(item: object) -> EngineLayer | None:
         out_maps=_layer_information_whole(item, "OutMaps"),
         kernel_shape=_whole_tuple(shape) if isinstance(shape, list) else None,
         weights_type=_string(weights, "Type"),
-        weights_count=_layer_information_whole(weights, "Count"),
         inputs=_layer_information_tensors(item.get("Inputs")),
         outputs=_layer_information_tensors(item.get("Outputs")),
-        input_formats=_formats(item.get("Inputs")),
-        output_formats=_formats(item.get("Outputs")),
         onnx_nodes=onnx_nodes(metadata),
         metadata=metadata,
     )
@@ -319,13 +299,6 @@ def _layer_information_tensors(tensors: object) -> tuple[str, ...] | None:
     return tuple(name for name in found if isinstance(name, str))
 
 
-def _formats(tensors: object) -> tuple[str, ...] | None:
-    if not isinstance(tensors, list):
-        return None
-    found = (t.get(_LAYER_INFORMATION_FORMAT) for t in tensors if isinstance(t, dict))
-    return tuple(value for value in found if isinstance(value, str))
-
-
 def _profile_row(item: dict[str, object]) -> LayerProfile:
     def figure(*keys: str) -> float | None:
         values = (item.get(key) for key in keys)
@@ -336,5 +309,4 @@ def _profile_row(item: dict[str, object]) -> LayerProfile:
         total_ms=figure("timeMs", "time_ms"),
         average_ms=figure("averageMs", "average_ms"),
         median_ms=figure("medianMs", "median_ms"),
-        percent=figure("percentage"),
     )

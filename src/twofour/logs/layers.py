@@ -44,7 +44,6 @@ class Layer:
     foreign: bool = False
     runner: str | None = None
     by_runner: dict[str | None, dict[str, Timing]] = field(default_factory=dict)
-    empty_runners: dict[str, None] = field(default_factory=dict)
     kept: int = 0
     dropped: int = 0
     cached: int = 0
@@ -126,7 +125,6 @@ def tuned_layer(name: str, layer: Layer) -> TunedLayer:
         best_dense_ms=finite_ms(min(dense, default=math.inf)),
         best_sparse_ms=finite_ms(min(sparse, default=math.inf)),
         runners=tuple(runner for runner in layer.by_runner if runner is not None),
-        runners_without_tactics=tuple(layer.empty_runners),
         foreign_node=layer.foreign,
         cached=layer.cached,
         pruned_tactics=layer.pruned,

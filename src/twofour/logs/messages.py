@@ -127,7 +127,7 @@ def _costs(build: OpenBuild, message: str, _line: int) -> bool:
 
 def _no_tactics(build: OpenBuild, message: str, _line: int) -> bool:
     if ": No valid tactics for" in message:
-        build.tuning.no_tactics(message)
+        build.tuning.no_tactics()
     return True
 
 

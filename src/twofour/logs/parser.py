@@ -199,7 +199,7 @@ class LogParser:
         elif "Skipping tactic " in message or GPU_ERROR in message:
             tuning.skipping(message, number)
         elif "no valid tactics for" in message:
-            tuning.no_tactics(message)
+            tuning.no_tactics()
         elif "available tactics, " in message:
             tuning.pruned(message)
         elif "got cached result: " in message:

@@ -19,6 +19,9 @@ _OLD_HEADINGS = {"Host Latency": "Host Latency", "Host latency": "Host Latency"}
     name: name for name in ("GPU Compute", "Enqueue Time", "H2D Latency", "D2H Latency")
 }
 _OLD_FIGURE = re.compile(r"(min|max|mean|median|percentile): (\S{1,24}) ms(?: at (\d{1,3}))?")
+_TOTALS = {
+    "Total Host Walltime", "walltime", "Total GPU Compute Time", "total compute time",
+}  # fmt: skip
 _TITLE = re.compile(r"=== Profile \((\d{1,9}) iterations ?\) ===")
 _COLUMNS = {
     "time(ms)": "total", "time (ms)": "total", "avg.(ms)": "average", "avg. time (ms)": "average",
@@ -31,8 +34,6 @@ class Results:
 
     def __init__(self, budget: Budget) -> None:
         self.throughput: float | None = None
-        self.walltime: float | None = None
-        self.gpu_compute: float | None = None
         self.metrics: dict[str, LatencyMetric] = {}
         self.iterations: int | None = None
         self.rows: list[LayerProfile] | None = None
@@ -55,12 +56,7 @@ class Results:
         if colon and key in {"Throughput", "throughput"}:
             found = number(value.split(" ")[0])
             self.throughput = self.throughput if found is None else found
-        elif colon and key in {"Total Host Walltime", "walltime"}:
-            self.walltime = number(value.split(" ")[0])
-        elif colon and key in {"Total GPU Compute Time", "total compute time"}:
-            found = number(value.split(" ")[0])
-            self.gpu_compute = self.gpu_compute if found is None else found
-        else:
+        elif not colon or key not in _TOTALS:
             return self._metric(text) or self._old_line(text)
         return True
 
@@ -103,8 +99,6 @@ class Results:
         return LatencySummary(
             throughput_qps=self.throughput,
             metrics=tuple(self.metrics.values()),
-            walltime_s=self.walltime,
-            gpu_compute_s=self.gpu_compute,
         )
 
     # --- the profile -------------------------------------------------------------------------
@@ -166,7 +160,6 @@ class Results:
                 total_ms=found.get("total"),
                 average_ms=found.get("average"),
                 median_ms=found.get("median"),
-                percent=found.get("percent"),
             )
         )
 

@@ -126,7 +126,6 @@ _REFORMAT = "Optimizer Reformat"
 _RUNNER_ID = re.compile(r"\[0x[0-9a-fA-F]+\]$")
 _CACHED = "] got cached result: "
 _PRUNED = re.compile(r"(.*): \d+ available tactics, \d+ unparsable, (\d+) pruned")
-_NO_TACTICS_10 = re.compile(r"Skipping (\w+): No valid tactics for (.*)")
 _MAX_LAYERS = 50_000
 _MOST_DIGITS = 6
 """Of a time: C++ prints floating-point numbers with six significant digits."""
@@ -368,14 +367,9 @@ class Tuning:
             self._layer.runner = runner
         return True
 
-    def no_tactics(self, message: str) -> None:
+    def no_tactics(self) -> None:
         """A runner had nothing to offer: `RUNNER has no valid tactics ...` or the form of 10.x."""
         self._explained = True
-        match = _NO_TACTICS_10.match(message)
-        runner = match[1] if match else message.split(" ", 1)[0]
-        layer = self.layers.get(match[2]) if match else self._layer
-        if layer is not None and len(layer.empty_runners) < 32:
-            layer.empty_runners[runner] = None
 
     def cached_result(self, message: str) -> None:
         """`LAYER [formats] got cached result: RUNNER, tactic ID, T ms` (10.x)."""

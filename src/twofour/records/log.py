@@ -156,7 +156,6 @@ class TunedLayer:
     best_sparse_ms: float | None
     runners: tuple[str, ...] = ()
     """Runners that were timed."""
-    runners_without_tactics: tuple[str, ...] = ()
     foreign_node: bool = False
     """An operation inside a Myelin region, from its table of sorted tactics."""
     eligible: bool | None = None
@@ -193,7 +192,6 @@ class TimingCache:
 
     mode: str | None
     """"local", "global", or None."""
-    entries: int | None = None
     hits: int | None = None
     cached_results: int = 0
     """Single lookups that the log reports."""
@@ -254,20 +252,6 @@ class LogMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryFigures:
-    """Bytes, as printed at the end of a build."""
-
-    host_persistent_bytes: int | None = None
-    device_persistent_bytes: int | None = None
-    scratch_bytes: int | None = None
-    activation_bytes: int | None = None
-    weights_bytes: int | None = None
-    engine_bytes: int | None = None
-    peak_cpu_bytes: int | None = None
-    peak_gpu_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLayer:
     """One layer of the finished engine, from layer information."""
 
@@ -285,12 +269,9 @@ class EngineLayer:
     out_maps: int | None = None
     kernel_shape: tuple[int, ...] | None = None
     weights_type: str | None = None
-    weights_count: int | None = None
     inputs: tuple[str, ...] | None = None
     """Names of the tensors it reads; None where they are not listed."""
     outputs: tuple[str, ...] | None = None
-    input_formats: tuple[str, ...] | None = None
-    output_formats: tuple[str, ...] | None = None
     onnx_nodes: tuple[str, ...] = ()
     """Source layers named in Metadata."""
     metadata: str | None = None
@@ -302,7 +283,6 @@ class LayerInformation:
 
     file: str
     layers: tuple[EngineLayer, ...]
-    bindings: tuple[str, ...] = ()
     detailed: bool = True
     """False: the layers are bare names, so nothing is known of kernels or sparsity."""
 
@@ -315,7 +295,6 @@ class LayerProfile:
     total_ms: float | None
     average_ms: float | None
     median_ms: float | None
-    percent: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,8 +333,6 @@ class LatencySummary:
 
     throughput_qps: float | None
     metrics: tuple[LatencyMetric, ...]
-    walltime_s: float | None = None
-    gpu_compute_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +374,6 @@ class Build:
     precision: str | None
     optimization_level: int | None
     """None: the default, or not said."""
-    profiling_verbosity: str | None
     build_s: float | None
     """Time of the builder, its passes added up; trtexec's own figure where no pass prints one."""
     eligible: tuple[str, ...] | None
@@ -418,7 +394,6 @@ class Build:
     errors: tuple[LogMessage, ...]
     warning_count: int
     error_count: int
-    memory: MemoryFigures
     engine_layers: tuple[EngineLayer, ...] | None
     latency: LatencySummary | None
     profile: Profile | None

@@ -62,8 +62,6 @@ class PatternCheck:
     """Groups with more than N non-zeros."""
     first_violation: tuple[int, ...] | None
     """Index, in C order of the array, of the first element of the first violating group."""
-    tail: int
-    """Length of the last group where the axis is no multiple of M, else 0."""
 
     @property
     def holds(self) -> bool:
