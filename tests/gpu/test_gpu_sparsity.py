@@ -33,10 +33,10 @@ from support.sparsity_models import (
 )
 
 from twofour.engines.gpu import find_gpu
-from twofour.engines.protocol import GPU, OpenOptions, OpenRequest
+from twofour.engines.protocol import OpenOptions, OpenRequest
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
-from twofour.engines.tensorrt.timed import EVENTS
+from twofour.engines.tensorrt.timed import EVENTS, GPU
 from twofour.records.build import BuildResult, Diagnosis, EngineStatus
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.latency import LatencyComparison

@@ -116,12 +116,6 @@ def mode_statuses(found: EngineStatus, modes: Sequence[str]) -> tuple[ModeStatus
     )
 
 
-GPU = "gpu"
-"""The usual mode of engines that are TensorRT's."""
-FLAG_OFF = "gpu-sparsity-off"
-"""Sparse weights in an engine of TensorRT that was not allowed sparse kernels."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
     """One way in which an engine runs a model."""
@@ -136,12 +130,6 @@ class Mode:
     """It runs a file quantised to int8, with activations of this type."""
     widens_half: bool = False
     """It computes most of a graph in half precision in float32."""
-
-
-TENSORRT_MODES = (
-    Mode(name=GPU, sparse_kernels=True),
-    Mode(name=FLAG_OFF, sparse_kernels=False, needs_sparse=True),
-)
 
 
 class TimedModel(Protocol):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.torch_small_modules import OPTIONS, mlp
 
-from twofour.engines.protocol import FLAG_OFF, GPU
+from twofour.engines.tensorrt.timed import FLAG_OFF, GPU
 from twofour.engines.torch.engine import TorchEngine
 from twofour.engines.torch.modes import MODES
 from twofour.engines.torch.tensorrt import TorchTensorRtEngine, open_torch_tensorrt

@@ -12,7 +12,6 @@ from types import ModuleType
 from twofour.engines.gpu import find_gpu
 from twofour.engines.inputs import at_shapes, opt_shapes
 from twofour.engines.protocol import (
-    TENSORRT_MODES,
     Arrays,
     BuildRequest,
     ModeStatus,
@@ -25,7 +24,7 @@ from twofour.engines.tensorrt.build import build_plan, weak_typing_flags
 from twofour.engines.tensorrt.log import MessageLog, build_log
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.engines.tensorrt.status import tensorrt_status
-from twofour.engines.tensorrt.timed import open_tensorrt
+from twofour.engines.tensorrt.timed import MODES, open_tensorrt
 from twofour.engines.timing import no_latency
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.records.build import EngineStatus, VariantBuild, VariantLatency
@@ -40,7 +39,7 @@ _WITHOUT_COMPILING = 2
 class TensorRtEngine:
     """Builds with Polygraphy's loaders; its status is established once, because that loads CUDA."""
 
-    modes = TENSORRT_MODES
+    modes = MODES
     open_levels: tuple[str, ...] = ()  # a plan has the level it was built at
 
     def __init__(self) -> None:

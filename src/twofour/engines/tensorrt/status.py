@@ -12,6 +12,7 @@ from twofour.engines.tensorrt.log import build_log, trt_logger
 from twofour.errors import first_line
 from twofour.records.build import EngineStatus
 
+ENGINE = "tensorrt"
 INSTALL = "pip install 'twofour[tensorrt]', on a machine with an NVIDIA GPU"
 OLDEST = (8, 6)
 _LIBRARY = re.compile(r"(\S+\.(?:so[.\d]*|dll)): cannot open shared object file")
@@ -46,7 +47,7 @@ def _try_builder(trt: ModuleType, version: str) -> EngineStatus:
     if reason is None:
         device = gpu.name if gpu else "GPU"
         return EngineStatus(
-            engine="tensorrt", version=version, can_run=True, why_not=None, device=device
+            engine=ENGINE, version=version, can_run=True, why_not=None, device=device
         )
     if gpu is None:
         reason = f"no NVIDIA GPU with a driver was found ({reason})"
@@ -71,6 +72,4 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _cannot(version: str | None, why_not: str, hint: str) -> EngineStatus:
-    return EngineStatus(
-        engine="tensorrt", version=version, can_run=False, why_not=why_not, hint=hint
-    )
+    return EngineStatus(engine=ENGINE, version=version, can_run=False, why_not=why_not, hint=hint)

@@ -11,14 +11,23 @@ from typing import Any
 
 import numpy.typing as npt
 
-from twofour.engines.protocol import Arrays, OpenOptions
+from twofour.engines.protocol import Arrays, Mode, OpenOptions
 from twofour.engines.tensorrt.log import build_log
 from twofour.engines.tensorrt.plan import LoadedPlan, load_cuda_runtime
-from twofour.engines.tensorrt.status import tensorrt_status
+from twofour.engines.tensorrt.status import ENGINE, tensorrt_status
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape
 from twofour.records.latency import VariantSettings
+
+GPU = "gpu"
+FLAG_OFF = "gpu-sparsity-off"
+MODES = (
+    Mode(name=GPU, sparse_kernels=True),
+    Mode(name=FLAG_OFF, sparse_kernels=False, needs_sparse=True),
+)
+"""The second is for sparse weights in an engine that was not allowed sparse kernels."""
+EVENTS = "one enqueue between two CUDA events; no copies between host and device"
 
 
 def cuda_runtime() -> ctypes.CDLL:
@@ -118,10 +127,6 @@ def _check(library: ctypes.CDLL, status: int, call: str) -> None:
     describe.restype = ctypes.c_char_p
     words = (describe(status) or b"no description").decode(errors="replace")
     raise BuildFailedError(f"{call} failed: {words} (CUDA error {status})")
-
-
-ENGINE = "tensorrt"
-EVENTS = "one enqueue between two CUDA events; no copies between host and device"
 
 
 def open_tensorrt(

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from twofour.engines.protocol import (
-    TENSORRT_MODES,
     ModeStatus,
     OpenOptions,
     OpenRequest,
@@ -17,6 +16,7 @@ from twofour.engines.protocol import (
     Untyped,
     mode_statuses,
 )
+from twofour.engines.tensorrt.timed import MODES
 from twofour.engines.torch.device import CUDA, TorchDevice, best_device
 from twofour.engines.torch.engine import TorchEngine
 from twofour.engines.torch.placed import Forward, PerShape, Ready, TorchProgram, by_position, place
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 ENGINE = "torch-tensorrt"
-_SPARSE = {mode.name: mode.sparse_kernels is True for mode in TENSORRT_MODES}
+_SPARSE = {mode.name: mode.sparse_kernels is True for mode in MODES}
 _PRECISION = "float16"
 _HINT = "pip install torch-tensorrt, in the release of the torch that is installed"
 
@@ -50,7 +50,7 @@ class TorchTensorRtEngine(TorchEngine):
     """The same of torch-tensorrt, whose modes all need the same."""
 
     name = ENGINE
-    modes = TENSORRT_MODES
+    modes = MODES
 
     def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
         """Whether it is installed and there is a GPU, for each mode; never raises."""
