@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.render_cases import every_fate
+from support.render_cases import every_status
 
 from twofour import records
 from twofour.records.eligibility import EligibilityReport
@@ -48,7 +48,7 @@ def test_every_file_is_the_schema_of_a_record_with_a_version() -> None:
 
 def test_a_report_has_exactly_the_fields_of_its_schema() -> None:
     schema = json.loads(_file(EligibilityReport).read_text(encoding="utf-8"))
-    report = json.loads(to_json(every_fate()))
+    report = json.loads(to_json(every_status()))
     assert set(report) == set(schema["properties"])
     verdict = schema["$defs"]["Verdict"]
     assert all(set(row) == set(verdict["properties"]) for row in report["verdicts"])

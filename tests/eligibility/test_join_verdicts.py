@@ -25,7 +25,7 @@ from twofour.eligibility.build import build_facts
 from twofour.eligibility.cells import surprise
 from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.report import join_report, report_from_log
-from twofour.eligibility.totals import Fate, fate_of
+from twofour.eligibility.totals import LayerStatus, status_of
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.log import (
     Build,
@@ -348,7 +348,7 @@ def test_an_engine_that_shows_sparse_weights_was_allowed_them(shows: EngineLayer
         a = joined(report(big("a"), big("b")), layers=told, build=log).verdicts[0]
         assert (a.verdict, a.evidence) == (ELIGIBLE, Evidence.PREDICTED)
         assert codes(a) == ["LOG_SILENT", "QUALIFIES"]
-        assert fate_of(a) is Fate.DOUBTFUL
+        assert status_of(a) is LayerStatus.DOUBTFUL
         assert "--sparsity=enable" not in (a.remedy or "")
 
 
@@ -357,7 +357,7 @@ def test_an_engine_that_shows_no_sparse_weights_may_not_have_been_allowed_them()
     assert build_facts(None, told.layers).sparse_weights is None
     a = joined(report(big("a"), big("b")), layers=told).verdicts[0]
     assert codes(a) == ["QUALIFIES", "LOG_SILENT"]
-    assert fate_of(a) is Fate.CAN
+    assert status_of(a) is LayerStatus.CAN
     assert "--sparsity=enable" in (a.remedy or "")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.chromium import Browser, browser, why_not
 from support.comparison_cases import files, hostile, many, run_folder, sweep
-from support.render_cases import every_fate
+from support.render_cases import every_status
 from support.rendered import comparison_page, to_html
 
 pytestmark = [
@@ -70,8 +70,8 @@ def test_the_page_is_no_wider_than_the_window(chromium: Browser, tmp_path: Path,
 def test_hostile_names_do_nothing_in_either_page(chromium: Browser, tmp_path: Path) -> None:
     for text in (
         comparison_page(hostile()),
-        to_html(every_fate(), comparison=hostile()),
-        to_html(every_fate(), comparison=sweep()),
+        to_html(every_status(), comparison=hostile()),
+        to_html(every_status(), comparison=sweep()),
     ):
         page = _open(chromium, tmp_path, text)
         assert page.run("return document.title").endswith((": latency", ": sparsity report"))
@@ -82,7 +82,7 @@ def test_hostile_names_do_nothing_in_either_page(chromium: Browser, tmp_path: Pa
 def test_the_table_of_layers_is_still_a_grid_beside_tables_of_times(
     chromium: Browser, tmp_path: Path
 ) -> None:
-    page = _open(chromium, tmp_path, to_html(every_fate(), comparison=run_folder()))
+    page = _open(chromium, tmp_path, to_html(every_status(), comparison=run_folder()))
     display = "return getComputedStyle(document.querySelector(arguments[0])).display"
     assert page.run(display, "#table tbody tr") == "grid"
     assert page.run(display, ".cells tbody tr") == "table-row"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.comparison_cases import HOSTILE, files, hostile, many, run_folder, sweep
-from support.render_cases import every_fate
+from support.render_cases import every_status
 from support.rendered import comparison_page, to_html
 
 from twofour.records.build import BuildResult, EngineStatus
@@ -91,7 +91,7 @@ def test_the_section_is_as_expected(golden: Callable[[Path, str], None]) -> None
 def test_every_tag_is_closed_and_nothing_is_fetched_or_styled_in_place(
     made: LatencyComparison,
 ) -> None:
-    for text in (comparison_page(made), to_html(every_fate(), comparison=made)):
+    for text in (comparison_page(made), to_html(every_status(), comparison=made)):
         page = _Page(text)
         assert page.unclosed == []
         tags = {tag for tag, _ in page.tags}
@@ -115,12 +115,12 @@ def test_the_policy_allows_the_style_of_the_page_and_no_script() -> None:
 
 
 def test_the_style_of_a_report_with_a_comparison_is_the_one_its_policy_allows() -> None:
-    text = to_html(every_fate(), comparison=run_folder())
+    text = to_html(every_status(), comparison=run_folder())
     (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"sha256-{digest}" in text
     assert ".whisker" in style
-    assert ".whisker" not in to_html(every_fate())
+    assert ".whisker" not in to_html(every_status())
 
 
 def test_the_answer_the_figures_and_the_plots_are_in_the_page() -> None:
@@ -186,12 +186,12 @@ def test_names_from_outside_are_text_and_nothing_else() -> None:
 
 def test_a_report_shows_the_comparison_instead_of_the_times_of_the_build() -> None:
     built = _build()
-    text = to_html(every_fate(), build=built, comparison=run_folder())
+    text = to_html(every_status(), build=built, comparison=run_folder())
     assert "<h2>Engines</h2>" in text
     assert "a note &amp; more" in text
     assert "<pre>" not in text
     assert 'id="latency"' in text
-    without = to_html(every_fate(), build=built)
+    without = to_html(every_status(), build=built)
     assert "<h2>Engines and times</h2>" in without
     assert "<pre>" in without
     assert 'id="latency"' not in without
@@ -199,8 +199,8 @@ def test_a_report_shows_the_comparison_instead_of_the_times_of_the_build() -> No
 
 def test_a_build_without_notes_leaves_no_empty_heading_beside_a_comparison() -> None:
     silent = replace(_build(), notes=())
-    assert "<h2>Engines" not in to_html(every_fate(), build=silent, comparison=files())
-    assert "<h2>Engines" in to_html(every_fate(), build=silent)
+    assert "<h2>Engines" not in to_html(every_status(), build=silent, comparison=files())
+    assert "<h2>Engines" in to_html(every_status(), build=silent)
 
 
 def test_the_same_comparison_gives_the_same_bytes() -> None:

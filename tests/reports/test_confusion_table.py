@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.render_cases import every_fate
+from support.render_cases import every_status
 from support.rendered import to_html, to_markdown
 
 from twofour.records.eligibility import (
@@ -30,7 +30,7 @@ def measured() -> EligibilityReport:
         layer="<b>head|</b>", predicted=ELIGIBLE, measured=NOT, message="line 3 leaves it out"
     )
     totals = EligibilityTotals(confusion=cells, disagreements=(odd,), shares=())
-    return replace(every_fate(), totals=totals)
+    return replace(every_status(), totals=totals)
 
 
 def _tables(report: EligibilityReport) -> list[Table]:
@@ -51,7 +51,7 @@ def test_every_pair_has_its_count_and_pairs_that_never_were_have_nought() -> Non
 
 
 def test_without_evidence_there_is_no_table() -> None:
-    nothing = replace(every_fate(), totals=None)
+    nothing = replace(every_status(), totals=None)
     assert _tables(nothing) == []
     assert "Prediction against evidence" not in to_html(nothing)
     assert "Prediction against evidence" not in to_markdown(nothing)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.render_cases import HOSTILE, every_fate, hostile
+from support.render_cases import HOSTILE, every_status, hostile
 from support.rendered import to_csv
 from support.report_cases import matmul, report
 
@@ -24,12 +24,12 @@ def _rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_the_table_of_every_fate_is_as_expected(golden: Callable[[Path, str], None]) -> None:
-    golden(GOLDEN / "report.csv", to_csv(every_fate()))
+def test_the_table_of_every_status_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / "report.csv", to_csv(every_status()))
 
 
 def test_every_layer_is_a_row_with_its_figures() -> None:
-    made = every_fate()
+    made = every_status()
     rows = _rows(to_csv(made))
     assert [row["layer"] for row in rows] == [v.layer for v in made.verdicts]
     assert " ".join(rows[0]) == (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.comparison_cases import run_folder
-from support.render_cases import every_fate
+from support.render_cases import every_status
 from typer.testing import CliRunner
 
 from twofour.cli.app import app
@@ -33,13 +33,13 @@ def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("with_toy")
 def test_a_format_that_is_added_gets_every_report() -> None:
     render = renderer("toy")
-    assert "layer op C x K kernel type pattern" in str(render(eligibility_document(every_fate())))
+    assert "layer op C x K kernel type pattern" in str(render(eligibility_document(every_status())))
     assert "variant median ms p90 ms" in str(render(latency_document(run_folder())))
 
 
 @pytest.mark.usefixtures("with_toy")
 def test_report_takes_a_format_that_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twofour.pipeline.reporting.report_folder", lambda _: every_fate())
+    monkeypatch.setattr("twofour.pipeline.reporting.report_folder", lambda _: every_status())
     done = CliRunner().invoke(app, ["report", "somewhere", "--format", "toy"])
     assert done.exit_code == 0
     assert done.stdout.startswith("digits.py:make\n layers weights main reasons\n")

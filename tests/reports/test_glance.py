@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from support.render_cases import every_fate as report
+from support.render_cases import every_status as report
 from torch import nn
 
 import twofour

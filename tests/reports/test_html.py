@@ -15,11 +15,11 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.render_cases import HOSTILE, every_fate, hostile, large
-from support.rendered import fate_bar, size_plot, time_plot, to_html
+from support.render_cases import HOSTILE, every_status, hostile, large
+from support.rendered import size_plot, status_bar, time_plot, to_html
 from support.report_cases import matmul, report, verdict
 
-from twofour.eligibility.totals import Fate, fate_of
+from twofour.eligibility.totals import LayerStatus, status_of
 from twofour.records.build import BuildResult, EngineStatus, VariantBuild, VariantLatency
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, OutputAgreement
@@ -108,7 +108,7 @@ def _build() -> BuildResult:
 
 
 def test_the_page_fetches_nothing() -> None:
-    page = _Page(to_html(every_fate()))
+    page = _Page(to_html(every_status()))
     assert FETCHING.isdisjoint(tag for tag, _ in page.tags)
     links = [a.get(key) for _, a in page.tags for key in ("src", "href", "action") if key in a]
     assert links == ["#layers"]
@@ -164,7 +164,7 @@ def test_the_data_of_the_script_cannot_end_it_and_come_back_as_they_were(name: s
 
 
 def test_every_layer_has_a_row_and_data_in_the_order_of_the_model() -> None:
-    made = every_fate()
+    made = every_status()
     text = to_html(made).replace("<wbr>", "")
     assert [layer["name"] for layer in _data(text)] == [v.layer for v in made.verdicts]
     rows = re.findall(r'class="more" aria-expanded="false">([^<]*)<', text)
@@ -174,17 +174,17 @@ def test_every_layer_has_a_row_and_data_in_the_order_of_the_model() -> None:
     assert stem["codes"] == ["AXIS_NOT_MULTIPLE", "PATTERN_BROKEN", "SMALL_CHANNELS"]
 
 
-def test_the_fates_are_those_of_the_summary() -> None:
-    for made in (every_fate(), hostile(), large(300), report()):
-        counted = Counter(fate_of(v).value for v in made.verdicts)
-        titles = {t.fate.value: t.layers for t in totals(made)}
+def test_the_statuses_are_those_of_the_summary() -> None:
+    for made in (every_status(), hostile(), large(300), report()):
+        counted = Counter(status_of(v).value for v in made.verdicts)
+        titles = {t.status.value: t.layers for t in totals(made)}
         assert {t: n for t, n in titles.items() if not n.startswith("0 ")} == {
             title: count(number, "layer") for title, number in counted.items()
         }
 
 
 def test_the_plot_of_times_is_there_only_where_there_are_figures() -> None:
-    timed = to_html(every_fate())
+    timed = to_html(every_status())
     assert timed.count('<svg class="plot"') == 2
     assert "4 of 11 layers have the times of both" in timed
     assert 'data-sort="ratio"' in timed
@@ -206,11 +206,11 @@ def test_what_pruning_and_the_engines_did_is_shown_where_it_is_known() -> None:
         row_cosine_mean=0.98,
         row_cosine_min=0.91,
     )
-    text = to_html(every_fate(), accuracy=Accuracy(drift=(drift,), examples=8), build=_build())
+    text = to_html(every_status(), accuracy=Accuracy(drift=(drift,), examples=8), build=_build())
     assert "output &lt;logits&gt; [8x10]: dense to sparse cosine 0.987654" in text
     assert "not used: tensorrt: &lt;b&gt;not installed&lt;/b&gt;" in text
     assert re.search(r"sparse\s+1\s+1\s+1000\s+0\.500", text)
-    assert "Engines and times" not in to_html(every_fate())
+    assert "Engines and times" not in to_html(every_status())
 
 
 def test_an_empty_report_is_a_page() -> None:
@@ -221,20 +221,22 @@ def test_an_empty_report_is_a_page() -> None:
 
 
 def test_the_same_report_gives_the_same_bytes() -> None:
-    assert to_html(every_fate()) == to_html(every_fate())
+    assert to_html(every_status()) == to_html(every_status())
 
 
-def test_the_bar_has_a_segment_per_fate_in_proportion() -> None:
-    bar = fate_bar([(Fate.RUNS, 1), (Fate.CAN, 0), (Fate.CANNOT, 3)], "layer")
+def test_the_bar_has_a_segment_per_status_in_proportion() -> None:
+    bar = status_bar(
+        [(LayerStatus.RUNS, 1), (LayerStatus.CAN, 0), (LayerStatus.CANNOT, 3)], "layer"
+    )
     widths = [float(w) for w in re.findall(r'x="[\d.]+%" y="0" width="([\d.]+)%"', bar)]
     assert widths == [25.0, 75.0]
     assert "<title>cannot run sparse: 3 layers</title>" in bar
-    bar = fate_bar([(Fate.RUNS, 1), (Fate.CANNOT, 3)], "weight")
+    bar = status_bar([(LayerStatus.RUNS, 1), (LayerStatus.CANNOT, 3)], "weight")
     assert "<title>cannot run sparse: 3 weights (75.0 %)</title>" in bar
 
 
 def test_a_point_below_the_diagonal_is_a_faster_sparse_tactic() -> None:
-    plot = time_plot(every_fate().verdicts)
+    plot = time_plot(every_status().verdicts)
     assert plot is not None
     points = re.findall(r'translate\(([\d.]+) ([\d.]+)\)"><title>(\S+)', plot)
     places = {name: (float(x), float(y)) for x, y, name in points}
@@ -246,7 +248,7 @@ def test_a_point_below_the_diagonal_is_a_faster_sparse_tactic() -> None:
     assert set(places) == {*below, "small"}
 
 
-def test_layers_of_one_size_share_a_mark_for_each_fate() -> None:
+def test_layers_of_one_size_share_a_mark_for_each_status() -> None:
     plot = size_plot(large(2000).verdicts)
     assert plot is not None
     titles = re.findall(r"<title>C=(\d+), K=(\d+): [^:]*, ([\d,]+) layers?\n", plot)
@@ -259,14 +261,14 @@ def test_a_layer_without_channels_is_not_drawn() -> None:
     assert size_plot((verdict(matmul("runtime", 0, 0, weight=None, axis=None)),)) is None
 
 
-def test_the_plots_of_every_fate_are_as_expected(golden: Callable[[Path, str], None]) -> None:
-    made = every_fate().verdicts
+def test_the_plots_of_every_status_are_as_expected(golden: Callable[[Path, str], None]) -> None:
+    made = every_status().verdicts
     text = f"{size_plot(made)}\n{time_plot(made)}\n"
     golden(GOLDEN / "plots.svg.txt", text.replace("<g", "\n<g").replace("<path", "\n<path"))
 
 
 def test_an_array_that_two_layers_share_counts_once_in_the_bar_by_weights() -> None:
-    report = every_fate()
+    report = every_status()
     first, second = report.verdicts[:2]
     shared = replace(second, weight=first.weight, shape=first.shape)
     page = to_html(replace(report, verdicts=(first, shared)))

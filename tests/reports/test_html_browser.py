@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.chromium import Browser, browser, why_not
-from support.render_cases import HOSTILE, every_fate, hostile, large
+from support.render_cases import HOSTILE, every_status, hostile, large
 from support.rendered import to_html
 
 from twofour.records.eligibility import EligibilityReport
@@ -22,7 +22,7 @@ ENTER, SPACE, TAB = "\ue007", " ", "\ue004"
 LOAD_MS, FILTER_MS = 1000, 100
 SHOWN = """return [...document.querySelectorAll('tbody tr:not(.details)')]
     .filter(r => r.offsetParent).map(r => r.cells[0].textContent)"""
-NAMES = [v.layer for v in every_fate().verdicts]
+NAMES = [v.layer for v in every_status().verdicts]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def _open(chromium: Browser, folder: Path, report: EligibilityReport) -> Browser
 
 @pytest.fixture
 def page(chromium: Browser, tmp_path: Path) -> Browser:
-    return _open(chromium, tmp_path, every_fate())
+    return _open(chromium, tmp_path, every_status())
 
 
 def _choose(page: Browser, select: str, value: str) -> None:
@@ -69,7 +69,7 @@ def test_verdict_and_reason_filters_work_together(page: Browser) -> None:
     assert page.run(SHOWN) == ["stem", "flattened"]
     _choose(page, "#code", "WRONG_AXIS")
     assert page.run(SHOWN) == ["flattened"]
-    _choose(page, "#fate", "runs")
+    _choose(page, "#status", "runs")
     assert page.run(SHOWN) == []
     _choose(page, "#code", "")
     assert page.run(SHOWN) == ["large", "encoder.0.fc", "encoder.1.fc"]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from support.render_cases import HOSTILE, every_fate, hostile, large
+from support.render_cases import HOSTILE, every_status, hostile, large
 from support.rendered import to_markdown
 from support.report_cases import matmul, reason, report
 
@@ -35,8 +35,8 @@ def _rendered_names(text: str) -> list[str]:
     return [unescape(re.sub(r"</?code>", "", row)) for row in rows]
 
 
-def test_the_report_of_every_fate_is_as_expected(golden: Callable[[Path, str], None]) -> None:
-    golden(GOLDEN / "report.md", to_markdown(every_fate()))
+def test_the_report_of_every_status_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / "report.md", to_markdown(every_status()))
 
 
 def test_the_report_of_hostile_names_is_as_expected(golden: Callable[[Path, str], None]) -> None:
@@ -58,7 +58,7 @@ def test_a_name_reads_as_it_is(name: str) -> None:
 
 
 def test_repeated_layers_share_a_row_and_their_times_are_a_range() -> None:
-    rows = {row[0]: row for row in _tables(to_markdown(every_fate()))}
+    rows = {row[0]: row for row in _tables(to_markdown(every_status()))}
     assert rows["`encoder.{0-1}.fc` x2"][-3:-1] == ["0.0105 to 0.0107", "0.0169 to 0.0171"]
     assert rows["`encoder.{2,10}.fc` x2"][-3:] == ["-", "-", "-"]
     assert rows["`resnext`"][5] == "eligible (rules said not-eligible)"
@@ -70,7 +70,7 @@ def test_times_have_no_column_where_no_layer_was_timed() -> None:
 
 @pytest.mark.parametrize("name", ["Reformatting CopyNode for Input Tensor 0", HOSTILE[0]])
 def test_unmatched_engine_layers_are_listed(name: str) -> None:
-    made = to_markdown(every_fate() if "Copy" in name else hostile())
+    made = to_markdown(every_status() if "Copy" in name else hostile())
     listed = made.split("## Engine layers not matched")[1].splitlines()
     assert f"- `{name}`" in listed
 
@@ -80,7 +80,7 @@ def test_an_empty_report_is_a_report() -> None:
 
 
 def test_codes_stay_readable_in_the_source_and_emphasis_does_not_happen() -> None:
-    text = to_markdown(every_fate())
+    text = to_markdown(every_status())
     assert _rendered_names(to_markdown(hostile()))[:-1] == list(map(printable, HOSTILE[:-1]))
     assert "also PATTERN_BROKEN, SMALL_CHANNELS" in text
     assert r"d\*e\*\_f\_ \[g\](http://x)" in to_markdown(hostile())

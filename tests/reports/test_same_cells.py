@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from rich.console import RenderableType
 from support.comparison_cases import by_trtexec, files, many, run_folder, sweep
 from support.comparison_cases import hostile as hostile_comparison
-from support.render_cases import every_fate, hostile, large
+from support.render_cases import every_status, hostile, large
 from support.rendered import (
     comparison_markdown,
     comparison_page,
@@ -38,7 +38,7 @@ Rows = list[list[str]]
 WIDE = 4000
 """Columns in which no cell is folded."""
 REPORTS = {
-    "every fate": every_fate(),
+    "every status": every_status(),
     "measured": measured(),
     "hostile": hostile(),
     "alike": large(40),
@@ -187,7 +187,7 @@ def test_the_other_tables_of_a_report_are_the_same_in_a_page_and_in_markdown() -
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("name", ["every fate", "measured", "alike"])
+@pytest.mark.parametrize("name", ["every status", "measured", "alike"])
 def test_no_cell_is_lost_on_a_narrow_terminal(name: str, width: int) -> None:
     made = REPORTS[name]
     shown = plain_text(eligibility_table(made), width=width)

@@ -1,4 +1,4 @@
-"""Reports for the renderers: one with every fate and figures, one with hostile names, one large."""
+"""Reports for the renderers: one with every status, one with hostile names, one large."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOSTILE = (
 )
 
 
-def every_fate() -> EligibilityReport:
+def every_status() -> EligibilityReport:
     """Nine layers: chosen and dense with times, doubtful, broken, grouped, absent, unknown."""
     stem, wrong = conv("stem", 3, 64, (7, 7)), conv("flattened", 256, 512, (1, 1))
     made = report(

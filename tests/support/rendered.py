@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from twofour.eligibility.totals import Fate
+from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.latency import LatencyComparison, LayerContrast
 from twofour.reports import csv, html, latency_plots, markdown, plots, svg, terminal
@@ -60,8 +60,8 @@ def waterfall(contrast: LayerContrast) -> str | None:
     return _drawn(latency_plots.waterfall(contrast))
 
 
-def fate_bar(numbers: Sequence[tuple[Fate, int]], noun: str) -> str:
-    return svg.render(plots.fate_bar(numbers, noun))
+def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> str:
+    return svg.render(plots.status_bar(numbers, noun))
 
 
 def size_plot(verdicts: Sequence[Verdict]) -> str | None:

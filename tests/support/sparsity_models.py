@@ -1,4 +1,4 @@
-"""Two small ONNX models, float16 and int8, in which the fate of every layer is known beforehand.
+"""Two small ONNX models, float16 and int8, in which the status of every layer is known beforehand.
 
 Opset 17 and onnx.helper alone, so that TensorRT 8.6 reads them and no torch is needed.
 """

@@ -32,7 +32,7 @@ from twofour.records.weights import NotCovered, ReasonCode
 from twofour.words import count
 
 
-class Fate(str, Enum):
+class LayerStatus(str, Enum):
     """Titles of the summary, best first: the verdict, with eligible told in two."""
 
     RUNS = "runs sparse"
@@ -49,50 +49,52 @@ class Fate(str, Enum):
         return self.name.lower()
 
 
-FATE_OF_NAME = {
-    VerdictName.CHOSEN: Fate.RUNS,
-    VerdictName.ELIGIBLE: Fate.CAN,
-    VerdictName.NOT_ELIGIBLE: Fate.CANNOT,
-    VerdictName.NOT_IN_ENGINE: Fate.ABSENT,
-    VerdictName.UNKNOWN: Fate.UNKNOWN,
+STATUS_OF_VERDICT = {
+    VerdictName.CHOSEN: LayerStatus.RUNS,
+    VerdictName.ELIGIBLE: LayerStatus.CAN,
+    VerdictName.NOT_ELIGIBLE: LayerStatus.CANNOT,
+    VerdictName.NOT_IN_ENGINE: LayerStatus.ABSENT,
+    VerdictName.UNKNOWN: LayerStatus.UNKNOWN,
 }
 """Where nothing more is known than the name of the verdict."""
 
 
-def fate_of(verdict: Verdict) -> Fate:
+def status_of(verdict: Verdict) -> LayerStatus:
     """An eligible layer is doubtful, or dense, where its main reason speaks against sparse kernels.
 
     A build without sparse weights settles every layer of its engine, as an old GPU does.
     """
     if verdict.verdict is not VerdictName.ELIGIBLE:
-        return FATE_OF_NAME[verdict.verdict]
+        return STATUS_OF_VERDICT[verdict.verdict]
     free = verdict.reasons[0].code is ReasonCode.QUALIFIES
-    return Fate.CAN if free else Fate.DOUBTFUL
+    return LayerStatus.CAN if free else LayerStatus.DOUBTFUL
 
 
-def by_fate(verdicts: Sequence[Verdict]) -> dict[Fate, list[Verdict]]:
-    """Layers of each fate, the best fate first; fates of no layer are there too."""
-    found: dict[Fate, list[Verdict]] = {fate: [] for fate in Fate}
+def by_status(verdicts: Sequence[Verdict]) -> dict[LayerStatus, list[Verdict]]:
+    """Layers of each status, the best status first; statuses of no layer are there too."""
+    found: dict[LayerStatus, list[Verdict]] = {status: [] for status in LayerStatus}
     for verdict in verdicts:
-        found[fate_of(verdict)].append(verdict)
+        found[status_of(verdict)].append(verdict)
     return found
 
 
 def counted_once(verdicts: Sequence[Verdict]) -> Callable[[Verdict], bool]:
-    """Whether the weights of a layer count under its own fate, not under a better one.
+    """Whether the weights of a layer count under its own status, not under a better one.
 
     An array that several layers share counts once, under the best that becomes of it.
     """
-    best: dict[str, Fate] = {}
-    for fate, layers in by_fate(verdicts).items():
-        best = {v.weight: fate for v in layers if v.weight is not None} | best
-    return lambda v: v.weight is None or best[v.weight] is fate_of(v)
+    best: dict[str, LayerStatus] = {}
+    for status, layers in by_status(verdicts).items():
+        best = {v.weight: status for v in layers if v.weight is not None} | best
+    return lambda v: v.weight is None or best[v.weight] is status_of(v)
 
 
-def weights_by_fate(verdicts: Sequence[Verdict]) -> dict[Fate, int]:
-    """Weights of each fate, as `counted_once` counts them."""
+def weights_by_status(verdicts: Sequence[Verdict]) -> dict[LayerStatus, int]:
+    """Weights of each status, as `counted_once` counts them."""
     of = counted_once(verdicts)
-    return {fate: count_weights(filter(of, found)) for fate, found in by_fate(verdicts).items()}
+    return {
+        status: count_weights(filter(of, found)) for status, found in by_status(verdicts).items()
+    }
 
 
 SPARSE_SPEEDUP = 2.0
@@ -102,7 +104,7 @@ _ASSUMPTION = (
     "real kernels gain less"
 )
 _SPARSE, _DENSE = "sparse engine", "dense engine"
-_ELIGIBLE = frozenset({Fate.CAN, Fate.DOUBTFUL})
+_ELIGIBLE = frozenset({LayerStatus.CAN, LayerStatus.DOUBTFUL})
 _BEST_FIRST = tuple(VerdictName)
 
 
@@ -144,12 +146,12 @@ def _of_profiles(
     ceilings: list[GainCeiling] = []
     notes = [_foreign_profile(rows) for rows in seen.foreign_profiles]
     of_node = [(row.node, v) for v, row in zip(verdicts, seen.rows, strict=True)]
-    fates = {node: fate_of(v) for node, v in of_node}
+    statuses = {node: status_of(v) for node, v in of_node}
     expected = {node: _expected(v) for node, v in of_node}
     users = {user for group in factors for user in group.users}
-    uncovered = {node for node, n in enumerate(seen.nodes) if n.label in users} - fates.keys()
+    uncovered = {node for node, n in enumerate(seen.nodes) if n.label in users} - statuses.keys()
     for engine, profile in ((_SPARSE, seen.profile), (_DENSE, seen.dense_profile)):
-        share = _by_time(fates, profile, uncovered)
+        share = _by_time(statuses, profile, uncovered)
         if profile and not share.total:
             notes.append(f"no shares of time: the profile of the {engine} has no time above zero")
         if not share.total:
@@ -158,7 +160,7 @@ def _of_profiles(
             shares.append(share)
         ceiling = _ceiling(_by_time(expected, profile, uncovered), engine, dense=engine == _DENSE)
         there = {expected.get(node) for row in profile for node in row.nodes}
-        if Fate.UNKNOWN in there:
+        if LayerStatus.UNKNOWN in there:
             notes.append(_no_ceiling(ceiling))
         else:
             ceilings.append(ceiling)
@@ -181,9 +183,9 @@ def _no_ceiling(ceiling: GainCeiling) -> str:
     )
 
 
-def _expected(verdict: Verdict) -> Fate:
+def _expected(verdict: Verdict) -> LayerStatus:
     """What a build that allows sparse weights may make of it, by the rules if need be."""
-    return FATE_OF_NAME[verdict.predicted if _switched_off(verdict) else verdict.verdict]
+    return STATUS_OF_VERDICT[verdict.predicted if _switched_off(verdict) else verdict.verdict]
 
 
 def multiply_adds(verdict: Verdict, node: GraphNode) -> int | None:
@@ -225,7 +227,7 @@ def _disagreements(verdicts: Iterable[Verdict]) -> Iterator[Disagreement]:
 
 
 def _by_weights(verdicts: Sequence[Verdict], not_covered: int) -> Share:
-    amounts = ((fate, float(weights)) for fate, weights in weights_by_fate(verdicts).items())
+    amounts = ((status, float(weights)) for status, weights in weights_by_status(verdicts).items())
     return _share(ShareUnit.WEIGHTS, amounts, float(not_covered))
 
 
@@ -236,7 +238,7 @@ def _switched_off(verdict: Verdict) -> bool:
 def _by_products(verdicts: Sequence[Verdict], seen: Sightings) -> tuple[Share, int]:
     """The share, and how many layers have no known number of multiply-adds."""
     amounts = [
-        (fate_of(v), multiply_adds(v, seen.nodes[row.node]))
+        (status_of(v), multiply_adds(v, seen.nodes[row.node]))
         for v, row in zip(verdicts, seen.rows, strict=True)
     ]
     known = ((name, float(n)) for name, n in amounts if n is not None)
@@ -244,52 +246,54 @@ def _by_products(verdicts: Sequence[Verdict], seen: Sightings) -> tuple[Share, i
     return _share(ShareUnit.MULTIPLY_ADDS, known), missing
 
 
-def _by_time(fates: Mapping[int, Fate], profile: Sequence[Timed], uncovered: Set[int]) -> Share:
-    """Time of each engine layer under the fate that all its nodes with a weight have in common.
+def _by_time(
+    statuses: Mapping[int, LayerStatus], profile: Sequence[Timed], uncovered: Set[int]
+) -> Share:
+    """Time of each engine layer under the status that all its nodes with a weight have in common.
 
     A layer that holds a node of `uncovered` and none with a row counts as not covered.
     """
-    amounts: list[tuple[Fate, float]] = []
+    amounts: list[tuple[LayerStatus, float]] = []
     not_covered = 0.0
     for row in profile:
-        names = {_fate_there(fates[node], row) for node in row.nodes if node in fates}
+        names = {_status_there(statuses[node], row) for node in row.nodes if node in statuses}
         if not names and not uncovered.isdisjoint(row.nodes):
             not_covered += row.ms
         elif not names:
-            amounts.append((Fate.ABSENT if row.matched else Fate.UNKNOWN, row.ms))
+            amounts.append((LayerStatus.ABSENT if row.matched else LayerStatus.UNKNOWN, row.ms))
         else:
             amounts.append((_common(names), row.ms))
     return _share(ShareUnit.MILLISECONDS, amounts, not_covered)
 
 
-def _common(fates: Set[Fate]) -> Fate:
+def _common(statuses: Set[LayerStatus]) -> LayerStatus:
     """Of layers in one engine layer, whose time cannot be told apart."""
-    if fates <= _ELIGIBLE:
-        return Fate.DOUBTFUL if Fate.DOUBTFUL in fates else Fate.CAN
-    return next(iter(fates)) if len(fates) == 1 else Fate.UNKNOWN
+    if statuses <= _ELIGIBLE:
+        return LayerStatus.DOUBTFUL if LayerStatus.DOUBTFUL in statuses else LayerStatus.CAN
+    return next(iter(statuses)) if len(statuses) == 1 else LayerStatus.UNKNOWN
 
 
-def _fate_there(fate: Fate, row: Timed) -> Fate:
+def _status_there(status: LayerStatus, row: Timed) -> LayerStatus:
     """Of a layer that runs sparse, a dense kernel does something else than the product."""
-    beside = fate is Fate.RUNS and row.sparse is False
-    return Fate.ABSENT if beside else fate
+    beside = status is LayerStatus.RUNS and row.sparse is False
+    return LayerStatus.ABSENT if beside else status
 
 
 def _share(
-    unit: ShareUnit, amounts: Iterable[tuple[Fate, float]], not_covered: float = 0.0
+    unit: ShareUnit, amounts: Iterable[tuple[LayerStatus, float]], not_covered: float = 0.0
 ) -> Share:
-    parts: dict[Fate, float] = defaultdict(float)
-    for fate, amount in amounts:
-        parts[fate] += amount
+    parts: dict[LayerStatus, float] = defaultdict(float)
+    for status, amount in amounts:
+        parts[status] += amount
     return Share(
         unit=unit,
         total=sum(parts.values()) + not_covered,
-        runs_sparse=parts[Fate.RUNS],
-        eligible=parts[Fate.CAN] + parts[Fate.DOUBTFUL],
-        never=parts[Fate.CANNOT],
-        unknown=parts[Fate.UNKNOWN],
-        other=parts[Fate.ABSENT],
-        doubtful=parts[Fate.DOUBTFUL],
+        runs_sparse=parts[LayerStatus.RUNS],
+        eligible=parts[LayerStatus.CAN] + parts[LayerStatus.DOUBTFUL],
+        never=parts[LayerStatus.CANNOT],
+        unknown=parts[LayerStatus.UNKNOWN],
+        other=parts[LayerStatus.ABSENT],
+        doubtful=parts[LayerStatus.DOUBTFUL],
         not_covered=not_covered,
     )
 

@@ -19,7 +19,7 @@ from twofour.eligibility.cells import (
 )
 from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, rules_were_wrong, uses_of
 from twofour.eligibility.rules import LARGE_ENOUGH
-from twofour.eligibility.totals import Fate, by_fate, fate_of, weights_by_fate
+from twofour.eligibility.totals import LayerStatus, by_status, status_of, weights_by_status
 from twofour.records.build import BuildResult
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import Accuracy
@@ -91,12 +91,12 @@ def eligibility_document(
 
 
 def totals_table(report: EligibilityReport) -> Table:
-    """A row per fate, as a page's cards."""
+    """A row per status, as a page's cards."""
     rows = totals(report)
     columns = (
         replace(
             column("", Kind.VERDICT, rows, lambda t: t.title),
-            slugs=tuple(t.fate.slug for t in rows),
+            slugs=tuple(t.status.slug for t in rows),
         ),
         column("layers", Kind.FIGURE, rows, lambda t: t.layers),
         column("weights", Kind.FIGURE, rows, lambda t: t.weights),
@@ -139,18 +139,18 @@ def _texts(key: str, head: str, verdicts: Sequence[Verdict], cell: _Cell) -> Col
 
 def _verdicts(verdicts: Sequence[Verdict]) -> Column:
     """Sorted by what becomes of the layers; what the rules had said is behind them."""
-    fates = list(Fate)
+    statuses = list(LayerStatus)
     made = column(
         "verdict",
         Kind.VERDICT,
         verdicts,
         lambda v: v.verdict.value,
-        lambda v: fates.index(fate_of(v)),
+        lambda v: statuses.index(status_of(v)),
     )
     return replace(
         made,
         notes=tuple("" if (said := surprise(v)) is None else f"({said})" for v in verdicts),
-        slugs=tuple(fate_of(v).slug for v in verdicts),
+        slugs=tuple(status_of(v).slug for v in verdicts),
         key="verdict",
     )
 
@@ -202,20 +202,20 @@ def _details(verdict: Verdict) -> RowDetails:
 def _bars(report: EligibilityReport) -> Section | None:
     if not report.verdicts:
         return None
-    layers = [(fate, len(members)) for fate, members in by_fate(report.verdicts).items()]
-    weights = weights_by_fate(report.verdicts)
-    weights[Fate.UNCOVERED] = report.summary.weights_not_covered
+    layers = [(status, len(members)) for status, members in by_status(report.verdicts).items()]
+    weights = weights_by_status(report.verdicts)
+    weights[LayerStatus.UNCOVERED] = report.summary.weights_not_covered
     return section(
         None,
-        Plot(caption="by layers", drawing=plots.fate_bar(layers, "layer"), note=""),
-        Plot(caption="by weights", drawing=plots.fate_bar([*weights.items()], "weight"), note=""),
+        Plot(caption="by layers", drawing=plots.status_bar(layers, "layer"), note=""),
+        Plot(caption="by weights", drawing=plots.status_bar([*weights.items()], "weight"), note=""),
         style="bars",
     )
 
 
 def _plots(verdicts: Sequence[Verdict]) -> Section | None:
-    there = set(map(fate_of, verdicts))
-    key = tuple((plots.marker(fate), fate.value) for fate in Fate if fate in there)
+    there = set(map(status_of, verdicts))
+    key = tuple((plots.marker(status), status.value) for status in LayerStatus if status in there)
     sizes, tactics = plots.size_plot(verdicts), plots.time_plot(verdicts)
     known = sum(tactic_times(v) is not None for v in verdicts)
     return section(

@@ -9,7 +9,7 @@ from math import isnan
 
 from twofour.eligibility.predict import NOT_COVERED, count_weights, not_covered_lines, uses_of
 from twofour.eligibility.reasons import changes
-from twofour.eligibility.totals import Fate, by_fate, counted_once, weights_by_fate
+from twofour.eligibility.totals import LayerStatus, by_status, counted_once, weights_by_status
 from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,
@@ -35,9 +35,9 @@ WORTH_CHANGING = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """How many layers share one fate, and the main reasons for it."""
+    """How many layers share one status, and the main reasons for it."""
 
-    fate: Fate
+    status: LayerStatus
     title: str
     layers: str
     weights: str
@@ -49,14 +49,16 @@ def totals(report: EligibilityReport) -> tuple[Total, ...]:
 
     An array that several layers share counts once, with the best that becomes of it.
     """
-    weights, found = weights_by_fate(report.verdicts), by_fate(report.verdicts)
+    weights, found = weights_by_status(report.verdicts), by_status(report.verdicts)
     known = tuple(
-        _total(fate, layers, weights[fate], report.summary)
-        for fate, layers in found.items()
-        if layers or (fate is Fate.CAN and not found[Fate.RUNS])
+        _total(status, layers, weights[status], report.summary)
+        for status, layers in found.items()
+        if layers or (status is LayerStatus.CAN and not found[LayerStatus.RUNS])
     )
-    if found[Fate.RUNS]:  # what can run sparse is told apart from what does
-        known = tuple(replace(t, title=CAN_TOO) if t.fate is Fate.CAN else t for t in known)
+    if found[LayerStatus.RUNS]:  # what can run sparse is told apart from what does
+        known = tuple(
+            replace(t, title=CAN_TOO) if t.status is LayerStatus.CAN else t for t in known
+        )
     beside = not_covered_total(report)
     return known if beside is None else (*known, beside)
 
@@ -67,7 +69,7 @@ def not_covered_total(report: EligibilityReport) -> Total | None:
     if not factors:
         return None
     return Total(
-        fate=Fate.UNCOVERED,
+        status=LayerStatus.UNCOVERED,
         title=NOT_COVERED,
         layers=count(sum(group.uses for group in factors), "node"),
         weights=_weights(report.summary.weights_not_covered, report.summary),
@@ -132,13 +134,15 @@ def _drift_line(output: OutputAgreement, examples: int) -> str:
     return f"{line} ({count(examples, 'example')})"
 
 
-def _total(fate: Fate, layers: list[Verdict], weights: int, of: EligibilitySummary) -> Total:
+def _total(
+    status: LayerStatus, layers: list[Verdict], weights: int, of: EligibilitySummary
+) -> Total:
     codes: Counter[ReasonCode] = Counter(
         code for v in layers if (code := _main_code(v)) is not ReasonCode.QUALIFIES
     )
     return Total(
-        fate=fate,
-        title=fate.value,
+        status=status,
+        title=status.value,
         layers=count(len(layers), "layer"),
         weights=_weights(weights, of),
         codes=_codes(codes),
@@ -214,12 +218,12 @@ def _share_line(of: Share) -> str:
     parts = [
         f"{share(part, of.total)} {words}"
         for part, words in (
-            (of.runs_sparse, Fate.RUNS.value),
-            (of.eligible - of.doubtful, Fate.CAN.value),
-            (of.doubtful, Fate.DOUBTFUL.value),
-            (of.never, Fate.CANNOT.value),
-            (of.unknown, Fate.UNKNOWN.value),
-            (of.other, "in kernels without such a weight" if by_time else Fate.ABSENT.value),
+            (of.runs_sparse, LayerStatus.RUNS.value),
+            (of.eligible - of.doubtful, LayerStatus.CAN.value),
+            (of.doubtful, LayerStatus.DOUBTFUL.value),
+            (of.never, LayerStatus.CANNOT.value),
+            (of.unknown, LayerStatus.UNKNOWN.value),
+            (of.other, "in kernels without such a weight" if by_time else LayerStatus.ABSENT.value),
             (of.not_covered, "in kernels of weights not covered" if by_time else NOT_COVERED),
         )
         if part

@@ -141,7 +141,7 @@ def _layer_data(layers: Table, at: int) -> dict[str, object]:
     details = layers.details[at]
     return {
         "name": cells["layer"],
-        "fate": _column(layers, "verdict").slugs[at],
+        "status": _column(layers, "verdict").slugs[at],
         "codes": _codes(layers, at),
         "sort": {column.key: column.values[at] for column in layers.columns},
         "size": cells["size"],

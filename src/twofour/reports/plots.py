@@ -1,6 +1,6 @@
-"""Plots of a report: a bar of fates, channels C x K, sparse against dense times.
+"""Plots of a report: a bar of statuses, channels C x K, sparse against dense times.
 
-Fates differ by shape as well as by colour.
+Statuses differ by shape as well as by colour.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import ceil, floor, log2, log10
 
 from twofour.eligibility.cells import name_cell, tactic_times, times_words
 from twofour.eligibility.rules import LARGE_ENOUGH
-from twofour.eligibility.totals import Fate, fate_of
+from twofour.eligibility.totals import LayerStatus, status_of
 from twofour.records.eligibility import Verdict
 from twofour.reports.document import Drawing
 from twofour.reports.svg import BOTTOM, TOP, Scale, frame, shape, x_axis, y_axis
@@ -21,28 +21,28 @@ _LEFT, _RIGHT = 70, 16
 _NAMED = 8
 """Layers named in the title of a point that stands for more."""
 _ASIDE = 11
-"""Pixels between the marks of several fates at one size."""
+"""Pixels between the marks of several statuses at one size."""
 _LABEL_FROM = 0.06
 """Share of a bar below which a number does not fit into its segment."""
 _SHAPES = {
-    Fate.RUNS: "M0-{r}L{r} {r}H-{r}Z",
-    Fate.CAN: "M-{r} 0a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0-{d} 0Z",
-    Fate.DOUBTFUL: "M-{r} 0a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0-{d} 0Z",
-    Fate.CANNOT: "M-{r}-{r}L{r} {r}M-{r} {r}L{r}-{r}",
-    Fate.ABSENT: "M0-{r}L{r} 0L0 {r}L-{r} 0Z",
-    Fate.UNKNOWN: "M-{r}-{r}H{r}V{r}H-{r}Z",
-    Fate.UNCOVERED: "M-{r} 0H{r}",
+    LayerStatus.RUNS: "M0-{r}L{r} {r}H-{r}Z",
+    LayerStatus.CAN: "M-{r} 0a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0-{d} 0Z",
+    LayerStatus.DOUBTFUL: "M-{r} 0a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0-{d} 0Z",
+    LayerStatus.CANNOT: "M-{r}-{r}L{r} {r}M-{r} {r}L{r}-{r}",
+    LayerStatus.ABSENT: "M0-{r}L{r} 0L0 {r}L-{r} 0Z",
+    LayerStatus.UNKNOWN: "M-{r}-{r}H{r}V{r}H-{r}Z",
+    LayerStatus.UNCOVERED: "M-{r} 0H{r}",
 }
 
 
-def marker(fate: Fate, *, radius: float = 5) -> Drawing:
-    """The shape of a fate around the origin."""
-    path = _SHAPES[fate].format(r=f"{radius:g}", d=f"{2 * radius:g}")
-    return shape("path", css=f"mark {fate.slug}", d=path)
+def marker(status: LayerStatus, *, radius: float = 5) -> Drawing:
+    """The shape of a status around the origin."""
+    path = _SHAPES[status].format(r=f"{radius:g}", d=f"{2 * radius:g}")
+    return shape("path", css=f"mark {status.slug}", d=path)
 
 
-def fate_bar(numbers: Sequence[tuple[Fate, int]], noun: str) -> Drawing:
-    """One bar over the whole width, a segment per fate; `noun` is what is counted.
+def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> Drawing:
+    """One bar over the whole width, a segment per status; `noun` is what is counted.
 
     Shares are of weights on the whole page, so other things are labelled with their number.
     """
@@ -52,13 +52,13 @@ def fate_bar(numbers: Sequence[tuple[Fate, int]], noun: str) -> Drawing:
         return share(number, total) if noun == "weight" else f"{number:,}"
 
     segments, start = [], 0.0
-    for fate, number in numbers:
+    for status, number in numbers:
         if not number:
             continue
         width = 100 * number / total
-        title = f"{fate.value}: {count(number, noun)}"
+        title = f"{status.value}: {count(number, noun)}"
         title += f" ({part(number)})" if noun == "weight" else ""
-        css, x, wide = f"segment {fate.slug}", f"{start:.3f}%", f"{width:.3f}%"
+        css, x, wide = f"segment {status.slug}", f"{start:.3f}%", f"{width:.3f}%"
         inside = [shape("rect", css=css, x=x, y=0, width=wide, height=30)]
         if width >= 100 * _LABEL_FROM:
             middle = f"{start + width / 2:.3f}%"
@@ -71,9 +71,9 @@ def fate_bar(numbers: Sequence[tuple[Fate, int]], noun: str) -> Drawing:
 
 
 def size_plot(verdicts: Sequence[Verdict]) -> Drawing | None:
-    """Input against output channels, a mark per size and fate; None where no size is known.
+    """Input against output channels, a mark per size and status; None where no size is known.
 
-    Marks of one size stand side by side, in the order of the fates.
+    Marks of one size stand side by side, in the order of the statuses.
     """
     sizes: dict[tuple[int, int], list[Verdict]] = {}
     for verdict in verdicts:
@@ -118,20 +118,20 @@ def time_plot(verdicts: Sequence[Verdict]) -> Drawing | None:
 
 
 def _size_marks(size: str, layers: Sequence[Verdict]) -> Iterator[tuple[str, Drawing, float]]:
-    """Title, mark and shift of each fate that layers of one size have."""
-    by_fate = {f: same for f in Fate if (same := [v for v in layers if fate_of(v) is f])}
-    for number, (fate, same) in enumerate(by_fate.items()):
+    """Title, mark and shift of each status that layers of one size have."""
+    by_status = {f: same for f in LayerStatus if (same := [v for v in layers if status_of(v) is f])}
+    for number, (status, same) in enumerate(by_status.items()):
         names = [name_cell(v.layer) for v in same[:_NAMED]]
         names += [f"and {len(same) - _NAMED:,} more"] if len(same) > _NAMED else []
-        title = "\n".join((f"{size}: {fate.value}, {count(len(same), 'layer')}", *names))
-        mark = marker(fate, radius=min(10, round(5 + log2(len(same)) / 2, 1)))
-        yield title, mark, _ASIDE * (number - (len(by_fate) - 1) / 2)
+        title = "\n".join((f"{size}: {status.value}, {count(len(same), 'layer')}", *names))
+        mark = marker(status, radius=min(10, round(5 + log2(len(same)) / 2, 1)))
+        yield title, mark, _ASIDE * (number - (len(by_status) - 1) / 2)
 
 
 def _time_point(verdict: Verdict, x: float, y: float) -> Drawing:
-    fate = fate_of(verdict)
-    title = f"{name_cell(verdict.layer)}\n{fate.value}\n{times_words(verdict)}"
-    return _point(title, marker(fate), x, y)
+    status = status_of(verdict)
+    title = f"{name_cell(verdict.layer)}\n{status.value}\n{times_words(verdict)}"
+    return _point(title, marker(status), x, y)
 
 
 def _point(title: str, mark: Drawing, x: float, y: float) -> Drawing:

@@ -125,7 +125,7 @@ class _FittedTable:
 
 
 class _TotalsTable:
-    """A line for each fate; the codes on one of their own where they would be broken."""
+    """A line for each status; the codes on one of their own where they would be broken."""
 
     def __init__(self, made: Table) -> None:
         self._rows = [tuple(cell or "" for cell in row) for row in made.rows]

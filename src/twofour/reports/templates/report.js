@@ -4,7 +4,7 @@
   const data = JSON.parse(byId("data").textContent);
   const body = byId("table").tBodies[0];
   const columns = byId("table").tHead.rows[0].cells.length;
-  const text = byId("text"), fate = byId("fate"), code = byId("code");
+  const text = byId("text"), status = byId("status"), code = byId("code");
   const cards = [...document.querySelectorAll("button.card")];
   const natural = new Intl.Collator("en", { numeric: true }).compare;
 
@@ -18,7 +18,7 @@
 
   // --- filter ---
   const passes = (row, terms) =>
-    (!fate.value || row.layer.fate === fate.value) &&
+    (!status.value || row.layer.status === status.value) &&
     (!code.value || row.layer.codes.includes(code.value)) &&
     terms.every((term) => row.find.includes(term));
 
@@ -35,16 +35,16 @@
     byId("shown").value = shown === rows.length
       ? `${shown.toLocaleString("en")} layers`
       : `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} layers`;
-    for (const card of cards) card.setAttribute("aria-pressed", card.dataset.fate === fate.value);
+    for (const card of cards) card.setAttribute("aria-pressed", card.dataset.status === status.value);
   };
 
-  const choose = (name) => { fate.value = fate.value === name ? "" : name; filter(); };
+  const choose = (name) => { status.value = status.value === name ? "" : name; filter(); };
   text.addEventListener("input", filter);
-  fate.addEventListener("change", filter);
+  status.addEventListener("change", filter);
   code.addEventListener("change", filter);
-  for (const card of cards) card.addEventListener("click", () => choose(card.dataset.fate));
+  for (const card of cards) card.addEventListener("click", () => choose(card.dataset.status));
   byId("clear").addEventListener("click", () => {
-    text.value = fate.value = code.value = "";
+    text.value = status.value = code.value = "";
     filter();
     text.focus();
   });
