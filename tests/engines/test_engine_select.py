@@ -107,7 +107,7 @@ for name in {blocked!r}:
 import twofour.engines.gpu, twofour.engines.inputs, twofour.engines.timing
 import twofour.engines.protocol, twofour.engines.registry, twofour.engines.inputs
 import twofour.engines.tensorrt.build, twofour.engines.tensorrt.plan
-import twofour.engines.tensorrt.plan, twofour.engines.tensorrt.precision
+import twofour.engines.tensorrt.plan, twofour.engines.tensorrt.network
 heavy = {{"torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "pandas"}}
 print(sorted(n for n in heavy if sys.modules.get(n) is not None))
 statuses = [row.engine().status() for row in twofour.engines.registry.ENGINES.values()]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofour.engines.tensorrt.precision import Precisions
+from twofour.engines.tensorrt.network import Precisions
 from twofour.engines.trtexec import RELEASES, releases_of, trtexec_script
 from twofour.engines.trtexec_script import script_text
 from twofour.errors import BadInputError

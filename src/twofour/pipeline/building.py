@@ -11,7 +11,7 @@ from twofour.engines.onnxruntime.engine import OnnxRuntimeEngine
 from twofour.engines.onnxruntime.session import CannotRunError
 from twofour.engines.protocol import BuildRequest
 from twofour.engines.registry import AUTO, EngineRow
-from twofour.engines.trtexec import opset_advice
+from twofour.engines.tensorrt.network import opset_advice
 from twofour.errors import BuildFailedError
 from twofour.export.size_ranges import from_metadata
 from twofour.pipeline.agreement import example_inputs

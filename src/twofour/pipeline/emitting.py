@@ -16,12 +16,11 @@ from twofour.engines.inputs import (
     profiles_for,
     shapes_of,
 )
-from twofour.engines.tensorrt.precision import Precisions, precisions_of
+from twofour.engines.tensorrt.network import Precisions, opset_advice, precisions_of
 from twofour.engines.trtexec import (
     ONNX,
     Releases,
     TrtexecScript,
-    opset_advice,
     releases_of,
     trtexec_script,
 )

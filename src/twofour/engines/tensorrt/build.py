@@ -16,8 +16,7 @@ from twofour.eligibility.network_types import never_weakly_typed
 from twofour.engines.inputs import profiles_for, shapes_of
 from twofour.engines.protocol import BuildRequest, ProgressCallback, Untyped
 from twofour.engines.tensorrt.log import MessageLog, build_failed, failures_named, trt_logger
-from twofour.engines.tensorrt.precision import Precisions, precisions_of
-from twofour.engines.trtexec import opset_advice
+from twofour.engines.tensorrt.network import Precisions, opset_advice, precisions_of
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import AllowedType, ShapeProfile

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from twofour.engines.tensorrt.precision import precisions_of
+from twofour.engines.tensorrt.network import precisions_of
 from twofour.engines.timing import percentile
 from twofour.engines.trtexec import AGAIN, DENSE
 from twofour.engines.trtexec_script import read_times
