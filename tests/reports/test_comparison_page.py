@@ -189,11 +189,11 @@ def test_a_report_shows_the_comparison_instead_of_the_times_of_the_build() -> No
     text = to_html(every_status(), build=built, comparison=run_folder())
     assert "<h2>Engines</h2>" in text
     assert "a note &amp; more" in text
-    assert "<pre>" not in text
+    assert "time / dense" not in text
     assert 'id="latency"' in text
     without = to_html(every_status(), build=built)
     assert "<h2>Engines and times</h2>" in without
-    assert "<pre>" in without
+    assert "time / dense" in without
     assert 'id="latency"' not in without
 
 

@@ -209,7 +209,7 @@ def test_what_pruning_and_the_engines_did_is_shown_where_it_is_known() -> None:
     text = to_html(every_status(), accuracy=Accuracy(drift=(drift,), examples=8), build=_build())
     assert "output &lt;logits&gt; [8x10]: dense to sparse cosine 0.987654" in text
     assert "not used: tensorrt: &lt;b&gt;not installed&lt;/b&gt;" in text
-    assert re.search(r"sparse\s+1\s+1\s+1000\s+0\.500", text)
+    assert re.search(r"sparse</th><td.*?>1</td><td.*?>1</td><td.*?>1000</td><td.*?>0\.500", text)
     assert "Engines and times" not in to_html(every_status())
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from twofour.records.build import VariantLatency
-from twofour.reports.terminal import latency_table, plain_text
+from twofour.reports.latency_document import build_times
+from twofour.reports.terminal import draw, plain_text
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -25,25 +26,29 @@ def _variant(name: str, *samples: float, error: str | None = None) -> VariantLat
     )
 
 
+def _shown(variants: tuple[VariantLatency, ...], *, has_sparse: bool) -> str:
+    return plain_text(draw(build_times(variants, has_sparse=has_sparse)))
+
+
 def test_the_latency_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:
     variants = (
         _variant("dense", 2.0, 2.1, 1.9, 2.0, 2.05),
         _variant("sparse", 1.25, 1.2, 1.3, 1.25, 1.28),
         _variant("[bold]failed", error="out of [memory]"),
     )
-    golden(GOLDEN / "latency.txt", plain_text(latency_table(variants, has_sparse=True)))
+    golden(GOLDEN / "latency.txt", _shown(variants, has_sparse=True))
 
 
 def test_onnx_runtime_times_come_with_the_note_that_zeros_bring_no_speed() -> None:
     variants = (_variant("dense", 2.0, 2.1, 1.9, 2.0), _variant("sparse", 2.0, 2.05, 1.9, 2.1))
-    text = plain_text(latency_table(variants, has_sparse=False))
+    text = _shown(variants, has_sparse=False)
     assert "zeros bring no speed here" in text
-    assert "zeros" not in plain_text(latency_table(variants, has_sparse=True))
+    assert "zeros" not in _shown(variants, has_sparse=True)
 
 
 def test_times_taken_one_after_the_other_are_never_called_a_difference() -> None:
     variants = (_variant("dense", *(2.0,) * 30), _variant("sparse", *(1.0,) * 30))
-    text = plain_text(latency_table(variants, has_sparse=True))
+    text = _shown(variants, has_sparse=True)
     assert "0.500 (not judged)" in text
     assert "twofour compare" in text
     for word in ("faster", "slower", "no difference"):
@@ -51,5 +56,5 @@ def test_times_taken_one_after_the_other_are_never_called_a_difference() -> None
 
 
 def test_without_a_dense_variant_there_is_no_ratio() -> None:
-    text = plain_text(latency_table((_variant("sparse", 2.0),), has_sparse=True))
+    text = _shown((_variant("sparse", 2.0),), has_sparse=True)
     assert text.splitlines()[-1].split() == ["sparse", "2", "2", "500", "-"]

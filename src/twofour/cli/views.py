@@ -11,7 +11,8 @@ from twofour.records.options import SizeRange
 from twofour.records.run import ExportedVariant, RunResult, VariantCheck
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.eligibility_words import drift_lines
-from twofour.reports.terminal import latency_table, render
+from twofour.reports.latency_document import build_times
+from twofour.reports.terminal import draw, render
 from twofour.reports.weights_text import holding_words
 
 _MB = 1e6
@@ -35,7 +36,7 @@ def build_view(built: BuildResult) -> RenderableType:
     status = built.engine
     lines = [f"engine: {status.in_words}"]
     lines += [f"not used: {s.engine}: {s.why_not}" for s in built.not_used]
-    table = latency_table([v.latency for v in built.variants], has_sparse=built.has_sparse)
+    table = draw(build_times([v.latency for v in built.variants], has_sparse=built.has_sparse))
     return Group(*(Text(line) for line in (*lines, *built.notes)), table)
 
 

@@ -42,8 +42,6 @@ class Role(str, Enum):
     NOTE = "note"
     SOURCES = "sources"
     """A list of codes, each with what it rests on."""
-    FIXED = "fixed"
-    """Set as it is, in letters of one width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

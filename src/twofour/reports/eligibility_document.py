@@ -44,8 +44,7 @@ from twofour.reports.document import (
     section,
 )
 from twofour.reports.eligibility_words import advice_lines, drift_lines, title_line, totals
-from twofour.reports.latency_document import latency_section
-from twofour.reports.terminal import latency_table, plain_text
+from twofour.reports.latency_document import build_times, latency_section
 from twofour.words import SPARSE_TO_DENSE, count, printable, shape_cell, tactic_ratio, times
 
 _NUMBERS = re.compile(r"(\d+)", re.ASCII)
@@ -294,12 +293,8 @@ def _engines(build: BuildResult, *, timed_later: bool) -> Section | None:
     lines = Lines(lines=(*not_used, *map(printable, build.notes)), role=Role.LIST)
     if timed_later:
         return section("Engines", lines)
-    times = plain_text(
-        latency_table([v.latency for v in build.variants], has_sparse=build.has_sparse)
-    )
-    return section(
-        "Engines and times", lines, Lines(lines=tuple(times.splitlines()), role=Role.FIXED)
-    )
+    times = build_times([v.latency for v in build.variants], has_sparse=build.has_sparse)
+    return section("Engines and times", lines, *times)
 
 
 _BETWEEN = " | "

@@ -107,11 +107,11 @@ def times_grid(comparison: LatencyComparison, batch: int | None) -> Table:
         _title("Times", batch),
         (
             _names(rows),
-            _figures("median ms", rows, lambda v: v.median_ms),
-            _figures("p90 ms", rows, lambda v: v.p90_ms),
-            _figures("p99 ms", rows, lambda v: v.p99_ms),
-            _figures(_per_second(batch), rows, lambda v: v.throughput),
-            _figures("time / baseline", rows, over, ratio_word),
+            figures("median ms", rows, lambda v: v.median_ms),
+            figures("p90 ms", rows, lambda v: v.p90_ms),
+            figures("p99 ms", rows, lambda v: v.p99_ms),
+            figures(_per_second(batch), rows, lambda v: v.throughput),
+            figures("time / baseline", rows, over, ratio_word),
             column("95 % interval", Kind.FIGURE, rows, interval),
             _verdicts(rows, verdict),
         ),
@@ -124,10 +124,10 @@ def costs_grid(comparison: LatencyComparison, batch: int | None) -> Table:
     rows = measured(comparison, batch)
     baseline = next((v for v in rows if is_baseline(comparison, v)), None)
     columns = (
-        _figures("peak MiB", rows, lambda v: mebibytes(v.peak_memory_bytes)),
-        _figures("GPU MiB", rows, lambda v: mebibytes(v.peak_device_memory_bytes)),
-        _figures("size MiB", rows, lambda v: mebibytes(v.size_bytes)),
-        _figures("open s", rows, lambda v: v.open_s),
+        figures("peak MiB", rows, lambda v: mebibytes(v.peak_memory_bytes)),
+        figures("GPU MiB", rows, lambda v: mebibytes(v.peak_device_memory_bytes)),
+        figures("size MiB", rows, lambda v: mebibytes(v.size_bytes)),
+        figures("open s", rows, lambda v: v.open_s),
         *output_columns(rows),
         *metric_columns(rows, baseline),
     )
@@ -146,7 +146,7 @@ def pairs_grid(comparison: LatencyComparison, batch: int | None) -> Table:
         _title("Within the other engines", batch),
         (
             column("time / time", Kind.NAME, rows, lambda r: pair_name(comparison, r)),
-            _figures("ratio", rows, lambda r: r.ratio, ratio_word),
+            figures("ratio", rows, lambda r: r.ratio, ratio_word),
             column("95 % interval", Kind.FIGURE, rows, interval_word),
             _verdicts(rows, lambda r: r.verdict.value),
         ),
@@ -193,7 +193,7 @@ def failures_grid(comparison: LatencyComparison) -> Table:
     )
 
 
-def _figures(
+def figures(
     head: str,
     rows: Sequence[_T],
     exact: Callable[[_T], float | None],
@@ -252,9 +252,9 @@ def output_columns(rows: Sequence[ComparedVariant]) -> tuple[Column, ...]:
     """Largest error, lowest cosine, shares of equal values and of rows with one top class."""
     return (
         column("max error", Kind.FIGURE, rows, lambda v: _largest_error(v.agreement)),
-        _figures("cosine", rows, lambda v: _lowest_cosine(v.agreement), "{:.6f}".format),
-        _figures("equal", rows, lambda v: _lowest_share(v.agreement), per_cent),
-        _figures("top-1", rows, lambda v: v.top1_agreement, per_cent),
+        figures("cosine", rows, lambda v: _lowest_cosine(v.agreement), "{:.6f}".format),
+        figures("equal", rows, lambda v: _lowest_share(v.agreement), per_cent),
+        figures("top-1", rows, lambda v: v.top1_agreement, per_cent),
     )
 
 
@@ -277,8 +277,8 @@ def _metric(
 
     said = printable(name)
     return (
-        _figures(said, rows, lambda v: v.metrics.get(name), "{:.4g}".format),
-        _figures(f"drop of {said}", rows, drop, "{:.4g}".format),
+        figures(said, rows, lambda v: v.metrics.get(name), "{:.4g}".format),
+        figures(f"drop of {said}", rows, drop, "{:.4g}".format),
     )
 
 
@@ -412,11 +412,11 @@ def layer_grid(contrast: LayerContrast) -> Table:
         _layers_title(contrast),
         (
             column("layer", Kind.NAME, rows, layer_name),
-            _figures("variant ms", rows, lambda r: r.variant_ms, ms),
-            _figures("baseline ms", rows, lambda r: r.baseline_ms, ms),
-            _figures("ratio", rows, lambda r: r.ratio, ratio_word),
-            _figures("difference ms", rows, lambda r: r.difference_ms, lambda d: signed(d, places)),
-            _figures("share", rows, lambda r: r.share, per_cent),
+            figures("variant ms", rows, lambda r: r.variant_ms, ms),
+            figures("baseline ms", rows, lambda r: r.baseline_ms, ms),
+            figures("ratio", rows, lambda r: r.ratio, ratio_word),
+            figures("difference ms", rows, lambda r: r.difference_ms, lambda d: signed(d, places)),
+            figures("share", rows, lambda r: r.share, per_cent),
         ),
         legend=f"{share_words(contrast)}; profiling makes layers slower",
     )

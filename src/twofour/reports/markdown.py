@@ -87,8 +87,6 @@ def _block(block: Block, mark: str) -> Iterator[str]:
 def _paragraphs(block: Lines) -> str:
     if block.role is Role.SOURCES:
         return "\n".join(f"- {_reason(line)}" for line in block.lines)
-    if block.role is Role.FIXED:
-        return "\n".join(f"    {line}" for line in block.lines)
     lines = map(plain, block.lines)
     return "\n\n".join(f"**{line}**" if block.role is Role.ANSWER else line for line in lines)
 

@@ -14,7 +14,6 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from twofour.records.build import VariantLatency
 from twofour.reports.document import (
     Block,
     Column,
@@ -28,7 +27,6 @@ from twofour.reports.document import (
     Table,
     split_code,
 )
-from twofour.words import printable
 
 PLAIN_WIDTH = 120
 """Columns where the output is no terminal and so has no width."""
@@ -76,7 +74,12 @@ def render(document: Document) -> RenderableType:
     for the first of its names.
     """
     named = [block for block in document.appendix if isinstance(block, Names)]
-    return Group(*_blocks((*document.blocks, *document.lead, *named)))
+    return draw((*document.blocks, *document.lead, *named))
+
+
+def draw(blocks: Sequence[Block]) -> RenderableType:
+    """A part of a document."""
+    return Group(*_blocks(blocks))
 
 
 def _blocks(blocks: Sequence[Block]) -> Iterator[RenderableType]:
@@ -166,8 +169,8 @@ class _LayerTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table of words, and one of figures where anything was timed."""
         width = options.max_width
-        if sum(map(_widest, self._made.columns)) + _GAP * len(self._made.columns) <= width:
-            yield _fitted(self._made.columns, width, gap=_GAP)
+        if _fits(self._made.columns, width):
+            yield _fitted(self._made.columns, width)
             return
         table = _headed("layer", "op, type", "C x K kernel", "pattern", "verdict", *_TEXT_HEADS)
         stacked = not self._share_width(table, width)
@@ -309,21 +312,33 @@ def _split(columns: Sequence[Column], width: int) -> Iterator[tuple[Column, ...]
     yield tuple(group)
 
 
-def _fitted(columns: Sequence[Column], width: int, *, gap: int | None = None) -> RichTable:
+def _fits(columns: Sequence[Column], width: int) -> bool:
+    """Whether no head and no cell needs to be folded."""
+    longest = (
+        _longest_line((column.head, *(_behind(column, at) for at in range(len(column.cells)))))
+        for column in columns
+    )
+    return sum(longest) + _GAP * (len(columns) - 1) <= width
+
+
+def _fitted(columns: Sequence[Column], width: int) -> RichTable:
     """Figures get the width they need, names and sentences share the rest."""
     names, *others = columns
     rows = range(len(names.cells))
     first = [_behind(names, at) for at in rows]
     longest = _longest_line((names.head, *first))
     fixed = [c for c in others if c.kind is not Kind.TEXT]
-    if gap is None:
-        gap = 2 if longest + _least(fixed, gap=2) + 2 <= width and len(fixed) == len(others) else 1
+    is_whole = _fits(columns, width)
+    roomy = longest + _least(fixed, gap=2) + 2 <= width and len(fixed) == len(others)
+    gap = _GAP if is_whole or roomy else 1
     for_names = max(_LEAST_NAME, min(longest, width - _least(others, gap=gap) - gap))
+    for_names = longest if is_whole else for_names
     table = RichTable(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap - 1, 0, 0), show_edge=False
     )
     for one in columns:
-        own = for_names if one is names else _least_width(one) if one.kind is Kind.FIGURE else None
+        is_figure = one.kind is Kind.FIGURE and not is_whole
+        own = for_names if one is names else _least_width(one) if is_figure else None
         justify: JustifyMethod = "right" if one.kind is Kind.FIGURE else "left"
         table.add_column(Text(one.head), justify=justify, overflow="fold", width=own)
     for at in rows:
@@ -353,10 +368,6 @@ def _folded(name: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _widest(column: Column) -> int:
-    return _longest_line((column.head, *(_behind(column, at) for at in range(len(column.cells)))))
-
-
 def _least(columns: Sequence[Column], *, gap: int) -> int:
     return sum(map(_least_width, columns)) + gap * max(0, len(columns) - 1)
 
@@ -375,41 +386,3 @@ def _least_width(one: Column) -> int:
 
 def _longest_line(cells: Sequence[str]) -> int:
     return max(cell_len(line) for cell in cells for line in (cell or "-").split("\n"))
-
-
-BASELINE = "dense"
-NOT_JUDGED = (
-    "not judged: timed one after the other; twofour compare times them in rounds, with the noise"
-)
-
-
-def latency_table(variants: Sequence[VariantLatency], *, has_sparse: bool) -> RenderableType:
-    """Median, p90, throughput and time over dense; notes on what to expect.
-
-    The variants were timed one after the other, each once: that is no evidence of a difference
-    (decision 0004), so the ratio is shown and never judged.
-    """
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for title in ("variant", "median ms", "p90 ms", "runs per s", f"time / {BASELINE}"):
-        table.add_column(title, overflow="fold", justify="left" if title == "variant" else "right")
-    baseline = next((v for v in variants if v.name == BASELINE), None)
-    for variant in variants:
-        name = Text(printable(variant.name), overflow="fold")
-        table.add_row(name, *_time_cells(variant, baseline))
-    notes = [f"{v.name} failed: {v.error}" for v in variants if v.error is not None]
-    if sum(v.median_ms is not None for v in variants) > 1:
-        notes.append(NOT_JUDGED)
-    if not has_sparse:
-        notes.append("the engine runs dense kernels for both: zeros bring no speed here")
-    return Group(table, *(Text(printable(note)) for note in notes))
-
-
-def _time_cells(variant: VariantLatency, baseline: VariantLatency | None) -> tuple[Text, ...]:
-    figures = (variant.median_ms, variant.p90_ms, variant.throughput)
-    return (*(Text("-" if f is None else f"{f:.4g}") for f in figures), _ratio(variant, baseline))
-
-
-def _ratio(variant: VariantLatency, baseline: VariantLatency | None) -> Text:
-    if baseline is None or variant is baseline or not variant.median_ms or not baseline.median_ms:
-        return Text("-")
-    return Text(f"{variant.median_ms / baseline.median_ms:.3f} (not judged)")
