@@ -53,7 +53,7 @@ def broken_at_blanks(line: str, width: int) -> list[str]:
 def without_places(build: Build) -> tuple[object, ...]:
     """What the log says, without line numbers."""
     layers = tuple(
-        replace(layer, tactics=tuple(replace(t, line=0) for t in layer.tactics))
+        replace(layer, tactics=tuple(replace(t, line=0, raw=None) for t in layer.tactics))
         for layer in build.layers
     )
     lists = tuple((line.kind, line.printed_count, line.names) for line in build.sparsity_lines)

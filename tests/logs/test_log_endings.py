@@ -23,7 +23,7 @@ def test_a_node_that_the_parser_refuses_is_a_failed_build_and_its_error_is_whole
     assert build.outcome is BuildOutcome.FAILED
     assert (build.error_count, len(build.errors)) == (4, 4)
     assert build.errors[3].text == (
-        "ModelImporter.cpp:151: ERROR: onnxOpCheckers.cpp:998 In function checkPlugin:\n"
+        "ModelImporter.cpp:151: ERROR: onnxOpCheckers.cpp:998 In function checkPlugin: "
         '[6] creator && "Plugin not found, are the plugin name and version correct?"'
     )
     assert build.errors[3].line == 6

@@ -89,7 +89,9 @@ def read(lines: list[str]) -> list[Build]:
     """Facts of the builds in lines, read as a file is."""
     text = "\n".join(lines).encode()
     batches = lines_of(iter([text]), Reading("x"))
-    return [facts(build) for build in parse_lines(line for batch in batches for line in batch)]
+    return [
+        facts(build) for build in parse_lines(line for batch in batches for line in batch.lines)
+    ]
 
 
 def messages_of(lines: list[str]) -> list[tuple[str | None, str]]:

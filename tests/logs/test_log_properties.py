@@ -64,15 +64,15 @@ def facts(build: Build) -> Build:
         for layer in build.layers
     )
     nowhere = replace(build, file="", first_line=0, last_line=0, producer=Producer.UNKNOWN)
-    skipped = tuple(replace(s, line=0) for s in build.skipped_tactics)
+    skipped = tuple(replace(s, line=0, raw="") for s in build.skipped_tactics)
     return replace(
         nowhere,
         sparsity_lines=lines,
         layers=layers,
         skipped_tactics=skipped,
-        warnings=tuple(replace(w, line=0) for w in build.warnings),
-        errors=tuple(replace(e, line=0) for e in build.errors),
-        fusions=tuple(replace(f, line=0) for f in build.fusions),
+        warnings=tuple(replace(w, line=0, raw="") for w in build.warnings),
+        errors=tuple(replace(e, line=0, raw="") for e in build.errors),
+        fusions=tuple(replace(f, line=0, raw="") for f in build.fusions),
         contradictions=tuple(replace(c, line=0) for c in build.contradictions),
     )
 
@@ -80,8 +80,8 @@ def facts(build: Build) -> Build:
 def parse_bytes(data: bytes, chunk: int = 997) -> tuple[Build, ...]:
     parser = LogParser("log", Budget())
     chunks = (data[i : i + chunk] for i in range(0, len(data), chunk))
-    for lines in lines_of(chunks, Reading("log")):
-        parser.feed(lines)
+    for batch in lines_of(chunks, Reading("log")):
+        parser.feed(*batch)
     return tuple(parser.finish())
 
 

@@ -45,7 +45,7 @@ FORMATS: dict[str, Callable[[str], str]] = {
 
 def quotes(build: Build) -> Iterator[tuple[int, str]]:
     """Line and words of everything in the record that stands for a line of the log."""
-    said = [(e.line, e.text) for e in (*build.errors, *build.warnings)]
+    said = [(e.line, e.raw) for e in (*build.errors, *build.warnings)]
     said += [(line.line, line.raw) for line in build.sparsity_lines]
     said += [(x.line, x.raw) for x in build.fusions] + [
         (s.line, s.raw) for s in build.skipped_tactics

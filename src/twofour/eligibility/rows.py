@@ -282,7 +282,7 @@ def quoted_source(file: str, said: Tactic | SkippedTactic | Fusion) -> str:
 
 def error_source(file: str, error: LogMessage) -> str:
     """The line of an error, without what follows it on the next."""
-    return _cited(file, error.line, error.text.partition("\n")[0][:_LONGEST])
+    return _cited(file, error.line, error.raw.partition("\n")[0][:_LONGEST])
 
 
 def _cited(file: str, line: int, words: str) -> str:

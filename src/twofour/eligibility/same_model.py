@@ -203,7 +203,7 @@ def set_aside(row: Verdict, why: NoEvidence) -> Verdict:
 def _failed(build: Build) -> NoEvidence:
     where, source = f"line {build.last_line}: no error is in the log", build.file
     if errors := causes_first(build.errors):
-        where = f"line {errors[0].line}: {errors[0].on_one_line[:_ERROR_SHOWN]}"
+        where = f"line {errors[0].line}: {' '.join(errors[0].text.split())[:_ERROR_SHOWN]}"
         source = error_source(build.file, errors[0])
     message = "the build failed: there is no engine that could tell"
     return NoEvidence(

@@ -1,1 +1,1 @@
-"""Anyone's TensorRT build log, layer information and profile as records; pure."""
+"""Build logs, layer information and profiles of TensorRT: text in, records out."""

@@ -12,7 +12,7 @@ from twofour.logs.facts import Facts
 from twofour.logs.layer_info import onnx_nodes
 from twofour.logs.layers import tuned_layer
 from twofour.logs.names import NameSplitter, constituents, is_sparse_kernel, without_profile
-from twofour.logs.prefix import DATED, PLAIN
+from twofour.logs.prefix import DATED, PLAIN, LogicalLine
 from twofour.logs.sparsity import RawLine, contradictions, sparsity_line, union
 from twofour.logs.tables import Results
 from twofour.logs.tactics import ForeignTables, Tuning
@@ -172,27 +172,37 @@ class OpenBuild:
         """Whether no engine comes of a build with this error."""
         return fatal(error, must_parse=not self.styles[Producer.ONNXRUNTIME])
 
-    def explain(self, text: str, line: int) -> bool:
+    def touch(self, found: bool) -> None:
+        """Note that something worth a record was found."""
+        self.touched = self.touched or found
+
+    def count_style(self, style: Producer | str) -> None:
+        """Note whose lines these are."""
+        self.styles[style] += 1
+
+    def explain(self, line: LogicalLine) -> bool:
         """A line that goes on where the error before it ends in a colon; whether it does."""
         last = self.errors[-1] if self.errors else None
-        if last is None or last.line != line - 1 or not last.text.endswith(":"):
+        if last is None or last.line != line.number - 1 or not last.text.endswith(":"):
             return False
-        if self.budget.take(len(text)):
-            self.errors[-1] = replace(last, text=f"{last.text}\n{text}")
+        if self.budget.take(2 * len(line.text)):
+            text, raw = f"{last.text} {line.text}", f"{last.raw}\n{line.quote}"
+            self.errors[-1] = replace(last, text=text, raw=raw)
         return True
 
-    def complain(self, severity: str, text: str, line: int) -> None:
+    def complain(self, line: LogicalLine) -> None:
         """Keep a warning or an error, the first some hundred of each."""
-        if severity == "W":
+        text, raw = line.text.strip(), line.quote
+        if line.severity == "W":
             self.warning_count += 1
             kept = self.warnings
         else:
             self.error_count += 1
             kept = self.errors
-            self.failed = self.failed or self.ends_with(text)
+            self.failed = self.failed or self.ends_with(line.text)
         self.complained = True
-        if len(kept) < _MOST_MESSAGES and self.budget.take(len(text)):
-            kept.append(LogMessage(line=line, text=text))
+        if len(kept) < _MOST_MESSAGES and self.budget.take(2 * len(text)):
+            kept.append(LogMessage(line=line.number, text=text, raw=raw))
         else:
             self.dropped += 1
 
@@ -214,9 +224,9 @@ class OpenBuild:
         listed = any(f", {name}, " in f", {names}, " for names in lists)
         return listed or name in self.tuning.layers or name in self.renamed
 
-    def add_fusion(self, fusion: Fusion, message: str) -> None:
-        """Keep a graph optimisation, and the message that tells of it."""
-        raw = message.strip()[:LONGEST_RAW_LINE]
+    def add_fusion(self, fusion: Fusion, line: LogicalLine) -> None:
+        """Keep a graph optimisation, and the line that tells of it."""
+        raw = line.quote.partition("\n")[0][:LONGEST_RAW_LINE]
         if self.budget.take_spare(sum(map(len, fusion.layers)) + len(raw)):
             self.fusions.append(replace(fusion, raw=raw))
         else:

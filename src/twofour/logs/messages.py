@@ -11,12 +11,12 @@ from twofour.logs import tactics as foreign
 from twofour.logs import tactics as tuning
 from twofour.logs.build import OpenBuild
 from twofour.logs.names import normal_id
+from twofour.logs.prefix import LogicalLine
+from twofour.logs.unwrap import KEY_LENGTH
 from twofour.records.log import CheckedTensor, EngineLayer, Fusion, Producer
 
-KEY_LENGTH = 7
 _REPLAY = re.compile(r"Algorithm: \(Implementation: -?\d+, Tactic: (-?\w{1,20})\)")
-Handler = Callable[[OpenBuild, str, int], bool]
-"""Takes build, message and line number; False where the message is cut short."""
+Handler = Callable[[OpenBuild, LogicalLine], None]
 _EVERYDAY = frozenset(
     ("Model: ", "Input filename: ", "Loading model: ", "Precision: ", "Profiling verbosity: ")
 )
@@ -41,31 +41,30 @@ def dispatch_table() -> dict[str, tuple[tuple[str, Handler], ...]]:
 
 def _handlers() -> list[tuple[str, Handler]]:
     found: list[tuple[str, Handler]] = [
-        ("Tactic Name: ", _named),
-        ("Tactic: ", lambda b, m, n: b.tuning.timed(m, n)),
+        ("Tactic Name: ", lambda b, x: b.tuning.named_and_timed(x)),
+        ("Tactic: ", lambda b, x: b.tuning.timed(x)),
         (tuning.RUNNER, _runner),
         (tuning.COMBINATION, _combination),
         (tuning.CHOICE, _choice),
-        (tuning.COSTS, _costs),
-        ("Skipping tactic ", lambda b, m, n: b.tuning.skipping(m, n) or True),
+        (tuning.COSTS, lambda b, x: b.tuning.costs(x)),
+        ("Skipping tactic ", lambda b, x: b.tuning.skipping(x)),
         ("Skipping ", _no_tactics),
-        ("Set Tactic Name: ", lambda b, m, n: b.tuning.set_name(m, n)),
-        ("Layers:", lambda _b, _m, _n: True),
-        ("=== Profile (", lambda b, m, _: _seen(b, b.results.title(m))),
+        ("Set Tactic Name: ", lambda b, x: b.tuning.set_name(x)),
+        ("=== Profile (", lambda b, x: b.touch(b.results.title(x.text))),
         ("Engine built in ", _built),
-        ("Building graph using backend strategy ", _next_pass),
-        ("Use backend strategy ", _compared),
-        ("Skip backend strategy ", _compared),
+        ("Building graph using backend strategy ", lambda b, x: b.next_pass(x.number)),
+        ("Use backend strategy ", lambda b, x: b.compare_passes(x.number, keep_last=True)),
+        ("Skip backend strategy ", lambda b, x: b.compare_passes(x.number, keep_last=False)),
         ("Engine deserialized in ", _loaded),
-        ("Found sparse tensor: ", lambda b, m, _: _checked(b, m, sparse=True)),
-        ("Found non-sparse tensor: ", lambda b, m, _: _checked(b, m, sparse=False)),
+        ("Found sparse tensor: ", lambda b, x: _checked(b, x, sparse=True)),
+        ("Found non-sparse tensor: ", lambda b, x: _checked(b, x, sparse=False)),
         ("Layer: ", _replayed),
         ("Algorithm: (Implem", _replay),
         ("RUNNING | Command: ", _polygraphy_command),
-        *((start, lambda b, _m, _n: _style(b, Producer.POLYGRAPHY)) for start in _POLYGRAPHY_SAYS),
+        *((start, lambda b, _: b.count_style(Producer.POLYGRAPHY)) for start in _POLYGRAPHY_SAYS),
         ("==== TensorRT Network ====", _inspected),
         ("==== TensorRT Engine ====", _inspected),
-        ("In JIT build, ", lambda b, _m, _n: _style(b, Producer.TENSORRT_RTX)),
+        ("In JIT build, ", lambda b, _: b.count_style(Producer.TENSORRT_RTX)),
     ]
     found += [(start, _fact(start, put)) for start, put in facts.ONE_LINERS]
     found += [(start, _fusion(make)) for start, make in fusions.BY_START]
@@ -77,137 +76,96 @@ def _handlers() -> list[tuple[str, Handler]]:
         "Total GPU Compute Time: ", "total compute time: ", "Host Latency", "Host latency",
         "percentile: ", "median: ",
     )  # fmt: skip
-    found += [(start, lambda b, m, _: _result(b, m)) for start in results]
-    silent = ("Average on ", "Searching for ", "Registering tensor", "Parsing node", "Importing ")
-    return found + [(start, lambda _b, _m, _n: True) for start in silent]
+    found += [(start, lambda b, x: b.touch(b.results.figure(x.text))) for start in results]
+    silent = (
+        "Layers:", "Average on ", "Searching for ", "Registering tensor", "Parsing node",
+        "Importing ",
+    )  # fmt: skip
+    return found + [(start, lambda _b, _x: None) for start in silent]
 
 
-def _registered(build: OpenBuild, message: str, _line: int) -> bool:
-    layer = fusions.renamed(message)
+def _registered(build: OpenBuild, line: LogicalLine) -> None:
+    layer = fusions.renamed(line.text)
     if layer is not None:
         build.add_renamed(layer)
-    return True
 
 
-def _region_sources(build: OpenBuild, message: str, _line: int) -> bool:
-    region, _, metadata = message[len(foreign.REGION) - 1 :].partition(foreign.METADATA)
+def _region_sources(build: OpenBuild, line: LogicalLine) -> None:
+    region, _, metadata = line.text[len(foreign.REGION) - 1 :].partition(foreign.METADATA)
     build.add_sources(region.strip(), metadata)
-    return True
 
 
-def _seen(build: OpenBuild, found: bool) -> bool:  # what a reader found
-    build.touched = build.touched or found
-    return True
-
-
-def _named(build: OpenBuild, message: str, line: int) -> bool:
-    return build.tuning.named_and_timed(message, line)
-
-
-def _runner(build: OpenBuild, message: str, _line: int) -> bool:
+def _runner(build: OpenBuild, line: LogicalLine) -> None:
     build.touched = True
-    return build.tuning.runner(message)
+    build.tuning.runner(line)
 
 
-def _combination(build: OpenBuild, _message: str, _line: int) -> bool:
+def _combination(build: OpenBuild, _line: LogicalLine) -> None:
     build.touched = True
     build.tuning.combination()
-    return True
 
 
-def _choice(build: OpenBuild, message: str, _line: int) -> bool:
+def _choice(build: OpenBuild, line: LogicalLine) -> None:
     build.touched = True
-    return build.tuning.choice(message)
+    build.tuning.choice(line)
 
 
-def _costs(build: OpenBuild, message: str, _line: int) -> bool:
-    build.tuning.costs(message)
-    return True
-
-
-def _no_tactics(build: OpenBuild, message: str, _line: int) -> bool:
-    if ": No valid tactics for" in message:
+def _no_tactics(build: OpenBuild, line: LogicalLine) -> None:
+    if ": No valid tactics for" in line.text:
         build.tuning.no_tactics()
-    return True
 
 
-def _next_pass(build: OpenBuild, _message: str, line: int) -> bool:
-    build.next_pass(line)
-    return True
-
-
-def _compared(build: OpenBuild, message: str, line: int) -> bool:
-    build.compare_passes(line, keep_last=message.startswith("Use "))
-    return True
-
-
-def _built(build: OpenBuild, _message: str, _line: int) -> bool:
+def _built(build: OpenBuild, _line: LogicalLine) -> None:
     build.generated = build.touched = True
-    return True
 
 
-def _loaded(build: OpenBuild, _message: str, _line: int) -> bool:
+def _loaded(build: OpenBuild, _line: LogicalLine) -> None:
     build.loaded = build.touched = True
-    return True
 
 
-def _checked(build: OpenBuild, message: str, *, sparse: bool) -> bool:
-    name = message.partition(": ")[2].strip()
+def _checked(build: OpenBuild, line: LogicalLine, *, sparse: bool) -> None:
+    name = line.text.partition(": ")[2].strip()
     build.touched = True
     if build.budget.take(len(name)):
         build.checked.append(CheckedTensor(name=name, sparse=sparse))
-    return True
 
 
-def _replayed(build: OpenBuild, message: str, _line: int) -> bool:
+def _replayed(build: OpenBuild, line: LogicalLine) -> None:
     """A layer of Polygraphy's tactic replay; its tactic is on the next line."""
-    build.replayed = message[len("Layer: ") :].strip()
-    return True
+    build.replayed = line.text[len("Layer: ") :].strip()
 
 
-def _replay(build: OpenBuild, message: str, _line: int) -> bool:
-    match = _REPLAY.match(message)
+def _replay(build: OpenBuild, line: LogicalLine) -> None:
+    match = _REPLAY.match(line.text)
     name, build.replayed = build.replayed, None
     if match is not None and name is not None:
-        build.styles[Producer.POLYGRAPHY] += 1
+        build.count_style(Producer.POLYGRAPHY)
         layer = EngineLayer(name=name, tactic_id=normal_id(match[1]))
         build.add_engine_layer(layer, detailed=False)
-    return True
 
 
-def _polygraphy_command(build: OpenBuild, message: str, _line: int) -> bool:
-    facts.command(build.facts, message.partition(": ")[2].strip())
-    return _style(build, Producer.POLYGRAPHY)
+def _polygraphy_command(build: OpenBuild, line: LogicalLine) -> None:
+    facts.command(build.facts, line.text.partition(": ")[2].strip())
+    build.count_style(Producer.POLYGRAPHY)
 
 
-def _inspected(build: OpenBuild, _message: str, _line: int) -> bool:
+def _inspected(build: OpenBuild, _line: LogicalLine) -> None:
     build.inspected = True
-    return _style(build, Producer.POLYGRAPHY)
-
-
-def _style(build: OpenBuild, producer: Producer) -> bool:
-    build.styles[producer] += 1
-    return True
+    build.count_style(Producer.POLYGRAPHY)
 
 
 def _fact(start: str, put: facts.Setter) -> Handler:
-    def handle(build: OpenBuild, message: str, _line: int) -> bool:
-        put(build.facts, message[len(start) :].strip())
-        build.touched = build.touched or start not in _EVERYDAY
-        return True
+    def handle(build: OpenBuild, line: LogicalLine) -> None:
+        put(build.facts, line.text[len(start) :].strip())
+        build.touch(start not in _EVERYDAY)
 
     return handle
 
 
 def _fusion(make: Callable[[str, int], Fusion | None]) -> Handler:
-    def handle(build: OpenBuild, message: str, line: int) -> bool:
-        fusion = make(message, line)
+    def handle(build: OpenBuild, line: LogicalLine) -> None:
+        fusion = make(line.text, line.number)
         if fusion is not None:
-            build.add_fusion(fusion, message)
-        return True
+            build.add_fusion(fusion, line)
 
     return handle
-
-
-def _result(build: OpenBuild, message: str) -> bool:
-    return _seen(build, build.results.figure(message))

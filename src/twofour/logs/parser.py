@@ -1,33 +1,25 @@
-"""The parser: batches of lines in, builds out. One pass, bounded memory, whatever the text.
+"""The parser: whole messages in, builds out. One pass, bounded memory, whatever the text.
 
-The loop in `feed` is what a large log spends its time in: prefixes of fixed width and messages that
-begin with a known word take the short way, everything else goes through `prefix.take_apart`.
+The loop in `feed` is what a large log spends its time in: messages behind a prefix that is known
+take the short way while nothing unusual is open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from twofour.logs import segments
-from twofour.logs.bare_lines import BareLines
 from twofour.logs.budget import Budget
 from twofour.logs.build import OpenBuild
-from twofour.logs.messages import KEY_LENGTH, Handler, dispatch_table
+from twofour.logs.layer_info import detailed_layer, listed_layer
+from twofour.logs.messages import Handler, dispatch_table
 from twofour.logs.outer import OuterPrefixes, OuterSuffixes
-from twofour.logs.prefix import (
-    AFTER_DATE,
-    BRACKETS,
-    DATE_END,
-    MESSAGE,
-    PLAIN,
-    KnownPrefixes,
-    take_apart,
-    without_polygraphy_extras,
-)
-from twofour.logs.sparsity import FUSING, MARK, fused
-from twofour.logs.tactics import COSTS, GPU_ERROR, RUNNER
-from twofour.logs.unwrap import Surroundings
-from twofour.records.log import Build, Producer
+from twofour.logs.prefix import BARE, LogicalLine
+from twofour.logs.sparsity import FUSING, MARK, fused, raw_line
+from twofour.logs.tactics import COSTS, GPU_ERROR, RUNNER, SET_NAME
+from twofour.logs.unwrap import KEY_LENGTH, Unwrapper
+from twofour.records.log import LONGEST_RAW, Build, EngineLayer, Producer
 
 _FOREIGN = "(foreignNode)"
 _EVENTS = (*segments.ENDS, "Loaded engine size: ", "Constructing optimization profile number ")
@@ -36,248 +28,262 @@ _POLYGRAPHY_ENDS = tuple(
     f"{word} | {what}: " for word in ("PASSED", "FAILED") for what in ("Runtime", "Command")
 )
 """The end of a command of Polygraphy; `PASSED | Output: ...` is about one tensor's comparison."""
+_COMPLAINTS = frozenset("WEF")
+_EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading model: ")
+"""Words other programs print too; believed only in a log whose lines have no prefixes at all."""
+_TELLING = ("Tactic", "-----", "*****", ">>>>>", "=====", "(foreignNode)")
+"""What a line without a prefix must hold to be looked at further in than its first word."""
 
 
 class LogParser:
     """Reads the lines of one source; `finish` gives its builds."""
 
     def __init__(self, file: str, budget: Budget) -> None:
-        self.segments = segments.Segments(file, budget)
-        self.bare = BareLines(self)
-        self.table: dict[str, tuple[tuple[str, Handler], ...]] = dispatch_table()
-        self.number = 0
-        self.calm = True
-        """No table, broken line or undecided build is open: the short way may be taken."""
+        self._segments = segments.Segments(file, budget)
+        self._table: dict[str, tuple[tuple[str, Handler], ...]] = dispatch_table()
+        self._number = 0
+        self._calm = True
+        """No table, list or undecided build is open: the short way may be taken."""
+        self._in_list = False
+        """Inside a list of bare layer names, after `Layers:`."""
+        self._prefixed_seen = False
         self._style: Producer | str | None = None
-        self.around = Surroundings()
-        self._outer = OuterPrefixes()
-        self._behind = OuterSuffixes()
-        self._prefixes = KnownPrefixes()
         for start in (*segments.STARTS, segments.PERHAPS, *_EVENTS):
             self._put_first(start, self._event)
         for start in _POLYGRAPHY_ENDS:
             self._put_first(start, self._polygraphy_end)
         for start in (RUNNER, COSTS):
             self._put_first(start, self._tuning_event)
+        for word in ("RUNNING", "PASSED", "FAILED", "WAIVED"):
+            self._put_first(f"&&&& {word} ", self._banner)
+        self._put_first("=== Profile (", self._table_begins)
+        self._outer = OuterPrefixes()
+        self._behind = OuterSuffixes()
+        self._unwrap = Unwrapper(
+            {key: tuple(start for start, _ in entry) for key, entry in self._table.items()},
+            self._knows_layer,
+        )
 
-    def _put_first(self, start: str, handler: Callable[[str, int], bool]) -> None:
+    def _knows_layer(self, name: str) -> bool:
+        return self._segments.build.knows_layer(name)
+
+    def _put_first(self, start: str, handler: Callable[[LogicalLine], None]) -> None:
         key = start[:KEY_LENGTH]
-        entry = (start, lambda _build, message, line: handler(message, line))
-        self.table[key] = (entry, *self.table.get(key, ()))
+        entry = (start, lambda _build, line: handler(line))
+        self._table[key] = (entry, *self._table.get(key, ()))
 
-    def feed(self, lines: Sequence[str]) -> None:
-        """Read the next lines, which carry no line ends."""
+    def feed(self, lines: Sequence[str], raw: Sequence[str] | None = None) -> None:
+        """Read the next lines, which carry no line ends; `raw` as they stand in the file."""
+        raw = lines if raw is None else raw
         lines = self._behind.removed(self._outer.removed(lines))
-        self.around.next_batch(lines, self.number + 1)
-        after_date, table = AFTER_DATE.get, self.table.get
-        number = self.number
-        build = self.segments.build
-        prefix, size = self._prefixes.first
-        for line in lines:
-            number += 1
-            if line.startswith(prefix) and self.calm and line[size : size + 1] not in BRACKETS:
-                message = line[size:]
-            elif (
-                (style := after_date(line[DATE_END:MESSAGE])) is not None
-                and style is self._style
-                and self.calm
-            ):
-                message = line[MESSAGE:]
-            elif self.calm and (known := self._prefixes.length(line)):
-                message = line[known:]
-            else:
-                self.number = number
-                self._long_way(line, number)
-                build = self.segments.build
-                prefix, size = self._prefixes.first
+        table, parts = self._table.get, self._segments
+        for line in self._unwrap.messages(lines, raw):
+            if line.style is not None or not self._calm or line.severity in _COMPLAINTS:
+                self._careful(line)
                 continue
-            message = message.lstrip() if message[:1] == " " else message
+            message = line.text
             handlers = table(message[:KEY_LENGTH])
             if handlers is None:
                 if "actic" in message or FUSING in message or "(" in message[:2]:
-                    self.unlisted(message, number)
-                    build = self.segments.build
+                    self._unlisted(line)
                 continue
             for start, handler in handlers:
                 if message.startswith(start):
-                    if not handler(build, message, number):
-                        self.bare.begin(message, number)
-                    build = self.segments.build
-        self.number = number
+                    handler(parts.build, line)
 
     def finish(self) -> list[Build]:
         """The builds, in order."""
-        self.bare.flush()
+        for line in self._unwrap.last():
+            self._careful(line)
         self._decide(new=False)
-        self.segments.build.last_line = max(self.number, 1)
-        self.segments.close()
-        return self.segments.done
+        self._segments.build.last_line = max(self._unwrap.number, 1)
+        self._segments.close()
+        return self._segments.done
 
     # --- the long way ------------------------------------------------------------------------
 
-    def _long_way(self, line: str, number: int) -> None:
-        if not line and self.calm:
-            return
-        for piece in line.split("\r") if "\r" in line else (line,):
-            found = take_apart(piece) if piece else None
-            if found is None:
-                self.bare.line(piece, number)
-                continue
-            self.bare.flush()
-            if found.message.startswith("&&&& "):
-                self._decide(new=True)
-                self.segments.banner(found.message, number)
-                self._refresh()
-                continue
-            if isinstance(found.style, Producer) or (found.style and self._style is None):
-                self._style = found.style
-            if "\r" not in line and '"' not in line[:2]:
-                self._prefixes.learn(line, found.message, found.severity)
-            self._prefixed(found.style, found.severity, found.message, number)
+    def _careful(self, line: LogicalLine) -> None:
+        self._number = line.number
+        if line.style is BARE:
+            self._bare(line)
+        elif line.text.startswith("&&&& "):
+            self._banner(line)
+        else:
+            self._in_list = False
+            self._prefixed(line)
         self._refresh()
 
-    def _prefixed(
-        self, style: Producer | str | None, severity: str, message: str, number: int
-    ) -> None:
-        if style in {PLAIN, None, Producer.POLYGRAPHY}:
-            message = without_polygraphy_extras(message)
-        build = self.segments.build
-        if build.finished and message.strip():
-            build = self.segments.open(number)
-        if style is not None:
-            build.styles[style] += 1
-        self.bare.prefixed_seen = True
-        if self.segments.held is not None and not self._resolves(severity, message):
-            if self.segments.hold(severity, message, number):
+    def _banner(self, line: LogicalLine) -> None:
+        self._in_list = False
+        self._decide(new=True)
+        self._segments.banner(line)
+        self._refresh()
+
+    def _prefixed(self, line: LogicalLine) -> None:
+        if isinstance(line.style, Producer) or (line.style and self._style is None):
+            self._style = line.style
+        build = self._segments.build
+        if build.finished and line.text.strip():
+            build = self._segments.open(line.number)
+        if line.style is not None:
+            build.count_style(line.style)
+        self._prefixed_seen = True
+        if self._segments.held is not None and not self._resolves(line):
+            if self._segments.hold(line):
                 return
             self._decide(new=False)
-        self.message(severity, message, number)
+        self._message(line)
 
-    def message(self, severity: str, message: str, number: int) -> None:
-        """One message of known severity, its prefix gone."""
-        build = self.segments.build
+    def _message(self, line: LogicalLine) -> None:
+        build = self._segments.build
         if build.results.in_profile:
-            if build.results.row(message):
+            if build.results.row(line.text):
                 return
             build.results.in_profile = False
-        if severity in {"W", "E", "F"}:
-            if self.segments.next_fails(severity, message):
-                build = self.segments.open(number)
+        if line.severity in _COMPLAINTS:
+            if self._segments.next_fails(line):
+                build = self._segments.open(line.number)
                 self._count_style(build)
-            build.complain(severity, message.strip(), number)
-        if not self.listed(message, number):
-            self.unlisted(message, number)
+            build.complain(line)
+        if not self._listed(line):
+            self._unlisted(line)
 
-    def listed(self, message: str, number: int) -> bool:
+    def _bare(self, line: LogicalLine) -> None:
+        """A line without a prefix: of a list of layers, of a profile, or of another program."""
+        build, text = self._segments.build, line.text
+        if self._in_list and text and text != "Bindings:" and not text.startswith("Name: "):
+            build.add_engine_layer(EngineLayer(name=text), detailed=False)
+            return
+        self._in_list = text == "Layers:"
+        if text.startswith(("Layer(", "Name: ")):
+            detailed = text.startswith("Name: ")
+            layer = detailed_layer(text) if detailed else listed_layer(text)
+            if layer is not None:
+                build.add_engine_layer(layer, detailed=detailed)
+        elif not text or self._in_list or text == "Bindings:" or build.explain(line):
+            return
+        elif MARK in text[:60]:
+            self._sparsity(line)
+        elif not (build.results.in_profile and build.results.row(text)):
+            known = not self._is_everyday(text) and self._listed(line)
+            if not known and any(word in text for word in _TELLING):
+                self._unlisted(line)
+
+    def _is_everyday(self, text: str) -> bool:
+        believed = self._segments.build.touched and not self._prefixed_seen
+        return text.startswith(_EVERYDAY) and not believed
+
+    def _listed(self, line: LogicalLine) -> bool:
         """Handle a message that begins with a known word; whether it does."""
         known = False
-        text = message.lstrip()
-        for start, handler in self.table.get(text[:KEY_LENGTH], ()):
-            if text.startswith(start):
+        for start, handler in self._table.get(line.text[:KEY_LENGTH], ()):
+            if line.text.startswith(start):
                 known = True
-                if not handler(self.segments.build, text, number):
-                    self.bare.begin(text, number)
+                handler(self._segments.build, line)
         return known
 
-    def unlisted(self, message: str, number: int) -> None:
+    def _unlisted(self, line: LogicalLine) -> None:
         """Handle a message that is known by a word further in."""
-        build = self.segments.build
+        build, message = self._segments.build, line.text
         if MARK in message[:60]:
-            self.bare.begin(message.strip(), number)
+            self._sparsity(line)
         elif _FOREIGN in message[:20]:
-            self._foreign(message, number)
-        elif message.lstrip().startswith(_OLD_FIGURES):
+            self._foreign(line)
+        elif message.startswith(_OLD_FIGURES):
             build.results.figure(message)
         else:
-            self._by_word(build, message, number)
+            self._by_word(build, line)
 
-    def _by_word(self, build: OpenBuild, message: str, number: int) -> None:
-        tuning = build.tuning
-        if "Set Tactic Name: " in message:
-            if not tuning.set_name(message, number):
-                self.bare.begin(message, number)
+    def _by_word(self, build: OpenBuild, line: LogicalLine) -> None:
+        tuning, message = build.tuning, line.text
+        if SET_NAME in message:
+            tuning.set_name(line)
         elif "Skipping tactic " in message or GPU_ERROR in message:
-            tuning.skipping(message, number)
+            tuning.skipping(line)
         elif "no valid tactics for" in message:
             tuning.no_tactics()
         elif "available tactics, " in message:
-            tuning.pruned(message)
+            tuning.pruned(line)
         elif "got cached result: " in message:
-            tuning.cached_result(message)
-        elif FUSING in message and (fusion := fused(message, number)) is not None:
-            build.add_fusion(fusion, message)
+            tuning.cached_result(line)
+        elif FUSING in message and (fusion := fused(message, line.number)) is not None:
+            build.add_fusion(fusion, line)
 
-    def _foreign(self, message: str, number: int) -> None:
-        build = self.segments.build
-        if "Sorted table of all evaluated tactics" in message:
+    def _sparsity(self, line: LogicalLine) -> None:
+        raw = raw_line(line.text, line.number)
+        if raw is not None:
+            raw = replace(raw, rows=line.quote[:LONGEST_RAW])
+            self._segments.before_sparsity(raw).add_sparsity(raw)
+
+    def _foreign(self, line: LogicalLine) -> None:
+        build = self._segments.build
+        if "Sorted table of all evaluated tactics" in line.text:
             build.tuning.tables += 1
             return
-        row = build.tables.feed(message, number)
+        row = build.tables.feed(line.text)
         if row is not None and build.tables.name is not None:
-            build.tuning.foreign_row(build.tables.name, row)
+            build.tuning.foreign_row(build.tables.name, row, line)
         elif build.tables.name is not None and build.tables.metadata:
             build.add_sources(build.tables.name, build.tables.metadata)
             build.tables.metadata = ""
 
     # --- where builds begin ------------------------------------------------------------------
 
-    def _event(self, message: str, number: int) -> bool:
-        parts = self.segments
-        if message.startswith(segments.PERHAPS):
+    def _event(self, line: LogicalLine) -> None:
+        parts = self._segments
+        if line.text.startswith(segments.PERHAPS):
             if parts.may_begin():
                 parts.held = []
                 self._refresh()
-            return True
-        if message.startswith(_EVENTS) or parts.starts(message, number):
-            segments.notes_end(parts.build, message)
+            return
+        if line.text.startswith(_EVENTS) or parts.starts(line):
+            segments.notes_end(parts.build, line.text)
         self._count_style(parts.build)
-        return True
 
     def _count_style(self, build: OpenBuild) -> None:
         if self._style is not None:
-            build.styles[self._style] += 1
+            build.count_style(self._style)
 
-    def _polygraphy_end(self, _message: str, _number: int) -> bool:
+    def _polygraphy_end(self, _line: LogicalLine) -> None:
         """`PASSED | Runtime: ...`: a run of Polygraphy's command line is over."""
-        self.segments.build.finished = True
-        self.calm = False
-        return True
+        self._segments.build.finished = True
+        self._calm = False
 
-    def _tuning_event(self, message: str, number: int) -> bool:
+    def _table_begins(self, _line: LogicalLine) -> None:
+        self._calm = False
+
+    def _tuning_event(self, line: LogicalLine) -> None:
         """Autotuning after a finished engine is that of the next, however little was logged."""
-        return not self.segments.build.generated or self._event(message, number)
+        if self._segments.build.generated:
+            self._event(line)
 
-    def _resolves(self, severity: str, message: str) -> bool:
+    def _resolves(self, line: LogicalLine) -> bool:
         """Whether the message decides what the ones held back belong to."""
-        failing = self.segments.next_fails(severity, message)
-        if failing or message.startswith(segments.STARTS):
+        if self._segments.next_fails(line) or line.text.startswith(segments.STARTS):
             self._decide(new=True)
             return True
-        if (
-            message.startswith(("Loaded engine size: ", "Engine generation"))
-            or MARK in message[:60]
-        ):
+        ends = line.text.startswith(("Loaded engine size: ", "Engine generation"))
+        if ends or MARK in line.text[:60]:
             self._decide(new=False)
             return True
         return False
 
     def _decide(self, *, new: bool) -> None:
-        held, self.segments.held = self.segments.held, None
+        held, self._segments.held = self._segments.held, None
         if held is None:
             return
         if new and held:
-            self.segments.open(held[0][2])
-        for severity, message, number in held:
-            self.message(severity, message, number)
+            self._segments.open(held[0].number)
+        for line in held:
+            self._message(line)
         self._refresh()
 
     def _refresh(self) -> None:
-        build = self.segments.build
-        build.last_line = max(build.last_line, self.number)
-        self.calm = not (
-            self.bare.broken is not None
-            or self.bare.in_list
+        build = self._segments.build
+        build.last_line = max(build.last_line, self._number)
+        self._calm = not (
+            self._in_list
             or build.results.in_profile
             or build.finished
-            or self.segments.held is not None
+            or self._segments.held is not None
         )

@@ -35,14 +35,15 @@ DATE_END = 22
 MESSAGE = 32
 """Place of the message there."""
 AFTER_DATE = {
-    "[V] [TRT] ": Producer.TRTEXEC,
-    "[I] [TRT] ": Producer.TRTEXEC,
-    "[TRT] [V] ": Producer.PYTHON,
-    "[TRT] [I] ": Producer.PYTHON,
+    "[V] [TRT] ": (Producer.TRTEXEC, "V"),
+    "[I] [TRT] ": (Producer.TRTEXEC, "I"),
+    "[TRT] [V] ": (Producer.PYTHON, "V"),
+    "[TRT] [I] ": (Producer.PYTHON, "I"),
 }
+"""The tags there; whose they are, and the severity."""
 BRACKETS = frozenset("([")
 """What a message behind a known prefix may not begin with: more of a prefix may follow."""
-_AVERAGE = "[I] Average on "
+AVERAGE = "[I] Average on "
 """trtexec's progress, the most frequent line of all and without a fact."""
 _NO_LINE = "\n"
 """Begins no line."""
@@ -50,28 +51,28 @@ _MOST = 6
 
 
 class KnownPrefixes:
-    """Prefixes met so far that have no clock in them, with their lengths."""
+    """Prefixes met so far that have no clock in them, with their lengths and severities."""
 
     def __init__(self) -> None:
-        self.first = (_NO_LINE, 0)
+        self.first = (_NO_LINE, 0, "")
         """The first one met: most logs have no other."""
-        self._known: list[tuple[str, int]] = []
+        self._known: list[tuple[str, int, str]] = []
 
-    def length(self, line: str) -> int:
-        """Length of the line's prefix, or of a whole line without a fact; 0 for any other."""
-        for prefix, size in self._known:
-            if line.startswith(prefix):
-                return 0 if line[size : size + 1] in BRACKETS else size
-        return len(line) if line.startswith(_AVERAGE, DATE_END) else 0
+    def of(self, line: str) -> tuple[str, int, str] | None:
+        """The prefix of a line; None for any other, and where more of one may follow."""
+        for known in self._known:
+            if line.startswith(known[0]):
+                return None if line[known[1] : known[1] + 1] in BRACKETS else known
+        return None
 
     def learn(self, line: str, message: str, severity: str) -> None:
         """Remember the line's prefix where it will be the same on the next lines."""
         prefix = line[: len(line) - len(message)]
         if severity not in {"V", "I", ""} or not prefix or any(c.isdigit() for c in prefix):
             return
-        pair = (prefix, len(prefix))
-        if len(self._known) < _MOST and pair not in self._known:
-            self._known.append(pair)
+        known = (prefix, len(prefix), severity)
+        if len(self._known) < _MOST and known not in self._known:
+            self._known.append(known)
             self.first = self._known[0]
 
 
@@ -79,6 +80,34 @@ PLAIN = "plain"
 """Style of `[V] message`, which several producers share."""
 DATED = "dated"
 """Style of `[date] [I] message`: trtexec's own lines, and whoever imitates them."""
+BARE = "bare"
+"""Style of a line without any prefix."""
+
+
+class LogicalLine(NamedTuple):
+    """One message, whatever stood around it and over however many lines it was broken."""
+
+    text: str
+    """Without what stands before it."""
+    number: int
+    """Of the line where it begins."""
+    raw: str
+    """That line as it stands in the file; the rows of a broken message, one below the other."""
+    severity: str
+    """F E W I V, of TensorRT; "" where the prefix has none."""
+    style: Producer | str | None
+    """As in Prefixed, and BARE; None too for a prefix that was met before."""
+
+    @property
+    def quote(self) -> str:
+        """The message as it stands in the file: all of its line where other programs changed it."""
+        return self.raw if "\n" in self.raw else quoted(self.text, self.raw)
+
+
+def quoted(text: str, row: str) -> str:
+    """The text where the row of the file has it to the letter; else the row."""
+    text = text.strip()
+    return text if text in row else row.strip()
 
 
 class Prefixed(NamedTuple):

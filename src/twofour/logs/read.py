@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from twofour.errors import BadInputError
 from twofour.logs.budget import Budget
@@ -26,7 +26,7 @@ LONGEST_LINE = 1 << 20
 """Characters; a line beyond it is cut (the longest real ones have some 50,000)."""
 CUT_MARK = "..."
 """Stands for the rest of a cut line, as an author's dots do for names left out of a list."""
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _BLANKS = re.compile("[\N{NO-BREAK SPACE}\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _NO_WIDTH = re.compile("[\u200b-\u200d\u2060\ufeff]")
 _ENTITIES = {
@@ -52,8 +52,17 @@ class Reading:
     notes: list[str] = field(default_factory=list)
 
 
-def batches(source: Path | str, reading: Reading) -> Iterator[list[str]]:
-    """Lines of the source without their ends, some thousand at a time.
+class Batch(NamedTuple):
+    """Some thousand lines without their ends."""
+
+    lines: list[str]
+    """Without colours and what web pages make of blanks and brackets."""
+    raw: list[str]
+    """As they stand in the source; the same list where nothing had to be cleaned."""
+
+
+def batches(source: Path | str, reading: Reading) -> Iterator[Batch]:
+    """Lines of the source, batch by batch.
 
     `-` is stdin. Compression is told by the content. Raises BadInputError for a file that cannot be
     opened; damage further in ends the reading with a note.
@@ -72,7 +81,7 @@ def batches(source: Path | str, reading: Reading) -> Iterator[list[str]]:
         raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def lines_of(chunks: Iterator[bytes], reading: Reading) -> Iterator[list[str]]:
+def lines_of(chunks: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
     """Decode and split chunks of bytes; ANSI codes are removed, undecodable bytes replaced."""
     decoder: codecs.IncrementalDecoder | None = None
     rest, cut = "", False
@@ -82,21 +91,27 @@ def lines_of(chunks: Iterator[bytes], reading: Reading) -> Iterator[list[str]]:
         text = decoder.decode(chunk)
         if cut:
             text = text[text.find("\n") :] if "\n" in text else ""
-        lines = _cleaned(rest + text).split("\n")
-        cut = cut and len(lines) == 1
-        rest = lines.pop()
+        text = rest + text
+        end = text.rfind("\n") + 1
+        whole, rest = text[:end], text[end:]
+        cut = cut and not whole
         if len(rest) > LONGEST_LINE and not cut:
             rest, cut = _cut(rest, reading), True
-        if lines:
-            reading.lines += len(lines)
-            yield lines
-    rest = _cleaned(rest + (decoder.decode(b"", True) if decoder else ""))
-    if rest:
-        reading.lines += 1
-        yield [rest]
+        if whole:
+            yield _batch(whole, reading)
+    rest += decoder.decode(b"", True) if decoder else ""
+    if _cleaned(rest):
+        yield _batch(f"{rest}\n", reading)
 
 
-def _lines(file: BinaryIO, reading: Reading) -> Iterator[list[str]]:
+def _batch(text: str, reading: Reading) -> Batch:
+    clean = _cleaned(text)
+    lines = clean.split("\n")[:-1]
+    reading.lines += len(lines)
+    return Batch(lines, lines if clean == text else text.split("\n")[:-1])
+
+
+def _lines(file: BinaryIO, reading: Reading) -> Iterator[Batch]:
     start = file.read(len(_GZIP_MAGIC))
     joined = _Rejoined(start, file)
     if start != _GZIP_MAGIC:
@@ -207,7 +222,7 @@ def _cut(rest: str, reading: Reading) -> str:
     return rest[:LONGEST_LINE] + CUT_MARK
 
 
-def _notebook(file: BinaryIO, reading: Reading) -> Iterator[list[str]]:
+def _notebook(file: BinaryIO, reading: Reading) -> Iterator[Batch]:
     data = file.read(_LARGEST_NOTEBOOK)
     try:
         texts = _output_texts(json.loads(data))
@@ -321,12 +336,12 @@ def _builds_of(source: Path | str, reading: Reading, budget: Budget) -> list[Bui
     """The builds of one source; processes that wrote it together are read apart by their tags."""
     parsers: dict[str, LogParser] = {}
     tags: frozenset[str] = frozenset()
-    for lines in batches(source, reading):
+    for lines, raw in batches(source, reading):
         if not parsers:
             tags = tags_of(lines)
             parsers = {tag: LogParser(reading.name, budget) for tag in ("", *sorted(tags))}
         for tag, parser in parsers.items():
-            parser.feed(lines_with(tag, lines, tags) if tags else lines)
+            parser.feed(lines_with(tag, lines, tags) if tags else lines, raw)
     if tags:
         names = ", ".join(tag.strip(" :|") for tag in sorted(tags))
         reading.notes.append(f"lines of {len(tags)} processes, read apart by their tags: {names}")
@@ -337,6 +352,6 @@ def _builds_of(source: Path | str, reading: Reading, budget: Budget) -> list[Bui
 def parse_lines(lines: Iterable[str], *, name: str = "log") -> tuple[Build, ...]:
     """Builds in lines of text that is already at hand (line ends are removed)."""
     parser = LogParser(name, Budget())
-    batch: Sequence[str] = [plain(line.rstrip("\n")) for line in lines]
-    parser.feed(batch)
+    raw = [line.rstrip("\n") for line in lines]
+    parser.feed([plain(line) for line in raw], raw)
     return tuple(parser.finish())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from twofour.logs import facts
 from twofour.logs.budget import Budget
 from twofour.logs.build import OpenBuild, finished_build, with_complaints
+from twofour.logs.prefix import LogicalLine
 from twofour.logs.sparsity import RawLine
 from twofour.records.log import Build, Producer, SparsityKind
 
@@ -36,8 +37,8 @@ class Segments:
         self._file = file
         self._budget = budget
         self.build = OpenBuild(file, 1, budget)
-        self.held: list[tuple[str, str, int]] | None = None
-        """Messages (severity, text, line) since PERHAPS, not yet given to a build."""
+        self.held: list[LogicalLine] | None = None
+        """Messages since PERHAPS, not yet given to a build."""
 
     def open(self, line: int) -> OpenBuild:
         """Close the open build and begin another; complaints before a build are of it."""
@@ -56,39 +57,40 @@ class Segments:
             self.done.append(finished_build(build))
         build.touched = build.complained = False
 
-    def banner(self, message: str, line: int) -> None:
+    def banner(self, line: LogicalLine) -> None:
         """Trtexec's RUNNING, PASSED and FAILED lines."""
+        message = line.text
         word = message.split(" ", 2)[1] if message.count(" ") > 1 else ""
         if word == "RUNNING":
-            build = self.open(line)
+            build = self.open(line.number)
             build.is_run = build.touched = True
         build = self.build
         if facts.banner(build.facts, message) is None:
             return
         build.styles[Producer.TRTEXEC] += 1
         build.touched = True
-        build.last_line = line
+        build.last_line = line.number
         if word != "RUNNING":
             build.finished = True
             build.passed = word == "PASSED"
             build.run_failed = word == "FAILED"
 
-    def starts(self, message: str, line: int) -> bool:
+    def starts(self, line: LogicalLine) -> bool:
         """Open a build where the message begins one; whether it did."""
         build = self.build
         over = build.finished or ((build.generated or build.failed) and not build.is_run)
-        command = message.startswith("RUNNING | Command: ") and build.touched
+        command = line.text.startswith("RUNNING | Command: ") and build.touched
         if not command and not over:
             return False
-        self.open(line)
+        self.open(line.number)
         return True
 
-    def next_fails(self, severity: str, message: str) -> bool:
+    def next_fails(self, line: LogicalLine) -> bool:
         """Whether the message is an error of building, and the last build was over already."""
         build = self.build
-        if severity not in {"E", "F"} or not build.generated or build.is_run:
+        if line.severity not in {"E", "F"} or not build.generated or build.is_run:
             return False
-        return "Skipping tactic " in message[:2000] or build.ends_with(message)
+        return "Skipping tactic " in line.text[:2000] or build.ends_with(line.text)
 
     def before_sparsity(self, raw: RawLine) -> OpenBuild:
         """The build a (Sparsity) line belongs to: after the last list of one comes the next."""
@@ -98,11 +100,11 @@ class Segments:
             build = self.open(raw.line)
         return build
 
-    def hold(self, severity: str, message: str, line: int) -> bool:
+    def hold(self, line: LogicalLine) -> bool:
         """Keep a message back until it is known whether a build or a runtime has begun."""
         if self.held is None:
             return False
-        self.held.append((severity, message, line))
+        self.held.append(line)
         return len(self.held) <= _MOST_HELD
 
     def may_begin(self) -> bool:

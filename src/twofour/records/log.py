@@ -243,12 +243,8 @@ class LogMessage:
 
     line: int
     text: str
-    """As it stands at `line`; what goes on on the next line is a second row."""
-
-    @property
-    def on_one_line(self) -> str:
-        """The text with its rows one behind the other."""
-        return " ".join(self.text.split("\n"))
+    raw: str = ""
+    """What stands at `line`; where it goes on on the next line, that is a second row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

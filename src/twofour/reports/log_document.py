@@ -61,7 +61,7 @@ def answer(build: Build) -> str:
         )
     if build.made_no_engine:
         errors = causes_first(build.errors)
-        return "the build failed" + (f": {errors[0].on_one_line}" if errors else "")
+        return "the build failed" + (f": {errors[0].text}" if errors else "")
     if running:
         return f"{running} sparse"
     return _of_dense(build)
@@ -289,7 +289,7 @@ def _summary(build: Build, number: int) -> Iterator[str]:
         errors = count(build.error_count, "error")
         yield f"  {errors}, {count(build.warning_count, 'warning')}"
     yield from (
-        printable(f"  error at line {e.line}: " + e.on_one_line)
+        printable(f"  error at line {e.line}: " + e.text)
         for e in causes_first(build.errors)[:_MOST_ERRORS]
     )
     if build.dropped:
