@@ -49,7 +49,9 @@ class Layer:
     cached: int = 0
     pruned: int = 0
     fastest: dict[bool | None, Timing] = field(default_factory=dict)
-    """The fastest sparse and the fastest dense tactic: those that a report may quote."""
+    """By `is_sparse_kernel`: a report may quote the fastest sparse and the fastest dense one."""
+    quoted_above: float = math.inf
+    """No slower tactic is the fastest of its kind; inf until a sparse and a dense one are known."""
     best_dropped: dict[bool | None, tuple[str | None, str, Timing]] = field(default_factory=dict)
     """The fastest dense, sparse (True) and nameless (None) tactic among those without room."""
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from twofour.logs.prefix import AFTER_DATE, DATE_END, MESSAGE, has_own_prefix, loads, unquoted
+from twofour.logs.prefix import DATE_END, MESSAGE, TAGS, has_own_prefix, loads, unquoted
 
 _PAIR = re.compile(
     r"(?:^|(?<=[\s{,]))([A-Za-z_@][\w.@-]{0,40})="
@@ -150,7 +150,7 @@ class OuterPrefixes:
         """How many of the lines begin with no known prefix; what stands before those is learned."""
         unknown = 0
         for line in lines:
-            if line[DATE_END:MESSAGE] not in AFTER_DATE and not has_own_prefix(line):
+            if line[DATE_END:MESSAGE] not in TAGS and not has_own_prefix(line):
                 unknown += 1
                 self._learn(line)
         return unknown

@@ -15,7 +15,7 @@ from twofour.logs.build import OpenBuild
 from twofour.logs.layer_info import detailed_layer, listed_layer
 from twofour.logs.messages import Handler, dispatch_table
 from twofour.logs.outer import OuterPrefixes, OuterSuffixes
-from twofour.logs.prefix import BARE, LogicalLine
+from twofour.logs.prefix import ANY, BARE, LogicalLine
 from twofour.logs.sparsity import FUSING, MARK, fused, raw_line
 from twofour.logs.tactics import COSTS, GPU_ERROR, RUNNER, SET_NAME
 from twofour.logs.unwrap import KEY_LENGTH, Unwrapper
@@ -78,13 +78,15 @@ class LogParser:
         lines = self._behind.removed(self._outer.removed(lines))
         table, parts = self._table.get, self._segments
         for line in self._unwrap.messages(lines, raw):
-            if line.style is not None or not self._calm or line.severity in _COMPLAINTS:
+            message, _, _, _, style = line
+            if style is not None or not self._calm:
                 self._careful(line)
                 continue
-            message = line.text
             handlers = table(message[:KEY_LENGTH])
             if handlers is None:
-                if "actic" in message or FUSING in message or "(" in message[:2]:
+                if SET_NAME in message:
+                    parts.build.tuning.set_name(line)
+                elif "actic" in message or FUSING in message or "(" in message[:2]:
                     self._unlisted(line)
                 continue
             for start, handler in handlers:
@@ -120,13 +122,14 @@ class LogParser:
         self._refresh()
 
     def _prefixed(self, line: LogicalLine) -> None:
-        if isinstance(line.style, Producer) or (line.style and self._style is None):
-            self._style = line.style
+        style = None if line.style == ANY else line.style
+        if isinstance(style, Producer) or (style and self._style is None):
+            self._style = style
         build = self._segments.build
         if build.finished and line.text.strip():
             build = self._segments.open(line.number)
-        if line.style is not None:
-            build.count_style(line.style)
+        if style is not None:
+            build.count_style(style)
         self._prefixed_seen = True
         if self._segments.held is not None and not self._resolves(line):
             if self._segments.hold(line):

@@ -34,13 +34,12 @@ DATE_END = 22
 """Place of the tags in `[MM/DD/YYYY-HH:MM:SS] [V] [TRT] message`."""
 MESSAGE = 32
 """Place of the message there."""
-AFTER_DATE = {
-    "[V] [TRT] ": (Producer.TRTEXEC, "V"),
-    "[I] [TRT] ": (Producer.TRTEXEC, "I"),
-    "[TRT] [V] ": (Producer.PYTHON, "V"),
-    "[TRT] [I] ": (Producer.PYTHON, "I"),
+AFTER_DATE: dict[Producer | str | None, dict[str, str]] = {
+    Producer.TRTEXEC: {"[V] [TRT] ": "V", "[I] [TRT] ": "I"},
+    Producer.PYTHON: {"[TRT] [V] ": "V", "[TRT] [I] ": "I"},
 }
-"""The tags there; whose they are, and the severity."""
+"""The tags of each producer there, with their severities."""
+TAGS = frozenset(tag for tags in AFTER_DATE.values() for tag in tags)
 BRACKETS = frozenset("([")
 """What a message behind a known prefix may not begin with: more of a prefix may follow."""
 AVERAGE = "[I] Average on "
@@ -82,6 +81,8 @@ DATED = "dated"
 """Style of `[date] [I] message`: trtexec's own lines, and whoever imitates them."""
 BARE = "bare"
 """Style of a line without any prefix."""
+ANY = "any"
+"""Style of a prefix that could be of any producer."""
 
 
 class LogicalLine(NamedTuple):
@@ -96,7 +97,7 @@ class LogicalLine(NamedTuple):
     severity: str
     """F E W I V, of TensorRT; "" where the prefix has none."""
     style: Producer | str | None
-    """As in Prefixed, and BARE; None too for a prefix that was met before."""
+    """The producer its prefix speaks for; PLAIN, ANY or BARE; None for a prefix met before."""
 
     @property
     def quote(self) -> str:

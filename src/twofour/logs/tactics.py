@@ -193,8 +193,10 @@ class Tuning:
 
         8.5 has the name alone on the line for some runners, and the time on the next.
         """
-        found = _named_timing(line.text)
-        if found is not None:
+        parts = line.text.split()
+        if len(parts) == 7 and parts[3] == "Tactic:":
+            self.names += self._add(parts[4], parts[6], parts[2], line)
+        elif (found := _named_timing(line.text)) is not None:
             self.names += self._add(found[1], found[2], found[0], line)
         elif " Tactic: " not in line.text:
             self._name_alone(line.text[len(NAME) :].strip())
@@ -241,41 +243,40 @@ class Tuning:
         if timed is None or layer is None:
             return True
         known = timed.get(tactic)
-        if known is None:
-            known = self._new(layer, tactic, Timing(kernel, ms, line.number))
-        else:
+        if known is not None:
             known.timings += 1
             if ms >= known.ms:
                 return True
             known.ms, known.line = ms, line.number
-        best = layer.fastest.get(is_sparse_kernel(known.kernel))
-        if best is None or ms < best.ms or best is known:
-            self._quote(layer, known, line)
+        elif self._budget.take_spare(len(tactic)):
+            kernel = self._kernels.setdefault(kernel, kernel)
+            known = timed[tactic] = Timing(kernel, ms, line.number)
+            layer.kept += 1
+            if layer.kept > KEPT_TACTICS:
+                layer.keep_fastest()
+        else:
+            known = Timing(kernel, ms, line.number)
+            layer.drop(self._runner, tactic, known)
+        if ms < layer.quoted_above:
+            best = layer.fastest.get(is_sparse_kernel(known.kernel))
+            if best is None or ms <= best.ms:
+                self._quote(layer, known, best, line)
         return True
 
-    def _new(self, layer: Layer, tactic: str, timing: Timing) -> Timing:
-        if self._timed is None or not self._budget.take_spare(len(tactic)):
-            layer.drop(self._runner, tactic, timing)
-            return timing
-        timing.kernel = self._kernels.setdefault(timing.kernel, timing.kernel)
-        self._timed[tactic] = timing
-        layer.kept += 1
-        if layer.kept > KEPT_TACTICS:
-            layer.keep_fastest()
-        return timing
-
-    def _quote(self, layer: Layer, timing: Timing, line: LogicalLine) -> None:
+    def _quote(self, layer: Layer, timing: Timing, best: Timing | None, line: LogicalLine) -> None:
         """Keep the line of the fastest kernel of its kind; a nameless one is never quoted."""
+        if best is not None and best is not timing and timing.ms >= best.ms:
+            return
         sparse = is_sparse_kernel(timing.kernel)
+        layer.fastest[sparse] = timing
         if sparse is None:
             return
         raw = line.quote.partition("\n")[0][:LONGEST_RAW_LINE]
-        best = layer.fastest.get(sparse)
-        if best is not None:
+        timing.raw = raw if best is not None or self._budget.take_text(len(raw)) else None
+        if best is not None and best is not timing:
             best.raw = None
-        elif not self._budget.take_text(len(raw)):
-            return
-        layer.fastest[sparse], timing.raw = timing, raw
+        if True in layer.fastest and False in layer.fastest:
+            layer.quoted_above = max(layer.fastest[True].ms, layer.fastest[False].ms)
 
     # --- the lines around them ---------------------------------------------------------------
 

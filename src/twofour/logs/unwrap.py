@@ -15,6 +15,7 @@ from typing import NamedTuple
 from twofour.logs.layer_info import listed_layer
 from twofour.logs.prefix import (
     AFTER_DATE,
+    ANY,
     AVERAGE,
     BARE,
     BRACKETS,
@@ -107,30 +108,35 @@ class Unwrapper:
         Prefixes of fixed width and those met before take the short way; it has to be fast.
         """
         self._around.next_batch(lines, self.number + 1)
-        after_date = AFTER_DATE.get
-        held = self._held
+        held, broken = self._held, self._broken
         prefix, size, severity = self._prefixes.first
-        for number, line in enumerate(lines, self.number + 1):
+        after_date = AFTER_DATE.get(self._style, {}).get
+        number = self.number
+        for line, row in zip(lines, raw, strict=True):
+            number += 1
+            level: str | None
             if line.startswith(prefix) and line[size : size + 1] not in BRACKETS:
                 message, level = line[size:], severity
-            elif (known := after_date(line[DATE_END:MESSAGE])) and known[0] is self._style:
-                message, level = line[MESSAGE:], known[1]
+            elif (level := after_date(line[DATE_END:MESSAGE])) is not None:
+                message = line[MESSAGE:]
             elif line.startswith(AVERAGE, DATE_END):
                 message, level = line[MESSAGE:], "I"
             elif (met := self._prefixes.of(line)) is not None:
                 message, level = line[met[1] :], met[2]
             else:
                 self._held = held
-                yield from self._long_way(line, number, raw[number - self.number - 1])
-                held = self._held
+                yield from self._long_way(line, number, row)
+                held, broken = self._held, self._broken
                 prefix, size, severity = self._prefixes.first
+                after_date = AFTER_DATE.get(self._style, {}).get
                 continue
             if held is not None:
-                yield held if self._broken is None else self._whole(held)
+                yield held if broken is None else self._whole(held)
+                broken = None
             message = message.lstrip() if message[:1] == " " else message
-            held = LogicalLine(message, number, raw[number - self.number - 1], level, None)
+            held = LogicalLine(message, number, row, level or "", None)
         self._held = held
-        self.number += len(lines)
+        self.number = number
 
     def last(self) -> Iterator[LogicalLine]:
         """The message that the end of the source completes."""
@@ -159,7 +165,7 @@ class Unwrapper:
             if found.style in {PLAIN, None, Producer.POLYGRAPHY}:
                 message = without_polygraphy_extras(message)
             self._held = LogicalLine(
-                message.lstrip(), number, piece_row, found.severity, found.style
+                message.lstrip(), number, piece_row, found.severity, found.style or ANY
             )
 
     def _bare(self, text: str, number: int, row: str) -> Iterator[LogicalLine]:
