@@ -158,9 +158,7 @@ def read_profile(path: Path) -> Profile:
                 rows.append(_profile_row(item))
     if not rows:
         raise BadInputError(f"no profile in {path}", hint="trtexec --exportProfile=FILE writes it")
-    times = [row.total_ms for row in rows if row.total_ms is not None]
-    total = sum(times) if times else None
-    return Profile(iterations=iterations, layers=tuple(rows), total_ms=total, file=str(path))
+    return Profile(iterations=iterations, layers=tuple(rows))
 
 
 def nothing_in(source: Path | str) -> str:

@@ -37,7 +37,6 @@ class Results:
         self.metrics: dict[str, LatencyMetric] = {}
         self.iterations: int | None = None
         self.rows: list[LayerProfile] | None = None
-        self.total_ms: float | None = None
         self.in_profile = False
         self.dropped = 0
         self._columns: list[str] = []
@@ -109,7 +108,6 @@ class Results:
         if match is None:
             return False
         self.iterations, self.rows, self._columns = int(match[1]), [], []
-        self.total_ms = None
         self.in_profile = True
         return True
 
@@ -148,7 +146,6 @@ class Results:
 
     def _keep(self, name: str, found: dict[str, float | None]) -> None:
         if name == "Total":
-            self.total_ms = found.get("total")
             return
         if not self._budget.take(len(name)):
             self.dropped += 1
@@ -167,7 +164,7 @@ class Results:
         """The record; None where there was no table."""
         if self.rows is None:
             return None
-        return Profile(iterations=self.iterations, layers=tuple(self.rows), total_ms=self.total_ms)
+        return Profile(iterations=self.iterations, layers=tuple(self.rows))
 
 
 def _latency(name: str, found: dict[str, float], percentiles: list[Percentile]) -> LatencyMetric:

@@ -17,6 +17,24 @@ SUBJECTS = (
 )  # fmt: skip
 
 
+class Glance:
+    """A record that says the main thing in a line; everything else is in its fields.
+
+    The words are those of the reports, which know the records and not the other way round: hence
+    the import by name, when somebody looks.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The class, and the main thing about it."""
+        return str(importlib.import_module("twofour.reports.glance").line_of(self))
+
+    def _repr_html_(self) -> str:
+        """A table, for Jupyter."""
+        return str(importlib.import_module("twofour.reports.glance").table_of(self))
+
+
 def __getattr__(name: str) -> object:
     """A record by name, wherever it is: importing all of them takes longer than most commands."""
     if not name.startswith("_"):

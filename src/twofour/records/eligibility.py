@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from twofour.records import Glance
 from twofour.records.build import Gpu
-from twofour.records.glance import Glance
 from twofour.records.weights import SCHEMA_VERSION, NotCovered, Pattern, Reason, WeightedLayer
 
 

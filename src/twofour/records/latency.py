@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from twofour.records import Glance
 from twofour.records.build import Host, LayerTime
 from twofour.records.export import OutputAgreement
-from twofour.records.glance import Glance
 from twofour.records.options import CompareOptions
 from twofour.records.weights import SCHEMA_VERSION
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from twofour.records.glance import Glance
+from twofour.records import Glance
 
 LOG_SCHEMA_VERSION = 1
 LONGEST_RAW = 1 << 16
@@ -299,8 +299,6 @@ class Profile:
 
     iterations: int | None
     layers: tuple[LayerProfile, ...]
-    total_ms: float | None = None
-    file: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.records.glance import Glance
+from twofour.records import Glance
 from twofour.records.options import Selection
 from twofour.records.weights import (
     SCHEMA_VERSION,

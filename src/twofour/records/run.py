@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from twofour.records import Glance
 from twofour.records.build import BuildResult, FailedTry
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import (
@@ -14,7 +15,6 @@ from twofour.records.export import (
     OnnxFile,
     OutputAgreement,
 )
-from twofour.records.glance import Glance
 from twofour.records.options import DynamicAxis, ExampleInputs, Variant
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.weights import SCHEMA_VERSION
