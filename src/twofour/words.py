@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from twofour.records.latency import Interval
-from twofour.records.weights import WeightedLayer
+from twofour.records.weights import Pattern, WeightedLayer
 
 _NAMES_SHOWN = 3
 
@@ -53,6 +53,11 @@ def printable(name: str) -> str:
 def count(number: int, noun: str) -> str:
     """Number and noun: "1 layer", "1,234 layers"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def nothing_pruned(pattern: Pattern, held: int) -> str:
+    """Of a model all of whose weights that pruning takes came in the pattern."""
+    return f"already {pattern}: nothing pruned ({held} held it as they came)"
 
 
 def one_of(noun: str, names: Sequence[str]) -> str:

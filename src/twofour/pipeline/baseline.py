@@ -20,6 +20,7 @@ from twofour.records.export import TensorShape
 from twofour.records.options import Precision
 from twofour.records.pruning import PruneResult
 from twofour.records.run import ExportedVariant, OriginalOutputs
+from twofour.words import nothing_pruned
 
 if TYPE_CHECKING:
     from twofour.pipeline.sources.onnx import OnnxSource
@@ -33,10 +34,8 @@ def why_no_baseline(pruned: PruneResult) -> str | None:
         return None
     remedy = "--dense-reference MODEL names the dense one"
     if held == len(rows):
-        return (
-            f"already {pruned.pattern}: nothing pruned, all {held} weights hold it as they came; "
-            f"dense.onnx has the same weights and is no baseline ({remedy})"
-        )
+        said = nothing_pruned(pruned.pattern, held)
+        return f"{said}; dense.onnx has the same weights and is no baseline ({remedy})"
     return (
         f"{held} of {len(rows)} weights came in {pruned.pattern} already: dense.onnx is no dense "
         f"baseline ({remedy})"

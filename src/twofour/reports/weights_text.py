@@ -15,7 +15,7 @@ from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.rules import holds_trivially
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation, WeightCheck
 from twofour.records.weights import Pattern, Reason
-from twofour.words import count, printable, shape_cell, share, times
+from twofour.words import count, nothing_pruned, printable, shape_cell, share, times
 
 _LONGEST_WORD = len("ConvTranspose")
 
@@ -81,8 +81,9 @@ def prune_table(result: PruneResult) -> RenderableType:
     pruned = sum(row.pruned for row in result.weights)
     held = sum(row.held_before for row in result.weights)
     line = f"{pruned} of {count(len(result.weights), 'weight')} pruned to {result.pattern}"
-    if held:
-        line = f"already {result.pattern}: nothing pruned" if held == pruned else line
+    if held and held == pruned:
+        line = nothing_pruned(result.pattern, held)
+    elif held:
         line += f" ({held} held it as they came)"
     beside = map(Text, not_covered_lines(result.not_covered))
     return Group(table, Text(f"{line} by {result.method}"), *beside)
