@@ -10,8 +10,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import twofour
 from twofour.records import SUBJECTS
+from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio
+from twofour.records.log import Build, SparsityLine, Tactic, TunedLayer
+from twofour.records.pruning import Validation, WeightCheck
+from twofour.records.weights import Reason
 
 RECORDS: list[type[Any]] = [
     kind
@@ -47,6 +54,25 @@ FOR_READERS = {
     "StageRecord.seconds": "what run.json says of the time of a stage",
 }
 """Fields that nothing in twofour reads, each with the reason why it is there all the same."""
+
+CONTRACT: dict[type[Any], str] = {
+    Build: "producer tensorrt_version gpu sparsity eligible chosen sparsity_lines contradictions "
+    "layers",
+    SparsityLine: "line kind foreign_node printed_count names",
+    TunedLayer: "name runner tactics best_dense_ms best_sparse_ms",
+    Tactic: "kernel id ms sparse",
+    EligibilityReport: "verdicts unmatched_engine_layers summary",
+    Verdict: "layer node op engine_layer shape axis groups pattern_holds verdict evidence "
+    "predicted reasons remedy sparse_ms dense_ms",
+    Reason: "code message source",
+    Validation: "checks",
+    WeightCheck: "layer node weight shape axis groups_checked violations first_violation "
+    "holds_along",
+    LatencyComparison: "variants ratios noise",
+    ComparedVariant: "name samples_ms median_ms p90_ms p99_ms throughput peak_memory_bytes error",
+    LatencyRatio: "variant baseline ratio low high verdict",
+}
+"""Names in the JSON that are never changed."""
 
 
 def _stated(kind: type[Any]) -> set[tuple[str, str]]:
@@ -84,3 +110,8 @@ def test_every_field_is_read_or_is_there_for_the_reader_of_the_json() -> None:
     }
     read = _read_names()
     assert {place for place, name in stated.items() if name not in read} == set(FOR_READERS)
+
+
+@pytest.mark.parametrize("kind", CONTRACT, ids=lambda kind: kind.__name__)
+def test_the_names_that_others_read_are_there(kind: type[Any]) -> None:
+    assert set(CONTRACT[kind].split()) <= {field.name for field in dataclasses.fields(kind)}
