@@ -11,9 +11,9 @@ from typing import TypeVar
 from engine_evidence_parts.records import LeftOut, Net
 from twofour.errors import BadInputError
 from twofour.logs.read import read_build_log
-from twofour.records.build import BuildResult
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.options import ShapeProfile
+from twofour.records.run import BuildResult
 from twofour.store import read_record
 from twofour.words import times
 

@@ -17,9 +17,11 @@ from engine_evidence_parts.tables import markdown
 from support.join_cases import build, chosen, eligible
 from test_engine_evidence_cases import joined, layer, net
 
-from twofour.records.build import BuildResult, EngineStatus, Gpu
+from twofour.records.build import EngineStatus, Gpu
 from twofour.records.eligibility import EligibilityReport
-from twofour.records.options import BuildOptions, ShapeProfile
+from twofour.records.latency import LatencyComparison
+from twofour.records.options import BuildOptions, CompareOptions, ShapeProfile
+from twofour.records.run import BuildResult
 from twofour.store import write_record
 
 WRONG = build(eligible("a", "b", "grouped"), chosen())
@@ -46,6 +48,15 @@ def built(name: str = "NVIDIA H200", batch: int = 8) -> BuildResult:
         gpu=Gpu(name=name, compute_capability=(9, 0), memory_bytes=1 << 37, driver=None),
         options=BuildOptions(shapes=(profile,)),
         variants=(),
+        times=LatencyComparison(
+            source="run",
+            baseline="dense@tensorrt:gpu",
+            machine=None,
+            options=CompareOptions(),
+            variants=(),
+            ratios=(),
+            noise=(),
+        ),
     )
 
 

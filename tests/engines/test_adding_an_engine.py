@@ -15,9 +15,10 @@ from twofour.engines.protocol import Engine
 from twofour.engines.registry import ENGINES, EngineRow, Takes, choose_engine
 from twofour.pipeline.compare.compare import compare
 from twofour.pipeline.run import run_build
-from twofour.records.build import BuildResult, VariantBuild
+from twofour.records.build import VariantBuild
 from twofour.records.latency import ComparedVariant
 from twofour.records.options import CompareOptions, RunOptions
+from twofour.records.run import BuildResult
 from twofour.store import read_record
 
 TOY = EngineRow(
@@ -47,7 +48,8 @@ def model(tmp_path: Path) -> Path:
 def test_a_new_engine_builds_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
     _, built = run_build(model, tmp_path / "run", RunOptions(engine="toy"))
     assert built.engine.in_words == f"toy {onnx.__version__} on CPU"
-    assert [v.latency.samples_ms for v in built.variants] == [(1.0, 3.0)]
+    (times,) = built.times.variants
+    assert (times.name, len(times.samples_ms), times.error) == ("sparse@toy:plain", 10, None)
     assert (tmp_path / "run" / "sparse.toy").is_file()
     assert built.notes[0].startswith("no TensorRT engine was built: Toy ran dense kernels")
     assert read_record(BuildResult, tmp_path / "run" / "build.json") == built

@@ -37,10 +37,11 @@ from twofour.engines.protocol import OpenOptions, OpenRequest
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.engines.tensorrt.timed import EVENTS, GPU
-from twofour.records.build import BuildResult, Diagnosis, EngineStatus
+from twofour.records.build import Diagnosis, EngineStatus
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.latency import LatencyComparison
 from twofour.records.log import SparsityFlag
+from twofour.records.run import BuildResult
 from twofour.store import from_json, read_record
 
 pytestmark = pytest.mark.gpu
@@ -143,10 +144,14 @@ def test_the_build_is_tensorrts_and_both_engines_were_timed(
         ("sparse", True),
     ]
     for variant in result.variants:
-        assert variant.latency.error is None
-        assert variant.latency.samples_ms
-        assert min(variant.latency.samples_ms) > 0
+        assert variant.error is None
         assert variant.size_bytes == (built.run / f"{variant.variant}.plan").stat().st_size
+    names = ["dense@tensorrt:gpu", "sparse@tensorrt:gpu", "dense@tensorrt:gpu again"]
+    assert [row.name for row in result.times.variants] == names
+    assert all(row.error is None and min(row.samples_ms) > 0 for row in result.times.variants)
+    (ratio,) = result.times.ratios
+    assert ratio.paired
+    assert ratio.only_sparsity
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from twofour.records.weights import Pattern
 from twofour.store import sha256_file
 
 _TIMED = {"build.json", "run.json", "report.html", "stages/build-dense.json"}
-_TIMED |= {"stages/build-sparse.json"}
+_TIMED |= {"stages/build-sparse.json", "stages/times.json"}
 
 
 @pytest.fixture(scope="module")

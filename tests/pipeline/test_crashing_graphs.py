@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from twofour.records.build import BuildResult
 from twofour.records.eligibility import EligibilityReport
-from twofour.records.run import VariantCheck
+from twofour.records.run import BuildResult, VariantCheck
 from twofour.store import read_record
 
 pytestmark = pytest.mark.slow
@@ -90,7 +89,8 @@ def test_the_main_job_ends_in_one_run_with_outputs_and_times_of_both_files(
         assert all(row.within for row in checked.agreement)
         assert checked.agreement, checked.not_compared
     built = read_record(BuildResult, folder / "r/build.json")
-    assert [v.latency.error for v in built.variants] == [None, None]
+    assert [v.error for v in built.variants] == [None, None]
+    assert [v.error for v in built.times.variants if v.samples_ms] == [None] * 3
     for variant_build in built.variants:
         assert (variant_build.level is None) == (variant_build.failed_tries == ())
     assert read_record(EligibilityReport, folder / "r/eligibility.json").verdicts

@@ -16,11 +16,11 @@ from twofour.cli.app import app
 from twofour.errors import BadInputError
 from twofour.pipeline.onnx_inputs import save_arrays
 from twofour.pipeline.run import run_all, run_build, run_export
-from twofour.records.build import BuildResult, TrtexecFolder
+from twofour.records.build import TrtexecFolder
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import ExportResult
 from twofour.records.options import Precision, RunOptions
-from twofour.records.run import VariantCheck
+from twofour.records.run import BuildResult, VariantCheck
 from twofour.records.weights import ReasonCode
 from twofour.store import read_record
 

@@ -15,7 +15,6 @@ from support.stand_in_worker import DYING, PLAN
 from twofour.errors import BuildFailedError
 from twofour.pipeline.engine_host import CrashedError, EngineHost, Sessions
 from twofour.records.build import FailedTry
-from twofour.records.options import BuildOptions
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
@@ -44,29 +43,24 @@ def plan(model: Path, *deaths: str) -> None:
     (model.parent / PLAN).write_text("\n".join(deaths))
 
 
-def test_a_file_that_loads_is_run_and_timed_by_one_session(
+def test_a_file_that_loads_is_run_by_one_session(
     model: Path, sessions: Sessions, notes: list[str]
 ) -> None:
     session = sessions.open(model)
     np.testing.assert_array_equal(session.outputs(X)["y"], np.full((2, 8), 2.0))
-    latency = session.measure("dense", X, BuildOptions(iterations=5))
-    assert (len(latency.samples_ms), latency.threads) == (5, 1)
     assert sessions.open(model) is session
     assert (session.failed_tries, session.level, notes) == ((), None, [])
     assert [tensor.name for tensor in session.inputs] == ["x"]
     assert session.load_s > 0
 
 
-@pytest.mark.parametrize(
-    ("command", "doing"), [("open", "loading"), ("outputs", "running"), ("measure", "timing")]
-)
+@pytest.mark.parametrize(("command", "doing"), [("open", "loading"), ("outputs", "running")])
 def test_a_death_is_followed_by_a_try_at_a_lower_level_which_stays(
     model: Path, sessions: Sessions, notes: list[str], command: str, doing: str
 ) -> None:
     plan(model, f"ALL {command} {SEGV}")
     session = sessions.open(model)
     np.testing.assert_array_equal(session.outputs(X)["y"], np.full((2, 8), 2.0))
-    assert session.measure("dense", X, BuildOptions(iterations=5)).error is None
     assert session.level == "EXTENDED"
     assert session.failed_tries == (
         FailedTry(doing=f"{doing} dense.onnx", level="ALL", ending="SIGSEGV", passing=False),
@@ -101,7 +95,7 @@ def test_a_session_that_died_twice_while_running_stays_an_error(
         with pytest.raises(CrashedError, match="SIGKILL while running"):
             session.outputs(X)
     with pytest.raises(CrashedError, match="SIGKILL while running"):
-        sessions.open(model).measure("dense", X, BuildOptions())
+        sessions.open(model).outputs(X)
     assert [t.passing for t in session.failed_tries] == [False, True]
 
 

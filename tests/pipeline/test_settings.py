@@ -18,7 +18,7 @@ from twofour.pipeline.settings import Settings, resolve
 from twofour.pipeline.sources.open import open_source
 from twofour.pipeline.sources.source import SourceOptions
 from twofour.pipeline.stages import R, Runner, Silent, Stage
-from twofour.records.build import BuildResult, EngineStatus
+from twofour.records.build import EngineStatus
 from twofour.records.options import (
     AllowedType,
     BuildOptions,
@@ -28,7 +28,7 @@ from twofour.records.options import (
     Selection,
     ShapeProfile,
 )
-from twofour.records.run import VariantCheck
+from twofour.records.run import BuildResult, VariantCheck
 from twofour.records.weights import Pattern
 from twofour.store import read_record
 
@@ -54,8 +54,8 @@ FIRST_DONE_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "build.optimization_level": ("build-dense", {"build": BuildOptions(optimization_level=1)}),
     "build.tf32": ("build-dense", {"build": BuildOptions(tf32=False)}),
     "build.allow": ("build-dense", {"build": BuildOptions(allow=(AllowedType.FP16,))}),
-    "build.iterations": ("build-dense", {"build": BuildOptions(iterations=3)}),
-    "build.warmup": ("build-dense", {"build": BuildOptions(warmup=0)}),
+    "build.iterations": ("times", {"build": BuildOptions(iterations=3)}),
+    "build.warmup": ("times", {"build": BuildOptions(warmup=0)}),
     "build.threads": ("check-dense", {"build": BuildOptions(threads=1)}),
 }
 """Option -> the first stage that is done again when it changes, in a run of an ONNX file."""

@@ -27,7 +27,6 @@ RECORDS: list[type[Any]] = [
     if isinstance(kind, type)
     and dataclasses.is_dataclass(kind)
     and kind.__module__ == module.__name__
-    and kind.__name__ != "VariantLatency"
 ]
 ALIKE = 3
 """Fields of one name and type that two records may not state both."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,9 +16,11 @@ from support.comparison_cases import HOSTILE, files, hostile, many, run_folder, 
 from support.render_cases import every_status
 from support.rendered import comparison_page, to_html
 
-from twofour.records.build import BuildResult, EngineStatus
+from twofour.records.build import EngineStatus
 from twofour.records.latency import LatencyComparison
 from twofour.records.options import BuildOptions
+from twofour.records.run import BuildResult
+from twofour.reports.latency_words import answer_lines
 from twofour.words import printable
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -76,6 +79,7 @@ def _build() -> BuildResult:
         gpu=None,
         options=BuildOptions(),
         variants=(),
+        times=run_folder(),
         notes=("a note & more",),
     )
 
@@ -186,21 +190,17 @@ def test_names_from_outside_are_text_and_nothing_else() -> None:
 
 def test_a_report_shows_the_comparison_instead_of_the_times_of_the_build() -> None:
     built = _build()
-    text = to_html(every_status(), build=built, comparison=run_folder())
+    text = to_html(every_status(), build=built, comparison=files())
     assert "<h2>Engines</h2>" in text
     assert "a note &amp; more" in text
-    assert "time / dense" not in text
-    assert 'id="latency"' in text
-    without = to_html(every_status(), build=built)
-    assert "<h2>Engines and times</h2>" in without
-    assert "time / dense" in without
-    assert 'id="latency"' not in without
+    assert answer_lines(files())[0] in html.unescape(text)
+    assert answer_lines(built.times)[0] not in html.unescape(text)
+    assert answer_lines(built.times)[0] in html.unescape(to_html(every_status(), build=built))
 
 
-def test_a_build_without_notes_leaves_no_empty_heading_beside_a_comparison() -> None:
+def test_a_build_without_notes_leaves_no_empty_heading_beside_its_times() -> None:
     silent = replace(_build(), notes=())
-    assert "<h2>Engines" not in to_html(every_status(), build=silent, comparison=files())
-    assert "<h2>Engines" in to_html(every_status(), build=silent)
+    assert "<h2>Engines" not in to_html(every_status(), build=silent)
 
 
 def test_the_same_comparison_gives_the_same_bytes() -> None:

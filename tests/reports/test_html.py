@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 from collections import Counter
@@ -20,11 +21,14 @@ from support.rendered import size_plot, status_bar, time_plot, to_html
 from support.report_cases import matmul, report, verdict
 
 from twofour.eligibility.totals import LayerStatus, status_of
-from twofour.records.build import BuildResult, EngineStatus, VariantBuild, VariantLatency
+from twofour.records.build import EngineStatus, VariantBuild
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, OutputAgreement
-from twofour.records.options import BuildOptions, Variant
+from twofour.records.latency import ComparedVariant, LatencyComparison
+from twofour.records.options import BuildOptions, CompareOptions, Variant
+from twofour.records.run import BuildResult
 from twofour.reports.eligibility_words import totals
+from twofour.reports.latency_words import answer_lines
 from twofour.words import count, printable
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -61,16 +65,15 @@ def _data(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def _latency(name: str, ms: float) -> VariantLatency:
-    return VariantLatency(
-        name=name,
-        samples_ms=(ms,) * 8,
-        median_ms=ms,
-        p90_ms=ms,
-        p99_ms=ms,
-        throughput=1000 / ms,
-        peak_memory_bytes=None,
-    )
+_TIMES = LatencyComparison(
+    source="runs/x",
+    baseline="dense@onnxruntime:cpu",
+    machine=None,
+    options=CompareOptions(),
+    variants=(ComparedVariant(name="dense@onnxruntime:cpu", error="no <kernel>"),),
+    ratios=(),
+    noise=(),
+)
 
 
 def _build() -> BuildResult:
@@ -86,9 +89,8 @@ def _build() -> BuildResult:
             log=None,
             layers=None,
             profile=None,
-            latency=_latency(name, ms),
         )
-        for name, ms in (("dense", 2.0), ("sparse", 1.0))
+        for name in ("dense", "sparse")
     )
     absent = EngineStatus(
         engine="tensorrt", version=None, can_run=False, why_not="<b>not installed</b>"
@@ -103,6 +105,7 @@ def _build() -> BuildResult:
         gpu=None,
         options=BuildOptions(),
         variants=variants,
+        times=_TIMES,
         notes=("a note & more",),
     )
 
@@ -209,8 +212,9 @@ def test_what_pruning_and_the_engines_did_is_shown_where_it_is_known() -> None:
     text = to_html(every_status(), accuracy=Accuracy(drift=(drift,), examples=8), build=_build())
     assert "output &lt;logits&gt; [8x10]: dense to sparse cosine 0.987654" in text
     assert "not used: tensorrt: &lt;b&gt;not installed&lt;/b&gt;" in text
-    assert re.search(r"sparse</th><td.*?>1</td><td.*?>1</td><td.*?>1000</td><td.*?>0\.500", text)
-    assert "Engines and times" not in to_html(every_status())
+    assert answer_lines(_TIMES)[0] in html.unescape(text)
+    assert "no &lt;kernel&gt;" in text
+    assert 'id="latency"' not in to_html(every_status())
 
 
 def test_an_empty_report_is_a_page() -> None:

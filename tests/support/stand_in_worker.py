@@ -4,16 +4,19 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.engines.registry import EngineRow
-from twofour.engines.timing import latency_of
 from twofour.errors import BadInputError
+from twofour.latency.samples import with_samples
+from twofour.pipeline.engine_times import EngineTimes, TimedRequest, Timing
 from twofour.pipeline.engine_worker import EngineWorker, OpenedSession
 from twofour.records.build import EngineStatus, VariantBuild
+from twofour.records.latency import ComparedVariant
 
 SERVICE = "support.stand_in_worker:StandIn"
 DYING = "support.stand_in_worker:DyingEngines"
@@ -84,18 +87,27 @@ class StandIn:
 class DyingEngines(EngineWorker):
     """The engines of a run, which die where the plan beside the model says so."""
 
-    def open(self, path: Path, threads: int | None, level: str) -> OpenedSession:
+    def open(
+        self, path: Path, threads: int | None, level: str, kept: Collection[Path] = ()
+    ) -> OpenedSession:
         self._folder, self._level = path.parent, level
         self._maybe("open")
-        return super().open(path, threads, level)
+        return super().open(path, threads, level, kept)
 
     def outputs(self, inputs: Arrays) -> dict[str, np.ndarray]:
         self._maybe("outputs")
         return super().outputs(inputs)
 
-    def measure(self, *arguments: object) -> object:  # type: ignore[override]  # handed on
-        self._maybe("measure")
-        return super().measure(*arguments)  # type: ignore[arg-type]  # as they came
+    def time(self, wanted: Sequence[TimedRequest], how: Timing) -> EngineTimes:
+        """Of the plans, which are none, as told."""
+        opening = wanted[0].opening
+        assert opening.file is not None
+        self._folder, self._level = opening.file.parent, str(opening.options.level)
+        self._maybe("time")
+        if not wanted[0].engine.is_tensorrt:
+            return super().time(wanted, how)
+        rows = (with_samples(ComparedVariant(name=one.name), (1.0, 2.0)) for one in wanted)
+        return EngineTimes(rows=tuple(rows))
 
     def status(self, row: EngineRow) -> EngineStatus:
         """TensorRT can run here, as far as this stand-in goes."""
@@ -126,7 +138,6 @@ class DyingEngines(EngineWorker):
             log=request.file(".log").name,
             layers=None,
             profile=None,
-            latency=latency_of(request.variant, (1.0, 2.0), timing="as told"),
         )
 
     def _maybe(self, command: str) -> None:

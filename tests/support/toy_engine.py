@@ -19,7 +19,6 @@ from twofour.engines.protocol import (
     ProgressCallback,
     mode_statuses,
 )
-from twofour.engines.timing import latency_of
 from twofour.records.build import EngineStatus, LayerTime, VariantBuild
 from twofour.records.export import TensorShape
 from twofour.records.latency import VariantSettings
@@ -58,7 +57,6 @@ class ToyEngine:
             log=None,
             layers=None,
             profile=None,
-            latency=latency_of(request.variant, (1.0, 3.0), timing="as told"),
         )
 
     def open(self, request: OpenRequest) -> ToyModel:

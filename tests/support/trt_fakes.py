@@ -164,6 +164,14 @@ class HostCuda:
         ctypes.memmove(dst, src, nbytes)
 
 
+class TimedCuda(HostCuda):
+    """Polygraphy's wrapper with the library behind it, as the real one has."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__()
+        self.handle = library
+
+
 class FakeRun:
     """Runtime, engine and context of a plan that computes y = 2 x, in `dtype` (of the bindings)."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from twofour.records.build import BuildResult
 from twofour.records.export import ExportResult
 from twofour.records.options import SizeRange
-from twofour.records.run import ExportedVariant, RunResult, VariantCheck
+from twofour.records.run import BuildResult, ExportedVariant, RunResult, VariantCheck
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.eligibility_words import drift_lines
 from twofour.reports.latency_document import build_times
@@ -36,8 +35,7 @@ def build_view(built: BuildResult) -> RenderableType:
     status = built.engine
     lines = [f"engine: {status.in_words}"]
     lines += [f"not used: {s.engine}: {s.why_not}" for s in built.not_used]
-    table = draw(build_times([v.latency for v in built.variants], has_sparse=built.has_sparse))
-    return Group(*(Text(line) for line in (*lines, *built.notes)), table)
+    return Group(*(Text(line) for line in (*lines, *built.notes)), draw(build_times(built.times)))
 
 
 def export_view(exported: ExportedVariant, checked: VariantCheck) -> RenderableType:

@@ -25,6 +25,7 @@ _CPUFREQ = "sys/devices/system/cpu"
 _STATUS, _CLEAR = ROOT / "proc/self/status", ROOT / "proc/self/clear_refs"
 _RESET_PEAK = "5"  # proc(5): resets VmHWM to the memory that is resident now
 _KIB = 1024
+_SPARE = 1.2
 _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 """Times of a core in psutil's words; those of guests are in user."""
 
@@ -150,6 +151,11 @@ def peak_resident_bytes() -> int | None:
 def available_bytes() -> int:
     """Memory that can be had without swapping."""
     return psutil.virtual_memory().available
+
+
+def has_room_for(size_bytes: int) -> bool:
+    """Whether so much memory, and a fifth more, can be had without swapping."""
+    return available_bytes() >= _SPARE * size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ def no_progress(text: str, done: int, total: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """One variant to build and time.
+    """One variant to build.
 
     The engine writes `<stem>.plan`, `.log`, `.layers.json` and `.profile.json` into `folder`, as
     far as it has them.
@@ -48,7 +48,7 @@ class BuildRequest:
     """Whether the builder may use sparse kernels."""
     options: BuildOptions
     inputs: Mapping[str, npt.NDArray[np.generic]]
-    """Example inputs: shapes for profiles that were not asked for, and data for the timed runs."""
+    """Example inputs: shapes for profiles that were not asked for, and data for the runs."""
     timing_cache: Path | None = None
     """Read where it exists, and updated: one file for both variants saves most of the second."""
     stem: str | None = None
@@ -203,10 +203,10 @@ class Engine(Protocol):
         """The same for some of its modes."""
 
     def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
-        """Build and time one variant.
+        """Build one variant.
 
         Raises BuildFailedError when no engine comes out, with what the engine said. An engine that
-        was built and cannot be timed is returned with `latency.error`.
+        was built and cannot run is returned with `error`.
         """
 
     def open(self, request: OpenRequest) -> TimedModel:

@@ -1,90 +1,20 @@
-"""Timing an engine: rounds, samples and their settling."""
+"""Interleaved timing: rounds in which every variant runs once, in random order.
+
+Whatever drifts (clocks, temperature, other processes) then hits all variants alike, and the ratio
+within a round does not see it.
+"""
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from twofour.engines.protocol import ProgressCallback
 from twofour.errors import TwofourError
-from twofour.records.build import VariantLatency
-from twofour.records.options import BuildOptions
-
-BUDGET_S = 1.0
-LEAST_SAMPLES = 5
-
-
-def time_runs(
-    run: Callable[[], object], options: BuildOptions, *, budget_s: float = BUDGET_S
-) -> tuple[float, ...]:
-    """Milliseconds of each timed run.
-
-    Stops after `options.iterations` runs, or once `budget_s` is spent and 5 samples are there. The
-    warm-up ends early when it has used the budget.
-    """
-    started = time.perf_counter()
-    for _ in range(options.warmup):
-        run()
-        if time.perf_counter() - started > budget_s:
-            break
-    samples: list[float] = []
-    started = time.perf_counter()
-    while len(samples) < max(options.iterations, 1):
-        before = time.perf_counter()
-        run()
-        after = time.perf_counter()
-        samples.append((after - before) * 1e3)
-        if after - started > budget_s and len(samples) >= LEAST_SAMPLES:
-            break
-    return tuple(samples)
-
-
-def percentile(samples: Sequence[float], percent: float) -> float:
-    """The smallest sample that at least `percent` % of all samples do not exceed (nearest rank)."""
-    rank = math.ceil(len(samples) * percent / 100)
-    return sorted(samples)[max(rank, 1) - 1]
-
-
-def latency_of(
-    variant: str,
-    samples_ms: tuple[float, ...],
-    *,
-    timing: str,
-    threads: int | None = None,
-) -> VariantLatency:
-    """Median (mean of the middle two), nearest-rank p90 and p99, and 1000 / median_ms runs/s."""
-    median_ms = statistics.median(samples_ms)
-    return VariantLatency(
-        name=variant,
-        samples_ms=samples_ms,
-        median_ms=median_ms,
-        p90_ms=percentile(samples_ms, 90),
-        p99_ms=percentile(samples_ms, 99),
-        throughput=1e3 / median_ms if median_ms > 0 else None,
-        peak_memory_bytes=None,
-        threads=threads,
-        timing=timing,
-    )
-
-
-def no_latency(variant: str, error: str) -> VariantLatency:
-    """The record of a variant that could not be timed, and why."""
-    return VariantLatency(
-        name=variant,
-        samples_ms=(),
-        median_ms=None,
-        p90_ms=None,
-        p99_ms=None,
-        throughput=None,
-        peak_memory_bytes=None,
-        error=error,
-    )
-
 
 LEAST_ROUNDS = 10
 
@@ -106,8 +36,9 @@ class RoundPlan:
 
     rounds: int
     time_limit_s: float
-    """No round is begun after it, once `LEAST_ROUNDS` are done."""
+    """No round is begun after it, once `least` are done."""
     seed: int
+    least: int = LEAST_ROUNDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +72,7 @@ def interleave(
         while len(lengths_s) < plan.rounds:
             running = [c for c in contestants if c.name not in failed]
             elapsed_s = time.perf_counter() - started
-            if not running or (len(lengths_s) >= LEAST_ROUNDS and elapsed_s > plan.time_limit_s):
+            if not running or (len(lengths_s) >= plan.least and elapsed_s > plan.time_limit_s):
                 break
             report(_time_left(lengths_s, plan, elapsed_s), len(lengths_s), plan.rounds)
             order.shuffle(running)
@@ -176,7 +107,7 @@ def _time_left(lengths_s: Sequence[float], plan: RoundPlan, elapsed_s: float) ->
         return f"round 1 of {plan.rounds}"
     length_s = statistics.median(lengths_s)
     by_rounds = (plan.rounds - len(lengths_s)) * length_s
-    by_time = max(plan.time_limit_s - elapsed_s, (LEAST_ROUNDS - len(lengths_s)) * length_s)
+    by_time = max(plan.time_limit_s - elapsed_s, (plan.least - len(lengths_s)) * length_s)
     left_s = max(min(by_rounds, by_time), 0.0)
     return f"round {len(lengths_s) + 1} of {plan.rounds}, {in_words(left_s)} left"
 

@@ -1,1 +1,1 @@
-"""What samples prove: ratios, intervals, noise, layers and gates."""
+"""What samples prove."""

@@ -1,4 +1,4 @@
-"""The build stages: one per variant, and build.json over both."""
+"""The build stages: one per variant, and build.json over them and their times."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from twofour.engines.gpu import find_gpu
 from twofour.engines.inputs import beyond_ranges, bind_shapes, profiles_for, shapes_of
-from twofour.engines.onnxruntime.engine import OnnxRuntimeEngine
+from twofour.engines.onnxruntime.engine import not_opened, opened
 from twofour.engines.onnxruntime.session import CannotRunError
 from twofour.engines.protocol import BuildRequest
 from twofour.engines.registry import AUTO, EngineRow
 from twofour.engines.tensorrt.network import opset_advice
 from twofour.errors import BuildFailedError
 from twofour.export.size_ranges import from_metadata
+from twofour.latency.naming import parse_variant_name
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.engine_host import (
     CRASH_HINT,
@@ -33,10 +34,12 @@ from twofour.pipeline.stages import (
     onnx_files,
     onnx_name,
 )
-from twofour.records.build import BuildResult, VariantBuild
+from twofour.pipeline.timing import TIMES
+from twofour.records.build import VariantBuild
 from twofour.records.export import TensorShape
+from twofour.records.latency import ComparedVariant, LatencyComparison
 from twofour.records.options import BuildOptions, Variant
-from twofour.records.run import ExportedVariant
+from twofour.records.run import BuildResult, ExportedVariant
 
 _TIMING_CACHE = "timing.cache"
 
@@ -64,7 +67,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
 
 
 def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[VariantBuild]:
-    """Build one engine and time it; TensorRT leaves plan, log, layer information and profile."""
+    """Build one engine; TensorRT leaves plan, log, layer information and profile."""
     chosen = run.options.builder
     source = run.file(onnx_name(SPARSE if chosen.builds_from_sparse else variant))
 
@@ -88,7 +91,8 @@ def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[Vari
         work=work,
         lasting=lasts,
         options=("engine",),
-        facts={"engine": chosen.status.in_words, "build": build},
+        # how it is timed changes no engine
+        facts={"engine": chosen.status.in_words, "build": replace(build, iterations=1, warmup=0)},
         packages=chosen.row.packages,
         reads=(INPUTS, *onnx_files(source)),
     )
@@ -98,6 +102,7 @@ def build_result(
     run: Run,
     build: BuildOptions,
     variants: tuple[VariantBuild, ...],
+    times: LatencyComparison,
     no_baseline: str | None = None,
 ) -> Stage[BuildResult]:
     """build.json over the variants."""
@@ -111,6 +116,7 @@ def build_result(
             gpu=find_gpu(),
             options=build,
             variants=variants,
+            times=times,
             notes=(*filter(None, [no_baseline]), *_notes(run), *_tries(variants)),
         ), ()
 
@@ -122,26 +128,29 @@ def build_result(
         work=work,
         options=("engine",),
         facts={"engine": chosen.status.in_words, "no_baseline": no_baseline},
-        reads=tuple(f"stages/build-{v.variant}.json" for v in variants),
+        reads=(*(f"stages/build-{v.variant}.json" for v in variants), TIMES),
     )
 
 
 def refuse_crashed(built: BuildResult) -> None:
     """Raise BuildFailedError for an engine that ended its process: to be asked when all is done."""
-    crashed = [
-        f"{v.variant}: {v.latency.error}"
-        for v in built.variants
-        if v.failed_tries and v.latency.error
-    ]
+    crashed = [f"{weights}: {v.error}" for weights, v in _failed(built) if v.hint == CRASH_HINT]
     if crashed:
         raise BuildFailedError("; ".join(crashed), hint=CRASH_HINT)
 
 
 def refuse_all_failed(built: BuildResult) -> None:
     """Raise BuildFailedError where no variant could be run: a build alone gives nothing else."""
-    failed = [f"{v.variant}: {v.latency.error}" for v in built.variants if v.latency.error]
+    failed = [f"{weights}: {v.error}" for weights, v in _failed(built)]
     if failed and len(failed) == len(built.variants):
         raise BuildFailedError("; ".join(failed))
+
+
+def _failed(built: BuildResult) -> Iterator[tuple[str, ComparedVariant]]:
+    for row in built.times.variants:
+        name = parse_variant_name(row.name)
+        if row.error is not None and not name.again:
+            yield name.weights, row
 
 
 def _build(run: Run, request: BuildRequest) -> VariantBuild:
@@ -158,8 +167,7 @@ def _build(run: Run, request: BuildRequest) -> VariantBuild:
 
 
 def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
-    """The session that checked the file is timed too, not a second one."""
-    engine = OnnxRuntimeEngine()
+    """The session that checked the file is taken, not a second one."""
     try:
         session = run.sessions.open(request.onnx)
     except CrashedError:
@@ -168,8 +176,8 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
         # a type without a kernel is a row that says so; all else only where nobody asked for it
         if run.options.engine != AUTO and not isinstance(error, CannotRunError):
             raise
-        return engine.not_built(request, error)
-    built = engine.build_from(session, request, run.progress.step)
+        return not_opened(request, error)
+    built = opened(request, load_s=session.load_s, providers=session.providers)
     return replace(built, failed_tries=session.failed_tries, level=session.level)
 
 
@@ -182,8 +190,8 @@ def _notes(run: Run) -> Iterator[str]:
     chosen = run.options.builder
     if not chosen.builds_from_sparse:
         yield (
-            f"no TensorRT engine was built: {chosen.row.title} ran dense kernels, "
-            "and every verdict is predicted from the rules"
+            f"no TensorRT engine was built: {chosen.row.title} ran dense kernels, to which zeros "
+            "bring no speed, and every verdict is predicted from the rules"
         )
         return
     yield f"both engines were built from {onnx_name(SPARSE)}; {DENSE} had sparsity off"
@@ -199,7 +207,7 @@ def _notes(run: Run) -> Iterator[str]:
 def _tries(variants: Sequence[VariantBuild]) -> Iterator[str]:
     """What was built at a lower optimization level than the others, and why."""
     for built in variants:
-        if built.failed_tries and built.latency.error is None:
+        if built.failed_tries and built.error is None:
             yield (
                 f"{built.variant}: {in_words(built.failed_tries)}; it was built and timed at "
                 f"level {built.level}, so its times do not compare with another level's"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,13 +14,11 @@ import numpy.typing as npt
 from twofour.engines.onnxruntime.session import LEVELS
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback, no_progress
 from twofour.engines.registry import ENGINES, EngineRow
-from twofour.engines.timing import no_latency
 from twofour.errors import BuildFailedError
 from twofour.pipeline.engine_worker import OpenedSession
 from twofour.pipeline.workers.process import WorkerDiedError, WorkerProcess, is_out_of_memory
-from twofour.records.build import EngineStatus, FailedTry, VariantBuild, VariantLatency
+from twofour.records.build import EngineStatus, FailedTry, VariantBuild
 from twofour.records.export import TensorShape
-from twofour.records.options import BuildOptions
 from twofour.records.run import OriginalOutputs, VariantCheck
 
 T = TypeVar("T")
@@ -158,7 +156,7 @@ def lasts(record: VariantBuild | VariantCheck | OriginalOutputs) -> bool:
     if any(failed.passing for failed in record.failed_tries):
         return False
     if isinstance(record, VariantBuild):
-        error = record.latency.error
+        error = record.error
     else:
         error = record.not_compared if isinstance(record, VariantCheck) else record.why_not
     return error is None or not is_out_of_memory(error)
@@ -182,7 +180,7 @@ def crashed_build(request: BuildRequest, row: EngineRow, error: CrashedError) ->
         log=left(".log"),
         layers=left(".layers.json"),
         profile=left(".profile.json"),
-        latency=no_latency(request.variant, error.message),
+        error=error.message,
         failed_tries=error.tries,
     )
 
@@ -217,10 +215,13 @@ class Session:
     call repeated; CrashedError is raised where that ends it too.
     """
 
-    def __init__(self, host: EngineHost, path: Path, threads: int | None) -> None:
+    def __init__(
+        self, host: EngineHost, path: Path, threads: int | None, kept: Collection[Path] = ()
+    ) -> None:
         self._host = host
         self._path = path
         self._threads = threads
+        self._kept = kept
         self._tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=host.note)
         self._opened: OpenedSession | None = None
         self._doing = ""
@@ -255,18 +256,10 @@ class Session:
         """As `OrtSession.outputs`."""
         return self._until_alive("running", lambda: self._host.call("outputs", dict(inputs)))
 
-    def measure(self, variant: str, inputs: Arrays, options: BuildOptions) -> VariantLatency:
-        """As `OrtSession.measure`."""
-
-        def measure() -> VariantLatency:
-            found: VariantLatency = self._host.call("measure", variant, dict(inputs), options)
-            return found
-
-        return self._until_alive("timing", measure)
-
     @property
     def _loaded(self) -> OpenedSession:
-        assert self._opened is not None, "opened when it was made"
+        self._until_alive("loading", lambda: None)  # again, where its process has ended since
+        assert self._opened is not None, "or CrashedError was raised"
         return self._opened
 
     def _until_alive(self, doing: str, work: Callable[[], T]) -> T:
@@ -274,7 +267,9 @@ class Session:
             try:
                 if self._opened is None:
                     self._doing = "loading"
-                    self._opened = self._host.call("open", self._path, self._threads, level)
+                    self._opened = self._host.call(
+                        "open", self._path, self._threads, level, self._kept
+                    )
                 self._doing = doing
                 return work()
             except WorkerDiedError:
@@ -285,9 +280,13 @@ class Session:
 
 
 class Sessions:
-    """Opens a session for a file, in place of the one of another file."""
+    """Opens a session for a file, in place of the one of another file.
+
+    Those of the files in `kept` stay open in the host's process, to be timed.
+    """
 
     def __init__(self, host: EngineHost, threads: int | None = None) -> None:
+        self.kept: frozenset[Path] = frozenset()
         self._host = host
         self._threads = threads
         self._path: Path | None = None
@@ -304,9 +303,9 @@ class Sessions:
         if path in self._crashed:
             raise self._crashed[path]
         if self._session is None or self._path != path:
-            self.close()
+            self._session = None
             try:
-                self._session = Session(self._host, path, self._threads)
+                self._session = Session(self._host, path, self._threads, self.kept)
             except CrashedError as error:
                 self._crashed[path] = error
                 raise

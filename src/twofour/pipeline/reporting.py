@@ -35,11 +35,12 @@ from twofour.pipeline.stages import (
     onnx_files,
     onnx_name,
 )
-from twofour.records.build import BuildResult, Gpu
+from twofour.records.build import Gpu
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, LayerMap, LayerName
 from twofour.records.latency import LatencyComparison
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation
+from twofour.records.run import BuildResult
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
 from twofour.reports import html, markdown
 from twofour.reports.document import Document

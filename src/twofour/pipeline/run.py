@@ -32,12 +32,12 @@ from twofour.pipeline.settings import resolve
 from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.open import open_source
 from twofour.pipeline.sources.source import Source, SourceOptions, TorchSource
-from twofour.pipeline.stages import DENSE, LAYERS, SPARSE, Progress, Run, Runner, Silent
+from twofour.pipeline.stages import DENSE, LAYERS, SPARSE, Progress, Run, Runner, Silent, onnx_name
+from twofour.pipeline.timing import time_variants
 from twofour.pipeline.torch_model import TorchModel
-from twofour.records.build import BuildResult
 from twofour.records.options import RunOptions
 from twofour.records.pruning import PruneResult, Validation
-from twofour.records.run import ExportedVariant, RunResult, VariantCheck
+from twofour.records.run import BuildResult, ExportedVariant, RunResult, VariantCheck
 from twofour.store import write_record
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def run_all(
 
 def run_stages(run: Run) -> RunResult:
     """Every stage of the main job, in order."""
+    if run.options.builder.row.is_reference:
+        run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
     dense = export_dense(run)
     check_asked_shapes(run, dense.inputs)
     dense = make_inputs(run, dense)
@@ -75,7 +77,8 @@ def run_stages(run: Run) -> RunResult:
         builds.append(run.do(build_variant(run, build, exported.onnx.variant)))
     exports = run.do(put_together(run, pruned, (dense, sparse), checks))
     drift = run.do(accuracy(run, checks[0], checks[1], no_baseline))
-    built = run.do(build_result(run, build, tuple(builds), no_baseline))
+    times = run.do(time_variants(run, build, builds, sparse.precision))
+    built = run.do(build_result(run, build, tuple(builds), times, no_baseline))
     facts = Facts(
         pruned=pruned, exported=exports, layers=sparse.layers, built=built, accuracy=drift
     )
@@ -130,7 +133,8 @@ def run_build(
             run.do(check(run, taken))
         variants = (DENSE, SPARSE) if run.options.builder.builds_from_sparse else (SPARSE,)
         built = tuple(run.do(build_variant(run, build, variant)) for variant in variants)
-        return run.shown, run.do(build_result(run, build, built))
+        times = run.do(time_variants(run, build, built, taken.precision))
+        return run.shown, run.do(build_result(run, build, built, times))
 
 
 @contextlib.contextmanager

@@ -55,25 +55,6 @@ class LayerTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariantLatency:
-    """End-to-end times of one variant; all statistics derive from `samples_ms`."""
-
-    name: str
-    samples_ms: tuple[float, ...]
-    median_ms: float | None
-    p90_ms: float | None
-    p99_ms: float | None
-    throughput: float | None
-    """Runs per second at the median."""
-    peak_memory_bytes: int | None
-    error: str | None = None
-    threads: int | None = None
-    """CPU threads that were used; None on a GPU."""
-    timing: str | None = None
-    """What one sample spans, in words."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FailedTry:
     """A try of an engine that ended its process; a lower optimization level was tried next."""
 
@@ -103,7 +84,7 @@ class EngineFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantBuild(EngineFiles):
-    """One engine: what it was built from, the files it left, how long its runs took."""
+    """One engine: what it was built from and the files it left."""
 
     onnx: str
     providers: tuple[str, ...]
@@ -111,32 +92,12 @@ class VariantBuild(EngineFiles):
     build_s: float
     size_bytes: int | None
     """Of the plan; None where the engine keeps none."""
-    latency: VariantLatency
+    error: str | None = None
+    """Why there is no engine, or none that can run."""
     failed_tries: tuple[FailedTry, ...] = ()
-    """Before this result; with `latency.error`, the last of them is that error."""
+    """Before this result; with `error`, the last of them is that error."""
     level: str | None = None
     """Optimization level it was built at where that is not the usual one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildResult:
-    """build.json."""
-
-    engine: EngineStatus
-    asked_for: str
-    """auto, tensorrt or onnxruntime."""
-    not_used: tuple[EngineStatus, ...]
-    """Engines that were preferred and cannot run here, with their reasons."""
-    gpu: Gpu | None
-    options: BuildOptions
-    variants: tuple[VariantBuild, ...]
-    notes: tuple[str, ...] = ()
-    schema_version: int = SCHEMA_VERSION
-
-    @property
-    def has_sparse(self) -> bool:
-        """Whether a variant was allowed sparse kernels."""
-        return any(variant.sparse_weights for variant in self.variants)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,15 +53,16 @@ class ComparedVariant:
     name: str
     """weights@engine:mode, then " again" for a variant's twin, then ":b8" for a sweep's batch:
     "dense@onnxruntime:cpu again:b8"."""
-    samples_ms: tuple[float, ...]
+    samples_ms: tuple[float, ...] = ()
     """By round; shorter than the others' where the variant failed on the way."""
-    median_ms: float | None
-    p90_ms: float | None
-    p99_ms: float | None
-    throughput: float | None
+    median_ms: float | None = None
+    p90_ms: float | None = None
+    p99_ms: float | None = None
+    throughput: float | None = None
     """Rows of the batch per second at the median; runs per second where `batch` is None."""
-    peak_memory_bytes: int | None
-    """Most resident memory of the process that this variant alone ran in, libraries included."""
+    peak_memory_bytes: int | None = None
+    """Most resident memory of the process that this variant alone ran in, libraries included; None
+    where several share one."""
     error: str | None = None
     hint: str | None = None
     batch: int | None = None

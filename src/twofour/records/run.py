@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from twofour.records import Glance
-from twofour.records.build import BuildResult, FailedTry
+from twofour.records.build import EngineStatus, FailedTry, Gpu, VariantBuild
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import (
     Accuracy,
@@ -15,7 +15,8 @@ from twofour.records.export import (
     OnnxFile,
     OutputAgreement,
 )
-from twofour.records.options import DynamicAxis, ExampleInputs, Variant
+from twofour.records.latency import LatencyComparison
+from twofour.records.options import BuildOptions, DynamicAxis, ExampleInputs, Variant
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.weights import SCHEMA_VERSION
 
@@ -98,6 +99,24 @@ class VariantCheck:
     """Optimization level it was run at where that is not the usual one."""
     sizes: tuple[SizeCheck, ...] = ()
     """The same at other sizes, where some are free besides the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildResult:
+    """build.json."""
+
+    engine: EngineStatus
+    asked_for: str
+    """auto, tensorrt or onnxruntime."""
+    not_used: tuple[EngineStatus, ...]
+    """Engines that were preferred and cannot run here, with their reasons."""
+    gpu: Gpu | None
+    options: BuildOptions
+    variants: tuple[VariantBuild, ...]
+    times: LatencyComparison
+    """Of all of them, in rounds; a row says why a variant has none."""
+    notes: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

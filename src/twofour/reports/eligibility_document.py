@@ -20,10 +20,10 @@ from twofour.eligibility.cells import (
 from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, rules_were_wrong, uses_of
 from twofour.eligibility.rules import LARGE_ENOUGH
 from twofour.eligibility.totals import LayerStatus, by_status, status_of, weights_by_status
-from twofour.records.build import BuildResult
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import Accuracy
 from twofour.records.latency import LatencyComparison
+from twofour.records.run import BuildResult
 from twofour.records.weights import NotCovered, ReasonCode
 from twofour.reports import plots
 from twofour.reports.document import (
@@ -44,7 +44,7 @@ from twofour.reports.document import (
     section,
 )
 from twofour.reports.eligibility_words import advice_lines, drift_lines, title_line, totals
-from twofour.reports.latency_document import build_times, latency_section
+from twofour.reports.latency_document import latency_section
 from twofour.words import SPARSE_TO_DENSE, count, printable, shape_cell, tactic_ratio, times
 
 _NUMBERS = re.compile(r"(\d+)", re.ASCII)
@@ -62,6 +62,7 @@ def eligibility_document(
 ) -> Document:
     """The report with what else is known of its run; a comparison replaces the build's times."""
     name = name_cell(report.model)
+    times = comparison or (None if build is None else build.times)
     advice = Lines(lines=advice_lines(report), role=Role.LIST)
     title = Lines(lines=(title_line(report),), role=Role.TEXT)
     return Document(
@@ -82,8 +83,8 @@ def eligibility_document(
                 names=tuple(map(name_cell, report.unmatched_engine_layers)),
             ),
             _drift(accuracy),
-            None if build is None else _engines(build, timed_later=comparison is not None),
-            None if comparison is None else latency_section(comparison, "Latency"),
+            None if build is None else _engines(build),
+            None if times is None else latency_section(times, "Latency"),
         ),
         data=_data(report),
     )
@@ -288,13 +289,11 @@ def _drift(accuracy: Accuracy | None) -> Section | None:
     return section("What pruning did to the outputs", Lines(lines=lines, role=Role.LIST))
 
 
-def _engines(build: BuildResult, *, timed_later: bool) -> Section | None:
+def _engines(build: BuildResult) -> Section | None:
     not_used = (f"not used: {s.engine}: {printable(s.why_not or '')}" for s in build.not_used)
-    lines = Lines(lines=(*not_used, *map(printable, build.notes)), role=Role.LIST)
-    if timed_later:
-        return section("Engines", lines)
-    times = build_times([v.latency for v in build.variants], has_sparse=build.has_sparse)
-    return section("Engines and times", lines, *times)
+    return section(
+        "Engines", Lines(lines=(*not_used, *map(printable, build.notes)), role=Role.LIST)
+    )
 
 
 _BETWEEN = " | "

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from twofour.latency.naming import without_batch
-from twofour.records.build import VariantLatency
 from twofour.records.latency import LatencyComparison, LayerContrast
 from twofour.reports.document import (
     Block,
     Details,
     Document,
     Drawing,
-    Kind,
     Lines,
     Plot,
     Role,
     Section,
-    Table,
-    column,
     present,
     section,
 )
 from twofour.reports.latency_grids import (
     batch_grids,
     failures_grid,
-    figures,
     layer_grid,
     settings_grid,
     sweep_grid,
+    times_grid,
 )
 from twofour.reports.latency_parts import batches
 from twofour.reports.latency_plots import ratio_plot, sample_plot, sweep_plot, waterfall
@@ -41,11 +37,6 @@ from twofour.reports.latency_words import (
     note_lines,
 )
 from twofour.words import printable
-
-BASELINE = "dense"
-NOT_JUDGED = (
-    "not judged: timed one after the other; twofour compare times them in rounds, with the noise"
-)
 
 
 def latency_document(comparison: LatencyComparison) -> Document:
@@ -79,32 +70,14 @@ def latency_section(comparison: LatencyComparison, title: str | None) -> Section
     )
 
 
-def build_times(variants: Sequence[VariantLatency], *, has_sparse: bool) -> tuple[Block, ...]:
-    """Median, p90, throughput and time over dense; notes on what to expect.
-
-    The variants were timed one after the other, each once: that is no evidence of a difference
-    (decision 0004), so the ratio is shown and never judged.
-    """
-    dense = next((v.median_ms for v in variants if v.name == BASELINE), None)
-
-    def ratio(variant: VariantLatency) -> str | None:
-        if variant.name == BASELINE or not dense or not variant.median_ms:
-            return None
-        return f"{variant.median_ms / dense:.3f} (not judged)"
-
-    notes = [printable(f"{v.name} failed: {v.error}") for v in variants if v.error is not None]
-    if sum(v.median_ms is not None for v in variants) > 1:
-        notes.append(NOT_JUDGED)
-    if not has_sparse:
-        notes.append("the engine runs dense kernels for both: zeros bring no speed here")
-    columns = (
-        column("variant", Kind.NAME, variants, lambda v: printable(v.name)),
-        figures("median ms", variants, lambda v: v.median_ms, "{:.4g}".format),
-        figures("p90 ms", variants, lambda v: v.p90_ms, "{:.4g}".format),
-        figures("runs per s", variants, lambda v: v.throughput, "{:.4g}".format),
-        column(f"time / {BASELINE}", Kind.FIGURE, variants, ratio),
+def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
+    """The part that a run shows of its own times: the answer, the times, what failed."""
+    return present(
+        Lines(lines=answer_lines(comparison), role=Role.ANSWER),
+        *(times_grid(comparison, batch) for batch in batches(comparison)),
+        failures_grid(comparison),
+        Lines(lines=note_lines(comparison), role=Role.NOTE),
     )
-    return Table(title="", columns=columns), Lines(lines=tuple(notes), role=Role.TEXT)
 
 
 def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:

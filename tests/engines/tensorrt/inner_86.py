@@ -10,10 +10,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
+import polygraphy.cuda.cuda
 import pytest
 import tensorrt as trt
 from onnx import TensorProto, helper, numpy_helper
-from support.trt_fakes import FakeBuild, spec
+from support.fake_cudart import fake_cudart
+from support.trt_fakes import FakeBuild, TimedCuda, spec
 
 from twofour.engines.protocol import BuildRequest, ProgressCallback, no_progress
 from twofour.engines.tensorrt.engine import TensorRtEngine
@@ -52,9 +54,11 @@ class HostHere(EngineHost):
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBuild:
     monkeypatch.setattr("twofour.pipeline.run.EngineHost", HostHere)
-    return FakeBuild(monkeypatch)
+    fake = FakeBuild(monkeypatch)
+    monkeypatch.setattr(polygraphy.cuda.cuda, "G_CUDA", TimedCuda(fake_cudart(tmp_path)))
+    return fake
 
 
 def model(
@@ -114,7 +118,7 @@ def test_a_float32_model_needs_no_precision_flag(tmp_path: Path, fake: FakeBuild
     result = build(tmp_path, model(np.ones((16, 16), np.float32)))
     assert fake.flags == {trt.BuilderFlag.TF32, trt.BuilderFlag.SPARSE_WEIGHTS}
     assert fake.network_flags == 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
-    assert result.latency.error is None
+    assert result.error is None
 
 
 def test_a_float32_model_may_be_allowed_float16(tmp_path: Path, fake: FakeBuild) -> None:
@@ -189,6 +193,11 @@ def test_a_build_of_an_opset_that_86_does_not_read_is_noted(
     options = RunOptions(engine="tensorrt")
     _, built = run_build(tmp_path / "model.onnx", tmp_path / "run", options)
     assert built.engine.version == trt.__version__
+    assert [(row.name, row.error, len(row.samples_ms)) for row in built.times.variants] == [
+        ("dense@tensorrt:gpu", None, 10),
+        ("sparse@tensorrt:gpu", None, 10),
+        ("dense@tensorrt:gpu again", None, 10),
+    ]
     assert any("export the torch model with --opset 17" in note for note in built.notes) is told
 
 

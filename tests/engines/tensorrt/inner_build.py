@@ -58,8 +58,8 @@ def test_building_without_a_gpu_names_the_missing_tool(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("build")
-def test_a_build_leaves_plan_layers_profile_and_times(tmp_path: Path) -> None:
-    result = TensorRtEngine().build(request_for(tmp_path, iterations=7), no_progress)
+def test_a_build_leaves_plan_layers_and_profile(tmp_path: Path) -> None:
+    result = TensorRtEngine().build(request_for(tmp_path), no_progress)
     assert (tmp_path / "sparse.plan").read_bytes() == PLAN
     assert result.size_bytes == len(PLAN)
     assert (result.plan, result.log) == ("sparse.plan", "sparse.log")
@@ -70,9 +70,7 @@ def test_a_build_leaves_plan_layers_profile_and_times(tmp_path: Path) -> None:
     assert (first["name"], first["averageMs"], first["medianMs"]) == ("fc", 0.5, 0.5)
     assert first["percentage"] == pytest.approx(200 / 3)
     assert second["timeMs"] == pytest.approx(2.5)
-    assert result.latency.error is None
-    assert len(result.latency.samples_ms) == 7
-    assert "no copies" in (result.latency.timing or "")
+    assert result.error is None
     assert not list(tmp_path.glob("*.lock")), "no lock file is left beside the timing cache"
 
 

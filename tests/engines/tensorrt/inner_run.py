@@ -97,8 +97,7 @@ def test_a_plan_that_cannot_run_is_kept_and_says_why(
     )
     result = engine.build(request, no_progress)
     assert (tmp_path / "sparse.plan").read_bytes() == PLAN
-    assert result.latency.median_ms is None
-    assert "TensorRT" in (result.latency.error or "")
+    assert "TensorRT" in (result.error or "")
     assert (result.layers, result.profile) == (None, None)
     assert "sparse.plan" in (tmp_path / "sparse.log").read_text()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_cudart import advance, fake_cudart
-from support.trt_fakes import PLAN, FakeBuild, FakeRun, HostCuda
+from support.trt_fakes import PLAN, FakeBuild, FakeRun, TimedCuda
 
 from twofour.engines.protocol import OpenOptions
 from twofour.engines.tensorrt.timed import (
@@ -23,14 +23,6 @@ from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape
 
 X = np.arange(48, dtype=np.float32).reshape(3, 16)
-
-
-class TimedCuda(HostCuda):
-    """Polygraphy's wrapper with the library behind it, as the real one has."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        super().__init__()
-        self.handle = library
 
 
 @pytest.fixture

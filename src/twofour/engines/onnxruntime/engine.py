@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,32 +20,14 @@ from twofour.engines.onnxruntime.session import (
 )
 from twofour.engines.onnxruntime.timed import ENGINE, MODES, onnxruntime_statuses, open_onnxruntime
 from twofour.engines.protocol import (
-    Arrays,
     BuildRequest,
     ModeStatus,
     OpenRequest,
     ProgressCallback,
     TimedModel,
 )
-from twofour.engines.timing import no_latency
 from twofour.errors import BuildFailedError, first_line
-from twofour.records.build import EngineStatus, VariantBuild, VariantLatency
-from twofour.records.options import BuildOptions
-
-
-class TimedSession(Protocol):
-    """What is timed of a session: an OrtSession, or one in another process."""
-
-    @property
-    def load_s(self) -> float:
-        """Seconds its load took."""
-
-    @property
-    def providers(self) -> tuple[str, ...]:
-        """The providers in use."""
-
-    def measure(self, variant: str, inputs: Arrays, options: BuildOptions) -> VariantLatency:
-        """As `OrtSession.measure`."""
+from twofour.records.build import EngineStatus, VariantBuild
 
 
 class OnnxRuntimeEngine:
@@ -69,29 +51,20 @@ class OnnxRuntimeEngine:
         return _status(ort.__version__, device=gpu.name if gpu else "CPU")
 
     def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
-        """Load the model and time it; a model without a kernel here gets `latency.error`."""
+        """Load the model and run it once; one that cannot be run here gets `error`."""
         report("loading the session", 0, 2)
         try:
-            session = OrtSession(request.onnx, threads=request.options.threads)
+            with OrtSession(request.onnx, threads=request.options.threads) as session:
+                report("running", 1, 2)
+                built = opened(request, load_s=session.load_s, providers=session.providers)
+                try:
+                    session.outputs(request.inputs)
+                except BuildFailedError as error:
+                    built = replace(built, error=error.message)
+                report("running", 2, 2)
         except CannotRunError as error:
-            return self.not_built(request, error)
-        with session:
-            return self.build_from(session, request, report)
-
-    def build_from(
-        self, session: TimedSession, request: BuildRequest, report: ProgressCallback
-    ) -> VariantBuild:
-        """`build` with a session that is already open and stays open."""
-        report("timing", 1, 2)
-        latency = session.measure(request.variant, request.inputs, request.options)
-        report("timing", 2, 2)
-        return _variant(
-            request, build_s=session.load_s, latency=latency, providers=session.providers
-        )
-
-    def not_built(self, request: BuildRequest, error: BuildFailedError) -> VariantBuild:
-        """The record of a model that ONNX Runtime does not take."""
-        return _variant(request, build_s=0.0, latency=no_latency(request.variant, error.message))
+            return not_opened(request, error)
+        return built
 
     def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
         """Each tried with a session."""
@@ -132,12 +105,22 @@ def _status(
     )
 
 
+def opened(request: BuildRequest, *, load_s: float, providers: tuple[str, ...]) -> VariantBuild:
+    """The record of a session that is open."""
+    return _variant(request, build_s=load_s, providers=providers)
+
+
+def not_opened(request: BuildRequest, error: BuildFailedError) -> VariantBuild:
+    """The record of a model that ONNX Runtime does not take."""
+    return _variant(request, error=error.message)
+
+
 def _variant(
     request: BuildRequest,
     *,
-    build_s: float,
-    latency: VariantLatency,
+    build_s: float = 0.0,
     providers: tuple[str, ...] = (),
+    error: str | None = None,
 ) -> VariantBuild:
     return VariantBuild(
         variant=request.variant,
@@ -150,5 +133,5 @@ def _variant(
         log=None,
         layers=None,
         profile=None,
-        latency=latency,
+        error=error,
     )

@@ -15,14 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from twofour.engines.gpu import find_gpu
-from twofour.engines.inputs import at_shapes, check_shapes, fit_inputs, numpy_dtype, opt_shapes
+from twofour.engines.inputs import fit_inputs, numpy_dtype
 from twofour.engines.machine import usable_cores
 from twofour.engines.protocol import Arrays, Untyped
-from twofour.engines.timing import latency_of, no_latency, time_runs
 from twofour.errors import BadInputError, BuildFailedError, first_line
-from twofour.records.build import VariantLatency
 from twofour.records.export import TensorShape
-from twofour.records.options import BuildOptions
 
 
 def to_ort_value(array: npt.NDArray[Any]) -> Untyped:
@@ -68,6 +65,9 @@ PROBE = (
 """The smallest model that shows whether a session can run: y = Relu(x), one float32 each, opset 14.
 
 Written out, because importing onnx to make it takes as long as starting the session."""
+# Threads that wait for work by spinning take the cores from the session that runs next; this stops
+# them at the end of a run and keeps what spinning gains within it (benchmarks/LOG.md).
+QUIET_AFTER_RUN = {"session.force_spinning_stop": "1"}
 _OUTSIDE_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
@@ -92,6 +92,8 @@ class SessionSetup:
         options.graph_optimization_level = getattr(
             ort.GraphOptimizationLevel, f"ORT_ENABLE_{self.level}"
         )
+        for key, value in QUIET_AFTER_RUN.items():
+            options.add_session_config_entry(key, value)
         if self.profile_prefix is not None:
             options.enable_profiling = True
             options.profile_file_prefix = str(self.profile_prefix)
@@ -106,7 +108,7 @@ class CannotRunError(BuildFailedError):
 
 
 class OrtSession:
-    """One loaded ONNX model: its outputs and times, from a single session.
+    """One loaded ONNX model: its outputs, from a single session.
 
     `threads` of None takes every core this process may use, `level` is one of LEVELS, and `opener`
     of None is `open_session`.
@@ -173,20 +175,6 @@ class OrtSession:
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Every output by name, for inputs fitted by `fit_inputs` (BadInputError as there)."""
         return self._run(fit_inputs(inputs, self.inputs))
-
-    def measure(self, variant: str, inputs: Arrays, options: BuildOptions) -> VariantLatency:
-        """Time runs from host arrays to host arrays, at the opt shapes where `options` has some.
-
-        A model that fails while it runs gives a record with `error`.
-        """
-        check_shapes(options.shapes, self.inputs)
-        feed = fit_inputs(at_shapes(inputs, opt_shapes(options.shapes)), self.inputs)
-        try:
-            samples = time_runs(lambda: self._run(feed), options)
-        except BuildFailedError as error:
-            return no_latency(variant, error.message)
-        threads = self.threads if self.providers == (CPU,) else None
-        return latency_of(variant, samples, timing=TIMING, threads=threads)
 
     def end_profiling(self) -> Path:
         """The file of ONNX Runtime's events; only with `profile_prefix`."""

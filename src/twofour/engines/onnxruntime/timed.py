@@ -7,6 +7,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from twofour.engines.onnxruntime.session import (
     HINT,
     LEVELS,
     PROBE,
+    QUIET_AFTER_RUN,
     TIMING,
     OrtSession,
     SessionSetup,
@@ -51,9 +53,6 @@ MODES = (
     Mode(name="uint8", activations="uint8"),
 )
 NAMES = tuple(mode.name for mode in MODES)
-# Threads that wait for work by spinning take the cores from the variants that run next; this stops
-# them at the end of a run and keeps what spinning gains within it (benchmarks/LOG.md).
-QUIET_AFTER_RUN = {"session.force_spinning_stop": "1"}
 _ASSIGNMENT = {"session.record_ep_graph_assignment_info": "1"}
 _PRECISION_FLAGS = {
     "float16": "trt_fp16_enable",
@@ -79,7 +78,23 @@ def open_onnxruntime(
     loaded = OrtSession(
         model, threads=options.threads, level=options.level or LEVELS[0], opener=opener
     )
-    return OrtTimedModel(loaded, setup, _settings(loaded, setup, mode, options, precision), memory)
+    left = nodes_left(loaded, setup)
+    settings = _settings(loaded, setup, mode, options.weights, precision)
+    return OrtTimedModel(
+        loaded, setup, replace(settings, options=(*settings.options, *left)), memory
+    )
+
+
+def as_timed(loaded: OrtSession, *, weights: str, precision: str) -> OrtTimedModel:
+    """A session that is open already, on the provider that it is on."""
+    mode = mode_of(loaded.providers)
+    setup = provider_setup(mode, precision, ())
+    return OrtTimedModel(loaded, setup, _settings(loaded, setup, mode, weights, precision), None)
+
+
+def mode_of(providers: Sequence[str]) -> str:
+    """The mode that a session is in which nobody asked for one."""
+    return "cuda" if CUDA in providers else "cpu"
 
 
 class OrtTimedModel:
@@ -228,7 +243,7 @@ def run_bound(session: Untyped, binding: Untyped) -> None:
 
 
 def _settings(
-    loaded: OrtSession, setup: ProviderSetup, mode: str, options: OpenOptions, precision: str
+    loaded: OrtSession, setup: ProviderSetup, mode: str, weights: str, precision: str
 ) -> VariantSettings:
     import onnxruntime as ort
 
@@ -239,12 +254,12 @@ def _settings(
         version=str(ort.__version__),
         device=gpu.name if gpu else "CPU",
         model=str(loaded.model),
-        weights=options.weights,
+        weights=weights,
         precision=precision,
         sparse_kernels=next(m.sparse_kernels for m in MODES if m.name == mode),
         threads=None if setup.on_gpu else loaded.threads,
         timing=BOUND if setup.on_gpu else TIMING,
-        options=(*_option_words(setup, loaded.level), *nodes_left(loaded, setup)),
+        options=_option_words(setup, loaded.level),
     )
 
 
@@ -290,14 +305,13 @@ def provider_setup(mode: str, precision: str, shapes: tuple[ShapeProfile, ...]) 
             f"onnxruntime has no mode {mode!r}", hint=f"choose one of {', '.join(NAMES)}"
         )
     if mode in {"cpu", "int8", "uint8"}:
-        return ProviderSetup(providers=((CPU, {}),), config=QUIET_AFTER_RUN)
-    config = {**QUIET_AFTER_RUN, **_ASSIGNMENT}
+        return ProviderSetup()
     if mode == "cuda":
-        return ProviderSetup(providers=((CUDA, {}), (CPU, {})), config=config)
+        return ProviderSetup(providers=((CUDA, {}), (CPU, {})), config=_ASSIGNMENT)
     flags = {"trt_sparsity_enable": "1" if mode == "tensorrt-sparse" else "0"}
     narrow = (_PRECISION_FLAGS.get(word) for word in precision.split("+"))
     flags |= dict.fromkeys(filter(None, narrow), "1") | _profile_flags(shapes)
-    return ProviderSetup(providers=((TENSORRT, flags), (CUDA, {}), (CPU, {})), config=config)
+    return ProviderSetup(providers=((TENSORRT, flags), (CUDA, {}), (CPU, {})), config=_ASSIGNMENT)
 
 
 def onnxruntime_statuses(modes: Sequence[str] = NAMES) -> tuple[ModeStatus, ...]:

@@ -25,9 +25,8 @@ from twofour.engines.tensorrt.log import MessageLog, build_log
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.engines.tensorrt.timed import MODES, open_tensorrt
-from twofour.engines.timing import no_latency
 from twofour.errors import BuildFailedError, MissingToolError
-from twofour.records.build import EngineStatus, VariantBuild, VariantLatency
+from twofour.records.build import EngineStatus, VariantBuild
 from twofour.store import write_text
 
 PROFILED_RUNS = 10
@@ -64,10 +63,10 @@ class TensorRtEngine:
         return self._status
 
     def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
-        """Build the plan, load it back from its file, and keep its layers, times and messages.
+        """Build the plan, load it back from its file, and keep its layers, profile and messages.
 
         Raises BuildFailedError when no plan comes out or it cannot be loaded. A plan that cannot
-        run the example inputs is returned with `latency.error`.
+        run the example inputs is returned with `error`.
         """
         trt = self._module()
         for stale in (".plan", ".layers.json", ".profile.json"):
@@ -76,10 +75,10 @@ class TensorRtEngine:
             started = time.perf_counter()
             profiles = build_plan(trt, request, report, log)
             build_s = time.perf_counter() - started
-            report("timing", 0, None)
+            report("profiling", 0, None)
             inputs = at_shapes(request.inputs, opt_shapes(profiles))
-            latency = _time(trt, request, inputs, log)
-        return _variant(request, build_s, latency)
+            error = _profile(trt, request, inputs, log)
+        return _variant(request, build_s, error)
 
     def open(self, request: OpenRequest) -> TimedModel:
         """A plan, as `open_tensorrt` loads it."""
@@ -118,20 +117,18 @@ def _headlines(trt: ModuleType, request: BuildRequest) -> tuple[str, ...]:
     return (f"TensorRT version: {trt.__version__}", *device, *precision, f"Sparsity: {sparsity}")
 
 
-def _time(
-    trt: ModuleType, request: BuildRequest, inputs: Arrays, log: MessageLog
-) -> VariantLatency:
-    """Latency, layers.json and profile.json; a plan that loads and cannot run keeps its files."""
+def _profile(trt: ModuleType, request: BuildRequest, inputs: Arrays, log: MessageLog) -> str | None:
+    """layers.json and profile.json, or why the plan cannot run; its other files are kept then."""
     loaded = LoadedPlan(trt, request.file(".plan"), log)
     try:
         with loaded as plan:
-            latency = plan.measure(request.variant, inputs, request.options)
+            plan.outputs(inputs)
             _keep(request.file(".layers.json"), plan.layer_information())
             _keep(request.file(".profile.json"), plan.layer_times(inputs, PROFILED_RUNS).to_json())
     except BuildFailedError as error:
         log.headline(error.message)
-        return no_latency(request.variant, error.message)
-    return latency
+        return error.message
+    return None
 
 
 def _keep(path: Path, text: str | None) -> None:
@@ -139,7 +136,7 @@ def _keep(path: Path, text: str | None) -> None:
         write_text(path, text)
 
 
-def _variant(request: BuildRequest, build_s: float, latency: VariantLatency) -> VariantBuild:
+def _variant(request: BuildRequest, build_s: float, error: str | None) -> VariantBuild:
     plan = request.file(".plan")
     return VariantBuild(
         variant=request.variant,
@@ -152,7 +149,7 @@ def _variant(request: BuildRequest, build_s: float, latency: VariantLatency) -> 
         log=request.file(".log").name,
         layers=_name_if_there(request.file(".layers.json")),
         profile=_name_if_there(request.file(".profile.json")),
-        latency=latency,
+        error=error,
     )
 
 

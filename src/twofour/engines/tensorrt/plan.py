@@ -18,11 +18,9 @@ import numpy.typing as npt
 from twofour.engines.inputs import fit_inputs, numpy_dtype
 from twofour.engines.protocol import Arrays, Untyped
 from twofour.engines.tensorrt.log import MessageLog, build_failed, failures_named
-from twofour.engines.timing import latency_of, time_runs
 from twofour.errors import BadInputError
-from twofour.records.build import LayerTime, VariantLatency
+from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape
-from twofour.records.options import BuildOptions
 
 _SEARCHED = "LD_LIBRARY_PATH"
 
@@ -52,9 +50,6 @@ def load_cuda_runtime() -> None:
             del os.environ[_SEARCHED]
         else:
             os.environ[_SEARCHED] = before
-
-
-TIMING = "enqueue and synchronize, timed on the host; no copies between host and device"
 
 
 class LoadedPlan:
@@ -109,13 +104,6 @@ class LoadedPlan:
             # raw buffers: Polygraphy's own conversion knows only numpy's types
             found = self._runner.infer(feed, check_inputs=False, return_raw_buffers=True)
         return {name: self._array(name, value) for name, value in found.items()}
-
-    def measure(self, variant: str, inputs: Arrays, options: BuildOptions) -> VariantLatency:
-        """Times of runs at these inputs' shapes; `TIMING` says what is timed."""
-        self.outputs(inputs)  # leaves shapes, addresses and buffers set in the context
-        with failures_named(f"TensorRT failed while timing {self._plan}", self._log):
-            samples = time_runs(self._run, options)
-        return latency_of(variant, samples, timing=TIMING)
 
     def layer_information(self) -> str | None:
         """The inspector's JSON as TensorRT writes it; None where it gives none."""

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.engines.machine import cpu_use, load_between
-from twofour.engines.timing import RoundPlan, Rounds, interleave, percentile
+from twofour.engines.timing import RoundPlan, Rounds, interleave
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement
+from twofour.latency.samples import with_samples
 from twofour.pipeline.compare.plan import Planned, start_worker
 from twofour.pipeline.compare.prepare import at_batch, batch_of, prepare_request, profiles_over
 from twofour.pipeline.compare.process import LiveVariant, refuse_without_memory
@@ -47,7 +48,7 @@ def top1_agreement(name: str, reference: NDArray[Any], other: NDArray[Any]) -> f
 def planned_rows(planned: Sequence[Planned], batches: Sequence[int]) -> tuple[ComparedVariant, ...]:
     """Rows as they will be named, without anything measured."""
     return tuple(
-        _without_times(row.name_at(batch), batch)
+        ComparedVariant(name=row.name_at(batch), batch=batch)
         for row in planned
         for batch in (batches or (None,))
     )
@@ -78,14 +79,8 @@ def timed_row(
     memory = live.memory() if error is None else None
     opened = live.opened
     assert opened is not None, "only running variants are timed"
-    median_ms = statistics.median(samples) if samples else None
-    return ComparedVariant(
+    row = ComparedVariant(
         name=live.planned.name_at(batch if sweep else None),
-        samples_ms=samples,
-        median_ms=median_ms,
-        p90_ms=percentile(samples, 90) if samples else None,
-        p99_ms=percentile(samples, 99) if samples else None,
-        throughput=1e3 * (batch or 1) / median_ms if median_ms else None,
         peak_memory_bytes=memory.host_bytes if memory else None,
         error=None if error is None else error.message,
         hint=None if error is None else error.hint,
@@ -97,30 +92,18 @@ def timed_row(
         agreement=live.agreement,
         top1_agreement=live.top1_agreement,
     )
+    return with_samples(row, samples)
 
 
 def _never_timed(live: LiveVariant) -> ComparedVariant:
     error = live.error
-    return replace(
-        _without_times(live.name, None),
+    return ComparedVariant(
+        name=live.name,
         error="not timed" if error is None else error.message,
         hint=None if error is None else error.hint,
         settings=None if live.opened is None else live.opened.settings,
         agreement=live.agreement,
         top1_agreement=live.top1_agreement,
-    )
-
-
-def _without_times(name: str, batch: int | None) -> ComparedVariant:
-    return ComparedVariant(
-        name=name,
-        samples_ms=(),
-        median_ms=None,
-        p90_ms=None,
-        p99_ms=None,
-        throughput=None,
-        peak_memory_bytes=None,
-        batch=batch,
     )
 
 

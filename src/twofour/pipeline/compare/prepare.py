@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from twofour.engines.inputs import at_shapes
-from twofour.engines.protocol import BuildRequest, OpenOptions, OpenRequest, no_progress
+from twofour.engines.protocol import BuildRequest, Mode, OpenOptions, OpenRequest, no_progress
 from twofour.engines.registry import ENGINES, Takes
 from twofour.errors import BadInputError
 from twofour.pipeline.compare.plan import Planned, QuantizeRequest, VariantRequest, start_worker
@@ -60,7 +60,7 @@ def prepare_request(
         mode=planned.mode,
         options=OpenOptions(weights=model.weights, threads=threads, shapes=shapes),
         model=str(file) if torch is None else torch.source,
-        precision=_precision(planned),
+        precision=precision_words(planned.known_mode, model.precision),
         file=file,
         sparse_kernels=_flag(planned) if row.takes is Takes.PLAN else None,
     )
@@ -69,12 +69,11 @@ def prepare_request(
     )
 
 
-def _precision(planned: Planned) -> str:
-    mode = planned.known_mode
+def precision_words(mode: Mode, graph: str) -> str:
+    """What the settings say of the types that layers run in, from those of the file's graph."""
     if mode.activations is not None:
         return "int8" if mode.activations == "int8" else f"int8 ({mode.activations} activations)"
-    word = planned.model.precision
-    return f"{word} (graph)" if mode.widens_half and word in _HALF else word
+    return f"{graph} (graph)" if mode.widens_half and graph in _HALF else graph
 
 
 def batch_of(inputs: Mapping[str, np.ndarray]) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from twofour.engines.machine import available_bytes
+from twofour.engines.machine import available_bytes, has_room_for
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.pipeline.compare.plan import Memory, Opened, Planned, VariantRequest, start_worker
 from twofour.pipeline.engine_host import Tries
@@ -47,10 +47,6 @@ def first_interrupt_only(*, until_exit: bool = False) -> Iterator[None]:
     finally:
         if not (interrupted and until_exit):
             signal.signal(signal.SIGINT, before)
-
-
-_SPARE = 1.2
-"""A variant is opened while this many times the largest so far is available."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,10 +133,9 @@ class LiveVariant:
 
 def refuse_without_memory(largest_bytes: int) -> None:
     """Raise BuildFailedError where another variant as large as the largest would not fit."""
-    available = available_bytes()
-    if available < _SPARE * largest_bytes:
+    if not has_room_for(largest_bytes):
         raise BuildFailedError(
-            f"not opened: {available / 2**30:.1f} GiB of memory are left, and the largest variant "
-            f"took {largest_bytes / 2**30:.1f} GiB",
+            f"not opened: {available_bytes() / 2**30:.1f} GiB of memory are left, and the "
+            f"largest variant took {largest_bytes / 2**30:.1f} GiB",
             hint="every variant stays loaded while the rounds run: name fewer with --engines",
         )

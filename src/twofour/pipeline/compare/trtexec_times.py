@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from twofour.engines.tensorrt.network import precisions_of
-from twofour.engines.timing import percentile
 from twofour.engines.trtexec import AGAIN, DENSE
 from twofour.engines.trtexec_script import read_times
 from twofour.errors import BadInputError
@@ -19,6 +18,7 @@ from twofour.latency.layers import contrasts
 from twofour.latency.naming import variant_name
 from twofour.latency.noise import LEAST_ROUNDS
 from twofour.latency.ratios import ratios_and_noise, unpaired_ratios
+from twofour.latency.samples import with_samples
 from twofour.logs.layer_info import read_profile
 from twofour.pipeline.emitting import failed_variants, read_emitted
 from twofour.pipeline.evidence import read_build
@@ -277,18 +277,10 @@ def _variant(
 ) -> ComparedVariant:
     variant = read.variant_of(times.engine)
     again = times.engine != variant.variant
-    samples, runs = times.samples_ms, times.runs_ms
-    median_ms = statistics.median(samples) if samples else None
     build = read.builds.get(variant.variant)
     plan = read.folder / variant.plan
-    return ComparedVariant(
+    row = ComparedVariant(
         name=variant_name(variant.variant, ENGINE, MODE, again=again),
-        samples_ms=samples,
-        median_ms=median_ms,
-        p90_ms=percentile(runs, 90) if runs else None,
-        p99_ms=percentile(runs, 99) if runs else None,
-        throughput=1e3 * (batch or 1) / median_ms if median_ms else None,
-        peak_memory_bytes=None,
         error=times.error,
         batch=batch,
         settings=_settings(read, variant, precision),
@@ -296,6 +288,7 @@ def _variant(
         open_s=None if build is None else build.build_s,
         layers=() if again else _layers(read.folder / variant.profile),
     )
+    return with_samples(row, times.samples_ms, times.runs_ms)
 
 
 def _settings(read: _Emitted, variant: TrtexecVariant, precision: str) -> VariantSettings:

@@ -27,10 +27,9 @@ from twofour.pipeline.onnx_inputs import (
 from twofour.pipeline.sources.inputs import read_arrays
 from twofour.pipeline.sources.source import IN_MEMORY, SourceOptions, safe_name
 from twofour.pipeline.stages import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
-from twofour.records.build import BuildResult
 from twofour.records.export import TensorShape
 from twofour.records.options import BuildOptions, CompareOptions, Variant
-from twofour.records.run import RunManifest
+from twofour.records.run import BuildResult, RunManifest
 from twofour.store import read_record
 
 RUNS = Path("runs")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from twofour.engines.registry import EngineRow
     from twofour.records.build import LayerTime
 
-_LONG_MS = 50.0
+LONG_MS = 50.0
 """Runs longer than this gain nothing measurable from untimed runs before them."""
 _WAKING_S = 5e-3
 """Untimed runs before a timed one: a scheduler's slice (4 ms), in which a thread may wake late."""
@@ -36,24 +36,53 @@ _MOST_WAITING_S = 2e-2
 _BUSY_PART = 0.2
 
 
+class WarmModel:
+    """A loaded model whose timed runs are as in a loop, whatever ran before them."""
+
+    def __init__(self, name: str, model: TimedModel, *, long_ms: float = LONG_MS) -> None:
+        self.name = name
+        self.model = model
+        self._long_ms = long_ms
+        self._last_ms = 0.0
+
+    def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
+        """Take the inputs of the runs that follow, and warm up."""
+        self.model.prepare(inputs)
+        for _ in range(warmup):
+            self._last_ms = self.model.run_ms()
+        settle()
+
+    def run_ms(self) -> float:
+        """One timed run; returns when the process is idle again.
+
+        A short one follows untimed runs at once, as in a loop: threads that were asleep are awake,
+        and the caches hold this variant, not the one before.
+        """
+        if self._last_ms < self._long_ms:
+            _run_for(_WAKING_S, self.model)
+        self._last_ms = self.model.run_ms()
+        settle()
+        return self._last_ms
+
+
 class Worker:
     """The commands; each is a method, and what it raises goes back to the parent."""
 
     def __init__(self, _report: ProgressCallback) -> None:
-        self._model: TimedModel | None = None
-        self._last_ms = 0.0
+        self._loaded: WarmModel | None = None
 
     def open(self, request: VariantRequest) -> Opened:
         """Load the variant; everything else needs that first, `quantize` apart."""
         from twofour.pipeline.compare.opening import open_variant
 
         started = time.perf_counter()
-        self._model = open_variant(request)
+        model = open_variant(request)
         open_s = time.perf_counter() - started
+        self._loaded = WarmModel(request.opening.model, model)
         return Opened(
-            settings=self._model.settings,
-            inputs=self._model.inputs,
-            size_bytes=self._model.size_bytes,
+            settings=model.settings,
+            inputs=model.inputs,
+            size_bytes=model.size_bytes,
             open_s=open_s,
         )
 
@@ -70,22 +99,11 @@ class Worker:
     def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
         """Take the inputs of the rounds and warm up; peaks count from here."""
         reset_peak()
-        self._opened.prepare(inputs)
-        for _ in range(warmup):
-            self._opened.run_ms()
-        settle()
+        self._warm.prepare(inputs, warmup)
 
     def run_ms(self) -> float:
-        """One timed run; answers when the process is idle again.
-
-        A short one follows untimed runs at once, as in a loop: threads that were asleep are awake,
-        and the caches hold this variant, not the one before.
-        """
-        if self._last_ms < _LONG_MS:
-            _run_for(_WAKING_S, self._opened)
-        self._last_ms = self._opened.run_ms()
-        settle()
-        return self._last_ms
+        """One timed run."""
+        return self._warm.run_ms()
 
     def outputs(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Outputs by name."""
@@ -117,9 +135,13 @@ class Worker:
         )
 
     @property
+    def _warm(self) -> WarmModel:
+        assert self._loaded is not None, "open comes first"
+        return self._loaded
+
+    @property
     def _opened(self) -> TimedModel:
-        assert self._model is not None, "open comes first"
-        return self._model
+        return self._warm.model
 
 
 def _run_for(seconds: float, model: TimedModel) -> None:
