@@ -20,10 +20,9 @@ from twofour.engines.onnxruntime.session import OrtSession
 from twofour.engines.onnxruntime.timed import as_timed
 from twofour.engines.protocol import OpenRequest, ProgressCallback
 from twofour.engines.registry import EngineRow
-from twofour.engines.timing import RoundPlan, interleave
+from twofour.engines.timing import RoundPlan, WarmModel, interleave
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.latency.samples import with_samples
-from twofour.pipeline.compare.worker import WarmModel
 from twofour.records.latency import ComparedVariant, RoundLoad
 
 _LONG_MS = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from twofour.pipeline.compare.worker import settle
+from twofour.engines.timing import settle
 
 
 def test_settling_waits_for_a_busy_process_but_not_for_long() -> None:

@@ -7,13 +7,14 @@ without the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twofour.engines.machine import peak_resident_bytes, reset_peak
 from twofour.engines.protocol import ProgressCallback
+from twofour.engines.timing import WarmModel
 from twofour.pipeline.agreement import predictor
 from twofour.pipeline.compare.plan import (
     Memory,
@@ -26,43 +27,6 @@ if TYPE_CHECKING:
     from twofour.engines.protocol import ModeStatus, TimedModel
     from twofour.engines.registry import EngineRow
     from twofour.records.build import LayerTime
-
-LONG_MS = 50.0
-"""Runs longer than this gain nothing measurable from untimed runs before them."""
-_WAKING_S = 5e-3
-"""Untimed runs before a timed one: a scheduler's slice (4 ms), in which a thread may wake late."""
-_QUIET_S = 1e-3
-_MOST_WAITING_S = 2e-2
-_BUSY_PART = 0.2
-
-
-class WarmModel:
-    """A loaded model whose timed runs are as in a loop, whatever ran before them."""
-
-    def __init__(self, name: str, model: TimedModel, *, long_ms: float = LONG_MS) -> None:
-        self.name = name
-        self.model = model
-        self._long_ms = long_ms
-        self._last_ms = 0.0
-
-    def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
-        """Take the inputs of the runs that follow, and warm up."""
-        self.model.prepare(inputs)
-        for _ in range(warmup):
-            self._last_ms = self.model.run_ms()
-        settle()
-
-    def run_ms(self) -> float:
-        """One timed run; returns when the process is idle again.
-
-        A short one follows untimed runs at once, as in a loop: threads that were asleep are awake,
-        and the caches hold this variant, not the one before.
-        """
-        if self._last_ms < self._long_ms:
-            _run_for(_WAKING_S, self.model)
-        self._last_ms = self.model.run_ms()
-        settle()
-        return self._last_ms
 
 
 class Worker:
@@ -142,25 +106,3 @@ class Worker:
     @property
     def _opened(self) -> TimedModel:
         return self._warm.model
-
-
-def _run_for(seconds: float, model: TimedModel) -> None:
-    """Untimed runs, at least one, until the time is over."""
-    deadline = time.perf_counter() + seconds
-    while True:
-        model.run_ms()
-        if time.perf_counter() > deadline:
-            return
-
-
-def settle(cpu_s: Callable[[], float] = time.process_time) -> None:
-    """Wait until this process is idle by its own clock `cpu_s`, 20 ms at most.
-
-    Thread pools go on spinning after a run and would take cores from the next variant.
-    """
-    deadline = time.perf_counter() + _MOST_WAITING_S
-    while time.perf_counter() < deadline:
-        before = cpu_s()
-        time.sleep(_QUIET_S)
-        if cpu_s() - before < _BUSY_PART * _QUIET_S:
-            return
