@@ -21,7 +21,7 @@ from twofour.errors import BadInputError
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
-from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.onnx_file import copy_onnx, prune_onnx
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import Pattern, ReasonCode
@@ -593,3 +593,23 @@ def test_groups_along_the_traced_axis_are_those_that_the_matmul_sums_over(
         assert matching == [] or "Transpose" in weight.trace
     else:
         assert weight.axis in matching
+
+
+def test_of_a_large_file_only_the_bytes_of_pruned_weights_change(tmp_path: Path) -> None:
+    names = ["x", *(f"h{i}" for i in range(1, 9)), "y"]
+    nodes = [
+        helper.make_node("MatMul", [names[i], f"w{i}"], [names[i + 1]], name=f"fc{i}")
+        for i in range(9)
+    ]
+    constants = {f"w{i}": om.weights(1024, 512 if i == 8 else 1024, seed=i) for i in range(9)}
+    source, target = tmp_path / "dense.onnx", tmp_path / "sparse.onnx"
+    om.save(om.model(nodes, constants, inputs={"x": [1, 1024]}), source)
+    prune_onnx(open_onnx(source), target, TWO_FOUR, Selection(exclude=("fc[!3]",)))
+    before, after = (np.frombuffer(path.read_bytes(), np.uint8) for path in (source, target))
+    assert before.size == after.size > 1 << 24
+    (changed,) = np.nonzero(before != after)
+    assert changed[-1] - changed[0] < constants["w3"].nbytes
+    pruned = om.load(target).graph.initializer[3]
+    assert np.count_nonzero(onnx.numpy_helper.to_array(pruned)) == constants["w3"].size / 2
+    copy_onnx(open_onnx(source), tmp_path / "copy.onnx")
+    assert (tmp_path / "copy.onnx").read_bytes() == source.read_bytes()

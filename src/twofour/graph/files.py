@@ -133,7 +133,7 @@ _REEXPORT = "the file is damaged or is no ONNX model: export or copy it again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalData:
-    """Where the bytes of one external tensor lie; checked against the file that is there."""
+    """Where the bytes of one tensor lie on disk; checked against the file that is there."""
 
     location: str
     """As it stands in the model, relative to the model's folder."""
@@ -291,6 +291,9 @@ def external_data(tensor: onnx.TensorProto, path: Path) -> ExternalData:
     A link is followed as long as it stays in the folder of the model, or of what the model's own
     path links to (the cache of the Hugging Face hub links both to one folder).
     """
+    region = _left_out(tensor)
+    if region is not None:
+        return ExternalData(location=path.name, file=path, offset=region[0], size_bytes=region[1])
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location, where = entries.get("location", ""), f"{path}: external data of {tensor.name!r}"
     file = _resolve(location, path, where)
@@ -347,9 +350,6 @@ def _content(tensor: onnx.TensorProto, path: Path | None) -> Array:
             raise BadInputError(
                 f"the data of {tensor.name!r} lies outside the model, and its folder is not known"
             )
-        region = _left_out(tensor)
-        if region is not None:
-            return np.fromfile(path, np.uint8, region[1], offset=region[0])
         place = external_data(tensor, path)
         return np.fromfile(place.file, np.uint8, place.size_bytes, offset=place.offset)
     if tensor.HasField("raw_data"):

@@ -1,7 +1,7 @@
 """Prune the weights of an ONNX file into a new file; everything else in it comes out unchanged.
 
-External data stays external: the data files are copied and the pruned weights rewritten in place
-in the copies, one at a time, so memory holds the graph and one weight.
+External data stays external. Files are copied and the pruned weights rewritten in place in the
+copies, one at a time, so memory holds the graph and one weight.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from twofour.graph.files import (
     Array,
     external_data,
     external_tensors,
-    is_external,
+    fill_in,
     is_groupable,
     read_tensor,
     storage_key,
@@ -74,7 +74,7 @@ def prune_onnx(
     nodes need pruned along different axes; nothing is left behind then.
     """
     prune = method_named(method)
-    source, model = opened.path, opened.whole()
+    source, model = opened.path, opened.copy()
     copies = _data_copies(opened, target)
     found = find_weights(model, pattern, path=source)
     with naming(source):
@@ -82,7 +82,7 @@ def prune_onnx(
     keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
     jobs = _jobs(found, chosen, keys, source)
     _refuse_overlaps(model, jobs, source)
-    with _written(model, source, target, copies) as data:
+    with _written(opened, model, target, copies) as data:
         outcomes = {key: _run(job, source, data, pattern, prune) for key, job in jobs.items()}
     return PruneResult(
         source=str(source),
@@ -100,27 +100,30 @@ def copy_onnx(opened: OpenedModel, target: Path) -> None:
     Raises BadInputError for a target that would overwrite the model.
     """
     copies = _data_copies(opened, target)
-    if copies:
-        with _written(opened.whole(), opened.path, target, copies):
-            return
-    with atomic_file(target) as temporary:
-        shutil.copyfile(opened.path, temporary)
+    with _written(opened, opened.copy(), target, copies):
+        pass
 
 
 @contextmanager
 def _written(
-    model: onnx.ModelProto, source: Path, target: Path, copies: Mapping[Path, Path]
+    opened: OpenedModel, model: onnx.ModelProto, target: Path, copies: Mapping[Path, Path]
 ) -> Iterator[dict[Path, Path]]:
-    """Copies of the data files to change; the model, as it is at the end, is written last."""
+    """Copies, to change, of the model's file and its data files; `model` may be changed too.
+
+    It is written only then: copies keep every byte, and take no memory.
+    """
     with ExitStack() as stack:
         # left in reverse: data files are in place before the model that names them
         temporary = stack.enter_context(atomic_file(target))
         data = {file: stack.enter_context(atomic_file(copy)) for file, copy in copies.items()}
+        data[opened.path] = temporary
         for file, copy in data.items():
             shutil.copyfile(file, copy)
         yield data
-        _relocate(model, source, copies)
-        temporary.write_bytes(model.SerializeToString())
+        _relocate(model, opened.path, copies)
+        if model != opened.proto:
+            fill_in(model, temporary)
+            temporary.write_bytes(model.SerializeToString())
 
 
 def _data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
@@ -171,7 +174,7 @@ def _jobs(
 
 
 def _key(tensor: onnx.TensorProto, source: Path) -> _Key:
-    if not is_external(tensor):
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return storage_key(tensor)
     place = external_data(tensor, source)
     return ("external", place.file, place.offset)
@@ -224,7 +227,7 @@ def _run(
 def _write_back(
     tensor: onnx.TensorProto, values: Array, source: Path, data: Mapping[Path, Path]
 ) -> None:
-    if not is_external(tensor):
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
         write_tensor(tensor, values)
         return
     place = external_data(tensor, source)
