@@ -47,6 +47,8 @@ def times(lengths: tuple[int, ...]) -> str:
 
 def printable(name: str) -> str:
     """A name from a model with everything a terminal might obey written as an escape."""
+    if name.isprintable():  # nearly every name is
+        return name
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 

@@ -6,7 +6,9 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
@@ -23,11 +25,14 @@ from support.rendered import (
     to_html,
     to_markdown,
 )
-from support.report_cases import matmul, report
+from support.report_cases import conv, matmul, report
 from test_confusion_table import measured
 
-from twofour.records.eligibility import EligibilityReport
+from twofour.pipeline.evidence import EvidenceFiles
+from twofour.pipeline.reporting import report_files
+from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.latency import LatencyComparison
+from twofour.records.weights import NotCovered
 from twofour.reports import csv as csv_format
 from twofour.reports.document import Table
 from twofour.reports.eligibility_document import eligibility_document
@@ -37,7 +42,31 @@ from twofour.reports.terminal import plain_text
 Rows = list[list[str]]
 WIDE = 4000
 """Columns in which no cell is folded."""
+LOGS = Path(__file__).parents[1] / "data" / "logs"
+
+
+def _of_log(name: str) -> EligibilityReport:
+    return report_files(EvidenceFiles(log=LOGS / name))[0]
+
+
+def _with_notes() -> EligibilityReport:
+    """Every verdict, what no row names, notes of the report."""
+    unknown = conv("up", 256, 256, op="ConvTranspose", shape=(256, 256, 3, 3), axis=0)
+    made = every_status()
+    verdicts = (*made.verdicts, *report(unknown).verdicts)
+    beside = NotCovered(
+        op="LSTM", uses=2, weights=4096, multiplies=True, users=("a", "b"), arrays=("w",)
+    )
+    return replace(
+        made, verdicts=verdicts, not_covered=(beside,), notes=("a note | with a pipe", "=1+1")
+    )
+
+
 REPORTS = {
+    "notes": _with_notes(),
+    "a log": _of_log("named_sparse.log"),
+    "a log with tactics": _of_log("rtx_small.log"),
+    "an old log": _of_log("wording_8.log"),
     "every status": every_status(),
     "measured": measured(),
     "hostile": hostile(),
@@ -157,6 +186,7 @@ def test_the_csv_has_the_cells_of_the_other_formats_and_the_exact_figures(name: 
     made = REPORTS[name]
     layers = _table([*eligibility_document(made).tables], "layers")
     rows = list(csv.DictReader(io.StringIO(to_csv(made))))
+    rows = rows[: len(rows) - len(made.not_covered)]
     assert len(rows) == len(layers.rows)
     names = {"type": "dtype", "sparse": "sparse_ms", "dense": "dense_ms"}
     names |= {"ratio": "sparse_over_dense"}
@@ -171,6 +201,14 @@ def test_the_csv_has_the_cells_of_the_other_formats_and_the_exact_figures(name: 
             assert said == (cell or ""), (column.key, at)
             if column.key == "verdict":
                 assert bool(column.note(at)) == (row["rules_were_wrong"] == "true")
+
+
+def test_the_reports_have_every_verdict_and_their_notes_stand_in_every_format() -> None:
+    made = REPORTS["notes"]
+    assert {v.verdict for v in made.verdicts} == set(VerdictName)
+    for shown in (to_html(made), to_markdown(made), plain_text(eligibility_table(made))):
+        assert "=1+1" in shown
+        assert "4,096 weights in LSTM (2)" in shown
 
 
 def test_the_other_tables_of_a_report_are_the_same_in_a_page_and_in_markdown() -> None:

@@ -61,7 +61,7 @@ def eligibility_document(
     comparison: LatencyComparison | None = None,
 ) -> Document:
     """The report with what else is known of its run; a comparison replaces the build's times."""
-    name = name_cell(report.model)
+    name, layers = name_cell(report.model), layers_table(report.verdicts)
     times = comparison or (None if build is None else build.times)
     advice = Lines(lines=advice_lines(report), role=Role.LIST)
     title = Lines(lines=(title_line(report),), role=Role.TEXT)
@@ -72,7 +72,7 @@ def eligibility_document(
         lead=present(title, totals_table(report), _bars(report), advice),
         blocks=present(
             _plots(report.verdicts),
-            section("Layers", layers_table(report.verdicts), style="layers"),
+            section("Layers", layers, style="layers"),
         ),
         appendix=present(
             section("What the reasons rest on", _sources(report.verdicts)),
@@ -86,7 +86,7 @@ def eligibility_document(
             None if build is None else _engines(build),
             None if times is None else latency_section(times, "Latency"),
         ),
-        data=_data(report),
+        data=_data(report, layers),
     )
 
 
@@ -326,13 +326,13 @@ _SHOWN_TOO = {"size": "size", "pattern": "pattern", "why": "why", "ratio": "spar
 """Columns of the other formats that are no field of a verdict."""
 
 
-def _data(report: EligibilityReport) -> Table:
+def _data(report: EligibilityReport, shown: Table) -> Table:
     """A row per layer, then one for each op whose weights no layer names, which is no layer.
 
     `weights` are the elements of the stored array, in the first row that names it: the column adds
     up to all that is stored.
     """
-    verdicts, shown = report.verdicts, layers_table(report.verdicts)
+    verdicts = report.verdicts
     counted: set[str | None] = {None}
     weights: list[Value] = []
     for verdict in verdicts:
