@@ -13,9 +13,10 @@ from support import onnx_models as om
 
 from twofour.errors import BadInputError
 from twofour.graph.files import fill_in, is_external, read_tensor
-from twofour.graph.opened import OpenedModels, open_onnx
+from twofour.graph.opened import OpenedModels, open_onnx, range_metadata
 from twofour.graph.weights import find_weights
 from twofour.graph.wire import LEFT_OUT, without_weights
+from twofour.records.options import SizeRange
 from twofour.records.weights import Pattern
 
 SIZE = 256
@@ -145,3 +146,14 @@ def test_who_changes_a_graph_changes_a_copy(tmp_path: Path) -> None:
     opened.copy().graph.node[0].name = "another"
     opened.whole().graph.node[0].name = "another"
     assert opened.proto == om.two_weights()
+
+
+def test_ranges_of_free_sizes_are_read_from_the_metadata_as_they_were_written(
+    tmp_path: Path,
+) -> None:
+    ranges = (SizeRange(name="height", min=8, max=32), SizeRange(name="sequence", min=1, max=None))
+    model = om.two_weights()
+    others = {"twofour.size.odd": "many", "author": "1..2"}
+    helper.set_model_props(model, range_metadata(ranges) | others)
+    opened = open_onnx(om.save(model, tmp_path / "m.onnx"))
+    assert opened.size_ranges == {"height": ranges[0], "sequence": ranges[1]}

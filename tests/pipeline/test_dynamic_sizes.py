@@ -10,7 +10,6 @@ from test_run import Recorder
 
 from twofour.cli.options import parse_dynamic
 from twofour.errors import BadInputError
-from twofour.export.size_ranges import from_metadata
 from twofour.graph.opened import open_onnx
 from twofour.pipeline.emitting import emit_trtexec
 from twofour.pipeline.run import run_all, run_export
@@ -50,8 +49,7 @@ def test_height_and_width_stay_free_and_the_file_is_run_smaller_and_larger(
     ]
     assert all(check.holds and check.agreement for check in checked.sizes)
     expected = SizeRange(name="height", min=8, max=32)
-    ranges = from_metadata(open_onnx(tmp_path / "dense.onnx").metadata)
-    assert ranges["height"] == expected
+    assert open_onnx(tmp_path / "dense.onnx").size_ranges["height"] == expected
     onnx.checker.check_model(tmp_path / "dense.onnx", full_check=True)
 
 

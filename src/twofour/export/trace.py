@@ -17,7 +17,6 @@ from twofour.export import opset17
 from twofour.export.example_inputs import Call, converted, forward_error
 from twofour.export.precision import TORCH_DTYPES
 from twofour.export.quiet import quiet
-from twofour.export.size_ranges import to_metadata
 from twofour.export.sizes import (
     BATCH,
     checked_axes,
@@ -31,6 +30,7 @@ from twofour.export.sizes import (
     with_batch,
     without_ones,
 )
+from twofour.graph.opened import range_metadata
 from twofour.records.options import DynamicAxis, ExportOptions, Precision
 
 BFLOAT16_OPSET = 22
@@ -76,7 +76,7 @@ def trace(module: nn.Module, call: Call, options: ExportOptions) -> ir.Model:
     lost = name_dimensions(model, tensor_names(call), axes)
     if lost:
         _refuse_frozen(module, call, axes, lost)
-    model.metadata_props.update(to_metadata(options.ranges))
+    model.metadata_props.update(range_metadata(options.ranges))
     return model
 
 

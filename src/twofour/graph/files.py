@@ -195,12 +195,6 @@ def load_external(model: onnx.ModelProto, path: Path) -> None:
         del tensor.external_data[:]
 
 
-def verify_external(model: onnx.ModelProto, path: Path) -> None:
-    """Raise BadInputError unless all external data is there, in full, in the model's folder."""
-    for tensor in external_tensors(model):
-        external_data(tensor, path)
-
-
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor whose data lies outside the model's file, wherever it is used."""
     return (t for t in tensors(model) if is_external(t))

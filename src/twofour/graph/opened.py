@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -13,8 +15,11 @@ from twofour.graph.nodes import graph_nodes
 from twofour.graph.scope import check_functions
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.records.export import ANONYMOUS, GraphNode, TensorShape
+from twofour.records.options import SizeRange
 from twofour.records.weights import Pattern
 
+_SIZE_KEY = "twofour.size."
+_RANGE = re.compile(r"(\d{1,10})\.\.(\d{1,10})?")
 _State = tuple[tuple[Path, int, int, int], ...]
 
 
@@ -76,9 +81,16 @@ class OpenedModel:
         return next((o.version for o in imports if o.domain in ("", "ai.onnx")), 0)
 
     @property
-    def metadata(self) -> dict[str, str]:
-        """Entries that whoever wrote the file added to it."""
-        return {entry.key: entry.value for entry in self.proto.metadata_props}
+    def size_ranges(self) -> dict[str, SizeRange]:
+        """Ranges of free sizes by name, from the metadata that `range_metadata` made."""
+        found = {}
+        for entry in self.proto.metadata_props:
+            match = _RANGE.fullmatch(entry.value) if entry.key.startswith(_SIZE_KEY) else None
+            if match is not None:  # what reads otherwise was written by another tool
+                name = entry.key.removeprefix(_SIZE_KEY)
+                largest = None if match[2] is None else int(match[2])
+                found[name] = SizeRange(name=name, min=int(match[1]), max=largest)
+        return found
 
     def copy(self) -> onnx.ModelProto:
         """The graph to be changed, its weights still on disk."""
@@ -119,6 +131,17 @@ def open_onnx(path: Path) -> OpenedModel:
         return OpenedModel(path, model)
     except OSError as error:  # gone meanwhile
         raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def range_metadata(ranges: Iterable[SizeRange]) -> dict[str, str]:
+    """Entries of a model's metadata_props, such as twofour.size.sequence: 1..512.
+
+    ONNX dimensions have only names: a file says no other way how large they may be.
+    """
+    return {
+        _SIZE_KEY + size.name: f"{size.min}..{'' if size.max is None else size.max}"
+        for size in ranges
+    }
 
 
 def _shape(value: onnx.ValueInfoProto) -> TensorShape:

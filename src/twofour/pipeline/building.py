@@ -13,7 +13,6 @@ from twofour.engines.protocol import BuildRequest
 from twofour.engines.registry import AUTO, EngineRow
 from twofour.engines.tensorrt.network import opset_advice
 from twofour.errors import BuildFailedError
-from twofour.export.size_ranges import from_metadata
 from twofour.latency.naming import parse_variant_name
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.engine_host import (
@@ -59,7 +58,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     if not (build.shapes or run.options.builder.builds_from_sparse):
         return build
     examples = shapes_of(example_inputs(run))
-    ranges = from_metadata(run.models.open(run.file(exported.onnx.file)).metadata)
+    ranges = run.models.open(run.file(exported.onnx.file)).size_ranges
     for note in beyond_ranges(build.shapes, exported.inputs, ranges):
         run.progress.note(f"WARNING: {note}")
     shapes = profiles_for(build.shapes, exported.inputs, examples, ranges)

@@ -26,7 +26,6 @@ from twofour.engines.trtexec import (
 )
 from twofour.engines.trtexec_script import script_text
 from twofour.errors import BadInputError
-from twofour.export.size_ranges import from_metadata
 from twofour.graph.opened import open_onnx
 from twofour.pipeline.example_shapes import asked_or_opt, example_shapes
 from twofour.pipeline.folder import is_run_folder
@@ -60,7 +59,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
     model = open_onnx(onnx)
-    inputs, ranges = model.inputs, from_metadata(model.metadata)
+    inputs, ranges = model.inputs, model.size_ranges
     build = replace(options.build, shapes=_profiles(onnx, options, inputs, ranges))
     with _fresh_folder(folder):
         converted = write_onnx(model, folder / ONNX, options)

@@ -13,7 +13,6 @@ from twofour.engines.inputs import parse_shapes, profiles_for, shapes_of
 from twofour.engines.registry import ENGINES, Takes
 from twofour.engines.tensorrt.network import precisions_of
 from twofour.errors import BadInputError
-from twofour.export.size_ranges import from_metadata
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.pipeline.agreement import load_arrays
 from twofour.pipeline.compare.plan import NO_TORCH, ComparedModel, TorchRequest
@@ -214,8 +213,7 @@ def _with_shapes(
     asked = parse_shapes(options.shapes)
     if not asked or model is None:
         return replace(build, shapes=asked) if asked else build
-    ranges = from_metadata(model.metadata)
-    profiles = profiles_for(asked, model.inputs, shapes_of(inputs), ranges)
+    profiles = profiles_for(asked, model.inputs, shapes_of(inputs), model.size_ranges)
     return replace(build, shapes=profiles)
 
 
