@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import isfinite
 
 from twofour.eligibility.predict import rules_were_wrong
@@ -83,11 +82,6 @@ def tactic_times(verdict: Verdict) -> tuple[float, float] | None:
     if not (isfinite(sparse) and isfinite(dense) and sparse > 0 and dense > 0):
         return None
     return sparse, dense
-
-
-def timed(verdicts: Sequence[Verdict]) -> bool:
-    """Whether any layer has times of both a sparse and a dense tactic."""
-    return any(tactic_times(v) is not None for v in verdicts)
 
 
 def _known(label: str, value: str | None) -> tuple[tuple[str, str], ...]:
