@@ -34,9 +34,9 @@ def baseline(folder: str, out: Path, precision: str) -> None:
     import torch
 
     from twofour.pipeline.sources.open import open_source
-    from twofour.pipeline.sources.source import SourceOptions
+    from twofour.records.options import ExampleInputs
 
-    loaded = open_source(folder, SourceOptions()).load()  # type: ignore[union-attr]  # not ONNX
+    loaded = open_source(folder, ExampleInputs()).load()  # type: ignore[union-attr]  # not ONNX
     module = loaded.module.to(getattr(torch, precision))
     for name in ("dense", "sparse"):
         if name == "sparse":

@@ -31,13 +31,12 @@ from twofour.pipeline.reporting import report_document, report_files, report_fol
 from twofour.pipeline.run import run_all
 from twofour.pipeline.sources.inputs import read_arrays
 from twofour.pipeline.sources.onnx import OnnxSource
-from twofour.pipeline.sources.source import SourceOptions
 from twofour.pipeline.validating import validate_path
 from twofour.pipeline.weights_file import read_checkpoint, save_tensors
 from twofour.pruning.onnx_file import prune_onnx
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison
-from twofour.records.options import RunOptions, Selection
+from twofour.records.options import ExampleInputs, RunOptions, Selection
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import RunManifest
 from twofour.records.weights import Pattern
@@ -66,7 +65,7 @@ class Kind:
 
 def _read_onnx(path: Path) -> None:
     (path.parent / "w.bin").write_bytes(bytes(6000))
-    OnnxSource(text=str(path), path=path, options=SourceOptions()).key()
+    OnnxSource(text=str(path), path=path, options=ExampleInputs()).key()
     readers: tuple[Callable[[], object], ...] = (
         lambda: (open_onnx(path).inputs, open_onnx(path).outputs, open_onnx(path).nodes),
         lambda: precisions_of(parse_model(path)),

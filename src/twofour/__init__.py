@@ -169,7 +169,7 @@ def run(
     kinds of TwofourError.
     """
     from twofour.arguments import is_module, module_of, path_of, wrong
-    from twofour.pipeline.run import run_all, source_options
+    from twofour.pipeline.run import run_all
     from twofour.records.options import RunOptions
     from twofour.store import checked
 
@@ -179,7 +179,7 @@ def run(
         from twofour.pipeline.sources.module import LiveModule
 
         module = module_of(model)
-        live = LiveModule(module, example_inputs, source_options(settings))
+        live = LiveModule(module, example_inputs, settings)
         return run_all(live, folder, settings)
     text = str(path_of(model, "model", hint="or a torch.nn.Module with its example inputs"))
     if example_inputs is not None:

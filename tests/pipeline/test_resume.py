@@ -10,7 +10,7 @@ from test_run import ALL_STAGES, MODEL, OPTIONS, Recorder
 from twofour.pipeline.run import run_all
 
 _SCRIPT = Path(__file__).parents[1] / "support" / "killed_run.py"
-_TIMED = {"build.json", "run.json", "report.html"}
+_TIMED = {"build.json", "run.json", "report.md", "report.html"}
 """Files that hold times, and so differ from run to run."""
 
 

@@ -16,13 +16,14 @@ from twofour.errors import BadInputError
 from twofour.pipeline.run import open_run, run_all, run_build, run_export, run_stages
 from twofour.pipeline.settings import Settings, resolve
 from twofour.pipeline.sources.open import open_source
-from twofour.pipeline.sources.source import SourceOptions
 from twofour.pipeline.stages import R, Runner, Silent, Stage
 from twofour.records.build import EngineStatus
 from twofour.records.options import (
     AllowedType,
     BuildOptions,
+    CompareOptions,
     DynamicAxis,
+    ExampleInputs,
     Precision,
     RunOptions,
     Selection,
@@ -216,15 +217,15 @@ def status(engine: str, version: str) -> EngineStatus:
 def test_an_opset_nobody_asked_for_is_one_that_the_engine_reads(
     version: str, asked: RunOptions, opset: int | None
 ) -> None:
-    source = open_source(MODEL, SourceOptions())
+    source = open_source(MODEL, ExampleInputs())
     found = resolve(asked, source, lambda row: status(row.name, version), print)
     assert found.opset == opset
     assert found.builder.status.engine == "tensorrt"
 
 
 def test_the_precision_that_nobody_asked_for_is_the_sources(folder: Path) -> None:
-    torch_source = open_source(MODEL, SourceOptions())
-    file = open_source(str(folder / "model.onnx"), SourceOptions())
+    torch_source = open_source(MODEL, ExampleInputs())
+    file = open_source(str(folder / "model.onnx"), ExampleInputs())
     assert resolve(RunOptions(), torch_source, None, print).precision is Precision.FLOAT16
     assert resolve(RunOptions(), file, None, print).precision is None
 
@@ -281,7 +282,7 @@ def test_a_stage_goes_by_the_options_that_it_names(
     assert {name: unnamed for name, unnamed in left.items() if unnamed} == {}
 
 
-def test_a_build_refuses_example_inputs_and_shapes_for_them_together(folder: Path) -> None:
-    both = replace(ORT, inputs=str(folder / "inputs.npz"), input_shapes=((4, 8, 6, 6),))
+@pytest.mark.parametrize("kind", [ExampleInputs, RunOptions, CompareOptions])
+def test_example_inputs_and_shapes_for_them_exclude_each_other(kind: type[ExampleInputs]) -> None:
     with pytest.raises(BadInputError, match="--inputs and --input-shape exclude each other"):
-        run_build(folder / "model.onnx", folder / "both", both)
+        kind(inputs="x.npz", input_shapes=((4, 8, 6, 6),))

@@ -10,8 +10,8 @@ import torch
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.callable import CallableSource
 from twofour.pipeline.sources.loaded import LoadedModule, run_forward
-from twofour.pipeline.sources.source import SourceOptions
 from twofour.pipeline.sources.user_code import code_files, parse_reference, user_code
+from twofour.records.options import ExampleInputs
 
 NET = """
 import torch
@@ -49,17 +49,17 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
             del sys.modules[name]
 
 
-def _source(text: str, options: SourceOptions | None = None) -> CallableSource:
+def _source(text: str, options: ExampleInputs | None = None) -> CallableSource:
     return CallableSource(
-        text=text, reference=parse_reference(text), options=options or SourceOptions()
+        text=text, reference=parse_reference(text), options=options or ExampleInputs()
     )
 
 
-def _load(text: str, options: SourceOptions | None = None) -> LoadedModule:
+def _load(text: str, options: ExampleInputs | None = None) -> LoadedModule:
     return _source(text, options).load()
 
 
-def _message(text: str, options: SourceOptions | None = None) -> str:
+def _message(text: str, options: ExampleInputs | None = None) -> str:
     with pytest.raises(BadInputError) as caught:
         _load(text, options)
     return str(caught.value)
@@ -98,7 +98,7 @@ def test_example_inputs_come_by_position_or_by_name_in_the_order_of_forward(
 def test_a_class_of_a_package_in_the_current_folder_can_be_named(write: Write) -> None:
     write("export/__init__.py", "")
     write("export/nets.py", NET)
-    loaded = _load("export.nets:Net", SourceOptions(input_shapes=((5, 4),)))
+    loaded = _load("export.nets:Net", ExampleInputs(input_shapes=((5, 4),)))
     assert type(loaded.module).__name__ == "Net"
     assert loaded.examples == 5
 
@@ -118,10 +118,10 @@ def test_random_weights_and_inputs_are_the_same_on_every_load_and_follow_the_see
     code += "    net.draws = (random.random(), numpy.random.rand())\n    return net\n"
     write("zoo.py", NET + code)
     shapes = ((2, 4),)
-    first = _load("zoo.py:make", SourceOptions(input_shapes=shapes))
+    first = _load("zoo.py:make", ExampleInputs(input_shapes=shapes))
     torch.rand(5)
-    again = _load("zoo.py:make", SourceOptions(input_shapes=shapes))
-    other = _load("zoo.py:make", SourceOptions(input_shapes=shapes, seed=1))
+    again = _load("zoo.py:make", ExampleInputs(input_shapes=shapes))
+    other = _load("zoo.py:make", ExampleInputs(input_shapes=shapes, seed=1))
     state, same, different = (m.module.state_dict()["fc.weight"] for m in (first, again, other))
     assert torch.equal(state, same)
     assert not torch.equal(state, different)
@@ -136,8 +136,8 @@ def test_arrays_by_name_and_by_position_come_from_the_npz_file(
     write("zoo.py", NET + "\ndef make():\n    return Net(), torch.ones(1, 4)\n")
     np.savez(tmp_path / "named.npz", scale=np.full(2, 3.0), x=np.ones((6, 4)))
     np.savez(tmp_path / "plain.npz", np.ones((5, 4)), np.full(2, 3.0))
-    named = _load("zoo.py:make", SourceOptions(inputs=tmp_path / "named.npz"))
-    plain = _load("zoo.py:make", SourceOptions(inputs=tmp_path / "plain.npz"))
+    named = _load("zoo.py:make", ExampleInputs(inputs=str(tmp_path / "named.npz")))
+    plain = _load("zoo.py:make", ExampleInputs(inputs=str(tmp_path / "plain.npz")))
     assert list(named.kwargs) == ["x", "scale"]
     assert named.kwargs["x"].dtype == torch.float32
     assert (named.examples, plain.examples) == (6, 5)
@@ -157,7 +157,7 @@ def test_a_file_of_inputs_that_cannot_be_read_is_refused(
 ) -> None:
     write("zoo.py", NET)
     (tmp_path / name).write_bytes(content)
-    assert message in _message("zoo.py:Net", SourceOptions(inputs=tmp_path / name))
+    assert message in _message("zoo.py:Net", ExampleInputs(inputs=str(tmp_path / name)))
 
 
 def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
@@ -169,7 +169,7 @@ def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
 
     write("zoo.py", NET)
     np.savez(tmp_path / "evil.npz", x=np.array([Payload()], dtype=object))
-    text = _message("zoo.py:Net", SourceOptions(inputs=tmp_path / "evil.npz"))
+    text = _message("zoo.py:Net", ExampleInputs(inputs=str(tmp_path / "evil.npz")))
     assert "is no readable .npz file" in text
     assert not (tmp_path / "ran").exists()
 
@@ -177,7 +177,7 @@ def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
 def test_names_that_forward_does_not_take_are_refused(write: Write, tmp_path: Path) -> None:
     write("zoo.py", NET)
     np.savez(tmp_path / "in.npz", image=np.ones((1, 4)))
-    text = _message("zoo.py:Net", SourceOptions(inputs=tmp_path / "in.npz"))
+    text = _message("zoo.py:Net", ExampleInputs(inputs=str(tmp_path / "in.npz")))
     assert "Net.forward takes (x, scale) and is given image" in text
 
 
@@ -276,7 +276,7 @@ def test_what_user_code_prints_goes_to_stderr(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write("zoo.py", NET + "\nprint('import')\ndef make():\n    print('make')\n    return Net()\n")
-    _load("zoo.py:make", SourceOptions(input_shapes=((1, 4),)))
+    _load("zoo.py:make", ExampleInputs(input_shapes=((1, 4),)))
     out, err = capsys.readouterr()
     assert out == ""
     assert err.split() == ["import", "make"]
@@ -287,7 +287,7 @@ def test_user_modules_win_while_they_are_imported_and_ours_afterwards(write: Wri
     write("rich/__init__.py", "MINE = True\n")
     path = write("sub/zoo.py", "import sys\nseen = list(sys.path)\n" + NET + "import sibling\n")
     before = list(sys.path)
-    _load("sub/zoo.py:Net", SourceOptions(input_shapes=((1, 4),)))
+    _load("sub/zoo.py:Net", ExampleInputs(input_shapes=((1, 4),)))
     assert sys.modules["zoo"].seen[:2] == [str(path.parent), str(Path.cwd())]
     assert sys.path[: len(before)] == before
     assert str(path.parent) in sys.path[len(before) :]
@@ -296,18 +296,18 @@ def test_user_modules_win_while_they_are_imported_and_ours_afterwards(write: Wri
 def test_an_edited_file_is_run_anew_and_a_file_called_like_the_library_does_no_harm(
     write: Write,
 ) -> None:
-    options = SourceOptions(input_shapes=((1, 4),))
+    options = ExampleInputs(input_shapes=((1, 4),))
     write("random.py", NET + "VERSION = 1\nnet = Net(4)\n")
     assert _load("random.py:net", options).module.state_dict()["fc.weight"].shape == (2, 4)
     write("random.py", NET + "VERSION = 2\nnet = Net(8)\n")
-    options = SourceOptions(input_shapes=((1, 8),))
+    options = ExampleInputs(input_shapes=((1, 8),))
     assert _load("random.py:net", options).module.state_dict()["fc.weight"].shape == (2, 8)
     assert not hasattr(sys.modules["random"], "VERSION")
 
 
 def test_a_forward_that_fails_names_the_shapes_and_the_line(write: Write) -> None:
     write("zoo.py", NET)
-    loaded = _load("zoo.py:Net", SourceOptions(input_shapes=((2, 5),)))
+    loaded = _load("zoo.py:Net", ExampleInputs(input_shapes=((2, 5),)))
     with pytest.raises(BadInputError) as caught:
         run_forward(loaded)
     assert "Net.forward fails on the example inputs (x 2x5 float32): RuntimeError" in str(
@@ -319,16 +319,12 @@ def test_a_forward_that_fails_names_the_shapes_and_the_line(write: Write) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (SourceOptions(input_shapes=((0, 4),)), "has a dimension below 1"),
-        (
-            SourceOptions(input_shapes=((1, 4),), inputs=Path("in.npz")),
-            "--inputs and --input-shape exclude each other",
-        ),
-        (SourceOptions(input_shapes=((1, 4),) * 3), "is given #0, #1, #2"),
+        (ExampleInputs(input_shapes=((0, 4),)), "has a dimension below 1"),
+        (ExampleInputs(input_shapes=((1, 4),) * 3), "is given #0, #1, #2"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
-    write: Write, options: SourceOptions, message: str
+    write: Write, options: ExampleInputs, message: str
 ) -> None:
     write("zoo.py", NET)
     assert message in _message("zoo.py:Net", options)
@@ -339,8 +335,8 @@ def test_the_key_follows_the_file_its_own_imports_the_name_and_the_options(write
     write("blocks/conv.py", "SIZE = 3\n")
     write("zoo.py", "from blocks import conv\nimport torch\ndef make(): ...\ndef other(): ...\n")
     keys = [_source("zoo.py:make").key(), _source("zoo.py:other").key()]
-    keys.append(_source("zoo.py:make", SourceOptions(seed=3)).key())
-    keys.append(_source("zoo.py:make", SourceOptions(input_shapes=((1, 2),))).key())
+    keys.append(_source("zoo.py:make", ExampleInputs(seed=3)).key())
+    keys.append(_source("zoo.py:make", ExampleInputs(input_shapes=((1, 2),))).key())
     write("blocks/conv.py", "SIZE = 5\n")
     keys.append(_source("zoo.py:make").key())
     write("zoo.py", "from blocks import conv\ndef make(): ...\n")

@@ -23,8 +23,8 @@ from twofour.pipeline.sources.checkpoint import check_weight_file
 from twofour.pipeline.sources.hf import HfSource
 from twofour.pipeline.sources.inputs import read_sentences
 from twofour.pipeline.sources.loaded import LoadedModule, run_forward
-from twofour.pipeline.sources.source import SourceOptions
 from twofour.pipeline.sources.user_code import parse_reference
+from twofour.records.options import ExampleInputs
 from twofour.store import sha256_file
 
 SMALL: dict[str, Any] = {
@@ -55,11 +55,11 @@ def _saved(folder: Path, model: Any) -> Path:
     return folder
 
 
-def _source(folder: Path, options: SourceOptions | None = None) -> HfSource:
-    return HfSource(text=str(folder), folder=folder, options=options or SourceOptions())
+def _source(folder: Path, options: ExampleInputs | None = None) -> HfSource:
+    return HfSource(text=str(folder), folder=folder, options=options or ExampleInputs())
 
 
-def _load(folder: Path, options: SourceOptions | None = None) -> LoadedModule:
+def _load(folder: Path, options: ExampleInputs | None = None) -> LoadedModule:
     return _source(folder, options).load()
 
 
@@ -69,7 +69,7 @@ def _outputs(loaded: LoadedModule) -> dict[str, torch.Tensor]:
     return outputs
 
 
-def _message(folder: Path, options: SourceOptions | None = None) -> str:
+def _message(folder: Path, options: ExampleInputs | None = None) -> str:
     with pytest.raises(BadInputError) as caught:
         _load(folder, options)
     return str(caught.value)
@@ -159,7 +159,7 @@ def test_every_pooling_mode_is_that_of_its_config(
     _add_pooling(_saved(tmp_path, model), config, "Pooling")
     ids = np.array([[2, 5, 6, 3], [2, 7, 3, 0]])
     np.savez(tmp_path / "in.npz", attention_mask=(ids != 0).astype(np.int64), input_ids=ids)
-    loaded = _load(tmp_path, SourceOptions(inputs=tmp_path / "in.npz"))
+    loaded = _load(tmp_path, ExampleInputs(inputs=str(tmp_path / "in.npz")))
     with torch.no_grad():
         hidden = model(**loaded.kwargs).last_hidden_state
     mask = loaded.kwargs["attention_mask"].bool().unsqueeze(-1)
@@ -172,7 +172,7 @@ def test_sentences_are_padded_to_the_longest_and_cut_to_what_the_tokenizer_allow
 ) -> None:
     _add_tokenizer(_saved(tmp_path, _bert()))
     (tmp_path / "in.txt").write_text("a b\n\nb c a b c a b c\na\n")
-    loaded = _load(tmp_path, SourceOptions(inputs=tmp_path / "in.txt"))
+    loaded = _load(tmp_path, ExampleInputs(inputs=str(tmp_path / "in.txt")))
     assert loaded.kwargs["input_ids"].tolist() == [
         [2, 5, 6, 3, 0, 0],
         [2, 6, 7, 5, 6, 3],
@@ -227,7 +227,7 @@ def test_an_image_model_gets_two_images_of_the_size_its_folder_says(tmp_path: Pa
     (second / "preprocessor_config.json").write_text(json.dumps(sizes))
     assert _load(first).kwargs["pixel_values"].shape == (2, 1, 8, 12)
     assert _load(second).kwargs["pixel_values"].shape == (2, 3, 32, 36)
-    third = _load(first, SourceOptions(input_shapes=((5, 1, 8, 12),)))
+    third = _load(first, ExampleInputs(input_shapes=((5, 1, 8, 12),)))
     assert third.args[0].shape == (5, 1, 8, 12)
     assert third.input_names == ("pixel_values",)
 
@@ -271,7 +271,7 @@ def test_a_transformers_model_from_a_callable_needs_no_example_inputs(
     )
     text = "hf_zoo.py:make"
     loaded = CallableSource(
-        text=text, reference=parse_reference(text), options=SourceOptions()
+        text=text, reference=parse_reference(text), options=ExampleInputs()
     ).load()
     sys.modules.pop("hf_zoo", None)
     shapes = {name: tuple(t.shape) for name, t in _outputs(loaded).items()}
@@ -432,14 +432,15 @@ def test_an_index_that_names_a_file_not_beside_it_is_refused(tmp_path: Path, sha
 def test_inputs_that_do_not_suit_the_model_are_refused(tmp_path: Path) -> None:
     _saved(tmp_path, _bert())
     (tmp_path / "in.txt").write_text("a b c")
-    assert "has no tokenizer" in _message(tmp_path, SourceOptions(inputs=tmp_path / "in.txt"))
-    assert "reads token ids" in _message(tmp_path, SourceOptions(input_shapes=((2, 16),)))
+    assert "has no tokenizer" in _message(tmp_path, ExampleInputs(inputs=str(tmp_path / "in.txt")))
+    assert "reads token ids" in _message(tmp_path, ExampleInputs(input_shapes=((2, 16),)))
     _add_tokenizer(tmp_path)
     (tmp_path / "blank.txt").write_text("\n \n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    assert "holds no sentence" in _message(tmp_path, SourceOptions(inputs=tmp_path / "blank.txt"))
+    blank = ExampleInputs(inputs=str(tmp_path / "blank.txt"))
+    assert "holds no sentence" in _message(tmp_path, blank)
     assert "cannot read sentences" in _message(
-        tmp_path, SourceOptions(inputs=tmp_path / "latin.txt")
+        tmp_path, ExampleInputs(inputs=str(tmp_path / "latin.txt"))
     )
 
 
@@ -466,7 +467,7 @@ def test_the_key_follows_weights_config_tokenizer_and_pooling(tmp_path: Path) ->
     weights["pooler.dense.bias"] += 1
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     keys.append(_source(tmp_path).key())
-    keys.append(_source(tmp_path, SourceOptions(seed=1)).key())
+    keys.append(_source(tmp_path, ExampleInputs(seed=1)).key())
     assert len(set(keys)) == 6
     (tmp_path / "README.md").write_text("new")
     assert _source(tmp_path).key() == keys[-2]

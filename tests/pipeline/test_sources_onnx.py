@@ -8,11 +8,11 @@ from support import onnx_models as om
 
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.onnx import OnnxSource
-from twofour.pipeline.sources.source import SourceOptions
+from twofour.records.options import ExampleInputs
 
 
-def _source(path: Path, options: SourceOptions | None = None) -> OnnxSource:
-    return OnnxSource(text=str(path), path=path, options=options or SourceOptions())
+def _source(path: Path, options: ExampleInputs | None = None) -> OnnxSource:
+    return OnnxSource(text=str(path), path=path, options=options or ExampleInputs())
 
 
 def _external(name: str, location: str) -> TensorProto:
@@ -58,7 +58,7 @@ def test_the_key_changes_with_the_graph_the_external_data_and_the_options(tmp_pa
     path, data = tmp_path / "m.onnx", tmp_path / "a.data"
     data.write_bytes(b"12345678")
     _model(path, _external("w", "a.data"))
-    keys = [_source(path).key(), _source(path, SourceOptions(seed=1)).key()]
+    keys = [_source(path).key(), _source(path, ExampleInputs(seed=1)).key()]
     data.write_bytes(b"12345679")
     keys.append(_source(path).key())
     _model(path, numpy_helper.from_array(np.zeros(2, np.float32), "w"))

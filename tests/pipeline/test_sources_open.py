@@ -19,11 +19,11 @@ from twofour.pipeline.sources.hf import HfSource
 from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
 from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.open import FORMS, Form, open_source
-from twofour.pipeline.sources.source import SourceOptions, key_of, safe_name
+from twofour.pipeline.sources.source import key_of, safe_name
 from twofour.pipeline.sources.timm import TimmSource
-from twofour.records.options import RunOptions
+from twofour.records.options import ExampleInputs, RunOptions
 
-OPTIONS = SourceOptions()
+OPTIONS = ExampleInputs()
 
 
 def test_each_form_is_told_by_its_text_alone(
@@ -113,7 +113,7 @@ def test_what_is_no_source_is_refused_with_a_hint(
 
 
 def test_missing_example_inputs_are_refused_at_once(tmp_path: Path) -> None:
-    options = SourceOptions(inputs=tmp_path / "gone.npz")
+    options = ExampleInputs(inputs=str(tmp_path / "gone.npz"))
     with pytest.raises(BadInputError, match=r"gone\.npz is no file"):
         open_source("timm:resnet50", options)
 
@@ -123,8 +123,8 @@ def test_opening_a_source_and_its_key_import_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from twofour.pipeline.sources.open import open_source\n"
-        "from twofour.pipeline.sources.source import SourceOptions\n"
-        "key = open_source('zoo.py:make', SourceOptions()).key()\n"
+        "from twofour.pipeline.sources.source import ExampleInputs\n"
+        "key = open_source('zoo.py:make', ExampleInputs()).key()\n"
         "print(len(key), 'torch' in sys.modules)\n"
     )
     result = subprocess.run(

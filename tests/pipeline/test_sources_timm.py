@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.pipeline.sources.source import SourceOptions
 from twofour.pipeline.sources.timm import TimmSource, open_timm
+from twofour.records.options import ExampleInputs
 
 STAND_IN = """
 from torch import nn
@@ -46,7 +46,7 @@ def _timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _source(text: str, seed: int = 0) -> TimmSource:
-    return open_timm(text, SourceOptions(seed=seed))
+    return open_timm(text, ExampleInputs(seed=seed))
 
 
 @pytest.mark.usefixtures("_timm")

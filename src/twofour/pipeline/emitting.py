@@ -31,7 +31,6 @@ from twofour.pipeline.example_shapes import asked_or_opt, example_shapes
 from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.onnx_inputs import load_inputs
 from twofour.pipeline.onnx_stages import write_onnx
-from twofour.pipeline.settings import refuse_inputs_twice
 from twofour.pipeline.stages import INPUTS, LAYERS
 from twofour.records.build import TrtexecFolder, TrtexecRounds, TrtexecVariant
 from twofour.records.export import LayerMap, TensorShape
@@ -55,7 +54,6 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     without a script, and a dynamic shape that is not given; nothing is left in the folder then.
     """
     releases = releases_of(version)
-    refuse_inputs_twice(options)
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
     model = open_onnx(onnx)

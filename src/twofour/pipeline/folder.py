@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twofour.errors import BadInputError
+from twofour.records.options import ExampleInputs
 from twofour.records.run import RunManifest, StageRecord
 from twofour.store import read_record, sha256_file, write_record
 from twofour.version import __version__
@@ -44,22 +45,14 @@ class RunFolder:
         )
         write_record(self.path / MANIFEST, self.manifest)
 
-    def remember(
-        self,
-        *,
-        inputs: Path | None,
-        input_shapes: tuple[tuple[int, ...], ...],
-        input_shape_names: tuple[str, ...],
-        seed: int,
-        dense_reference: str | None = None,
-    ) -> None:
+    def remember(self, examples: ExampleInputs, dense_reference: str | None = None) -> None:
         """Note in run.json how the source was loaded, for commands that load it again."""
         self.manifest = replace(
             self.manifest,
-            inputs=None if inputs is None else str(inputs.absolute()),
-            input_shapes=input_shapes,
-            input_shape_names=input_shape_names,
-            seed=seed,
+            inputs=None if examples.file is None else str(examples.file.absolute()),
+            input_shapes=examples.input_shapes,
+            input_shape_names=examples.input_shape_names,
+            seed=examples.seed,
             dense_reference=dense_reference,
         )
         write_record(self.path / MANIFEST, self.manifest)

@@ -31,7 +31,7 @@ from twofour.pipeline.reporting import Facts, report
 from twofour.pipeline.settings import resolve
 from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.open import open_source
-from twofour.pipeline.sources.source import Source, SourceOptions, TorchSource
+from twofour.pipeline.sources.source import Source, TorchSource
 from twofour.pipeline.stages import DENSE, LAYERS, SPARSE, Progress, Run, Runner, Silent, onnx_name
 from twofour.pipeline.timing import time_variants
 from twofour.pipeline.torch_model import TorchModel
@@ -150,20 +150,14 @@ def open_run(
 
     A job that `builds` gets an engine.
     """
-    source = open_source(model, source_options(options)) if isinstance(model, str) else model
+    source = open_source(model, options) if isinstance(model, str) else model
     reference = _reference(source, options)
     # absolute: user code may change the working directory
     shown = out if out is not None else RUNS / source.name
     path = shown.absolute()
     with open_run_folder(path, _identity(source)) as folder:
         own_folder(path / STAGES)
-        folder.remember(
-            inputs=None if options.inputs is None else Path(options.inputs),
-            input_shapes=options.input_shapes,
-            input_shape_names=options.input_shape_names,
-            seed=options.seed,
-            dense_reference=None if reference is None else _identity(reference),
-        )
+        folder.remember(options, None if reference is None else _identity(reference))
         if options.fresh:
             folder.forget()
         with EngineHost(note=progress.note) as host:
@@ -198,23 +192,13 @@ def _reference(source: Source, options: RunOptions) -> OnnxSource | TorchSource 
     text = options.dense_reference
     if text is None:
         return None
-    reference = open_source(text, source_options(options))
+    reference = open_source(text, options)
     if isinstance(reference, OnnxSource) != isinstance(source, OnnxSource):
         raise BadInputError(
             f"--dense-reference {text} and {source.text} are not of one kind",
             hint="name an ONNX file for an ONNX file, and a torch model for a torch model",
         )
     return reference
-
-
-def source_options(options: RunOptions) -> SourceOptions:
-    """What the options of a run say about the example inputs."""
-    return SourceOptions(
-        inputs=None if options.inputs is None else Path(options.inputs),
-        input_shapes=options.input_shapes,
-        input_shape_names=options.input_shape_names,
-        seed=options.seed,
-    )
 
 
 def export_dense(run: Run) -> ExportedVariant:

@@ -99,15 +99,8 @@ def _opset(options: RunOptions, source: Source, chosen: ChosenEngine | None) -> 
     return options.opset
 
 
-def refuse_inputs_twice(options: RunOptions) -> None:
-    """Raise BadInputError for arrays together with shapes to make some up for."""
-    if options.inputs is not None and options.input_shapes:
-        raise BadInputError("--inputs and --input-shape exclude each other", hint="give one")
-
-
 def _refuse_passed_over(options: RunOptions, source: Source) -> None:
     """What would be passed over in silence: it would look as if it had been done."""
-    refuse_inputs_twice(options)
     if not isinstance(source, OnnxSource):
         if options.keep_float32:
             raise BadInputError(

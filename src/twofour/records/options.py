@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
+from twofour.errors import BadInputError
 from twofour.records.weights import HARDWARE_PATTERN, Pattern
 
 
@@ -137,6 +139,15 @@ class ExampleInputs:
     """Inputs that `input_shapes` are of, one for each; (): by position."""
     seed: int = 0
     """Of everything random."""
+
+    def __post_init__(self) -> None:
+        if self.inputs is not None and self.input_shapes:
+            raise BadInputError("--inputs and --input-shape exclude each other", hint="give one")
+
+    @property
+    def file(self) -> Path | None:
+        """That of `inputs`."""
+        return None if self.inputs is None else Path(self.inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,11 @@ from twofour.pipeline.compare.plan import (
     parse_engines,
     plan_variants,
 )
-from twofour.pipeline.sources.source import SourceOptions
+from twofour.records.options import ExampleInputs
 
 TORCH = TorchRequest(
     source="m.py:make",
-    arguments=SourceOptions(),
+    arguments=ExampleInputs(),
     weights=None,
     input_names=("x",),
     output_names=("y",),

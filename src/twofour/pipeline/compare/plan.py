@@ -10,10 +10,10 @@ from twofour.engines.protocol import Mode, ModeStatus, OpenRequest
 from twofour.engines.registry import ENGINES, EngineRow, Takes
 from twofour.errors import BadInputError
 from twofour.latency.naming import variant_name
-from twofour.pipeline.sources.source import SourceOptions
 from twofour.pipeline.workers.process import WorkerProcess
 from twofour.records.export import TensorShape
 from twofour.records.latency import VariantSettings
+from twofour.records.options import ExampleInputs
 
 _SERVICE = "twofour.pipeline.compare.worker:Worker"
 
@@ -28,7 +28,7 @@ class TorchRequest:
     """A torch module to build from its source, with dense or saved weights."""
 
     source: str
-    arguments: SourceOptions
+    arguments: ExampleInputs
     weights: Path | None
     """Saved by the prune stage; None: those of the source."""
     input_names: tuple[str, ...]

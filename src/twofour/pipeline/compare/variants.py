@@ -24,10 +24,10 @@ from twofour.pipeline.onnx_inputs import (
     save_arrays,
 )
 from twofour.pipeline.sources.inputs import read_arrays
-from twofour.pipeline.sources.source import IN_MEMORY, SourceOptions, safe_name
+from twofour.pipeline.sources.source import IN_MEMORY, safe_name
 from twofour.pipeline.stages import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
 from twofour.records.export import TensorShape
-from twofour.records.options import BuildOptions, CompareOptions, Variant
+from twofour.records.options import BuildOptions, CompareOptions, ExampleInputs, Variant
 from twofour.records.run import BuildResult, RunManifest
 from twofour.store import read_record
 
@@ -146,8 +146,8 @@ def _model_of_run(
     if not (in_memory or manifest.source.lower().endswith(".onnx")) and weights.is_file():
         torch = TorchRequest(
             source=_dense_source(manifest) if variant == DENSE else manifest.source,
-            arguments=SourceOptions(
-                inputs=None if manifest.inputs is None else Path(manifest.inputs),
+            arguments=ExampleInputs(
+                inputs=manifest.inputs,
                 input_shapes=manifest.input_shapes,
                 input_shape_names=manifest.input_shape_names,
                 seed=manifest.seed,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.inputs import ExampleInputs, inputs_from_options, inputs_from_value
-from twofour.pipeline.sources.source import SourceOptions, key_of, options_key, safe_name
+from twofour.pipeline.sources.inputs import Arguments, inputs_from_options, inputs_from_value
+from twofour.pipeline.sources.source import key_of, options_key, safe_name
 from twofour.pipeline.sources.user_code import (
     CodeReference,
     import_attribute,
@@ -19,6 +19,7 @@ from twofour.pipeline.sources.user_code import (
     seed_everything,
     user_code,
 )
+from twofour.records.options import ExampleInputs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _RETURN_HINT = "return an nn.Module, or a tuple (module, example_inputs)"
 
 
-def load_callable(reference: CodeReference, options: SourceOptions) -> LoadedModule:
+def load_callable(reference: CodeReference, options: ExampleInputs) -> LoadedModule:
     """Module and example inputs from user code; a name that is a module itself is taken as it is.
 
     Raises BadInputError for code that fails, wants arguments, returns no module, or leaves the
@@ -71,7 +72,7 @@ def _call(reference: CodeReference, target: object, seed: int) -> object:
     return made
 
 
-def _split(reference: CodeReference, made: object) -> tuple[object, ExampleInputs | None]:
+def _split(reference: CodeReference, made: object) -> tuple[object, Arguments | None]:
     """What was returned, and the example inputs where it is a pair that begins with a module."""
     from torch import nn
 
@@ -107,9 +108,7 @@ def _kind(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _own_inputs(
-    reference: CodeReference, module: nn.Module, options: SourceOptions
-) -> ExampleInputs:
+def _own_inputs(reference: CodeReference, module: nn.Module, options: ExampleInputs) -> Arguments:
     """Example inputs the module itself knows: by its config, as Lightning's or as dummy_inputs."""
     from twofour.pipeline.sources.hf_io import invented_inputs
 
@@ -139,7 +138,7 @@ class CallableSource:
 
     text: str
     reference: CodeReference
-    options: SourceOptions
+    options: ExampleInputs
 
     @property
     def name(self) -> str:
@@ -165,6 +164,6 @@ def is_callable(text: str, path: Path) -> bool:
     return ":" in text and not path.exists()
 
 
-def open_callable(text: str, options: SourceOptions) -> CallableSource:
+def open_callable(text: str, options: ExampleInputs) -> CallableSource:
     """The reference, not imported; raises BadInputError for one that is not well formed."""
     return CallableSource(text=text, reference=parse_reference(text), options=options)

@@ -21,7 +21,8 @@ from twofour.pipeline.sources.checkpoint import (
     read_checkpoint,
 )
 from twofour.pipeline.sources.inputs import read_sentences
-from twofour.pipeline.sources.source import SourceOptions, key_of, options_key, safe_name
+from twofour.pipeline.sources.source import key_of, options_key, safe_name
+from twofour.records.options import ExampleInputs
 from twofour.store import sha256_file
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _NAMES_SHOWN = 5
 
 
-def load_checkpoint(checkpoint: Checkpoint, options: SourceOptions) -> LoadedModule:
+def load_checkpoint(checkpoint: Checkpoint, options: ExampleInputs) -> LoadedModule:
     """Model and example inputs of a checkpoint; a sentence encoder gives its embedding.
 
     Weights are float32 whatever the file holds: the export brings them to the precision asked
@@ -190,7 +191,7 @@ class HfSource:
 
     text: str
     folder: Path
-    options: SourceOptions
+    options: ExampleInputs
 
     @property
     def name(self) -> str:
@@ -226,7 +227,7 @@ def is_hf(_text: str, path: Path) -> bool:
     return path.is_dir() and is_checkpoint(path)
 
 
-def open_hf(text: str, options: SourceOptions) -> HfSource:
+def open_hf(text: str, options: ExampleInputs) -> HfSource:
     """The folder, unread."""
     return HfSource(text=text, folder=Path(text).expanduser(), options=options)
 

@@ -14,8 +14,8 @@ from torch import nn
 from twofour.errors import BadInputError
 from twofour.export.source_line import described
 from twofour.pipeline.sources.checkpoint import Checkpoint, Pooling, read_json_object
-from twofour.pipeline.sources.inputs import ExampleInputs, inputs_from_options, read_sentences
-from twofour.pipeline.sources.source import SourceOptions
+from twofour.pipeline.sources.inputs import Arguments, inputs_from_options, read_sentences
+from twofour.records.options import ExampleInputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,13 +32,13 @@ _USUAL_IMAGE = 224
 def checkpoint_inputs(
     model: PreTrainedModel,
     checkpoint: Checkpoint,
-    options: SourceOptions,
-) -> ExampleInputs:
+    options: ExampleInputs,
+) -> Arguments:
     """The user's inputs; else tokenised sentences, random ids without a tokenizer, or images.
 
     Raises BadInputError where the inputs do not suit the model, or none can be made up for it.
     """
-    sentences = options.inputs is not None and options.inputs.suffix == ".txt"
+    sentences = options.file is not None and options.file.suffix == ".txt"
     if _takes(model, "input_ids") and options.input_shapes:
         raise BadInputError(
             f"{type(model).__name__} reads token ids; --input-shape makes floating-point inputs",
@@ -54,7 +54,7 @@ def checkpoint_inputs(
         and checkpoint.has_tokenizer
         and (sentences or options.inputs is None)
     ):
-        return _with_decoder(model, _tokenised(model, checkpoint, options.inputs))
+        return _with_decoder(model, _tokenised(model, checkpoint, options.file))
     given = inputs_from_options(model, options)
     return given or invented_inputs(model, options.seed, _image_size(model, checkpoint))
 
@@ -63,7 +63,7 @@ def invented_inputs(
     model: PreTrainedModel,
     seed: int,
     image_size: tuple[int, int] | None = None,
-) -> ExampleInputs:
+) -> Arguments:
     """Random token ids (2x16) or images (2 x channels x height x width), from the config.
 
     Raises BadInputError for a model whose main input is something else, such as sound.
@@ -78,7 +78,7 @@ def invented_inputs(
         channels = getattr(model.config, "num_channels", 3)
         height, width = image_size or _config_image_size(model)
         shape = (_ROWS, channels, height, width)
-        return ExampleInputs(kwargs={"pixel_values": torch.randn(shape, generator=generator)})
+        return Arguments(kwargs={"pixel_values": torch.randn(shape, generator=generator)})
     raise BadInputError(
         f"no example inputs can be made up for {type(model).__name__}, which reads "
         f"{getattr(model, 'main_input_name', 'an unknown input')!r}",
@@ -90,13 +90,13 @@ def _takes(model: PreTrainedModel, name: str) -> bool:
     return getattr(model, "main_input_name", None) == name
 
 
-def _with_decoder(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> ExampleInputs:
+def _with_decoder(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> Arguments:
     """Only what forward takes; the decoder of an encoder-decoder model gets the same ids."""
     accepted = inspect.signature(model.forward).parameters
     kwargs = {name: tensor for name, tensor in inputs.items() if name in accepted}
     if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
         kwargs["decoder_input_ids"] = kwargs["input_ids"].clone()
-    return ExampleInputs(kwargs=kwargs)
+    return Arguments(kwargs=kwargs)
 
 
 def _tokenised(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.pipeline.example_shapes import refuse_large_example
-from twofour.pipeline.sources.source import SourceOptions
+from twofour.records.options import ExampleInputs
 
 if TYPE_CHECKING:
     import torch
@@ -126,42 +126,40 @@ _POSITIONAL = re.compile(r"arr_(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleInputs:
+class Arguments:
     """Arguments for one call of forward."""
 
     args: tuple[torch.Tensor, ...] = ()
     kwargs: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def inputs_from_options(module: nn.Module, options: SourceOptions) -> ExampleInputs | None:
+def inputs_from_options(module: nn.Module, options: ExampleInputs) -> Arguments | None:
     """What --inputs or --input-shape say; None where the user gave neither.
 
     Raises BadInputError when both are given, or the file is no .npz with numbers.
     """
-    if options.inputs is not None and options.input_shapes:
-        raise BadInputError("--inputs and --input-shape exclude each other", hint="give one")
     if options.input_shapes:
         made = _random_tensors(options)
         if options.input_shape_names:
-            return ExampleInputs(kwargs=dict(zip(options.input_shape_names, made, strict=True)))
-        return ExampleInputs(args=made)
-    if options.inputs is None:
+            return Arguments(kwargs=dict(zip(options.input_shape_names, made, strict=True)))
+        return Arguments(args=made)
+    if options.file is None:
         return None
-    if options.inputs.suffix != ".npz":
+    if options.file.suffix != ".npz":
         raise BadInputError(
             f"{options.inputs} cannot be used as inputs of {type(module).__name__}",
             hint="give an .npz file; sentences in a .txt file are for Hugging Face text models",
         )
-    arrays = read_arrays(options.inputs)
+    arrays = read_arrays(options.file)
     tensors = {name: _tensor(module, name, array) for name, array in arrays.items()}
     by_position = sorted(
         (int(match[1]), name) for name in tensors if (match := _POSITIONAL.fullmatch(name))
     )
     args = tuple(tensors.pop(name) for _, name in by_position)
-    return ExampleInputs(args=args, kwargs=tensors)
+    return Arguments(args=args, kwargs=tensors)
 
 
-def inputs_from_value(value: object, where: str) -> ExampleInputs:
+def inputs_from_value(value: object, where: str) -> Arguments:
     """Example inputs as user code gives them: a tensor, a tuple or list of them, or a dict.
 
     Raises BadInputError naming the type of whatever else is found; `where` begins its message.
@@ -169,21 +167,21 @@ def inputs_from_value(value: object, where: str) -> ExampleInputs:
     import torch
 
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        return ExampleInputs(args=(_as_tensor(value, where),))
+        return Arguments(args=(_as_tensor(value, where),))
     if isinstance(value, (tuple, list)) and value:
-        return ExampleInputs(
+        return Arguments(
             args=tuple(_as_tensor(v, f"{where}: example input #{i}") for i, v in enumerate(value))
         )
     if isinstance(value, Mapping) and value:
         kwargs = {str(n): _as_tensor(v, f"{where}: example input {n!r}") for n, v in value.items()}
-        return ExampleInputs(kwargs=kwargs)
+        return Arguments(kwargs=kwargs)
     raise BadInputError(
         f"{where}: the example inputs are {_kind(value)}",
         hint="give a tensor, a tuple of tensors, or a dict of tensors by name",
     )
 
 
-def _random_tensors(options: SourceOptions) -> tuple[torch.Tensor, ...]:
+def _random_tensors(options: ExampleInputs) -> tuple[torch.Tensor, ...]:
     import torch
 
     for shape in options.input_shapes:

@@ -16,18 +16,13 @@ from twofour.errors import BadInputError
 from twofour.pipeline.sources.callable import is_transformers_model
 from twofour.pipeline.sources.hf_io import give_tensors, invented_inputs
 from twofour.pipeline.sources.inputs import (
-    ExampleInputs,
+    Arguments,
     inputs_from_options,
     inputs_from_value,
 )
 from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
-from twofour.pipeline.sources.source import (
-    IN_MEMORY,
-    SourceOptions,
-    key_of,
-    options_key,
-    safe_name,
-)
+from twofour.pipeline.sources.source import IN_MEMORY, key_of, options_key, safe_name
+from twofour.records.options import ExampleInputs
 from twofour.store import sha256_bytes, sha256_file
 
 _PLAIN = (bool, int, float, complex, str, type(None))
@@ -36,7 +31,7 @@ _PLAIN = (bool, int, float, complex, str, type(None))
 class LiveModule:
     """A module and its example inputs as the caller holds them; every load works on a copy."""
 
-    def __init__(self, module: nn.Module, example_inputs: object, options: SourceOptions) -> None:
+    def __init__(self, module: nn.Module, example_inputs: object, options: ExampleInputs) -> None:
         self._module = module
         self._example_inputs = example_inputs
         self._options = options
@@ -55,7 +50,7 @@ class LiveModule:
     def key(self) -> str:
         """sha256 over classes and their code, settings, weights and example inputs."""
         if self._key is None:
-            given = self._inputs() or ExampleInputs()
+            given = self._inputs() or Arguments()
             tensors = (*self._module.state_dict().items(), *enumerate(given.args))
             self._key = key_of(
                 *_structure(self._module),
@@ -81,7 +76,7 @@ class LiveModule:
             give_tensors(module)
         return loaded_module(module, inputs.args, inputs.kwargs)
 
-    def _inputs(self) -> ExampleInputs | None:
+    def _inputs(self) -> Arguments | None:
         if self._example_inputs is not None:
             if self._options.inputs is not None or self._options.input_shapes:
                 raise BadInputError(
@@ -91,7 +86,7 @@ class LiveModule:
             return inputs_from_value(self._example_inputs, self.text)
         return inputs_from_options(self._module, self._options)
 
-    def _own_inputs(self, module: nn.Module) -> ExampleInputs:
+    def _own_inputs(self, module: nn.Module) -> Arguments:
         if is_transformers_model(module):
             return invented_inputs(module, self._options.seed)
         raise BadInputError(

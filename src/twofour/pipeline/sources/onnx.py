@@ -7,12 +7,8 @@ from pathlib import Path
 
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, OpenedModels
-from twofour.pipeline.sources.source import (
-    SourceOptions,
-    key_of,
-    options_key,
-    safe_name,
-)
+from twofour.pipeline.sources.source import key_of, options_key, safe_name
+from twofour.records.options import ExampleInputs
 from twofour.store import sha256_file
 
 
@@ -22,7 +18,7 @@ class OnnxSource:
 
     text: str
     path: Path
-    options: SourceOptions
+    options: ExampleInputs
     models: OpenedModels = field(default_factory=OpenedModels, compare=False, repr=False)
 
     @property
@@ -60,6 +56,6 @@ def is_onnx(_text: str, path: Path) -> bool:
     return path.is_file() and path.suffix.lower() == ".onnx"
 
 
-def open_onnx(text: str, options: SourceOptions) -> OnnxSource:
+def open_onnx(text: str, options: ExampleInputs) -> OnnxSource:
     """The file, unread."""
     return OnnxSource(text=text, path=Path(text).expanduser(), options=options)

@@ -10,8 +10,9 @@ from twofour.errors import BadInputError
 from twofour.pipeline.sources.callable import is_callable, open_callable
 from twofour.pipeline.sources.hf import is_hf, open_hf
 from twofour.pipeline.sources.onnx import OnnxSource, is_onnx, open_onnx
-from twofour.pipeline.sources.source import SourceOptions, TorchSource
+from twofour.pipeline.sources.source import TorchSource
 from twofour.pipeline.sources.timm import is_timm, open_timm
+from twofour.records.options import ExampleInputs
 
 _STATE_DICTS = (".pt", ".pth", ".pkl", ".bin", ".ckpt", ".safetensors")
 
@@ -24,7 +25,7 @@ class Form:
     """As help and errors show it."""
     fits: Callable[[str, Path], bool]
     """Of the text, and the same as a path."""
-    open: Callable[[str, SourceOptions], OnnxSource | TorchSource]
+    open: Callable[[str, ExampleInputs], OnnxSource | TorchSource]
 
 
 FORMS = (
@@ -36,13 +37,13 @@ FORMS = (
 """Every source there is; the first that fits opens the text."""
 
 
-def open_source(text: str, options: SourceOptions) -> OnnxSource | TorchSource:
+def open_source(text: str, options: ExampleInputs) -> OnnxSource | TorchSource:
     """The source a text names.
 
     Raises BadInputError for anything that has none of the forms, with a hint for what comes near
     one: a file or folder that is missing or of another kind, a file of weights alone.
     """
-    if options.inputs is not None and not options.inputs.is_file():
+    if options.file is not None and not options.file.is_file():
         raise BadInputError(f"--inputs {options.inputs} is no file")
     path = Path(text).expanduser()
     form = next((form for form in FORMS if form.fits(text, path)), None)

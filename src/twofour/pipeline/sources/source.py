@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from twofour.records.options import ExampleInputs
 from twofour.store import sha256_bytes, sha256_file
 
 if TYPE_CHECKING:
@@ -15,20 +14,6 @@ if TYPE_CHECKING:
 
 IN_MEMORY = "the module "
 """Begins the text of a source that only lives in one process; a class follows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
-    """What the user says about the example inputs."""
-
-    inputs: Path | None = None
-    """.npz with one array per input (by name or in order), or .txt with a sentence per line."""
-    input_shapes: tuple[tuple[int, ...], ...] = ()
-    """Random float32 inputs of these shapes, in the order of forward's arguments."""
-    input_shape_names: tuple[str, ...] = ()
-    """The arguments those shapes are of; (): in their order."""
-    seed: int = 0
-    """Of every random number: example inputs, and the model a callable builds."""
 
 
 class Source(Protocol):
@@ -61,13 +46,13 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "model"
 
 
-def options_key(options: SourceOptions) -> str:
+def options_key(options: ExampleInputs) -> str:
     """sha256 over the options and the content of the file with the inputs.
 
     Raises BadInputError when that file cannot be read.
     """
-    content = "" if options.inputs is None else sha256_file(options.inputs)
-    suffix = "" if options.inputs is None else options.inputs.suffix
+    content = "" if options.file is None else sha256_file(options.file)
+    suffix = "" if options.file is None else options.file.suffix
     names = (str(options.input_shape_names),) if options.input_shape_names else ()
     return key_of(content, suffix, str(options.input_shapes), *names, str(options.seed))
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.export.source_line import described
-from twofour.pipeline.sources.inputs import ExampleInputs, inputs_from_options
-from twofour.pipeline.sources.source import SourceOptions, key_of, options_key, safe_name
+from twofour.pipeline.sources.inputs import Arguments, inputs_from_options
+from twofour.pipeline.sources.source import key_of, options_key, safe_name
 from twofour.pipeline.sources.user_code import seed_everything
+from twofour.records.options import ExampleInputs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _ROWS = 2
 
 
-def load_timm(name: str, options: SourceOptions, *, pretrained: bool) -> LoadedModule:
+def load_timm(name: str, options: ExampleInputs, *, pretrained: bool) -> LoadedModule:
     """The model, with 2 random images as example inputs unless the user gives others.
 
     Raises BadInputError for an unknown name and for weights that cannot be had, and
@@ -69,7 +70,7 @@ def _create(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
     return model
 
 
-def _images(model: nn.Module, seed: int) -> ExampleInputs:
+def _images(model: nn.Module, seed: int) -> Arguments:
     import torch
 
     settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
@@ -80,7 +81,7 @@ def _images(model: nn.Module, seed: int) -> ExampleInputs:
             hint="give --input-shape 2x3x224x224",
         )
     generator = torch.Generator().manual_seed(seed)
-    return ExampleInputs(args=(torch.randn((_ROWS, *size), generator=generator),))
+    return Arguments(args=(torch.randn((_ROWS, *size), generator=generator),))
 
 
 _PREFIX = "timm:"
@@ -94,7 +95,7 @@ class TimmSource:
     text: str
     model: str
     pretrained: bool
-    options: SourceOptions
+    options: ExampleInputs
 
     @property
     def name(self) -> str:
@@ -119,7 +120,7 @@ def is_timm(text: str, _path: Path) -> bool:
     return text.startswith(_PREFIX)
 
 
-def open_timm(text: str, options: SourceOptions) -> TimmSource:
+def open_timm(text: str, options: ExampleInputs) -> TimmSource:
     """Read `timm:NAME`; raises BadInputError for another option than pretrained."""
     name, _, query = text.removeprefix(_PREFIX).partition("?")
     if not name or query not in _PRETRAINED:
