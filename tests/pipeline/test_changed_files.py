@@ -13,7 +13,7 @@ from support import onnx_models as om
 from test_run import Recorder
 
 from twofour.errors import BadInputError
-from twofour.pipeline.compare.variants import open_subject
+from twofour.pipeline.compare.variants import open_compared
 from twofour.pipeline.reporting import explained_folder, report_folder
 from twofour.pipeline.run import run_all, run_prune
 from twofour.records.options import CompareOptions, RunOptions
@@ -95,7 +95,7 @@ def test_the_same_command_makes_a_changed_file_again_byte_for_byte(
 def test_compare_refuses_a_model_that_was_swapped_in(run: Path, name: str) -> None:
     _replace(run / name)
     with pytest.raises(BadInputError, match=f"{name} is not the file"):
-        open_subject([run], None, CompareOptions())
+        open_compared([run], None, CompareOptions())
 
 
 def test_a_comparison_may_write_its_page_after_the_report(run: Path) -> None:

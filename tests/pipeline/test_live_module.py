@@ -12,7 +12,7 @@ from torch import nn
 
 import twofour
 from twofour.errors import BadInputError
-from twofour.pipeline.compare.variants import NOT_LOADABLE, open_subject
+from twofour.pipeline.compare.variants import NOT_LOADABLE, open_compared
 from twofour.pipeline.run import run_all
 from twofour.pipeline.sources.module import LiveModule
 from twofour.records.options import CompareOptions, ExampleInputs
@@ -104,10 +104,10 @@ def test_compare_says_that_a_module_in_memory_cannot_be_loaded_again(
     module: Scaled, tmp_path: Path
 ) -> None:
     twofour.run(module, torch.randn(4, 32), out=tmp_path / "run", options=FLOAT32)
-    subject = open_subject([tmp_path / "run"], None, CompareOptions())
-    assert [model.torch for model in subject.models] == [None, None]
-    assert {model.no_torch for model in subject.models} == {NOT_LOADABLE}
-    assert all(model.onnx is not None for model in subject.models)
+    compared = open_compared([tmp_path / "run"], None, CompareOptions())
+    assert [model.torch for model in compared.models] == [None, None]
+    assert {model.no_torch for model in compared.models} == {NOT_LOADABLE}
+    assert all(model.onnx is not None for model in compared.models)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from twofour.pipeline.compare.measure import Measured, check_metric, measure, pl
 from twofour.pipeline.compare.plan import Planned, plan_variants, start_worker
 from twofour.pipeline.compare.process import first_interrupt_only
 from twofour.pipeline.compare.trtexec_times import compare_emitted
-from twofour.pipeline.compare.variants import NOT_LOADABLE, Subject, open_subject
+from twofour.pipeline.compare.variants import NOT_LOADABLE, Compared, open_compared
 from twofour.pipeline.emitting import is_emitted_folder
 from twofour.pipeline.folder import is_run_folder, own_folder
 from twofour.pipeline.reporting import LATENCY, REPORT, check_page, report_document, write_pages
@@ -78,11 +78,11 @@ def measure_paths(
     if len(paths) == 1 and is_emitted_folder(paths[0]):
         folder = make_folder(out or paths[0])
         return folder, compare_emitted(paths[0], options)
-    subject = open_subject(paths, out, options)
-    if is_run_folder(subject.folder):
-        check_page(subject.folder)
-    own_folder(subject.work)
-    return subject.folder, _measure(subject, options, progress or Silent())
+    compared = open_compared(paths, out, options)
+    if is_run_folder(compared.folder):
+        check_page(compared.folder)
+    own_folder(compared.work)
+    return compared.folder, _measure(compared, options, progress or Silent())
 
 
 def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
@@ -137,9 +137,9 @@ def check_options(options: CompareOptions) -> None:
         raise BadInputError("; ".join(wrong))
 
 
-def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> LatencyComparison:
+def _measure(compared: Compared, options: CompareOptions, progress: Progress) -> LatencyComparison:
     planned, baseline = plan_variants(
-        subject.models, options.engines, options.baseline, statuses_apart
+        compared.models, options.engines, options.baseline, statuses_apart
     )
     check_names(planned_rows(planned, options.batches), options.fail_if)
     _refuse_nothing(planned)
@@ -148,12 +148,12 @@ def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> L
     machine = describe_machine()
     threads = options.threads or usable_cores()
     options = replace(options, threads=threads)
-    measured = measure(subject, planned, options, threads, progress)
+    measured = measure(compared, planned, options, threads, progress)
     _refuse_all_failed(measured.variants)
     baseline = _working_baseline(measured, baseline, options)
     ratios, noise = ratios_and_noise(measured.variants, baseline, options.seed, measured.loads)
     return LatencyComparison(
-        source=subject.source,
+        source=compared.source,
         baseline=baseline,
         machine=replace(machine, end=read_clocks()),
         options=options,
@@ -164,10 +164,10 @@ def _measure(subject: Subject, options: CompareOptions, progress: Progress) -> L
         layers=contrasts(
             measured.variants,
             _within_engines(measured.variants, ratios),
-            *_layer_names_of(subject),
+            *_layer_names_of(compared),
         ),
         partial=measured.partial,
-        notes=(*measured.notes, *_notes(subject, measured)),
+        notes=(*measured.notes, *_notes(compared, measured)),
     )
 
 
@@ -186,11 +186,11 @@ def _within_engines(
     return tuple(filter(alike, ratios))
 
 
-def _layer_names_of(subject: Subject) -> tuple[PartsOf, OwnersOf]:
+def _layer_names_of(compared: Compared) -> tuple[PartsOf, OwnersOf]:
     """What an engine's layer names mean: by the graph where there is one, else by themselves."""
-    if not subject.onnx:
+    if not compared.onnx:
         return parts_by_name, no_owners
-    nodes = subject.onnx[0].nodes
+    nodes = compared.onnx[0].nodes
     return parts_by_graph(nodes), owners_by_graph(nodes)
 
 
@@ -227,12 +227,12 @@ def _working_baseline(measured: Measured, baseline: str, options: CompareOptions
     return (*twins, *timed)[0]
 
 
-def _other_graphs(subject: Subject) -> Iterator[str]:
+def _other_graphs(compared: Compared) -> Iterator[str]:
     """Files that are not the same layers with other weights; a run folder's always are."""
-    if subject.is_run or len(subject.onnx) < 2:
+    if compared.is_run or len(compared.onnx) < 2:
         return
-    first, *others = subject.onnx
-    layers = [_layers_of(model) for model in subject.onnx]
+    first, *others = compared.onnx
+    layers = [_layers_of(model) for model in compared.onnx]
     for model, found in zip(others, layers[1:], strict=True):
         if found != layers[0]:
             yield (
@@ -247,9 +247,9 @@ def _layers_of(model: OpenedModel) -> Counter[tuple[str, tuple[int, ...]]]:
     return Counter((w.op, w.shape) for w in model.weights().weights)
 
 
-def _no_baseline(subject: Subject) -> Iterator[str]:
+def _no_baseline(compared: Compared) -> Iterator[str]:
     """A run whose model came in 2:4 compares it with itself."""
-    record = Path(subject.source, "accuracy.json")
+    record = Path(compared.source, "accuracy.json")
     if record.is_file():
         why = read_record(Accuracy, record).no_baseline
         yield from () if why is None else (why,)
@@ -265,25 +265,25 @@ def _far_outputs(variants: Sequence[ComparedVariant]) -> Iterator[str]:
             )
 
 
-def _input_words(subject: Subject) -> str:
+def _input_words(compared: Compared) -> str:
     arrays = ", ".join(
         f"{name} {'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype}"
-        for name, array in subject.inputs.items()
+        for name, array in compared.inputs.items()
     )
     made_up = " (made up: give real ones with --inputs, or shapes with --input-shape)"
-    return f"inputs: {arrays}{made_up if subject.made_up else ''}"
+    return f"inputs: {arrays}{made_up if compared.made_up else ''}"
 
 
-def _notes(subject: Subject, measured: Measured) -> tuple[str, ...]:
+def _notes(compared: Compared, measured: Measured) -> tuple[str, ...]:
     once = {without_batch(v.name): v for v in measured.variants}
     notes = [
-        _input_words(subject),
-        *_other_graphs(subject),
-        *_no_baseline(subject),
+        _input_words(compared),
+        *_other_graphs(compared),
+        *_no_baseline(compared),
         *_far_outputs(tuple(once.values())),
-        *({NOT_LOADABLE} & {model.no_torch for model in subject.models}),
+        *({NOT_LOADABLE} & {model.no_torch for model in compared.models}),
     ]
-    if subject.reference is not None:
+    if compared.reference is not None:
         notes.append("outputs are compared, on these inputs, with the dense module's in float32")
     elif first := next((v.name for v in measured.variants if v.agreement), None):
         notes.append(f"outputs are compared with those of {first}: no float32 reference is kept")

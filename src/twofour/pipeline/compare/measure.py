@@ -19,8 +19,8 @@ from twofour.export.agreement import agreement
 from twofour.latency.samples import with_samples
 from twofour.pipeline.compare.plan import Planned, start_worker
 from twofour.pipeline.compare.prepare import at_batch, batch_of, prepare_request, profiles_over
-from twofour.pipeline.compare.process import LiveVariant, refuse_without_memory
-from twofour.pipeline.compare.variants import Subject
+from twofour.pipeline.compare.process import VariantProcess, refuse_without_memory
+from twofour.pipeline.compare.variants import Compared
 from twofour.pipeline.stages import Progress
 from twofour.records.build import LayerTime
 from twofour.records.latency import ComparedVariant, RoundLoad
@@ -55,19 +55,19 @@ def planned_rows(planned: Sequence[Planned], batches: Sequence[int]) -> tuple[Co
 
 
 def complete_rows(
-    lives: Sequence[LiveVariant], rows: Sequence[tuple[LiveVariant, ComparedVariant]]
+    variants: Sequence[VariantProcess], rows: Sequence[tuple[VariantProcess, ComparedVariant]]
 ) -> Iterator[ComparedVariant]:
     """Rows with what came after the rounds, and one for each variant that was never timed."""
-    for live in lives:
-        own = [row for timed, row in rows if timed is live]
+    for variant in variants:
+        own = [row for timed, row in rows if timed is variant]
         for row in own:
-            yield replace(row, metrics=live.metrics, layers=live.layers)
+            yield replace(row, metrics=variant.metrics, layers=variant.layers)
         if not own:
-            yield _never_timed(live)
+            yield _never_timed(variant)
 
 
 def timed_row(
-    live: LiveVariant,
+    variant: VariantProcess,
     batch: int | None,
     rounds: Rounds,
     error: TwofourError | None,
@@ -75,12 +75,12 @@ def timed_row(
     sweep: bool,
 ) -> ComparedVariant:
     """One variant at one batch, right after its rounds; `sweep` puts the batch into its name."""
-    samples = rounds.samples_ms.get(live.name, ())
-    memory = live.memory() if error is None else None
-    opened = live.opened
+    samples = rounds.samples_ms.get(variant.name, ())
+    memory = variant.memory() if error is None else None
+    opened = variant.opened
     assert opened is not None, "only running variants are timed"
     row = ComparedVariant(
-        name=live.planned.name_at(batch if sweep else None),
+        name=variant.planned.name_at(batch if sweep else None),
         peak_memory_bytes=memory.host_bytes if memory else None,
         error=None if error is None else error.message,
         hint=None if error is None else error.hint,
@@ -88,22 +88,22 @@ def timed_row(
         settings=opened.settings,
         peak_device_memory_bytes=memory.device_bytes if memory else None,
         size_bytes=opened.size_bytes,
-        open_s=opened.open_s if live.build_s is None else live.build_s,
-        agreement=live.agreement,
-        top1_agreement=live.top1_agreement,
+        open_s=opened.open_s if variant.build_s is None else variant.build_s,
+        agreement=variant.agreement,
+        top1_agreement=variant.top1_agreement,
     )
     return with_samples(row, samples)
 
 
-def _never_timed(live: LiveVariant) -> ComparedVariant:
-    error = live.error
+def _never_timed(variant: VariantProcess) -> ComparedVariant:
+    error = variant.error
     return ComparedVariant(
-        name=live.name,
+        name=variant.name,
         error="not timed" if error is None else error.message,
         hint=None if error is None else error.hint,
-        settings=None if live.opened is None else live.opened.settings,
-        agreement=live.agreement,
-        top1_agreement=live.top1_agreement,
+        settings=None if variant.opened is None else variant.opened.settings,
+        agreement=variant.agreement,
+        top1_agreement=variant.top1_agreement,
     )
 
 
@@ -124,7 +124,7 @@ class Measured:
 
 
 def measure(
-    subject: Subject,
+    compared: Compared,
     planned: Sequence[Planned],
     options: CompareOptions,
     threads: int,
@@ -136,21 +136,25 @@ def measure(
     nothing was timed yet.
     """
     batches: list[Mapping[str, np.ndarray]] = [
-        at_batch(subject.inputs, batch) for batch in options.batches
-    ] or [subject.inputs]
+        at_batch(compared.inputs, batch) for batch in options.batches
+    ] or [compared.inputs]
     with contextlib.ExitStack() as stack:
-        lives = [LiveVariant(planned=row) for row in planned]
-        for live in lives:
-            stack.callback(live.close)
+        variants = [VariantProcess(planned=row) for row in planned]
+        for variant in variants:
+            stack.callback(variant.close)
         notes: list[str] = []
-        _open_all(subject, lives, threads, options, progress, notes=notes)
-        _judge_outputs(subject, lives, notes, progress)
+        _open_all(compared, variants, threads, options, progress, notes=notes)
+        _judge_outputs(compared, variants, notes, progress)
         loads: list[RoundLoad] = []
-        rows, partial = _time_batches(lives, batches, options, loads, progress)
+        rows, partial = _time_batches(variants, batches, options, loads, progress)
         if partial is None:
-            partial = _layers_and_metrics(lives, options, progress, notes)
-        variants = tuple(complete_rows(lives, rows))
-        return Measured(variants=variants, partial=partial, notes=tuple(notes), loads=tuple(loads))
+            partial = _layers_and_metrics(variants, options, progress, notes)
+        return Measured(
+            variants=tuple(complete_rows(variants, rows)),
+            partial=partial,
+            notes=tuple(notes),
+            loads=tuple(loads),
+        )
 
 
 def check_metric(reference: str) -> None:
@@ -160,79 +164,79 @@ def check_metric(reference: str) -> None:
 
 
 def _open_all(
-    subject: Subject,
-    lives: Sequence[LiveVariant],
+    compared: Compared,
+    variants: Sequence[VariantProcess],
     threads: int,
     options: CompareOptions,
     progress: Progress,
     *,
     notes: list[str],
 ) -> None:
-    subject.save_examples()
-    shapes = profiles_over(subject.inputs, options.batches)
+    compared.save_examples()
+    shapes = profiles_over(compared.inputs, options.batches)
     largest_bytes = 0
     with _stage(progress, "open", "load the variants"):
-        for number, live in enumerate(lives):
-            if live.planned.why_not is not None:
-                live.error = BadInputError(live.planned.why_not, hint=live.planned.hint)
+        for number, variant in enumerate(variants):
+            if variant.planned.why_not is not None:
+                variant.error = BadInputError(variant.planned.why_not, hint=variant.planned.hint)
                 continue
-            progress.step(live.name, number, len(lives))
+            progress.step(variant.name, number, len(variants))
             try:
                 refuse_without_memory(largest_bytes)
-                prepared = prepare_request(subject, live.planned, threads, shapes, notes.append)
+                prepared = prepare_request(compared, variant.planned, threads, shapes, notes.append)
             except TwofourError as error:
-                live.fail(error)
+                variant.fail(error)
                 continue
-            live.build_s = prepared.build_s
-            live.open(prepared.request, notes.append)
-            if live.runs:
-                largest_bytes = max(largest_bytes, live.memory().host_bytes or 0)
+            variant.build_s = prepared.build_s
+            variant.open(prepared.request, notes.append)
+            if variant.runs:
+                largest_bytes = max(largest_bytes, variant.memory().host_bytes or 0)
 
 
 def _judge_outputs(
-    subject: Subject, lives: Sequence[LiveVariant], notes: list[str], progress: Progress
+    compared: Compared, variants: Sequence[VariantProcess], notes: list[str], progress: Progress
 ) -> None:
     """Outputs of each variant on the example inputs against the reference."""
-    running = [live for live in lives if live.runs]
-    reference = subject.reference
+    running = [variant for variant in variants if variant.runs]
+    reference = compared.reference
     with _stage(progress, "outputs", "compare the outputs"):
-        for number, live in enumerate(running):
-            progress.step(live.name, number, len(running))
+        for number, variant in enumerate(running):
+            progress.step(variant.name, number, len(running))
             try:
-                outputs: dict[str, np.ndarray] = live.call("outputs", subject.inputs)
+                outputs: dict[str, np.ndarray] = variant.call("outputs", compared.inputs)
                 if reference is None:
                     reference = outputs
-                _judge(live, reference, outputs)
+                _judge(variant, reference, outputs)
             except BadInputError as error:  # a fixed batch, say: it may run at those asked for
-                notes.append(f"outputs of {live.name} were not compared: {error.message}")
+                notes.append(f"outputs of {variant.name} were not compared: {error.message}")
             except TwofourError as error:
-                live.fail(error)
+                variant.fail(error)
 
 
 def _judge(
-    live: LiveVariant, reference: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
+    variant: VariantProcess, reference: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
 ) -> None:
     """Outputs by name; by position where the names are others. Raises BadInputError for shapes."""
     expected, found = list(reference.values()), list(outputs.values())
     if set(reference) == set(outputs):
         found = [outputs[name] for name in reference]
-    live.agreement = agreement(list(reference), expected, found, bounds=None)
+    variant.agreement = agreement(list(reference), expected, found, bounds=None)
     if expected:
-        live.top1_agreement = top1_agreement(next(iter(reference)), expected[0], found[0])
+        variant.top1_agreement = top1_agreement(next(iter(reference)), expected[0], found[0])
 
 
 def _time_batches(
-    lives: Sequence[LiveVariant],
+    variants: Sequence[VariantProcess],
     batches: Sequence[Mapping[str, np.ndarray]],
     options: CompareOptions,
     loads: list[RoundLoad],
     progress: Progress,
-) -> tuple[list[tuple[LiveVariant, ComparedVariant]], str | None]:
-    rows: list[tuple[LiveVariant, ComparedVariant]] = []
+) -> tuple[list[tuple[VariantProcess, ComparedVariant]], str | None]:
+    rows: list[tuple[VariantProcess, ComparedVariant]] = []
     for number, inputs in enumerate(batches):
         left = [str(batch) for batch in options.batches[number + 1 :]]
         try:
-            timed, partial = _time_batch(lives, inputs, options, loads, progress)
+            timed, partial = _time_batch(variants, inputs, options, loads, progress)
         except KeyboardInterrupt:  # while warming up
             if not rows:
                 raise
@@ -244,12 +248,12 @@ def _time_batches(
 
 
 def _time_batch(
-    lives: Sequence[LiveVariant],
+    variants: Sequence[VariantProcess],
     inputs: Mapping[str, np.ndarray],
     options: CompareOptions,
     loads: list[RoundLoad],
     progress: Progress,
-) -> tuple[list[tuple[LiveVariant, ComparedVariant]], str | None]:
+) -> tuple[list[tuple[VariantProcess, ComparedVariant]], str | None]:
     """Rows of one batch, and what is missing of it; KeyboardInterrupt before its first round.
 
     What other processes did meanwhile is added to `loads`.
@@ -258,11 +262,11 @@ def _time_batch(
     title = f"time the variants at batch {batch}" if sweep else "time the variants"
     with _stage(progress, "rounds", title):
         failed: dict[str, TwofourError] = {}
-        running = _prepare(lives, inputs, options.warmup, failed, progress)
+        running = _prepare(variants, inputs, options.warmup, failed, progress)
         plan = RoundPlan(
             rounds=options.rounds, time_limit_s=options.time_limit_s, seed=options.seed
         )
-        workers = [live.process.number for live in running if live.process is not None]
+        workers = [variant.process.number for variant in running if variant.process is not None]
         before = cpu_use(workers)
         rounds = interleave(running, plan, progress.step)
         load = load_between(before, cpu_use(workers), batch)
@@ -271,9 +275,9 @@ def _time_batch(
             raise KeyboardInterrupt
         failed.update(rounds.failed)
         rows = [
-            (live, timed_row(live, batch, rounds, failed.get(live.name), sweep=sweep))
-            for live in lives
-            if live.runs
+            (variant, timed_row(variant, batch, rounds, failed.get(variant.name), sweep=sweep))
+            for variant in variants
+            if variant.runs
         ]
     if not rounds.interrupted:
         return rows, None
@@ -286,33 +290,33 @@ def _not_timed(left: Sequence[str]) -> str:
 
 
 def _prepare(
-    lives: Sequence[LiveVariant],
+    variants: Sequence[VariantProcess],
     inputs: Mapping[str, np.ndarray],
     warmup: int,
     failed: dict[str, TwofourError],
     progress: Progress,
-) -> list[LiveVariant]:
+) -> list[VariantProcess]:
     running = []
-    for live in (live for live in lives if live.runs):
-        progress.step(f"warming up {live.name}", 0, None)
+    for variant in (v for v in variants if v.runs):
+        progress.step(f"warming up {variant.name}", 0, None)
         try:
-            live.prepare(inputs, warmup)
-            running.append(live)
+            variant.prepare(inputs, warmup)
+            running.append(variant)
         except TwofourError as error:
-            failed[live.name] = error
+            failed[variant.name] = error
     return running
 
 
-def _profile(running: Sequence[LiveVariant], progress: Progress) -> None:
+def _profile(running: Sequence[VariantProcess], progress: Progress) -> None:
     """Times of the layers where the engine has them; the middle of profiles taken in turns."""
-    profiles: dict[str, list[tuple[LayerTime, ...]]] = {live.name: [] for live in running}
+    profiles: dict[str, list[tuple[LayerTime, ...]]] = {variant.name: [] for variant in running}
     for number in range(PROFILES):
-        for live in running:
-            progress.step(live.name, number, PROFILES)
+        for variant in running:
+            progress.step(variant.name, number, PROFILES)
             with contextlib.suppress(TwofourError):
-                profiles[live.name].append(live.call("layer_times", PROFILED_RUNS))
-    for live in running:
-        live.layers = middle_profile(profiles[live.name])
+                profiles[variant.name].append(variant.call("layer_times", PROFILED_RUNS))
+    for variant in running:
+        variant.layers = middle_profile(profiles[variant.name])
 
 
 def middle_profile(profiles: Sequence[Sequence[LayerTime]]) -> tuple[LayerTime, ...]:
@@ -329,7 +333,7 @@ def middle_profile(profiles: Sequence[Sequence[LayerTime]]) -> tuple[LayerTime, 
 
 
 def _layers_and_metrics(
-    lives: Sequence[LiveVariant],
+    variants: Sequence[VariantProcess],
     options: CompareOptions,
     progress: Progress,
     notes: list[str],
@@ -338,16 +342,18 @@ def _layers_and_metrics(
     doing = "the layers' times"
     try:
         with _stage(progress, "layers", "time the layers"):
-            _profile([live for live in lives if live.runs], progress)
+            _profile([variant for variant in variants if variant.runs], progress)
         if options.metric is not None:
             doing = "the metric"
             with _stage(progress, "metric", "evaluate the metric"):
-                for live in (live for live in lives if live.runs and not live.planned.again):
-                    progress.step(live.name, 0, None)
+                for variant in (
+                    variant for variant in variants if variant.runs and not variant.planned.again
+                ):
+                    progress.step(variant.name, 0, None)
                     try:
-                        live.metrics = live.call("metric", options.metric, options.seed)
+                        variant.metrics = variant.call("metric", options.metric, options.seed)
                     except TwofourError as error:
-                        notes.append(f"no metric of {live.name}: {error.message}")
+                        notes.append(f"no metric of {variant.name}: {error.message}")
     except KeyboardInterrupt:
         return f"interrupted during {doing}"
     return None

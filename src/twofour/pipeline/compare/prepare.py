@@ -14,7 +14,7 @@ from twofour.engines.protocol import BuildRequest, Mode, OpenOptions, OpenReques
 from twofour.engines.registry import ENGINES, Takes
 from twofour.errors import BadInputError
 from twofour.pipeline.compare.plan import Planned, QuantizeRequest, VariantRequest, start_worker
-from twofour.pipeline.compare.variants import Subject
+from twofour.pipeline.compare.variants import Compared
 from twofour.pipeline.engine_host import EngineHost, Tries, build_in
 from twofour.pipeline.sources.source import safe_name
 from twofour.records.options import ShapeProfile, Variant
@@ -34,7 +34,7 @@ class Prepared:
 
 
 def prepare_request(
-    subject: Subject,
+    compared: Compared,
     planned: Planned,
     threads: int,
     shapes: tuple[ShapeProfile, ...],
@@ -49,10 +49,10 @@ def prepare_request(
     model, row = planned.model, ENGINES[planned.engine]
     file, build_s, torch = model.onnx, None, None
     if row.takes is Takes.PLAN:
-        file, build_s = _plan(subject, planned, shapes, note)
+        file, build_s = _plan(compared, planned, shapes, note)
     elif planned.known_mode.activations is not None:
         started = time.perf_counter()
-        file = _quantized(subject, planned, threads, note)
+        file = _quantized(compared, planned, threads, note)
         build_s = time.perf_counter() - started
     if row.takes is Takes.MODULE:
         file, torch = None, model.torch
@@ -123,7 +123,7 @@ def _flag(planned: Planned) -> bool | None:
 
 
 def _plan(
-    subject: Subject,
+    compared: Compared,
     planned: Planned,
     shapes: tuple[ShapeProfile, ...],
     note: Callable[[str], None],
@@ -134,15 +134,15 @@ def _plan(
         return known, None
     assert planned.model.onnx is not None, "planned only where there is one of the two"
     flag = bool(_flag(planned))
-    options = subject.build if subject.build.shapes else replace(subject.build, shapes=shapes)
+    options = compared.build if compared.build.shapes else replace(compared.build, shapes=shapes)
     request = BuildRequest(
         variant=Variant.SPARSE if flag else Variant.DENSE,
         stem=safe_name(planned.name),
         onnx=planned.model.onnx,
-        folder=subject.work,
+        folder=compared.work,
         sparse_weights=flag,
         options=options,
-        inputs=subject.inputs,
+        inputs=compared.inputs,
     )
     with EngineHost(note=lambda text: note(f"{planned.name}: {text}")) as host:
         built = build_in(host, ENGINES[planned.engine], request, no_progress)
@@ -150,16 +150,16 @@ def _plan(
 
 
 def _quantized(
-    subject: Subject, planned: Planned, threads: int, note: Callable[[str], None]
+    compared: Compared, planned: Planned, threads: int, note: Callable[[str], None]
 ) -> Path:
     onnx, activations = planned.model.onnx, planned.known_mode.activations
     assert onnx is not None, "planned only where there is one"
     assert activations is not None, "only asked for by modes that quantise"
-    target = subject.work / f"{safe_name(planned.model.weights)}.{planned.mode}.onnx"
+    target = compared.work / f"{safe_name(planned.model.weights)}.{planned.mode}.onnx"
     request = QuantizeRequest(
         onnx=onnx,
         target=target,
-        examples=subject.examples,
+        examples=compared.examples,
         activations=activations,
     )
     tries = Tries(engine=planned.name, levels=(OPTIMIZED, AS_IT_IS), note=note)

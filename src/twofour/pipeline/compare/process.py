@@ -50,7 +50,7 @@ def first_interrupt_only(*, until_exit: bool = False) -> Iterator[None]:
 
 
 @dataclass(slots=True, kw_only=True)
-class LiveVariant:
+class VariantProcess:
     """A variant with a process of its own, until it fails or the comparison ends."""
 
     planned: Planned

@@ -44,7 +44,7 @@ _MODEL_STAGES = ("export-dense", "inputs", "prune", "export-sparse")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Compared:
     """Models with the inputs they are run on, and where the results go."""
 
     source: str
@@ -79,7 +79,7 @@ class Subject:
         save_arrays(self.examples, dict(self.inputs))
 
 
-def open_subject(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Subject:
+def open_compared(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Compared:
     """From one run folder, or from ONNX files and TensorRT plans.
 
     Raises BadInputError for anything else, a folder that holds no model, and models that take
@@ -100,7 +100,7 @@ def open_subject(paths: Sequence[Path], out: Path | None, options: CompareOption
     return _of_files(paths, out, options)
 
 
-def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Subject:
+def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Compared:
     if not is_run_folder(folder):
         raise BadInputError(
             f"{folder} is not a run folder",
@@ -120,7 +120,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Subject:
     inputs = asked or (load_arrays(own) if own.is_file() else _made_up(shapes, folder))
     names = tuple(s.name for s in shapes), tuple(o.name for o in files[0].outputs)
     reference = folder / reference_name(DENSE)
-    return Subject(
+    return Compared(
         source=str(folder),
         folder=out or folder,
         is_run=out is None,
@@ -217,7 +217,7 @@ def _with_shapes(
     return replace(build, shapes=profiles)
 
 
-def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Subject:
+def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Compared:
     opened = {path: open_onnx(path) for path in paths if path.suffix.lower() not in _PLANS}
     models = tuple(
         _model_of_file(label, path, opened.get(path))
@@ -226,7 +226,7 @@ def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) 
     folder = out or RUNS / safe_name("-".join(["compare", *(m.weights for m in models[:3])]))
     files = tuple(opened[path] for path in paths if path in opened)
     inputs = _inputs_of_files(files, options)
-    return Subject(
+    return Compared(
         source=" ".join(map(str, paths)),
         folder=folder,
         is_run=False,
