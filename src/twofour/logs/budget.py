@@ -34,4 +34,8 @@ class Budget:
 
     def take_spare(self, text_length: int) -> bool:
         """The same for facts whose essence is kept in any case: they leave the reserve alone."""
-        return self.left > self._reserved and self.take(text_length)
+        cost = text_length + RECORD_BYTES
+        if self.left <= self._reserved or cost > self.left:
+            return False
+        self.left -= cost
+        return True

@@ -37,6 +37,7 @@ _KERNELS = 4096
 """Names remembered: a log times the same few hundred kernels for every layer."""
 _MASK = (1 << 64) - 1
 _LONGEST_ID = 24
+_ID_LENGTH = 18
 
 
 @lru_cache(maxsize=_KERNELS)
@@ -61,11 +62,15 @@ def normal_id(text: str | None) -> str | None:
     """
     if not text or len(text) > _LONGEST_ID:
         return None
+    is_hex = text[:2].lower() == "0x"
     try:
-        value = int(text, 16 if text[:2].lower() == "0x" else 10) & _MASK
+        value = int(text, 16 if is_hex else 10) & _MASK
     except ValueError:
         return None
-    return None if value == _NO_TACTIC else f"0x{value:016x}"
+    if value == _NO_TACTIC:
+        return None
+    is_normal = is_hex and len(text) == _ID_LENGTH and text.isalnum() and text.islower()
+    return text if is_normal else f"0x{value:016x}"
 
 
 def finite_ms(value: float) -> float | None:

@@ -17,7 +17,7 @@ from twofour.logs.messages import Handler, dispatch_table
 from twofour.logs.outer import OuterPrefixes, OuterSuffixes
 from twofour.logs.prefix import ANY, BARE, LogicalLine
 from twofour.logs.sparsity import FUSING, MARK, fused, raw_line
-from twofour.logs.tactics import COSTS, GPU_ERROR, RUNNER, SET_NAME
+from twofour.logs.tactics import COSTS, GPU_ERROR, NAME, RUNNER, SET_NAME, TACTIC
 from twofour.logs.unwrap import KEY_LENGTH, Unwrapper
 from twofour.records.log import LONGEST_RAW, Build, EngineLayer, Producer
 
@@ -29,6 +29,7 @@ _POLYGRAPHY_ENDS = tuple(
 )
 """The end of a command of Polygraphy; `PASSED | Output: ...` is about one tensor's comparison."""
 _COMPLAINTS = frozenset("WEF")
+_TIMED, _NAMED = TACTIC[:KEY_LENGTH], NAME[:KEY_LENGTH]
 _EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading model: ")
 """Words other programs print too; believed only in a log whose lines have no prefixes at all."""
 _TELLING = ("Tactic", "-----", "*****", ">>>>>", "=====", "(foreignNode)")
@@ -80,23 +81,26 @@ class LogParser:
         for line in self._unwrap.messages(lines, raw):
             message, _, _, _, style = line
             if style is not None or not self._calm:
-                self._careful(line)
+                self._careful(LogicalLine._make(line))
                 continue
-            handlers = table(message[:KEY_LENGTH])
-            if handlers is None:
-                if SET_NAME in message:
-                    parts.build.tuning.set_name(line)
-                elif "actic" in message or FUSING in message or "(" in message[:2]:
-                    self._unlisted(line)
-                continue
-            for start, handler in handlers:
-                if message.startswith(start):
-                    handler(parts.build, line)
+            key = message[:KEY_LENGTH]
+            if key == _TIMED:
+                parts.build.tuning.timed(line)
+            elif key == _NAMED and message.startswith(NAME):
+                parts.build.tuning.named_and_timed(line)
+            elif (handlers := table(key)) is not None:
+                for start, handler in handlers:
+                    if message.startswith(start):
+                        handler(parts.build, LogicalLine._make(line))
+            elif SET_NAME in message:
+                parts.build.tuning.set_name(line)
+            elif "actic" in message or FUSING in message or "(" in message[:2]:
+                self._unlisted(LogicalLine._make(line))
 
     def finish(self) -> list[Build]:
         """The builds, in order."""
         for line in self._unwrap.last():
-            self._careful(line)
+            self._careful(LogicalLine._make(line))
         self._decide(new=False)
         self._segments.build.last_line = max(self._unwrap.number, 1)
         self._segments.close()

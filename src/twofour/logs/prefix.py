@@ -105,6 +105,10 @@ class LogicalLine(NamedTuple):
         return self.raw if "\n" in self.raw else quoted(self.text, self.raw)
 
 
+Message = tuple[str, int, str, str, Producer | str | None]
+"""The same as a mere tuple: naming the parts of every line would cost a tenth of the time."""
+
+
 def quoted(text: str, row: str) -> str:
     """The text where the row of the file has it to the letter; else the row."""
     text = text.strip()

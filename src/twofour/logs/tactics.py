@@ -10,7 +10,7 @@ from typing import NamedTuple
 from twofour.logs.budget import Budget
 from twofour.logs.layers import KEPT_TACTICS, Layer, Timing
 from twofour.logs.names import finite_ms, is_sparse_kernel, normal_id
-from twofour.logs.prefix import LogicalLine
+from twofour.logs.prefix import LogicalLine, Message
 from twofour.records.log import LONGEST_RAW_LINE, AutotuningCounts, SkippedTactic, SkipReason
 
 GPU_ERROR = "GPU error during getBestTactic"
@@ -188,40 +188,41 @@ class Tuning:
 
     # --- the lines that matter for speed -----------------------------------------------------
 
-    def named_and_timed(self, line: LogicalLine) -> None:
+    def named_and_timed(self, line: Message) -> None:
         """`Tactic Name: K Tactic: ID Time: T` (8.6 on).
 
         8.5 has the name alone on the line for some runners, and the time on the next.
         """
-        parts = line.text.split()
+        text = line[0]
+        parts = text.split()
         if len(parts) == 7 and parts[3] == "Tactic:":
             self.names += self._add(parts[4], parts[6], parts[2], line)
-        elif (found := _named_timing(line.text)) is not None:
+        elif (found := _named_timing(text)) is not None:
             self.names += self._add(found[1], found[2], found[0], line)
-        elif " Tactic: " not in line.text:
-            self._name_alone(line.text[len(NAME) :].strip())
+        elif " Tactic: " not in text:
+            self._name_alone(text[len(NAME) :].strip())
 
     def _name_alone(self, kernel: str) -> None:
         self.names += 1
         self._kernel, self._kernel_id = kernel or None, ""
 
-    def timed(self, line: LogicalLine) -> None:
+    def timed(self, line: Message) -> None:
         """`Tactic: ID Time: T` and, where scratch memory was short, `Tactic: ID skipped. ...`."""
-        parts = line.text.split()
+        parts = line[0].split()
         if len(parts) == 4 and parts[2][:4].lower() == "time":
             tactic = parts[1]
             kernel = self._kernel if tactic.startswith(self._kernel_id) else None
             self._kernel = None
             self._add(tactic, parts[3], kernel, line)
         else:
-            self.skipping(line)
+            self.skipping(LogicalLine._make(line))
 
-    def set_name(self, line: LogicalLine) -> None:
+    def set_name(self, line: Message) -> None:
         """`LAYER Set Tactic Name: K Tactic: ID` (to 8.5).
 
         7.x has no number there; in any later log a name without one is half a name.
         """
-        before, _, after = line.text.partition(SET_NAME)
+        before, _, after = line[0].partition(SET_NAME)
         kernel, found, tactic = after.rstrip().rpartition(TACTIC)
         if self._timed is None and before.strip() and not before.startswith(_REFORMAT):
             self._start(before.strip(), None)
@@ -233,7 +234,7 @@ class Tuning:
         self.names += 1
         self._kernel, self._kernel_id = kernel.strip() or None, tactic.split(" ", 1)[0]
 
-    def _add(self, tactic: str, text: str, kernel: str | None, line: LogicalLine) -> bool:
+    def _add(self, tactic: str, text: str, kernel: str | None, line: Message) -> bool:
         """Keep a time; False where it is no number."""
         try:
             ms = float(text)
@@ -247,15 +248,15 @@ class Tuning:
             known.timings += 1
             if ms >= known.ms:
                 return True
-            known.ms, known.line = ms, line.number
+            known.ms, known.line = ms, line[1]
         elif self._budget.take_spare(len(tactic)):
             kernel = self._kernels.setdefault(kernel, kernel)
-            known = timed[tactic] = Timing(kernel, ms, line.number)
+            known = timed[tactic] = Timing(kernel, ms, line[1])
             layer.kept += 1
             if layer.kept > KEPT_TACTICS:
                 layer.keep_fastest()
         else:
-            known = Timing(kernel, ms, line.number)
+            known = Timing(kernel, ms, line[1])
             layer.drop(self._runner, tactic, known)
         if ms < layer.quoted_above:
             best = layer.fastest.get(is_sparse_kernel(known.kernel))
@@ -263,7 +264,7 @@ class Tuning:
                 self._quote(layer, known, best, line)
         return True
 
-    def _quote(self, layer: Layer, timing: Timing, best: Timing | None, line: LogicalLine) -> None:
+    def _quote(self, layer: Layer, timing: Timing, best: Timing | None, line: Message) -> None:
         """Keep the line of the fastest kernel of its kind; a nameless one is never quoted."""
         if best is not None and best is not timing and timing.ms >= best.ms:
             return
@@ -271,7 +272,7 @@ class Tuning:
         layer.fastest[sparse] = timing
         if sparse is None:
             return
-        raw = line.quote.partition("\n")[0][:LONGEST_RAW_LINE]
+        raw = LogicalLine._make(line).quote.partition("\n")[0][:LONGEST_RAW_LINE]
         timing.raw = raw if best is not None or self._budget.take_text(len(raw)) else None
         if best is not None and best is not timing:
             best.raw = None
