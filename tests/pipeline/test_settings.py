@@ -260,6 +260,7 @@ BY_FACTS = {
     "check-sparse": {"seed"},
     "build-dense": {"builder", "chosen"},
     "build-sparse": {"builder", "chosen"},
+    "times": {"builder", "chosen"},
     "build": {"builder", "chosen", "build"},
 }
 """Stage -> the settings that its facts stand for: the engine, the profiles, the metric's seed."""
