@@ -138,6 +138,14 @@ def test_a_file_that_cannot_be_loaded_is_a_row_beside_the_times_of_the_other(
     assert "cannot load" in (bad.error or "")
 
 
+def test_where_nothing_can_be_loaded_there_were_no_rounds_with_a_load(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(b"no onnx")
+    found = time_engines([wanted(damaged, "a")], {}, HOW, silent)
+    assert [row.samples_ms for row in found.rows] == [()]
+    assert found.loads == ()
+
+
 def wanted(file: Path, weights: str, *, again: bool = False) -> TimedRequest:
     opening = OpenRequest(
         mode="cpu",

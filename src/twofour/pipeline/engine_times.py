@@ -112,7 +112,7 @@ def _in_rounds(
         parent = (os.getppid(),)
         before = cpu_use(parent)
         rounds = interleave(running, how.plan, report)
-        load = load_between(before, cpu_use(parent), how.batch)
+        load = load_between(before, cpu_use(parent), how.batch) if rounds.done else None
     failed.update(rounds.failed)
     rows = [
         _row(name, loaded.get(name), rounds.samples_ms.get(name, ()), how.batch, failed.get(name))

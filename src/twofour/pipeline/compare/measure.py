@@ -269,7 +269,7 @@ def _time_batch(
         workers = [variant.process.number for variant in running if variant.process is not None]
         before = cpu_use(workers)
         rounds = interleave(running, plan, progress.step)
-        load = load_between(before, cpu_use(workers), batch)
+        load = load_between(before, cpu_use(workers), batch) if rounds.done else None
         loads += [] if load is None else [load]
         if rounds.interrupted and not rounds.done:
             raise KeyboardInterrupt
