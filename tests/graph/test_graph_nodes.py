@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto, helper
 from support.onnx_models import model, weights
 
-from twofour.graph.nodes import graph_nodes
+from twofour.graph.opened import graph_nodes
 from twofour.graph.weights import find_weights
 
 

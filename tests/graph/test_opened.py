@@ -12,10 +12,9 @@ from onnx import helper
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.graph.files import fill_in, is_external, read_tensor
+from twofour.graph.files import LEFT_OUT, fill_in, is_external, read_tensor, without_weights
 from twofour.graph.opened import OpenedModels, open_onnx, range_metadata
 from twofour.graph.weights import find_weights
-from twofour.graph.wire import LEFT_OUT, without_weights
 from twofour.records.options import SizeRange
 from twofour.records.weights import Pattern
 

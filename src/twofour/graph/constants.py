@@ -17,36 +17,22 @@ import onnx
 
 from twofour.graph.files import shape_of, subgraphs
 from twofour.graph.scope import Node, Place, Scope, is_standard
-from twofour.graph.trace import LOOKUPS, STACK
+from twofour.graph.trace import FOLLOWED, LOOKUPS, STACK
 from twofour.records.weights import LARGEST_PASSED_OVER, NotCovered
 
 _MOST_STEPS = 512
 """Nodes walked through from one constant; the bound keeps the search linear in the graph."""
 _FACTORS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose", "DeformConv"), (1,)),
+    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger"), (0, 1)),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), (1, 2)),
     "Attention": (0, 1, 2),
-    "Conv": (1,),
-    "ConvInteger": (1,),
-    "ConvTranspose": (1,),
-    "DeformConv": (1,),
-    "GRU": (1, 2),
-    "Gemm": (0, 1),
-    "LSTM": (1, 2),
-    "MatMul": (0, 1),
-    "MatMulInteger": (0, 1),
     "QLinearConv": (3,),
     "QLinearMatMul": (0, 3),
-    "RNN": (1, 2),
 }
 """Inputs that are multiplied and summed; of Einsum all are."""
 _BIASES = {"Conv": 2, "ConvTranspose": 2, "GRU": 3, "Gemm": 2, "LSTM": 3, "RNN": 3}
-_MOVES = frozenset(
-    (
-        *("Cast", "CastLike", "DequantizeLinear", "Expand", "Flatten", "Identity", "Pad"),
-        *("QuantizeLinear", "Reshape", "SequenceAt", "Slice", "Split", "SplitToSequence"),
-        *("Squeeze", "Tile", "Transpose", "TRT_FP8DequantizeLinear", "TRT_FP8QuantizeLinear"),
-        "Unsqueeze",
-    )
-)
+_MOVES = {*FOLLOWED, "Expand", "Pad", "SequenceAt", "SplitToSequence", "Tile"} - {"Gather"}
 """Ops whose outputs are the values of input 0, moved, repeated, cut or of another type."""
 _NO_PRODUCTS = ("Bias", "Embed", "Gather", "Gelu", "Norm", "Rotary")
 """Parts of names of contributed ops that add, scale or look up (BiasGelu, SkipLayerNorm...)."""

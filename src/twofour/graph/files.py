@@ -1,4 +1,7 @@
-"""An ONNX file: opened once, checked, its tensors read one at a time."""
+"""An ONNX file: parsed without its large weights, checked, its tensors read one at a time.
+
+Sources: protobuf's "Encoding" (tags, wire types, varints); onnx.proto (TensorProto).
+"""
 
 from __future__ import annotations
 
@@ -12,41 +15,20 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.descriptor import Descriptor  # type: ignore[import-untyped]  # no stubs here
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs here
 
 from twofour.errors import BadInputError
-from twofour.graph.wire import LEFT_OUT, without_weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-DTYPES = {
-    1: "float32",
-    2: "uint8",
-    3: "int8",
-    4: "uint16",
-    5: "int16",
-    6: "int32",
-    7: "int64",
-    8: "string",
-    9: "bool",
-    10: "float16",
-    11: "float64",
-    12: "uint32",
-    13: "uint64",
-    14: "complex64",
-    15: "complex128",
-    16: "bfloat16",
-    17: "float8_e4m3fn",
-    18: "float8_e4m3fnuz",
-    19: "float8_e5m2",
-    20: "float8_e5m2fnuz",
-    21: "uint4",
-    22: "int4",
-    23: "float4_e2m1fn",
-    24: "float8_e8m0fnu",
-    25: "uint2",
-    26: "int2",
-}
+_DTYPES_FROM_1 = (
+    *("float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16"),
+    *("float64", "uint32", "uint64", "complex64", "complex128", "bfloat16", "float8_e4m3fn"),
+    *("float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint4", "int4", "float4_e2m1fn"),
+    *("float8_e8m0fnu", "uint2", "int2"),
+)
+DTYPES = dict(enumerate(_DTYPES_FROM_1, start=1))
 """TensorProto.DataType -> numpy's name (the packed types have none that numpy could read)."""
 
 _PACKED_BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}
@@ -58,6 +40,14 @@ _TYPED_FIELDS = {
     "uint64": "uint64_data",
 }
 _LARGEST_RANK = 32
+_PROTOBUF_LIMIT_BYTES = 2**31 - 1
+_LARGE_FILE_BYTES = 1 << 24
+"""Of a larger file the weights are left out when it is parsed; a smaller one is held as it is."""
+_REEXPORT = "the file is damaged or is no ONNX model: export or copy it again"
+LEFT_OUT = "twofour.left-out"
+"""Key of the entry in external_data that holds offset and length of the values."""
+_LARGE_TENSOR_BYTES = 1 << 16
+_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].full_name
 
 
 def dtype_name(tensor: onnx.TensorProto) -> str:
@@ -125,12 +115,6 @@ def write_tensor(tensor: onnx.TensorProto, values: Array) -> None:
     tensor.raw_data = values.tobytes()
 
 
-_PROTOBUF_LIMIT_BYTES = 2**31 - 1
-_LARGE_FILE_BYTES = 1 << 24
-"""Of a larger file the weights are left out when it is parsed; a smaller one is held as it is."""
-_REEXPORT = "the file is damaged or is no ONNX model: export or copy it again"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalData:
     """Where the bytes of one tensor lie on disk; checked against the file that is there."""
@@ -190,7 +174,10 @@ def storage_key(tensor: onnx.TensorProto) -> tuple[object, ...]:
 def load_external(model: onnx.ModelProto, path: Path) -> None:
     """Read every external tensor of the model into it, as raw_data."""
     for tensor in external_tensors(model):
-        tensor.raw_data = _read_region(external_data(tensor, path))
+        place = external_data(tensor, path)
+        with place.file.open("rb") as file:
+            file.seek(place.offset)
+            tensor.raw_data = file.read(place.size_bytes)
         tensor.ClearField("data_location")
         del tensor.external_data[:]
 
@@ -361,12 +348,6 @@ def _left_out(tensor: onnx.TensorProto) -> tuple[int, int] | None:
     return _number(offset, where), min(_number(length, where), _PROTOBUF_LIMIT_BYTES)
 
 
-def _read_region(place: ExternalData) -> bytes:
-    with place.file.open("rb") as file:
-        file.seek(place.offset)
-        return file.read(place.size_bytes)
-
-
 def _parse_into(model: onnx.ModelProto, path: Path) -> None:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -410,3 +391,73 @@ def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorPr
     yield from attribute.tensors
     for sparse in (*attribute.sparse_tensors, attribute.sparse_tensor):
         yield from (sparse.values, sparse.indices)
+
+
+def without_weights(view: memoryview) -> memoryview | bytes:
+    """The model to parse; as it is where it cannot be walked through: the parser says why."""
+    try:
+        return b"".join(_leave_out(view, onnx.ModelProto.DESCRIPTOR, 0, len(view)))
+    except (ValueError, LookupError, RecursionError):
+        return view
+
+
+def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iterator[bytes]:
+    """The fields of one message; those of large messages inside it are gone through likewise."""
+    copied = at = start
+    left_out: list[tuple[int, int]] = []
+    while at < end:
+        field = at
+        tag, at = _varint(view, at)
+        length, at = _field_size(view, tag & 7, at)
+        at += length
+        if at > end:
+            raise ValueError(at)
+        if length <= _LARGE_TENSOR_BYTES:
+            continue
+        known = kind.fields_by_number.get(tag >> 3)
+        if known is None or not (known.message_type or known.full_name == _RAW_DATA):
+            continue
+        yield bytes(view[copied:field])
+        copied = at
+        if known.message_type:
+            inside = b"".join(_leave_out(view, known.message_type, at - length, at))
+            yield _tagged(tag, inside)
+        else:
+            left_out.append((at - length, length))
+    yield bytes(view[copied:end])
+    if left_out:
+        place = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
+        place.external_data.add(key=LEFT_OUT, value="{} {}".format(*left_out[-1]))
+        yield place.SerializeToString()
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """A number of at most ten bytes, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        value |= (view[at] & 0x7F) << shift
+        at += 1
+        if view[at - 1] <= 0x7F:
+            return value, at
+    raise ValueError(at)
+
+
+def _field_size(view: memoryview, wire_type: int, at: int) -> tuple[int, int]:
+    """Bytes of a field's value, and where it starts."""
+    if wire_type == 0:
+        return _varint(view, at)[1] - at, at
+    if wire_type == 2:
+        return _varint(view, at)
+    return {1: 8, 5: 4}[wire_type], at
+
+
+def _tagged(tag: int, content: bytes) -> bytes:
+    """A field with a length."""
+    return _written(tag) + _written(len(content)) + content
+
+
+def _written(number: int) -> bytes:
+    """A varint."""
+    if number <= 0x7F:
+        return bytes((number,))
+    return bytes((number & 0x7F | 0x80,)) + _written(number >> 7)

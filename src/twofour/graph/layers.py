@@ -1,23 +1,42 @@
-"""One node that multiplies by a constant, as a layer: its axis, groups, channels and kernel."""
+"""One node that multiplies by a constant, as a layer: axis, groups, channels, types of its math."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
-import onnx
+import numpy as np
 
 from twofour.errors import BadInputError
-from twofour.graph.files import dtype_name, is_groupable, shape_of
-from twofour.graph.precision import math_dtype, zero_point_reason
+from twofour.graph.files import DTYPES, dtype_name, is_groupable, is_readable, read_tensor, shape_of
 from twofour.graph.scope import Node, Scope, attribute, integer, is_standard, tensor_shape
-from twofour.graph.trace import STACK, Landing, Trace, crossing, land, shapes, trace
+from twofour.graph.trace import (
+    DEQUANTIZE,
+    QUANTIZE,
+    STACK,
+    Landing,
+    Step,
+    Trace,
+    crossing,
+    land,
+    shapes,
+    trace,
+)
 from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
 
+_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 _TERM = re.compile(r"[A-Za-z]*(?:\.\.\.)?[A-Za-z]*")
 _DOTS = "..."
 _OPERANDS = 2
+# Ops that TensorRT fuses into the layer before them or moves a Q node across. Source: TensorRT
+# developer guide, "Working with Quantized Types", Q/DQ placement and fusions.
+_UP_TO_QUANTIZE = (
+    *("Add", "Cast", "Clip", "Div", "Dropout", "Elu", "Erf", "Flatten", "Gelu", "HardSigmoid"),
+    *("HardSwish", "Identity", "LeakyRelu", "MaxPool", "Mish", "Mul", "PRelu", "Relu", "Reshape"),
+    *("Selu", "Sigmoid", "Softplus", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +90,6 @@ def _terms(equation: str) -> tuple[tuple[str, ...], ...] | None:
 def _letters(term: str) -> tuple[str, ...]:
     before, dots, after = term.partition(_DOTS)
     return (*before, *([_DOTS] if dots else []), *after)
-
-
-_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,28 +166,26 @@ def find_layer(
     """The Weight of a node; `quantized` says whether its output goes to QuantizeLinear."""
     name = node.proto.input[position]
     found = trace(scope, name)
-    if found.tensor is not None and found.looked_up is not None:
-        weight = _picked_weight(node, position, found, found.tensor)
-        return Layer(node=node, weight=weight, found=found, position=position)
     if found.tensor is None:
         assert found.stopped is not None
         seen = _geometry(node, position, tensor_shape(scope, name)) or _unknown(node)
         weight = _describe(node, seen, found, (found.stopped,))
-        return Layer(node=node, weight=weight, found=found, position=position)
-    weight = _constant_weight(node, position, found, pattern)
-    if weight.math_dtype == "int8":
-        weight = replace(weight, output_quantized=quantized)
+    elif found.looked_up is not None:
+        weight = _picked_weight(node, position, found, found.looked_up.node)
+    else:
+        weight = _constant_weight(node, position, found, pattern)
+        if weight.math_dtype == "int8":
+            weight = replace(weight, output_quantized=quantized)
     return Layer(node=node, weight=weight, found=found, position=position)
 
 
-def _picked_weight(node: Node, position: int, found: Trace, stored: onnx.TensorProto) -> Weight:
+def _picked_weight(node: Node, position: int, found: Trace, pick: Node) -> Weight:
     """A row without an axis: which part of the stored array is the weight differs from run to run.
 
     Sizes are those of the stored array where nothing but the pick lies between it and the node.
     """
-    assert found.looked_up is not None
-    pick = found.looked_up.node
-    seen = _geometry(node, position, shape_of(stored)) if len(found.steps) == 1 else None
+    assert found.tensor is not None
+    seen = _geometry(node, position, shape_of(found.tensor)) if len(found.steps) == 1 else None
     reason = Reason(
         code=ReasonCode.PICKED_AT_RUN_TIME,
         message=f"the weight is picked from {found.constant!r} at run time by"
@@ -192,15 +206,8 @@ def _constant_weight(node: Node, position: int, found: Trace, pattern: Pattern |
         )
         return _describe(node, _unknown(node), found, (reason,))
     landing = _landing(node, seen, found, known, pattern)
-    reasons = tuple(
-        reason
-        for reason in (
-            landing if isinstance(landing, Reason) else None,
-            _dtype_reason(found),
-            zero_point_reason(found),
-        )
-        if reason is not None
-    )
+    against = (landing, _dtype_reason(found), _zero_point_reason(found))
+    reasons = tuple(reason for reason in against if isinstance(reason, Reason))
     axis = None if reasons or isinstance(landing, Reason) else landing.axis
     return _describe(node, replace(seen, axis=axis), found, reasons)
 
@@ -300,20 +307,120 @@ def _dtype_reason(found: Trace) -> Reason | None:
 
 
 def _describe(node: Node, seen: _Geometry, found: Trace, reasons: tuple[Reason, ...]) -> Weight:
-    known = found.tensor is not None
+    stored = found.tensor
     return Weight(
         layer=node.label,
         node=node.name,
-        weight=found.constant if known else None,
+        weight=None if stored is None else found.constant,
         op=node.op,
-        shape=tuple(found.tensor.dims) if found.tensor is not None else (),
-        axis=seen.axis if known else None,
+        shape=() if stored is None else tuple(stored.dims),
+        axis=None if stored is None else seen.axis,
         groups=seen.groups,
         in_channels=seen.in_channels,
         out_channels=seen.out_channels,
         kernel=seen.kernel,
-        dtype=dtype_name(found.tensor) if found.tensor is not None else "unknown",
-        math_dtype=math_dtype(found),
+        dtype="unknown" if stored is None else dtype_name(stored),
+        math_dtype=_math_dtype(found),
         trace=tuple(step.node.op for step in found.steps),
         reasons=reasons,
     )
+
+
+def _math_dtype(found: Trace) -> str:
+    """The quantised type where a DequantizeLinear lies before the weight, else the last cast's."""
+    stored = "unknown" if found.tensor is None else dtype_name(found.tensor)
+    ops = [step.node.proto.op_type for step in found.steps]
+    quantized = next((at for at, op in enumerate(ops) if op in DEQUANTIZE), None)
+    if quantized is not None:
+        behind = (s for s in found.steps[quantized:] if s.node.proto.op_type in QUANTIZE)
+        step = next(behind, None)
+        return stored if step is None else _quantized_dtype(step)
+    for step in found.steps:
+        if step.node.proto.op_type == "Cast":
+            return DTYPES.get(integer(step.node.proto, "to", 0), "unknown")
+    return stored
+
+
+def _zero_point_reason(found: Trace) -> Reason | None:
+    """A ZERO_POINT reason where a stored zero is not a real zero: int8 must be symmetric."""
+    for step in found.steps:
+        if step.node.proto.op_type not in (*QUANTIZE, *DEQUANTIZE):
+            continue
+        value = _zero_point(step.node, step.scope)
+        if value != 0:
+            said = "not a constant" if value is None else f"{value:g}"
+            return Reason(
+                code=ReasonCode.ZERO_POINT,
+                message=f"{step.node.op} node {step.node.label!r} of weight {found.constant!r}"
+                f" has the zero point {said}; sparse math needs 0: quantise symmetrically",
+            )
+    return None
+
+
+def refusal_reason(opened: Iterable[Scope]) -> Reason | None:
+    """A ZERO_POINT reason for every layer of a file that TensorRT does not parse for a zero point.
+
+    Of activations too: the parser takes 0 alone, of int8 and of uint8 (but for DLA).
+    """
+    for scope in opened:
+        for node in scope.nodes:
+            if node.proto.op_type not in (*QUANTIZE, *DEQUANTIZE):
+                continue
+            value = _zero_point(node, scope)
+            if value:
+                return Reason(
+                    code=ReasonCode.ZERO_POINT,
+                    message=f"TensorRT refuses the file: {node.op} node {node.label!r} has the zero"
+                    f" point {value:g}, and it takes 0 alone",
+                    source="onnx-tensorrt: Non-zero zero point is not supported",
+                )
+    return None
+
+
+def quantized_tensors(scope: Scope) -> frozenset[str]:
+    """Tensors that are used by QuantizeLinear alone, or reach it through ops that fuse.
+
+    One pass from the outputs to the inputs; a tensor with any other use stays in float.
+    """
+    if not any(node.proto.op_type in QUANTIZE for node in scope.nodes):
+        return frozenset()
+    found: set[str] = set()
+    for node in reversed(scope.nodes):
+        for name in node.proto.output:
+            users = scope.users.get(name, ())
+            if users and name not in scope.outputs and all(_quantizes(u, found) for u in users):
+                found.add(name)
+    return frozenset(found)
+
+
+def _quantizes(user: Node, found: set[str]) -> bool:
+    proto = user.proto
+    if proto.op_type in QUANTIZE:
+        return True
+    return proto.op_type in _UP_TO_QUANTIZE and bool(proto.output) and proto.output[0] in found
+
+
+def _quantized_dtype(step: Step) -> str:
+    """What a quantize node writes: the zero point's type, else the attribute, else uint8."""
+    node = step.node.proto
+    if node.op_type == "TRT_FP8QuantizeLinear":
+        return "float8_e4m3fn"
+    if len(node.input) > 2 and node.input[2]:
+        tensor = step.scope.constant(node.input[2])
+        if tensor is not None:
+            return dtype_name(tensor)
+    return DTYPES.get(integer(node, "output_dtype", 2), "unknown")
+
+
+def _zero_point(node: Node, scope: Scope) -> float | None:
+    """The zero point that is furthest from 0; None where it is not a readable constant."""
+    proto = node.proto
+    if len(proto.input) < 3 or not proto.input[2]:
+        return 0.0
+    tensor = scope.constant(proto.input[2])
+    if tensor is None:
+        return None
+    if not is_readable(dtype_name(tensor)):
+        return 0.0  # packed types are refused for their type
+    values = read_tensor(tensor, scope.path).astype(np.float32).reshape(-1)
+    return float(values[np.argmax(np.abs(values))]) if values.size else 0.0

@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cached_property
+from math import prod
 from pathlib import Path
 
 import onnx
 
 from twofour.errors import BadInputError
 from twofour.graph.files import external_data, external_tensors, fill_in, parse_model
-from twofour.graph.nodes import graph_nodes
-from twofour.graph.scope import check_functions
+from twofour.graph.scope import Node, Scope, check_functions, scopes
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.records.export import ANONYMOUS, GraphNode, TensorShape
 from twofour.records.options import SizeRange
 from twofour.records.weights import Pattern
 
+_TOO_MANY_VALUES = 1 << 63
 _SIZE_KEY = "twofour.size."
 _RANGE = re.compile(r"(\d{1,10})\.\.(\d{1,10})?")
 _State = tuple[tuple[Path, int, int, int], ...]
@@ -133,6 +134,19 @@ def open_onnx(path: Path) -> OpenedModel:
         raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def graph_nodes(model: onnx.ModelProto) -> tuple[GraphNode, ...]:
+    """Every node of the main graph and then of its subgraphs, under the names of find_weights.
+
+    Shapes are those the file declares (graph inputs, outputs and value_info); none is inferred.
+    """
+    return tuple(
+        _record(node, scope, shapes)
+        for scope in scopes(model, None)
+        for shapes in [_declared_shapes(scope.graph)]
+        for node in scope.nodes
+    )
+
+
 def range_metadata(ranges: Iterable[SizeRange]) -> dict[str, str]:
     """Entries of a model's metadata_props, such as twofour.size.sequence: 1..512.
 
@@ -155,3 +169,37 @@ def _shape(value: onnx.ValueInfoProto) -> TensorShape:
         for d in tensor.shape.dim
     )
     return TensorShape(name=value.name, dtype=dtype, shape=dims)
+
+
+def _record(node: Node, scope: Scope, shapes: dict[str, tuple[int | None, ...]]) -> GraphNode:
+    proto = node.proto
+    outputs = tuple(proto.output)
+    return GraphNode(
+        name=node.name,
+        label=node.label,
+        op=proto.op_type,
+        domain=proto.domain,
+        inputs=tuple(proto.input),
+        outputs=outputs,
+        constants=tuple(name for name in proto.input if name and scope.constant(name)),
+        output_shape=shapes.get(outputs[0]) if outputs else None,
+        unnamed=not proto.name,
+    )
+
+
+def _declared_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int | None, ...]]:
+    declared = {
+        value.name: tuple(
+            dim.dim_value if dim.HasField("dim_value") else None
+            for dim in value.type.tensor_type.shape.dim
+        )
+        for value in (*graph.value_info, *graph.input, *graph.output)
+        if value.type.tensor_type.HasField("shape")
+    }
+    return {name: shape for name, shape in declared.items() if _is_possible(shape)}
+
+
+def _is_possible(shape: tuple[int | None, ...]) -> bool:
+    """No memory holds a tensor of 2^63 values; a damaged file may well declare one."""
+    known = [size for size in shape if size is not None]
+    return all(size >= 0 for size in known) and prod(known) < _TOO_MANY_VALUES

@@ -68,6 +68,11 @@ class Scope:
             scope = scope.parent
         return scope
 
+    def constant(self, name: str) -> onnx.TensorProto | None:
+        """The dense constant of that name, seen from here; None where it is none."""
+        owner = self.owner(name)
+        return None if owner is None else owner.constants.get(name)
+
     def is_fixed(self, name: str) -> bool:
         """Whether the tensor depends on constants alone."""
         owner = self.owner(name)
@@ -146,10 +151,8 @@ def static_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
 
 def tensor_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
     """Shape of a constant or of a tensor with a declared static shape; None where unknown."""
-    owner = scope.owner(name)
-    if owner is not None and name in owner.constants:
-        return shape_of(owner.constants[name])
-    return static_shape(scope, name)
+    constant = scope.constant(name)
+    return static_shape(scope, name) if constant is None else shape_of(constant)
 
 
 def _constant_integers(scope: Scope, name: str) -> tuple[int, ...]:

@@ -12,6 +12,24 @@ from twofour.graph.scope import Node, Scope, integer, integers, is_standard, ten
 from twofour.records.weights import Reason, ReasonCode
 
 CUTS = ("Split", "Slice")
+QUANTIZE = ("QuantizeLinear", "TRT_FP8QuantizeLinear")
+DEQUANTIZE = ("DequantizeLinear", "TRT_FP8DequantizeLinear")
+_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+LOOKUPS = ("Gather", "GatherND", "GatherElements")
+"""Ops that take rows, or matrices of a stack, by indices."""
+STACK = 3
+"""Least rank of an array that products pick a matrix from; of others a look-up picks rows."""
+FOLLOWED = (
+    *(*QUANTIZE, *DEQUANTIZE, *_RESHAPES, *CUTS),
+    *("Cast", "CastLike", "Gather", "Identity", "Transpose"),
+)
+"""Ops that keep the values of their first input, in other places or another type."""
+_BREAKS = ("Transpose", "Gather", *CUTS)
+"""Steps between which reshapes are one."""
+_OWN_DOMAINS = ("TRT_FP8QuantizeLinear", "TRT_FP8DequantizeLinear")
+_MOST_STEPS = 64
+"""A longer way is no way that a weight takes; the bound keeps tracing linear in the graph."""
+_FOLD = "fold constants (onnxruntime offline optimisation, onnxsim) and try again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +81,6 @@ def _axis(axis: int, shape: tuple[int, ...]) -> int:
     if not -len(shape) <= axis < len(shape):
         raise ValueError(axis)
     return axis % len(shape)
-
-
-QUANTIZE = ("QuantizeLinear", "TRT_FP8QuantizeLinear")
-DEQUANTIZE = ("DequantizeLinear", "TRT_FP8DequantizeLinear")
-_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
-LOOKUPS = ("Gather", "GatherND", "GatherElements")
-"""Ops that take rows, or matrices of a stack, by indices."""
-STACK = 3
-"""Least rank of an array that products pick a matrix from; of others a look-up picks rows."""
-_FOLLOWED = (
-    *(*QUANTIZE, *DEQUANTIZE, *_RESHAPES, *CUTS),
-    *("Cast", "CastLike", "Gather", "Identity", "Transpose"),
-)
-_BREAKS = ("Transpose", "Gather", *CUTS)
-"""Steps between which reshapes are one."""
-_OWN_DOMAINS = ("TRT_FP8QuantizeLinear", "TRT_FP8DequantizeLinear")
-_MOST_STEPS = 64
-"""A longer way is no way that a weight takes; the bound keeps tracing linear in the graph."""
-_FOLD = "fold constants (onnxruntime offline optimisation, onnxsim) and try again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +237,7 @@ def _called(node: Node) -> str:
 
 def _is_followed(node: Node) -> bool:
     proto = node.proto
-    named = proto.op_type in _FOLLOWED and bool(proto.input) and bool(proto.input[0])
+    named = proto.op_type in FOLLOWED and bool(proto.input) and bool(proto.input[0])
     return named and (is_standard(proto) or proto.op_type in _OWN_DOMAINS)
 
 

@@ -13,8 +13,14 @@ import onnx
 from twofour.errors import naming
 from twofour.graph.constants import not_covered
 from twofour.graph.files import is_external, storage_key
-from twofour.graph.layers import Layer, find_layer, has_weight, weight_input
-from twofour.graph.precision import quantized_tensors, refusal_reason
+from twofour.graph.layers import (
+    Layer,
+    find_layer,
+    has_weight,
+    quantized_tensors,
+    refusal_reason,
+    weight_input,
+)
 from twofour.graph.scope import Node, Scope, function_scopes, scopes
 from twofour.graph.trace import CUTS
 from twofour.records.weights import NotCovered, Pattern, Reason, ReasonCode, Weight
@@ -46,35 +52,29 @@ def find_weights(
     shapes or zero points lie in external data. Raises BadInputError for a damaged graph.
     """
     with naming(path):
-        return _find_weights(model, pattern, path)
-
-
-def _find_weights(
-    model: onnx.ModelProto, pattern: Pattern | None, path: Path | None
-) -> GraphWeights:
-    opened = list(scopes(model, path))
-    layers: list[Layer] = []
-    products = 0
-    for scope in opened:
-        quantized = quantized_tensors(scope)
-        for node in filter(has_weight, scope.nodes):
-            position = weight_input(scope, node)
-            if position is None:
-                products += node.op == "MatMul"
-                continue
-            goes_on = any(name in quantized for name in node.proto.output)
-            layers.append(find_layer(scope, node, position, pattern, quantized=goes_on))
-    return GraphWeights(
-        weights=_with_refusal(_tied(layers, opened), refusal_reason(opened)),
-        tensors=tuple(layer.found.tensor for layer in layers),
-        activation_products=products,
-        not_covered=not_covered(
-            (*opened, *function_scopes(model, path)),
-            model.functions,
-            frozenset(id(layer.found.tensor) for layer in layers),
-            {layer.node: layer.position for layer in layers},
-        ),
-    )
+        opened = list(scopes(model, path))
+        layers: list[Layer] = []
+        products = 0
+        for scope in opened:
+            quantized = quantized_tensors(scope)
+            for node in filter(has_weight, scope.nodes):
+                position = weight_input(scope, node)
+                if position is None:
+                    products += node.op == "MatMul"
+                    continue
+                goes_on = any(name in quantized for name in node.proto.output)
+                layers.append(find_layer(scope, node, position, pattern, quantized=goes_on))
+        return GraphWeights(
+            weights=_with_refusal(_tied(layers, opened), refusal_reason(opened)),
+            tensors=tuple(layer.found.tensor for layer in layers),
+            activation_products=products,
+            not_covered=not_covered(
+                (*opened, *function_scopes(model, path)),
+                model.functions,
+                frozenset(id(layer.found.tensor) for layer in layers),
+                {layer.node: layer.position for layer in layers},
+            ),
+        )
 
 
 def _with_refusal(weights: tuple[Weight, ...], refusal: Reason | None) -> tuple[Weight, ...]:
@@ -99,7 +99,7 @@ def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
             sharing[storage_key(layer.found.tensor)].append(layer)
     twins = _external_twins(opened)
     again = _names_again(opened)
-    told = {layer.node: layer.weight for layer in layers}
+    rows = {layer.node: layer.weight for layer in layers}
     for key, group in sharing.items():
         places = {place for layer in group for place in layer.found.places}
         places.update(twins.get(key, ()))
@@ -109,14 +109,13 @@ def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
         listed = tuple(islice(dict.fromkeys((*labels, *others, *parts)), _MOST_TIED + 1))
         tables = tuple(islice(dict.fromkeys(_lookups(places, known)), _MOST_TIED))
         for layer in group:
-            mine = layer.node.label
-            told[layer.node] = replace(
+            rows[layer.node] = replace(
                 _in_pieces(layer, (*others, *parts)),
                 weight=_unique(layer, again),
-                tied_to=tuple(n for n in listed if n != mine)[:_MOST_TIED],
+                tied_to=tuple(n for n in listed if n != layer.node.label)[:_MOST_TIED],
                 looked_up_by=tables,
             )
-    return tuple(told[layer.node] for layer in layers)
+    return tuple(rows[layer.node] for layer in layers)
 
 
 def _other_pieces(group: Sequence[Layer]) -> Iterator[tuple[Scope, str]]:

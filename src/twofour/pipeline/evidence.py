@@ -135,7 +135,7 @@ def _nodes(
     model: OpenedModel, inputs: Path | None
 ) -> tuple[tuple[GraphNode, ...], Mapping[str, int]]:
     """The nodes, and the free sizes that were taken from the example inputs."""
-    from twofour.graph.nodes import graph_nodes
+    from twofour.graph.opened import graph_nodes
 
     sizes = {} if inputs is None else _example_sizes(model.inputs, inputs)
     proto = model.copy()
