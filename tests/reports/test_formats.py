@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from twofour.cli.app import app
 from twofour.errors import BadInputError
 from twofour.pipeline.compare import compare as comparing
 from twofour.records.latency import LatencyComparison
-from twofour.reports.document import Document
+from twofour.reports import FORMATS, renderer
+from twofour.reports.document import Document, Plot
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.formats import FORMATS, renderer
 from twofour.reports.latency_document import latency_document
+from twofour.reports.svg import Drawing
+from twofour.reports.terminal import plain_text
 
 
 def toy(document: Document) -> str:
@@ -35,6 +38,25 @@ def test_a_format_that_is_added_gets_every_report() -> None:
     render = renderer("toy")
     assert "layer op C x K kernel type pattern" in str(render(eligibility_document(every_status())))
     assert "variant median ms p90 ms" in str(render(latency_document(run_folder())))
+
+
+@pytest.mark.parametrize("name", ["table", "markdown", "csv"])
+def test_formats_without_plots_draw_none(name: str) -> None:
+    def draw() -> Drawing:
+        raise AssertionError("drawn for nobody")
+
+    plot = Plot(caption="channels", draw=draw, note="")
+    made = Document(name="m", about="report", title="Report", lead=(plot,), blocks=(plot,))
+    plain_text(renderer(name)(made))
+
+
+def test_a_page_has_no_place_for_a_plot_of_nothing_but_says_why_where_it_can() -> None:
+    bare = Plot(caption="channels", draw=lambda: None, note="larger marks")
+    made = Document(name="m", about="report", title="Report", blocks=(bare,))
+    assert "<figure>" not in str(renderer("html")(made))
+    page = str(renderer("html")(replace(made, blocks=(replace(bare, absent="no channels"),))))
+    assert '<p class="empty">no channels</p>' in page
+    assert "larger marks" not in page
 
 
 @pytest.mark.usefixtures("with_toy")

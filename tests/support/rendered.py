@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.latency import LatencyComparison, LayerContrast
-from twofour.reports import csv, html, latency_plots, markdown, plots, svg, terminal
-from twofour.reports.document import Drawing
+from twofour.reports import csv, eligibility_plots, html, latency_plots, markdown, terminal
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.latency_document import latency_document
+from twofour.reports.svg import Drawing
 
 
 def eligibility_table(report: EligibilityReport) -> RenderableType:
@@ -61,16 +61,16 @@ def waterfall(contrast: LayerContrast) -> str | None:
 
 
 def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> str:
-    return svg.render(plots.status_bar(numbers, noun))
+    return html.drawn(eligibility_plots.status_bar(numbers, noun))
 
 
 def size_plot(verdicts: Sequence[Verdict]) -> str | None:
-    return _drawn(plots.size_plot(verdicts))
+    return _drawn(eligibility_plots.size_plot(verdicts))
 
 
 def time_plot(verdicts: Sequence[Verdict]) -> str | None:
-    return _drawn(plots.time_plot(verdicts))
+    return _drawn(eligibility_plots.time_plot(verdicts))
 
 
 def _drawn(drawing: Drawing | None) -> str | None:
-    return None if drawing is None else svg.render(drawing)
+    return None if drawing is None else html.drawn(drawing)

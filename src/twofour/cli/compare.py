@@ -12,13 +12,11 @@ from twofour.cli.console import TerminalProgress, say, show, show_text
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.errors import INTERRUPTED, NOT_JUDGED, BadInputError, PatternBrokenError
 from twofour.records.options import CompareOptions
+from twofour.reports import TABLE
 
 if TYPE_CHECKING:
     from twofour.records.latency import LatencyComparison
-from twofour.reports.formats import TABLE
-
-if TYPE_CHECKING:
-    from twofour.reports.formats import Renderer
+    from twofour.reports import Renderer
 
 
 @guarded

@@ -10,11 +10,11 @@ import typer
 from twofour.engines.registry import AUTO, builders
 from twofour.errors import BadInputError
 from twofour.records.options import AllowedType, DynamicAxis, Precision
-from twofour.reports.formats import FORMATS, TABLE, renderer
+from twofour.reports import FORMATS, TABLE, renderer
 
 if TYPE_CHECKING:
     from twofour.pipeline.evidence import EvidenceFiles
-    from twofour.reports.formats import Renderer
+    from twofour.reports import Renderer
 
 
 ENGINE_WORDS = (AUTO, *(row.name for row in builders()))

@@ -12,7 +12,7 @@ from twofour.cli.console import say, show, show_text
 from twofour.cli.guard import guarded
 from twofour.errors import PatternBrokenError
 from twofour.records.weights import ReasonCode
-from twofour.reports.formats import TABLE
+from twofour.reports import TABLE
 
 if TYPE_CHECKING:
     from twofour.eligibility.gates import Gates

@@ -1,1 +1,42 @@
-"""Rules and evidence -> a verdict for every layer, and its renderers; no torch, onnx, tensorrt."""
+"""Records -> one Document -> a format of it; no torch, onnx, tensorrt.
+
+A format has a name here, and a module whose `render` makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, TypeAlias
+
+from twofour.errors import BadInputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from twofour.reports.document import Document
+
+Renderer: TypeAlias = "Callable[[Document], RenderableType]"
+"""A text, or what rich draws to the width of the terminal."""
+
+TABLE = "table"
+FORMATS: dict[str, str | Renderer] = {
+    TABLE: "twofour.reports.terminal",
+    "markdown": "twofour.reports.markdown",
+    "csv": "twofour.reports.csv",
+    "html": "twofour.reports.html",
+}
+"""Modules are imported when they are asked for."""
+
+
+def renderer(name: str) -> Renderer:
+    """What makes this format of a document; raises BadInputError for a name that none has."""
+    found = FORMATS.get(name)
+    if found is None:
+        raise BadInputError(
+            f"--format: there is no format {name!r}", hint=f"one of {', '.join(FORMATS)}"
+        )
+    if not isinstance(found, str):
+        return found
+    render: Renderer = import_module(found).render
+    return render

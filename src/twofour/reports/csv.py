@@ -26,8 +26,9 @@ def render(document: Document) -> str:
     """The table for scripts, or each cell of each table as it is shown, and exactly."""
     if document.data is None:
         return _written((CELLS, *(row for table in document.tables for row in _cells(table))))
-    heads = tuple(column.head for column in document.data.columns)
-    return _written((heads, *zip(*(c.values for c in document.data.columns), strict=True)))
+    columns = document.data().columns
+    heads = tuple(column.head for column in columns)
+    return _written((heads, *zip(*(column.values for column in columns), strict=True)))
 
 
 def _cells(table: Table) -> Iterator[tuple[Value, ...]]:

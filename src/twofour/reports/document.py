@@ -9,7 +9,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from twofour.reports.svg import Drawing
 
 _T = TypeVar("_T")
 Value: TypeAlias = "str | float | None"
@@ -90,9 +93,10 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     legend: str | None = None
-    folds: tuple[Fold, ...] = ()
-    """Every row in exactly one of them; () where no rows are alike."""
-    details: tuple[RowDetails, ...] = ()
+    folds: Callable[[], tuple[Fold, ...]] | None = None
+    """Gives every row in exactly one of them; None where no rows are alike."""
+    details: Callable[[int], RowDetails] | None = None
+    """Gives those of a row."""
     style: str = ""
     """"cards" or "layers", which an HTML page sets in a way of their own."""
 
@@ -106,10 +110,10 @@ class Table:
 
         A reason that is not word for word that of every row says so.
         """
-        if not self.folds:
+        if self.folds is None:
             return self
-        columns = tuple(_folded(column, self.folds) for column in self.columns)
-        return replace(self, columns=columns, folds=())
+        folds = self.folds()
+        return replace(self, columns=tuple(_folded(c, folds) for c in self.columns), folds=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,25 +136,18 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """An SVG element: its attributes in order, a title to point at, text, elements within it."""
-
-    tag: str
-    attributes: tuple[tuple[str, str], ...] = ()
-    title: str | None = None
-    text: str = ""
-    parts: tuple[Drawing, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A plot with what it shows above it and how to read it beneath."""
+    """A plot with what it shows above it and how to read it beneath.
+
+    It is drawn by the formats that show it, as plots of many layers take longer than the tables.
+    """
 
     kind: ClassVar[str] = "plot"
     caption: str
-    drawing: Drawing | None
+    draw: Callable[[], Drawing | None]
     note: str
-    """In place of a drawing, why there is none."""
+    absent: str = ""
+    """Why there is no drawing; without such words nothing is shown in its place."""
     key: tuple[tuple[Drawing, str], ...] = ()
     """Marks and what they stand for."""
 
@@ -192,7 +189,7 @@ class Document:
     blocks: tuple[Block, ...]
     appendix: tuple[Block, ...] = ()
     """What a terminal has no room for; of names it gives the first."""
-    data: Table | None = None
+    data: Callable[[], Table] | None = None
     """Everything as one table for scripts, a row per thing; None: a row per cell of the tables."""
 
     @property

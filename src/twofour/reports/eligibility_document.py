@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite, prod
 
 from twofour.eligibility.cells import (
@@ -25,7 +26,7 @@ from twofour.records.export import Accuracy
 from twofour.records.latency import LatencyComparison
 from twofour.records.run import BuildResult
 from twofour.records.weights import NotCovered, ReasonCode
-from twofour.reports import plots
+from twofour.reports import eligibility_plots as plots
 from twofour.reports.document import (
     Column,
     Document,
@@ -86,7 +87,7 @@ def eligibility_document(
             None if build is None else _engines(build),
             None if times is None else latency_section(times, "Latency"),
         ),
-        data=_data(report, layers),
+        data=partial(_data, report, layers),
     )
 
 
@@ -127,8 +128,8 @@ def layers_table(verdicts: Sequence[Verdict]) -> Table:
     return Table(
         title="",
         columns=tuple(columns),
-        folds=folds(verdicts),
-        details=tuple(map(_details, verdicts)),
+        folds=partial(folds, verdicts),
+        details=lambda row: _details(verdicts[row]),
         style="layers",
     )
 
@@ -207,37 +208,38 @@ def _bars(report: EligibilityReport) -> Section | None:
     weights[LayerStatus.UNCOVERED] = report.summary.weights_not_covered
     return section(
         None,
-        Plot(caption="by layers", drawing=plots.status_bar(layers, "layer"), note=""),
-        Plot(caption="by weights", drawing=plots.status_bar([*weights.items()], "weight"), note=""),
+        _bar("layer", layers),
+        _bar("weight", [*weights.items()]),
         style="bars",
     )
+
+
+def _bar(noun: str, numbers: Sequence[tuple[LayerStatus, int]]) -> Plot:
+    return Plot(caption=f"by {noun}s", draw=partial(plots.status_bar, numbers, noun), note="")
 
 
 def _plots(verdicts: Sequence[Verdict]) -> Section | None:
     there = set(map(status_of, verdicts))
     key = tuple((plots.marker(status), status.value) for status in LayerStatus if status in there)
-    sizes, tactics = plots.size_plot(verdicts), plots.time_plot(verdicts)
     known = sum(tactic_times(v) is not None for v in verdicts)
     return section(
         None,
         Plot(
             caption="Channels of every layer, coloured by what becomes of it",
-            drawing=sizes,
+            draw=partial(plots.size_plot, verdicts),
             key=key,
-            note="No layer with known channels."
-            if sizes is None
-            else "Larger marks stand for more layers of one size; different marks of one size stand"
+            note="Larger marks stand for more layers of one size; different marks of one size stand"
             f" side by side. Dashed: {LARGE_ENOUGH} channels.",
+            absent="No layer with known channels.",
         ),
         Plot(
             caption="Fastest sparse against fastest dense tactic, per layer",
-            drawing=tactics,
+            draw=partial(plots.time_plot, verdicts),
             key=key,
-            note="No layer has the times of both a sparse and a dense tactic: they come from the "
-            "verbose build log of a TensorRT build with sparse weights allowed."
-            if tactics is None
-            else f"{known:,} of {count(len(verdicts), 'layer')} have the times of both a sparse "
+            note=f"{known:,} of {count(len(verdicts), 'layer')} have the times of both a sparse "
             "and a dense tactic.",
+            absent="No layer has the times of both a sparse and a dense tactic: they come from the "
+            "verbose build log of a TensorRT build with sparse weights allowed.",
         ),
         style="plots",
     )

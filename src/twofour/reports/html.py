@@ -10,11 +10,13 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from typing import TypeAlias, TypeGuard
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from markupsafe import Markup, escape
 
-from twofour.reports import svg
 from twofour.reports.document import (
     Block,
     Column,
@@ -22,11 +24,16 @@ from twofour.reports.document import (
     Kind,
     Lines,
     Role,
+    RowDetails,
     Section,
     Table,
     split_code,
 )
-from twofour.reports.templates import asset, environment
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from twofour.reports.svg import Drawing
 
 Choices: TypeAlias = tuple[list[tuple[str, str, int]], list[tuple[str, int]]]
 _NOT_IN_JSON = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
@@ -40,9 +47,11 @@ def render(document: Document) -> str:
     """
     layers = next((t for t in document.tables if t.style == "layers"), None)
     styles = ["report.css", *(["latency.css"] if _has_latency(document) else [])]
-    style = Markup("").join(map(asset, styles))
-    script = None if layers is None else asset("report.js")
-    known = {"draw": svg.render, "cell": _cell, "reason": _reason, "choices": _choices(document)}
+    style = Markup("").join(map(_asset, styles))
+    script = None if layers is None else _asset("report.js")
+    details = _details(layers)
+    choices = _choices(document, details)
+    known = {"draw": drawn, "cell": _cell, "reason": _reason, "choices": choices}
     return (
         environment()
         .get_template("page.html.j2")
@@ -54,9 +63,36 @@ def render(document: Document) -> str:
             policy=_policy(style, script),
             style=style,
             script=script,
-            data=None if layers is None else _script_data(layers),
+            data=None if layers is None else _script_data(layers, details),
         )
     )
+
+
+def drawn(drawing: Drawing) -> Markup:
+    """The drawing as SVG text."""
+    module = environment().get_template("plot.svg.j2").module
+    draw: Callable[[Drawing], Markup] = vars(module)["draw"]
+    return draw(drawing)
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """The templates of the pages: every text is escaped, no name may be missing."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("twofour.reports", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _asset(name: str) -> Markup:
+    """A style or script that lies beside the templates, on lines of its own."""
+    text = (files("twofour.reports") / "templates" / name).read_text(encoding="utf-8")
+    return Markup(f"\n{text}")  # noqa: S704 -- a file of this package
 
 
 def _is_title(block: Block) -> TypeGuard[Lines]:
@@ -107,20 +143,26 @@ def _reason(text: str) -> Markup:
     return escape(text) if found is None else Markup("<code>{}</code>: {}").format(*found)
 
 
-def _codes(layers: Table, at: int) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(code for code, _, _ in layers.details[at].reasons))
+def _details(layers: Table | None) -> tuple[RowDetails, ...]:
+    if layers is None or layers.details is None:
+        return ()
+    return tuple(map(layers.details, range(len(layers.rows))))
 
 
-def _choices(document: Document) -> Choices:
+def _codes(details: RowDetails) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(code for code, _, _ in details.reasons))
+
+
+def _choices(document: Document, details: Sequence[RowDetails]) -> Choices:
     """What layers can be filtered by, counted: verdicts (slug, title) and codes."""
-    by_style = {table.style: table for table in document.tables}
-    if "layers" not in by_style:
+    if not details:
         return [], []
+    by_style = {table.style: table for table in document.tables}
     cards, layers = by_style["cards"].columns[0], by_style["layers"]
     found = Counter(_column(layers, "verdict").slugs)
     titles = zip(cards.slugs, cards.cells, strict=True)
     verdicts = [(slug, title or "", found[slug]) for slug, title in titles if found[slug]]
-    codes = Counter(code for at in range(len(layers.rows)) for code in _codes(layers, at))
+    codes = Counter(code for row in details for code in _codes(row))
     return verdicts, sorted(codes.items())
 
 
@@ -128,21 +170,20 @@ def _column(table: Table, key: str) -> Column:
     return next(column for column in table.columns if column.key == key)
 
 
-def _script_data(layers: Table) -> Markup:
+def _script_data(layers: Table, details: Sequence[RowDetails]) -> Markup:
     """What the script sorts and filters by and the details it shows, as JSON that is safe here."""
-    rows = [_layer_data(layers, at) for at in range(len(layers.rows))]
+    rows = [_layer_data(layers, at, row) for at, row in enumerate(details)]
     text = json.dumps(rows, separators=(",", ":"), allow_nan=False)
     # everything but ASCII is an escape already, U+2028 and lone surrogates among it
     return Markup(text.translate(_NOT_IN_JSON))  # noqa: S704 -- no character of HTML is left
 
 
-def _layer_data(layers: Table, at: int) -> dict[str, object]:
+def _layer_data(layers: Table, at: int, details: RowDetails) -> dict[str, object]:
     cells = {column.key: column.cells[at] for column in layers.columns}
-    details = layers.details[at]
     return {
         "name": cells["layer"],
         "status": _column(layers, "verdict").slugs[at],
-        "codes": _codes(layers, at),
+        "codes": _codes(details),
         "sort": {column.key: column.values[at] for column in layers.columns},
         "size": cells["size"],
         "verdict": cells["verdict"],

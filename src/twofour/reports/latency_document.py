@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from twofour.latency.naming import without_batch
 from twofour.records.latency import LatencyComparison, LayerContrast
@@ -10,7 +11,6 @@ from twofour.reports.document import (
     Block,
     Details,
     Document,
-    Drawing,
     Lines,
     Plot,
     Role,
@@ -84,10 +84,10 @@ def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
     """The sweep, each batch (the first one open), settings, what failed."""
     sizes = batches(comparison)
     yield sweep_grid(comparison)
-    yield _plot(
-        "Ratio over batch",
-        sweep_plot(comparison),
-        f"Whiskers: 95 % intervals. {_shaded(comparison)}",
+    yield Plot(
+        caption="Ratio over batch",
+        draw=partial(sweep_plot, comparison),
+        note=f"Whiskers: 95 % intervals. {_shaded(comparison)}",
     )
     for number, batch in enumerate(sizes):
         blocks = present(*batch_grids(comparison, batch), *_batch_plots(comparison, batch))
@@ -99,32 +99,28 @@ def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
     yield failures_grid(comparison)
 
 
-def _batch_plots(comparison: LatencyComparison, batch: int | None) -> Iterator[Plot | None]:
-    yield _plot(
-        "Time over the baseline's",
-        ratio_plot(comparison, batch),
-        "Disc: faster; diamond: slower; ring: no difference; box: undecided. "
+def _batch_plots(comparison: LatencyComparison, batch: int | None) -> Iterator[Plot]:
+    yield Plot(
+        caption="Time over the baseline's",
+        draw=partial(ratio_plot, comparison, batch),
+        note="Disc: faster; diamond: slower; ring: no difference; box: undecided. "
         f"{_shaded(comparison)}",
     )
-    yield _plot(
-        "Every run of every variant",
-        sample_plot(comparison, batch),
-        "A dot is a run, the first round on top of its strip: a slant is drift, two columns are two"
-        " speeds. Box: the middle half; at the edges: runs beyond the axis.",
+    yield Plot(
+        caption="Every run of every variant",
+        draw=partial(sample_plot, comparison, batch),
+        note="A dot is a run, the first round on top of its strip: a slant is drift, two columns are "
+        "two speeds. Box: the middle half; at the edges: runs beyond the axis.",
     )
 
 
 def _layers(contrast: LayerContrast) -> Iterator[Block | None]:
     yield layer_grid(contrast)
-    yield _plot(
-        "From the baseline's layers to the variant's",
-        waterfall(contrast),
-        "Per cent: of the difference between both sums.",
+    yield Plot(
+        caption="From the baseline's layers to the variant's",
+        draw=partial(waterfall, contrast),
+        note="Per cent: of the difference between both sums.",
     )
-
-
-def _plot(caption: str, drawing: Drawing | None, note: str) -> Plot | None:
-    return None if drawing is None else Plot(caption=caption, drawing=drawing, note=note)
 
 
 def _shaded(comparison: LatencyComparison) -> str:

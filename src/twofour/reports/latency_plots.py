@@ -19,7 +19,6 @@ from twofour.records.latency import (
     LayerContrastRow,
     NoiseFloor,
 )
-from twofour.reports.document import Drawing
 from twofour.reports.latency_grids import (
     VERDICT_SLUGS,
     decimal_places,
@@ -40,6 +39,7 @@ from twofour.reports.svg import (
     RIGHT,
     TOP,
     WIDTH,
+    Drawing,
     Scale,
     apart,
     frame,

@@ -1,15 +1,10 @@
-"""Plots as SVG: scales, ticks, axes and labels, one code for all; the template escapes."""
+"""Drawings in SVG's terms: shapes, scales, ticks, axes and labels, one code for all plots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
-
-from markupsafe import Markup
-
-from twofour.reports.document import Drawing
-from twofour.reports.templates import environment
 
 WIDTH, LEFT, RIGHT = 1000, 300, 190
 """Pixels of a plot with rows and of its margins for names and figures; the page scales it."""
@@ -22,11 +17,15 @@ _MOST = 9
 """Ticks on an axis."""
 
 
-def render(drawing: Drawing) -> Markup:
-    """The drawing as SVG text."""
-    module = environment().get_template("plot.svg.j2").module
-    draw: Callable[[Drawing], Markup] = vars(module)["draw"]
-    return draw(drawing)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """An SVG element: its attributes in order, a title to point at, text, elements within it."""
+
+    tag: str
+    attributes: tuple[tuple[str, str], ...] = ()
+    title: str | None = None
+    text: str = ""
+    parts: tuple[Drawing, ...] = ()
 
 
 def shape(

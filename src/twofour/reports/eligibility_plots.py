@@ -12,8 +12,7 @@ from twofour.eligibility.cells import name_cell, tactic_times, times_words
 from twofour.eligibility.rules import LARGE_ENOUGH
 from twofour.eligibility.totals import LayerStatus, status_of
 from twofour.records.eligibility import Verdict
-from twofour.reports.document import Drawing
-from twofour.reports.svg import BOTTOM, TOP, Scale, frame, shape, x_axis, y_axis
+from twofour.reports.svg import BOTTOM, TOP, Drawing, Scale, frame, shape, x_axis, y_axis
 from twofour.words import count, share
 
 _WIDTH, _HEIGHT = 620, 420
