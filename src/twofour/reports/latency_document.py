@@ -109,8 +109,8 @@ def _batch_plots(comparison: LatencyComparison, batch: int | None) -> Iterator[P
     yield Plot(
         caption="Every run of every variant",
         draw=partial(sample_plot, comparison, batch),
-        note="A dot is a run, the first round on top of its strip: a slant is drift, two columns are "
-        "two speeds. Box: the middle half; at the edges: runs beyond the axis.",
+        note="A dot is a run, the first round on top of its strip: a slant is drift, two columns "
+        "are two speeds. Box: the middle half; at the edges: runs beyond the axis.",
     )
 
 
