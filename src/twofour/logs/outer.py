@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from twofour.logs.prefix import DATE_END, MESSAGE, TAGS, has_own_prefix, loads, unquoted
+from twofour.logs.prefix import MESSAGE_START, TAGS, TAGS_START, has_own_prefix, loads, unquoted
 
 _PAIR = re.compile(
     r"(?:^|(?<=[\s{,]))([A-Za-z_@][\w.@-]{0,40})="
@@ -150,7 +150,7 @@ class OuterPrefixes:
         """How many of the lines begin with no known prefix; what stands before those is learned."""
         unknown = 0
         for line in lines:
-            if line[DATE_END:MESSAGE] not in TAGS and not has_own_prefix(line):
+            if line[TAGS_START:MESSAGE_START] not in TAGS and not has_own_prefix(line):
                 unknown += 1
                 self._learn(line)
         return unknown

@@ -15,7 +15,7 @@ from twofour.logs.build import OpenBuild
 from twofour.logs.layer_info import detailed_layer, listed_layer
 from twofour.logs.messages import Handler, dispatch_table
 from twofour.logs.outer import OuterPrefixes, OuterSuffixes
-from twofour.logs.prefix import ANY, BARE, LogicalLine
+from twofour.logs.prefix import ANY, BARE, LogicalLine, named
 from twofour.logs.sparsity import FUSING, MARK, fused, raw_line
 from twofour.logs.tactics import COSTS, GPU_ERROR, NAME, RUNNER, SET_NAME, TACTIC
 from twofour.logs.unwrap import KEY_LENGTH, Unwrapper
@@ -81,7 +81,7 @@ class LogParser:
         for line in self._unwrap.messages(lines, raw):
             message, _, _, _, style = line
             if style is not None or not self._calm:
-                self._careful(LogicalLine._make(line))
+                self._careful(named(line))
                 continue
             key = message[:KEY_LENGTH]
             if key == _TIMED:
@@ -91,16 +91,17 @@ class LogParser:
             elif (handlers := table(key)) is not None:
                 for start, handler in handlers:
                     if message.startswith(start):
-                        handler(parts.build, LogicalLine._make(line))
+                        handler(parts.build, named(line))
             elif SET_NAME in message:
                 parts.build.tuning.set_name(line)
             elif "actic" in message or FUSING in message or "(" in message[:2]:
-                self._unlisted(LogicalLine._make(line))
+                self._unlisted(named(line))
 
     def finish(self) -> list[Build]:
         """The builds, in order."""
-        for line in self._unwrap.last():
-            self._careful(LogicalLine._make(line))
+        line = self._unwrap.last()
+        if line is not None:
+            self._careful(named(line))
         self._decide(new=False)
         self._segments.build.last_line = max(self._unwrap.number, 1)
         self._segments.close()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from twofour.logs.budget import Budget
 from twofour.logs.layers import KEPT_TACTICS, Layer, Timing
 from twofour.logs.names import finite_ms, is_sparse_kernel, normal_id
-from twofour.logs.prefix import LogicalLine, Message
+from twofour.logs.prefix import LogicalLine, Message, named
 from twofour.records.log import LONGEST_RAW_LINE, AutotuningCounts, SkippedTactic, SkipReason
 
 GPU_ERROR = "GPU error during getBestTactic"
@@ -118,6 +118,7 @@ CHOICE = ">>>>>>>>>>>>>>> Chose Runner Type: "
 COSTS = "=============== Computing costs for"
 NAME = "Tactic Name:"
 SET_NAME = "Set Tactic Name: "
+_TIMED = (f"{NAME} ", TACTIC)
 FOREIGN_RUNNER = "Myelin"
 _REFORMAT = "Optimizer Reformat"
 """Timings of format changes between layers, not of a layer of the engine."""
@@ -129,15 +130,17 @@ _MAX_LAYERS = 50_000
 
 def is_cut(text: str) -> bool:
     """Whether a message of autotuning ends before its last word; False for any other message."""
-    if text.startswith((f"{NAME} ", TACTIC)):
+    if text.startswith(_TIMED):
         return time_of(text) is None and skipped_tactic(text, 0, None) is None
     if text.startswith(RUNNER):
         _, bracket, runner = text.rstrip().rpartition(" (")
         return not bracket or not runner.endswith(")")
     if text.startswith(CHOICE):
         return " Tactic: " not in text
-    _, found, named = text.rstrip().partition(SET_NAME)
-    return bool(found) and not named.partition(TACTIC)[2]
+    if SET_NAME not in text:
+        return False
+    _, found, kernel = text.rstrip().partition(SET_NAME)
+    return bool(found) and not kernel.partition(TACTIC)[2]
 
 
 def time_of(text: str) -> str | None:
@@ -215,7 +218,7 @@ class Tuning:
             self._kernel = None
             self._add(tactic, parts[3], kernel, line)
         else:
-            self.skipping(LogicalLine._make(line))
+            self.skipping(named(line))
 
     def set_name(self, line: Message) -> None:
         """`LAYER Set Tactic Name: K Tactic: ID` (to 8.5).
@@ -272,7 +275,7 @@ class Tuning:
         layer.fastest[sparse] = timing
         if sparse is None:
             return
-        raw = LogicalLine._make(line).quote.partition("\n")[0][:LONGEST_RAW_LINE]
+        raw = named(line).quote.partition("\n")[0][:LONGEST_RAW_LINE]
         timing.raw = raw if best is not None or self._budget.take_text(len(raw)) else None
         if best is not None and best is not timing:
             best.raw = None

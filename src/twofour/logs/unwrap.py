@@ -18,12 +18,13 @@ from twofour.logs.prefix import (
     AVERAGE,
     BARE,
     BRACKETS,
-    DATE_END,
-    MESSAGE,
+    MESSAGE_START,
     PLAIN,
+    TAGS_START,
     KnownPrefixes,
     LogicalLine,
     Message,
+    named,
     quoted,
     take_apart,
     without_polygraphy_extras,
@@ -88,15 +89,18 @@ class Unwrapper:
             level: str | None
             if line.startswith(prefix) and line[size : size + 1] not in BRACKETS:
                 message, level = line[size:], severity
-            elif (level := after_date(line[DATE_END:MESSAGE])) is not None:
-                message = line[MESSAGE:]
-            elif line.startswith(AVERAGE, DATE_END):
-                message, level = line[MESSAGE:], "I"
+            elif (level := after_date(line[TAGS_START:MESSAGE_START])) is not None:
+                message = line[MESSAGE_START:]
+            elif line.startswith(AVERAGE, TAGS_START):
+                message, level = line[MESSAGE_START:], "I"
             elif (met := self._prefixes.of(line)) is not None:
                 message, level = line[met[1] :], met[2]
             else:
                 self._held = held
-                yield from self._long_way(line, number, row)
+                if "\r" in line:
+                    yield from self._pieces(line, number, row)
+                elif (done := self._long_way(line, number, row)) is not None:
+                    yield done
                 held, broken = self._held, self._broken
                 prefix, size, severity = self._prefixes.first
                 after_date = AFTER_DATE.get(self._style, {}).get
@@ -109,56 +113,54 @@ class Unwrapper:
         self._held = held
         self.number = number
 
-    def last(self) -> Iterator[Message]:
+    def last(self) -> Message | None:
         """The message that the end of the source completes."""
-        yield from self._released()
+        held, self._held = self._held, None
+        return None if held is None else self._whole(held)
 
     # --- one line ----------------------------------------------------------------------------
 
-    def _long_way(self, line: str, number: int, row: str) -> Iterator[Message]:
+    def _pieces(self, line: str, number: int, row: str) -> Iterator[Message]:
+        """A line with carriage returns in it, each of which begins a line of its own."""
         pieces, rows = line.split("\r"), row.split("\r")
         rows = rows if len(rows) == len(pieces) else [row] * len(pieces)
         for piece, piece_row in zip(pieces, rows, strict=True):
-            found = take_apart(piece) if piece else None
-            if found is None:
-                if not self._goes_on(piece, number, piece_row):
-                    yield from self._released()
-                    yield from self._bare(piece.strip(), number, piece_row)
-                continue
-            yield from self._released()
-            if isinstance(found.style, Producer) or (found.style and self._style is None):
-                self._style = found.style
-            if line.endswith(found.message) and "\r" not in line:
-                self._prefixes.learn(line, found.message, found.severity)
-            message = found.message
-            if message.startswith("&&&& RUNNING"):
-                self._around.since = number
-            if found.style in {PLAIN, None, Producer.POLYGRAPHY}:
-                message = without_polygraphy_extras(message)
-            self._held = LogicalLine(
-                message.lstrip(), number, piece_row, found.severity, found.style or ANY
-            )
+            done = self._long_way(piece, number, piece_row)
+            if done is not None:
+                yield done
 
-    def _bare(self, text: str, number: int, row: str) -> Iterator[LogicalLine]:
+    def _long_way(self, line: str, number: int, row: str) -> Message | None:
+        """Hold the line, or add it to the message that is held; the one it completes."""
+        found = take_apart(line) if line else None
+        if found is None:
+            return None if self._goes_on(line, number, row) else self._bare(line, number, row)
+        done = self.last()
+        message, severity, style = found.message, found.severity, found.style
+        if isinstance(style, Producer) or (style and self._style is None):
+            self._style = style
+        if line.endswith(message):
+            self._prefixes.learn(line, message, severity)
+        if message.startswith("&&&& RUNNING"):
+            self._around.since = number
+        if style in {PLAIN, None, Producer.POLYGRAPHY}:
+            message = without_polygraphy_extras(message)
+        self._held = LogicalLine(message.lstrip(), number, row, severity, style or ANY)
+        return done
+
+    def _bare(self, line: str, number: int, row: str) -> Message | None:
         """Hold a line without a prefix; of blank ones, which end lists, the first is enough."""
-        line = LogicalLine(text, number, row, "", BARE)
-        if text:
-            self._held = line
-        elif not self._blank:
-            yield line
+        done, text = self.last(), line.strip()
+        if text or not self._blank:
+            self._held = LogicalLine(text, number, row, "", BARE)
         self._blank = not text
-
-    def _released(self) -> Iterator[Message]:
-        held, self._held = self._held, None
-        if held is not None:
-            yield self._whole(held)
+        return done
 
     def _whole(self, held: Message) -> Message:
         """The message with what was added to it; as it began, where nothing made it whole."""
         broken, self._broken = self._broken, None
         if broken is None or not broken.is_list:
             return held
-        return (broken.text, held[1], "\n".join(broken.rows), *held[3:])
+        return LogicalLine(broken.text, held[1], "\n".join(broken.rows), held[3], held[4])
 
     # --- continuation ------------------------------------------------------------------------
 
@@ -166,7 +168,7 @@ class Unwrapper:
         """Whether a line without a prefix is a part of the message before it."""
         if self._held is None:
             return False
-        held = self._held = LogicalLine._make(self._held)
+        held = self._held = named(self._held)
         broken = self._broken = self._broken or self._opened(held)
         if broken is not None and self._continues(broken, text, number, row):
             return True
@@ -227,7 +229,7 @@ class Unwrapper:
             if held is not None and not cut_layer and not is_cut(joined):
                 self._broken = None
                 rows = "\n".join((*broken.rows, quoted(text, row)))
-                self._held = self._joined = LogicalLine._make((joined, held[1], rows, *held[3:]))
+                self._held = self._joined = LogicalLine(joined, held[1], rows, held[3], held[4])
                 return True
         return False
 
