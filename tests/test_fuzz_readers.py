@@ -21,7 +21,7 @@ from support import fuzzing
 from support import onnx_models as om
 from support.rendered import eligibility_table
 
-from twofour.engines.tensorrt.network import precisions_of
+from twofour.engines.tensorrt.build import precisions_of
 from twofour.errors import BadInputError, TwofourError
 from twofour.graph.files import parse_model
 from twofour.graph.opened import open_onnx

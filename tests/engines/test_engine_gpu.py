@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twofour.engines.gpu import find_gpu
+from twofour.engines.machine import find_gpu
 from twofour.records.build import Gpu
 
 DRIVER = r"""
@@ -49,7 +49,7 @@ def library(folder: Path, name: str, source: str, *, init: int) -> str:
 
 def found_beside(folder: Path, driver: str) -> str:
     """What is found with NVML in the folder: its binding loads it by name, once in a process."""
-    code = f"from twofour.engines.gpu import find_gpu; print(find_gpu(driver={driver!r}))"
+    code = f"from twofour.engines.machine import find_gpu; print(find_gpu(driver={driver!r}))"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
     return subprocess.check_output([sys.executable, "-c", code], env=environment, text=True).strip()
 

@@ -10,8 +10,7 @@ from twofour.engines.onnxruntime.engine import OnnxRuntimeEngine
 from twofour.engines.protocol import Engine
 from twofour.engines.registry import ENGINES, EngineRow, builders, choose_engine
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.torch.engine import TorchEngine
-from twofour.engines.torch.tensorrt import TorchTensorRtEngine
+from twofour.engines.torch.engine import TorchEngine, TorchTensorRtEngine
 from twofour.errors import BadInputError, MissingToolError
 from twofour.records.build import EngineStatus
 
@@ -104,10 +103,9 @@ BLOCKED = """
 import sys
 for name in {blocked!r}:
     sys.modules[name] = None
-import twofour.engines.gpu, twofour.engines.inputs, twofour.engines.timing
-import twofour.engines.protocol, twofour.engines.registry, twofour.engines.inputs
+import twofour.engines.machine, twofour.engines.inputs, twofour.engines.timing
+import twofour.engines.protocol, twofour.engines.registry
 import twofour.engines.tensorrt.build, twofour.engines.tensorrt.plan
-import twofour.engines.tensorrt.plan, twofour.engines.tensorrt.network
 heavy = {{"torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "pandas"}}
 print(sorted(n for n in heavy if sys.modules.get(n) is not None))
 statuses = [row.engine().status() for row in twofour.engines.registry.ENGINES.values()]

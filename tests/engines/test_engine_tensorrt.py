@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from twofour.engines.protocol import BuildRequest, no_progress
+from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.build import PhaseTree
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import LayerProfile, cuda_runtime_folders
-from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import MissingToolError
 from twofour.records.options import BuildOptions, Variant
 

@@ -10,12 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from twofour.engines.gpu import GpuClocks, find_bus_id, read_gpu_clocks
 from twofour.engines.machine import (
+    GpuClocks,
     available_bytes,
     describe_machine,
+    find_bus_id,
     peak_resident_bytes,
     read_clocks,
+    read_gpu_clocks,
     reset_peak,
     usable_cores,
 )
@@ -72,7 +74,9 @@ def library(folder: Path, name: str, source: str, **defined: object) -> str:
 def clocks(folder: Path, bus_id: str, source: str = MANAGEMENT, **defined: object) -> str:
     """What is read where this is NVML: its binding loads it by name, once in a process."""
     Path(library(folder, "nvml", source, **defined)).rename(folder / "libnvidia-ml.so.1")
-    code = f"from twofour.engines.gpu import read_gpu_clocks; print(read_gpu_clocks({bus_id!r}))"
+    code = (
+        f"from twofour.engines.machine import read_gpu_clocks; print(read_gpu_clocks({bus_id!r}))"
+    )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
     return subprocess.check_output([sys.executable, "-c", code], env=environment, text=True).strip()
 

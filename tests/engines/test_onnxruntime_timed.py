@@ -15,16 +15,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from twofour.engines.gpu import find_gpu
-from twofour.engines.onnxruntime.providers import (
-    TENSORRT,
-    ProviderSetup,
-    nodes_by_provider,
-    open_on,
-    reason_in,
-)
-from twofour.engines.onnxruntime.session import CPU, CUDA, TIMING, OrtSession, SessionSetup
-from twofour.engines.onnxruntime.timed import (
+from twofour.engines.machine import find_gpu
+from twofour.engines.onnxruntime.engine import (
     NAMES,
     OrtTimedModel,
     bind_on,
@@ -35,6 +27,18 @@ from twofour.engines.onnxruntime.timed import (
     provider_setup,
     run_bound,
     without_first_run,
+)
+from twofour.engines.onnxruntime.session import (
+    CPU,
+    CUDA,
+    TENSORRT,
+    TIMING,
+    OrtSession,
+    ProviderSetup,
+    SessionSetup,
+    nodes_by_provider,
+    open_on,
+    reason_in,
 )
 from twofour.engines.protocol import OpenOptions
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError

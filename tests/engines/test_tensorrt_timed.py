@@ -10,7 +10,7 @@ import pytest
 from support.fake_cudart import advance, fake_cudart
 
 from twofour.engines.protocol import OpenOptions
-from twofour.engines.tensorrt.timed import CudaTimer, DeviceMemory, open_tensorrt
+from twofour.engines.tensorrt.plan import CudaTimer, DeviceMemory, open_tensorrt
 from twofour.errors import BuildFailedError, MissingToolError
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofour.engines.tensorrt.network import Precisions
-from twofour.engines.trtexec import RELEASES, releases_of, trtexec_script
-from twofour.engines.trtexec_script import script_text
+from twofour.engines.tensorrt.build import Precisions
+from twofour.engines.trtexec import RELEASES, releases_of, script_text, trtexec_script
 from twofour.errors import BadInputError
 from twofour.records.options import AllowedType, BuildOptions, ShapeProfile
 

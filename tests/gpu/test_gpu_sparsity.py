@@ -32,11 +32,11 @@ from support.sparsity_models import (
     int8_model,
 )
 
-from twofour.engines.gpu import find_gpu
+from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import OpenOptions, OpenRequest
+from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.tensorrt.status import tensorrt_status
-from twofour.engines.tensorrt.timed import EVENTS, GPU
+from twofour.engines.tensorrt.plan import EVENTS, GPU
 from twofour.records.build import Diagnosis, EngineStatus
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.latency import LatencyComparison

@@ -17,8 +17,8 @@ from twofour.engines.protocol import OpenOptions, OpenRequest
 from twofour.engines.registry import ENGINES
 from twofour.engines.timing import RoundPlan
 from twofour.latency.ratios import ratios_and_noise
-from twofour.pipeline import engine_times
-from twofour.pipeline.engine_times import TimedRequest, Timing, time_engines
+from twofour.pipeline import engine_worker as engine_times
+from twofour.pipeline.engine_worker import TimedRequest, Timing, time_engines
 from twofour.pipeline.run import run_all, run_build
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.options import BuildOptions, RunOptions

@@ -13,8 +13,13 @@ from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.engines.registry import EngineRow
 from twofour.errors import BadInputError
 from twofour.latency.samples import with_samples
-from twofour.pipeline.engine_times import EngineTimes, TimedRequest, Timing
-from twofour.pipeline.engine_worker import EngineWorker, OpenedSession
+from twofour.pipeline.engine_worker import (
+    EngineTimes,
+    EngineWorker,
+    OpenedSession,
+    TimedRequest,
+    Timing,
+)
 from twofour.records.build import EngineStatus, VariantBuild
 from twofour.records.latency import ComparedVariant
 

@@ -97,7 +97,7 @@ ENGINES: dict[str, EngineRow] = {
         EngineRow(
             name="torch-tensorrt",
             title="torch-tensorrt",
-            code="twofour.engines.torch.tensorrt:TorchTensorRtEngine",
+            code="twofour.engines.torch.engine:TorchTensorRtEngine",
             takes=Takes.MODULE,
             packages=("torch-tensorrt",),
         ),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from twofour.engines.gpu import find_gpu
 from twofour.engines.inputs import beyond_ranges, bind_shapes, profiles_for, shapes_of
+from twofour.engines.machine import find_gpu
 from twofour.engines.onnxruntime.engine import not_opened, opened
 from twofour.engines.onnxruntime.session import CannotRunError
 from twofour.engines.protocol import BuildRequest
 from twofour.engines.registry import AUTO, EngineRow
-from twofour.engines.tensorrt.network import opset_advice
+from twofour.engines.tensorrt.build import opset_advice
 from twofour.errors import BuildFailedError
 from twofour.latency.naming import parse_variant_name
 from twofour.pipeline.agreement import example_inputs

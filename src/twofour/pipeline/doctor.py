@@ -30,7 +30,7 @@ def how_to_install(package: str) -> str:
 
 def diagnose() -> Diagnosis:
     """Look at this machine; nothing is guessed from version numbers where it can be tried."""
-    from twofour.engines.gpu import find_gpu
+    from twofour.engines.machine import find_gpu
     from twofour.engines.registry import builders
     from twofour.pipeline.engine_host import EngineHost
 

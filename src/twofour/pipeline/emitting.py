@@ -16,15 +16,15 @@ from twofour.engines.inputs import (
     profiles_for,
     shapes_of,
 )
-from twofour.engines.tensorrt.network import Precisions, opset_advice, precisions_of
+from twofour.engines.tensorrt.build import Precisions, opset_advice, precisions_of
 from twofour.engines.trtexec import (
     ONNX,
     Releases,
     TrtexecScript,
     releases_of,
+    script_text,
     trtexec_script,
 )
-from twofour.engines.trtexec_script import script_text
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
 from twofour.pipeline.example_shapes import asked_or_opt, example_shapes

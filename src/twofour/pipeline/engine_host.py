@@ -16,7 +16,7 @@ from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback, no_
 from twofour.engines.registry import ENGINES, EngineRow
 from twofour.errors import BuildFailedError
 from twofour.pipeline.engine_worker import OpenedSession
-from twofour.pipeline.workers.process import WorkerDiedError, WorkerProcess, is_out_of_memory
+from twofour.pipeline.workers import WorkerDiedError, WorkerProcess, is_out_of_memory
 from twofour.records.build import EngineStatus, FailedTry, VariantBuild
 from twofour.records.export import TensorShape
 from twofour.records.run import OriginalOutputs, VariantCheck

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from twofour.engines.tensorrt.network import precisions_of
+from twofour.engines.tensorrt.build import precisions_of
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.example_shapes import asked_or_opt, made_up_batch

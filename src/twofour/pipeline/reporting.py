@@ -16,7 +16,7 @@ from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.report import join_report, report_from_engine
 from twofour.eligibility.same_model import own_evidence
 from twofour.eligibility.sightings import name_places
-from twofour.engines.gpu import find_gpu
+from twofour.engines.machine import find_gpu
 from twofour.engines.registry import ENGINES
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx

@@ -18,7 +18,7 @@ from twofour.eligibility.network_types import (
     typing_of,
 )
 from twofour.engines.registry import ENGINES, EngineRow, choose_engine
-from twofour.engines.tensorrt.network import opset_for
+from twofour.engines.tensorrt.build import opset_for
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.source import Source

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from twofour.engines.inputs import at_shapes, opt_shapes
 from twofour.engines.machine import describe_machine, read_clocks, usable_cores
-from twofour.engines.onnxruntime.timed import mode_of
+from twofour.engines.onnxruntime.engine import mode_of
 from twofour.engines.protocol import OpenOptions, OpenRequest
 from twofour.engines.timing import RoundPlan
 from twofour.latency.naming import variant_name
@@ -15,9 +15,9 @@ from twofour.latency.ratios import ratios_and_noise, unpaired_ratios
 from twofour.pipeline.agreement import example_inputs
 from twofour.pipeline.compare.prepare import batch_of, precision_words
 from twofour.pipeline.engine_host import CRASH_HINT, CrashedError, Tries
-from twofour.pipeline.engine_times import EngineTimes, TimedRequest, Timing
+from twofour.pipeline.engine_worker import EngineTimes, TimedRequest, Timing
 from twofour.pipeline.stages import INPUTS, Made, Run, Stage, onnx_files
-from twofour.pipeline.workers.process import is_out_of_memory
+from twofour.pipeline.workers import is_out_of_memory
 from twofour.records.build import VariantBuild
 from twofour.records.latency import ComparedVariant, LatencyComparison
 from twofour.records.options import BuildOptions, CompareOptions, Precision

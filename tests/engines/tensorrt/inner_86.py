@@ -18,8 +18,8 @@ from support.fake_cudart import fake_cudart
 from support.trt_fakes import FakeBuild, TimedCuda, spec
 
 from twofour.engines.protocol import BuildRequest, ProgressCallback, no_progress
+from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.pipeline.engine_host import EngineHost
 from twofour.pipeline.engine_worker import EngineWorker

@@ -13,8 +13,8 @@ from support.trt_fakes import PLAN, FakeBuild, request_for
 
 from twofour.engines.inputs import parse_shapes
 from twofour.engines.protocol import no_progress
+from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.tensorrt.status import tensorrt_status
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.logs.read import parse_lines
 from twofour.records.build import Gpu

@@ -11,8 +11,8 @@ import tensorrt as trt
 from support.trt_fakes import PLAN, FakeBuild, FakeRun, onnx_file
 
 from twofour.engines.protocol import Arrays, BuildRequest, no_progress
+from twofour.engines.tensorrt.bindings import build_log
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.tensorrt.log import build_log
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.build import LayerTime

@@ -13,7 +13,7 @@ from support.fake_cudart import advance, fake_cudart
 from support.trt_fakes import PLAN, FakeBuild, FakeRun, TimedCuda
 
 from twofour.engines.protocol import OpenOptions
-from twofour.engines.tensorrt.timed import (
+from twofour.engines.tensorrt.plan import (
     EVENTS,
     TensorRtTimedModel,
     open_tensorrt,

@@ -14,8 +14,8 @@ import tensorrt as trt
 from support.trt_fakes import PLAN, FakeBuild, FakeRun, request_for, spec
 
 from twofour.engines.protocol import no_progress
+from twofour.engines.tensorrt.bindings import build_log
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.tensorrt.log import build_log
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.options import AllowedType

@@ -10,8 +10,8 @@ from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._inductor import config as inductor
 
-from twofour.engines.torch.device import in_one_line, torch_errors
 from twofour.engines.torch.engine import TorchEngine
+from twofour.engines.torch.placed import in_one_line, torch_errors
 from twofour.engines.torch.timed import open_torch
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 from support.torch_small_modules import OPTIONS, mlp
 
-from twofour.engines.tensorrt.timed import FLAG_OFF, GPU
-from twofour.engines.torch.engine import TorchEngine
+from twofour.engines.tensorrt.plan import FLAG_OFF, GPU
+from twofour.engines.torch.engine import TorchEngine, TorchTensorRtEngine, open_torch_tensorrt
 from twofour.engines.torch.modes import MODES
-from twofour.engines.torch.tensorrt import TorchTensorRtEngine, open_torch_tensorrt
 from twofour.errors import BadInputError, MissingToolError
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from twofour.engines.gpu import find_gpu
 from twofour.engines.inputs import at_shapes, opt_shapes
+from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import (
     Arrays,
     BuildRequest,
@@ -20,11 +20,9 @@ from twofour.engines.protocol import (
     TimedModel,
     mode_statuses,
 )
+from twofour.engines.tensorrt.bindings import MessageLog, build_log, tensorrt_status
 from twofour.engines.tensorrt.build import build_plan, weak_typing_flags
-from twofour.engines.tensorrt.log import MessageLog, build_log
-from twofour.engines.tensorrt.plan import LoadedPlan
-from twofour.engines.tensorrt.status import tensorrt_status
-from twofour.engines.tensorrt.timed import MODES, open_tensorrt
+from twofour.engines.tensorrt.plan import MODES, LoadedPlan, open_tensorrt
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.records.build import EngineStatus, VariantBuild
 from twofour.store import write_text

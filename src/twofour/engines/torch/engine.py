@@ -1,9 +1,11 @@
-"""torch as an engine: its modes, and which can run here, each tried with one small module."""
+"""torch and torch-tensorrt as engines, and which of their modes can run here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from twofour.engines.protocol import (
@@ -14,18 +16,32 @@ from twofour.engines.protocol import (
     OpenRequest,
     ProgressCallback,
     TimedModel,
+    Untyped,
     mode_statuses,
 )
-from twofour.engines.torch.compiled import check_compiler
-from twofour.engines.torch.device import TorchDevice, best_device, quiet, torch_errors
-from twofour.engines.torch.modes import ENGINE, MODES, device_for
-from twofour.engines.torch.placed import TorchProgram
-from twofour.engines.torch.timed import check_torch, open_torch
-from twofour.errors import BadInputError, TwofourError
+from twofour.engines.tensorrt.plan import MODES as TENSORRT_MODES
+from twofour.engines.torch.modes import ENGINE, MODES, check_compiler, device_for
+from twofour.engines.torch.placed import (
+    CUDA,
+    Forward,
+    PerShape,
+    Ready,
+    TorchDevice,
+    TorchProgram,
+    best_device,
+    by_position,
+    place,
+    quiet,
+    torch_errors,
+)
+from twofour.engines.torch.timed import check_torch, open_in, open_torch
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError, TwofourError
 from twofour.records.build import EngineStatus, VariantBuild
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+
 
 _WIDTH = 64
 """The least that every 2:4 kernel in float16 takes, and a width of heads that flash takes."""
@@ -134,3 +150,100 @@ def _probe() -> nn.Module:
             return functional.scaled_dot_product_attention(rows, rows, rows)
 
     return Probe()
+
+
+TORCH_TENSORRT = "torch-tensorrt"
+_ALLOWS_SPARSE = {mode.name: mode.sparse_kernels is True for mode in TENSORRT_MODES}
+_PRECISION = "float16"
+_TORCH_TENSORRT_HINT = "pip install torch-tensorrt, in the release of the torch that is installed"
+
+
+def open_torch_tensorrt(program: TorchProgram, mode: str, options: OpenOptions) -> TimedModel:
+    """The program in float16, one engine for each set of shapes; otherwise as `open_torch`.
+
+    Written by torch-tensorrt's documentation and not run on a GPU so far.
+    """
+    if mode not in _ALLOWS_SPARSE:
+        raise BadInputError(
+            f"{TORCH_TENSORRT} has no mode {mode!r}",
+            hint=f"choose one of {', '.join(_ALLOWS_SPARSE)}",
+        )
+    check_torch()
+    make = partial(_in_tensorrt, sparse=_ALLOWS_SPARSE[mode])
+    return open_in(program, (TORCH_TENSORRT, mode), make, _gpu, options)
+
+
+class TorchTensorRtEngine(TorchEngine):
+    """The same of torch-tensorrt, whose modes all need the same."""
+
+    name = TORCH_TENSORRT
+    modes = TENSORRT_MODES
+
+    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
+        """Whether it is installed and there is a GPU, for each mode; never raises."""
+        return mode_statuses(self.status(), modes)
+
+    def open(self, request: OpenRequest) -> TimedModel:
+        """A module, as `open_torch_tensorrt` compiles it."""
+        return open_torch_tensorrt(request.program, request.mode, request.options)
+
+    def _found(self) -> tuple[str, TorchDevice]:
+        check_torch()
+        return str(_package().__version__), _gpu()
+
+
+def _in_tensorrt(
+    program: TorchProgram,
+    device: TorchDevice,
+    stack: ExitStack,  # noqa: ARG001  # as the modes of torch
+    *,
+    sparse: bool,
+) -> Ready:
+    package = _package()
+    placed = place(program, device, _PRECISION)
+    module = by_position(program)
+
+    def make(tensors: tuple[torch.Tensor, ...]) -> Forward:
+        made: Untyped = package.compile(
+            module,
+            ir="dynamo",
+            arg_inputs=list(tensors),
+            use_explicit_typing=True,
+            sparse_weights=sparse,
+            min_block_size=1,  # its 5 would leave a small model to torch
+        )
+        if not any(type(part).__name__.endswith("TensorRTModule") for part in made.modules()):
+            raise BuildFailedError(f"{TORCH_TENSORRT} left all of {program.source} to torch")
+        forward: Forward = made
+        return forward
+
+    return Ready(
+        placed=placed,
+        forward=PerShape(make),
+        precision=_PRECISION,
+        options=(
+            f"torch_tensorrt={package.__version__}",
+            "compiled for each shape",
+            "min_block_size=1",
+        ),
+        sparse_kernels=sparse,
+    )
+
+
+def _gpu() -> TorchDevice:
+    device = best_device()
+    if device.kind != CUDA:
+        raise MissingToolError(f"{TORCH_TENSORRT} needs an NVIDIA GPU that torch can use")
+    return device
+
+
+def _package() -> ModuleType:
+    import importlib
+
+    try:
+        return importlib.import_module("torch_tensorrt")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise MissingToolError(
+            f"torch_tensorrt cannot be imported: {(str(error) or 'no reason').splitlines()[0]}",
+            hint=_TORCH_TENSORRT_HINT,
+        ) from error

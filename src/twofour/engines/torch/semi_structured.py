@@ -7,9 +7,15 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from twofour.engines.torch.attention import without_fast_path
-from twofour.engines.torch.device import CUDA, TorchDevice, in_one_line
-from twofour.engines.torch.placed import Ready, TorchProgram, place
+from twofour.engines.torch.placed import (
+    CUDA,
+    Ready,
+    TorchDevice,
+    TorchProgram,
+    in_one_line,
+    place,
+    without_fast_path,
+)
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.pattern import check
 from twofour.records.weights import HARDWARE_PATTERN

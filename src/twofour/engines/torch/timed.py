@@ -13,11 +13,14 @@ import numpy.typing as npt
 
 from twofour.engines.inputs import fit_inputs
 from twofour.engines.protocol import Arrays, OpenOptions, TimedModel, Untyped
-from twofour.engines.torch.device import (
+from twofour.engines.torch.modes import ENGINE, MODES, MakeReady, device_for, platform_options
+from twofour.engines.torch.placed import (
     CPU,
     CUDA,
     XLA,
+    Ready,
     TorchDevice,
+    TorchProgram,
     peak_bytes,
     quiet,
     release,
@@ -25,8 +28,6 @@ from twofour.engines.torch.device import (
     timing_event,
     torch_errors,
 )
-from twofour.engines.torch.modes import ENGINE, MODES, MakeReady, device_for, platform_options
-from twofour.engines.torch.placed import Ready, TorchProgram
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape

@@ -10,7 +10,7 @@ from twofour.engines.protocol import Mode, ModeStatus, OpenRequest
 from twofour.engines.registry import ENGINES, EngineRow, Takes
 from twofour.errors import BadInputError
 from twofour.latency.naming import variant_name
-from twofour.pipeline.workers.process import WorkerProcess
+from twofour.pipeline.workers import WorkerProcess
 from twofour.records.export import TensorShape
 from twofour.records.latency import VariantSettings
 from twofour.records.options import ExampleInputs

@@ -16,7 +16,7 @@ from twofour.engines.machine import available_bytes, has_room_for
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.pipeline.compare.plan import Memory, Opened, Planned, VariantRequest, start_worker
 from twofour.pipeline.engine_host import Tries
-from twofour.pipeline.workers.process import WorkerProcess
+from twofour.pipeline.workers import WorkerProcess
 from twofour.records.build import LayerTime
 from twofour.records.export import OutputAgreement
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from twofour.engines.inputs import parse_shapes, profiles_for, shapes_of
 from twofour.engines.registry import ENGINES, Takes
-from twofour.engines.tensorrt.network import precisions_of
+from twofour.engines.tensorrt.build import precisions_of
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.pipeline.agreement import load_arrays

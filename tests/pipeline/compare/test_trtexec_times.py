@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from twofour.engines.trtexec_script import read_times
 from twofour.errors import BadInputError
+from twofour.pipeline.compare.trtexec_times import read_times
 
 BEFORE_8 = """[
   { "startInMs" : 0, "endInMs" : 0.1, "startComputeMs" : 0.1, "endComputeMs" : 9.1, "startOutMs" \
