@@ -21,7 +21,7 @@ from twofour.latency.layers import (
 from twofour.latency.ratios import ratios_and_noise
 from twofour.records.export import GraphNode
 from twofour.records.latency import LatencyRatio, LatencyVerdict, LayerContrast, LayerContrastRow
-from twofour.reports.latency_grids import layer_name
+from twofour.reports.latency_layers import layer_name
 
 PARTS = ("conv1", "relu1", "conv2", "fc", "add")
 LAYERS = st.dictionaries(

@@ -34,8 +34,9 @@ from twofour.records.latency import (
     Machine,
     RoundLoad,
 )
-from twofour.reports.document import Kind
-from twofour.reports.latency_grids import all_grids, costs_grid, layer_grid, times_grid
+from twofour.reports.document import Kind, Table
+from twofour.reports.latency_document import latency_document
+from twofour.reports.latency_layers import layer_table
 from twofour.reports.latency_words import (
     answer_lines,
     difference_lines,
@@ -62,12 +63,16 @@ def _shown(comparison: LatencyComparison, width: int = 80) -> str:
 
 def _column(comparison: LatencyComparison, head: str) -> dict[str | None, str | None]:
     """Cells of a column of the first batch by variant."""
-    batch = comparison.variants[0].batch
-    for made in (times_grid(comparison, batch), costs_grid(comparison, batch)):
+    for made in latency_document(comparison).tables:
         for column in made.columns:
             if column.head == head:
                 return dict(zip(made.columns[0].cells, column.cells, strict=True))
     raise AssertionError(head)
+
+
+def _times(comparison: LatencyComparison) -> list[Table]:
+    """The table of times of each batch."""
+    return [t for t in latency_document(comparison).tables if t.title.startswith("Times")]
 
 
 @pytest.mark.parametrize("name", ["run_folder", "sweep", "hostile"])
@@ -87,10 +92,9 @@ def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
 def test_no_number_is_broken_or_cut(name: str, width: int) -> None:
     comparison = CASES[name]()
     text = _shown(comparison, width)
-    grids = (*all_grids(comparison), *map(layer_grid, comparison.layers))
     figures = [
         line
-        for made in grids
+        for made in latency_document(comparison).tables
         for column in made.columns
         if column.kind is Kind.FIGURE
         for cell in column.cells
@@ -305,7 +309,7 @@ def test_the_drop_is_the_metric_of_the_baseline_minus_that_of_the_variant() -> N
 
 
 def test_columns_without_a_value_are_left_out() -> None:
-    heads = {column.head for made in all_grids(files()) for column in made.columns}
+    heads = {column.head for made in latency_document(files()).tables for column in made.columns}
     assert "size MiB" in heads
     assert heads.isdisjoint({"GPU MiB", "max error", "cosine", "top-1", "what to do"})
 
@@ -323,7 +327,7 @@ def test_the_worst_output_is_shown_with_its_bound_and_what_is_not_finite() -> No
 
 def test_layers_beyond_the_shown_ones_are_summed_up_and_the_sums_are_kept() -> None:
     (contrast,) = run_folder().layers
-    rows = layer_grid(contrast).rows
+    rows = layer_table(contrast).rows
     assert len(rows) == 16
     assert rows[-1][0] == "26 more layers"
     shares = [float((row[-1] or "").removesuffix(" %")) for row in rows]
@@ -338,7 +342,7 @@ def test_a_layer_of_one_side_only_says_so() -> None:
     gone = replace(
         alone[0], layer="", baseline_layer="old", variant_ms=None, baseline_ms=0.4, share=None
     )
-    names = [row[0] for row in layer_grid(replace(contrast, rows=(*alone, gone))).rows]
+    names = [row[0] for row in layer_table(replace(contrast, rows=(*alone, gone))).rows]
     assert names == [
         "Reformatting CopyNode for Input Tensor 0\nnot in the baseline",
         "old\nonly in the baseline",
@@ -420,18 +424,17 @@ def test_what_trtexec_timed_has_the_machine_of_its_settings_and_passes_in_rotati
 def test_the_99th_percentile_of_few_runs_is_explained_once() -> None:
     said = "p99 of fewer than 100 runs is close to the slowest"
     assert _shown(sweep()).count(said) == 1
-    assert times_grid(sweep(), 1).legend == said
-    assert times_grid(sweep(), 8).legend is None
+    assert [made.legend for made in _times(sweep())] == [said, None, None]
     many_runs = tuple(replace(v, samples_ms=v.samples_ms * 2) for v in files().variants)
-    assert times_grid(replace(files(), variants=many_runs), None).legend is None
-    assert times_grid(by_trtexec(), None).legend is None
+    for comparison in (replace(files(), variants=many_runs), by_trtexec()):
+        assert [made.legend for made in _times(comparison)] == [None]
 
 
 def test_without_shares_of_layers_there_is_no_column_of_them_but_a_reason() -> None:
     (contrast,) = run_folder().layers
-    assert layer_grid(contrast).columns[-1].head == "share"
+    assert layer_table(contrast).columns[-1].head == "share"
     bare = replace(contrast, rows=tuple(replace(row, share=None) for row in contrast.rows))
-    made = layer_grid(bare)
+    made = layer_table(bare)
     assert [column.head for column in made.columns[-2:]] == ["ratio", "difference ms"]
     assert made.legend == (
         "no share: no difference end to end, or sums that differ by less than 2 %; "
@@ -473,7 +476,7 @@ def test_milliseconds_of_layers_have_as_many_decimals_as_their_sum_asks_for() ->
         (0.205, "0.01230", "-0.00004"),
         (31234.0, "0.0", "0.0"),
     ):
-        made = layer_grid(replace(contrast, variant_ms=1e-9, baseline_ms=total, rows=(row,)))
+        made = layer_table(replace(contrast, variant_ms=1e-9, baseline_ms=total, rows=(row,)))
         ((_, ours, _, _, changed, share),) = made.rows
         assert (ours, changed, share) == (variant_ms, difference, "0.0 %")
 

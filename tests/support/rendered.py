@@ -10,7 +10,15 @@ from rich.console import RenderableType
 from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.latency import LatencyComparison, LayerContrast
-from twofour.reports import csv, eligibility_plots, html, latency_plots, markdown, terminal
+from twofour.reports import (
+    csv,
+    eligibility_plots,
+    html,
+    latency_layers,
+    latency_plots,
+    markdown,
+    terminal,
+)
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.latency_document import latency_document
 from twofour.reports.svg import Drawing
@@ -57,7 +65,7 @@ def sweep_plot(comparison: LatencyComparison) -> str | None:
 
 
 def waterfall(contrast: LayerContrast) -> str | None:
-    return _drawn(latency_plots.waterfall(contrast))
+    return _drawn(latency_layers.waterfall(contrast))
 
 
 def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
 
+from twofour.words import figure
+
 if TYPE_CHECKING:
     from twofour.reports.svg import Drawing
 
@@ -214,6 +216,21 @@ def column(
     """A column with a cell, and where it is given the exact value, for each item."""
     values = () if value is None else tuple(map(value, items))
     return Column(head=head, kind=kind, cells=tuple(map(cell, items)), values=values)
+
+
+def figures(
+    head: str,
+    items: Sequence[_T],
+    exact: Callable[[_T], float | None],
+    words: Callable[[float], str | None] = figure,
+) -> Column:
+    """A column of figures as they are written, with the exact ones."""
+
+    def cell(item: _T) -> str | None:
+        found = exact(item)
+        return None if found is None else words(found)
+
+    return column(head, Kind.FIGURE, items, cell, exact)
 
 
 def table(title: str, columns: Sequence[Column], *, legend: str | None = None) -> Table:

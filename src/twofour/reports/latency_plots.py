@@ -1,4 +1,4 @@
-"""Plots of a comparison: ratios with intervals, every sample, ratios over batch, layer by layer.
+"""Plots of a comparison: ratios with intervals, every sample, ratios over batch.
 
 Verdicts differ by shape as well as by colour.
 """
@@ -15,18 +15,9 @@ from twofour.records.latency import (
     LatencyComparison,
     LatencyRatio,
     LatencyVerdict,
-    LayerContrast,
-    LayerContrastRow,
     NoiseFloor,
 )
-from twofour.reports.latency_grids import (
-    VERDICT_SLUGS,
-    decimal_places,
-    layer_name,
-    shown,
-    signed,
-)
-from twofour.reports.latency_parts import (
+from twofour.reports.latency_words import (
     measured,
     noise_of,
     over_baseline,
@@ -51,8 +42,15 @@ from twofour.reports.svg import (
     x_axis,
     y_axis,
 )
-from twofour.words import count, figure, per_cent, printable, ratio_words
+from twofour.words import count, figure, printable, ratio_words
 
+VERDICT_SLUGS = {
+    LatencyVerdict.FASTER: "faster",
+    LatencyVerdict.SLOWER: "slower",
+    LatencyVerdict.NO_DIFFERENCE: "same",
+    LatencyVerdict.UNDECIDED: "undecided",
+}
+"""Verdicts in class names."""
 _SHAPES = {
     LatencyVerdict.FASTER: "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0Z",
     LatencyVerdict.SLOWER: "M0-6L6 0L0 6L-6 0Z",
@@ -69,11 +67,6 @@ _SWEEP_LEFT, _SWEEP_RIGHT, _LABEL = 64, 330, 16
 _LEAST_HEIGHT = 320
 _COLOURS, _ASIDE = 8, 5
 """Colours before a dashed line begins them again; pixels between lines at one batch."""
-NAMED = 12
-"""Layers with a step of their own; the others are one step together."""
-_STEP_ROW, _BAR = 24, 16
-_WHOLE_FROM = 0.5
-"""The axis starts at 0 where the lowest sum is below this part of the highest."""
 
 
 def ratio_plot(comparison: LatencyComparison, batch: int | None) -> Drawing | None:
@@ -141,31 +134,6 @@ def sweep_plot(comparison: LatencyComparison) -> Drawing | None:
         *(_label(line, at) for line, at in zip(lines, labels, strict=True)),
     )
     return frame((WIDTH, bottom + BOTTOM), f"{count(len(lines), 'ratio')} over batch", parts)
-
-
-def waterfall(contrast: LayerContrast) -> Drawing | None:
-    """From the baseline's total to the variant's, layer by layer.
-
-    None where the two do not differ: steps of a difference that is noise would explain it.
-    """
-    steps = shown(contrast, NAMED)
-    if not any(step.difference_ms and step.share is not None for step in steps):
-        return None
-    sums = [contrast.baseline_ms]
-    for step in steps:
-        sums.append(sums[-1] + step.difference_ms)
-    x = _sum_scale(sums)
-    bottom = TOP + _STEP_ROW * (len(steps) + 2)
-    title = "sum of layers, ms" + ("" if x.low == 0 else " (the axis does not start at 0)")
-    parts = [*x_axis(x, bottom, title), *_total(contrast.baseline, contrast.baseline_ms, x, 0)]
-    places = decimal_places(contrast)
-    for number, step in enumerate(steps):
-        share = "" if step.share is None else f" ({per_cent(step.share)})"
-        words = f"{signed(step.difference_ms, places)} ms{share}"
-        parts.append(_step(step, words, (x.at(sums[number]), x.at(sums[number + 1])), number + 1))
-    parts += _total(contrast.variant, contrast.variant_ms, x, len(steps) + 1)
-    label = f"{contrast.baseline} to {contrast.variant}, {len(steps)} steps"
-    return frame((WIDTH, bottom + BOTTOM), printable(label), parts)
 
 
 def _mark(verdict: LatencyVerdict, x: float, y: float) -> Drawing:
@@ -335,35 +303,3 @@ def _label(line: _Line, placed: float) -> Drawing:
     short = shortened(line.name)
     name = shape("text", text=short, title=line.name, css="name", x=left, y=placed + 4)
     return shape("g", shape("path", css="leader", d=way), name, css=line.css)
-
-
-def _sum_scale(sums: list[float]) -> Scale:
-    low, high = min(sums), max(sums)
-    spare = 0.05 * (high - low)
-    low = 0.0 if low < _WHOLE_FROM * high else low - spare
-    return Scale(low=low, high=high + spare, start=LEFT, end=WIDTH - RIGHT, log=False)
-
-
-def _total(name: str, total_ms: float, x: Scale, row: int) -> Iterator[Drawing]:
-    y = TOP + _STEP_ROW * (row + 0.5)
-    at = x.at(total_ms)
-    yield row_name(printable(name), y)
-    yield shape("path", css="total", d=f"M{x.start} {y}H{at}M{at} {y - _BAR / 2}v{_BAR}")
-    yield row_figures(f"{figure(total_ms)} ms", y)
-
-
-def _step(step: LayerContrastRow, words: str, ends: tuple[float, float], row: int) -> Drawing:
-    """A bar from one sum to the next, and a line down from where the last row ended."""
-    y = TOP + _STEP_ROW * (row + 0.5)
-    top, (before, after) = y - _BAR / 2, ends
-    name, _, also = layer_name(step).partition("\n")
-    slug = "faster" if step.difference_ms < 0 else "slower"
-    width = round(max(abs(after - before), 1), 1)
-    return shape(
-        "g",
-        row_name(name, y),
-        shape("path", css="guide", d=f"M{before} {y - _STEP_ROW + _BAR / 2}V{top}"),
-        shape("rect", css=f"step {slug}", x=min(before, after), y=top, width=width, height=_BAR),
-        row_figures(words, y),
-        title=" ".join(filter(None, (name, also, words))),
-    )

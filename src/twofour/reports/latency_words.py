@@ -1,4 +1,4 @@
-"""What a latency comparison says in words."""
+"""What a latency comparison says in words: its answer, its pairs, noise, machine and notes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from twofour.latency.ratios import SPARSITY
 from twofour.records.build import Gpu
 from twofour.records.latency import (
     Clocks,
+    ComparedVariant,
     Difference,
     LatencyComparison,
     LatencyRatio,
@@ -20,36 +21,82 @@ from twofour.records.latency import (
     VariantSettings,
     Withheld,
 )
-from twofour.reports.latency_parts import (
-    TRTEXEC,
-    batches,
-    engine_word,
-    over_baseline,
-    pair_name,
-    same_engine,
-    settings_of,
-)
 from twofour.words import count, per_cent, printable, ratio_word, ratio_words, span, speed_up
 
+TRTEXEC = "trtexec"
+"""VariantSettings.engine of what was timed elsewhere: a sample is the median of a pass."""
 NO_DIFFERENCE = LatencyVerdict.NO_DIFFERENCE.value
 TOO_NOISY, TOO_FEW = "too noisy to tell", "too few rounds to tell"
-VERDICT_WORDS_TOO_BUSY, UNSTEADY = "machine too busy to tell", "too unsteady to tell"
-NO_DIFFERENCE_WORDS = {
-    NO_DIFFERENCE: "no difference between {} and {}",
-    TOO_NOISY: "too noisy to tell {} from {}",
-    TOO_FEW: "too few rounds to tell {} from {}",
-    VERDICT_WORDS_TOO_BUSY: "machine too busy to tell {} from {}",
-    UNSTEADY: "too unsteady to tell {} from {}",
-}
-"""Reason of `why_no_difference` -> the sentence with both names."""
+MACHINE_TOO_BUSY, UNSTEADY = "machine too busy to tell", "too unsteady to tell"
 _TOO_NOISY = 0.1
 """Noise floor above which "no difference" would hide one that matters; a choice, not measured."""
+_GIB = 1 << 30
+_BUSY = 0.5
+"""Part of the cores that others may keep busy before a comparison on them is not to be trusted."""
+_CHANGED = 0.05
+"""Part by which a clock must move to be said: the cores' own clocks jitter by less."""
+_Pair = tuple[str, str, str]
+"""Weights of the variant, weights of the baseline, engine:mode of both as --engines takes it."""
+
+
+def batches(comparison: LatencyComparison) -> tuple[int | None, ...]:
+    """Batches at which anything was measured, in the order of the variants."""
+    return tuple(dict.fromkeys(v.batch for v in comparison.variants if v.samples_ms))
+
+
+def measured(comparison: LatencyComparison, batch: int | None) -> tuple[ComparedVariant, ...]:
+    """Variants with samples at this batch."""
+    return tuple(v for v in comparison.variants if v.samples_ms and v.batch == batch)
+
+
+def noise_of(comparison: LatencyComparison, batch: int | None) -> NoiseFloor | None:
+    """The baseline against its twin at this batch; other engines may have noise of their own."""
+    found = (n for n in comparison.noise if n.batch == batch)
+    return next((n for n in found if without_batch(n.variant) == comparison.baseline), None)
+
+
+def over_baseline(comparison: LatencyComparison, batch: int | None) -> tuple[LatencyRatio, ...]:
+    """Ratios over the comparison's baseline at this batch."""
+    at = (r for r in comparison.ratios if r.batch == batch)
+    return tuple(r for r in at if without_batch(r.baseline) == comparison.baseline)
+
+
+def within_engines(comparison: LatencyComparison, batch: int | None) -> tuple[LatencyRatio, ...]:
+    """Ratios over another baseline than the comparison's: sparse over dense in one engine."""
+    at = (r for r in comparison.ratios if r.batch == batch)
+    return tuple(r for r in at if without_batch(r.baseline) != comparison.baseline)
+
+
+def pair_name(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
+    """What is divided by what, as short as it is clear; the batch is not in it.
+
+    The variant alone where the baseline is the comparison's, "sparse / dense in torch:eager" where
+    both ran in one engine and mode, else both names.
+    """
+    variant, baseline = without_batch(ratio.variant), without_batch(ratio.baseline)
+    if baseline == comparison.baseline:
+        return printable(variant)
+    pair = _two_weights(comparison, ratio)
+    if pair is not None:
+        return printable("{} / {} in {}".format(*pair))
+    return printable(f"{variant} / {baseline}")
+
+
+def _two_weights(comparison: LatencyComparison, ratio: LatencyRatio) -> _Pair | None:
+    """Where the weights differ, and engine and mode do not."""
+    by_name = {v.name: v.settings for v in comparison.variants}
+    variant, baseline = by_name.get(ratio.variant), by_name.get(ratio.baseline)
+    if variant is None or baseline is None or variant.weights == baseline.weights:
+        return None
+    if (variant.engine, variant.mode) != (baseline.engine, baseline.mode):
+        return None
+    return variant.weights, baseline.weights, f"{variant.engine}:{variant.mode}"
 
 
 def why_no_difference(comparison: LatencyComparison, ratio: LatencyRatio) -> str | None:
-    """A key of NO_DIFFERENCE_WORDS; None where the verdict is faster or slower."""
+    """What keeps both from being told apart; None where the verdict is faster or slower."""
     if ratio.withheld is not None:
-        return VERDICT_WORDS_TOO_BUSY if ratio.withheld is Withheld.BUSY else UNSTEADY
+        return MACHINE_TOO_BUSY if ratio.withheld is Withheld.BUSY else UNSTEADY
     if ratio.verdict is LatencyVerdict.UNDECIDED:
         return TOO_FEW
     if ratio.verdict is not LatencyVerdict.NO_DIFFERENCE:
@@ -79,13 +126,6 @@ def noise_words(comparison: LatencyComparison, ratios: Sequence[LatencyRatio]) -
 def _within_one_engine(ratio: LatencyRatio) -> bool:
     names = map(parse_variant_name, (ratio.variant, ratio.baseline))
     return len({name.engine_mode for name in names}) == 1
-
-
-_GIB = 1 << 30
-_BUSY = 0.5
-"""Part of the cores that others may keep busy before a comparison on them is not to be trusted."""
-_CHANGED = 0.05
-"""Part by which a clock must move to be said: the cores' own clocks jitter by less."""
 
 
 def legend(comparison: LatencyComparison) -> str:
@@ -276,10 +316,6 @@ def _difference_words(differences: Sequence[Difference]) -> Iterator[str]:
             yield f"{setting} {one.variant} instead of {one.baseline}"
 
 
-_Pair = tuple[str, str, str]
-"""Weights of the variant, weights of the baseline, engine:mode of both."""
-
-
 def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     """The answer, its first line the one that was asked for; what was not measured behind it.
 
@@ -307,10 +343,9 @@ def _pairs(comparison: LatencyComparison) -> dict[_Pair, list[LatencyRatio]]:
     """Ratios of two weights in one engine that differ in nothing else, by batch."""
     pairs: dict[_Pair, list[LatencyRatio]] = {}
     for ratio in comparison.ratios:
-        both = settings_of(comparison, ratio)
-        if both is not None and ratio.only_sparsity and same_engine(*both):
-            key = (both[0].weights, both[1].weights, engine_word(both[0]))
-            pairs.setdefault(key, []).append(ratio)
+        pair = _two_weights(comparison, ratio) if ratio.only_sparsity else None
+        if pair is not None:
+            pairs.setdefault(pair, []).append(ratio)
     return pairs
 
 
@@ -363,7 +398,10 @@ def _alike(
     for (variant, baseline, engine), ratios in pairs.items():
         reason = _one_reason(comparison, ratios)
         if reason is not None:
-            said = NO_DIFFERENCE_WORDS[reason].format(variant, baseline)
+            both = f"{variant} from {baseline}"
+            if reason == NO_DIFFERENCE:
+                both = f"between {variant} and {baseline}"
+            said = f"{reason} {both}"
             engines.setdefault(said, []).append(f"{engine} ({noise_words(comparison, ratios)})")
     return tuple(printable(f"{said} in {', '.join(found)}") for said, found in engines.items())
 
