@@ -21,7 +21,7 @@ from support.join_cases import (
 )
 from support.report_cases import check, codes, conv, gpu, matmul, report
 
-from twofour.eligibility.build import build_facts
+from twofour.eligibility.build_facts import build_facts
 from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.gates import Gates, check_gates
 from twofour.eligibility.report import join_report, report_from_engine, report_from_log

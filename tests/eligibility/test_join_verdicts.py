@@ -21,7 +21,7 @@ from support.join_cases import (
 )
 from support.report_cases import check, codes, conv, int8, matmul, report
 
-from twofour.eligibility.build import build_facts
+from twofour.eligibility.build_facts import build_facts
 from twofour.eligibility.cells import surprise
 from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.report import join_report, report_from_log

@@ -23,7 +23,7 @@ from support.report_cases import (
     verdict,
 )
 
-from twofour.eligibility.findings import BuildFacts
+from twofour.eligibility.build_facts import BuildFacts
 from twofour.eligibility.predict import predict
 from twofour.errors import BadInputError
 from twofour.records.build import Gpu

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from twofour.eligibility.findings import ReportContext
 from twofour.eligibility.predict import predict
+from twofour.eligibility.rules import ReportContext
 from twofour.records.build import Gpu
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.pruning import Validation, WeightCheck

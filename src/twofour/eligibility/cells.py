@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import isfinite
 
 from twofour.eligibility.predict import rules_were_wrong
+from twofour.eligibility.reasons import against
 from twofour.eligibility.rules import holds_trivially
 from twofour.records.eligibility import Evidence, Verdict
-from twofour.records.weights import HARDWARE_PATTERN, ReasonCode
+from twofour.records.weights import HARDWARE_PATTERN
 from twofour.words import axis_name, printable, tactic_times_words, times
 
 NO_NAME = "(no name)"
@@ -37,15 +38,14 @@ def surprise(verdict: Verdict) -> str | None:
 def main_reason(verdict: Verdict) -> str:
     """The sentence of the main reason, without its code."""
     main = verdict.reasons[0]
-    if main.code is ReasonCode.QUALIFIES and verdict.evidence is not Evidence.MEASURED:
+    if not against((main,)) and verdict.evidence is not Evidence.MEASURED:
         return "nothing rules it out" if verdict.reasons[1:] else "nothing known against it"
     return printable(main.message)
 
 
 def other_codes(verdict: Verdict) -> str:
     """Codes of the further reasons that say something against it: "also SMALL_CHANNELS"."""
-    against = (r for r in verdict.reasons[1:] if r.code is not ReasonCode.QUALIFIES)
-    others = dict.fromkeys(r.code.value for r in against)
+    others = dict.fromkeys(r.code.value for r in against(verdict.reasons[1:]))
     return f"also {', '.join(others)}" if others else ""
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twofour.eligibility.build import BuildAround, JoinCase, in_myelin, is_version_8, passes_of
-from twofour.eligibility.findings import BuildFacts
+from twofour.eligibility.build_facts import BuildFacts
 from twofour.eligibility.nodes import Dataflow
-from twofour.eligibility.reasons import REASONS, leaves_dense
+from twofour.eligibility.reasons import REASONS, against, leaves_dense
 from twofour.eligibility.remedies import (
     ACCEPT_DENSE,
     ALLOW_FLOAT16,
@@ -217,7 +217,7 @@ def _rules_against(case: JoinCase) -> tuple[Reason, ...]:
     """What the rules already said of an eligible layer, such as DTYPE or SMALL_CHANNELS."""
     if case.row.predicted is not VerdictName.ELIGIBLE:
         return ()
-    return tuple(r for r in case.row.reasons if r.code is not ReasonCode.QUALIFIES)
+    return against(case.row.reasons)
 
 
 def _hidden(case: JoinCase) -> bool:

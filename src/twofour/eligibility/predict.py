@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-from twofour.eligibility.findings import Case, Finding, ReportContext
 from twofour.eligibility.reasons import REASONS, LeftDense, Origin
 from twofour.eligibility.remedies import LEAVE_NARROW
-from twofour.eligibility.rules import GROUP, holds_trivially
+from twofour.eligibility.rules import GROUP, Case, Finding, ReportContext, holds_trivially
 from twofour.errors import BadInputError
 from twofour.records.eligibility import (
     EligibilityReport,
@@ -59,6 +58,7 @@ def predict(
             f"the report needs a validation of {HARDWARE_PATTERN}, not of {validation.pattern}",
             hint=f"tensor cores run {HARDWARE_PATTERN} only; a 1:4 weight passes as 2:4",
         )
+    context = context.completed()
     checks = {(check.weight, check.axis): check for check in validation.checks}
     of_array: dict[str | None, list[Weight]] = {}
     for weight in weights:

@@ -6,15 +6,14 @@ rules.py, or what reads a log); docs/reasons.md is made from this table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from twofour.eligibility import remedies as do
 from twofour.eligibility import rules
-from twofour.eligibility.findings import Case, Finding, Remark, Rule
 from twofour.eligibility.remedies import LEAVES_DENSE, Remedy, still_to_do
-from twofour.eligibility.rules import GUIDE
+from twofour.eligibility.rules import GUIDE, Case, Finding, Remark, Rule
 from twofour.records.eligibility import VerdictName
 from twofour.records.weights import Reason, ReasonCode
 
@@ -60,6 +59,8 @@ class ReasonRow:
     """False: the rules say nothing about it, so that it never proves them wrong."""
     is_doubt: bool = False
     """It is told and foretells nothing: a layer with no other reason qualifies all the same."""
+    in_favour: bool = False
+    """It speaks for sparse math: no obstacle, and no doubt."""
     source: str | None = None
     """What it rests on; None: it differs from case to case, or the message says it all."""
     found_by: tuple[Rule, ...] = ()
@@ -325,6 +326,7 @@ _ROWS = (
         documentation="The reason of a plainly eligible layer; with evidence, the line or kernel "
         "that proves it eligible or chosen.",
         best=VerdictName.CHOSEN,
+        in_favour=True,
         source=f"{GUIDE}; NVIDIA/TensorRT issue 3849",
         found_by=(rules.nothing_against,),
     ),
@@ -445,17 +447,26 @@ REASONS = {row.code: row for row in _ROWS}
 """Every code with its row, in the order in which reasons explain a layer."""
 
 
+def against(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Those that tell of an obstacle or a doubt, not of what sparse math has for it."""
+    return tuple(r for r in reasons if not REASONS[r.code].in_favour)
+
+
 def leaves_dense(remedy: str) -> bool:
     """Whether the layer is to stay as it is: nothing that can be changed makes it run sparse."""
     return remedy.startswith(LEAVES_DENSE)
 
 
-def changes(remedy: str) -> tuple[str, ...]:
-    """What a row's remedy asks to change, as headlines, without the figures of the layer.
+def headlines() -> Mapping[str, str]:
+    """What "change first" says of many layers, by how the remedy of one begins."""
+    return {r.text: r.headline for row in REASONS.values() for r in row.remedies if r.headline}
+
+
+def changes(remedy: str, known: Mapping[str, str]) -> tuple[str, ...]:
+    """Which of the `headlines` a row's remedy asks for, without the figures of the layer.
 
     () where it leaves the layer dense, or asks only to build, to time or to look.
     """
-    known = {r.text: r.headline for row in REASONS.values() for r in row.remedies if r.headline}
     found: dict[str, None] = {}
     for part in remedy.split("; "):
         if part.startswith((*LEAVES_DENSE, do.BUILD_AND_READ.text)):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from twofour.eligibility.findings import BuildFacts, Case, version_numbers
-from twofour.eligibility.rules import GROUP
+from twofour.eligibility.build_facts import BuildFacts, version_numbers
+from twofour.eligibility.rules import GROUP, Case
 from twofour.records.build import FIRST_WITH_SPARSE
 from twofour.records.weights import HARDWARE_PATTERN, ReasonCode
 

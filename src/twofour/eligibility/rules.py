@@ -5,11 +5,22 @@ A rule answers for one layer; what it means and what to do about it is in its ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import prod
 
-from twofour.eligibility.findings import Case, Remark, version_numbers
+from twofour.eligibility.build_facts import NOTHING_KNOWN, BuildFacts, version_numbers
+from twofour.records.build import Gpu
 from twofour.records.eligibility import VerdictName
-from twofour.records.weights import HARDWARE_PATTERN, Pattern, ReasonCode
+from twofour.records.pruning import WeightCheck
+from twofour.records.weights import (
+    HARDWARE_PATTERN,
+    NotCovered,
+    Pattern,
+    Reason,
+    ReasonCode,
+    Weight,
+)
 from twofour.words import axis_name, layer_size, listed
 
 GUIDE = "TensorRT developer guide, structured sparsity"
@@ -28,6 +39,79 @@ _PRODUCTS_IN_8 = (
     "of 8.4.1 that runs MatMul + ReLU as a convolution; not listed: NVIDIA/TensorRT issue 2271, "
     "pytorch/TensorRT issue 1340 (BERT)"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportContext:
+    """Everything a report says beside the weights themselves."""
+
+    model: str
+    pattern: Pattern
+    """What the model was pruned to; the verdicts are about 2:4, the pattern hardware has."""
+    engine: str
+    """Which engine ran, in words."""
+    gpu: Gpu | None
+    """None: not known, the rules of compute capability 8.0 and later are applied."""
+    activation_products: int
+    """MatMul nodes without a constant operand."""
+    tensorrt_version: str | None = None
+    """Of the builder the verdicts are about, like "8.6.1"; None: 10.3 or later is assumed."""
+    build: BuildFacts = NOTHING_KNOWN
+    not_covered: tuple[NotCovered, ...] = ()
+    """What the model stores beside the weights of the report."""
+
+    def completed(self) -> ReportContext:
+        """With version and GPU among the facts of the build, where no log states them."""
+        known, here = self.build, None if self.gpu is None else self.gpu.compute_capability
+        build = replace(
+            known,
+            tensorrt_version=known.tensorrt_version or self.tensorrt_version,
+            compute_capability=known.compute_capability or here,
+        )
+        return replace(self, build=build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One layer to be judged: its weight, the check of the saved array, and model and build."""
+
+    weight: Weight
+    check: WeightCheck | None
+    context: ReportContext
+    at_odds: tuple[Weight, ...] = ()
+    """Layers that take the same array, and hold or are to hold the pattern along another axis."""
+
+    @property
+    def build(self) -> BuildFacts:
+        """What is known of the build."""
+        return self.context.build
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the saved array is known to break the pattern along the layer's axis."""
+        return self.check is not None and self.check.violations > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """What one rule says about one layer; the rest is in the row that names the rule."""
+
+    message: str
+    source: str | None = None
+    """None: that of the row."""
+    best: VerdictName | None = None
+    """The best verdict the layer can have while this holds; None: that of the row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A reason and the best verdict that it leaves this layer."""
+
+    reason: Reason
+    best: VerdictName
+
+
+Rule = Callable[[Case], "Remark | None"]
 
 
 def holds_trivially(shape: tuple[int, ...], axis: int | None, pattern: Pattern) -> bool:

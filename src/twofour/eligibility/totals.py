@@ -14,6 +14,7 @@ from twofour.eligibility.predict import (
     rules_were_wrong,
     uses_of,
 )
+from twofour.eligibility.reasons import against
 from twofour.eligibility.rows import Timed
 from twofour.eligibility.sightings import Sightings
 from twofour.records.eligibility import (
@@ -66,8 +67,7 @@ def status_of(verdict: Verdict) -> LayerStatus:
     """
     if verdict.verdict is not VerdictName.ELIGIBLE:
         return STATUS_OF_VERDICT[verdict.verdict]
-    free = verdict.reasons[0].code is ReasonCode.QUALIFIES
-    return LayerStatus.CAN if free else LayerStatus.DOUBTFUL
+    return LayerStatus.DOUBTFUL if against(verdict.reasons[:1]) else LayerStatus.CAN
 
 
 def by_status(verdicts: Sequence[Verdict]) -> dict[LayerStatus, list[Verdict]]:

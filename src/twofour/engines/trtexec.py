@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from twofour.eligibility.network_types import Typing, never_weakly_typed, typing_of
+from twofour.eligibility.build_facts import Typing, never_weakly_typed, typing_of
 from twofour.engines.tensorrt.build import Precisions
 from twofour.errors import BadInputError
 from twofour.records.build import TrtexecRounds, TrtexecVariant

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from twofour.eligibility.network_types import DEPRECATED, Typing
+from twofour.eligibility.build_facts import DEPRECATED, Typing
 from twofour.engines.inputs import (
     beyond_ranges,
     bind_shapes,

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from twofour.eligibility.findings import version_numbers
-from twofour.eligibility.network_types import (
+from twofour.eligibility.build_facts import (
     DEPRECATED,
     WEAK_IS_DEPRECATED,
     Typing,
     never_weakly_typed,
     typing_of,
+    version_numbers,
 )
 from twofour.engines.registry import ENGINES, EngineRow, choose_engine
 from twofour.engines.tensorrt.build import opset_for

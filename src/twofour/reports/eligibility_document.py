@@ -19,13 +19,14 @@ from twofour.eligibility.cells import (
     tactic_times,
 )
 from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, rules_were_wrong, uses_of
+from twofour.eligibility.reasons import against
 from twofour.eligibility.rules import LARGE_ENOUGH
 from twofour.eligibility.totals import LayerStatus, by_status, status_of, weights_by_status
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import Accuracy
 from twofour.records.latency import LatencyComparison
 from twofour.records.run import BuildResult
-from twofour.records.weights import NotCovered, ReasonCode
+from twofour.records.weights import NotCovered
 from twofour.reports import eligibility_plots as plots
 from twofour.reports.document import (
     Column,
@@ -170,8 +171,8 @@ def _size(verdict: Verdict) -> int:
 
 def _why(verdict: Verdict) -> str:
     """The main reason behind its code, and the codes of the others."""
-    main, text = verdict.reasons[0].code, main_reason(verdict)
-    said = text if main is ReasonCode.QUALIFIES else f"{main.value}: {text}"
+    text = main_reason(verdict)
+    said = f"{_main_code(verdict)}: {text}" if against(verdict.reasons[:1]) else text
     return "; ".join(filter(None, (said, other_codes(verdict))))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import isnan
 
 from twofour.eligibility.predict import NOT_COVERED, count_weights, not_covered_lines, uses_of
-from twofour.eligibility.reasons import changes
+from twofour.eligibility.reasons import against, changes, headlines
 from twofour.eligibility.totals import LayerStatus, by_status, counted_once, weights_by_status
 from twofour.records.eligibility import (
     EligibilityReport,
@@ -137,9 +137,7 @@ def _drift_line(output: OutputAgreement, examples: int) -> str:
 def _total(
     status: LayerStatus, layers: list[Verdict], weights: int, of: EligibilitySummary
 ) -> Total:
-    codes: Counter[ReasonCode] = Counter(
-        code for v in layers if (code := _main_code(v)) is not ReasonCode.QUALIFIES
-    )
+    codes = Counter(r.code for v in layers for r in against(v.reasons[:1]))
     return Total(
         status=status,
         title=status.value,
@@ -164,9 +162,10 @@ def _codes(codes: Counter[ReasonCode]) -> str:
 def _changes(report: EligibilityReport) -> tuple[str, ...]:
     """What the rows' own remedies ask to change, by the weights that totals count under them."""
     wanting: dict[str, list[Verdict]] = {}
+    known = headlines()
     for verdict in report.verdicts:
         is_open = verdict.verdict is not VerdictName.CHOSEN and verdict.remedy is not None
-        for change in changes(verdict.remedy or "") if is_open else ():
+        for change in changes(verdict.remedy or "", known) if is_open else ():
             wanting.setdefault(change, []).append(verdict)
     of, whole = counted_once(report.verdicts), report.summary.weights
     found = [(c, layers, count_weights(filter(of, layers))) for c, layers in wanting.items()]
@@ -191,10 +190,6 @@ def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
     if all(v.evidence is not Evidence.MEASURED for v in report.verdicts):
         notes.append("predicted from the rules; what TensorRT chose is in its build log only")
     return tuple(notes)
-
-
-def _main_code(verdict: Verdict) -> ReasonCode:
-    return verdict.reasons[0].code
 
 
 def evidence_lines(report: EligibilityReport) -> tuple[str, ...]:

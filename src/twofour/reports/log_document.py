@@ -9,9 +9,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twofour.eligibility.build import build_facts, types_of_command
-from twofour.eligibility.findings import version_numbers
-from twofour.eligibility.network_types import Typing, typing_of
+from twofour.eligibility.build_facts import (
+    Typing,
+    build_facts,
+    types_of_command,
+    typing_of,
+    version_numbers,
+)
 from twofour.eligibility.same_model import causes_first
 from twofour.records.log import (
     Build,

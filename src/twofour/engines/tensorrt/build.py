@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
-from twofour.eligibility.network_types import never_weakly_typed
+from twofour.eligibility.build_facts import never_weakly_typed
 from twofour.engines.inputs import profiles_for, shapes_of
 from twofour.engines.protocol import BuildRequest, ProgressCallback, Untyped
 from twofour.engines.tensorrt.bindings import MessageLog, build_failed, failures_named, trt_logger

@@ -1,4 +1,4 @@
-"""No remedy asks for what the build's log or layer information shows was done already."""
+"""What is known of a build, and that no remedy asks for what was done already."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from support.join_cases import DENSE, build, chosen, eligible, information, laye
 from support.report_cases import check, conv, gpu, int8, matmul, reason, report
 
 from twofour.eligibility import remedies
-from twofour.eligibility.build import build_facts
+from twofour.eligibility.build_facts import (
+    NOTHING_KNOWN,
+    BuildFacts,
+    Typing,
+    build_facts,
+    typing_of,
+)
 from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.findings import NOTHING_KNOWN
 from twofour.eligibility.remedies import Remedy, still_to_do
 from twofour.eligibility.report import join_report, report_from_engine
+from twofour.engines.trtexec import RELEASES
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.log import Build, BuildOutcome, SparsityFlag, TimingCache
 from twofour.records.weights import ReasonCode, Weight
@@ -184,3 +190,25 @@ def test_forced_sparsity_is_not_sparse_weights_allowed_as_they_are() -> None:
 def test_a_gpu_before_ampere_is_still_asked_to_be_replaced() -> None:
     (found,) = report(conv("a", 512, 512), gpu=gpu("Tesla T4", 7, 5)).verdicts
     assert found.remedy == remedies.NEWER_GPU.text
+
+
+@pytest.mark.parametrize(
+    ("version", "typing"),
+    [
+        ((), None),
+        ((8, 6, 1), Typing.WEAK),
+        ((9, 2), Typing.WEAK),
+        ((10, 16), Typing.STRONG_BY_FLAG),
+        ((11, 0, 0), Typing.STRONG),
+    ],
+)
+def test_a_version_says_where_its_builder_takes_types_from(
+    version: tuple[int, ...], typing: Typing | None
+) -> None:
+    assert typing_of(version) is typing
+
+
+def test_reports_and_trtexec_go_by_the_same_table() -> None:
+    for releases in RELEASES:
+        build = BuildFacts(tensorrt_version=f"{releases.major}.{releases.first_minor}.0")
+        assert build.is_strongly_typed is (releases.typing is Typing.STRONG)

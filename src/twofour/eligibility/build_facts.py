@@ -1,0 +1,206 @@
+"""What is known of a build: where layer types come from, what was allowed, what its log shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from twofour.errors import BadInputError
+from twofour.records.log import Build, BuildOutcome, EngineLayer, SparsityFlag
+from twofour.records.options import AllowedType
+
+
+class Typing(str, Enum):
+    """Where the builder takes the types of layers from."""
+
+    WEAK = "weak"
+    """Precision flags allow types; the graph's own are a suggestion."""
+    STRONG_BY_FLAG = "strong by flag"
+    STRONG = "strong"
+    """There are no weakly typed networks any more (11.0 migration guide)."""
+
+
+WEAK_IS_DEPRECATED = (10, 12)
+DEPRECATED = (
+    "weakly typed builds (--fp16, --int8, --bf16) are deprecated from TensorRT 10.12 on and gone "
+    "in 11: --precision float16 writes the type into the file"
+)
+
+
+def typing_of(version: Sequence[int]) -> Typing | None:
+    """Of a version in numbers; None for (), a version that is not known."""
+    if not version:
+        return None
+    if version[0] < 10:
+        return Typing.WEAK
+    return Typing.STRONG_BY_FLAG if version[0] == 10 else Typing.STRONG
+
+
+def never_weakly_typed(version: str, allowed: AllowedType) -> BadInputError:
+    """For a type that is to be allowed where types come from the graph alone."""
+    return BadInputError(
+        f"TensorRT {version} builds strongly typed networks only: --{allowed.value} came to an end "
+        "with TensorRT 10",
+        hint="write the type into the file: --precision float16",
+    )
+
+
+LOWER_TYPES = frozenset({"FP16", "BF16", "INT8"})
+"""Builder flags that let a weakly typed build run float32 layers in a type with sparse kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildFacts:
+    """What a log and layer information show of a build, so that no remedy asks for it again."""
+
+    built: bool = False
+    """An engine came out of it."""
+    tensorrt_version: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    types: frozenset[str] | None = None
+    """Types allowed beside FP32, such as "FP16"; empty: FP32 alone; None: the log does not say."""
+    strongly_typed: bool | None = None
+    """The graph alone decides on types, whatever flags are given."""
+    sparse_weights: bool | None = None
+    """Whether sparse kernels were allowed and the weights left as they are."""
+    verbose: bool = False
+    """The log has messages that only a verbose logger gets."""
+    kernels_named: bool = False
+    """Layer information is at hand, with the names of kernels."""
+    timing_cache: str | None = None
+    """"global" (kept from earlier builds), "local" (this build's own), "none"; None: unsaid."""
+
+    @property
+    def is_strongly_typed(self) -> bool:
+        """Whether flags for types are known to count for nothing."""
+        typing = typing_of(version_numbers(self.tensorrt_version))
+        return typing is Typing.STRONG or self.strongly_typed is True
+
+    @property
+    def lowers_float32(self) -> bool | None:
+        """Whether float32 layers may run in a type that has sparse kernels; None: unsaid."""
+        if self.is_strongly_typed:
+            return False
+        return None if self.types is None else bool(self.types & LOWER_TYPES)
+
+
+NOTHING_KNOWN = BuildFacts()
+"""Of a build that nobody has seen."""
+
+
+def version_numbers(version: str | None) -> tuple[int, ...]:
+    """`10.3.0` as numbers; () where it is not known or written otherwise."""
+    parts = (version or "").split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
+
+
+# --- read from a log and layer information --------------------------------------------------------
+
+_TYPE = re.compile(r"\b(FP16|BF16|INT8|FP8|INT4|FP4)\b")
+_TYPE_OPTION = re.compile(r"(?<!\S)--(fp16|bf16|int8|fp8|int4|best)(?![\w-])")
+_STRONG_OPTION = re.compile(r"(?<!\S)--(?:stronglyTyped|strongly-typed)(?![\w-])")
+_WITHOUT_CACHE = re.compile(r"(?<!\S)--noBuilderCache(?![\w-])")
+_BEST = frozenset({"FP16", "INT8"})
+"""What trtexec's --best allows at least (samples/common/sampleOptions.cpp)."""
+_OF_KERNEL = (
+    ("INT8", re.compile(r"(?:^|[_-])(?:i8|int8)|i8816|i16832|icudnn", re.IGNORECASE)),
+    ("BF16", re.compile(r"bf16", re.IGNORECASE)),
+    ("FP16", re.compile(r"(?:^|[_-])(?:f16|fp16|hgemm|h\d{3,5}|hmma)", re.IGNORECASE)),
+)
+"""Types by words of kernel names, such as `..._f16f16_f16f32_...` and `ampere_h16816cudnn_...`."""
+_FLOAT32_KERNEL = re.compile(r"f32f32|[_-](?:scudnn|sgemm|s1688)|tf32", re.IGNORECASE)
+
+
+def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> BuildFacts:
+    """What is known of an engine's build from its log and its layers, either of which may lack."""
+    named = any(layer.kernel is not None for layer in layers or ())
+    if build is None:
+        return BuildFacts(
+            built=layers is not None,
+            types=_types(None, layers or ()),
+            sparse_weights=_shown_sparse(layers or ()),
+            kernels_named=named,
+        )
+    # options and flags of a run that loads an engine are defaults that nothing was built with
+    was_built = build.outcome is not BuildOutcome.LOADED and not build.engine_loaded
+    return BuildFacts(
+        built=build.outcome is not BuildOutcome.UNFINISHED and not build.made_no_engine,
+        tensorrt_version=build.tensorrt_version,
+        compute_capability=build.compute_capability,
+        types=_types(build if was_built else None, layers or ()),
+        strongly_typed=_strongly_typed(build) if was_built else None,
+        sparse_weights=_sparse_weights(build, layers or ())
+        if was_built
+        else _shown_sparse(layers or ()),
+        verbose=was_built and _is_verbose(build),
+        kernels_named=named,
+        timing_cache=_timing_cache(build),
+    )
+
+
+def _types(build: Build | None, layers: Iterable[EngineLayer]) -> frozenset[str] | None:
+    """As the log states them or the command asked for them; else as the kernels' names show."""
+    if build is None:
+        return _types_of_kernels(_kernels(None, layers))
+    asked = types_of_command(build)
+    stated = set(_TYPE.findall(build.precision or ""))
+    if asked or stated or build.precision is not None:
+        return frozenset(asked | stated)
+    return _types_of_kernels(_kernels(build, layers))
+
+
+def types_of_command(build: Build) -> frozenset[str]:
+    """The types beside FP32 that options of the command line allow."""
+    asked = frozenset(option.upper() for option in _TYPE_OPTION.findall(build.command or ""))
+    return (asked - {"BEST"}) | _BEST if "BEST" in asked else asked
+
+
+def _kernels(build: Build | None, layers: Iterable[EngineLayer]) -> Iterator[str]:
+    yield from (layer.kernel for layer in layers if layer.kernel is not None)
+    for tuned in build.layers if build is not None else ():
+        yield from (tactic.kernel for tactic in tuned.tactics if tactic.kernel is not None)
+
+
+def _types_of_kernels(kernels: Iterable[str]) -> frozenset[str] | None:
+    """Types of the arithmetic that kernels are named after; None where no name tells."""
+    found: set[str] = set()
+    in_float32 = False
+    for kernel in kernels:
+        lower = {name for name, words in _OF_KERNEL if words.search(kernel)}
+        found |= lower
+        in_float32 = in_float32 or _FLOAT32_KERNEL.search(kernel) is not None
+    return frozenset(found) if found or in_float32 else None
+
+
+def _strongly_typed(build: Build) -> bool | None:
+    version = version_numbers(build.tensorrt_version)
+    said = "strongly" in (build.precision or "").lower()
+    if said or _STRONG_OPTION.search(build.command or ""):
+        return True
+    if (version and version < (9,)) or _TYPE.search(build.precision or ""):
+        return False
+    return None
+
+
+def _sparse_weights(build: Build, layers: Iterable[EngineLayer]) -> bool | None:
+    if build.sparsity is SparsityFlag.UNKNOWN:
+        return True if build.sparsity_lines else _shown_sparse(layers)
+    return build.sparsity is SparsityFlag.ENABLED
+
+
+def _shown_sparse(layers: Iterable[EngineLayer]) -> bool | None:
+    """Whether the engine has what only a build with sparse weights makes; None: it shows none."""
+    return any(layer.sparse or layer.has_sparse_weights for layer in layers) or None
+
+
+def _is_verbose(build: Build) -> bool:
+    counts = build.counts
+    return bool(counts.format_combinations or counts.timing_runners or build.fusions)
+
+
+def _timing_cache(build: Build) -> str | None:
+    if _WITHOUT_CACHE.search(build.command or ""):
+        return "none"
+    return build.timing_cache.mode
