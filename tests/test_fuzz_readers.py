@@ -31,8 +31,8 @@ from twofour.pipeline.reporting import report_document, report_files, report_fol
 from twofour.pipeline.run import run_all
 from twofour.pipeline.sources.inputs import read_arrays
 from twofour.pipeline.sources.onnx import OnnxSource
+from twofour.pipeline.torch_model import read_checkpoint, save_tensors
 from twofour.pipeline.validating import validate_path
-from twofour.pipeline.weights_file import read_checkpoint, save_tensors
 from twofour.pruning.onnx_file import prune_onnx
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison

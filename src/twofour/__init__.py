@@ -124,7 +124,7 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
     """
     from twofour.arguments import module_of, path_of
     from twofour.pipeline.stages import WEIGHTS
-    from twofour.pipeline.weights_file import load_weights as load
+    from twofour.pipeline.torch_model import load_weights as load
 
     module = module_of(model, hint="load_weights fills a module in memory")
     file = path_of(path, "path")

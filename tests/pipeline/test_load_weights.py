@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 
 import twofour
 from twofour.errors import BadInputError
-from twofour.pipeline.weights_file import save_weights
+from twofour.pipeline.torch_model import save_weights
 
 
 class Tied(nn.Module):

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from twofour.cli.app import app
 from twofour.errors import BadInputError
-from twofour.pipeline.onnx_inputs import save_arrays
 from twofour.pipeline.run import run_all, run_build, run_export
+from twofour.pipeline.sources.inputs import save_arrays
 from twofour.records.build import TrtexecFolder
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import ExportResult

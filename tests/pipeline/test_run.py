@@ -11,7 +11,7 @@ from twofour import pattern
 from twofour.errors import BadInputError
 from twofour.pipeline.run import run_all, run_export, run_prune
 from twofour.pipeline.stages import Silent
-from twofour.pipeline.weights_file import read_checkpoint
+from twofour.pipeline.torch_model import read_checkpoint
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.options import Precision, RunOptions, Selection
 from twofour.records.run import RunResult

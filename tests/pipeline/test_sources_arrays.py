@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.inputs import read_arrays, stored_arrays, write_arrays
+from twofour.pipeline.sources.inputs import read_arrays, save_arrays, stored_arrays
+from twofour.pipeline.torch_model import read_checkpoint
 from twofour.pipeline.validating import validate_path
-from twofour.pipeline.weights_file import read_checkpoint
 from twofour.records.options import Selection
 
 _ONES = np.ones((2, 8), np.float32)
@@ -77,18 +77,18 @@ def test_a_packed_npz_of_usual_size_is_read(tmp_path: Path) -> None:
     "name", ["file", "allow_pickle", "self", "", "a/../b", "x.npy", "n" * 20_000]
 )
 def test_arrays_may_have_any_name(tmp_path: Path, name: str) -> None:
-    write_arrays(tmp_path / "x.npz", {name: _ONES, "other": _ONES[0]})
+    save_arrays(tmp_path / "x.npz", {name: _ONES, "other": _ONES[0]})
     assert list(stored_arrays(tmp_path / "x.npz")) == [name, "other"]
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 70_000])
 def test_a_name_that_no_npz_can_hold_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInputError, match=r"no \.npz file can hold an array of the name"):
-        write_arrays(tmp_path / "x.npz", {name: _ONES})
+        save_arrays(tmp_path / "x.npz", {name: _ONES})
 
 
 def test_an_npz_is_written_as_numpy_writes_it(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "ours.npz", {"a": _ONES, "b": np.zeros((0, 3), np.int64)})
+    save_arrays(tmp_path / "ours.npz", {"a": _ONES, "b": np.zeros((0, 3), np.int64)})
     np.savez(tmp_path / "numpy.npz", a=_ONES, b=np.zeros((0, 3), np.int64))
     assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "numpy.npz").read_bytes()
 

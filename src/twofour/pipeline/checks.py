@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from twofour.errors import BuildFailedError
+from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
-from twofour.pipeline.agreement import (
-    at_other_sizes,
-    compare_with_reference,
-    example_inputs,
-    load_arrays,
-    predictor,
-)
 from twofour.pipeline.engine_host import RUNTIMES, CrashedError, Session, lasts, tries_of
-from twofour.pipeline.onnx_inputs import save_arrays
+from twofour.pipeline.sources.inputs import save_arrays, stored_arrays
 from twofour.pipeline.sources.user_code import files_read, parse_reference, reference_key
 from twofour.pipeline.stages import (
     DENSE,
@@ -29,9 +22,11 @@ from twofour.pipeline.stages import (
     onnx_files,
     reference_name,
 )
-from twofour.records.export import Accuracy, Metric, OutputAgreement
+from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import RunOptions, Variant
-from twofour.records.run import ExportedVariant, VariantCheck
+from twofour.records.pruning import PruneResult
+from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck, VariantCheck
+from twofour.words import nothing_pruned
 
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
 
@@ -87,7 +82,7 @@ def accuracy(
             for name, value in dense.metrics.items()
             if name in sparse.metrics
         )
-        rows = next(iter(example_inputs(run).values()), np.zeros(0)).shape
+        rows = next(iter(run.example_inputs().values()), np.zeros(0)).shape
         not_run = next((c.not_compared for c in (dense, sparse) if c.outputs is None), None)
         return Accuracy(
             drift=_drift(run, compared),
@@ -130,7 +125,7 @@ def metric_key(options: RunOptions) -> str | None:
 def _metrics(run: Run, session: Session, files: list[Path]) -> dict[str, float]:
     if run.options.metric is None:
         return {}
-    from twofour.pipeline.sources.metric import load_metric, run_metric
+    from twofour.pipeline.sources.metric import load_metric, predictor, run_metric
 
     with files_read() as read:
         predict = predictor([tensor.name for tensor in session.inputs], session.outputs)
@@ -143,7 +138,7 @@ def _checked(
     run: Run, exported: ExportedVariant, session: Session, metric_files: list[Path]
 ) -> VariantCheck:
     name = outputs_name(exported.onnx.variant)
-    outputs = session.outputs(example_inputs(run))
+    outputs = session.outputs(run.example_inputs())
     compared = compare_with_reference(run, exported, outputs)
     save_arrays(run.file(name), outputs)
     metrics = _metrics(run, session, metric_files)
@@ -187,5 +182,141 @@ def _compared(run: Run, *checks: VariantCheck) -> tuple[str, ...]:
 def _drift(run: Run, names: Sequence[str]) -> tuple[OutputAgreement, ...]:
     if not names:
         return ()
-    before, after = (load_arrays(run.file(name)) for name in names)
+    before, after = (stored_arrays(run.file(name)) for name in names)
     return agreement(tuple(before), tuple(before.values()), [after[n] for n in before], bounds=None)
+
+
+def compare_with_reference(
+    run: Run, exported: ExportedVariant, outputs: Mapping[str, np.ndarray]
+) -> tuple[OutputAgreement, ...]:
+    """How well the file's outputs agree with those of what it was made from: the module, or the
+    ONNX file before its precision was changed; () for an ONNX file that was copied.
+
+    Raises PatternBrokenError (a gate not met, exit 4) when an output is further off than the
+    bound of the precision allows.
+    """
+    if exported.reference is None or exported.precision is None:
+        return ()
+    reference = stored_arrays(run.file(exported.reference))
+    compared = agreement(
+        tuple(outputs),
+        [reference[name] for name in outputs],
+        tuple(outputs.values()),
+        bounds=exported.precision,
+    )
+    for row in compared:
+        if not row.within:
+            _refuse(run, exported, row, exported.precision.value)
+    return compared
+
+
+def _refuse(run: Run, exported: ExportedVariant, row: OutputAgreement, precision: str) -> None:
+    came_as_onnx = run.model is None
+    whose = run.source.text if came_as_onnx else "the module"
+    hint = f"try --precision float32; if that agrees, the model loses too much in {precision}"
+    if came_as_onnx:
+        hint = "--keep-float32 GLOB leaves nodes float32; --precision bfloat16 has float32's range"
+    raise PatternBrokenError(
+        f"{exported.onnx.file}: {disagreement(row, whose)}; {precision} allows {row.bound:.3g}",
+        hint=hint,
+    )
+
+
+def disagreement(row: OutputAgreement, whose: str) -> str:
+    """How far an output is off: from that of the module, or of another file."""
+    if row.not_finite:
+        why = f"has {row.not_finite} values that are NaN or infinite: something overflows"
+        return f"output {row.output!r} {why}"
+    return (
+        f"output {row.output!r} differs from that of {whose} by {row.max_abs_error:.3g} "
+        f"(cosine {row.cosine:.6f})"
+    )
+
+
+def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Iterator[SizeCheck]:
+    """The file against the module, smaller and larger than the example.
+
+    What was asked for must hold: raises PatternBrokenError. What was only tried is said.
+    """
+    for other in exported.other_sizes:
+        checked = _at_sizes(run, session, exported, other)
+        if not checked.holds:
+            words = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
+            why = checked.error or next(
+                f"{disagreement(row, 'the module')}; {row.bound:.3g} is allowed"
+                for row in checked.agreement
+                if not row.within
+            )
+            message = (
+                f"{exported.onnx.file} does not compute what the module does at {words}: {why}"
+            )
+            if run.options.dynamic is not None:
+                raise PatternBrokenError(message, hint="leave that --dynamic out")
+            run.progress.note(f"WARNING: {message}; --dynamic none keeps the example's sizes")
+        yield checked
+
+
+def _at_sizes(
+    run: Run, session: Session, exported: ExportedVariant, other: OtherSizes
+) -> SizeCheck:
+    arrays = stored_arrays(run.file(other.file))
+    inputs, reference = (
+        {n.removeprefix(k): a for n, a in arrays.items() if n.startswith(k)}
+        for k in ("input:", "output:")
+    )
+    try:
+        outputs = session.outputs(inputs)
+        compared = agreement(
+            tuple(outputs),
+            [reference[name] for name in outputs],
+            tuple(outputs.values()),
+            bounds=exported.precision,
+        )
+    except (BuildFailedError, BadInputError) as error:
+        return SizeCheck(sizes=other.sizes, agreement=(), error=error.message)
+    return SizeCheck(sizes=other.sizes, agreement=compared)
+
+
+def why_no_baseline(pruned: PruneResult) -> str | None:
+    """What to say of weights that came in N:M; None where all of them were pruned now."""
+    rows = [row for row in pruned.weights if row.pruned]
+    held = sum(row.held_before for row in rows)
+    if not held:
+        return None
+    remedy = "--dense-reference MODEL names the dense one"
+    if held == len(rows):
+        said = nothing_pruned(pruned.pattern, held)
+        return f"{said}; dense.onnx has the same weights and is no baseline ({remedy})"
+    return (
+        f"{held} of {len(rows)} weights came in {pruned.pattern} already: dense.onnx is no dense "
+        f"baseline ({remedy})"
+    )
+
+
+def check_reference_fits(run: Run, dense: ExportedVariant, sparse: ExportedVariant) -> None:
+    """Raise BadInputError where the dense reference takes or gives something else."""
+    if run.reference is None:
+        return
+    for kind, there, here in (
+        ("input", dense.inputs, sparse.inputs),
+        ("output", dense.outputs, sparse.outputs),
+    ):
+        words = [", ".join(map(_described, tensors)) or "none" for tensors in (there, here)]
+        same = len(there) == len(here) and all(map(_fits, there, here))
+        if not same:
+            raise BadInputError(
+                f"--dense-reference {run.reference.text} does not fit {run.source.text}: its "
+                f"{kind}s are {words[0]}, those of the model are {words[1]}",
+                hint="name the dense model that this one was fine-tuned from",
+            )
+
+
+def _fits(there: TensorShape, here: TensorShape) -> bool:
+    dims = zip(there.shape, here.shape, strict=False)
+    return (
+        (there.name, there.dtype, len(there.shape)) == (here.name, here.dtype, len(here.shape))
+    ) and all(a == b or isinstance(a, str) or isinstance(b, str) for a, b in dims)
+
+
+def _described(tensor: TensorShape) -> str:
+    return f"{tensor.name} {'x'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}"

@@ -27,9 +27,8 @@ from twofour.engines.trtexec import (
 )
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
-from twofour.pipeline.example_shapes import asked_or_opt, example_shapes
 from twofour.pipeline.folder import is_run_folder
-from twofour.pipeline.onnx_inputs import load_inputs
+from twofour.pipeline.onnx_inputs import asked_or_opt, example_shapes, load_inputs
 from twofour.pipeline.onnx_stages import write_onnx
 from twofour.pipeline.stages import INPUTS, LAYERS
 from twofour.records.build import TrtexecFolder, TrtexecRounds, TrtexecVariant

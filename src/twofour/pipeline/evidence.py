@@ -1,10 +1,11 @@
-"""Evidence about an engine, read from its files: build logs, layer information, profiles."""
+"""Evidence about an engine, read from files: logs, layer information, profiles, layer maps."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING
 from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.same_model import ChosenBuild, choose_build
 from twofour.engines.inputs import shapes_of
-from twofour.errors import BadInputError
-from twofour.pipeline.agreement import load_arrays
-from twofour.pipeline.example_shapes import sizes_by_symbol
-from twofour.pipeline.layer_map_file import LayerNames, read_layer_names
+from twofour.errors import BadInputError, naming
+from twofour.logs.prefix import loads
+from twofour.pipeline.onnx_inputs import sizes_by_symbol
+from twofour.pipeline.sources.inputs import stored_arrays
 from twofour.pipeline.stages import INPUTS
 from twofour.records.export import GraphNode, LayerMap, TensorShape
 from twofour.records.log import Build, SparsityFlag
+from twofour.store import from_json
 
 if TYPE_CHECKING:
     import onnx
@@ -27,6 +29,14 @@ if TYPE_CHECKING:
 
 _EQUATION = re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")
 """What ONNX allows: letters, commas, an ellipsis, blanks (Einsum in Operators.md)."""
+
+_LARGEST_MAP_BYTES = 1 << 26
+_ENGINE_COLUMN = ("engine_layer", "engine", "name")
+_LAYER_COLUMN = ("layer", "layers", "node", "nodes")
+_MAP_HINT = (
+    'write {"engine name": "layer or ONNX node", ...}, or lines of CSV: engine name, layer; '
+    "or give the layers.json of a run folder"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +156,7 @@ def _nodes(
 def _example_sizes(tensors: tuple[TensorShape, ...], inputs: Path) -> Mapping[str, int]:
     """Free size -> its length in the example; the batch, a first dimension, stays free."""
     ranks = {tensor.name: len(tensor.shape) for tensor in tensors}
-    shapes = shapes_of(load_arrays(inputs))
+    shapes = shapes_of(stored_arrays(inputs))
     fitting = {name: shape for name, shape in shapes.items() if len(shape) == ranks.get(name)}
     batches = {tensor.shape[0] for tensor in tensors if tensor.shape}
     sizes = sizes_by_symbol(tensors, fitting, str(inputs))
@@ -181,3 +191,95 @@ def _is_odd_einsum(node: onnx.NodeProto) -> bool:
     """Onnx's inference never ends at an equation such as "ab,b1e" (found with 1.23.2)."""
     equations = (a.s for a in node.attribute if node.op_type == "Einsum" and a.name == "equation")
     return any(_EQUATION.fullmatch(equation) is None for equation in equations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNames:
+    """What one file says of names."""
+
+    modules: LayerMap | None = None
+    """Ours: module and parameter of each node."""
+    engine: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """The user's: a name of engine or log, and the layers or ONNX nodes that it holds."""
+
+
+def read_layer_names(path: Path) -> LayerNames:
+    """Read a layer map of either kind; raises BadInputError for any other file."""
+    text = _map_text(path)
+    if text.lstrip()[:1] not in ("{", "["):
+        return LayerNames(engine=tuple(_of_csv(text, path)))
+    try:
+        value = loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(f"{path} is no JSON: {error}", hint=_MAP_HINT) from error
+    if isinstance(value, dict) and isinstance(value.get("layers"), list):
+        with naming(path):
+            return LayerNames(modules=from_json(LayerMap, text.encode()))
+    return LayerNames(engine=tuple(_of_json(value, path)))
+
+
+def map_beside(onnx: Path) -> Path | None:
+    """The layers.json that was written beside an ONNX file; None for a file of another kind.
+
+    TensorRT's layer information is often called so, too.
+    """
+    path = onnx.parent / "layers.json"
+    try:
+        return path if path.is_file() and read_layer_names(path).modules is not None else None
+    except BadInputError:
+        return None
+
+
+def _of_json(value: object, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    pairs: Iterable[tuple[object, object]]
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, list):
+        pairs = [(_first(row, _ENGINE_COLUMN), _first(row, _LAYER_COLUMN)) for row in value]
+    else:
+        pairs = [(None, None)]
+    for engine, layers in pairs:
+        names = (layers,) if isinstance(layers, str) else layers
+        if not isinstance(engine, str) or not isinstance(names, (tuple, list)) or not names:
+            raise _no_layer_map(path, f"{engine!r}: {layers!r}")
+        if not all(isinstance(name, str) for name in names):
+            raise _no_layer_map(path, f"{engine!r}: {layers!r}")
+        yield engine, tuple(names)
+
+
+def _first(row: object, keys: Iterable[str]) -> object:
+    return next((row[key] for key in keys if key in row), None) if isinstance(row, dict) else None
+
+
+def _of_csv(text: str, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Two columns or more: an engine name, then its layers; a line of headings may come first."""
+    delimiter = "\t" if "\t" in text.partition("\n")[0] else ","
+    try:
+        rows = list(csv.reader(text.splitlines(), delimiter=delimiter, skipinitialspace=True))
+    except csv.Error as error:
+        raise _no_layer_map(path, str(error)) from error
+    rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
+    if rows and rows[0][0].lower() in _ENGINE_COLUMN and rows[0][-1].lower() in _LAYER_COLUMN:
+        del rows[0]
+    if not rows:
+        raise _no_layer_map(path, "no line")
+    for row in rows:
+        names = tuple(cell for cell in row[1:] if cell)
+        if not row[0] or not names:
+            raise _no_layer_map(path, delimiter.join(row))
+        yield row[0], names
+
+
+def _map_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_MAP_BYTES + 1)
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(data) > _LARGEST_MAP_BYTES:
+        raise BadInputError(f"{path} is too large for a layer map", hint=_MAP_HINT)
+    return data.decode("utf-8-sig", "replace")
+
+
+def _no_layer_map(path: Path, found: str) -> BadInputError:
+    return BadInputError(f"{path} is no layer map: {found[:200]}", hint=_MAP_HINT)

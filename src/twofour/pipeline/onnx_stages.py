@@ -6,6 +6,7 @@ everything after it see the weights that the engine will get.
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,15 +14,17 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from twofour.engines.tensorrt.build import precisions_of
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import OpenedModel
-from twofour.pipeline.example_shapes import asked_or_opt, made_up_batch
-from twofour.pipeline.exporting import pruned_names
+from twofour.pipeline.engine_host import RUNTIMES, lasts, tries_of
+from twofour.pipeline.folder import STAGES
 from twofour.pipeline.onnx_inputs import (
+    asked_or_opt,
     load_exact_inputs,
+    made_up_batch,
     random_inputs,
-    save_arrays,
 )
+from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
@@ -33,12 +36,14 @@ from twofour.pipeline.stages import (
     onnx_files,
     onnx_name,
     onnx_size_bytes,
+    reference_name,
 )
 from twofour.pipeline.torch_model import refuse_nothing_pruned
+from twofour.pipeline.validating import pruned_names
 from twofour.records.export import LayerMap, LayerName, OnnxFile
 from twofour.records.options import Precision, RunOptions, Selection, Variant
 from twofour.records.pruning import PruneResult, Validation
-from twofour.records.run import ExampleArrays, ExportedVariant
+from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
 from twofour.records.weights import Pattern
 
 if TYPE_CHECKING:
@@ -205,6 +210,63 @@ def describe_sparse(run: Run) -> Stage[ExportedVariant]:
         packages=("onnx",),
         reads=onnx_files(path),
     )
+
+
+def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
+    """The variant with the outputs that it is to be compared with, where its source can run.
+
+    Raises BadInputError where a tensor goes beyond float16 on the example inputs.
+    """
+    source = cast("OnnxSource", run.dense_source if taken.onnx.variant == DENSE else run.source)
+    name = reference_name(taken.onnx.variant)
+
+    def work() -> Made[OriginalOutputs]:
+        from twofour.export.int8 import refuse_overflow, split_ranges
+
+        try:
+            outputs, ranges = split_ranges(_outputs_and_ranges(run, source.opened(), taken))
+        except BuildFailedError as error:
+            tries = tries_of(error)
+            return OriginalOutputs(outputs=None, why_not=error.message, failed_tries=tries), ()
+        refuse_overflow(source.opened(), ranges)
+        save_arrays(run.file(name), outputs)
+        return OriginalOutputs(outputs=name), (name,)
+
+    stage = Stage(
+        name="original",
+        title="run the model as it came",
+        record="stages/original.json",
+        kind=OriginalOutputs,
+        work=work,
+        lasting=lasts,
+        options=("precision",),
+        facts={"source": source.key(), "changed": taken.changed},
+        packages=("onnx", *RUNTIMES),
+        reads=(INPUTS,),
+    )
+    original = run.do(stage)
+    if original.why_not is not None:
+        run.progress.note(f"outputs are not compared with {source.path.name}: {original.why_not}")
+    return replace(taken, reference=original.outputs)
+
+
+def _outputs_and_ranges(
+    run: Run, source: OpenedModel, taken: ExportedVariant
+) -> dict[str, np.ndarray]:
+    """Outputs of the file and how large its tensors become; without those where that fails."""
+    from twofour.export.int8 import write_with_ranges
+
+    tensors = taken.changed if taken.precision is Precision.FLOAT16 else ()
+    inputs = run.example_inputs()
+    with tempfile.TemporaryDirectory(dir=run.file(STAGES)) as folder:
+        path = Path(folder, "ranges.onnx")
+        write_with_ranges(source, path, tensors)
+        try:
+            return run.sessions.open(path).outputs(inputs)
+        except BuildFailedError:
+            return run.sessions.open(source.path).outputs(inputs)
+        finally:
+            run.sessions.close()
 
 
 def _prune(run: Run, pattern: Pattern, selection: Selection) -> PruneResult:

@@ -22,9 +22,14 @@ from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.graph.weights import GraphWeights
 from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
-from twofour.pipeline.evidence import EvidenceFiles, files_of_folder, read_evidence
+from twofour.pipeline.evidence import (
+    EvidenceFiles,
+    files_of_folder,
+    map_beside,
+    read_evidence,
+    read_layer_names,
+)
 from twofour.pipeline.folder import is_run_folder, refuse_changed
-from twofour.pipeline.layer_map_file import map_beside, read_layer_names
 from twofour.pipeline.stages import (
     DENSE,
     LAYERS,

@@ -1,6 +1,6 @@
 """The main job: every stage of prune-export-build, in order, in one run folder.
 
-Reading order of a run: torch_stages (or onnx_stages), exporting, checks, building, reporting.
+Reading order of a run: torch_stages (or onnx_stages), checks, building, validating, reporting.
 The torch module is let go before any engine runs, and one ONNX Runtime session at a time serves
 check and timing of a file, so that memory holds the model about once.
 """
@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModels
 from twofour.pipeline import onnx_stages, torch_stages
-from twofour.pipeline.baseline import check_reference_fits, why_no_baseline, with_original_outputs
 from twofour.pipeline.building import (
     build_result,
     build_variant,
     check_asked_shapes,
+    time_variants,
     with_profiles,
 )
-from twofour.pipeline.checks import accuracy, check
+from twofour.pipeline.checks import accuracy, check, check_reference_fits, why_no_baseline
 from twofour.pipeline.engine_host import EngineHost, Sessions
-from twofour.pipeline.exporting import put_together
 from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
 from twofour.pipeline.reporting import Facts, report
 from twofour.pipeline.settings import resolve
@@ -33,8 +32,8 @@ from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.open import open_source
 from twofour.pipeline.sources.source import Source, TorchSource
 from twofour.pipeline.stages import DENSE, LAYERS, SPARSE, Progress, Run, Runner, Silent, onnx_name
-from twofour.pipeline.timing import time_variants
 from twofour.pipeline.torch_model import TorchModel
+from twofour.pipeline.validating import put_together
 from twofour.records.options import RunOptions
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import BuildResult, ExportedVariant, RunResult, VariantCheck
@@ -216,7 +215,7 @@ def make_inputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
     if run.model is not None:
         return taken
     run.do(onnx_stages.make_inputs(run, taken))
-    return taken if taken.precision is None else with_original_outputs(run, taken)
+    return taken if taken.precision is None else onnx_stages.with_original_outputs(run, taken)
 
 
 def prune(run: Run) -> tuple[PruneResult, Validation]:

@@ -14,6 +14,7 @@ from twofour.graph.opened import OpenedModels
 from twofour.pipeline.engine_host import EngineHost, Sessions
 from twofour.pipeline.folder import RunFolder
 from twofour.pipeline.settings import Settings
+from twofour.pipeline.sources.inputs import stored_arrays
 from twofour.pipeline.sources.user_code import state_of
 from twofour.records.options import Variant
 from twofour.records.run import StageRecord
@@ -21,6 +22,8 @@ from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.version import __version__
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from twofour.pipeline.sources.source import Source
     from twofour.pipeline.torch_model import TorchModel
 
@@ -238,6 +241,10 @@ class Run:
     def file(self, name: str) -> Path:
         """Path of a file of the run folder."""
         return self.path / name
+
+    def example_inputs(self) -> dict[str, np.ndarray]:
+        """The example inputs as the stages saved them, by name of the ONNX input."""
+        return stored_arrays(self.file(INPUTS))
 
     def do(self, stage: Stage[R]) -> R:
         """The record of a stage, done where it has to be."""

@@ -1,4 +1,8 @@
-"""The torch model of a run: loaded once, pruned in place, its weights saved and read back."""
+"""The torch model of a run: loaded once, pruned in place, its weights saved and read back.
+
+safetensors refuses tensors that share memory, so a tied weight is written under one of its keys
+and the header's metadata maps the other keys to it.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,30 @@ import contextlib
 import ctypes
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.eligibility.predict import not_covered_lines
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.user_code import files_read
-from twofour.pipeline.weights_file import load_weights, save_weights
 from twofour.records.options import Selection
-from twofour.records.pruning import PruneResult
+from twofour.records.pruning import LoadedWeights, PruneResult
 from twofour.records.weights import Pattern
 from twofour.store import atomic_file
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from twofour.pipeline.sources.loaded import LoadedModule
     from twofour.pipeline.sources.source import TorchSource
+
+_ANOTHER_MODEL = (
+    "it must be the model that was pruned, in the type it had then; a source that gives another "
+    "one needs another --out"
+)
+_MOST_LISTED = 5
+_ALWAYS_READ_BYTES = 64 << 20
 
 
 class TorchModel:
@@ -108,3 +120,200 @@ def refuse_nothing_pruned(result: PruneResult) -> None:
 
 def _names(result: PruneResult) -> frozenset[str]:
     return frozenset(row.weight.weight for row in result.weights if row.weight.weight is not None)
+
+
+def save_weights(module: nn.Module, target: Path, *, first: Collection[str]) -> None:
+    """Write the whole state_dict; of keys that share a tensor, one of `first` is written."""
+    save_tensors(module.state_dict(), target, first=first)
+
+
+def save_tensors(state: Mapping[str, Tensor], target: Path, *, first: Collection[str] = ()) -> None:
+    """Write tensors by key, as `save_weights` does for a module."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    written: dict[tuple[object, ...], str] = {}
+    aliases: dict[str, str] = {}
+    for key in sorted(state, key=lambda k: (k not in first, k)):
+        same = written.setdefault(_place(state[key]), key)
+        if same != key:
+            aliases[key] = same
+    tensors = {key: state[key] for key in sorted(written.values())}
+    try:
+        save_file(_apart(tensors), str(target), metadata=aliases or None)
+    except SafetensorError as error:  # a full disk, among others
+        raise OSError(f"safetensors: {str(error).splitlines()[0]}") from error
+
+
+def load_weights(module: nn.Module, path: Path) -> LoadedWeights:
+    """Fill every parameter and buffer of a module in place, or none of them.
+
+    Weights that the module computes (parametrizations, weight norm, masks) become plain ones first:
+    loading into their parts would leave the dense weight in force. Raises BadInputError when keys,
+    shapes, types or ties do not fit.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    from twofour.pruning.torch_module import make_permanent
+
+    permanent = make_permanent(module)
+    state = {k: v for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)}
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            saved_as = _saved_as(state, set(file.keys()), file.metadata() or {}, path)
+            for key, name in saved_as.items():  # all is checked before anything is changed
+                _check_fits(state[key], file.get_tensor(name), key, path)
+            _check_ties(state, saved_as, file.get_tensor, path)
+            with torch.no_grad():
+                for key, name in saved_as.items():
+                    state[key].copy_(file.get_tensor(name))
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise BadInputError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
+    return LoadedWeights(
+        path=str(path),
+        keys=tuple(state),
+        tied={key: name for key, name in saved_as.items() if key != name},
+        made_permanent=permanent,
+    )
+
+
+def _saved_as(
+    state: Mapping[str, Tensor], saved: set[str], aliases: Mapping[str, str], path: Path
+) -> dict[str, str]:
+    """Under which key of the file each tensor of the module lies."""
+    places = {_place(tensor): key for key, tensor in state.items() if key in saved}
+    found: dict[str, str] = {}
+    missing: list[str] = []
+    for key, tensor in state.items():
+        same = places.get(_place(tensor))
+        name = key if key in saved else aliases.get(key, same)
+        if name is None or name not in saved:
+            missing.append(key)
+        else:
+            found[key] = name
+    unexpected = sorted(saved - {*found.values()})
+    if missing or unexpected:
+        words = (("missing", missing), ("not in the model", unexpected))
+        said = "; ".join(f"{word}: {_listed(keys)}" for word, keys in words if keys)
+        raise BadInputError(f"{path} does not fit the model: {said}", hint=_ANOTHER_MODEL)
+    return found
+
+
+def _listed(keys: Sequence[str]) -> str:
+    more = len(keys) - _MOST_LISTED
+    return ", ".join(keys[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _check_ties(
+    state: Mapping[str, Tensor],
+    saved_as: Mapping[str, str],
+    read: Callable[[str], Tensor],
+    path: Path,
+) -> None:
+    """One tensor of the module cannot hold two that differ."""
+    import torch
+
+    first: dict[tuple[object, ...], str] = {}
+    for key, name in saved_as.items():
+        other = first.setdefault(_place(state[key]), key)
+        if saved_as[other] != name and not torch.equal(read(saved_as[other]), read(name)):
+            raise BadInputError(
+                f"{path}: {other} and {key} differ, and are one tensor in the model",
+                hint="untie them in the model before you load the weights",
+            )
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of a torch checkpoint (.pt, .pth, .bin), read without running its code.
+
+    A state_dict, or a dict that has one under "state_dict" or "model". Raises BadInputError for a
+    damaged file, a pickle that wants to call something, and a file without tensors.
+    """
+    import torch
+
+    from twofour.pipeline.sources.checkpoint import load_pickle
+
+    content = load_pickle(path)
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping):
+        content = {}
+    tensors = {str(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
+    if not tensors:
+        raise BadInputError(f"{path} holds no tensors by name", hint="save model.state_dict()")
+    for key, tensor in tensors.items():
+        _check_plain(tensor, key, path)
+    _refuse_blown_up(tensors, path)
+    return tensors
+
+
+def _check_plain(tensor: Tensor, key: str, path: Path) -> None:
+    """Raise BadInputError unless the values lie in memory one by one."""
+    import torch
+
+    what = None
+    if any("\ud800" <= letter <= "\udfff" for letter in key):
+        raise BadInputError(f"{path}: the name {key[:80]!r} of a tensor is no text")
+    if tensor.is_meta:
+        what = "has no values (it is on the meta device)"
+    elif tensor.is_nested:
+        what = "is a nested tensor"
+    elif tensor.layout != torch.strided:
+        what = f"is stored as {str(tensor.layout).removeprefix('torch.')}"
+    elif tensor.is_quantized:
+        what = f"is quantised ({str(tensor.dtype).removeprefix('torch.')})"
+    elif tensor.numel() and not _has_storage(tensor):
+        what = "has no values"
+    if what is not None:
+        raise BadInputError(
+            f"{path}: {key} {what}", hint="save the state_dict of a module with dense weights"
+        )
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    try:
+        return tensor.untyped_storage().nbytes() > 0
+    except (RuntimeError, NotImplementedError):  # what torch says of tensors without any
+        return False
+
+
+def _refuse_blown_up(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Views (an expanded zero) make gigabytes out of a small file once each is written apart."""
+    once = {_place(tensor): tensor for tensor in tensors.values()}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in once.values())
+    stored = path.stat().st_size
+    if size > 2 * stored + _ALWAYS_READ_BYTES:
+        raise BadInputError(
+            f"{path} has {stored} bytes, its tensors would take {size}: they are views",
+            hint="save contiguous tensors: {k: v.contiguous() for k, v in state_dict.items()}",
+        )
+
+
+def _check_fits(target: Tensor, saved: Tensor, key: str, path: Path) -> None:
+    if (target.shape, target.dtype) != (saved.shape, saved.dtype):
+        raise BadInputError(
+            f"{path}: {key} is {list(saved.shape)} {saved.dtype}, the model has "
+            f"{list(target.shape)} {target.dtype}",
+            hint=_ANOTHER_MODEL,
+        )
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for tensors that are the same view of the same memory."""
+    if tensor.numel() == 0:
+        return (id(tensor),)
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous, and copied where two different views still share memory."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        whole = tensor.is_contiguous() and memory not in seen
+        apart[key] = tensor if whole else tensor.clone().contiguous()
+        seen.add(memory)
+    return apart

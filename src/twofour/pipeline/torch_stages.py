@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twofour.errors import BadInputError
-from twofour.pipeline.exporting import pruned_names
-from twofour.pipeline.onnx_inputs import save_arrays
+from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
@@ -26,6 +25,7 @@ from twofour.pipeline.stages import (
     onnx_size_bytes,
     reference_name,
 )
+from twofour.pipeline.validating import pruned_names
 from twofour.records.export import OnnxFile, TensorShape
 from twofour.records.options import DynamicAxis, ExportOptions, Precision, SizeRange, Variant
 from twofour.records.pruning import PruneResult, Validation

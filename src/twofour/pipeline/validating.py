@@ -1,4 +1,4 @@
-"""`twofour validate`: which rule applies to the path that was named, and the rows of every file."""
+"""Whether saved weights hold their pattern: of a path that was named, and in a run's export."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, PatternBrokenError
 from twofour.graph.opened import open_onnx
-from twofour.pipeline.exporting import initializers_of_pruned, pruned_names, with_layer_names
 from twofour.pipeline.folder import MANIFEST, is_run_folder
-from twofour.pipeline.stages import LAYERS, SPARSE, WEIGHTS, onnx_name
+from twofour.pipeline.stages import LAYERS, SPARSE, WEIGHTS, Made, Run, Stage, onnx_files, onnx_name
 from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
-from twofour.records.export import LayerMap
+from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.options import Selection
 from twofour.records.pruning import PruneResult, Validation, WeightCheck
-from twofour.records.run import RunManifest
-from twofour.records.weights import HARDWARE_PATTERN, Pattern
-from twofour.store import read_record
+from twofour.records.run import ExportedVariant, RunManifest, VariantCheck
+from twofour.records.weights import HARDWARE_PATTERN, Pattern, shared
+from twofour.store import read_record, write_record
 
 _HINT = "give an .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint folder, or a run folder"
 _PRUNE = "prune.json"
@@ -125,7 +124,7 @@ def _safetensors(path: Path, pattern: Pattern | None) -> Validation:
 
 def _pickle(path: Path, pattern: Pattern | None) -> Validation:
     """A torch checkpoint, read without running its code, judged by way of a safetensors copy."""
-    from twofour.pipeline.weights_file import read_checkpoint, save_tensors
+    from twofour.pipeline.torch_model import read_checkpoint, save_tensors
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / WEIGHTS
@@ -161,3 +160,92 @@ def _required(check: WeightCheck, selection: Selection) -> bool:
 
 def _matches(check: WeightCheck, glob: str) -> bool:
     return fnmatchcase(check.layer, glob) or fnmatchcase(check.weight, glob)
+
+
+def put_together(
+    run: Run,
+    pruned: PruneResult,
+    variants: Sequence[ExportedVariant],
+    checks: Sequence[VariantCheck],
+) -> Stage[ExportResult]:
+    """export.json and layers.json over the variants, the sparse one last.
+
+    Raises PatternBrokenError when a weight that was pruned is not N:M in sparse.onnx.
+    """
+    sparse = variants[-1]
+    path = run.file(sparse.onnx.file)
+
+    def work() -> Made[ExportResult]:
+        required = initializers_of_pruned(pruned, sparse.layers)
+        checked = validate_onnx(run.models.open(path), pruned.pattern, required=required)
+        checked = replace(with_layer_names(checked, sparse.layers), files=(path.name,))
+        refuse_broken(checked, path.name)
+        write_record(run.file(LAYERS), sparse.layers)
+        return ExportResult(
+            **shared(sparse, ExportedModel)
+            | {"notes": tuple(note for exported in variants for note in exported.notes)},
+            files=tuple(map(exported_file, variants, checks)),
+            pattern=checked,
+        ), (LAYERS,)
+
+    return Stage(
+        name="export",
+        title="validate the exported model",
+        record="export.json",
+        kind=ExportResult,
+        work=work,
+        reads=(
+            "prune.json",
+            *onnx_files(path),
+            *(f"stages/export-{v.onnx.variant}.json" for v in variants),
+            *(f"stages/check-{v.onnx.variant}.json" for v in variants),
+        ),
+    )
+
+
+def exported_file(exported: ExportedVariant, checked: VariantCheck) -> ExportedFile:
+    """What was written, and how well it agrees with the module."""
+    return ExportedFile(
+        **shared(exported.onnx, OnnxFile),
+        agreement=checked.agreement,
+        not_compared=checked.not_compared,
+    )
+
+
+def pruned_names(pruned: PruneResult) -> frozenset[str]:
+    """state_dict keys, or initializers, of the weights that were pruned."""
+    names = (row.weight.weight for row in pruned.weights if row.pruned)
+    return frozenset(name for name in names if name is not None)
+
+
+def initializers_of_pruned(pruned: PruneResult, layers: LayerMap) -> frozenset[str]:
+    """Names, in the ONNX file, of the weights that were pruned."""
+    parameters = pruned_names(pruned)
+    return frozenset(name.initializer for name in layers.layers if name.parameter in parameters)
+
+
+def with_layer_names(validation: Validation, layers: LayerMap) -> Validation:
+    """The rows of an ONNX file under the names of its modules."""
+    names = {name.initializer: name.layer for name in layers.layers}
+    checks = tuple(replace(c, layer=names.get(c.weight) or c.layer) for c in validation.checks)
+    return replace(validation, checks=checks)
+
+
+def refuse_broken(validation: Validation, file: str) -> None:
+    """Raise PatternBrokenError naming the first weight that was to be N:M and is not."""
+    if validation.broken:
+        first = validation.broken[0]
+        raise PatternBrokenError(
+            f"{file}: {len(validation.broken)} pruned weights are not {validation.pattern}; "
+            f"{describe_broken(first)}",
+            hint="something changed the weights after pruning; `twofour validate` lists them all",
+        )
+
+
+def describe_broken(check: WeightCheck) -> str:
+    """One line: layer, weight, how many groups, and where the first is."""
+    return (
+        f"first: layer {check.layer}, weight {check.weight} {list(check.shape)}, axis "
+        f"{check.axis}: {check.violations} of {check.groups_checked} groups, "
+        f"first at {list(check.first_violation or ())}"
+    )

@@ -14,16 +14,10 @@ from twofour.engines.registry import ENGINES, Takes
 from twofour.engines.tensorrt.build import precisions_of
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
-from twofour.pipeline.agreement import load_arrays
 from twofour.pipeline.compare.plan import NO_TORCH, ComparedModel, TorchRequest
-from twofour.pipeline.example_shapes import asked_or_opt
 from twofour.pipeline.folder import MANIFEST, is_run_folder, refuse_changed
-from twofour.pipeline.onnx_inputs import (
-    load_inputs,
-    random_inputs,
-    save_arrays,
-)
-from twofour.pipeline.sources.inputs import read_arrays
+from twofour.pipeline.onnx_inputs import asked_or_opt, load_inputs, random_inputs
+from twofour.pipeline.sources.inputs import read_arrays, save_arrays, stored_arrays
 from twofour.pipeline.sources.source import IN_MEMORY, safe_name
 from twofour.pipeline.stages import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
 from twofour.records.export import TensorShape
@@ -117,7 +111,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Compared
     shapes = files[0].inputs
     own = folder / INPUTS
     asked = _asked_inputs(options, shapes)
-    inputs = asked or (load_arrays(own) if own.is_file() else _made_up(shapes, folder))
+    inputs = asked or (stored_arrays(own) if own.is_file() else _made_up(shapes, folder))
     names = tuple(s.name for s in shapes), tuple(o.name for o in files[0].outputs)
     reference = folder / reference_name(DENSE)
     return Compared(
@@ -130,7 +124,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Compared
         ),
         onnx=files,
         inputs=inputs,
-        reference=load_arrays(reference) if asked is None and reference.is_file() else None,
+        reference=stored_arrays(reference) if asked is None and reference.is_file() else None,
         build=_with_shapes(_build_options(folder), options, inputs, files[0]),
         made_up=asked is None and not own.is_file(),
     )

@@ -16,7 +16,6 @@ import numpy as np
 from twofour.engines.machine import peak_resident_bytes, reset_peak
 from twofour.engines.protocol import ProgressCallback
 from twofour.engines.timing import WarmModel
-from twofour.pipeline.agreement import predictor
 from twofour.pipeline.compare.plan import (
     Memory,
     Opened,
@@ -75,7 +74,7 @@ class Worker:
 
     def metric(self, reference: str, seed: int) -> dict[str, float]:
         """The user's metric, with this variant behind `predict`."""
-        from twofour.pipeline.sources.metric import load_metric, run_metric
+        from twofour.pipeline.sources.metric import load_metric, predictor, run_metric
 
         names = [tensor.name for tensor in self._opened.inputs]
         predict = predictor(names, self._opened.outputs)
@@ -148,13 +147,13 @@ def _load(request: TorchRequest) -> LoadedModule:
 def _quantize(request: QuantizeRequest) -> None:
     """An INT8 file beside the others of the comparison."""
     from twofour.export.int8 import Activations, quantize_int8
-    from twofour.pipeline.agreement import load_arrays
+    from twofour.pipeline.sources.inputs import stored_arrays
 
     request.target.parent.mkdir(parents=True, exist_ok=True)
     quantize_int8(
         request.onnx,
         request.target,
-        load_arrays(request.examples),
+        stored_arrays(request.examples),
         activations=Activations(request.activations),
         optimized=request.optimized,
     )

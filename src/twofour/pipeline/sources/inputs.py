@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -14,17 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.pipeline.example_shapes import refuse_large_example
 from twofour.records.options import ExampleInputs
+from twofour.store import atomic_file
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+LARGEST_EXAMPLE_BYTES = 1 << 30
+"""Of all inputs that are made up for one model: more is refused before any memory is asked for."""
+_MOST_DIMENSIONS = 32
+"""Of a numpy array before 2.0; no engine takes more than a few."""
 _ALWAYS_READ_BYTES = 256 << 20
 _MOST_UNPACKED = 20
 """Times the size of the file: real arrays shrink to a half, token ids and masks to a tenth."""
 _LONGEST_NAME = 65_000
+_NPZ_HINT = "write it with numpy.savez('inputs.npz', input_ids=..., attention_mask=...)"
+_FLOAT_BYTES = 4
+_POSITIONAL = re.compile(r"arr_(\d+)")
+"""How numpy.savez calls arrays that were given without a name."""
 _BUILT_IN_SENTENCES = Path(__file__).with_name("sentences.txt")
 
 
@@ -56,12 +64,12 @@ def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write an .npz; raises BadInputError for a name that no .npz can hold.
+def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write an .npz atomically; raises BadInputError for a name that no .npz can hold.
 
     Not by numpy.savez, which takes names as arguments: an input may be called `file`.
     """
-    with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
+    with atomic_file(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
             _check_name(name)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -115,14 +123,6 @@ def read_sentences(path: Path | None) -> tuple[str, ...]:
     if not sentences:
         raise BadInputError(f"{path} holds no sentence", hint="write one sentence on each line")
     return sentences
-
-
-_NPZ_HINT = "write it with numpy.savez('inputs.npz', input_ids=..., attention_mask=...)"
-
-
-_FLOAT_BYTES = 4
-_POSITIONAL = re.compile(r"arr_(\d+)")
-"""How numpy.savez calls arrays that were given without a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +179,25 @@ def inputs_from_value(value: object, where: str) -> Arguments:
         f"{where}: the example inputs are {_kind(value)}",
         hint="give a tensor, a tuple of tensors, or a dict of tensors by name",
     )
+
+
+def refuse_large_example(what: str, shape: Sequence[int], total_bytes: int) -> None:
+    """Raise BadInputError where the examples up to this one take more than is made up.
+
+    `what` names the input. No memory is asked for before: a file may fix a size of 2^31 and more.
+    """
+    words = "x".join(map(str, shape))
+    if len(shape) > _MOST_DIMENSIONS:
+        raise BadInputError(
+            f"{what} has {len(shape)} dimensions; no example with more than {_MOST_DIMENSIONS} "
+            "is made up"
+        )
+    if total_bytes > LARGEST_EXAMPLE_BYTES:
+        raise BadInputError(
+            f"{what}: example inputs up to this one, {words}, would take {total_bytes:,} bytes; "
+            f"at most {LARGEST_EXAMPLE_BYTES:,} bytes are made up",
+            hint="give smaller shapes with --input-shape, or real inputs with --inputs FILE.npz",
+        )
 
 
 def _random_tensors(options: ExampleInputs) -> tuple[torch.Tensor, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.user_code import (
@@ -17,6 +18,9 @@ from twofour.pipeline.sources.user_code import (
     seed_everything,
     user_code,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _HINT = "write def evaluate(predict): ... that returns a number, or a dict of numbers by name"
 
@@ -54,6 +58,25 @@ def _check_signature(text: str, function: Callable[..., object]) -> None:
         raise BadInputError(f"{text} cannot be called with predict: {error}", hint=_HINT) from error
     except ValueError:  # a builtin that does not tell
         return
+
+
+def predictor(
+    names: Sequence[str], outputs: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+) -> Callable[..., tuple[np.ndarray, ...]]:
+    """Arrays in the order of the inputs' `names` -> the outputs in the model's order.
+
+    Calling it with another number of arrays raises BadInputError.
+    """
+
+    def predict(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        if len(arrays) != len(names):
+            raise BadInputError(
+                f"predict was given {len(arrays)} arrays, "
+                f"the model takes {len(names)}: {list(names)}"
+            )
+        return tuple(outputs(dict(zip(names, arrays, strict=True))).values())
+
+    return predict
 
 
 def run_metric(

@@ -16,8 +16,13 @@ from typer.testing import CliRunner, Result
 from twofour.cli.app import app
 from twofour.cli.options import parse_input_shapes
 from twofour.errors import BadInputError
-from twofour.pipeline.example_shapes import AskedShapes, example_shapes
-from twofour.pipeline.onnx_inputs import load_exact_inputs, load_inputs, random_inputs
+from twofour.pipeline.onnx_inputs import (
+    AskedShapes,
+    example_shapes,
+    load_exact_inputs,
+    load_inputs,
+    random_inputs,
+)
 from twofour.records.export import TensorShape
 
 Shape = Sequence[int | str]
