@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_evidence_parts.records import Layer, RatioRange
-from twofour.eligibility.cells import name_cell
+from twofour.reports.eligibility_words import name_cell
 from twofour.reports.markdown import code, plain
 from twofour.words import times
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import isfinite
 
 from engine_evidence_parts.records import Forecast, Layer, Listing, Net
-from twofour.eligibility.cells import tactic_times
 from twofour.eligibility.predict import what_rules_said
 from twofour.eligibility.rules import narrow_widths
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.weights import ReasonCode
+from twofour.reports.eligibility_words import tactic_times
 
 _FORECASTS = {
     VerdictName.ELIGIBLE: Forecast.ELIGIBLE,

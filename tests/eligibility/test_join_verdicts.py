@@ -22,7 +22,6 @@ from support.join_cases import (
 from support.report_cases import check, codes, conv, int8, matmul, report
 
 from twofour.eligibility.build_facts import build_facts
-from twofour.eligibility.cells import surprise
 from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.report import join_report, report_from_log
 from twofour.eligibility.totals import LayerStatus, status_of
@@ -38,6 +37,7 @@ from twofour.records.log import (
     TimingCache,
 )
 from twofour.records.weights import ReasonCode, Weight
+from twofour.reports.eligibility_words import surprise
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 NOT_ELIGIBLE, UNKNOWN = VerdictName.NOT_ELIGIBLE, VerdictName.UNKNOWN

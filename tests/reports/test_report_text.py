@@ -22,13 +22,12 @@ from support.report_cases import (
     validation,
 )
 
-from twofour.eligibility.cells import pattern_word
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import ReasonCode
-from twofour.reports.eligibility_words import drift_lines
+from twofour.reports.eligibility_words import drift_lines, pattern_word
 from twofour.reports.terminal import plain_text
 from twofour.reports.weights_text import prune_table, validation_table
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from twofour.latency.naming import parse_variant_name
 from twofour.latency.ratios import ratios_and_noise
+from twofour.latency.variants import parse_variant_name
 from twofour.records.build import LayerTime
 from twofour.records.latency import ComparedVariant, LatencyComparison, RoundLoad, VariantSettings
 from twofour.records.options import CompareOptions

@@ -12,7 +12,7 @@ import numpy as np
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.engines.registry import EngineRow
 from twofour.errors import BadInputError
-from twofour.latency.samples import with_samples
+from twofour.latency.variants import with_samples
 from twofour.pipeline.engine_worker import (
     EngineTimes,
     EngineWorker,

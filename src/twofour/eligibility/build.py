@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twofour.eligibility.build_facts import BuildFacts, build_facts, version_numbers
+from twofour.eligibility.evidence import Sighting, Sightings
 from twofour.eligibility.names import REGION
-from twofour.eligibility.sightings import Sighting, Sightings
 from twofour.records.build import FIRST_WITH_SPARSE
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.log import (

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from twofour.eligibility.build import BuildAround, JoinCase, in_myelin, is_version_8, passes_of
 from twofour.eligibility.build_facts import BuildFacts
+from twofour.eligibility.evidence import Sighting
 from twofour.eligibility.nodes import Dataflow
 from twofour.eligibility.reasons import REASONS, against, leaves_dense
 from twofour.eligibility.remedies import (
@@ -31,7 +32,6 @@ from twofour.eligibility.remedies import (
     still_to_do,
 )
 from twofour.eligibility.rows import quoted_source
-from twofour.eligibility.sightings import Sighting
 from twofour.records.eligibility import Verdict, VerdictName
 from twofour.records.export import GraphNode
 from twofour.records.log import (

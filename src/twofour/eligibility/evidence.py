@@ -1,52 +1,33 @@
-"""What is known of a build beside the model: log, layer information, profile."""
+"""What there is about a model's engines, and where each layer of the model is seen in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
+from twofour.eligibility.names import Siblings, find_siblings, fitting, paths_of_layer
 from twofour.eligibility.nodes import StatedNames
-from twofour.records.build import Gpu
-from twofour.records.eligibility import EligibilityReport
+from twofour.eligibility.resolve import COPY, NameInUse, Resolved, index_nodes, resolve
+from twofour.eligibility.rows import EngineNames, LogSightings, Mention, Timed, pair, timed_rows
+from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import GraphNode, LayerMap
-from twofour.records.log import Build, EngineLayer, LayerInformation, Profile, Tactic, TunedLayer
+from twofour.records.log import (
+    Build,
+    EngineLayer,
+    LayerInformation,
+    Profile,
+    SkippedTactic,
+    SparsityKind,
+    TunedLayer,
+)
 
 NO_ENGINE = "no engine"
 """What a report says before anything about an engine is joined with it."""
-
-
-def engine_words(predicted: EligibilityReport, build: Build | None) -> str:
-    """The engine that log or layer information is of.
-
-    A log that states no version leaves the report's own engine, where that is of TensorRT. The GPU
-    is named unless the report has it apart.
-    """
-    known = predicted.engine.startswith("tensorrt")
-    if build is None or (build.tensorrt_version is None and known):
-        return predicted.engine if known else "tensorrt, version not stated"
-    version = build.tensorrt_version
-    words = "tensorrt, version not stated" if version is None else f"tensorrt {version}"
-    where = "" if gpu_of(predicted, build) is not None else _where(build)
-    return f"{words} ({build.producer.value}){where}"
-
-
-def gpu_of(predicted: EligibilityReport, build: Build | None) -> Gpu | None:
-    """The report's GPU, unless the log names another: it is not the engine's then."""
-    gpu = predicted.gpu
-    if gpu is None or build is None:
-        return gpu
-    other_name = build.gpu is not None and build.gpu != gpu.name
-    capability = build.compute_capability
-    other_kind = capability is not None and capability != gpu.compute_capability
-    return None if other_name or other_kind else gpu
-
-
-def _where(build: Build) -> str:
-    capability = build.compute_capability
-    if build.gpu is None and capability is None:
-        return ""
-    stated = "not stated" if capability is None else ".".join(map(str, capability))
-    return f" on {build.gpu or 'a GPU'} (compute capability {stated})"
+LOG, LAYER_INFORMATION, DENSE_LOG = "log", "layer information", "dense log"
+_WITHOUT_WEIGHTS = frozenset({"Reformat", "NoOp", "Constant", "Shuffle", "signal", "wait"})
+"""Types of engine layers that hold no product, whatever their names lead to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +57,13 @@ class BuildEvidence:
         parts = (self.build, self.layers, self.profile, self.dense_build, self.dense_profile)
         return all(part is None for part in parts)
 
+    @property
+    def profiles(self) -> tuple[Profile | None, Profile | None]:
+        """Of the sparse and the dense engine: its own file, else the table in the log."""
+        both = ((self.profile, self.build), (self.dense_profile, self.dense_build))
+        sparse, dense = (own or (build.profile if build else None) for own, build in both)
+        return sparse, dense
+
 
 def engine_layers(evidence: BuildEvidence) -> tuple[tuple[EngineLayer, ...] | None, str | None]:
     """The layers of the sparse engine and the file that lists them; None where none does.
@@ -85,7 +73,7 @@ def engine_layers(evidence: BuildEvidence) -> tuple[tuple[EngineLayer, ...] | No
     listed = evidence.layers
     build = evidence.build
     in_log = build.engine_layers if build is not None else None
-    tuned = _by_name(build.layers if build is not None else ())
+    tuned = {layer.name: layer for layer in (build.layers if build is not None else ())}
     if listed is not None and (listed.detailed or in_log is None):
         return tuple(_with_kernel(layer, tuned) for layer in listed.layers), listed.file
     if in_log is None or build is None:
@@ -101,33 +89,336 @@ def stated_names(builds: Iterable[Build | None]) -> StatedNames:
     return StatedNames(renamed=tuple(dict.fromkeys(renamed)), sources=tuple(dict.fromkeys(sources)))
 
 
-def profile_of(evidence: BuildEvidence) -> Profile | None:
-    """The profile of the sparse engine: its own file, else the table in the log."""
-    if evidence.profile is not None:
-        return evidence.profile
-    return evidence.build.profile if evidence.build is not None else None
-
-
-def dense_profile_of(evidence: BuildEvidence) -> Profile | None:
-    """The same of the dense engine."""
-    if evidence.dense_profile is not None:
-        return evidence.dense_profile
-    return evidence.dense_build.profile if evidence.dense_build is not None else None
-
-
-def _by_name(layers: Iterable[TunedLayer]) -> dict[str, TunedLayer]:
-    return {layer.name: layer for layer in layers}
-
-
 def _with_kernel(layer: EngineLayer, tuned: dict[str, TunedLayer]) -> EngineLayer:
     timed = tuned.get(layer.name)
     if layer.kernel is not None or timed is None or layer.tactic_id is None:
         return layer
-    tactic = _tactic(timed, layer.tactic_id)
-    if tactic is None or tactic.kernel is None:
-        return layer
-    return replace(layer, kernel=tactic.kernel, sparse=tactic.sparse)
+    named = (t for t in timed.tactics if t.id == layer.tactic_id and t.kernel is not None)
+    tactic = next(named, None)
+    return layer if tactic is None else replace(layer, kernel=tactic.kernel, sparse=tactic.sparse)
 
 
-def _tactic(timed: TunedLayer, number: str) -> Tactic | None:
-    return next((t for t in timed.tactics if t.id == number and t.kernel is not None), None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """Everything that was seen of one layer of the model."""
+
+    node: int
+    holders: tuple[EngineLayer, ...] = ()
+    """Layers of the engine that are named after it; one with a sparse kernel first."""
+    region: EngineLayer | None = None
+    """The Myelin region it lies in, between that region's neighbours in the graph."""
+    among: tuple[EngineLayer, ...] = ()
+    """Myelin regions in one of which it lies."""
+    perhaps: tuple[EngineLayer, ...] = ()
+    """Myelin regions that may hold it; nothing else does."""
+    eligible: Mention | None = None
+    chosen: Mention | None = None
+    tuned: TunedLayer | None = None
+    dense_tuned: TunedLayer | None = None
+    skipped: tuple[SkippedTactic, ...] = ()
+    profile_ms: float | None = None
+    siblings: Siblings | None = None
+    """Layers of the report that run as one layer with it and read the same input."""
+
+    @property
+    def in_log(self) -> bool:
+        """Whether the log names it, so that it is in the engine."""
+        return any(x is not None for x in (self.tuned, self.eligible, self.chosen))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One file of evidence, and whether it is about this model."""
+
+    words: str
+    """What it is: LOG, LAYER_INFORMATION or DENSE_LOG."""
+    file: str
+    names: int
+    """Names in it that were not made up by the builder."""
+    related: bool
+    """One of the names leads to a layer of the report."""
+
+    @property
+    def is_strange(self) -> bool:
+        """Whether it names layers, and none of them is of this model."""
+        return bool(self.names) and not self.related
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sightings:
+    """One sighting per verdict of the report, in its order, and what belongs to no layer."""
+
+    rows: tuple[Sighting, ...]
+    nodes: tuple[GraphNode, ...]
+    engine: tuple[EngineLayer, ...] | None
+    engine_file: str | None
+    engine_complete: bool
+    """Every layer of the engine leads to the model, so a layer that is not seen is not there."""
+    holders_of: Mapping[int, EngineLayer]
+    """An engine layer for every node that one holds, weights or not."""
+    unmatched: tuple[str, ...]
+    profile: tuple[Timed, ...]
+    dense_profile: tuple[Timed, ...]
+    sources: tuple[Source, ...] = ()
+    unresolved: tuple[str, ...] = ()
+    """Names listed as eligible that may mean any layer of the model."""
+    settled: frozenset[int] = frozenset()
+    """Lines of the log whose printed count is that of the layers of the model they name."""
+    regions: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Nodes of rows that each Myelin region of the log holds or may hold, by its name."""
+    foreign_profiles: tuple[int, ...] = ()
+    """Rows of each profile that was left aside, as none leads to a layer of model or engine."""
+
+
+def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
+    """Resolve every name in the evidence once, and gather by layer what they say."""
+    nodes, rows = pair(report.verdicts, evidence.nodes)
+    engine, file = engine_layers(evidence)
+    names = list(dict.fromkeys(_names(evidence, engine or ())))
+    modules = _modules(report.verdicts, rows, evidence, names)
+    stated = replace(
+        stated_names((evidence.build, evidence.dense_build)),
+        held=_held(report, evidence),
+    )
+    index = index_nodes(nodes, modules, names, stated)
+    resolved = resolve(map(_in_use, engine or ()), index, whole=True)
+    in_log = LogSightings(evidence.build, index, frozenset(rows), resolved)
+    dense = LogSightings(evidence.dense_build, index, frozenset(rows))
+    placed = _Placed(engine or (), resolved)
+    engine_names = EngineNames(
+        _engine_names(evidence.build, engine or ()), rows, nodes=evidence.nodes
+    )
+    of_sparse, of_dense = evidence.profiles
+    profile, strange = engine_names.keep(timed_rows(of_sparse, engine or (), index))
+    dense_profile, strange_dense = engine_names.keep(timed_rows(of_dense, (), index))
+    times = _Times(profile)
+    sightings = [_sighting(node, placed, in_log, dense, times) for node in rows]
+    together = ((found.name, found.nodes) for found in resolved)
+    siblings = find_siblings((*together, *in_log.together), nodes, frozenset(rows))
+    return Sightings(
+        rows=tuple(replace(s, siblings=siblings.get(s.node)) for s in sightings),
+        nodes=nodes,
+        engine=engine,
+        engine_file=file,
+        engine_complete=engine is not None and placed.complete,
+        holders_of=placed.any_holder,
+        unmatched=tuple(dict.fromkeys((*placed.unmatched, *in_log.unmatched))),
+        profile=profile,
+        dense_profile=dense_profile,
+        sources=(
+            *_own_sources(evidence, placed, in_log, frozenset(rows)),
+            *_dense_source(evidence.dense_build, dense, frozenset(rows)),
+        ),
+        unresolved=in_log.unresolved,
+        settled=frozenset(in_log.settled),
+        regions=in_log.regions,
+        foreign_profiles=tuple(n for n in (strange, strange_dense) if n),
+    )
+
+
+def _in_use(layer: EngineLayer) -> NameInUse:
+    return NameInUse(
+        name=layer.name,
+        sources=layer.onnx_nodes,
+        inputs=layer.inputs,
+        outputs=layer.outputs,
+        is_product=layer.layer_type not in _WITHOUT_WEIGHTS,
+    )
+
+
+class _Placed:
+    """The layers of the engine by the nodes they hold."""
+
+    def __init__(self, engine: Sequence[EngineLayer], resolved: Sequence[Resolved]) -> None:
+        self.named: dict[int, list[EngineLayer]] = defaultdict(list)
+        self.regions: dict[int, EngineLayer] = {}
+        self.among: dict[int, list[EngineLayer]] = defaultdict(list)
+        self.perhaps: dict[int, list[EngineLayer]] = defaultdict(list)
+        self.any_holder: dict[int, EngineLayer] = {}
+        self.unmatched = tuple(r.name for r in resolved if not r.matched)
+        self.complete = True
+        for layer, found in zip(engine, resolved, strict=True):
+            for node in found.nodes:
+                self.named[node].append(layer)
+                self.any_holder.setdefault(node, layer)
+            for node in found.region:
+                self.regions.setdefault(node, layer)
+                self.any_holder.setdefault(node, layer)
+            for node in found.shared:
+                self.among[node].append(layer)
+            for node in found.perhaps:
+                self.perhaps[node].append(layer)
+            self.complete &= found.matched or layer.layer_type in _WITHOUT_WEIGHTS
+        self._add_parts(engine, resolved)
+
+    def _add_parts(self, engine: Sequence[EngineLayer], resolved: Sequence[Resolved]) -> None:
+        """A further layer of a node stands for it where no layer holds its product."""
+        seen = (self.named, self.regions, self.among, self.perhaps)
+        alone = [
+            (node, layer)
+            for layer, found in zip(engine, resolved, strict=True)
+            for node in found.parts
+            if not any(node in places for places in seen)
+        ]
+        for node, layer in alone:
+            self.named[node].append(layer)
+            self.any_holder.setdefault(node, layer)
+
+    def holders(self, node: int) -> tuple[EngineLayer, ...]:
+        """Those with a sparse kernel first; kernels that Myelin generates last.
+
+        Of those, one that computes this node alone comes before one that other nodes are in too.
+        """
+        found = self.named.get(node, [])
+        return tuple(sorted(found, key=_precedence))
+
+
+def _precedence(layer: EngineLayer) -> tuple[bool, bool, int]:
+    generated = layer.name.startswith("__my")
+    return not layer.sparse, generated, len(layer.onnx_nodes) if generated else 0
+
+
+class _Times:
+    """Milliseconds of each node: of the engine layer that holds it, else of its first row."""
+
+    def __init__(self, profile: Sequence[Timed]) -> None:
+        self._by_name = {row.name: row.ms for row in reversed(profile)}
+        self._by_node = {node: row.ms for row in reversed(profile) for node in row.nodes}
+
+    def of(self, node: int, holders: Sequence[EngineLayer]) -> float | None:
+        """None where the profile has no row of it."""
+        held = self._by_name.get(holders[0].name) if holders else None
+        return self._by_node.get(node) if held is None else held
+
+
+def _sighting(
+    node: int, placed: _Placed, log: LogSightings, dense: LogSightings, times: _Times
+) -> Sighting:
+    holders = placed.holders(node)
+    return Sighting(
+        node=node,
+        holders=holders,
+        region=placed.regions.get(node),
+        among=tuple(placed.among.get(node, ())),
+        perhaps=tuple(placed.perhaps.get(node, ())),
+        eligible=log.mentions.get((SparsityKind.ELIGIBLE, node)),
+        chosen=log.mentions.get((SparsityKind.CHOSEN, node)),
+        tuned=log.tuned.get(node),
+        dense_tuned=dense.tuned.get(node),
+        skipped=tuple(log.skipped.get(node, ())),
+        profile_ms=times.of(node, holders),
+    )
+
+
+def name_places(report: EligibilityReport, nodes: Sequence[GraphNode]) -> Mapping[str, int]:
+    """The node of each name that a user may give a layer: layer, node, weight or module path."""
+    complete, rows = pair(report.verdicts, nodes)
+    places: dict[str, int] = {}
+    pairs = list(zip(report.verdicts, rows, strict=True))
+    for names in (
+        ((verdict.layer, at) for verdict, at in pairs),
+        ((name, at) for verdict, at in pairs for name in (verdict.node, verdict.weight)),
+        ((name, at) for at, node in enumerate(complete) for name in (node.label, node.name)),
+        _stated_paths(report.verdicts, rows),
+    ):
+        for name, at in names:
+            if name:
+                places.setdefault(name, at)
+    return places
+
+
+def _stated_paths(verdicts: Sequence[Verdict], rows: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Paths of modules that names of nodes and weights state, where no other layer has the same."""
+    stated: dict[str, set[int]] = defaultdict(set)
+    for verdict, node in zip(verdicts, rows, strict=True):
+        for path in paths_of_layer(verdict.node, verdict.weight):
+            stated[path].add(node)
+    return ((path, min(meant)) for path, meant in stated.items() if len(meant) == 1)
+
+
+def _held(
+    report: EligibilityReport, evidence: BuildEvidence
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The nodes of each engine name that the user's layer map has."""
+    if not evidence.engine_names:
+        return ()
+    places = name_places(report, evidence.nodes)
+    return tuple(
+        (name, tuple(places[layer] for layer in layers if layer in places))
+        for name, layers in evidence.engine_names
+    )
+
+
+def _modules(
+    verdicts: Sequence[Verdict],
+    rows: Sequence[int],
+    evidence: BuildEvidence,
+    names: Iterable[str],
+) -> dict[str, int]:
+    """The node of each module, by the paths that the names of Torch-TensorRT have.
+
+    Paths are those of the layer map and of the report's own names; then those that names of nodes
+    and weights state, where no other node has the same.
+    """
+    pairs = zip(verdicts, rows, strict=True)
+    found = {v.layer: node for v, node in pairs if v.layer != v.node or "/" not in v.layer}
+    nodes = {v.node: node for v, node in zip(verdicts, rows, strict=True) if v.node}
+    for name in evidence.layer_map.layers if evidence.layer_map else ():
+        if name.node in nodes:
+            found.setdefault(name.layer, nodes[name.node])
+    for path, node in _stated_paths(verdicts, rows):
+        found.setdefault(path, node)
+    return fitting(found, names)
+
+
+def _engine_names(build: Build | None, engine: Sequence[EngineLayer]) -> frozenset[str]:
+    """Names of engine layers: those listed, and those that were tuned."""
+    tuned = (layer.name for layer in build.layers) if build is not None else ()
+    return frozenset(chain((layer.name for layer in engine), tuned))
+
+
+def _own_sources(
+    evidence: BuildEvidence, placed: _Placed, log: LogSightings, rows: frozenset[int]
+) -> Iterator[Source]:
+    build, listed = evidence.build, evidence.layers
+    held = not rows.isdisjoint(placed.any_holder)
+    _, file = engine_layers(evidence)
+    if build is not None:
+        in_log = build.engine_layers if file == build.file else None
+        related = not rows.isdisjoint(log.touched) or (in_log is not None and held)
+        yield _source(LOG, build.file, names_in(build, in_log or ()), related=related)
+    if listed is not None and file == listed.file:
+        names = (layer.name for layer in listed.layers)
+        yield _source(LAYER_INFORMATION, listed.file, names, related=held)
+
+
+def _dense_source(build: Build | None, log: LogSightings, rows: frozenset[int]) -> Iterator[Source]:
+    if build is not None:
+        related = not rows.isdisjoint(log.touched)
+        yield _source(DENSE_LOG, build.file, names_in(build, ()), related=related)
+
+
+def _source(words: str, file: str, names: Iterable[str], *, related: bool) -> Source:
+    return Source(words=words, file=file, names=len(given_names(names)), related=related)
+
+
+def names_in(build: Build, engine: Sequence[EngineLayer]) -> Iterator[str]:
+    """Names of the engine layers, and those on the (Sparsity) lines."""
+    yield from _engine_names(build, engine)
+    for line in build.sparsity_lines:
+        yield from line.names or ()
+
+
+def given_names(names: Iterable[str]) -> set[str]:
+    """Without the copies and Myelin kernels that the builder names itself."""
+    return {name for name in names if not name.startswith("__my") and not COPY.match(name)}
+
+
+def _names(evidence: BuildEvidence, engine: Sequence[EngineLayer]) -> Iterator[str]:
+    """Every name in use, so that unnamed layers can be counted."""
+    yield from (layer.name for layer in engine)
+    for build in filter(None, (evidence.build, evidence.dense_build)):
+        yield from chain.from_iterable(line.names or () for line in build.sparsity_lines)
+        yield from (layer.name for layer in build.layers)
+    for profile in filter(None, evidence.profiles):
+        yield from (layer.name for layer in profile.layers)

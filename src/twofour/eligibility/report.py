@@ -13,9 +13,10 @@ from twofour.eligibility.dense import Whereabouts, is_of_lower_type
 from twofour.eligibility.evidence import (
     NO_ENGINE,
     BuildEvidence,
+    Sighting,
+    Sightings,
     engine_layers,
-    engine_words,
-    gpu_of,
+    look,
 )
 from twofour.eligibility.judge import FORCED, judge
 from twofour.eligibility.names import PROFILE, KnownNames, split_name
@@ -30,8 +31,8 @@ from twofour.eligibility.same_model import (
     swapped,
     without_strangers,
 )
-from twofour.eligibility.sightings import Sighting, Sightings, look
 from twofour.eligibility.totals import count_totals
+from twofour.records.build import Gpu
 from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,
@@ -67,8 +68,8 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
     is_built = evidence.build is not None or seen.engine is not None
     return replace(
         predicted,
-        engine=engine_words(predicted, evidence.build) if is_built else predicted.engine,
-        gpu=gpu_of(predicted, evidence.build),
+        engine=_engine_words(predicted, evidence.build) if is_built else predicted.engine,
+        gpu=_gpu_of(predicted, evidence.build),
         verdicts=verdicts,
         summary=_summary(verdicts, predicted),
         unmatched_engine_layers=seen.unmatched,
@@ -76,6 +77,40 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
         notes=(*warnings, *predicted.notes, *_notes(evidence, around, verdicts)),
         not_evidence=FORCED if around.forced else None,
     )
+
+
+def _engine_words(predicted: EligibilityReport, build: Build | None) -> str:
+    """The engine that log or layer information is of.
+
+    A log that states no version leaves the report's own engine, where that is of TensorRT. The GPU
+    is named unless the report has it apart.
+    """
+    known = predicted.engine.startswith("tensorrt")
+    if build is None or (build.tensorrt_version is None and known):
+        return predicted.engine if known else "tensorrt, version not stated"
+    version = build.tensorrt_version
+    words = "tensorrt, version not stated" if version is None else f"tensorrt {version}"
+    where = "" if _gpu_of(predicted, build) is not None else _where(build)
+    return f"{words} ({build.producer.value}){where}"
+
+
+def _gpu_of(predicted: EligibilityReport, build: Build | None) -> Gpu | None:
+    """The report's GPU, unless the log names another: it is not the engine's then."""
+    gpu = predicted.gpu
+    if gpu is None or build is None:
+        return gpu
+    other_name = build.gpu is not None and build.gpu != gpu.name
+    capability = build.compute_capability
+    other_kind = capability is not None and capability != gpu.compute_capability
+    return None if other_name or other_kind else gpu
+
+
+def _where(build: Build) -> str:
+    capability = build.compute_capability
+    if build.gpu is None and capability is None:
+        return ""
+    stated = "not stated" if capability is None else ".".join(map(str, capability))
+    return f" on {build.gpu or 'a GPU'} (compute capability {stated})"
 
 
 def _summary(verdicts: Sequence[Verdict], predicted: EligibilityReport) -> EligibilitySummary:

@@ -6,21 +6,22 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from twofour.eligibility.evidence import BuildEvidence, stated_names
-from twofour.eligibility.nodes import NodeIndex
-from twofour.eligibility.remedies import LAYERS_OF_MODEL, LOG_OF_MODEL, MEND_BUILD
-from twofour.eligibility.resolve import index_nodes, resolve
-from twofour.eligibility.rows import error_source
-from twofour.eligibility.sightings import (
+from twofour.eligibility.evidence import (
     DENSE_LOG,
     LAYER_INFORMATION,
     LOG,
+    BuildEvidence,
     Sightings,
     Source,
     given_names,
     look,
     names_in,
+    stated_names,
 )
+from twofour.eligibility.nodes import NodeIndex
+from twofour.eligibility.remedies import LAYERS_OF_MODEL, LOG_OF_MODEL, MEND_BUILD
+from twofour.eligibility.resolve import index_nodes, resolve
+from twofour.eligibility.rows import error_source
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import GraphNode
 from twofour.records.log import Build, BuildOutcome, LogMessage, SparsityFlag

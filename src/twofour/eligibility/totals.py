@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
 from math import prod
 
+from twofour.eligibility.evidence import Sightings
 from twofour.eligibility.predict import (
     NOT_COVERED,
     count_not_covered,
@@ -16,7 +17,6 @@ from twofour.eligibility.predict import (
 )
 from twofour.eligibility.reasons import against
 from twofour.eligibility.rows import Timed
-from twofour.eligibility.sightings import Sightings
 from twofour.records.eligibility import (
     ConfusionCell,
     Disagreement,

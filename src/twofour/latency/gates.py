@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from twofour.errors import BadInputError
-from twofour.latency.naming import parse_variant_name, without_batch
 from twofour.latency.noise import floor_at, load_on, own_floor, widened
 from twofour.latency.ratios import ratio_of, swapped_for_twins, withheld_if_busy
+from twofour.latency.variants import parse_variant_name, without_batch
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, Withheld
 from twofour.words import per_cent, printable, ratio_words
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from twofour.eligibility.names import KnownNames, split_name
 from twofour.eligibility.nodes import MYELIN_SUFFIX, mangle
 from twofour.eligibility.resolve import COPY, index_nodes, resolve
-from twofour.latency.naming import without_batch
+from twofour.latency.variants import without_batch
 from twofour.records.build import LayerTime
 from twofour.records.export import GraphNode
 from twofour.records.latency import (

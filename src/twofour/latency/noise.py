@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from twofour.latency.naming import parse_variant_name, without_batch
+from twofour.latency.variants import parse_variant_name, without_batch
 from twofour.records.latency import ComparedVariant, NoiseFloor, RoundLoad
 
 Floats: TypeAlias = npt.NDArray[np.float64]

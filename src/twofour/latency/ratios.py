@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Protocol
 
-from twofour.latency.naming import VariantName, parse_variant_name, without_batch
 from twofour.latency.noise import (
     RatioEstimate,
     floor_at,
@@ -20,6 +19,7 @@ from twofour.latency.noise import (
     unpaired_ratio,
     widened,
 )
+from twofour.latency.variants import VariantName, parse_variant_name, without_batch
 from twofour.records.latency import (
     ComparedVariant,
     Difference,

@@ -21,8 +21,8 @@ from twofour.engines.registry import AUTO, EngineRow
 from twofour.engines.tensorrt.build import opset_advice
 from twofour.engines.timing import RoundPlan
 from twofour.errors import BuildFailedError
-from twofour.latency.naming import parse_variant_name, variant_name
 from twofour.latency.ratios import ratios_and_noise, unpaired_ratios
+from twofour.latency.variants import parse_variant_name, variant_name
 from twofour.pipeline.compare.prepare import batch_of, precision_words
 from twofour.pipeline.engine_host import (
     CRASH_HINT,

@@ -24,7 +24,7 @@ from twofour.engines.protocol import Arrays, BuildRequest, OpenRequest, Progress
 from twofour.engines.registry import EngineRow
 from twofour.engines.timing import RoundPlan, WarmModel, interleave
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.latency.samples import with_samples
+from twofour.latency.variants import with_samples
 from twofour.records.build import EngineStatus, VariantBuild
 from twofour.records.export import TensorShape
 from twofour.records.latency import ComparedVariant, RoundLoad

@@ -9,15 +9,6 @@ from dataclasses import replace
 from functools import partial
 from math import isfinite, prod
 
-from twofour.eligibility.cells import (
-    facts,
-    main_reason,
-    name_cell,
-    other_codes,
-    pattern_word,
-    surprise,
-    tactic_times,
-)
 from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, rules_were_wrong, uses_of
 from twofour.eligibility.reasons import against
 from twofour.eligibility.rules import LARGE_ENOUGH
@@ -45,7 +36,19 @@ from twofour.reports.document import (
     present,
     section,
 )
-from twofour.reports.eligibility_words import advice_lines, drift_lines, title_line, totals
+from twofour.reports.eligibility_words import (
+    advice_lines,
+    drift_lines,
+    facts,
+    main_reason,
+    name_cell,
+    other_codes,
+    pattern_word,
+    surprise,
+    tactic_times,
+    title_line,
+    totals,
+)
 from twofour.reports.latency_document import latency_section
 from twofour.words import SPARSE_TO_DENSE, count, printable, shape_cell, tactic_ratio, times
 

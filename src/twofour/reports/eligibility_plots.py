@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil, floor, log2, log10
 
-from twofour.eligibility.cells import name_cell, tactic_times, times_words
 from twofour.eligibility.rules import LARGE_ENOUGH
 from twofour.eligibility.totals import LayerStatus, status_of
 from twofour.records.eligibility import Verdict
+from twofour.reports.eligibility_words import name_cell, tactic_times, times_words
 from twofour.reports.svg import BOTTOM, TOP, Drawing, Scale, frame, shape, x_axis, y_axis
 from twofour.words import count, share
 

@@ -11,15 +11,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twofour.eligibility.cells import facts, pattern_word, surprise
-from twofour.eligibility.evidence import BuildEvidence, engine_layers
+from twofour.eligibility.evidence import BuildEvidence, Sighting, Sightings, engine_layers, look
 from twofour.eligibility.names import REGION, KnownNames, split_name
 from twofour.eligibility.rows import mention_source, quoted_source
-from twofour.eligibility.sightings import Sighting, Sightings, look
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import GraphNode
 from twofour.records.log import TunedLayer
+from twofour.reports.eligibility_words import facts, pattern_word, surprise
 from twofour.words import count, one_of, printable
 
 _TACTICS_SHOWN = 12

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from functools import singledispatch
 from html import escape
 
-from twofour.eligibility.cells import main_reason, name_cell
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison, LatencyRatio
 from twofour.records.log import BuildLog
 from twofour.records.pruning import PruneResult, Validation, WeightCheck
 from twofour.records.run import RunResult
+from twofour.reports.eligibility_words import main_reason, name_cell
 from twofour.words import count, printable, ratio_words, times
 
 _MOST_ROWS = 200

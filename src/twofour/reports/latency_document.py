@@ -8,7 +8,7 @@ from functools import partial
 from math import isnan
 from typing import TypeVar
 
-from twofour.latency.naming import parse_variant_name, without_batch
+from twofour.latency.variants import parse_variant_name, without_batch
 from twofour.records.export import OutputAgreement
 from twofour.records.latency import (
     ComparedVariant,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from twofour.latency.naming import without_batch
+from twofour.latency.variants import without_batch
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,

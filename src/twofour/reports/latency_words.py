@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from twofour.latency.naming import parse_variant_name, without_batch
 from twofour.latency.noise import QUIET, TOO_BUSY, floor_at, is_too_busy, own_floor, widened
 from twofour.latency.ratios import SPARSITY
+from twofour.latency.variants import parse_variant_name, without_batch
 from twofour.records.build import Gpu
 from twofour.records.latency import (
     Clocks,

@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twofour.eligibility.cells import TRIVIAL
 from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.rules import holds_trivially
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation, WeightCheck
 from twofour.records.weights import Pattern, Reason
+from twofour.reports.eligibility_words import TRIVIAL
 from twofour.words import count, nothing_pruned, printable, shape_cell, share, times
 
 _LONGEST_WORD = len("ConvTranspose")

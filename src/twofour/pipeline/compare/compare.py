@@ -22,8 +22,8 @@ from twofour.latency.layers import (
     parts_by_graph,
     parts_by_name,
 )
-from twofour.latency.naming import parse_variant_name, variant_name, without_batch
 from twofour.latency.ratios import ratios_and_noise
+from twofour.latency.variants import parse_variant_name, variant_name, without_batch
 from twofour.pipeline.compare.measure import Measured, check_metric, measure, planned_rows
 from twofour.pipeline.compare.plan import Planned, plan_variants, start_worker
 from twofour.pipeline.compare.process import first_interrupt_only

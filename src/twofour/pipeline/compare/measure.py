@@ -16,7 +16,7 @@ from twofour.engines.machine import cpu_use, load_between
 from twofour.engines.timing import RoundPlan, Rounds, interleave
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement
-from twofour.latency.samples import with_samples
+from twofour.latency.variants import with_samples
 from twofour.pipeline.compare.plan import Planned, start_worker
 from twofour.pipeline.compare.prepare import at_batch, batch_of, prepare_request, profiles_over
 from twofour.pipeline.compare.process import VariantProcess, refuse_without_memory

@@ -9,7 +9,7 @@ from pathlib import Path
 from twofour.engines.protocol import Mode, ModeStatus, OpenRequest
 from twofour.engines.registry import ENGINES, EngineRow, Takes
 from twofour.errors import BadInputError
-from twofour.latency.naming import variant_name
+from twofour.latency.variants import variant_name
 from twofour.pipeline.workers import WorkerProcess
 from twofour.records.export import TensorShape
 from twofour.records.latency import VariantSettings

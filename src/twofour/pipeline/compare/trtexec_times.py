@@ -16,10 +16,9 @@ from twofour.engines.trtexec import AGAIN, DENSE
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.latency.layers import contrasts
-from twofour.latency.naming import variant_name
 from twofour.latency.noise import LEAST_ROUNDS
 from twofour.latency.ratios import ratios_and_noise, unpaired_ratios
-from twofour.latency.samples import with_samples
+from twofour.latency.variants import variant_name, with_samples
 from twofour.logs.layer_info import read_profile
 from twofour.pipeline.emitting import failed_variants, read_emitted
 from twofour.pipeline.evidence import read_build
