@@ -12,15 +12,12 @@ import numpy as np
 import onnx_ir as ir
 
 from twofour.errors import BadInputError
-from twofour.export.element_types import Types, element_types
 from twofour.export.float32 import (
     FLOAT,
     LAYERS,
     Plan,
-    all_graphs,
     all_nodes,
     constant_tensor,
-    external_tensors,
     is_constant,
     load_float32,
     named,
@@ -31,47 +28,134 @@ from twofour.graph.opened import OpenedModel
 from twofour.records.options import Precision
 from twofour.records.weights import LARGEST_PASSED_OVER
 
+_HALVES = {Precision.FLOAT16: ir.DataType.FLOAT16, Precision.BFLOAT16: ir.DataType.BFLOAT16}
 _BOUNDED = frozenset({"Clip", "Min", "Max"})
 """Where float32's limit means no limit."""
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """What was converted, and what kept float32."""
+
+    initializers: int
+    nodes: int
+    notes: tuple[str, ...]
+    tensors: tuple[str, ...] = ()
+    """Tensors of the main graph, by the names they had, that are half precision now."""
+
+
+def convert_onnx(
+    opened: OpenedModel, target: Path, precision: Precision, keep: tuple[str, ...] = ()
+) -> Conversion:
+    """Write the model to `target` (weights in `<target name>.data`) in half precision.
+
+    `keep` are globs over names of nodes that stay float32. Raises BadInputError for a glob
+    that matches nothing, a value that the type cannot hold (named, with the largest),
+    and a layer that has no such type in the file's opset.
+    """
+    source, model = opened.path, load_float32(opened)
+    _refuse_overwriting(opened, target)
+    unmatched = [g for g in keep if not any(named(n, (g,)) for n in all_nodes(model))]
+    if unmatched:
+        raise BadInputError(
+            f"--keep-float32 {unmatched[0]!r} matches no node of {source}",
+            hint="globs are matched with the names of the nodes, such as "
+            + ", ".join([n.name or "" for n in all_nodes(model)][:3]),
+        )
+    half = _HALVES[precision]
+    planned = plan(model, half, keep)
+    _refuse_layers(planned, precision, source)
+    rewriting = _Rewriting(model=model, half=half, plan=planned, source=source)
+    _rewrite(rewriting)
+    save(model, target, partial(_refuse_invalid, source, precision))
+    return _summary(rewriting)
+
+
+def _refuse_overwriting(opened: OpenedModel, target: Path) -> None:
+    read = {opened.path.resolve(), *opened.data_files}
+    for written in (target, target.with_name(f"{target.name}.data")):
+        if written.resolve() in read:
+            raise BadInputError(
+                f"writing {written} would overwrite a file that is being read",
+                hint="choose another name or folder for the converted model",
+            )
+
+
+def _refuse_invalid(source: Path, precision: Precision, target: Path, invalid: str) -> None:
+    """A file that onnx.checker finds fault with as it came is taken as it is."""
+    if what_is_invalid(source) is None:
+        raise BadInputError(
+            f"{target.name}: {source} has no valid form in {precision.value}: {invalid}",
+            hint="--keep-float32 with the name of that node leaves it as it is",
+        )
+
+
+def _refuse_layers(planned: Plan, precision: Precision, source: Path) -> None:
+    missing = [node for node in planned.without if node.op_type in LAYERS]
+    if missing:
+        raise BadInputError(
+            f"{source}: {planned.without[missing[0]]} has no {precision.value} "
+            f"(node {missing[0].name}; {len(missing)} in all)",
+            hint="use --precision float16, or write the file in opset 22 first "
+            "(onnx.version_converter)",
+        )
+
+
+def _summary(state: _Rewriting) -> Conversion:
+    planned = state.plan
+    nodes = sum(bool(p or planned.outputs.get(n)) for n, p in planned.inputs.items())
+    word, missing = state.half.name.lower(), Counter(planned.without.values())
+    notes = [f"{op} ({count}) has no {word} and stays float32" for op, count in missing.items()]
+    if state.limits:
+        notes.append(f"masks of float32's lowest number became {word}'s lowest: {state.limits}")
+    if not state.constants and not nodes:
+        notes.append(f"nothing in {state.source.name} is float32 that could be {word}")
+    return Conversion(
+        initializers=state.constants,
+        nodes=nodes,
+        notes=tuple(notes),
+        tensors=tuple(state.tensors),
+    )
+
+
 @dataclass(slots=True, kw_only=True)
-class Rewriting:
-    """A model while it is converted; its lifetime is one call of `rewrite`."""
+class _Rewriting:
+    """A model while it is converted; its lifetime is one call of `_rewrite`."""
 
     model: ir.Model
-    types: Types
     half: ir.DataType
     plan: Plan
     source: Path
     is_half: set[ir.Value] = field(default_factory=set)
     casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
-    tensors: list[str] = field(default_factory=list)
+    tensors: dict[str, None] = field(default_factory=dict)
     """Names, as they were, of tensors of the main graph that become half precision."""
     constants: int = 0
     limits: int = 0
     """Constants that were the largest float32, and are the largest half-precision number now."""
 
 
-def rewrite(state: Rewriting) -> None:
+def _rewrite(state: _Rewriting) -> None:
     """Round the constants, add the casts and declare the new types, in place.
 
     Raises BadInputError for a constant that half precision cannot hold.
     """
     model, planned = state.model, state.plan
-    graphs = list(all_graphs(model))
+    graphs = list(_all_graphs(model))
     state.names = set(_all_names(graphs))
     uses = [
         (node, index, value)
         for node in list(all_nodes(model))
         for index, value in enumerate(node.inputs)
-        if value is not None and state.types.get(value) == FLOAT
+        if value is not None and state.plan.is_float32(value)
     ]
     _mark_outputs(state)
     for identifier in planned.functions:
-        state.is_half.update(v for v in model.functions[identifier].inputs if _float(state, v))
+        state.is_half.update(
+            v for v in model.functions[identifier].inputs if state.plan.is_float32(v)
+        )
     wanted = _wanted_constants(state, uses)
     for node, index, value in uses:
         half = index in planned.inputs.get(node, ())
@@ -86,6 +170,18 @@ def rewrite(state: Rewriting) -> None:
             value.type = ir.TensorType(state.half)
 
 
+def _all_graphs(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
+    """The main graph, the functions, and the graphs inside of them."""
+    yield model.graph
+    yield from model.functions.values()
+    for node in all_nodes(model):
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield attribute.as_graph()
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                yield from attribute.as_graphs()
+
+
 def _all_names(graphs: list[ir.Graph | ir.Function]) -> Iterator[str]:
     for graph in graphs:
         if isinstance(graph, ir.Graph):
@@ -95,11 +191,7 @@ def _all_names(graphs: list[ir.Graph | ir.Function]) -> Iterator[str]:
             yield from (node.name or "", *(v.name or "" for v in node.outputs))
 
 
-def _float(state: Rewriting, value: ir.Value) -> bool:
-    return bool(state.types.get(value) == FLOAT)
-
-
-def _mark_outputs(state: Rewriting) -> None:
+def _mark_outputs(state: _Rewriting) -> None:
     for node, positions in state.plan.outputs.items():
         for value in (node.outputs[i] for i in positions):
             state.is_half.add(value)
@@ -109,22 +201,18 @@ def _mark_outputs(state: Rewriting) -> None:
             _retype_source(state, node)
 
 
-def _note_tensor(state: Rewriting, value: ir.Value) -> None:
-    if value.name and (value.graph or _graph_of(value)) is state.model.graph:
-        state.tensors.append(value.name)
-
-
-def _graph_of(value: ir.Value) -> ir.Graph | ir.Function | None:
+def _note_tensor(state: _Rewriting, value: ir.Value) -> None:
     maker = value.producer()
-    return None if maker is None else maker.graph
+    if value.name and (value.graph or (maker and maker.graph)) is state.model.graph:
+        state.tensors[value.name] = None
 
 
-def _retype_source(state: Rewriting, node: ir.Node) -> None:
+def _retype_source(state: _Rewriting, node: ir.Node) -> None:
     """A tensor made float32 that only half-precision nodes use is made half precision at once."""
     value = node.outputs[0]
     uses = value.uses()
     everywhere = all(i in state.plan.inputs.get(n, ()) for n, i in uses)
-    if not uses or not everywhere or value.is_graph_output() or not _float(state, value):
+    if not uses or not everywhere or value.is_graph_output() or not state.plan.is_float32(value):
         return
     if node in state.plan.asked:
         return
@@ -143,7 +231,7 @@ def _retype_source(state: Rewriting, node: ir.Node) -> None:
 
 
 def _wanted_constants(
-    state: Rewriting, uses: list[tuple[ir.Node, int, ir.Value]]
+    state: _Rewriting, uses: list[tuple[ir.Node, int, ir.Value]]
 ) -> dict[ir.Value, set[bool]]:
     """For each constant whether it is used in half precision, in float32, or in both."""
     wanted: dict[ir.Value, set[bool]] = {}
@@ -156,70 +244,59 @@ def _wanted_constants(
 
 
 def _give_constant(
-    state: Rewriting, use: tuple[ir.Node, int], *, half: bool, kinds: set[bool]
+    state: _Rewriting, use: tuple[ir.Node, int], *, half: bool, kinds: set[bool]
 ) -> None:
     node, index = use
     value = node.inputs[index]
     assert value is not None, "uses have values"
+    # a limit above what half precision holds limits nothing
+    saturate = node.op_type == "Clip" and index > 0
     if not half:
         if node not in state.plan.asked and node.op_type not in _BOUNDED:
             _without_limit(state, value)
-    elif kinds == {True}:
-        _narrow_in_place(state, value, _bounds(node, index))
-    else:
-        node.replace_input_with(index, _narrow_copy(state, value, _bounds(node, index)))
+    elif kinds != {True}:
+        node.replace_input_with(index, _narrow_copy(state, value, saturate))
+    elif value not in state.is_half:
+        state.is_half.add(value)
+        state.constants += 1
+        _set_constant(value, _narrowed(state, value, value.name or "", saturate=saturate))
 
 
-def _bounds(node: ir.Node, index: int) -> bool:
-    """Whether the constant is a limit: one above what half precision holds limits nothing."""
-    return node.op_type == "Clip" and index > 0
-
-
-def _narrow_in_place(state: Rewriting, value: ir.Value, bounds: bool) -> None:
-    if value in state.is_half:
-        return
-    state.is_half.add(value)
-    state.constants += 1
-    narrowed = _narrowed(state, value, value.name or "", saturate=bounds)
+def _set_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Other values for an initializer, or for what a Constant node gives."""
     maker = value.producer()
     if maker is None:
-        value.const_value = narrowed
+        value.const_value = tensor
     else:
-        maker.attributes["value"] = ir.AttrTensor("value", narrowed)
+        maker.attributes["value"] = ir.AttrTensor("value", tensor)
 
 
-def _narrow_copy(state: Rewriting, value: ir.Value, bounds: bool) -> ir.Value:
+def _narrow_copy(state: _Rewriting, value: ir.Value, saturate: bool) -> ir.Value:
     """A second constant, for nodes that compute in half precision while others keep float32."""
     key = (value, state.half)
-    if key not in state.casts:
-        name = _new_name(state, f"{value.name}_{state.half.name.lower()}")
-        maker = value.producer()
-        narrowed = _narrowed(state, value, name, saturate=bounds)
-        kind = ir.TensorType(state.half)
-        if maker is None:
-            copy = ir.Value(name=name, shape=value.shape, type=kind, const_value=narrowed)
-            assert value.graph is not None, "an initializer belongs to a graph"
-            value.graph.register_initializer(copy)
-        else:
-            node = ir.Node(
-                "",
-                "Constant",
-                [],
-                [ir.AttrTensor("value", narrowed)],
-                outputs=[ir.Value(name=name, shape=value.shape, type=kind)],
-                name=_new_name(state, f"constant_{name}"),
-            )
-            assert maker.graph is not None, "nodes are in a graph"
-            maker.graph.insert_after(maker, node)
-            copy = node.outputs[0]
-        state.casts[key] = copy
-        state.is_half.add(copy)
-        state.constants += 1
-    return state.casts[key]
+    if key in state.casts:
+        return state.casts[key]
+    name = _new_name(state, f"{value.name}_{state.half.name.lower()}")
+    narrowed = _narrowed(state, value, name, saturate=saturate)
+    copy = ir.Value(name=name, shape=value.shape, type=ir.TensorType(state.half))
+    maker = value.producer()
+    if maker is None:
+        copy.const_value = narrowed
+        assert value.graph is not None, "an initializer belongs to a graph"
+        value.graph.register_initializer(copy)
+    else:
+        assert maker.graph is not None, "nodes are in a graph"
+        held = {"value": narrowed}
+        name = _new_name(state, f"constant_{name}")
+        maker.graph.insert_after(maker, ir.node("Constant", [], held, outputs=[copy], name=name))
+    state.casts[key] = copy
+    state.is_half.add(copy)
+    state.constants += 1
+    return copy
 
 
 def _narrowed(
-    state: Rewriting, value: ir.Value, name: str, *, saturate: bool = False
+    state: _Rewriting, value: ir.Value, name: str, *, saturate: bool = False
 ) -> ir.TensorProtocol:
     """A constant rounded to nearest even; read when the file is written where it is large."""
     tensor = constant_tensor(value)
@@ -266,7 +343,7 @@ def _largest(half: ir.DataType) -> float:
     return float(ml_dtypes.finfo(half.numpy()).max)  # type: ignore[no-untyped-call]  # has no types
 
 
-def _without_limit(state: Rewriting, value: ir.Value) -> None:
+def _without_limit(state: _Rewriting, value: ir.Value) -> None:
     """float32's lowest number masks scores; narrowed behind its float32 node it would be -inf."""
     tensor = constant_tensor(value)
     if tensor is None or tensor.size > LARGEST_PASSED_OVER or value.is_graph_output():
@@ -276,29 +353,23 @@ def _without_limit(state: Rewriting, value: ir.Value) -> None:
     if limits.any():
         limit = np.float32(_largest(state.half))
         changed = np.where(limits, np.copysign(limit, values), values).astype(np.float32)
-        maker = value.producer()
-        if maker is None:
-            value.const_value = ir.Tensor(changed, name=value.name)
-        else:
-            maker.attributes["value"] = ir.AttrTensor("value", ir.Tensor(changed))
+        _set_constant(value, ir.Tensor(changed, name=value.name))
         state.limits += 1
 
 
-def _cast_of(state: Rewriting, value: ir.Value, *, half: bool) -> ir.Value:
+def _cast_of(state: _Rewriting, value: ir.Value, *, half: bool) -> ir.Value:
     """The tensor in the other type, cast once in the graph that makes it."""
     dtype = state.half if half else FLOAT
     key = (value, dtype)
     if key not in state.casts:
-        name = _new_name(state, f"{value.name}_{dtype.name.lower()}")
-        cast = _cast(state, value, dtype, name)
+        cast = _cast(state, value, dtype, _new_name(state, f"{value.name}_{dtype.name.lower()}"))
         maker = value.producer()
-        if maker is not None:
-            assert maker.graph is not None, "nodes are in a graph"
-            maker.graph.insert_after(maker, cast)
-        else:
-            graph = value.graph
-            assert graph is not None, "a tensor that no node makes belongs to a graph"
+        graph = value.graph if maker is None else maker.graph
+        assert graph is not None, "tensors and nodes belong to a graph"
+        if maker is None:
             graph.insert_before(graph[0], cast)
+        else:
+            graph.insert_after(maker, cast)
         state.casts[key] = cast.outputs[0]
         if half:
             state.is_half.add(cast.outputs[0])
@@ -306,15 +377,13 @@ def _cast_of(state: Rewriting, value: ir.Value, *, half: bool) -> ir.Value:
     return state.casts[key]
 
 
-def _cast(state: Rewriting, value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
+def _cast(state: _Rewriting, value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
     output = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
-    to = ir.AttrInt64("to", int(dtype))
-    return ir.Node(
-        "", "Cast", [value], [to], outputs=[output], name=_new_name(state, f"cast_{name}")
-    )
+    to, named = {"to": int(dtype)}, _new_name(state, f"cast_{name}")
+    return ir.node("Cast", [value], to, outputs=[output], name=named)
 
 
-def _new_name(state: Rewriting, wish: str) -> str:
+def _new_name(state: _Rewriting, wish: str) -> str:
     name, number = wish, 1
     while name in state.names:
         number += 1
@@ -323,18 +392,18 @@ def _new_name(state: Rewriting, wish: str) -> str:
     return name
 
 
-def _finish_outputs(state: Rewriting, graph: ir.Graph | ir.Function) -> None:
+def _finish_outputs(state: _Rewriting, graph: ir.Graph | ir.Function) -> None:
     """Outputs keep type and name; those of converted functions are half precision."""
     halves = isinstance(graph, ir.Function) and graph.identifier() in state.plan.functions
     for index, value in enumerate(graph.outputs):
-        if value is None or not _float(state, value):
+        if value is None or not state.plan.is_float32(value):
             continue
         if halves != (value in state.is_half):
             graph.outputs[index] = _cast_output(state, graph, value, half=halves)
 
 
 def _cast_output(
-    state: Rewriting, graph: ir.Graph | ir.Function, value: ir.Value, *, half: bool
+    state: _Rewriting, graph: ir.Graph | ir.Function, value: ir.Value, *, half: bool
 ) -> ir.Value:
     dtype = state.half if half else FLOAT
     inner = FLOAT if half else state.half
@@ -348,96 +417,3 @@ def _cast_output(
     cast = _cast(state, value, dtype, name if not value.is_graph_input() else f"{name}_out")
     graph.append(cast)
     return cast.outputs[0]
-
-
-_HALVES = {Precision.FLOAT16: ir.DataType.FLOAT16, Precision.BFLOAT16: ir.DataType.BFLOAT16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
-    """What was converted, and what kept float32."""
-
-    initializers: int
-    nodes: int
-    notes: tuple[str, ...]
-    tensors: tuple[str, ...] = ()
-    """Tensors of the main graph, by the names they had, that are half precision now."""
-
-
-def convert_onnx(
-    opened: OpenedModel, target: Path, precision: Precision, keep: tuple[str, ...] = ()
-) -> Conversion:
-    """Write the model to `target` (weights in `<target name>.data`) in half precision.
-
-    `keep` are globs over names of nodes that stay float32. Raises BadInputError for a glob
-    that matches nothing, a value that the type cannot hold (named, with the largest),
-    and a layer that has no such type in the file's opset.
-    """
-    source, model = opened.path, load_float32(opened)
-    _refuse_overwriting(model, source, target)
-    unmatched = [g for g in keep if not any(named(n, (g,)) for n in all_nodes(model))]
-    if unmatched:
-        raise BadInputError(
-            f"--keep-float32 {unmatched[0]!r} matches no node of {source}",
-            hint="globs are matched with the names of the nodes, such as "
-            + ", ".join([n.name or "" for n in all_nodes(model)][:3]),
-        )
-    half = _HALVES[precision]
-    types = element_types(model)
-    planned = plan(model, types, half, keep)
-    _refuse_layers(planned, precision, source)
-    rewriting = Rewriting(model=model, types=types, half=half, plan=planned, source=source)
-    rewrite(rewriting)
-    save(model, target, partial(_refuse_invalid, source, precision))
-    return _summary(rewriting)
-
-
-def _refuse_overwriting(model: ir.Model, source: Path, target: Path) -> None:
-    read = {source.resolve(), *(Path(t.path).resolve() for t in external_tensors(model))}
-    for written in (target, target.with_name(f"{target.name}.data")):
-        if written.resolve() in read:
-            raise BadInputError(
-                f"writing {written} would overwrite a file that is being read",
-                hint="choose another name or folder for the converted model",
-            )
-
-
-def _refuse_invalid(source: Path, precision: Precision, target: Path, invalid: str) -> None:
-    """A file that onnx.checker finds fault with as it came is taken as it is."""
-    if what_is_invalid(source) is None:
-        raise BadInputError(
-            f"{target.name}: {source} has no valid form in {precision.value}: {invalid}",
-            hint="--keep-float32 with the name of that node leaves it as it is",
-        )
-
-
-def _refuse_layers(planned: Plan, precision: Precision, source: Path) -> None:
-    missing = [node for node in planned.without if node.op_type in LAYERS]
-    if missing:
-        raise BadInputError(
-            f"{source}: {planned.without[missing[0]]} has no {precision.value} "
-            f"(node {missing[0].name}; {len(missing)} in all)",
-            hint="use --precision float16, or write the file in opset 22 first "
-            "(onnx.version_converter)",
-        )
-
-
-def _summary(state: Rewriting) -> Conversion:
-    planned = state.plan
-    nodes = sum(bool(p or planned.outputs.get(n)) for n, p in planned.inputs.items())
-    missing = Counter(planned.without.values())
-    notes = [
-        f"{op} ({count}) has no {state.half.name.lower()} and stays float32"
-        for op, count in missing.items()
-    ]
-    word = state.half.name.lower()
-    if state.limits:
-        notes.append(f"masks of float32's lowest number became {word}'s lowest: {state.limits}")
-    if not state.constants and not nodes:
-        notes.append(f"nothing in {state.source.name} is float32 that could be {word}")
-    return Conversion(
-        initializers=state.constants,
-        nodes=nodes,
-        notes=tuple(notes),
-        tensors=tuple(dict.fromkeys(state.tensors)),
-    )

@@ -1,22 +1,71 @@
-"""What of a float32 file must stay float32 in another precision."""
+"""What of a float32 file must stay float32 in another precision.
+
+Element types come from the operators' own definitions: onnx.shape_inference (1.23) says nothing
+about tensors inside subgraphs and functions, and stops where a shape cannot be found.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from twofour.errors import BadInputError
-from twofour.export.element_types import Types, opsets_of, schema_of, type_word
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import scopes
 from twofour.records.weights import LARGEST_PASSED_OVER
 
+FLOAT = ir.DataType.FLOAT
+LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+"""Operators whose weights sparse kernels are for."""
+_FLOWS = {"If", "Loop", "Scan"}
+_QUANTIZERS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+_SOURCES = {
+    *("Range", "Multinomial", "EyeLike", "RandomNormal", "RandomUniform", "RandomNormalLike"),
+    *("RandomUniformLike", "Bernoulli"),
+}
+_SENSITIVE = {
+    *("Pow", "CumSum", "CumProd", "ReduceSum", "ReduceProd", "ReduceSumSquare", "ReduceL2"),
+    *("ReduceL1", "ReduceLogSum", "ReduceLogSumExp", "LpNormalization", "LpPool", "GlobalLpPool"),
+    *("RoiAlign", "MaxRoiPool", "DFT", "STFT", "Det"),
+}
+_LIGHT = {
+    *("Abs", "Add", "Sub", "Mul", "Div", "Neg", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos"),
+    *("Tan", "Atan", "Floor", "Ceil", "Round", "Sign", "Mod", "Min", "Max", "Clip", "Pow", "Where"),
+    *("Identity", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "HardSigmoid", "HardSwish"),
+    *("Concat", "Split", "Slice", "Gather", "Reshape", "Flatten", "Transpose", "Squeeze"),
+    *("Unsqueeze", "Expand", "Tile", "Pad", "MaxPool", "AveragePool", "GlobalAveragePool"),
+    *("ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum", "ReduceProd", "Cast", "CumSum"),
+    *("MatMul", "Einsum"),
+}
+_MULTIPLIES = {"MatMul", "Einsum"}
+_STAY_FLOAT32 = {"Resize": frozenset({1})}
+"""Inputs that could be half precision and are coordinates: a region of interest."""
+Types = dict[ir.Value, ir.DataType]
+"""Tensors alone: a sequence, an optional, or what is not known has no entry."""
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
+_FIXED = {
+    f"tensor({name})": ir.DataType[name.upper()] for name in ("float16", "bfloat16", "bool")
+} | {
+    "tensor(float)": ir.DataType.FLOAT,
+    "tensor(double)": ir.DataType.DOUBLE,
+    "tensor(string)": ir.DataType.STRING,
+    **{
+        f"tensor({s}int{bits})": ir.DataType[f"{s.upper()}INT{bits}"]
+        for s in ("", "u")
+        for bits in (8, 16, 32, 64)
+    },
+}
+_LISTED = {
+    f"value_{kind}{s}": ir.DataType[name]
+    for kind, name in (("float", "FLOAT"), ("int", "INT64"), ("string", "STRING"))
+    for s in ("", "s")
+}
 _SEPARATE_INITIALIZERS = 4
 """The first IR version in which an initializer need not be a graph input."""
 
@@ -40,28 +89,15 @@ def load_float32(opened: OpenedModel) -> ir.Model:
         for node in scope.nodes:
             node.proto.name = node.name
     model = ir.from_proto(proto)
-    for tensor in external_tensors(model):
-        tensor.base_dir = str(source.parent)
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        ir.external_data.set_base_dir(graph, source.parent)
     for node in all_nodes(model):
         _as_tensor(node)
-    _refuse_recursion(model, source)
-    _free_initializers(model)
+    inputs = model.graph.inputs
+    for value in [v for v in inputs if v.const_value is not None]:
+        inputs.remove(value)  # old files list constants here too, where they would keep their type
+        model.ir_version = max(model.ir_version, _SEPARATE_INITIALIZERS)
     return model
-
-
-def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Every tensor whose data lies in another file."""
-    for graph in all_graphs(model):
-        if isinstance(graph, ir.Graph):
-            for value in graph.initializers.values():
-                if isinstance(value.const_value, ir.ExternalTensor):
-                    yield value.const_value
-    for node in all_nodes(model):
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.TENSOR:
-                tensor = attribute.as_tensor()
-                if isinstance(tensor, ir.ExternalTensor):
-                    yield tensor
 
 
 def _as_tensor(node: ir.Node) -> None:
@@ -78,103 +114,6 @@ def _as_tensor(node: ir.Node) -> None:
         node.attributes["value"] = ir.AttrTensor("value", read)
 
 
-def _refuse_recursion(model: ir.Model, source: Path) -> None:
-    calls = {
-        identifier: {n.op_identifier() for n in function.all_nodes()} & set(model.functions)
-        for identifier, function in model.functions.items()
-    }
-    while done := [i for i, called in calls.items() if not called & set(calls)]:
-        for identifier in done:
-            del calls[identifier]
-    if calls:
-        domain, name, _ = next(iter(calls))
-        raise BadInputError(f"{source}: the function {domain}::{name} calls itself")
-
-
-def _free_initializers(model: ir.Model) -> None:
-    """Constants that old files list among the inputs, too: as inputs they would keep their type."""
-    inputs = model.graph.inputs
-    for value in [v for v in inputs if v.const_value is not None]:
-        inputs.remove(value)
-        model.ir_version = max(model.ir_version, _SEPARATE_INITIALIZERS)
-
-
-def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Every node, in subgraphs and functions too."""
-    yield from model.graph.all_nodes()
-    for function in model.functions.values():
-        yield from function.all_nodes()
-
-
-def all_graphs(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
-    """The main graph, the functions, and the graphs inside of them."""
-    yield model.graph
-    yield from model.functions.values()
-    for node in all_nodes(model):
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield attribute.as_graph()
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                yield from attribute.as_graphs()
-
-
-FLOAT = ir.DataType.FLOAT
-LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-"""Operators whose weights sparse kernels are for."""
-FLOWS = frozenset({"If", "Loop", "Scan"})
-_QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-_SOURCES = frozenset(
-    {
-        "Range",
-        "Multinomial",
-        "EyeLike",
-        "RandomNormal",
-        "RandomUniform",
-        "RandomNormalLike",
-        "RandomUniformLike",
-        "Bernoulli",
-    }
-)
-_SENSITIVE = frozenset(
-    {
-        "Pow",
-        "CumSum",
-        "CumProd",
-        "ReduceSum",
-        "ReduceProd",
-        "ReduceSumSquare",
-        "ReduceL2",
-        "ReduceL1",
-        "ReduceLogSum",
-        "ReduceLogSumExp",
-        "LpNormalization",
-        "LpPool",
-        "GlobalLpPool",
-        "RoiAlign",
-        "MaxRoiPool",
-        "DFT",
-        "STFT",
-        "Det",
-    }
-)
-# fmt: off
-_LIGHT = frozenset(
-    {
-        "Abs", "Add", "Sub", "Mul", "Div", "Neg", "Sqrt", "Reciprocal", "Exp", "Log", "Sin",
-        "Cos", "Tan", "Atan", "Floor", "Ceil", "Round", "Sign", "Mod", "Min", "Max", "Clip",
-        "Pow", "Where", "Identity", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf",
-        "HardSigmoid", "HardSwish", "Concat", "Split", "Slice", "Gather", "Reshape",
-        "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Tile", "Pad", "MaxPool",
-        "AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceMax", "ReduceMin",
-        "ReduceSum", "ReduceProd", "Cast", "CumSum", "MatMul", "Einsum",
-    }
-)
-# fmt: on
-_MULTIPLIES = frozenset({"MatMul", "Einsum"})
-_STAY_FLOAT32 = {"Resize": frozenset({1})}
-"""Inputs that could be half precision and are coordinates: a region of interest."""
-
-
 class Kind(Enum):
     """What a float32 tensor of the graph as it came is taken for."""
 
@@ -183,69 +122,37 @@ class Kind(Enum):
     STAYS = "float32 until it meets data"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Plan:
     """For each node the positions that become half precision; all others keep their type."""
 
-    inputs: Mapping[ir.Node, frozenset[int]]
-    outputs: Mapping[ir.Node, frozenset[int]]
-    functions: frozenset[ir.OperatorIdentifier]
-    """Functions that take and give half precision; the bodies of others stay as they are."""
+    half: ir.DataType
+    types: Types
     asked: frozenset[ir.Node]
     """Nodes that the user named to keep float32."""
-    without: Mapping[ir.Node, str]
-    """Nodes whose operator has no such type, and why."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Planning:
-    model: ir.Model
-    types: Types
-    half: str
-    asked: frozenset[ir.Node]
     functions: frozenset[ir.OperatorIdentifier]
+    """Functions that take and give half precision; the bodies of others stay as they are."""
     kinds: dict[ir.Value, Kind] = field(default_factory=dict)
     inputs: dict[ir.Node, frozenset[int]] = field(default_factory=dict)
     outputs: dict[ir.Node, frozenset[int]] = field(default_factory=dict)
     without: dict[ir.Node, str] = field(default_factory=dict)
+    """Nodes whose operator has no such type, and why."""
+
+    def is_float32(self, value: ir.Value | None) -> bool:
+        """Whether the tensor was float32 in the file as it came."""
+        return value is not None and bool(self.types.get(value) == FLOAT)
 
 
-def plan(model: ir.Model, types: Types, half: ir.DataType, keep: tuple[str, ...]) -> Plan:
+def plan(model: ir.Model, half: ir.DataType, keep: tuple[str, ...]) -> Plan:
     """Decide for every node; `keep` are globs over node names (fnmatch, case-sensitive)."""
-    asked = frozenset(_asked(model, keep))
-    state = _Planning(
-        model=model,
-        types=types,
-        half=f"tensor({half.name.lower()})",
-        asked=asked,
-        functions=_convertible_functions(model, types, asked),
-    )
-    _graph(state, model.graph, model.opset_imports)
-    for identifier in state.functions:
+    types, asked = _element_types(model), frozenset(_asked(model, keep))
+    functions = _convertible_functions(model, types, asked)
+    made = Plan(half=half, types=types, asked=asked, functions=functions)
+    _plan_graph(made, model.graph, model.opset_imports)
+    for identifier in functions:
         function = model.functions[identifier]
-        _graph(state, function, opsets_of(model, function))
-    return Plan(
-        inputs=state.inputs,
-        outputs=state.outputs,
-        functions=state.functions,
-        asked=asked,
-        without=state.without,
-    )
-
-
-def is_constant(value: ir.Value) -> bool:
-    """Whether the tensor is an initializer or what a Constant node gives."""
-    return constant_tensor(value) is not None
-
-
-def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
-    """The values of an initializer, or of a Constant node that holds a tensor."""
-    if value.is_initializer():
-        return value.const_value
-    node = value.producer()
-    if node is not None and node.op_type == "Constant" and "value" in node.attributes:
-        return node.attributes["value"].as_tensor()
-    return None
+        _plan_graph(made, function, _opsets_of(model, function))
+    return made
 
 
 def named(node: ir.Node, globs: Iterable[str]) -> bool:
@@ -291,37 +198,35 @@ def _agree(
     )
 
 
-def _graph(state: _Planning, graph: ir.Graph | ir.Function, opsets: dict[str, int]) -> None:
+def _plan_graph(made: Plan, graph: ir.Graph | ir.Function, opsets: dict[str, int]) -> None:
     for node in graph:
-        if node in state.asked:
+        if node in made.asked:
             continue
-        if node.op_identifier() in state.functions:
-            _convert(state, node, range(len(node.inputs)), range(len(node.outputs)))
+        if node.op_identifier() in made.functions:
+            _convert(made, node, range(len(node.inputs)), range(len(node.outputs)))
             continue
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
-                _graph(state, attribute.as_graph(), opsets)
-        _node(state, node, opsets)
+                _plan_graph(made, attribute.as_graph(), opsets)
+        _plan_node(made, node, opsets)
 
 
-def _node(state: _Planning, node: ir.Node, opsets: dict[str, int]) -> None:
-    if node.op_type in FLOWS and node.domain == "":
+def _plan_node(made: Plan, node: ir.Node, opsets: dict[str, int]) -> None:
+    if node.op_type in _FLOWS and node.domain == "":
         return
-    kind = _kind(state, node)
-    for value in node.outputs:
-        if state.types.get(value) == FLOAT:
-            state.kinds[value] = kind
+    kind = _kind(made, node)
+    made.kinds.update((value, kind) for value in node.outputs if made.is_float32(value))
     if kind is Kind.DATA and node.domain == "":
-        _by_schema(state, node, opsets)
+        _by_schema(made, node, opsets)
 
 
-def _kind(state: _Planning, node: ir.Node) -> Kind:
+def _kind(made: Plan, node: ir.Node) -> Kind:
     """What the outputs are, from the operator and its float32 inputs."""
     op = node.op_type
-    floats = [v for v in node.inputs if v is not None and state.types.get(v) == FLOAT]
-    if op in _QUANTIZERS or op in _SOURCES or _made_float(state, node) or _squares(node, floats):
+    floats = [v for v in node.inputs if v is not None and made.is_float32(v)]
+    if op in _QUANTIZERS or op in _SOURCES or _made_float(made, node) or _squares(node, floats):
         return Kind.STAYS
-    computed = {state.kinds.get(v, Kind.DATA) for v in floats if not is_constant(v)}
+    computed = {made.kinds.get(v, Kind.DATA) for v in floats if not is_constant(v)}
     weights = any(_size(v) > LARGEST_PASSED_OVER for v in floats if is_constant(v))
     light = op in _LIGHT and not (op in _MULTIPLIES and weights)
     if Kind.DATA in computed or not (light or _is_quantized(node, floats)):
@@ -331,11 +236,9 @@ def _kind(state: _Planning, node: ir.Node) -> Kind:
     return Kind.SMALL if floats and not weights else Kind.DATA
 
 
-def _made_float(state: _Planning, node: ir.Node) -> bool:
+def _made_float(made: Plan, node: ir.Node) -> bool:
     """A Cast to float32 of what is none: integers, or a tensor that was widened on purpose."""
-    if node.op_type != "Cast" or node.inputs[0] is None:
-        return False
-    return bool(state.types.get(node.inputs[0]) != FLOAT)
+    return node.op_type == "Cast" and not made.is_float32(node.inputs[0])
 
 
 def _squares(node: ir.Node, floats: list[ir.Value]) -> bool:
@@ -356,40 +259,196 @@ def _size(value: ir.Value) -> int:
     return 0 if tensor is None else int(tensor.size)
 
 
-def _by_schema(state: _Planning, node: ir.Node, opsets: dict[str, int]) -> None:
+def _by_schema(made: Plan, node: ir.Node, opsets: dict[str, int]) -> None:
     """Convert the type variables that may be half precision in this opset."""
-    schema = schema_of(node, opsets)
+    schema = _schema_of(node, opsets)
     if schema is None or "Sequence" in node.op_type or node.op_type.startswith("Optional"):
         return
     allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
     variables: dict[str, bool] = {}
     for index, value in enumerate(node.inputs):
-        word = type_word(schema.inputs, index)
+        word = _type_word(schema.inputs, index)
         if value is not None and word in allowed and index not in _stays(node):
-            variables[word] = variables.get(word, True) and state.types.get(value) == FLOAT
-    halves = {name for name, floats in variables.items() if floats and state.half in allowed[name]}
+            variables[word] = variables.get(word, True) and made.is_float32(value)
+    half = f"tensor({made.half.name.lower()})"
+    halves = {name for name, floats in variables.items() if floats and half in allowed[name]}
     if any(floats and name not in halves for name, floats in variables.items()):
-        state.without[node] = f"{node.op_type} of opset {schema.since_version}"
+        made.without[node] = f"{node.op_type} of opset {schema.since_version}"
     _convert(
-        state,
+        made,
         node,
-        (i for i, _ in enumerate(node.inputs) if type_word(schema.inputs, i) in halves),
-        (i for i, _ in enumerate(node.outputs) if type_word(schema.outputs, i) in halves),
+        (i for i, _ in enumerate(node.inputs) if _type_word(schema.inputs, i) in halves),
+        (i for i, _ in enumerate(node.outputs) if _type_word(schema.outputs, i) in halves),
     )
 
 
-def _convert(
-    state: _Planning, node: ir.Node, inputs: Iterable[int], outputs: Iterable[int]
-) -> None:
-    state.inputs[node] = frozenset(
-        i for i in inputs if i not in _stays(node) and _is_float32(state, node.inputs[i])
+def _convert(made: Plan, node: ir.Node, inputs: Iterable[int], outputs: Iterable[int]) -> None:
+    made.inputs[node] = frozenset(
+        i for i in inputs if i not in _stays(node) and made.is_float32(node.inputs[i])
     )
-    state.outputs[node] = frozenset(i for i in outputs if _is_float32(state, node.outputs[i]))
+    made.outputs[node] = frozenset(i for i in outputs if made.is_float32(node.outputs[i]))
 
 
 def _stays(node: ir.Node) -> frozenset[int]:
     return _STAY_FLOAT32.get(node.op_type, frozenset()) if node.domain == "" else frozenset()
 
 
-def _is_float32(state: _Planning, value: ir.Value | None) -> bool:
-    return value is not None and bool(state.types.get(value) == FLOAT)
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Every node, in subgraphs and functions too."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def is_constant(value: ir.Value) -> bool:
+    """Whether the tensor is an initializer or what a Constant node gives."""
+    return constant_tensor(value) is not None
+
+
+def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
+    """The values of an initializer, or of a Constant node that holds a tensor."""
+    if value.is_initializer():
+        return value.const_value
+    node = value.producer()
+    if node is not None and node.op_type == "Constant" and "value" in node.attributes:
+        return node.attributes["value"].as_tensor()
+    return None
+
+
+def _element_types(model: ir.Model) -> Types:
+    """Types of all values: main graph, subgraphs, and functions as their calls give them."""
+    found: Types = {}
+    _note(found, (*model.graph.inputs, *model.graph.initializers.values()))
+    _infer_graph(model.graph, found, model, model.opset_imports)
+    return found
+
+
+def _schema_of(node: ir.Node, opsets: dict[str, int]) -> onnx.defs.OpSchema | None:
+    """The operator's definition in the opset of its graph; None for one that onnx does not know."""
+    try:
+        return onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _type_word(parameters: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> str:
+    """Type or type variable at a position ("tensor(float)", "T"); "" where there is none.
+
+    The last parameter stands for all that follow where it is variadic.
+    """
+    if index < len(parameters):
+        return str(parameters[index].type_str)
+    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    if parameters and parameters[-1].option == variadic:
+        return str(parameters[-1].type_str)
+    return ""
+
+
+def _opsets_of(model: ir.Model, function: ir.Function) -> dict[str, int]:
+    """A function's imports; the model's where it leaves one out."""
+    return {**model.opset_imports, **function.opset_imports}
+
+
+def _note(found: Types, values: Iterable[ir.Value]) -> None:
+    for value in values:
+        if value.const_value is not None:
+            found[value] = value.const_value.dtype
+        elif isinstance(value.type, ir.TensorType):
+            found.setdefault(value, value.type.dtype)
+
+
+def _infer_graph(
+    graph: ir.Graph | ir.Function, found: Types, model: ir.Model, opsets: dict[str, int]
+) -> None:
+    for node in graph:
+        if not _bodies(node, found, model, opsets):
+            _infer(node, found, opsets)
+        _note(found, node.outputs)  # as declared, where nothing was inferred
+
+
+def _bodies(node: ir.Node, found: Types, model: ir.Model, opsets: dict[str, int]) -> bool:
+    """Types inside the node's subgraphs or function, and of its outputs; False: it has neither."""
+    function = model.functions.get(node.op_identifier())
+    graphs = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+    if function is not None:
+        _pass_on(node.inputs, function.inputs, found)
+        _infer_graph(function, found, model, _opsets_of(model, function))
+        _pass_on(function.outputs, node.outputs, found)
+        return True
+    for graph in graphs:
+        _note(found, (*graph.inputs, *graph.initializers.values()))
+        if node.op_type == "Loop":
+            _pass_on(node.inputs[2:], graph.inputs[2:], found)
+        elif node.op_type == "Scan":
+            skip = len(node.inputs) - len(graph.inputs)  # opset 8 has the lengths first
+            _pass_on(node.inputs[max(skip, 0) :], graph.inputs, found)
+        _infer_graph(graph, found, model, opsets)
+        outputs = graph.outputs[1:] if node.op_type == "Loop" else graph.outputs
+        if node.domain == "" and node.op_type in _FLOWS:
+            _pass_on(outputs, node.outputs, found)
+    return bool(graphs)
+
+
+def _pass_on(inner: Sequence[ir.Value | None], outer: Sequence[ir.Value], found: Types) -> None:
+    for given, taken in zip(inner, outer, strict=False):
+        if given is not None and given in found:
+            found.setdefault(taken, found[given])
+
+
+def _infer(node: ir.Node, found: Types, opsets: dict[str, int]) -> None:
+    if node.op_type in ("Constant", "ConstantOfShape") and node.domain == "":
+        found[node.outputs[0]] = _constant_type(node)
+        return
+    schema = _schema_of(node, opsets)
+    if schema is None:
+        return
+    bound = _bound(node, schema, found)
+    variables = {constraint.type_param_str for constraint in schema.type_constraints}
+    for index, value in enumerate(node.outputs):
+        kind = _type_word(schema.outputs, index)
+        said = _FIXED.get(kind) or bound.get(kind)
+        if said is None and kind in variables:
+            said = _by_attribute(node, schema, bound)
+        if said is not None:
+            found[value] = said
+
+
+def _bound(node: ir.Node, schema: onnx.defs.OpSchema, found: Types) -> dict[str, ir.DataType]:
+    """What the operator's type variables stand for, as the inputs whose type is known say.
+
+    An input of unknown type (made by an operator that onnx does not know) has that of its variable.
+    """
+    inputs = [(_type_word(schema.inputs, i), v) for i, v in enumerate(node.inputs) if v is not None]
+    bound: dict[str, ir.DataType] = {}
+    for kind, value in inputs:
+        if value in found:
+            bound.setdefault(kind, found[value])
+    if node.op_type not in ("Loop", "Scan"):  # whose variable stands for several types at once
+        for kind, value in inputs:
+            if (known := _FIXED.get(kind) or bound.get(kind)) is not None:
+                found.setdefault(value, known)
+    return bound
+
+
+def _by_attribute(
+    node: ir.Node, schema: onnx.defs.OpSchema, bound: dict[str, ir.DataType]
+) -> ir.DataType | None:
+    """Of an output whose type no input gives: an attribute, its default, else the first input's."""
+    if node.op_type == "QuantizeLinear" and "output_dtype" not in node.attributes:
+        return ir.DataType.UINT8
+    for name in _TYPE_ATTRIBUTES:
+        if name in node.attributes and node.attributes[name].value:
+            return ir.DataType(node.attributes[name].as_int())
+        if name in schema.attributes and schema.attributes[name].default_value.i:
+            return ir.DataType(schema.attributes[name].default_value.i)
+    like = any(name in schema.attributes for name in _TYPE_ATTRIBUTES)
+    return next(iter(bound.values()), None) if like else None
+
+
+def _constant_type(node: ir.Node) -> ir.DataType:
+    if "value" in node.attributes:
+        return node.attributes["value"].as_tensor().dtype
+    return next(
+        (_LISTED[name] for name in node.attributes if name in _LISTED),
+        ir.DataType.FLOAT,
+    )

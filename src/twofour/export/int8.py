@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 from onnx import numpy_helper
@@ -19,7 +18,15 @@ from onnx import numpy_helper
 from twofour.errors import BadInputError, BuildFailedError, first_line
 from twofour.export.float32 import load_float32
 from twofour.export.quiet import quiet
-from twofour.graph.files import DTYPES, Array, external_tensors, load_external, size_bytes
+from twofour.graph.files import (
+    DTYPES,
+    Array,
+    external_tensors,
+    graphs,
+    load_external,
+    size_bytes,
+    tensors,
+)
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.store import atomic_file
 
@@ -28,15 +35,25 @@ _MASKED = 0.99 * float(np.finfo(np.float32).max)
 """From here on it is float32's own limit: a mask, which is float16's limit in the new file."""
 _PREFIX = "largest value of "
 _MOST_NAMED = 6
+_HALF = frozenset(code for code, name in DTYPES.items() if name in {"float16", "bfloat16"})
+_TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
+"""Attributes whose integer is a type of ONNX (Cast, ConstantOfShape's kin, random numbers)."""
+_LAYERS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
+"""Only these: with the additions and normalizations of a transformer in INT8 too, its outputs
+stray twice as far (all-MiniLM-L6-v2: cosine 0.38 against 0.72), and nothing becomes faster."""
+_FLOATS = frozenset({"float32", "float16", "bfloat16"})
+_PROTOBUF_LIMIT_BYTES = 2**31 - 1
+
+Examples = Mapping[str, Array]
 
 
-def write_with_ranges(opened: OpenedModel, target: Path, tensors: Sequence[str]) -> None:
+def write_with_ranges(opened: OpenedModel, target: Path, names: Sequence[str]) -> None:
     """Write the model with one more output per tensor of its main graph: its largest magnitude."""
     model = load_float32(opened)
     graph = model.graph
     made = {value.name: value for node in graph for value in node.outputs}
     made.update((value.name, value) for value in graph.inputs)
-    for name in tensors:
+    for name in names:
         magnitude = ir.node("Abs", [made[name]], name=f"abs {name}")
         largest = ir.node(
             "ReduceMax",
@@ -80,63 +97,31 @@ def refuse_overflow(model: OpenedModel, ranges: Mapping[str, float]) -> None:
     )
 
 
-_HALF = frozenset(code for code, name in DTYPES.items() if name in {"float16", "bfloat16"})
-_TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
-"""Attributes whose integer is a type of ONNX (Cast, ConstantOfShape's kin, random numbers)."""
-
-
 def widen(model: onnx.ModelProto) -> None:
-    """Make float16 and bfloat16 to float32 in place: tensors, casts, inputs, outputs, subgraphs.
+    """Make float16 and bfloat16 to float32 in place: tensors, casts, inputs, outputs, functions.
 
     Weights must be at hand, not external. Values stay what they are; sums gain the digits that half
     precision would have lost.
     """
-    for graph in _graphs(model.graph):
+    for tensor in tensors(model):
+        if tensor.data_type in _HALF:
+            values = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    for graph in graphs(model):
         del graph.value_info[:]  # types of the tensors between; whoever needs them infers them anew
-        for tensor in graph.initializer:
-            _widen_tensor(tensor)
-        for value in (*graph.input, *graph.output):
-            if value.type.tensor_type.elem_type in _HALF:
-                value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        if isinstance(graph, onnx.GraphProto):
+            for value in (*graph.input, *graph.output):
+                if value.type.tensor_type.elem_type in _HALF:
+                    value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
         for node in graph.node:
             for attribute in node.attribute:
-                _widen_attribute(attribute)
+                if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _HALF:
+                    attribute.i = onnx.TensorProto.FLOAT
 
 
 def is_half(model: onnx.ModelProto) -> bool:
     """Whether an initializer of the main graph is float16 or bfloat16."""
     return any(tensor.data_type in _HALF for tensor in model.graph.initializer)
-
-
-def _widen_attribute(attribute: onnx.AttributeProto) -> None:
-    if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _HALF:
-        attribute.i = onnx.TensorProto.FLOAT
-    for tensor in (attribute.t, *attribute.tensors):
-        _widen_tensor(tensor)
-
-
-def _widen_tensor(tensor: onnx.TensorProto) -> None:
-    if tensor.data_type in _HALF:
-        values = numpy_helper.to_array(tensor).astype(np.float32)
-        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node:
-                    yield from _graphs(inner)
-
-
-Examples = Mapping[str, npt.NDArray[Any]]
-
-_LAYERS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
-"""Only these: with the additions and normalizations of a transformer in INT8 too, its outputs
-stray twice as far (all-MiniLM-L6-v2: cosine 0.38 against 0.72), and nothing becomes faster."""
-_FLOATS = frozenset({"float32", "float16", "bfloat16"})
-_PROTOBUF_LIMIT_BYTES = 2**31 - 1
 
 
 class Activations(str, Enum):
@@ -273,7 +258,7 @@ def _refuse_too_large(model: OpenedModel) -> None:
         )
 
 
-def _cast(array: npt.NDArray[Any], value: onnx.ValueInfoProto) -> npt.NDArray[Any]:
+def _cast(array: Array, value: onnx.ValueInfoProto) -> Array:
     wanted = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
     found = np.asarray(array)
     if (found.dtype.kind == "f") != (wanted.kind == "f"):
