@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from twofour.export.example_inputs import bind
-from twofour.export.sizes import returned_variables, tensor_names
+from twofour.export.example_inputs import bind, returned_variables, tensor_names
 from twofour.export.torch_export import export_onnx
 from twofour.records.options import ExportOptions
 

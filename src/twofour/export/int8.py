@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from twofour.errors import BadInputError, BuildFailedError, first_line
 from twofour.export.float32 import load_float32
-from twofour.export.quiet import quiet
+from twofour.export.model_code import quiet
 from twofour.graph.files import (
     DTYPES,
     Array,

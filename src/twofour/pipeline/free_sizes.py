@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
 from twofour.export.example_inputs import Call
+from twofour.export.model_code import described
 from twofour.export.sizes import BATCH, checked_axes, in_words, resized, sizes_of, with_batch
-from twofour.export.source_line import described
-from twofour.export.trace import in_eval_mode
+from twofour.export.torch_export import in_eval_mode
 from twofour.records.options import DynamicAxis, SizeRange
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.export.source_line import described
+from twofour.export.model_code import described
 from twofour.pipeline.sources.checkpoint import (
     Checkpoint,
     check_weight_file,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from twofour.errors import BadInputError
-from twofour.export.source_line import described
+from twofour.export.model_code import described
 from twofour.pipeline.sources.checkpoint import Checkpoint, Pooling, read_json_object
 from twofour.pipeline.sources.inputs import Arguments, inputs_from_options, read_sentences
 from twofour.records.options import ExampleInputs

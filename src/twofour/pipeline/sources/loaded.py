@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from twofour.errors import BadInputError
-from twofour.export.source_line import described
+from twofour.export.model_code import described
 from twofour.records.options import DynamicAxis
 
 SEQUENCE, DECODER_SEQUENCE = "sequence", "decoder_sequence"

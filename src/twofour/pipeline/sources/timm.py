@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.export.source_line import described
+from twofour.export.model_code import described
 from twofour.pipeline.sources.inputs import Arguments, inputs_from_options
 from twofour.pipeline.sources.source import key_of, options_key, safe_name
 from twofour.pipeline.sources.user_code import seed_everything

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from twofour.errors import BadInputError, TwofourError
-from twofour.export.source_line import described
+from twofour.export.model_code import described
 from twofour.pipeline.sources.source import key_of
 from twofour.store import sha256_file
 

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from twofour.export.quiet import quiet
+from twofour.export.model_code import quiet
 
 
 def test_prints_warnings_and_log_lines_of_the_exporter_are_held_back(

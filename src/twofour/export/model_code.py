@@ -1,13 +1,21 @@
-"""Which line of the user's code, not of ours or a library's, an error or a trace comes from."""
+"""The model's own code while it runs: kept silent, and the line of it that an error comes from."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import linecache
+import logging
+import sys
 import sysconfig
+import threading
 import traceback
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
+_LOGGERS = ("torch", "torch.onnx", "onnxscript", "onnx_ir")
 _LONGEST_MESSAGE = 300
 _OURS = Path(__file__).parents[1]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
@@ -64,3 +72,38 @@ def _last(frames: Sequence[tuple[Path, int]]) -> str | None:
         return None
     path, number = frames[-1]
     return f"{path.name}, line {number}: {linecache.getline(str(path), number).strip()}"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hold back warnings, log lines, and what this thread prints; all is put back after."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            # torch prints the partial graph of a failed export to stderr (torch/export/_trace.py)
+            contextlib.redirect_stderr(_OtherThreads(sys.stderr)),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+class _OtherThreads:
+    """A text stream that drops what one thread writes; a progress bar in another goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._silent = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self._silent else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - everything else is the stream's own
+        return getattr(self._stream, name)
