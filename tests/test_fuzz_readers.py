@@ -19,7 +19,7 @@ import pytest
 import torch
 from support import fuzzing
 from support import onnx_models as om
-from support.rendered import eligibility_table
+from support.rendered import eligibility_table, log_text
 
 from twofour.engines.tensorrt.build import precisions_of
 from twofour.errors import BadInputError, TwofourError
@@ -40,7 +40,6 @@ from twofour.records.options import ExampleInputs, RunOptions, Selection
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import RunManifest
 from twofour.records.weights import Pattern
-from twofour.reports.log_document import log_view
 from twofour.reports.terminal import plain_text
 from twofour.store import read_record, to_json
 
@@ -90,7 +89,7 @@ def _read_json_of_engine(path: Path) -> None:
 def _read_log(path: Path) -> None:
     log = read_build_log(path)
     to_json(log)
-    plain_text(log_view(log))
+    log_text(log)
     _all((lambda: _shown(report_files(EvidenceFiles(log=path))[0]),), path)
 
 

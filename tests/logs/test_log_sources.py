@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.rendered import log_text
 from typer.testing import CliRunner
 
 from twofour.cli.app import app
@@ -24,8 +25,6 @@ from twofour.logs.layer_info import (
 )
 from twofour.logs.read import read_build_log
 from twofour.records.log import BuildLog, BuildOutcome
-from twofour.reports.log_document import log_view
-from twofour.reports.terminal import plain_text
 from twofour.store import from_json, json_pieces, to_json
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
@@ -211,11 +210,11 @@ def test_the_record_in_pieces_is_the_same_text_as_in_one(name: str) -> None:
 
 
 def test_the_terminal_shows_counts_contradictions_and_a_row_per_layer() -> None:
-    text = plain_text(log_view(read_build_log(LOGS / "foreign_node.log")))
+    text = log_text(read_build_log(LOGS / "foreign_node.log"))
     assert "eligible: 4 layers (2 printed at line 9, 2 printed at line 14, 1 printed" in text
     (row,) = (line for line in text.splitlines() if line.startswith("fc1 "))
     assert row.split() == ["fc1", "Myelin", "0.005", "0.004", "1.250", "eligible"]
-    said = plain_text(log_view(read_build_log(LOGS / "contradiction.log")))
+    said = log_text(read_build_log(LOGS / "contradiction.log"))
     assert "contradiction: line 5: prints 0 chosen layers and lists 2" in said
 
 

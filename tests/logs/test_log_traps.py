@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.rendered import log_text
 
 from twofour.logs.read import parse_lines, read_build_log
 from twofour.records.log import (
@@ -17,8 +18,6 @@ from twofour.records.log import (
     SparsityFlag,
     SparsityKind,
 )
-from twofour.reports.log_document import log_view
-from twofour.reports.terminal import plain_text
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 
@@ -228,7 +227,7 @@ def test_a_run_that_fails_after_its_build_is_failed_and_the_view_says_both() -> 
     (build,) = parse_lines(lines)
     assert (build.outcome, build.build_s) == (BuildOutcome.FAILED, 0.25)
     log = BuildLog(files=(), builds=(build,))
-    assert "build 1: log:1-3: failed, after the engine was built" in plain_text(log_view(log))
+    assert "build 1: log:1-3: failed, after the engine was built" in log_text(log)
 
 
 def test_an_error_of_building_after_a_finished_engine_is_the_next_build() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from support.rendered import log_text
 
 from twofour.logs.read import parse_lines
 from twofour.records.log import BuildLog
-from twofour.reports.log_document import answer, log_view
-from twofour.reports.terminal import plain_text
+from twofour.reports.log_document import answer
 
 TRTEXEC = "[11/21/2026-13:02:35] [V] [TRT] "
 OWN = "[11/21/2026-13:02:35] [I] "
@@ -70,9 +70,7 @@ def test_an_engine_in_float32_is_told_before_anything_else_is_blamed() -> None:
     )
     stated = answer_to(f"{OWN}Precision: FP32", *(TRTEXEC + m for m in (FOUND, NONE, DONE)))
     assert stated.endswith("export the model in float16, or build weakly typed with --fp16")
-    shown = plain_text(
-        log_view(BuildLog(files=(), builds=parse_lines(PYTHON + m for m in (RUNNER, FLOAT32))))
-    )
+    shown = log_text(BuildLog(files=(), builds=parse_lines(PYTHON + m for m in (RUNNER, FLOAT32))))
     assert "precision not stated, FP32 by the names of kernels" in shown
 
 
@@ -120,14 +118,14 @@ def test_forced_weights_are_no_evidence() -> None:
 @pytest.mark.parametrize("end", ["a, b, ....", "a, b, [truncated]", "a, b, … (37 more)"])
 def test_a_shortened_list_counts_at_least_the_names_it_has(end: str) -> None:
     line = f"{PYTHON}(Sparsity) Found 39 layer(s) eligible to use sparse tactics: {end}"
-    shown = plain_text(log_view(BuildLog(files=(), builds=parse_lines([line]))))
+    shown = log_text(BuildLog(files=(), builds=parse_lines([line])))
     assert "  eligible: at least 2 layers (39 printed at line 1)\n" in shown
     assert shown.splitlines()[-1].startswith("answer: at least 2 layers are eligible")
 
 
 def test_the_answers_of_several_builds_stand_together_at_the_end() -> None:
     lines = [PYTHON + message for message in (f"{NONE} a", DONE)] * 2
-    shown = plain_text(log_view(BuildLog(files=(), builds=parse_lines(lines)))).splitlines()
+    shown = log_text(BuildLog(files=(), builds=parse_lines(lines))).splitlines()
     assert [line.split(":")[0] for line in shown[-2:]] == ["answer to build 1", "answer to build 2"]
 
 

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.latency import LatencyComparison, LayerContrast
+from twofour.records.log import BuildLog
 from twofour.reports import (
     csv,
     eligibility_plots,
@@ -21,6 +22,7 @@ from twofour.reports import (
 )
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.latency_document import latency_document
+from twofour.reports.log_document import log_document
 from twofour.reports.svg import Drawing
 
 
@@ -50,6 +52,10 @@ def comparison_markdown(comparison: LatencyComparison) -> str:
 
 def comparison_page(comparison: LatencyComparison) -> str:
     return html.render(latency_document(comparison))
+
+
+def log_text(log: BuildLog) -> str:
+    return terminal.plain_text(terminal.render(log_document(log)))
 
 
 def ratio_plot(comparison: LatencyComparison, batch: int | None) -> str | None:

@@ -28,7 +28,8 @@ def log(
     Example: trtexec --onnx=model.onnx --sparsity=enable --verbose 2>&1 | twofour log -
     """
     from twofour.logs.read import read_build_log
-    from twofour.reports.log_document import log_view
+    from twofour.reports.log_document import log_document
+    from twofour.reports.terminal import render
     from twofour.store import json_pieces
 
     found = read_build_log(*files)
@@ -36,7 +37,7 @@ def log(
         for piece in json_pieces(found):
             show_text(piece)
     elif found.builds:
-        show_rows(log_view(found))
+        show_rows(render(log_document(found)))
     if not found.builds:
         notes = [f"{file.name}: {note}" for file in found.files for note in file.notes]
         raise BadInputError(

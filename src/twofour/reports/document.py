@@ -100,7 +100,7 @@ class Table:
     details: Callable[[int], RowDetails] | None = None
     """Gives those of a row."""
     style: str = ""
-    """"cards" or "layers", which an HTML page sets in a way of their own."""
+    """"cards", "layers" or "rows" (a line each where there is room), set in a way of their own."""
 
     @property
     def rows(self) -> tuple[tuple[str | None, ...], ...]:
@@ -233,10 +233,12 @@ def figures(
     return column(head, Kind.FIGURE, items, cell, exact)
 
 
-def table(title: str, columns: Sequence[Column], *, legend: str | None = None) -> Table:
+def table(
+    title: str, columns: Sequence[Column], *, legend: str | None = None, style: str = ""
+) -> Table:
     """A table of the columns that have a value somewhere."""
     kept = tuple(c for c in columns if any(cell is not None for cell in c.cells))
-    return Table(title=title, columns=kept, legend=legend)
+    return Table(title=title, columns=kept, legend=legend, style=style)
 
 
 def section(title: str | None, *blocks: Block | None, style: str = "") -> Section | None:

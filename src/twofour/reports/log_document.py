@@ -1,13 +1,8 @@
-"""What a log says about sparsity: its answer and its facts."""
+"""What build logs say about sparsity as a document: of each build its facts and its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from twofour.eligibility.build_facts import (
     Typing,
@@ -25,6 +20,17 @@ from twofour.records.log import (
     SparsityFlag,
     SparsityKind,
     TunedLayer,
+)
+from twofour.reports.document import (
+    Block,
+    Document,
+    Kind,
+    Lines,
+    Role,
+    column,
+    figures,
+    present,
+    table,
 )
 from twofour.words import SPARSE_TO_DENSE, count, printable, tactic_ratio
 
@@ -242,22 +248,40 @@ _MOST_ROWS_IN_ALL = 2000
 _FEWEST_ROWS = 20
 _MOST_ERRORS = 3
 _SILENT = "the log has no such line"
-_UNTOLD = "-"
 
 
-def log_view(log: BuildLog) -> RenderableType:
-    """Every build with its summary and the table of its tuned layers; then the answers."""
-    parts: list[RenderableType] = []
+def log_document(log: BuildLog) -> Document:
+    """Every build with its summary and the table of its tuned layers; first of all the answers."""
     most = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST_ROWS_IN_ALL // max(1, len(log.builds))))
-    for number, build in enumerate(log.builds, 1):
-        parts += [Text(line) for line in _summary(build, number)]
-        rows = [*build.layers, *_untimed(build)]
-        if rows:
-            parts.append(_table(rows, most))
-        parts.append(Text())
-    notes = [f"{file.name}: {note}" for file in log.files for note in file.notes]
-    parts += [Text(printable(note)) for note in notes]
-    return Group(*parts, *(Text(line) for line in _answers(log.builds)))
+    notes = (printable(f"{file.name}: {note}") for file in log.files for note in file.notes)
+    return Document(
+        name=printable(", ".join(file.name for file in log.files)),
+        about="build log",
+        title="Build log",
+        lead=present(Lines(lines=tuple(_answers(log.builds)), role=Role.TEXT)),
+        blocks=present(
+            *(b for at, build in enumerate(log.builds, 1) for b in _build(build, at, most)),
+            Lines(lines=tuple(notes), role=Role.TEXT),
+        ),
+    )
+
+
+def _build(build: Build, number: int, most: int) -> Iterator[Block]:
+    yield Lines(lines=tuple(_summary(build, number)), role=Role.TEXT)
+    rows = sorted((*build.layers, *_untimed(build)), key=_interest)
+    shown = rows[:most]
+    columns = (
+        column("layer", Kind.NAME, shown, lambda r: printable(r.name)),
+        column("runner", Kind.TEXT, shown, _runner),
+        figures("best sparse ms", shown, lambda r: r.best_sparse_ms, "{:.4g}".format),
+        figures("best dense ms", shown, lambda r: r.best_dense_ms, "{:.4g}".format),
+        figures(SPARSE_TO_DENSE, shown, _ratio, "{:.3f}".format),
+        column("chosen", Kind.TEXT, shown, _chosen),
+    )
+    yield table("", columns, style="rows")
+    more = len(rows) - most
+    ends = (*((f"  {more} more layers: see --json",) if more > 0 else ()), "")
+    yield Lines(lines=ends, role=Role.TEXT)
 
 
 def _answers(builds: tuple[Build, ...]) -> Iterator[str]:
@@ -347,44 +371,20 @@ def _untimed(build: Build) -> Iterator[TunedLayer]:
             )  # fmt: skip
 
 
-def _table(layers: list[TunedLayer], most: int) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    titles = ("layer", "runner", "best sparse ms", "best dense ms", SPARSE_TO_DENSE, "chosen")
-    rows = sorted(layers, key=_interest)
-    cells = [_cells(layer) for layer in rows[:most]]
-    # a column that says nothing of any layer would take its room from the names
-    told = [at for at, column in enumerate(zip(*cells, strict=True)) if {*column} != {_UNTOLD}]
-    for at in told:
-        right = "ms" in titles[at] or titles[at] == SPARSE_TO_DENSE
-        table.add_column(titles[at], overflow="fold", justify="right" if right else "left")
-    for row in cells:
-        table.add_row(*(Text(row[at], overflow="fold") for at in told))
-    if len(rows) <= most:
-        return table
-    return Group(table, Text(f"  {len(rows) - most} more layers: see --json"))
-
-
 def _interest(layer: TunedLayer) -> tuple[bool, bool, bool]:
     """Chosen, then eligible, then whatever has a sparse time; the log's order within."""
     return not layer.chosen, not layer.eligible, layer.best_sparse_ms is None
 
 
-def _cells(layer: TunedLayer) -> tuple[str, ...]:
-    sparse, dense = layer.best_sparse_ms, layer.best_dense_ms
-    ratio = tactic_ratio(sparse, dense)
-    return (
-        printable(layer.name),
-        printable(layer.runner or ", ".join(layer.runners) or _UNTOLD),
-        _ms(sparse),
-        _ms(dense),
-        _UNTOLD if ratio is None else f"{ratio:.3f}",
-        "yes" if layer.chosen else "eligible" if layer.eligible else _no(layer),
-    )
+def _runner(layer: TunedLayer) -> str | None:
+    return printable(layer.runner or ", ".join(layer.runners)) or None
 
 
-def _no(layer: TunedLayer) -> str:
-    return _UNTOLD if layer.chosen is None else "no"
+def _ratio(layer: TunedLayer) -> float | None:
+    return tactic_ratio(layer.best_sparse_ms, layer.best_dense_ms)
 
 
-def _ms(value: float | None) -> str:
-    return _UNTOLD if value is None else f"{value:.4g}"
+def _chosen(layer: TunedLayer) -> str | None:
+    if layer.chosen or layer.eligible:
+        return "yes" if layer.chosen else "eligible"
+    return None if layer.chosen is None else "no"

@@ -98,6 +98,8 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[RenderableType]:
 def _table(made: Table) -> RenderableType:
     if made.style == "layers":
         return _LayerTable(made)
+    if made.style == "rows":
+        return _rows(made)
     return _TotalsTable(made) if made.style == "cards" else _FittedTable(made)
 
 
@@ -105,6 +107,19 @@ def _first_names(block: Names) -> str:
     more = len(block.names) - _NAMES_SHOWN
     rest = f", and {more:,} more (--json has all)" if more > 0 else ""
     return f"{block.short}: {', '.join(block.names[:_NAMES_SHOWN])}{rest}"
+
+
+def _rows(made: Table) -> RichTable:
+    table = headed()
+    for one in made.columns:
+        table.add_column(one.head, overflow="fold", justify=_justified(one))
+    for row in made.rows:
+        table.add_row(*(Text(_NO_VALUE if c is None else c, overflow="fold") for c in row))
+    return table
+
+
+def _justified(column: Column) -> JustifyMethod:
+    return "right" if column.kind is Kind.FIGURE else "left"
 
 
 class _FittedTable:
@@ -172,10 +187,10 @@ class _LayerTable:
         if _fits(self._made.columns, width):
             yield _fitted(self._made.columns, width)
             return
-        table = _headed("layer", "op, type", "C x K kernel", "pattern", "verdict", *_TEXT_HEADS)
+        table = headed("layer", "op, type", "C x K kernel", "pattern", "verdict", *_TEXT_HEADS)
         stacked = not self._share_width(table, width)
         if stacked:
-            table = _headed("layer, op, C x K kernel, type", "verdict, pattern", *_TEXT_HEADS)
+            table = headed("layer, op, C x K kernel, type", "verdict, pattern", *_TEXT_HEADS)
             self._share_stacked(table, width)
         before: tuple[str, str] | None = None
         for at in range(len(self._names)):
@@ -283,7 +298,8 @@ def _codes(text: str) -> tuple[str, ...]:
     return (*([found[0]] if found is not None else []), *more)
 
 
-def _headed(*titles: str) -> RichTable:
+def headed(*titles: str) -> RichTable:
+    """An empty table with these heads."""
     table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for title in titles:
         table.add_column(title, overflow="fold")
@@ -339,8 +355,7 @@ def _fitted(columns: Sequence[Column], width: int) -> RichTable:
     for one in columns:
         is_figure = one.kind is Kind.FIGURE and not is_whole
         own = for_names if one is names else _least_width(one) if is_figure else None
-        justify: JustifyMethod = "right" if one.kind is Kind.FIGURE else "left"
-        table.add_column(Text(one.head), justify=justify, overflow="fold", width=own)
+        table.add_column(Text(one.head), justify=_justified(one), overflow="fold", width=own)
     for at in rows:
         table.add_row(Text(_folded(first[at] or "-", for_names)), *(_cell(c, at) for c in others))
     return table

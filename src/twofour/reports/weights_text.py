@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +14,7 @@ from twofour.eligibility.rules import holds_trivially
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation, WeightCheck
 from twofour.records.weights import Pattern, Reason
 from twofour.reports.eligibility_words import TRIVIAL
+from twofour.reports.terminal import headed
 from twofour.words import count, nothing_pruned, printable, shape_cell, share, times
 
 _LONGEST_WORD = len("ConvTranspose")
@@ -48,7 +48,7 @@ def holding_words(validation: Validation) -> str:
 
 
 def _checks_table(checks: Sequence[WeightCheck], pattern: Pattern) -> Table:
-    table = _table("layer", "op", "shape", "axis", "groups", "violations", "first at", "verdict")
+    table = headed("layer", "op", "shape", "axis", "groups", "violations", "first at", "verdict")
     for check in checks:
         table.add_row(
             Text(printable(check.layer), overflow="fold"),
@@ -66,7 +66,7 @@ def _checks_table(checks: Sequence[WeightCheck], pattern: Pattern) -> Table:
 
 def prune_table(result: PruneResult) -> RenderableType:
     """A row per weight: pruned or not, its zeros, the magnitude that is left, and why not."""
-    table = _table("layer", "op", "C x K kernel", "pruned", "zeros", "kept |w|", "notes")
+    table = headed("layer", "op", "C x K kernel", "pruned", "zeros", "kept |w|", "notes")
     for row in result.weights:
         table.add_row(
             Text(printable(row.weight.layer), overflow="fold"),
@@ -87,13 +87,6 @@ def prune_table(result: PruneResult) -> RenderableType:
         line += f" ({held} held it as they came)"
     beside = map(Text, not_covered_lines(result.not_covered))
     return Group(table, Text(f"{line} by {result.method}"), *beside)
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    return table
 
 
 def _keep_whole(table: Table, *titles: str) -> None:

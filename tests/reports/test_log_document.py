@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from support.rendered import log_text
+
 from twofour.logs.read import parse_lines
 from twofour.records.log import BuildLog
-from twofour.reports.log_document import log_view
-from twofour.reports.terminal import plain_text
 
 DATED = "[11/21/2026-13:02:35] [TRT] "
 
 
 def view(*lines: str) -> list[str]:
     log = BuildLog(files=(), builds=parse_lines(lines))
-    return [" ".join(line.split()) for line in plain_text(log_view(log)).splitlines()]
+    return [" ".join(line.split()) for line in log_text(log).splitlines()]
 
 
 def test_names_of_the_lists_are_rows_even_where_nothing_was_timed() -> None:
