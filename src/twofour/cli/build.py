@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import TerminalProgress, say, show, show_text
-from twofour.cli.guard import guarded, keep_tracebacks_in
-from twofour.cli.run import build_options
+from twofour.cli.console import say, show_result, show_text
+from twofour.cli.guard import guarded, running
 from twofour.engines.registry import AUTO
 from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
@@ -74,7 +73,7 @@ def build(
         input_shape_names=asked_names,
         seed=seed,
         engine=engine,
-        build=build_options(
+        build=opt.build_options(
             shapes=shapes,
             workspace=workspace,
             level=opt_level,
@@ -100,18 +99,10 @@ def _build(onnx: Path, out: Path | None, options: RunOptions, *, json: bool, qui
     from twofour.cli.views import build_view
     from twofour.pipeline.building import refuse_all_failed, refuse_crashed
     from twofour.pipeline.run import run_build
-    from twofour.store import to_json
 
-    if out is not None:
-        keep_tracebacks_in(out)
-    with TerminalProgress(quiet=quiet) as progress:
+    with running(out, quiet=quiet) as progress:
         folder, built = run_build(onnx, out, options, progress)
-    if json:
-        show_text(to_json(built))
-    else:
-        show(build_view(built))
-    if not json and not quiet:
-        say(f"everything is in {folder}")
+    show_result(built, lambda: build_view(built), folder, json=json, quiet=quiet)
     refuse_crashed(built)
     refuse_all_failed(built)
 

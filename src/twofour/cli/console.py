@@ -7,6 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # rich takes a third of the time of --help
+    from collections.abc import Callable
+    from pathlib import Path
+
     from rich.console import Console, RenderableType
     from rich.progress import TaskID
 
@@ -68,6 +71,25 @@ def show_text(text: str) -> None:
 
 def _no_color() -> bool:
     return bool(os.environ.get("NO_COLOR"))
+
+
+def show_result(
+    record: object,
+    view: Callable[[], RenderableType],
+    folder: Path,
+    *,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """What a command that fills a run folder says at its end: the record, or its view and where."""
+    if json:
+        from twofour.store import to_json
+
+        show_text(to_json(record))
+        return
+    show(view())
+    if not quiet:
+        say(f"everything is in {folder}")
 
 
 class TerminalProgress:

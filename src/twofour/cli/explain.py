@@ -38,6 +38,7 @@ def explain(
     from twofour.reports.explain import explain as story
 
     files = opt.evidence_files(
+        folder,
         onnx=onnx,
         log=log,
         layers=layers,
@@ -46,6 +47,5 @@ def explain(
         dense_profile=dense_profile,
         layer_map=layer_map,
     )
-    opt.one_of(folder, files)
     report, evidence = explained_folder(folder) if folder is not None else report_files(files)
     show(story(report, evidence, layer))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from twofour.cli import options as opt
-from twofour.cli.console import TerminalProgress, say, show, show_text
-from twofour.cli.guard import guarded, keep_tracebacks_in
+from twofour.cli.console import show_result
+from twofour.cli.guard import guarded, running
 from twofour.records.options import RunOptions
 
 
@@ -30,7 +30,6 @@ def export(
     """
     from twofour.cli.views import export_view
     from twofour.pipeline.run import run_export
-    from twofour.store import to_json
 
     asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
     options = RunOptions(
@@ -44,13 +43,6 @@ def export(
         input_shape_names=asked_names,
         seed=seed,
     )
-    if out is not None:
-        keep_tracebacks_in(out)
-    with TerminalProgress(quiet=quiet) as progress:
+    with running(out, quiet=quiet) as progress:
         folder, exported, checked = run_export(model, out, options, progress)
-    if json:
-        show_text(to_json(exported))
-        return
-    show(export_view(exported, checked))
-    if not quiet:
-        say(f"everything is in {folder}")
+    show_result(exported, lambda: export_view(exported, checked), folder, json=json, quiet=quiet)

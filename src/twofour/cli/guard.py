@@ -10,13 +10,14 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import typer
 
-from twofour.cli.console import say
+from twofour.cli.console import TerminalProgress, say
 from twofour.errors import INTERRUPTED, MissingToolError, TwofourError
 from twofour.version import __version__
 
@@ -32,6 +33,15 @@ def keep_tracebacks_in(folder: Path) -> None:
     """Name the run folder; a traceback of ours goes there once the folder exists."""
     global _traceback_folder  # noqa: PLW0603  # one process runs one command
     _traceback_folder = folder
+
+
+@contextmanager
+def running(out: Path | None, *, quiet: bool) -> Iterator[TerminalProgress]:
+    """Progress on stderr while a run folder is filled; tracebacks of ours go there."""
+    if out is not None:
+        keep_tracebacks_in(out)
+    with TerminalProgress(quiet=quiet) as progress:
+        yield progress
 
 
 def guarded(command: Callable[P, T]) -> Callable[P, T]:

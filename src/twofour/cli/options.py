@@ -9,7 +9,7 @@ import typer
 
 from twofour.engines.registry import AUTO, builders
 from twofour.errors import BadInputError
-from twofour.records.options import AllowedType, DynamicAxis, Precision
+from twofour.records.options import AllowedType, BuildOptions, DynamicAxis, Precision, Selection
 from twofour.reports import FORMATS, TABLE, renderer
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from twofour.reports import Renderer
 
 
+_MIB = 1 << 20
 ENGINE_WORDS = (AUTO, *(row.name for row in builders()))
 
 
@@ -199,21 +200,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the record on stdout
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
 
 
-def evidence_files(**paths: Path | None) -> EvidenceFiles:
-    """The files of a report as a record."""
+def evidence_files(folder: Path | None, **paths: Path | None) -> EvidenceFiles:
+    """The files of a report as a record; raises BadInputError beside a folder, and for neither."""
     from twofour.pipeline.evidence import EvidenceFiles
 
-    return EvidenceFiles(**paths)
-
-
-def allowed_types(*, fp16: bool, int8: bool, bf16: bool) -> tuple[AllowedType, ...]:
-    """What --fp16, --int8 and --bf16 allow a weakly typed builder."""
-    asked = {AllowedType.FP16: fp16, AllowedType.INT8: int8, AllowedType.BF16: bf16}
-    return tuple(allowed for allowed, wanted in asked.items() if wanted)
-
-
-def one_of(folder: Path | None, files: EvidenceFiles) -> None:
-    """Raise BadInputError unless there is a folder or there are files, and not both."""
+    files = EvidenceFiles(**paths)
     if folder is not None and files.layer_map is not None:
         raise BadInputError(
             "a run folder has its own layer map", hint="give --layer-map with --onnx and --log"
@@ -224,6 +215,42 @@ def one_of(folder: Path | None, files: EvidenceFiles) -> None:
             "name a run folder, or files with --onnx, --log or --layers, one of the two",
             hint="for example runs/model, or --onnx model.onnx --log build.log",
         )
+    return files
+
+
+def allowed_types(*, fp16: bool, int8: bool, bf16: bool) -> tuple[AllowedType, ...]:
+    """What --fp16, --int8 and --bf16 allow a weakly typed builder."""
+    asked = {AllowedType.FP16: fp16, AllowedType.INT8: int8, AllowedType.BF16: bf16}
+    return tuple(allowed for allowed, wanted in asked.items() if wanted)
+
+
+def selection(
+    *, all_layers: bool = False, include: list[str] | None, exclude: list[str] | None
+) -> Selection:
+    """The selection options as a record."""
+    return Selection(
+        all_layers=all_layers, include=tuple(include or ()), exclude=tuple(exclude or ())
+    )
+
+
+def build_options(
+    *,
+    shapes: list[str] | None,
+    workspace: int | None,
+    level: int | None,
+    tf32: bool,
+    allow: tuple[AllowedType, ...],
+) -> BuildOptions:
+    """The engine options as a record; raises BadInputError for shapes that cannot be read."""
+    from twofour.engines.inputs import parse_shapes
+
+    return BuildOptions(
+        shapes=parse_shapes(shapes or ()),
+        workspace_bytes=None if workspace is None else workspace * _MIB,
+        optimization_level=level,
+        tf32=tf32,
+        allow=allow,
+    )
 
 
 def parse_input_shapes(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from twofour.cli import options as opt
-from twofour.cli.console import TerminalProgress, say, show, show_text
-from twofour.cli.guard import guarded, keep_tracebacks_in
-from twofour.cli.run import selection
+from twofour.cli.console import show_result
+from twofour.cli.guard import guarded, running
 from twofour.records.options import RunOptions
 from twofour.records.weights import Pattern
 
@@ -32,20 +31,12 @@ def prune(
     """
     from twofour.pipeline.run import run_prune
     from twofour.reports.weights_text import prune_table
-    from twofour.store import to_json
 
     options = RunOptions(
         pattern=Pattern.parse(pattern),
-        selection=selection(all_layers=all_layers, include=include, exclude=exclude),
+        selection=opt.selection(all_layers=all_layers, include=include, exclude=exclude),
         seed=seed,
     )
-    if out is not None:
-        keep_tracebacks_in(out)
-    with TerminalProgress(quiet=quiet) as progress:
+    with running(out, quiet=quiet) as progress:
         folder, result, _ = run_prune(model, out, options, progress)
-    if json:
-        show_text(to_json(result))
-        return
-    show(prune_table(result))
-    if not quiet:
-        say(f"everything is in {folder}")
+    show_result(result, lambda: prune_table(result), folder, json=json, quiet=quiet)

@@ -78,6 +78,7 @@ def report(
         allow_reasons=tuple(allow_reason or ()),
     )
     files = opt.evidence_files(
+        folder,
         onnx=onnx,
         log=log,
         layers=layers,
@@ -86,7 +87,6 @@ def report(
         dense_profile=dense_profile,
         layer_map=layer_map,
     )
-    opt.one_of(folder, files)
     render = opt.report_format(layout, json=json)
     verdicts = report_folder(folder) if folder is not None else report_files(files)[0]
     if json:

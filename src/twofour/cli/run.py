@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from twofour.cli import options as opt
-from twofour.cli.console import TerminalProgress, say, show, show_text
-from twofour.cli.guard import guarded, keep_tracebacks_in
-from twofour.engines.registry import AUTO
-from twofour.records.options import AllowedType, BuildOptions, RunOptions, Selection
-from twofour.records.weights import Pattern
+from pathlib import Path
 
-_MIB = 1 << 20
+from twofour.cli import options as opt
+from twofour.cli.console import show_result
+from twofour.cli.guard import guarded, running
+from twofour.engines.registry import AUTO
+from twofour.records.options import RunOptions
+from twofour.records.weights import Pattern
 
 
 @guarded
@@ -54,12 +54,11 @@ def prune_export_build(
     from twofour.cli.views import run_view
     from twofour.pipeline.building import refuse_crashed
     from twofour.pipeline.run import run_all
-    from twofour.store import to_json
 
     asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
     options = RunOptions(
         pattern=Pattern.parse(pattern),
-        selection=selection(all_layers=all_layers, include=include, exclude=exclude),
+        selection=opt.selection(all_layers=all_layers, include=include, exclude=exclude),
         precision=precision,
         keep_float32=tuple(keep_float32 or ()),
         opset=opset,
@@ -73,7 +72,7 @@ def prune_export_build(
         seed=seed,
         fresh=fresh,
         engine=engine,
-        build=build_options(
+        build=opt.build_options(
             shapes=shapes,
             workspace=workspace,
             level=opt_level,
@@ -81,43 +80,7 @@ def prune_export_build(
             allow=opt.allowed_types(fp16=fp16, int8=int8, bf16=bf16),
         ),
     )
-    if out is not None:
-        keep_tracebacks_in(out)
-    with TerminalProgress(quiet=quiet) as progress:
+    with running(out, quiet=quiet) as progress:
         result = run_all(model, out, options, progress)
-    if json:
-        show_text(to_json(result))
-    else:
-        show(run_view(result))
-    if not json and not quiet:
-        say(f"everything is in {result.folder}")
+    show_result(result, lambda: run_view(result), Path(result.folder), json=json, quiet=quiet)
     refuse_crashed(result.build)
-
-
-def selection(
-    *, all_layers: bool, include: list[str] | None, exclude: list[str] | None
-) -> Selection:
-    """The selection options as a record."""
-    return Selection(
-        all_layers=all_layers, include=tuple(include or ()), exclude=tuple(exclude or ())
-    )
-
-
-def build_options(
-    *,
-    shapes: list[str] | None,
-    workspace: int | None,
-    level: int | None,
-    tf32: bool,
-    allow: tuple[AllowedType, ...],
-) -> BuildOptions:
-    """The engine options as a record; raises BadInputError for shapes that cannot be read."""
-    from twofour.engines.inputs import parse_shapes
-
-    return BuildOptions(
-        shapes=parse_shapes(shapes or ()),
-        workspace_bytes=None if workspace is None else workspace * _MIB,
-        optimization_level=level,
-        tf32=tf32,
-        allow=allow,
-    )
