@@ -249,7 +249,7 @@ def test_an_engine_without_a_stated_version_is_an_engine_all_the_same() -> None:
     layers = joined(report(big(), engine="no engine"), layers=information(layer("a", DENSE)))
     assert layers.engine == "tensorrt, version not stated"
     assert report_from_log(log).engine == "tensorrt, version not stated (trtexec)"
-    known = joined(report(big(), engine="tensorrt 10.3.0 on Orin"), build=log)
+    known = joined(report(big()), build=log, built_with="tensorrt 10.3.0 on Orin")
     assert known.engine == "tensorrt 10.3.0 on Orin"
 
 

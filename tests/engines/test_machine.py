@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from twofour.engines.machine import (
-    GpuClocks,
     available_bytes,
     describe_machine,
     find_bus_id,
@@ -21,6 +20,7 @@ from twofour.engines.machine import (
     reset_peak,
     usable_cores,
 )
+from twofour.records.latency import Clocks
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
 
@@ -161,11 +161,11 @@ def test_this_machine_has_cores_a_load_and_the_packages_that_are_installed() -> 
 def test_the_driver_tells_clocks_temperature_and_reasons(tmp_path: Path, call: str) -> None:
     found = clocks(tmp_path, "0000:65:00.0", INIT=0, REASONS=call, MASK="0x45")
     assert found == repr(
-        GpuClocks(
-            sm_mhz=1755,
-            memory_mhz=2619,
-            temperature_c=61,
-            throttled="software power cap, hardware thermal slowdown",
+        Clocks(
+            gpu_sm_mhz=1755,
+            gpu_memory_mhz=2619,
+            gpu_temperature_c=61,
+            gpu_throttled="software power cap, hardware thermal slowdown",
         )
     )
 
@@ -174,12 +174,12 @@ def test_the_driver_tells_clocks_temperature_and_reasons(tmp_path: Path, call: s
 def test_a_gpu_that_is_free_or_idle_is_not_throttled(tmp_path: Path, mask: str) -> None:
     call = "nvmlDeviceGetCurrentClocksThrottleReasons"
     found = clocks(tmp_path, "0000:65:00.0", INIT=0, REASONS=call, MASK=mask)
-    assert "temperature_c=61, throttled=None" in found
+    assert "gpu_temperature_c=61, gpu_throttled=None" in found
 
 
 def test_what_a_driver_lacks_is_unknown_and_the_rest_is_told(tmp_path: Path) -> None:
     found = clocks(tmp_path, "0000:65:00.0", INIT=0, REASONS="other", MASK="0x4", OLD=1)
-    assert found == repr(GpuClocks(sm_mhz=1755, memory_mhz=2619))
+    assert found == repr(Clocks(gpu_sm_mhz=1755, gpu_memory_mhz=2619))
 
 
 @pytest.mark.parametrize("why", ["refusing", "another gpu", "no nvml"])
@@ -188,12 +188,12 @@ def test_without_an_answer_nothing_is_known(tmp_path: Path, why: str) -> None:
     init = 1 if why == "refusing" else 0
     bus_id = "0000:01:00.0" if why == "another gpu" else "0000:65:00.0"
     found = clocks(tmp_path, bus_id, source, INIT=init, REASONS="other", MASK=0)
-    assert found == repr(GpuClocks())
+    assert found == repr(Clocks())
 
 
 def test_without_nvml_nothing_is_known() -> None:
     if find_bus_id() is None:
-        assert read_gpu_clocks("0000:65:00.0") == GpuClocks()
+        assert read_gpu_clocks("0000:65:00.0") == Clocks()
 
 
 def test_the_bus_id_is_that_of_the_first_gpu_cuda_shows(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from onnx import TensorProto, helper, numpy_helper
 from twofour.engines.machine import find_gpu
 from twofour.engines.onnxruntime.engine import (
     NAMES,
+    OnnxRuntimeEngine,
     OrtTimedModel,
     bind_on,
     node_times,
     nodes_left,
-    onnxruntime_statuses,
     open_onnxruntime,
     provider_setup,
     run_bound,
@@ -200,7 +200,7 @@ def test_a_provider_that_was_not_built_in_is_named(model: Path) -> None:
 
 @no_gpu
 def test_every_mode_has_a_status_that_was_tried(capfd: pytest.CaptureFixture[str]) -> None:
-    statuses = onnxruntime_statuses()
+    statuses = OnnxRuntimeEngine().statuses(NAMES)
     assert [status.name for status in statuses] == [f"onnxruntime:{mode}" for mode in NAMES]
     assert [status.mode for status in statuses if status.why_not is None] == [
         "cpu",
@@ -213,7 +213,7 @@ def test_every_mode_has_a_status_that_was_tried(capfd: pytest.CaptureFixture[str
 
 def test_without_onnxruntime_no_mode_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    for status in onnxruntime_statuses():
+    for status in OnnxRuntimeEngine().statuses(NAMES):
         assert "onnxruntime cannot be imported" in (status.why_not or "")
         assert "pip install onnxruntime" in (status.hint or "")
 

@@ -48,6 +48,8 @@ class BuildEvidence:
     """Which modules the nodes come from."""
     engine_names: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Names in the engine and the layers or nodes that each holds, as the user says."""
+    built_with: str | None = None
+    """The TensorRT that a run built with, in words; None: no record says."""
     notes: tuple[str, ...] = ()
     """How the files were read, such as which build of several was taken."""
 

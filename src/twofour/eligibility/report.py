@@ -68,7 +68,7 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
     is_built = evidence.build is not None or seen.engine is not None
     return replace(
         predicted,
-        engine=_engine_words(predicted, evidence.build) if is_built else predicted.engine,
+        engine=_engine_words(predicted, evidence) if is_built else predicted.engine,
         gpu=_gpu_of(predicted, evidence.build),
         verdicts=verdicts,
         summary=_summary(verdicts, predicted),
@@ -79,15 +79,15 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
     )
 
 
-def _engine_words(predicted: EligibilityReport, build: Build | None) -> str:
+def _engine_words(predicted: EligibilityReport, evidence: BuildEvidence) -> str:
     """The engine that log or layer information is of.
 
-    A log that states no version leaves the report's own engine, where that is of TensorRT. The GPU
-    is named unless the report has it apart.
+    A log that states no version leaves what the run knows. The GPU is named unless the report has
+    it apart.
     """
-    known = predicted.engine.startswith("tensorrt")
+    build, known = evidence.build, evidence.built_with
     if build is None or (build.tensorrt_version is None and known):
-        return predicted.engine if known else "tensorrt, version not stated"
+        return known or "tensorrt, version not stated"
     version = build.tensorrt_version
     words = "tensorrt, version not stated" if version is None else f"tensorrt {version}"
     where = "" if _gpu_of(predicted, build) is not None else _where(build)

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -43,17 +43,6 @@ _REASONS = {
     0x80: "hardware power brake",
     0x100: "display clock setting",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuClocks:
-    """What the driver says of one GPU at one moment; None: it does not say."""
-
-    sm_mhz: int | None = None
-    memory_mhz: int | None = None
-    temperature_c: int | None = None
-    throttled: str | None = None
-    """Reasons in words; None also where nothing holds the clocks down."""
 
 
 def find_gpu(*, driver: str | None = None) -> Gpu | None:
@@ -119,19 +108,15 @@ def _driver_version(cuda: ctypes.CDLL) -> str | None:
     if cuda.cuDriverGetVersion(ctypes.byref(number)) == 0:
         # cuDriverGetVersion: 1000 * major + 10 * minor
         newest_cuda = f"CUDA {number.value // 1000}.{number.value % 1000 // 10}"
-    release = _driver_release()
+    release = _ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
     if release is None or newest_cuda is None:
         return release or newest_cuda
     return f"{release} ({newest_cuda})"
 
 
-def _driver_release() -> str | None:
-    return _ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
-
-
-def read_gpu_clocks(bus_id: str) -> GpuClocks:
-    """Of the GPU with that PCI bus id (NVML's numbers are not CUDA's); never raises."""
-    return _ask_nvml(lambda nvml: _clocks(nvml, bus_id)) or GpuClocks()
+def read_gpu_clocks(bus_id: str) -> Clocks:
+    """Of the GPU with that PCI bus id (NVML's numbers are not CUDA's) alone; never raises."""
+    return _ask_nvml(lambda nvml: _clocks(nvml, bus_id)) or Clocks()
 
 
 def _ask_nvml(question: Callable[[Untyped], Answer]) -> Answer | None:
@@ -148,7 +133,7 @@ def _ask_nvml(question: Callable[[Untyped], Answer]) -> Answer | None:
         return None
 
 
-def _clocks(nvml: Untyped, bus_id: str) -> GpuClocks:
+def _clocks(nvml: Untyped, bus_id: str) -> Clocks:
     device = nvml.nvmlDeviceGetHandleByPciBusId(bus_id)
 
     def answer(call: str, *arguments: int) -> int | None:
@@ -160,11 +145,11 @@ def _clocks(nvml: Untyped, bus_id: str) -> GpuClocks:
     mask = answer("nvmlDeviceGetCurrentClocksEventReasons")
     if mask is None:  # the name before driver 535
         mask = answer("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-    return GpuClocks(
-        sm_mhz=answer("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        memory_mhz=answer("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-        temperature_c=answer("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-        throttled=", ".join(words for bit, words in _REASONS.items() if mask & bit) or None,
+    return Clocks(
+        gpu_sm_mhz=answer("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        gpu_memory_mhz=answer("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+        gpu_temperature_c=answer("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        gpu_throttled=", ".join(words for bit, words in _REASONS.items() if mask & bit) or None,
     )
 
 
@@ -200,14 +185,10 @@ def describe_machine(root: Path = ROOT) -> Machine:
 def read_clocks(root: Path = ROOT) -> Clocks:
     """Of the CPU, and of the first GPU CUDA shows to this process; takes a few ms, never raises."""
     bus_id = find_bus_id()
-    gpu = GpuClocks() if bus_id is None else read_gpu_clocks(bus_id)
-    return Clocks(
+    return replace(
+        Clocks() if bus_id is None else read_gpu_clocks(bus_id),
         cpu_mhz=_cpu_mhz(root),
         cpu_governor=_cpu_governor(root),
-        gpu_sm_mhz=gpu.sm_mhz,
-        gpu_memory_mhz=gpu.memory_mhz,
-        gpu_temperature_c=gpu.temperature_c,
-        gpu_throttled=gpu.throttled,
         load_average=_load_average(),
     )
 

@@ -14,7 +14,7 @@ from twofour.engines.inputs import (
     shapes_of,
 )
 from twofour.engines.machine import describe_machine, find_gpu, read_clocks, usable_cores
-from twofour.engines.onnxruntime.engine import mode_of, not_opened, opened
+from twofour.engines.onnxruntime.engine import mode_of, session_build
 from twofour.engines.onnxruntime.session import CannotRunError
 from twofour.engines.protocol import BuildRequest, OpenOptions, OpenRequest
 from twofour.engines.registry import AUTO, EngineRow
@@ -239,8 +239,8 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
         # a type without a kernel is a row that says so; all else only where nobody asked for it
         if run.options.engine != AUTO and not isinstance(error, CannotRunError):
             raise
-        return not_opened(request, error)
-    built = opened(request, load_s=session.load_s, providers=session.providers)
+        return session_build(request, error=error.message)
+    built = session_build(request, build_s=session.load_s, providers=session.providers)
     return replace(built, failed_tries=session.failed_tries, level=session.level)
 
 

@@ -83,6 +83,8 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
         found = model.weights(HARDWARE_PATTERN)
         weights = named(found.weights, facts.layers, said_by_pruning(pruned))
         evidence = read_evidence(files, model, facts.layers)
+        if ENGINES[built.engine.engine].is_tensorrt:
+            evidence = replace(evidence, built_with=built.engine.in_words)
         context = ReportContext(
             model=run.source.name,
             pattern=pruned.pattern,

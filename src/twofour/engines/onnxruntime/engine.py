@@ -324,11 +324,6 @@ def provider_setup(mode: str, precision: str, shapes: tuple[ShapeProfile, ...]) 
     return ProviderSetup(providers=((TENSORRT, flags), (CUDA, {}), (CPU, {})), config=_ASSIGNMENT)
 
 
-def onnxruntime_statuses(modes: Sequence[str] = NAMES) -> tuple[ModeStatus, ...]:
-    """Whether these modes can run here, established by a session in each; never raises."""
-    return tuple(_tried(mode) for mode in modes)
-
-
 def _profile_flags(shapes: tuple[ShapeProfile, ...]) -> dict[str, str]:
     def words(which: str) -> str:
         rows = [(shape.input, getattr(shape, which)) for shape in shapes]
@@ -337,14 +332,13 @@ def _profile_flags(shapes: tuple[ShapeProfile, ...]) -> dict[str, str]:
     return {f"trt_profile_{w}_shapes": words(w) for w in ("min", "opt", "max")} if shapes else {}
 
 
-def _probe(mode: str) -> None:
-    session = open_on(provider_setup(mode, "float32", ()), PROBE, SessionSetup(threads=1))
+def _run_probe(session: Untyped) -> None:
     session.run(None, {"x": np.ones(1, np.float32)})
 
 
 def _tried(mode: str) -> ModeStatus:
     try:
-        _probe(mode)
+        _run_probe(open_on(provider_setup(mode, "float32", ()), PROBE, SessionSetup(threads=1)))
     except MissingToolError as error:
         return ModeStatus(engine=ENGINE, mode=mode, why_not=error.message, hint=error.hint)
     except ImportError as error:
@@ -369,10 +363,11 @@ class OnnxRuntimeEngine:
             why = f"onnxruntime cannot be imported: {first_line(error)}"
             return _status(None, why_not=why, hint=HINT)
         try:
-            providers = _try_providers()
+            session = open_session(PROBE, SessionSetup(threads=1))
+            _run_probe(session)
         except Exception as error:  # noqa: BLE001  # doctor reports whatever keeps it from running
             return _status(ort.__version__, why_not=first_line(error), hint=HINT)
-        gpu = find_gpu() if CUDA in providers else None
+        gpu = find_gpu() if CUDA in session.get_providers() else None
         return _status(ort.__version__, device=gpu.name if gpu else "CPU")
 
     def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
@@ -381,19 +376,19 @@ class OnnxRuntimeEngine:
         try:
             with OrtSession(request.onnx, threads=request.options.threads) as session:
                 report("running", 1, 2)
-                built = opened(request, load_s=session.load_s, providers=session.providers)
+                built = session_build(request, build_s=session.load_s, providers=session.providers)
                 try:
                     session.outputs(request.inputs)
                 except BuildFailedError as error:
                     built = replace(built, error=error.message)
                 report("running", 2, 2)
         except CannotRunError as error:
-            return not_opened(request, error)
+            return session_build(request, error=error.message)
         return built
 
     def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """Each tried with a session."""
-        return onnxruntime_statuses(modes)
+        """Each tried with a session; never raises."""
+        return tuple(map(_tried, modes))
 
     def attempts(self, request: BuildRequest) -> tuple[tuple[str, BuildRequest], ...]:
         """One: a run loads its sessions at lower levels itself."""
@@ -405,12 +400,6 @@ class OnnxRuntimeEngine:
         return open_onnxruntime(
             request.file, request.mode, request.options, precision=request.precision
         )
-
-
-def _try_providers() -> tuple[str, ...]:
-    session = open_session(PROBE, SessionSetup(threads=1))
-    session.run(None, {"x": np.ones(1, np.float32)})
-    return tuple(session.get_providers())
 
 
 def _status(
@@ -430,23 +419,14 @@ def _status(
     )
 
 
-def opened(request: BuildRequest, *, load_s: float, providers: tuple[str, ...]) -> VariantBuild:
-    """The record of a session that is open."""
-    return _variant(request, build_s=load_s, providers=providers)
-
-
-def not_opened(request: BuildRequest, error: BuildFailedError) -> VariantBuild:
-    """The record of a model that ONNX Runtime does not take."""
-    return _variant(request, error=error.message)
-
-
-def _variant(
+def session_build(
     request: BuildRequest,
     *,
     build_s: float = 0.0,
     providers: tuple[str, ...] = (),
     error: str | None = None,
 ) -> VariantBuild:
+    """The record of a session, or why ONNX Runtime takes the model into none."""
     return VariantBuild(
         variant=request.variant,
         onnx=request.onnx.name,

@@ -25,6 +25,39 @@ from twofour.engines.protocol import Arrays, Untyped
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
 from twofour.records.export import TensorShape
 
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+TIMING = "one session.run from host arrays to host arrays"
+NO_MESSAGES = 4  # ONNX Runtime's severities: 4 is fatal
+LEVELS = ("ALL", "EXTENDED")
+"""Graph optimization levels of a session, the usual one first; EXTENDED goes without the layout
+changes and the last fusions, in which ONNX Runtime crashes on some float16 graphs (1.31.1)."""
+HINT = "pip install onnxruntime (or onnxruntime-gpu, exactly one of the two)"
+PROBE = (
+    b'\x08\x07:7\n\x0c\n\x01x\x12\x01y"\x04Relu\x12\x05probe'
+    b"Z\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01"
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x0e"
+)
+"""The smallest model that shows whether a session can run: y = Relu(x), one float32 each, opset 14.
+
+Written out, because importing onnx to make it takes as long as starting the session."""
+# Threads that wait for work by spinning take the cores from the session that runs next; this stops
+# them at the end of a run and keeps what spinning gains within it (benchmarks/LOG.md).
+QUIET_AFTER_RUN = {"session.force_spinning_stop": "1"}
+_OUTSIDE_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+HINTS = {
+    CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime, on a machine with an "
+    "NVIDIA GPU",
+    TENSORRT: "onnxruntime-gpu from PyPI needs CUDA, cuDNN and TensorRT 10 (pip install "
+    "'tensorrt-cu13<11'), on a machine with an NVIDIA GPU",
+}
+_ERRORS = 3  # ONNX Runtime's severities
+_STDERR = 2
+_LIBRARY = re.compile(r"with error: (.+)")
+_COLOUR = re.compile(r"\x1b?\[[\d;]*m")
+_PREFIX = re.compile(r"^\S+ \S+ \[[EW]:[^\]]*\] ")
+
 
 def to_ort_value(array: npt.NDArray[Any]) -> Untyped:
     """The array as a value on the CPU; bfloat16 and float8 pass as their bits.
@@ -51,28 +84,6 @@ def from_ort_value(value: Untyped, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if not size:
         return np.empty(shape, dtype)
     return np.frombuffer(ctypes.string_at(value.data_ptr(), size), dtype).reshape(shape)
-
-
-CPU = "CPUExecutionProvider"
-CUDA = "CUDAExecutionProvider"
-TIMING = "one session.run from host arrays to host arrays"
-NO_MESSAGES = 4  # ONNX Runtime's severities: 4 is fatal
-LEVELS = ("ALL", "EXTENDED")
-"""Graph optimization levels of a session, the usual one first; EXTENDED goes without the layout
-changes and the last fusions, in which ONNX Runtime crashes on some float16 graphs (1.31.1)."""
-HINT = "pip install onnxruntime (or onnxruntime-gpu, exactly one of the two)"
-PROBE = (
-    b'\x08\x07:7\n\x0c\n\x01x\x12\x01y"\x04Relu\x12\x05probe'
-    b"Z\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01"
-    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x0e"
-)
-"""The smallest model that shows whether a session can run: y = Relu(x), one float32 each, opset 14.
-
-Written out, because importing onnx to make it takes as long as starting the session."""
-# Threads that wait for work by spinning take the cores from the session that runs next; this stops
-# them at the end of a run and keeps what spinning gains within it (benchmarks/LOG.md).
-QUIET_AFTER_RUN = {"session.force_spinning_stop": "1"}
-_OUTSIDE_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +189,7 @@ class OrtSession:
 
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Every output by name, for inputs fitted by `fit_inputs` (BadInputError as there)."""
-        return self._run(fit_inputs(inputs, self.inputs))
-
-    def end_profiling(self) -> Path:
-        """The file of ONNX Runtime's events; only with `profile_prefix`."""
-        return Path(self._session.end_profiling())
-
-    def _run(self, feed: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        feed = fit_inputs(inputs, self.inputs)
         tensors = self.output_shapes
         names = [tensor.name for tensor in tensors]
         with errors_named(f"ONNX Runtime failed while running {self.model}"):
@@ -197,6 +202,10 @@ class OrtSession:
                 for tensor, value in zip(tensors, values, strict=True)
             }
 
+    def end_profiling(self) -> Path:
+        """The file of ONNX Runtime's events; only with `profile_prefix`."""
+        return Path(self._session.end_profiling())
+
 
 def open_session(model: Path | bytes, setup: SessionSetup) -> Untyped:
     """A session on CUDA where a GPU is found and the provider loads, else on the CPU."""
@@ -208,9 +217,8 @@ def open_session(model: Path | bytes, setup: SessionSetup) -> Untyped:
         return ort.InferenceSession(source, options, providers=[CPU])
     # a CUDA provider that cannot load says so on both streams and is then left out
     ort.set_default_logger_severity(NO_MESSAGES)
+    _load_libraries(CUDA)
     with contextlib.redirect_stdout(io.StringIO()):
-        if hasattr(ort, "preload_dlls"):  # from 1.21: takes CUDA's libraries from pip wheels
-            ort.preload_dlls()
         return ort.InferenceSession(source, options, providers=[CUDA, CPU])
 
 
@@ -248,20 +256,6 @@ def _tensor_shape(argument: Untyped) -> TensorShape:
     )
 
 
-TENSORRT = "TensorrtExecutionProvider"
-HINTS = {
-    CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime, on a machine with an "
-    "NVIDIA GPU",
-    TENSORRT: "onnxruntime-gpu from PyPI needs CUDA, cuDNN and TensorRT 10 (pip install "
-    "'tensorrt-cu13<11'), on a machine with an NVIDIA GPU",
-}
-_ERRORS = 3  # ONNX Runtime's severities
-_STDERR = 2
-_LIBRARY = re.compile(r"with error: (.+)")
-_COLOUR = re.compile(r"\x1b?\[[\d;]*m")
-_PREFIX = re.compile(r"^\S+ \S+ \[[EW]:[^\]]*\] ")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderSetup:
     """Providers in order of preference, each with its options, and entries of the session."""
@@ -290,7 +284,9 @@ def open_on(setup: ProviderSetup, model: Path | bytes, session_setup: SessionSet
 
     if setup.wanted not in ort.get_available_providers():
         raise _left_out(setup.wanted, "this onnxruntime was built without it")
-    options = _session_options(setup, session_setup)
+    options = session_setup.options()
+    for key, value in setup.config.items():
+        options.add_session_config_entry(key, value)
     source = model if isinstance(model, bytes) else str(model)
     if not setup.on_gpu:
         return ort.InferenceSession(source, options, providers=list(setup.providers))
@@ -321,13 +317,6 @@ def nodes_by_provider(session: Untyped) -> dict[str, int] | None:
     for part in session.get_provider_graph_assignment_info():
         counts[part.ep_name] = counts.get(part.ep_name, 0) + len(part.get_nodes())
     return counts
-
-
-def _session_options(setup: ProviderSetup, session: SessionSetup) -> Untyped:
-    options = session.options()
-    for key, value in setup.config.items():
-        options.add_session_config_entry(key, value)
-    return options
 
 
 def _left_out(provider: str, reason: str) -> MissingToolError:
