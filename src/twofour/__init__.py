@@ -176,11 +176,11 @@ def run(
     settings = RunOptions() if options is None else checked(RunOptions, options)
     folder = None if out is None else path_of(out, "out")
     if is_module(model):
-        from twofour.pipeline.sources.module import LiveModule
+        from twofour.pipeline.sources.module import ModuleSource
 
         module = module_of(model)
-        live = LiveModule(module, example_inputs, settings)
-        return run_all(live, folder, settings)
+        source = ModuleSource(module, example_inputs, settings)
+        return run_all(source, folder, settings)
     text = str(path_of(model, "model", hint="or a torch.nn.Module with its example inputs"))
     if example_inputs is not None:
         raise wrong(

@@ -56,7 +56,7 @@ def failure(
 def test_a_forward_that_fails_is_quoted(tmp_path: Path) -> None:
     error = failure(nn.Linear(8, 8), torch.randn(2, 7), tmp_path)
     assert error.message.startswith(
-        "Linear.forward fails on the example inputs: RuntimeError: mat1"
+        "Linear.forward fails on the example inputs (input 2x7 float32): RuntimeError: mat1"
     )
     with pytest.raises(BadInputError, match=r"Linear\.forward fails"):
         reference_outputs(nn.Linear(8, 8), (torch.randn(2, 7),), {})

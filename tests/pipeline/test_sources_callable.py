@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from twofour.errors import BadInputError
+from twofour.export.torch_export import reference_outputs
 from twofour.pipeline.sources.callable import CallableSource
-from twofour.pipeline.sources.loaded import LoadedModule, run_forward
+from twofour.pipeline.sources.source import LoadedModule
 from twofour.pipeline.sources.user_code import code_files, parse_reference, user_code
 from twofour.records.options import ExampleInputs
 
@@ -72,7 +73,7 @@ def test_a_module_with_a_tensor_as_example_is_loaded_in_eval_mode(write: Write) 
     assert not loaded.module.get_submodule("drop").training
     assert [tuple(a.shape) for a in loaded.args] == [(3, 4)]
     assert (loaded.kwargs, loaded.input_names, loaded.examples) == ({}, ("x",), 3)
-    assert run_forward(loaded).shape == (3, 2)  # type: ignore[attr-defined]  # a tensor
+    assert loaded.module(*loaded.args).shape == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ def test_a_forward_that_fails_names_the_shapes_and_the_line(write: Write) -> Non
     write("zoo.py", NET)
     loaded = _load("zoo.py:Net", ExampleInputs(input_shapes=((2, 5),)))
     with pytest.raises(BadInputError) as caught:
-        run_forward(loaded)
+        reference_outputs(loaded.module, loaded.args, loaded.kwargs)
     assert "Net.forward fails on the example inputs (x 2x5 float32): RuntimeError" in str(
         caught.value
     )

@@ -22,7 +22,7 @@ from twofour.pipeline.sources.callable import CallableSource
 from twofour.pipeline.sources.checkpoint import check_weight_file
 from twofour.pipeline.sources.hf import HfSource
 from twofour.pipeline.sources.inputs import read_sentences
-from twofour.pipeline.sources.loaded import LoadedModule, run_forward
+from twofour.pipeline.sources.source import LoadedModule
 from twofour.pipeline.sources.user_code import parse_reference
 from twofour.records.options import ExampleInputs
 from twofour.store import sha256_file
@@ -64,7 +64,8 @@ def _load(folder: Path, options: ExampleInputs | None = None) -> LoadedModule:
 
 
 def _outputs(loaded: LoadedModule) -> dict[str, torch.Tensor]:
-    outputs = run_forward(loaded)
+    with torch.no_grad():
+        outputs = loaded.module(*loaded.args, **loaded.kwargs)
     assert isinstance(outputs, dict)
     return outputs
 

@@ -16,10 +16,9 @@ from twofour.pipeline.run import run_prune
 from twofour.pipeline.sources import open as sources
 from twofour.pipeline.sources.callable import CallableSource
 from twofour.pipeline.sources.hf import HfSource
-from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
 from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.open import FORMS, Form, open_source
-from twofour.pipeline.sources.source import key_of, safe_name
+from twofour.pipeline.sources.source import LoadedModule, key_of, loaded_module, safe_name
 from twofour.pipeline.sources.timm import TimmSource
 from twofour.records.options import ExampleInputs, RunOptions
 

@@ -18,10 +18,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
+from twofour.export.model_code import described
 from twofour.records.options import Precision
-
-_MESSAGE_LENGTH = 500
-"""Of an error of the user's forward, which may carry a whole tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +63,34 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def forward_error(
-    module: nn.Module, error: BaseException, precision: Precision = Precision.FLOAT32
+    module: nn.Module,
+    error: BaseException,
+    call: Call | None = None,
+    precision: Precision = Precision.FLOAT32,
 ) -> BadInputError:
-    """The error to raise for a forward that fails on the example inputs in that precision."""
-    text = textwrap.shorten(str(error), _MESSAGE_LENGTH) or "no message"
-    name, kind = type(module).__name__, type(error).__name__
+    """The error to raise for a forward that fails on this call in that precision.
+
+    `call` None: the forward does not take these arguments.
+    """
+    what = f"{type(module).__name__}.forward fails on the example inputs"
+    if call is not None:
+        tensors = zip(tensor_names(call), call.tensors, strict=True)
+        what += f" ({', '.join(f'{name} {_in_words(tensor)}' for name, tensor in tensors)})"
     if precision is Precision.FLOAT32:
         return BadInputError(
-            f"{name}.forward fails on the example inputs: {kind}: {text}",
-            hint="give example inputs (number, shapes and types) that the forward accepts",
+            f"{what}: {described(error)}",
+            hint="give inputs that fit the model with --inputs FILE.npz or --input-shape",
         )
     return BadInputError(
-        f"{name}.forward fails on the example inputs in {precision.value}: {kind}: {text}",
+        f"{what} in {precision.value}: {described(error)}",
         hint="try --precision float32; if that works, the forward makes float32 tensors of its own "
         "and should give them the type of its inputs",
     )
+
+
+def _in_words(tensor: torch.Tensor) -> str:
+    shape = "x".join(map(str, tensor.shape)) or "scalar"
+    return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def converted(call: Call, dtype: torch.dtype) -> Call:

@@ -107,7 +107,7 @@ def reference_outputs(
         try:
             outputs = ready(*call.args, **call.kwargs)
         except (Exception, SystemExit) as error:
-            raise forward_error(module, error) from error
+            raise forward_error(module, error, call) from error
     leaves = pytree.tree_leaves(outputs)
     tensors = tuple(as_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
     strange = next((leaf for leaf in leaves if isinstance(leaf, str | bytes)), None)
@@ -242,7 +242,7 @@ def _explained(
         return error
     failure = _forward_failure(module, calls[0])
     if failure is not None:
-        return forward_error(module, failure, options.precision)
+        return forward_error(module, failure, calls[0], options.precision)
     doubled = _forward_failure(module, calls[1])
     name, cause = type(module).__name__, doubled or _root_cause(error)
     lost = suggested_sizes(str(error), options.dynamic)

@@ -23,7 +23,7 @@ from twofour.pipeline.stages import (
     reference_name,
 )
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
-from twofour.records.options import RunOptions, Variant
+from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.pruning import PruneResult
 from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck, VariantCheck
 from twofour.words import nothing_pruned
@@ -49,7 +49,7 @@ def check(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
                 raise
             run.progress.note(f"{path.name} was not compared with the module: {error}")
             return _not_run(variant, error), ()
-        return checked, (outputs_name(variant),)
+        return checked, (_outputs_name(variant),)
 
     return Stage(
         name=f"check-{variant}",
@@ -60,7 +60,7 @@ def check(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
         watched=lambda: metric_files,
         lasting=lasts,
         options=("dynamic", "metric"),
-        facts={"metric": metric_key(run.options), "threads": run.options.build.threads},
+        facts={"metric": _metric_key(run.options), "threads": run.options.build.threads},
         packages=RUNTIMES,
         reads=(
             INPUTS,
@@ -110,12 +110,12 @@ def accuracy(
     )
 
 
-def outputs_name(variant: Variant) -> str:
+def _outputs_name(variant: Variant) -> str:
     """File with the outputs of a variant on the example inputs."""
     return f"stages/outputs-{variant}.npz"
 
 
-def metric_key(options: RunOptions) -> str | None:
+def _metric_key(options: RunOptions) -> str | None:
     """The metric's text, the hash of its code and its seed: an edited metric is run again."""
     if options.metric is None:
         return None
@@ -137,9 +137,9 @@ def _metrics(run: Run, session: Session, files: list[Path]) -> dict[str, float]:
 def _checked(
     run: Run, exported: ExportedVariant, session: Session, metric_files: list[Path]
 ) -> VariantCheck:
-    name = outputs_name(exported.onnx.variant)
+    name = _outputs_name(exported.onnx.variant)
     outputs = session.outputs(run.example_inputs())
-    compared = compare_with_reference(run, exported, outputs)
+    compared = _compared_with_reference(run, exported, outputs)
     save_arrays(run.file(name), outputs)
     metrics = _metrics(run, session, metric_files)
     sizes = tuple(at_other_sizes(run, session, exported))
@@ -183,10 +183,18 @@ def _drift(run: Run, names: Sequence[str]) -> tuple[OutputAgreement, ...]:
     if not names:
         return ()
     before, after = (stored_arrays(run.file(name)) for name in names)
-    return agreement(tuple(before), tuple(before.values()), [after[n] for n in before], bounds=None)
+    return _agreement(before, {name: after[name] for name in before}, None)
 
 
-def compare_with_reference(
+def _agreement(
+    expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], bounds: Precision | None
+) -> tuple[OutputAgreement, ...]:
+    """A row for each of the outputs that were found."""
+    arrays = [expected[name] for name in found]
+    return agreement(tuple(found), arrays, tuple(found.values()), bounds=bounds)
+
+
+def _compared_with_reference(
     run: Run, exported: ExportedVariant, outputs: Mapping[str, np.ndarray]
 ) -> tuple[OutputAgreement, ...]:
     """How well the file's outputs agree with those of what it was made from: the module, or the
@@ -198,12 +206,7 @@ def compare_with_reference(
     if exported.reference is None or exported.precision is None:
         return ()
     reference = stored_arrays(run.file(exported.reference))
-    compared = agreement(
-        tuple(outputs),
-        [reference[name] for name in outputs],
-        tuple(outputs.values()),
-        bounds=exported.precision,
-    )
+    compared = _agreement(reference, outputs, exported.precision)
     for row in compared:
         if not row.within:
             _refuse(run, exported, row, exported.precision.value)
@@ -217,12 +220,12 @@ def _refuse(run: Run, exported: ExportedVariant, row: OutputAgreement, precision
     if came_as_onnx:
         hint = "--keep-float32 GLOB leaves nodes float32; --precision bfloat16 has float32's range"
     raise PatternBrokenError(
-        f"{exported.onnx.file}: {disagreement(row, whose)}; {precision} allows {row.bound:.3g}",
+        f"{exported.onnx.file}: {_disagreement(row, whose)}; {precision} allows {row.bound:.3g}",
         hint=hint,
     )
 
 
-def disagreement(row: OutputAgreement, whose: str) -> str:
+def _disagreement(row: OutputAgreement, whose: str) -> str:
     """How far an output is off: from that of the module, or of another file."""
     if row.not_finite:
         why = f"has {row.not_finite} values that are NaN or infinite: something overflows"
@@ -243,7 +246,7 @@ def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Ite
         if not checked.holds:
             words = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
             why = checked.error or next(
-                f"{disagreement(row, 'the module')}; {row.bound:.3g} is allowed"
+                f"{_disagreement(row, 'the module')}; {row.bound:.3g} is allowed"
                 for row in checked.agreement
                 if not row.within
             )
@@ -266,12 +269,7 @@ def _at_sizes(
     )
     try:
         outputs = session.outputs(inputs)
-        compared = agreement(
-            tuple(outputs),
-            [reference[name] for name in outputs],
-            tuple(outputs.values()),
-            bounds=exported.precision,
-        )
+        compared = _agreement(reference, outputs, exported.precision)
     except (BuildFailedError, BadInputError) as error:
         return SizeCheck(sizes=other.sizes, agreement=(), error=error.message)
     return SizeCheck(sizes=other.sizes, agreement=compared)

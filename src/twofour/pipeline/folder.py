@@ -134,14 +134,14 @@ def _make_folder(path: Path) -> None:
 def _check_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise BadInputError(f"{path} is a file, not a run folder", hint="choose another --out")
-    if path.is_dir() and not is_run_folder(path) and _foreign(path):
+    if path.is_dir() and not is_run_folder(path) and _not_ours(path):
         raise BadInputError(
-            f"{path} exists and is not a run folder (it holds {_foreign(path)!r})",
+            f"{path} exists and is not a run folder (it holds {_not_ours(path)!r})",
             hint="choose another folder with --out; nothing in it was touched",
         )
 
 
-def _foreign(path: Path) -> str | None:
+def _not_ours(path: Path) -> str | None:
     """Name of one entry that is not of our making; a run killed at its start leaves only ours."""
     try:
         names = sorted(entry.name for entry in path.iterdir())

@@ -1,4 +1,4 @@
-"""The report stage: the weights of sparse.onnx, named, judged and given a verdict."""
+"""Reports: of a run as its last stage, of a folder, and of files of anyone; and their pages."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
     def work() -> Made[EligibilityReport]:
         model = run.models.open(path)
         found = model.weights(HARDWARE_PATTERN)
-        weights = named(found.weights, facts.layers, said_by_pruning(pruned))
+        weights = named(found.weights, facts.layers, known_to_pruning(pruned))
         evidence = read_evidence(files, model, facts.layers)
         if ENGINES[built.engine.engine].is_tensorrt:
             evidence = replace(evidence, built_with=built.engine.in_words)
@@ -92,7 +92,9 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
             gpu=built.gpu,
             activation_products=found.activation_products,
             not_covered=found.not_covered,
-            tensorrt_version=_builder_version(built),
+            tensorrt_version=built.engine.version
+            if ENGINES[built.engine.engine].is_tensorrt
+            else None,
             build=_facts_of(evidence),
         )
         report = predict(weights, _hardware_validation(model, facts.exported), context)
@@ -155,7 +157,7 @@ def named(
     )
 
 
-def said_by_pruning(pruned: PruneResult) -> dict[str, Weight]:
+def known_to_pruning(pruned: PruneResult) -> dict[str, Weight]:
     """What only pruning knows of a weight: the user's choice, and who else uses it; by key."""
     return {
         row.weight.weight: replace(
@@ -198,10 +200,6 @@ def _hardware_validation(model: OpenedModel, exported: ExportResult) -> Validati
         return exported.pattern
     pruned = {check.weight for check in exported.pattern.checks if check.required}
     return check_onnx(model, HARDWARE_PATTERN, required=pruned)
-
-
-def _builder_version(built: BuildResult) -> str | None:
-    return built.engine.version if ENGINES[built.engine.engine].is_tensorrt else None
 
 
 def report_onnx(

@@ -40,13 +40,16 @@ from twofour.records.run import BuildResult, ExportedVariant, RunResult, Variant
 from twofour.store import write_record
 
 if TYPE_CHECKING:
-    from twofour.pipeline.sources.module import LiveModule
+    from twofour.pipeline.sources.module import ModuleSource
 
 RUNS = Path("runs")
 
 
 def run_all(
-    model: str | LiveModule, out: Path | None, options: RunOptions, progress: Progress | None = None
+    model: str | ModuleSource,
+    out: Path | None,
+    options: RunOptions,
+    progress: Progress | None = None,
 ) -> RunResult:
     """Prune, validate, export, build and report; resumes what is already in the run folder.
 
@@ -138,7 +141,7 @@ def run_build(
 
 @contextlib.contextmanager
 def open_run(
-    model: str | LiveModule,
+    model: str | ModuleSource,
     out: Path | None,
     options: RunOptions,
     progress: Progress,
@@ -181,7 +184,7 @@ def open_run(
 
 
 def _torch_model(
-    source: OnnxSource | TorchSource | LiveModule, progress: Progress
+    source: OnnxSource | TorchSource | ModuleSource, progress: Progress
 ) -> TorchModel | None:
     return None if isinstance(source, OnnxSource) else TorchModel(source, progress.note)
 

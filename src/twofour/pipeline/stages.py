@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -19,7 +18,7 @@ from twofour.pipeline.sources.user_code import state_of
 from twofour.records.options import Variant
 from twofour.records.run import StageRecord
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
-from twofour.version import __version__
+from twofour.version import __version__, installed_version
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,13 +173,7 @@ def _key(stage: Stage[R], options: Settings, inputs: Mapping[str, str]) -> str:
 
 def versions(*packages: str) -> dict[str, str | None]:
     """Versions of our own and other packages, from their metadata, without importing them."""
-    found: dict[str, str | None] = {"twofour": __version__}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+    return {"twofour": __version__, **{name: installed_version(name) for name in packages}}
 
 
 DENSE, SPARSE, TUNED = Variant.DENSE, Variant.SPARSE, Variant.TUNED

@@ -25,8 +25,7 @@ from twofour.store import atomic_file
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from twofour.pipeline.sources.loaded import LoadedModule
-    from twofour.pipeline.sources.source import TorchSource
+    from twofour.pipeline.sources.source import LoadedModule, TorchSource
 
 _ANOTHER_MODEL = (
     "it must be the model that was pruned, in the type it had then; a source that gives another "

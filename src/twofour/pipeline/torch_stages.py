@@ -33,7 +33,7 @@ from twofour.records.run import ExportedVariant, OtherSizes
 
 if TYPE_CHECKING:
     from twofour.pipeline.free_sizes import FreeSizes
-    from twofour.pipeline.sources.loaded import LoadedModule
+    from twofour.pipeline.sources.source import LoadedModule
     from twofour.pipeline.torch_model import TorchModel
 
 _EXPORT_OPTIONS = ("precision", "opset", "dynamic_batch", "dynamic")
@@ -259,15 +259,9 @@ def _export(
 
 
 def _reference(loaded: LoadedModule) -> tuple[np.ndarray, ...]:
-    """The module's outputs; where it fails, it is run once more to name the user's own line."""
     from twofour.export.torch_export import reference_outputs
-    from twofour.pipeline.sources.loaded import run_forward
 
-    try:
-        return reference_outputs(loaded.module, loaded.args, loaded.kwargs)
-    except BadInputError:
-        run_forward(loaded)
-        raise
+    return reference_outputs(loaded.module, loaded.args, loaded.kwargs)
 
 
 def _save(path: Path, tensors: Sequence[TensorShape], arrays: Sequence[np.ndarray]) -> None:

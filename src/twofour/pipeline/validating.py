@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -34,13 +34,67 @@ def validate_path(path: Path, pattern: Pattern | None, selection: Selection) -> 
     """
     if not path.exists():
         raise BadInputError(f"{path} does not exist", hint=_HINT)
-    parts = [judge(pattern) for judge in _judges(path)]
+    parts = list(_validations(path, pattern))
     if not parts:
         raise BadInputError(f"{path} holds nothing to check", hint=_HINT)
-    return _selected(merged(parts), selection)
+    return _selected(_merged(parts), selection)
 
 
-def merged(parts: Sequence[Validation]) -> Validation:
+def put_together(
+    run: Run,
+    pruned: PruneResult,
+    variants: Sequence[ExportedVariant],
+    checks: Sequence[VariantCheck],
+) -> Stage[ExportResult]:
+    """export.json and layers.json over the variants, the sparse one last.
+
+    Raises PatternBrokenError when a weight that was pruned is not N:M in sparse.onnx.
+    """
+    sparse = variants[-1]
+    path = run.file(sparse.onnx.file)
+
+    def work() -> Made[ExportResult]:
+        required = _initializers_of_pruned(pruned, sparse.layers)
+        checked = validate_onnx(run.models.open(path), pruned.pattern, required=required)
+        checked = replace(_with_layer_names(checked, sparse.layers), files=(path.name,))
+        _refuse_broken(checked, path.name)
+        write_record(run.file(LAYERS), sparse.layers)
+        return ExportResult(
+            **shared(sparse, ExportedModel)
+            | {"notes": tuple(note for exported in variants for note in exported.notes)},
+            files=tuple(
+                ExportedFile(
+                    **shared(exported.onnx, OnnxFile),
+                    agreement=check.agreement,
+                    not_compared=check.not_compared,
+                )
+                for exported, check in zip(variants, checks, strict=True)
+            ),
+            pattern=checked,
+        ), (LAYERS,)
+
+    return Stage(
+        name="export",
+        title="validate the exported model",
+        record="export.json",
+        kind=ExportResult,
+        work=work,
+        reads=(
+            "prune.json",
+            *onnx_files(path),
+            *(f"stages/export-{v.onnx.variant}.json" for v in variants),
+            *(f"stages/check-{v.onnx.variant}.json" for v in variants),
+        ),
+    )
+
+
+def pruned_names(pruned: PruneResult) -> frozenset[str]:
+    """state_dict keys, or initializers, of the weights that were pruned."""
+    names = (row.weight.weight for row in pruned.weights if row.pruned)
+    return frozenset(name for name in names if name is not None)
+
+
+def _merged(parts: Sequence[Validation]) -> Validation:
     """One validation over several files, every row with its file."""
     if len(parts) == 1:
         return parts[0]
@@ -53,29 +107,24 @@ def merged(parts: Sequence[Validation]) -> Validation:
     )
 
 
-_Judge = Callable[[Pattern | None], Validation]
-
-
-def _judges(path: Path) -> Iterator[_Judge]:
+def _validations(path: Path, pattern: Pattern | None) -> Iterator[Validation]:
     if path.is_dir():
-        yield from _of_folder(path)
+        for file in _files_of_folder(path):
+            yield from _validations(file, pattern)
     elif path.suffix == ".onnx":
-        yield lambda pattern: _onnx(path, pattern)
+        yield _onnx(path, pattern)
     elif path.suffix == ".safetensors":
-        yield lambda pattern: _safetensors(path, pattern)
+        yield _safetensors(path, pattern)
     elif path.suffix in _PICKLES:
-        yield lambda pattern: _pickle(path, pattern)
+        yield _pickle(path, pattern)
     else:
         raise BadInputError(f"{path} cannot be checked", hint=_HINT)
 
 
-def _of_folder(path: Path) -> Iterator[_Judge]:
+def _files_of_folder(path: Path) -> list[Path]:
     if is_run_folder(path):
-        files = [path / name for name in _written_by_run(path)]
-    else:
-        files = sorted(path.glob("*.safetensors")) or sorted(path.glob("*.bin"))
-    for file in files:
-        yield from _judges(file)
+        return [path / name for name in _written_by_run(path)]
+    return sorted(path.glob("*.safetensors")) or sorted(path.glob("*.bin"))
 
 
 def _written_by_run(path: Path) -> tuple[str, ...]:
@@ -107,9 +156,9 @@ def _onnx(path: Path, pattern: Pattern | None) -> Validation:
     if not layers.is_file():
         return validate_onnx(model, pattern or record.pattern, required=pruned_names(record))
     names = read_record(LayerMap, layers)
-    required = initializers_of_pruned(record, names)
+    required = _initializers_of_pruned(record, names)
     checked = validate_onnx(model, pattern or record.pattern, required=required)
-    return with_layer_names(checked, names)
+    return _with_layer_names(checked, names)
 
 
 def _safetensors(path: Path, pattern: Pattern | None) -> Validation:
@@ -162,90 +211,28 @@ def _matches(check: WeightCheck, glob: str) -> bool:
     return fnmatchcase(check.layer, glob) or fnmatchcase(check.weight, glob)
 
 
-def put_together(
-    run: Run,
-    pruned: PruneResult,
-    variants: Sequence[ExportedVariant],
-    checks: Sequence[VariantCheck],
-) -> Stage[ExportResult]:
-    """export.json and layers.json over the variants, the sparse one last.
-
-    Raises PatternBrokenError when a weight that was pruned is not N:M in sparse.onnx.
-    """
-    sparse = variants[-1]
-    path = run.file(sparse.onnx.file)
-
-    def work() -> Made[ExportResult]:
-        required = initializers_of_pruned(pruned, sparse.layers)
-        checked = validate_onnx(run.models.open(path), pruned.pattern, required=required)
-        checked = replace(with_layer_names(checked, sparse.layers), files=(path.name,))
-        refuse_broken(checked, path.name)
-        write_record(run.file(LAYERS), sparse.layers)
-        return ExportResult(
-            **shared(sparse, ExportedModel)
-            | {"notes": tuple(note for exported in variants for note in exported.notes)},
-            files=tuple(map(exported_file, variants, checks)),
-            pattern=checked,
-        ), (LAYERS,)
-
-    return Stage(
-        name="export",
-        title="validate the exported model",
-        record="export.json",
-        kind=ExportResult,
-        work=work,
-        reads=(
-            "prune.json",
-            *onnx_files(path),
-            *(f"stages/export-{v.onnx.variant}.json" for v in variants),
-            *(f"stages/check-{v.onnx.variant}.json" for v in variants),
-        ),
-    )
-
-
-def exported_file(exported: ExportedVariant, checked: VariantCheck) -> ExportedFile:
-    """What was written, and how well it agrees with the module."""
-    return ExportedFile(
-        **shared(exported.onnx, OnnxFile),
-        agreement=checked.agreement,
-        not_compared=checked.not_compared,
-    )
-
-
-def pruned_names(pruned: PruneResult) -> frozenset[str]:
-    """state_dict keys, or initializers, of the weights that were pruned."""
-    names = (row.weight.weight for row in pruned.weights if row.pruned)
-    return frozenset(name for name in names if name is not None)
-
-
-def initializers_of_pruned(pruned: PruneResult, layers: LayerMap) -> frozenset[str]:
+def _initializers_of_pruned(pruned: PruneResult, layers: LayerMap) -> frozenset[str]:
     """Names, in the ONNX file, of the weights that were pruned."""
     parameters = pruned_names(pruned)
     return frozenset(name.initializer for name in layers.layers if name.parameter in parameters)
 
 
-def with_layer_names(validation: Validation, layers: LayerMap) -> Validation:
+def _with_layer_names(validation: Validation, layers: LayerMap) -> Validation:
     """The rows of an ONNX file under the names of its modules."""
     names = {name.initializer: name.layer for name in layers.layers}
     checks = tuple(replace(c, layer=names.get(c.weight) or c.layer) for c in validation.checks)
     return replace(validation, checks=checks)
 
 
-def refuse_broken(validation: Validation, file: str) -> None:
+def _refuse_broken(validation: Validation, file: str) -> None:
     """Raise PatternBrokenError naming the first weight that was to be N:M and is not."""
-    if validation.broken:
-        first = validation.broken[0]
-        raise PatternBrokenError(
-            f"{file}: {len(validation.broken)} pruned weights are not {validation.pattern}; "
-            f"{describe_broken(first)}",
-            hint="something changed the weights after pruning; `twofour validate` lists them all",
-        )
-
-
-def describe_broken(check: WeightCheck) -> str:
-    """One line: layer, weight, how many groups, and where the first is."""
-    return (
-        f"first: layer {check.layer}, weight {check.weight} {list(check.shape)}, axis "
-        f"{check.axis}: {check.violations} of {check.groups_checked} groups, "
-        f"first at {list(check.first_violation or ())}"
+    if not validation.broken:
+        return
+    first = validation.broken[0]
+    raise PatternBrokenError(
+        f"{file}: {len(validation.broken)} pruned weights are not {validation.pattern}; first: "
+        f"layer {first.layer}, weight {first.weight} {list(first.shape)}, axis {first.axis}: "
+        f"{first.violations} of {first.groups_checked} groups, "
+        f"first at {list(first.first_violation or ())}",
+        hint="something changed the weights after pruning; `twofour validate` lists them all",
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from twofour.engines.protocol import ModeStatus, TimedModel
     from twofour.engines.registry import EngineRow
     from twofour.engines.torch.placed import TorchProgram
-    from twofour.pipeline.sources.loaded import LoadedModule
+    from twofour.pipeline.sources.source import LoadedModule
     from twofour.records.build import LayerTime
 
 

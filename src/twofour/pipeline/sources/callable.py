@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.inputs import Arguments, inputs_from_options, inputs_from_value
-from twofour.pipeline.sources.source import key_of, options_key, safe_name
+from twofour.pipeline.sources.source import (
+    LoadedModule,
+    key_of,
+    loaded_module,
+    options_key,
+    safe_name,
+)
 from twofour.pipeline.sources.user_code import (
     CodeReference,
     import_attribute,
@@ -24,7 +29,6 @@ from twofour.records.options import ExampleInputs
 if TYPE_CHECKING:
     from torch import nn
 
-    from twofour.pipeline.sources.loaded import LoadedModule
 
 _RETURN_HINT = "return an nn.Module, or a tuple (module, example_inputs)"
 
@@ -37,8 +41,11 @@ def load_callable(reference: CodeReference, options: ExampleInputs) -> LoadedMod
     """
     from torch import nn
 
-    from twofour.pipeline.sources.hf_io import give_tensors
-    from twofour.pipeline.sources.loaded import loaded_module, with_free_sizes
+    from twofour.pipeline.sources.hf_io import (
+        give_tensors,
+        is_transformers_model,
+        with_free_sizes,
+    )
 
     seed_everything(options.seed)  # a module may be built while the file is imported
     target = import_attribute(reference)
@@ -110,7 +117,7 @@ def _kind(value: object) -> str:
 
 def _own_inputs(reference: CodeReference, module: nn.Module, options: ExampleInputs) -> Arguments:
     """Example inputs the module itself knows: by its config, as Lightning's or as dummy_inputs."""
-    from twofour.pipeline.sources.hf_io import invented_inputs
+    from twofour.pipeline.sources.hf_io import invented_inputs, is_transformers_model
 
     if is_transformers_model(module):
         return invented_inputs(module, options.seed)
@@ -124,12 +131,6 @@ def _own_inputs(reference: CodeReference, module: nn.Module, options: ExampleInp
         hint="return (module, example_inputs), or give --input-shape 1x3x224x224 or "
         "--inputs FILE.npz",
     )
-
-
-def is_transformers_model(module: nn.Module) -> bool:
-    """Whether a Hugging Face class made it; whoever built it has imported transformers."""
-    transformers = sys.modules.get("transformers")
-    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,7 +178,7 @@ def _check_pickle(path: Path) -> None:
             torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         refused = _REFUSED.search(str(error))
-        called = refused[1] if refused else _foreign_global(path)
+        called = refused[1] if refused else _called_outside_torch(path)
         if called is None:
             raise _damaged(path, error) from error
         raise BadInputError(
@@ -191,7 +191,7 @@ def _check_pickle(path: Path) -> None:
         raise _damaged(path, error) from error
 
 
-def _foreign_global(path: Path) -> str | None:
+def _called_outside_torch(path: Path) -> str | None:
     """First function or class outside torch that a bare pickle names; nothing is run.
 
     torch stops at opcodes of newer pickle protocols before it comes to the name.
@@ -287,7 +287,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         model_folder = transformer_folder(folder, modules)
         pooling = read_pooling(folder, modules)
     config = read_json_object(model_folder / CONFIG)
-    _refuse_foreign_kernels(config, model_folder / CONFIG)
+    _refuse_downloaded_kernels(config, model_folder / CONFIG)
     return Checkpoint(
         folder=folder,
         model_folder=model_folder,
@@ -297,7 +297,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def _refuse_foreign_kernels(config: dict[str, Any], path: Path) -> None:
+def _refuse_downloaded_kernels(config: dict[str, Any], path: Path) -> None:
     """An attention implementation called `owner/name` is code that transformers would download."""
     for name in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
         value = config.get(name)

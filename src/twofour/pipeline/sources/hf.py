@@ -7,7 +7,6 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,15 +20,20 @@ from twofour.pipeline.sources.checkpoint import (
     read_checkpoint,
 )
 from twofour.pipeline.sources.inputs import read_sentences
-from twofour.pipeline.sources.source import key_of, options_key, safe_name
+from twofour.pipeline.sources.source import (
+    LoadedModule,
+    key_of,
+    loaded_module,
+    options_key,
+    safe_name,
+)
 from twofour.records.options import ExampleInputs
 from twofour.store import sha256_file
+from twofour.version import installed_version
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
-
-    from twofour.pipeline.sources.loaded import LoadedModule
 
 
 _NAMES_SHOWN = 5
@@ -42,8 +46,12 @@ def load_checkpoint(checkpoint: Checkpoint, options: ExampleInputs) -> LoadedMod
     for, and float32 holds float16 and bfloat16 exactly. Raises BadInputError where a weight of
     the model is not in the files, and MissingToolError without transformers.
     """
-    from twofour.pipeline.sources.hf_io import checkpoint_inputs, give_embedding, give_tensors
-    from twofour.pipeline.sources.loaded import loaded_module, with_free_sizes
+    from twofour.pipeline.sources.hf_io import (
+        checkpoint_inputs,
+        give_embedding,
+        give_tensors,
+        with_free_sizes,
+    )
 
     transformers = import_transformers()
     for file in checkpoint.weights:
@@ -211,7 +219,9 @@ class HfSource:
         ]
         if self.options.inputs is None:
             parts.extend(read_sentences(None))
-        return key_of(*parts, _transformers_version(), options_key(self.options))
+        return key_of(
+            *parts, installed_version("transformers") or "none", options_key(self.options)
+        )
 
     def load(self) -> LoadedModule:
         """The model with its trained weights in float32.
@@ -230,10 +240,3 @@ def is_hf(_text: str, path: Path) -> bool:
 def open_hf(text: str, options: ExampleInputs) -> HfSource:
     """The folder, unread."""
     return HfSource(text=text, folder=Path(text).expanduser(), options=options)
-
-
-def _transformers_version() -> str:
-    try:
-        return metadata.version("transformers")
-    except metadata.PackageNotFoundError:
-        return "none"

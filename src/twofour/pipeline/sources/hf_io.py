@@ -1,10 +1,12 @@
-"""Example inputs and outputs of a Hugging Face model."""
+"""Example inputs, free sizes and outputs of a Hugging Face model."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,8 @@ from twofour.errors import BadInputError
 from twofour.export.model_code import described
 from twofour.pipeline.sources.checkpoint import Checkpoint, Pooling, read_json_object
 from twofour.pipeline.sources.inputs import Arguments, inputs_from_options, read_sentences
-from twofour.records.options import ExampleInputs
+from twofour.pipeline.sources.source import LoadedModule
+from twofour.records.options import DynamicAxis, ExampleInputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,6 +30,14 @@ _RANDOM_TOKENS = 16
 _MOST_TOKENS = 512
 """Bound where neither tokenizer nor config names one."""
 _USUAL_IMAGE = 224
+_IMAGE_RANK = 4
+_SEQUENCE, _DECODER_SEQUENCE = "sequence", "decoder_sequence"
+
+
+def is_transformers_model(module: nn.Module) -> bool:
+    """Whether a Hugging Face class made it; whoever built it has imported transformers."""
+    transformers = sys.modules.get("transformers")
+    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
 def checkpoint_inputs(
@@ -168,6 +179,57 @@ def _config_image_size(model: PreTrainedModel) -> tuple[int, int]:
         return (size, size)
     height, width = size
     return (height, width)
+
+
+def with_free_sizes(loaded: LoadedModule) -> LoadedModule:
+    """The transformers model with the sizes that its architecture leaves free.
+
+    Length of text and sound, height and width of images, for the inputs that have them. What the
+    architecture does not allow after all (positions of one image size, sound of 30 seconds) is
+    found by running it.
+    """
+    tensors = (*loaded.args, *loaded.kwargs.values())
+    lengths: dict[int, str] = {}
+    found = []
+    for name, tensor in zip(loaded.input_names or (), tensors, strict=False):
+        axes = dict(_free_axes(loaded.module, name, tensor))
+        if not axes and tensor.dim() == 2 and tensor.shape[1] in lengths:
+            axes = {1: lengths[tensor.shape[1]]}  # a mask, or ids beside the main input
+        for axis, size in axes.items():
+            lengths.setdefault(int(tensor.shape[axis]), size)
+            found.append(DynamicAxis(input=name, axis=axis, name=size))
+    most = _most_tokens(loaded.module)
+    longest = {_SEQUENCE: most, _DECODER_SEQUENCE: most}
+    return replace(loaded, dynamic=tuple(found), longest=longest)
+
+
+def _most_tokens(module: Any) -> int | None:  # noqa: ANN401 - a PreTrainedModel
+    """Of a sequence; None: the architecture sets no limit."""
+    most = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+    return most - _offset(module) if isinstance(most, int) and most > 0 else None
+
+
+def _free_axes(module: nn.Module, name: str, tensor: torch.Tensor) -> Iterator[tuple[int, str]]:
+    rank = tensor.dim()
+    if name in {"input_ids", "inputs_embeds"} and rank > 1:
+        yield 1, _SEQUENCE
+    elif name.startswith("decoder_") and rank > 1:
+        yield 1, _DECODER_SEQUENCE
+    elif name == "pixel_values" and rank == _IMAGE_RANK:
+        yield from ((2, "height"), (3, "width"))
+    elif name == "input_values" and rank > 1:
+        yield 1, "samples" if rank == 2 else "frames"
+    elif name == "input_features" and rank == 3:
+        bins = getattr(getattr(module, "config", None), "num_mel_bins", None)
+        yield (2 if tensor.shape[1] == bins else 1), "frames"
+
+
+def _offset(module: nn.Module) -> int:
+    """RoBERTa and its kin count positions from behind the padding id, in a table of that length."""
+    for name, part in module.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
+            return 0 if part.padding_idx is None else part.padding_idx + 1
+    return 0
 
 
 EMBEDDING = "sentence_embedding"

@@ -13,22 +13,31 @@ import torch
 from torch import nn
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.callable import is_transformers_model
-from twofour.pipeline.sources.hf_io import give_tensors, invented_inputs
+from twofour.pipeline.sources.hf_io import (
+    give_tensors,
+    invented_inputs,
+    is_transformers_model,
+)
 from twofour.pipeline.sources.inputs import (
     Arguments,
     inputs_from_options,
     inputs_from_value,
 )
-from twofour.pipeline.sources.loaded import LoadedModule, loaded_module
-from twofour.pipeline.sources.source import IN_MEMORY, key_of, options_key, safe_name
+from twofour.pipeline.sources.source import (
+    IN_MEMORY,
+    LoadedModule,
+    key_of,
+    loaded_module,
+    options_key,
+    safe_name,
+)
 from twofour.records.options import ExampleInputs
 from twofour.store import sha256_bytes, sha256_file
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
-class LiveModule:
+class ModuleSource:
     """A module and its example inputs as the caller holds them; every load works on a copy."""
 
     def __init__(self, module: nn.Module, example_inputs: object, options: ExampleInputs) -> None:

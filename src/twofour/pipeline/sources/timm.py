@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -13,14 +12,20 @@ from typing import TYPE_CHECKING
 from twofour.errors import BadInputError, MissingToolError
 from twofour.export.model_code import described
 from twofour.pipeline.sources.inputs import Arguments, inputs_from_options
-from twofour.pipeline.sources.source import key_of, options_key, safe_name
+from twofour.pipeline.sources.source import (
+    LoadedModule,
+    key_of,
+    loaded_module,
+    options_key,
+    safe_name,
+)
 from twofour.pipeline.sources.user_code import seed_everything
 from twofour.records.options import ExampleInputs
+from twofour.version import installed_version
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from twofour.pipeline.sources.loaded import LoadedModule
 
 _ROWS = 2
 
@@ -31,8 +36,6 @@ def load_timm(name: str, options: ExampleInputs, *, pretrained: bool) -> LoadedM
     Raises BadInputError for an unknown name and for weights that cannot be had, and
     MissingToolError without timm.
     """
-    from twofour.pipeline.sources.loaded import loaded_module
-
     timm = _import_timm()
     if not timm.is_model(name.partition(".")[0]):
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
@@ -104,10 +107,7 @@ class TimmSource:
 
     def key(self) -> str:
         """sha256 over timm's version, the name and the options."""
-        try:
-            version = metadata.version("timm")
-        except metadata.PackageNotFoundError:
-            version = "none"
+        version = installed_version("timm") or "none"
         return key_of(version, self.model, str(self.pretrained), options_key(self.options))
 
     def load(self) -> LoadedModule:

@@ -14,7 +14,7 @@ import twofour
 from twofour.errors import BadInputError
 from twofour.pipeline.compare.variants import NOT_LOADABLE, open_compared
 from twofour.pipeline.run import run_all
-from twofour.pipeline.sources.module import LiveModule
+from twofour.pipeline.sources.module import ModuleSource
 from twofour.records.options import CompareOptions, ExampleInputs
 
 FLOAT32 = twofour.RunOptions(precision=twofour.Precision.FLOAT32)
@@ -43,7 +43,7 @@ def module() -> Scaled:
 
 def _did(module: nn.Module, inputs: object, out: Path) -> list[str]:
     recorder = Recorder()
-    run_all(LiveModule(module, inputs, ExampleInputs()), out, FLOAT32, recorder)
+    run_all(ModuleSource(module, inputs, ExampleInputs()), out, FLOAT32, recorder)
     return recorder.did
 
 
@@ -51,7 +51,7 @@ def test_a_module_goes_through_the_chain_and_stays_as_it_is(module: Scaled, tmp_
     before = copy.deepcopy(module.state_dict())
     result = twofour.run(module, torch.randn(4, 32), out=tmp_path / "run", options=FLOAT32)
     assert [v.layer for v in result.report.verdicts] == ["one", "two"]
-    assert result.prune.source == "the module test_live_module.Scaled"
+    assert result.prune.source == "the module test_sources_module.Scaled"
     assert not twofour.validate(tmp_path / "run").broken
     assert module.training
     assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
@@ -67,7 +67,7 @@ def test_a_module_goes_through_the_chain_and_stays_as_it_is(module: Scaled, tmp_
     ],
 )
 def test_inputs_may_be_a_tensor_a_tuple_or_a_dict(module: Scaled, inputs: object) -> None:
-    loaded = LiveModule(module, inputs, ExampleInputs()).load()
+    loaded = ModuleSource(module, inputs, ExampleInputs()).load()
     count = len(inputs) if isinstance(inputs, (tuple, list, dict)) else 1
     assert len(loaded.args) + len(loaded.kwargs) == count
     assert loaded.module is not module
@@ -87,7 +87,7 @@ def test_the_same_module_is_found_done_and_a_changed_one_is_not(
 
 def test_weights_settings_inputs_and_structure_are_in_the_key(module: Scaled) -> None:
     def key(inputs: torch.Tensor) -> str:
-        return LiveModule(module, inputs, ExampleInputs()).key()
+        return ModuleSource(module, inputs, ExampleInputs()).key()
 
     ones = torch.ones(4, 32)
     keys = [key(ones), key(ones * 2), key(torch.ones(5, 32))]
@@ -133,7 +133,7 @@ def test_inputs_that_do_not_fit_are_refused(
 def test_a_module_that_cannot_be_copied_is_refused(module: Scaled) -> None:
     module.hidden = torch.ones(3, requires_grad=True) * 2  # no leaf
     with pytest.raises(BadInputError, match=r"Scaled cannot be copied: RuntimeError"):
-        LiveModule(module, torch.ones(4, 32), ExampleInputs()).load()
+        ModuleSource(module, torch.ones(4, 32), ExampleInputs()).load()
 
 
 def test_a_metric_is_looked_at_before_the_first_stage(module: Scaled, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_metric_is_looked_at_before_the_first_stage(module: Scaled, tmp_path: 
     ]:
         recorder = Recorder()
         options = twofour.RunOptions(metric=f"{file}:{name}")
-        source = LiveModule(module, torch.ones(4, 32), ExampleInputs())
+        source = ModuleSource(module, torch.ones(4, 32), ExampleInputs())
         with pytest.raises(BadInputError, match=message):
             run_all(source, tmp_path / "run", options, recorder)
         assert recorder.did == []
