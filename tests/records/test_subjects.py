@@ -29,6 +29,12 @@ def test_a_record_is_found_by_its_name_alone() -> None:
         _ = records.Verdicts
 
 
+@pytest.mark.parametrize("name", ["dataclass", "field", "BadInputError", "re", "Path"])
+def test_what_a_subject_merely_imports_is_no_record(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"has no attribute {name!r}"):
+        getattr(records, name)
+
+
 def test_the_package_imports_no_record_by_itself() -> None:
     assert _imported("import twofour.records") == set()
 

@@ -39,7 +39,8 @@ def __getattr__(name: str) -> object:
     """A record by name, wherever it is: importing all of them takes longer than most commands."""
     if not name.startswith("_"):
         for subject in SUBJECTS:
-            found = getattr(importlib.import_module(f"{__name__}.{subject}"), name, None)
-            if found is not None:
+            module = importlib.import_module(f"{__name__}.{subject}")
+            found = getattr(module, name, None)
+            if getattr(found, "__module__", None) == module.__name__:
                 return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
