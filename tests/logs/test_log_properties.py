@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofour.logs.budget import Budget
+from twofour.logs.layers import Budget
 from twofour.logs.names import NameSplitter, normal_id
 from twofour.logs.parser import LogParser
 from twofour.logs.read import Reading, lines_of, parse_lines, read_build_log

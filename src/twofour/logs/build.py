@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from twofour.logs.budget import Budget
 from twofour.logs.facts import Facts
 from twofour.logs.layer_info import onnx_nodes
-from twofour.logs.layers import tuned_layer
+from twofour.logs.layers import Budget, tuned_layer
 from twofour.logs.names import NameSplitter, constituents, is_sparse_kernel, without_profile
 from twofour.logs.prefix import DATED, PLAIN, LogicalLine
 from twofour.logs.sparsity import RawLine, contradictions, sparsity_line, union

@@ -1,27 +1,44 @@
 """The parser: whole messages in, builds out. One pass, bounded memory, whatever the text.
 
 The loop in `feed` is what a large log spends its time in: messages behind a prefix that is known
-take the short way while nothing unusual is open.
+take the short way while nothing unusual is open. What each message means is in the table
+`_handlers`, from its first words to what is done with it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from twofour.logs import segments
-from twofour.logs.budget import Budget
+from twofour.logs import facts, segments
 from twofour.logs.build import OpenBuild
 from twofour.logs.layer_info import detailed_layer, listed_layer
-from twofour.logs.messages import Handler, dispatch_table
+from twofour.logs.layers import Budget
+from twofour.logs.names import normal_id
 from twofour.logs.outer import OuterPrefixes, OuterSuffixes
 from twofour.logs.prefix import ANY, BARE, LogicalLine, named
-from twofour.logs.sparsity import FUSING, MARK, fused, raw_line
-from twofour.logs.tactics import COSTS, GPU_ERROR, NAME, RUNNER, SET_NAME, TACTIC
+from twofour.logs.sparsity import BY_START, FUSING, MARK, REGISTERING, fused, raw_line, renamed
+from twofour.logs.tactics import (
+    CHOICE,
+    COMBINATION,
+    COSTS,
+    GPU_ERROR,
+    METADATA,
+    NAME,
+    REGION,
+    RUNNER,
+    SET_NAME,
+    TACTIC,
+)
 from twofour.logs.unwrap import KEY_LENGTH, Unwrapper
-from twofour.records.log import LONGEST_RAW, Build, EngineLayer, Producer
+from twofour.records.log import LONGEST_RAW, Build, CheckedTensor, EngineLayer, Fusion, Producer
 
-_FOREIGN = "(foreignNode)"
+Handler = Callable[[OpenBuild, LogicalLine], None]
+_Start = tuple[str, Handler]
+"""The first words of a message, and what is done with it."""
+_MYELIN = "(foreignNode)"
+"""Before what TensorRT says of the operations inside one Myelin region."""
 _EVENTS = (*segments.ENDS, "Loaded engine size: ", "Constructing optimization profile number ")
 _OLD_FIGURES = ("min: ", "max: ", "mean: ")
 _POLYGRAPHY_ENDS = tuple(
@@ -32,7 +49,7 @@ _COMPLAINTS = frozenset("WEF")
 _TIMED, _NAMED = TACTIC[:KEY_LENGTH], NAME[:KEY_LENGTH]
 _EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading model: ")
 """Words other programs print too; believed only in a log whose lines have no prefixes at all."""
-_TELLING = ("Tactic", "-----", "*****", ">>>>>", "=====", "(foreignNode)")
+_TELLING = ("Tactic", "-----", "*****", ">>>>>", "=====", _MYELIN)
 """What a line without a prefix must hold to be looked at further in than its first word."""
 
 
@@ -41,7 +58,6 @@ class LogParser:
 
     def __init__(self, file: str, budget: Budget) -> None:
         self._segments = segments.Segments(file, budget)
-        self._table: dict[str, tuple[tuple[str, Handler], ...]] = dispatch_table()
         self._number = 0
         self._calm = True
         """No table, list or undecided build is open: the short way may be taken."""
@@ -49,15 +65,15 @@ class LogParser:
         """Inside a list of bare layer names, after `Layers:`."""
         self._prefixed_seen = False
         self._style: Producer | str | None = None
-        for start in (*segments.STARTS, segments.PERHAPS, *_EVENTS):
-            self._put_first(start, self._event)
-        for start in _POLYGRAPHY_ENDS:
-            self._put_first(start, self._polygraphy_end)
-        for start in (RUNNER, COSTS):
-            self._put_first(start, self._tuning_event)
-        for word in ("RUNNING", "PASSED", "FAILED", "WAIVED"):
-            self._put_first(f"&&&& {word} ", self._banner)
-        self._put_first("=== Profile (", self._table_begins)
+        starts = (*segments.STARTS, segments.PERHAPS, *_EVENTS)
+        ends = tuple(f"&&&& {word} " for word in ("RUNNING", "PASSED", "FAILED", "WAIVED"))
+        self._table = _table(
+            *_all(starts, self._event),
+            *_all(_POLYGRAPHY_ENDS, self._polygraphy_end),
+            *_all((RUNNER, COSTS), self._tuning_event),
+            *_all(ends, self._banner),
+            *_all(("=== Profile (",), self._table_begins),
+        )
         self._outer = OuterPrefixes()
         self._behind = OuterSuffixes()
         self._unwrap = Unwrapper(
@@ -67,11 +83,6 @@ class LogParser:
 
     def _knows_layer(self, name: str) -> bool:
         return self._segments.build.knows_layer(name)
-
-    def _put_first(self, start: str, handler: Callable[[LogicalLine], None]) -> None:
-        key = start[:KEY_LENGTH]
-        entry = (start, lambda _build, line: handler(line))
-        self._table[key] = (entry, *self._table.get(key, ()))
 
     def feed(self, lines: Sequence[str], raw: Sequence[str] | None = None) -> None:
         """Read the next lines, which carry no line ends; `raw` as they stand in the file."""
@@ -195,8 +206,8 @@ class LogParser:
         build, message = self._segments.build, line.text
         if MARK in message[:60]:
             self._sparsity(line)
-        elif _FOREIGN in message[:20]:
-            self._foreign(line)
+        elif _MYELIN in message[:20]:
+            self._of_myelin(line)
         elif message.startswith(_OLD_FIGURES):
             build.results.figure(message)
         else:
@@ -223,14 +234,14 @@ class LogParser:
             raw = replace(raw, rows=line.quote[:LONGEST_RAW])
             self._segments.before_sparsity(raw).add_sparsity(raw)
 
-    def _foreign(self, line: LogicalLine) -> None:
+    def _of_myelin(self, line: LogicalLine) -> None:
         build = self._segments.build
         if "Sorted table of all evaluated tactics" in line.text:
             build.tuning.tables += 1
             return
         row = build.tables.feed(line.text)
         if row is not None and build.tables.name is not None:
-            build.tuning.foreign_row(build.tables.name, row, line)
+            build.tuning.myelin_row(build.tables.name, row, line)
         elif build.tables.name is not None and build.tables.metadata:
             build.add_sources(build.tables.name, build.tables.metadata)
             build.tables.metadata = ""
@@ -295,3 +306,153 @@ class LogParser:
             or build.finished
             or self._segments.held is not None
         )
+
+
+_REPLAY = re.compile(r"Algorithm: \(Implementation: -?\d+, Tactic: (-?\w{1,20})\)")
+_PROVE_NOTHING = frozenset(
+    ("Model: ", "Input filename: ", "Loading model: ", "Precision: ", "Profiling verbosity: ")
+)
+"""Words that other programs print too: they make no build where there is none."""
+_POLYGRAPHY_SAYS = (
+    "Loaded Module: ", "Configuring with profiles:", "Building engine with configuration:",
+    "Finished engine building in ",
+)  # fmt: skip
+"""Words of Polygraphy's own (its backend/trt/config.py and loader.py, logger/logger.py)."""
+_RESULTS = (
+    "Throughput: ", "throughput: ", "Latency: ", "Enqueue Time", "H2D Latency", "D2H Latency",
+    "GPU Compute", "End-to-End Host Latency: ", "Total Host Walltime: ", "walltime: ",
+    "Total GPU Compute Time: ", "total compute time: ", "Host Latency", "Host latency",
+    "percentile: ", "median: ",
+)  # fmt: skip
+_SILENT = (
+    "Layers:", "Average on ", "Searching for ", "Registering tensor", "Parsing node", "Importing ",
+)  # fmt: skip
+
+
+def _all(starts: tuple[str, ...], handle: Callable[[LogicalLine], None]) -> list[_Start]:
+    return [(start, lambda _, line: handle(line)) for start in starts]
+
+
+def _table(*first: _Start) -> dict[str, tuple[_Start, ...]]:
+    """First characters of a message -> the messages that begin so, in the order they are done."""
+    table: dict[str, tuple[_Start, ...]] = {}
+    for start, handler in (*first, *_handlers()):
+        key = start[:KEY_LENGTH]
+        table[key] = (*table.get(key, ()), (start, handler))
+    return table
+
+
+def _handlers() -> list[_Start]:
+    return [
+        ("Tactic Name: ", lambda b, x: b.tuning.named_and_timed(x)),
+        ("Tactic: ", lambda b, x: b.tuning.timed(x)),
+        (RUNNER, _proof(lambda b, x: b.tuning.runner(x))),
+        (COMBINATION, _proof(lambda b, _: b.tuning.combination())),
+        (CHOICE, _proof(lambda b, x: b.tuning.choice(x))),
+        (COSTS, lambda b, x: b.tuning.costs(x)),
+        ("Skipping tactic ", lambda b, x: b.tuning.skipping(x)),
+        ("Skipping ", _no_tactics),
+        ("Set Tactic Name: ", lambda b, x: b.tuning.set_name(x)),
+        ("=== Profile (", lambda b, x: b.touch(b.results.title(x.text))),
+        ("Engine built in ", _proof(_built)),
+        ("Building graph using backend strategy ", lambda b, x: b.next_pass(x.number)),
+        ("Use backend strategy ", lambda b, x: b.compare_passes(x.number, keep_last=True)),
+        ("Skip backend strategy ", lambda b, x: b.compare_passes(x.number, keep_last=False)),
+        ("Engine deserialized in ", _proof(_loaded)),
+        ("Found sparse tensor: ", _proof(lambda b, x: _checked(b, x, sparse=True))),
+        ("Found non-sparse tensor: ", _proof(lambda b, x: _checked(b, x, sparse=False))),
+        ("Layer: ", _replayed),
+        ("Algorithm: (Implem", _replay),
+        ("RUNNING | Command: ", _polygraphy_command),
+        *((start, lambda b, _: b.count_style(Producer.POLYGRAPHY)) for start in _POLYGRAPHY_SAYS),
+        ("==== TensorRT Network ====", _inspected),
+        ("==== TensorRT Engine ====", _inspected),
+        ("In JIT build, ", lambda b, _: b.count_style(Producer.TENSORRT_RTX)),
+        *((start, _fact(start, put)) for start, put in facts.ONE_LINERS),
+        *((start, _fusion(make)) for start, make in BY_START),
+        (REGISTERING, _registered),
+        (REGION, _region_sources),
+        *((start, lambda b, x: b.touch(b.results.figure(x.text))) for start in _RESULTS),
+        *((start, lambda _b, _x: None) for start in _SILENT),
+    ]
+
+
+def _proof(handle: Handler) -> Handler:
+    """The same for a message that alone is worth a record."""
+
+    def proven(build: OpenBuild, line: LogicalLine) -> None:
+        build.touched = True
+        handle(build, line)
+
+    return proven
+
+
+def _fact(start: str, put: facts.Setter) -> Handler:
+    def handle(build: OpenBuild, line: LogicalLine) -> None:
+        put(build.facts, line.text[len(start) :].strip())
+        build.touch(start not in _PROVE_NOTHING)
+
+    return handle
+
+
+def _fusion(make: Callable[[str, int], Fusion | None]) -> Handler:
+    def handle(build: OpenBuild, line: LogicalLine) -> None:
+        fusion = make(line.text, line.number)
+        if fusion is not None:
+            build.add_fusion(fusion, line)
+
+    return handle
+
+
+def _registered(build: OpenBuild, line: LogicalLine) -> None:
+    layer = renamed(line.text)
+    if layer is not None:
+        build.add_renamed(layer)
+
+
+def _region_sources(build: OpenBuild, line: LogicalLine) -> None:
+    region, _, metadata = line.text[len(REGION) - 1 :].partition(METADATA)
+    build.add_sources(region.strip(), metadata)
+
+
+def _no_tactics(build: OpenBuild, line: LogicalLine) -> None:
+    if ": No valid tactics for" in line.text:
+        build.tuning.no_tactics()
+
+
+def _built(build: OpenBuild, _line: LogicalLine) -> None:
+    build.generated = True
+
+
+def _loaded(build: OpenBuild, _line: LogicalLine) -> None:
+    build.loaded = True
+
+
+def _checked(build: OpenBuild, line: LogicalLine, *, sparse: bool) -> None:
+    name = line.text.partition(": ")[2].strip()
+    if build.budget.take(len(name)):
+        build.checked.append(CheckedTensor(name=name, sparse=sparse))
+
+
+def _replayed(build: OpenBuild, line: LogicalLine) -> None:
+    """A layer of Polygraphy's tactic replay; its tactic is on the next line."""
+    build.replayed = line.text[len("Layer: ") :].strip()
+
+
+def _replay(build: OpenBuild, line: LogicalLine) -> None:
+    match = _REPLAY.match(line.text)
+    name, build.replayed = build.replayed, None
+    if match is not None and name is not None:
+        build.count_style(Producer.POLYGRAPHY)
+        layer = EngineLayer(name=name, tactic_id=normal_id(match[1]))
+        build.add_engine_layer(layer, detailed=False)
+
+
+def _polygraphy_command(build: OpenBuild, line: LogicalLine) -> None:
+    facts.command(build.facts, line.text.partition(": ")[2].strip())
+    build.count_style(Producer.POLYGRAPHY)
+
+
+def _inspected(build: OpenBuild, _line: LogicalLine) -> None:
+    build.inspected = True
+    build.count_style(Producer.POLYGRAPHY)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 from twofour.errors import BadInputError
-from twofour.logs.budget import Budget
 from twofour.logs.layer_info import nothing_in
+from twofour.logs.layers import Budget
 from twofour.logs.parser import LogParser
 from twofour.records.log import Build, BuildLog, LogFile
 

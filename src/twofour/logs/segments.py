@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from twofour.logs import facts
-from twofour.logs.budget import Budget
 from twofour.logs.build import OpenBuild, finished_build, with_complaints
+from twofour.logs.layers import Budget
 from twofour.logs.prefix import LogicalLine
 from twofour.logs.sparsity import RawLine
 from twofour.records.log import Build, Producer, SparsityKind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from twofour.logs.budget import Budget
+from twofour.logs.layers import Budget
 from twofour.logs.names import number
 from twofour.records.log import LatencyMetric, LatencySummary, LayerProfile, Percentile, Profile
 

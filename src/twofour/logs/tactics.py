@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from twofour.logs.budget import Budget
-from twofour.logs.layers import KEPT_TACTICS, Layer, Timing
+from twofour.logs.layers import KEPT_TACTICS, Budget, Layer, Timing
 from twofour.logs.names import finite_ms, is_sparse_kernel, normal_id
 from twofour.logs.prefix import LogicalLine, Message, named
 from twofour.records.log import LONGEST_RAW_LINE, AutotuningCounts, SkippedTactic, SkipReason
@@ -373,7 +372,7 @@ class Tuning:
 
     # --- Myelin ------------------------------------------------------------------------------
 
-    def foreign_row(self, name: str, row: ForeignRow, line: LogicalLine) -> None:
+    def myelin_row(self, name: str, row: ForeignRow, line: LogicalLine) -> None:
         """A row of Myelin's table for one operation."""
         layer = self._layer_named(name, foreign=True)
         if layer is None:
