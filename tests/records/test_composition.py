@@ -49,7 +49,6 @@ FOR_READERS = {
     "LoadedWeights.tied": "what the caller of load_weights is told",
     "Percentile.percent": "trtexec's own summary, whole",
     "RunResult.validation": "what the caller of run is given",
-    "SparsityLine.profiles": "which of several equal names is of which profile",
     "StageRecord.seconds": "what run.json says of the time of a stage",
 }
 """Fields that nothing in twofour reads, each with the reason why it is there all the same."""
