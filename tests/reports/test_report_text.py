@@ -25,15 +25,19 @@ from support.report_cases import (
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.options import Selection
-from twofour.records.pruning import PrunedWeight, PruneResult
+from twofour.records.pruning import PrunedWeight, PruneResult, Validation
 from twofour.records.weights import ReasonCode
 from twofour.reports.eligibility_words import drift_lines, pattern_word
-from twofour.reports.terminal import plain_text
-from twofour.reports.weights_text import prune_table, validation_table
+from twofour.reports.terminal import plain_text, render
+from twofour.reports.weights_document import prune_document, validation_document
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = "blocks." + "very_long_module_name." * 13 + "fc1"
 HOSTILE = ("[red]x", "[/red]", "\x1b[31mred\x1b[0m", "two\nlines", LONG, ":smile:", "")
+
+
+def _checked(validation: Validation, width: int = 120) -> str:
+    return plain_text(render(validation_document(validation)), width=width)
 
 
 def _known_cases() -> EligibilityReport:
@@ -144,17 +148,15 @@ def test_the_validation_table_is_as_expected(golden: Callable[[Path, str], None]
         check(wrong, violations=1200, holds_along=1),
     )
     runtime = matmul("runtime", 0, 0, weight=None, reasons=(reason(ReasonCode.NOT_CONSTANT),))
-    golden(
-        GOLDEN / "validation.txt", plain_text(validation_table(replace(made, skipped=(runtime,))))
-    )
+    golden(GOLDEN / "validation.txt", _checked(replace(made, skipped=(runtime,))))
 
 
 def test_a_validation_says_how_many_weights_had_to_hold() -> None:
     row = replace(check(conv(LONG, 512, 512)), required=False)
-    text = plain_text(validation_table(validation(row)))
+    text = _checked(validation(row))
     assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; none is required to"
     assert LONG in "".join(line.split("  ")[0].strip() for line in text.splitlines())
-    text = plain_text(validation_table(validation(replace(row, required=True))))
+    text = _checked(validation(replace(row, required=True)))
     assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; required: 1, all hold"
 
 
@@ -177,7 +179,7 @@ def test_the_prune_table_is_as_expected(golden: Callable[[Path, str], None]) -> 
         selection=Selection(),
         weights=rows,
     )
-    golden(GOLDEN / "prune.txt", plain_text(prune_table(made)))
+    golden(GOLDEN / "prune.txt", plain_text(render(prune_document(made))))
 
 
 def test_the_drift_lines_give_cosine_error_and_metrics(
@@ -203,7 +205,7 @@ def test_what_cannot_break_the_pattern_does_not_count_as_holding_it() -> None:
     dw, image = conv("dw", 96, 96, groups=96), conv("image", 1, 64)
     rgb, mix = conv("rgb", 3, 64), conv("mix", 512, 512)
     checks = validation(*map(check, (dw, image, mix)), check(rgb, violations=5))
-    table = plain_text(validation_table(checks)).splitlines()
+    table = _checked(checks).splitlines()
     assert table[-1].startswith(
         "2:4 holds in 1 of 2 weights (2 more too narrow to break it); broken"
     )
@@ -247,7 +249,7 @@ def test_a_narrow_table_says_of_each_layer_what_the_wide_one_says() -> None:
 def test_narrow_tables_of_weights_break_no_title_op_or_verdict() -> None:
     weight = conv("encoder.layer.11.up", 256, 256, op="ConvTranspose", shape=(256, 256, 3, 3))
     checks = validation(check(weight, 12345), check(conv("mix", 2, 64), 0))
-    checked = plain_text(validation_table(checks), width=80)
+    checked = _checked(checks, width=80)
     for word in ("violations", "ConvTranspose", "trivial", "broken", "12,345"):
         assert word in checked.split(), word
     assert max(map(len, checked.splitlines())) <= 80

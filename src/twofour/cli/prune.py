@@ -30,7 +30,8 @@ def prune(
     Example: twofour prune model.onnx --exclude 'head*' --out runs/model
     """
     from twofour.pipeline.run import run_prune
-    from twofour.reports.weights_text import prune_table
+    from twofour.reports.terminal import render
+    from twofour.reports.weights_document import prune_document
 
     options = RunOptions(
         pattern=Pattern.parse(pattern),
@@ -39,4 +40,4 @@ def prune(
     )
     with running(out, quiet=quiet) as progress:
         folder, result, _ = run_prune(model, out, options, progress)
-    show_result(result, lambda: prune_table(result), folder, json=json, quiet=quiet)
+    show_result(result, lambda: render(prune_document(result)), folder, json=json, quiet=quiet)

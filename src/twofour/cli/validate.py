@@ -49,7 +49,8 @@ def validate(
     Example: twofour validate runs/model/sparse.onnx
     """
     from twofour.pipeline.validating import validate_path
-    from twofour.reports.weights_text import validation_table
+    from twofour.reports.terminal import render
+    from twofour.reports.weights_document import validation_document
     from twofour.store import to_json
 
     chosen = opt.selection(include=include, exclude=exclude)
@@ -57,7 +58,7 @@ def validate(
     if json:
         show_text(to_json(validation))
     elif not quiet:
-        show(validation_table(validation))
+        show(render(validation_document(validation)))
     if validation.broken:
         error = PatternBrokenError(
             f"{len(validation.broken)} of {len(validation.checks)} weights "

@@ -8,11 +8,12 @@ from rich.text import Text
 from twofour.records.export import ExportResult
 from twofour.records.options import SizeRange
 from twofour.records.run import BuildResult, ExportedVariant, RunResult, VariantCheck
-from twofour.reports.eligibility_document import eligibility_document
+from twofour.reports.document import Lines, Role
+from twofour.reports.eligibility_document import eligibility_document, engine_lines
 from twofour.reports.eligibility_words import drift_lines
 from twofour.reports.latency_document import build_times
 from twofour.reports.terminal import draw, render
-from twofour.reports.weights_text import holding_words
+from twofour.reports.weights_document import holding_words
 
 _MB = 1e6
 
@@ -32,10 +33,8 @@ def run_view(result: RunResult) -> RenderableType:
 
 def build_view(built: BuildResult) -> RenderableType:
     """Engine, why not another, and the times of its variants."""
-    status = built.engine
-    lines = [f"engine: {status.in_words}"]
-    lines += [f"not used: {s.engine}: {s.why_not}" for s in built.not_used]
-    return Group(*(Text(line) for line in (*lines, *built.notes)), draw(build_times(built.times)))
+    engine = Lines(lines=(f"engine: {built.engine.in_words}",), role=Role.TEXT)
+    return draw((engine, engine_lines(built, Role.TEXT), *build_times(built.times)))
 
 
 def export_view(exported: ExportedVariant, checked: VariantCheck) -> RenderableType:

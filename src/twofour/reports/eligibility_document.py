@@ -33,6 +33,7 @@ from twofour.reports.document import (
     Table,
     Value,
     column,
+    figures,
     present,
     section,
 )
@@ -88,11 +89,17 @@ def eligibility_document(
                 names=tuple(map(name_cell, report.unmatched_engine_layers)),
             ),
             _drift(accuracy),
-            None if build is None else _engines(build),
+            None if build is None else section("Engines", engine_lines(build, Role.LIST)),
             None if times is None else latency_section(times, "Latency"),
         ),
         data=partial(_data, report, layers),
     )
+
+
+def engine_lines(build: BuildResult, role: Role) -> Lines:
+    """Which engines were not used and why, and what the build notes."""
+    not_used = (f"not used: {s.engine}: {printable(s.why_not or '')}" for s in build.not_used)
+    return Lines(lines=(*not_used, *map(printable, build.notes)), role=role)
 
 
 def totals_table(report: EligibilityReport) -> Table:
@@ -188,11 +195,8 @@ def _times(key: str, head: str, verdicts: Sequence[Verdict]) -> Column:
         found = {"sparse": verdict.sparse_ms, "dense": verdict.dense_ms, "ratio": ratio}[key]
         return None if found is None or not isfinite(found) else found
 
-    def cell(verdict: Verdict) -> str | None:
-        found = of(verdict)
-        return None if found is None else f"{found:.3f}" if key == "ratio" else f"{found:.4g}"
-
-    return replace(column(head, Kind.FIGURE, verdicts, cell, of), key=key)
+    words = "{:.3f}" if key == "ratio" else "{:.4g}"
+    return replace(figures(head, verdicts, of, words.format), key=key)
 
 
 def _details(verdict: Verdict) -> RowDetails:
@@ -269,7 +273,7 @@ def _confusion(report: EligibilityReport) -> Section | None:
 
     def measured(name: VerdictName) -> Column:
         numbers = [counts.get((p, name), 0) for p in predicted]
-        return column(f"measured {name.value}", Kind.FIGURE, numbers, lambda n: f"{n:,}", float)
+        return figures(f"measured {name.value}", numbers, float, "{:,.0f}".format)
 
     columns = (
         column("predicted", Kind.TEXT, predicted, lambda p: p.value),
@@ -293,13 +297,6 @@ def _confusion(report: EligibilityReport) -> Section | None:
 def _drift(accuracy: Accuracy | None) -> Section | None:
     lines = () if accuracy is None else drift_lines(accuracy)
     return section("What pruning did to the outputs", Lines(lines=lines, role=Role.LIST))
-
-
-def _engines(build: BuildResult) -> Section | None:
-    not_used = (f"not used: {s.engine}: {printable(s.why_not or '')}" for s in build.not_used)
-    return section(
-        "Engines", Lines(lines=(*not_used, *map(printable, build.notes)), role=Role.LIST)
-    )
 
 
 _BETWEEN = " | "

@@ -46,9 +46,9 @@ _GAP, _LEAST_LAYER, _TEXTS = 2, 20, 54
 """Columns between two cells, of a layer's name that can be read at least, of both texts where names
 are as long as they get."""
 _COLOURS = {
-    **dict.fromkeys(("runs", "can", "doubtful", "faster"), "green"),
-    **dict.fromkeys(("cannot", "slower"), "red"),
-    **dict.fromkeys(("absent", "unknown", "undecided"), "yellow"),
+    **dict.fromkeys(("runs", "can", "doubtful", "faster", "holds"), "green"),
+    **dict.fromkeys(("cannot", "slower", "broken"), "red"),
+    **dict.fromkeys(("absent", "unknown", "undecided", "dense"), "yellow"),
 }
 """By the slug of a verdict."""
 _LINES = {
@@ -99,7 +99,7 @@ def _table(made: Table) -> RenderableType:
     if made.style == "layers":
         return _LayerTable(made)
     if made.style == "rows":
-        return _rows(made)
+        return Group(*_rows(made))
     return _TotalsTable(made) if made.style == "cards" else _FittedTable(made)
 
 
@@ -109,13 +109,20 @@ def _first_names(block: Names) -> str:
     return f"{block.short}: {', '.join(block.names[:_NAMES_SHOWN])}{rest}"
 
 
-def _rows(made: Table) -> RichTable:
-    table = headed()
+def _rows(made: Table) -> Iterator[RenderableType]:
+    """Short words and figures give none of their room away while names and sentences can."""
+    if made.title:
+        yield Text(made.title, style="bold")
+    table = _headed()
     for one in made.columns:
-        table.add_column(one.head, overflow="fold", justify=_justified(one))
-    for row in made.rows:
-        table.add_row(*(Text(_NO_VALUE if c is None else c, overflow="fold") for c in row))
-    return table
+        longest = max((len(cell or "") for cell in one.cells), default=0)
+        is_whole = one.kind in (Kind.FIGURE, Kind.VERDICT)
+        own = max(min(longest, _OP_WIDTH), len(one.head)) if is_whole else None
+        head = Text(one.head, justify="left")
+        table.add_column(head, justify=_justified(one), overflow="fold", width=own)
+    for at in range(len(made.rows)):
+        table.add_row(*(_cell(one, at) for one in made.columns))
+    yield table
 
 
 def _justified(column: Column) -> JustifyMethod:
@@ -187,10 +194,10 @@ class _LayerTable:
         if _fits(self._made.columns, width):
             yield _fitted(self._made.columns, width)
             return
-        table = headed("layer", "op, type", "C x K kernel", "pattern", "verdict", *_TEXT_HEADS)
+        table = _headed("layer", "op, type", "C x K kernel", "pattern", "verdict", *_TEXT_HEADS)
         stacked = not self._share_width(table, width)
         if stacked:
-            table = headed("layer, op, C x K kernel, type", "verdict, pattern", *_TEXT_HEADS)
+            table = _headed("layer, op, C x K kernel, type", "verdict, pattern", *_TEXT_HEADS)
             self._share_stacked(table, width)
         before: tuple[str, str] | None = None
         for at in range(len(self._names)):
@@ -298,8 +305,7 @@ def _codes(text: str) -> tuple[str, ...]:
     return (*([found[0]] if found is not None else []), *more)
 
 
-def headed(*titles: str) -> RichTable:
-    """An empty table with these heads."""
+def _headed(*titles: str) -> RichTable:
     table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for title in titles:
         table.add_column(title, overflow="fold")
