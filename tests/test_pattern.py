@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.pattern import TILE, check, count_zeros, holds_along, nonzero
+from twofour.pattern import TILE, check, count_zeros, holds_along
 from twofour.records.weights import Pattern, PatternCheck
 
 TWO_FOUR = Pattern(2, 4)
@@ -84,8 +84,7 @@ def test_check_says_what_the_rule_says(
 
 
 @given(arrays())
-def test_nonzero_agrees_with_comparing_each_value(array: NDArray[Any]) -> None:
-    assert nonzero(array).tolist() == (array.astype(np.float64) != 0).tolist()
+def test_zeros_are_those_of_comparing_each_value(array: NDArray[Any]) -> None:
     assert count_zeros(array) == int((array.astype(np.float64) == 0).sum())
 
 
@@ -131,28 +130,32 @@ def test_a_tail_is_a_group_of_its_own_and_can_violate() -> None:
     )
 
 
+def nonzero(array: NDArray[Any]) -> list[bool]:
+    return [count_zeros(array[i : i + 1]) == 0 for i in range(array.size)]
+
+
 @pytest.mark.parametrize("kind", FLOATS)
 def test_minus_zero_is_zero_and_nan_is_not(kind: Any) -> None:
     array = np.array([-0.0, 0.0, np.nan, 1.0], np.float32).astype(kind)
-    assert nonzero(array).tolist() == [False, False, True, True]
+    assert nonzero(array) == [False, False, True, True]
 
 
 @pytest.mark.parametrize("kind", FLOAT8)
 def test_every_float8_code_but_the_zeros_is_nonzero(kind: Any) -> None:
     codes = np.arange(256).astype(np.uint8).view(kind)
     expected = codes.astype(np.float32) != 0
-    assert nonzero(codes).tolist() == expected.tolist()
+    assert nonzero(codes) == expected.tolist()
 
 
 def test_the_smallest_subnormal_is_nonzero() -> None:
     for kind in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
         smallest = np.array([1, 0x80 << 8 * (np.dtype(kind).itemsize - 1)], np.uint64)
         codes = smallest.astype(f"u{np.dtype(kind).itemsize}").view(kind)
-        assert nonzero(codes).tolist() == [True, False]
+        assert nonzero(codes) == [True, False]
 
 
 def test_most_negative_int8_is_nonzero() -> None:
-    assert nonzero(np.array([-128, 0, 127], np.int8)).tolist() == [True, False, True]
+    assert nonzero(np.array([-128, 0, 127], np.int8)) == [True, False, True]
 
 
 def test_big_endian_arrays_are_read_in_their_own_byte_order() -> None:

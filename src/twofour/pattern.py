@@ -38,21 +38,12 @@ _ZERO_MASKS = {
 }
 
 
-def nonzero(array: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which elements count as non-zero: -0.0 does not, NaN and the smallest subnormal do.
-
-    The bits are looked at, so a processor set to flush subnormals changes nothing. Raises
-    BadInputError for a type that is not a number's or has no zero.
-    """
-    mask = _mask_of(array)
-    result: NDArray[np.bool_] = (as_bits(array) & mask) != 0
-    return result
-
-
 def count_zeros(array: NDArray[Any], *, kind: str | None = None) -> int:
-    """Zeros in the array, -0.0 included; extra memory does not grow with it.
+    """Zeros in the array, -0.0 included; NaN and the smallest subnormal are none.
 
-    `kind` is numpy's name of the type where the array holds the raw bits of another one.
+    The bits are looked at, so a processor set to flush subnormals changes nothing. Extra memory
+    does not grow with the array. `kind` is numpy's name of the type where the array holds the raw
+    bits of another one. Raises BadInputError for a type that is not a number's or has no zero.
     """
     mask = _zero_mask(kind or array.dtype.name, array.dtype.itemsize)
     tiled = tiles(np.atleast_1d(as_bits(array)), 0, 1)
@@ -148,7 +139,7 @@ def _pieces(shape: tuple[int, ...], axis: int, group: int) -> list[int]:
 
 def _violations(array: NDArray[Any], axis: int, pattern: Pattern) -> Iterator[int]:
     """Violating groups, tile by tile."""
-    mask = _mask_of(array)
+    mask = _zero_mask(array.dtype.name, array.dtype.itemsize)
     for part, group in split_tail(as_bits(array), axis, pattern.m):
         if group <= pattern.n:
             continue
@@ -212,10 +203,6 @@ def _first_violation(array: NDArray[Any], axis: int, pattern: Pattern) -> tuple[
 
 def _along(axis: int, start: int, stop: int) -> tuple[slice, ...]:
     return (*[slice(None)] * axis, slice(start, stop))
-
-
-def _mask_of(array: NDArray[Any]) -> np.unsignedinteger[Any]:
-    return _zero_mask(array.dtype.name, array.dtype.itemsize)
 
 
 def _zero_mask(kind: str, width: int) -> np.unsignedinteger[Any]:

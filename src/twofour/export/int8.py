@@ -119,11 +119,6 @@ def widen(model: onnx.ModelProto) -> None:
                     attribute.i = onnx.TensorProto.FLOAT
 
 
-def is_half(model: onnx.ModelProto) -> bool:
-    """Whether an initializer of the main graph is float16 or bfloat16."""
-    return any(tensor.data_type in _HALF for tensor in model.graph.initializer)
-
-
 class Activations(str, Enum):
     """Type of the quantized activations; weights are symmetric int8 per channel with both."""
 
@@ -249,7 +244,8 @@ def _refuse_other_types(model: OpenedModel) -> None:
 
 def _refuse_too_large(model: OpenedModel) -> None:
     total = model.path.stat().st_size + sum(map(size_bytes, external_tensors(model.proto)))
-    total *= 2 if is_half(model.proto) else 1
+    if any(tensor.data_type in _HALF for tensor in model.proto.graph.initializer):
+        total *= 2
     if total > _PROTOBUF_LIMIT_BYTES:
         raise BadInputError(
             f"{model.path} has {total / 2**30:.1f} GiB with its weights in float32: "

@@ -18,15 +18,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from twofour.graph.trace import LOOKUPS, STACK
+from twofour.graph.trace import FOLLOWED, LOOKUPS, STACK
 from twofour.records.export import LayerMap, LayerName
 
 _PRODUCTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1)}
 _PRODUCTS |= {"MatMul": (0, 1), "Einsum": (0, 1)}
-_PASSED = {
-    *LOOKUPS,
-    *("Cast", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
-}
 _FX_NODE = "pkg.torch.onnx.fx_node"
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -70,7 +66,7 @@ def _constant_behind(value: ir.Value | None) -> ir.Value | None:
             rank = 0 if value.shape is None else len(value.shape)
             return value if is_constant and rank >= least else None
         least = max(least, STACK if producer.op_type in LOOKUPS else 0)
-        value = producer.inputs[0] if producer.op_type in _PASSED else None
+        value = producer.inputs[0] if producer.op_type in (*LOOKUPS, *FOLLOWED) else None
     return None
 
 

@@ -114,14 +114,10 @@ def _match_inputs(node: ir.Node, dtype: ir.DataType) -> None:
         if value is None or not value.is_initializer() or value.dtype != ir.DataType.FLOAT:
             continue
         if len(value.uses()) == 1:
-            _retype(value, dtype)
+            value.const_value = _rounded(value, dtype, value.name)
+            value.dtype = dtype
         else:
             node.replace_input_with(index, _retyped_copy(value, dtype))
-
-
-def _retype(value: ir.Value, dtype: ir.DataType) -> None:
-    value.const_value = _rounded(value, dtype, value.name)
-    value.dtype = dtype
 
 
 def _retyped_copy(value: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -175,5 +171,4 @@ def _float32_output(graph: ir.Graph, value: ir.Value) -> ir.Value:
 
 def _cast(value: ir.Value, dtype: ir.DataType, name: str | None) -> ir.Node:
     output = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
-    to = ir.AttrInt64("to", int(dtype))
-    return ir.Node("", "Cast", [value], [to], outputs=[output], name=f"node_cast_{name}")
+    return ir.node("Cast", [value], {"to": int(dtype)}, outputs=[output], name=f"node_cast_{name}")

@@ -51,6 +51,7 @@ from twofour.export.sizes import (
     without_ones,
 )
 from twofour.graph.opened import range_metadata
+from twofour.pattern import as_bits
 from twofour.records.export import LayerMap
 from twofour.records.options import DynamicAxis, ExportOptions, Precision
 from twofour.store import sync
@@ -62,7 +63,6 @@ _SPECIALISED = re.compile(
 )
 _CONTEXT_LINE = re.compile(r"^(from user code|failed to|the following|summary|$)", re.IGNORECASE)
 _SOURCE_PATH = re.compile(r"""[\\/][^\s"']*\.py\b|\bFile "|<frozen """)
-_BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def export_onnx(
@@ -323,11 +323,10 @@ def _positive_zeros(model: ir.Model) -> None:
 
 
 def _has_negative_zero(array: NDArray[np.generic]) -> bool:
-    bits = _BITS.get(array.dtype.itemsize)
-    if bits is None or array.dtype.kind not in "fV":  # "V": ml_dtypes' bfloat16
+    if array.dtype.kind not in "fV" or array.itemsize == 1:  # "V": ml_dtypes' bfloat16
         return False
-    sign = bits(1 << (8 * array.dtype.itemsize - 1))
-    return bool((array.view(bits) == sign).any())
+    bits = as_bits(array)
+    return bool((bits == bits.dtype.type(1 << (8 * array.itemsize - 1))).any())
 
 
 def save(

@@ -12,7 +12,7 @@ import onnx
 
 from twofour.errors import BadInputError
 from twofour.graph.files import external_data, external_tensors, fill_in, parse_model
-from twofour.graph.scope import Node, Scope, check_functions, scopes
+from twofour.graph.scope import check_functions, scopes
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.records.export import ANONYMOUS, GraphNode, TensorShape
 from twofour.records.options import SizeRange
@@ -140,10 +140,21 @@ def graph_nodes(model: onnx.ModelProto) -> tuple[GraphNode, ...]:
     Shapes are those the file declares (graph inputs, outputs and value_info); none is inferred.
     """
     return tuple(
-        _record(node, scope, shapes)
+        GraphNode(
+            name=node.name,
+            label=node.label,
+            op=proto.op_type,
+            domain=proto.domain,
+            inputs=tuple(proto.input),
+            outputs=tuple(proto.output),
+            constants=tuple(name for name in proto.input if name and scope.constant(name)),
+            output_shape=shapes.get(proto.output[0]) if proto.output else None,
+            unnamed=not proto.name,
+        )
         for scope in scopes(model, None)
         for shapes in [_declared_shapes(scope.graph)]
         for node in scope.nodes
+        for proto in [node.proto]
     )
 
 
@@ -169,22 +180,6 @@ def _shape(value: onnx.ValueInfoProto) -> TensorShape:
         for d in tensor.shape.dim
     )
     return TensorShape(name=value.name, dtype=dtype, shape=dims)
-
-
-def _record(node: Node, scope: Scope, shapes: dict[str, tuple[int | None, ...]]) -> GraphNode:
-    proto = node.proto
-    outputs = tuple(proto.output)
-    return GraphNode(
-        name=node.name,
-        label=node.label,
-        op=proto.op_type,
-        domain=proto.domain,
-        inputs=tuple(proto.input),
-        outputs=outputs,
-        constants=tuple(name for name in proto.input if name and scope.constant(name)),
-        output_shape=shapes.get(outputs[0]) if outputs else None,
-        unnamed=not proto.name,
-    )
 
 
 def _declared_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int | None, ...]]:

@@ -153,10 +153,9 @@ def shapes(found: Trace) -> tuple[tuple[int, ...], ...] | Reason:
     for step in reversed(found.steps):
         shape = _shape_after(step, known[0])
         if shape is None:
-            return Reason(
-                code=ReasonCode.UNSUPPORTED_OP,
-                message=f"{_called(step.node)} gives weight {found.constant!r} of shape"
-                f" {list(known[0])} a shape that cannot be worked out; {_FOLD}",
+            return _unsupported(
+                f"{_called(step.node)} gives weight {found.constant!r} of shape"
+                f" {list(known[0])} a shape that cannot be worked out; {_FOLD}"
             )
         known.insert(0, shape)
     return tuple(known)
@@ -172,10 +171,9 @@ def land(found: Trace, known: tuple[tuple[int, ...], ...], start: Landing) -> La
                 end += 1
         moved = _before(step, landing, known[at], known[end])
         if moved is None:
-            return Reason(
-                code=ReasonCode.UNSUPPORTED_OP,
-                message=f"{_called(step.node)} from {list(known[end])} to {list(known[at])} takes"
-                f" the reduction axis of weight {found.constant!r} apart; {_FOLD}",
+            return _unsupported(
+                f"{_called(step.node)} from {list(known[end])} to {list(known[at])} takes"
+                f" the reduction axis of weight {found.constant!r} apart; {_FOLD}"
             )
         landing, at = moved, end
     return landing
@@ -184,11 +182,14 @@ def land(found: Trace, known: tuple[tuple[int, ...], ...], start: Landing) -> La
 def crossing(found: Trace, landing: Landing) -> Reason:
     """What to say of a run that M does not divide."""
     step = next(s for s in found.steps if s.node.proto.op_type in (*_RESHAPES, *CUTS))
-    return Reason(
-        code=ReasonCode.UNSUPPORTED_OP,
-        message=f"{_called(step.node)} lays runs of {landing.run} along axis {landing.axis} of"
-        f" weight {found.constant!r}, which groups would cross; {_FOLD}",
+    return _unsupported(
+        f"{_called(step.node)} lays runs of {landing.run} along axis {landing.axis} of"
+        f" weight {found.constant!r}, which groups would cross; {_FOLD}"
     )
+
+
+def _unsupported(message: str) -> Reason:
+    return Reason(code=ReasonCode.UNSUPPORTED_OP, message=message)
 
 
 def _stop(owner: Scope, name: str) -> Reason | None:
@@ -200,11 +201,11 @@ def _stop(owner: Scope, name: str) -> Reason | None:
                 code=ReasonCode.NOT_CONSTANT,
                 message=f"the weight is the graph input {name!r}, known at run time only",
             )
-        return Reason(
-            code=ReasonCode.UNSUPPORTED_OP, message=f"weight {name!r} is a sparse initializer"
-        )
+        return _unsupported(f"weight {name!r} is a sparse initializer")
     if name in owner.fixed:
-        return None if _is_followed(node) else _computed(node)
+        if _is_followed(node):
+            return None
+        return _unsupported(f"the weight is computed from constants by {_called(node)}; {_FOLD}")
     first = node.proto.input[0] if node.proto.input else ""
     is_lookup = node.proto.op_type in LOOKUPS and is_standard(node.proto)
     if (is_lookup and first) or (_is_followed(node) and not owner.is_fixed(first)):
@@ -217,18 +218,8 @@ def _stop(owner: Scope, name: str) -> Reason | None:
 
 def _lost(name: str, steps: list[Step]) -> Reason:
     if len(steps) > _MOST_STEPS:
-        return Reason(
-            code=ReasonCode.UNSUPPORTED_OP,
-            message=f"more than {_MOST_STEPS} nodes lie before the weight; {_FOLD}",
-        )
+        return _unsupported(f"more than {_MOST_STEPS} nodes lie before the weight; {_FOLD}")
     return Reason(code=ReasonCode.NOT_CONSTANT, message=f"nothing in the graph makes {name!r}")
-
-
-def _computed(node: Node) -> Reason:
-    return Reason(
-        code=ReasonCode.UNSUPPORTED_OP,
-        message=f"the weight is computed from constants by {_called(node)}; {_FOLD}",
-    )
 
 
 def _called(node: Node) -> str:

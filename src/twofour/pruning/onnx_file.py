@@ -135,16 +135,13 @@ def _data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
     copies = {file: target.parent / name for file, name in zip(files, names, strict=False)}
     for written in (target, *copies.values()):
         for read in (source, *files):
-            if written.resolve() == read.resolve() or _is_same_file(written, read):
+            is_same = written.exists() and written.samefile(read)  # a hard link
+            if is_same or written.resolve() == read.resolve():
                 raise BadInputError(
                     f"writing {written} would overwrite {read}, which is being read",
                     hint="choose another name or folder for the pruned model",
                 )
     return copies
-
-
-def _is_same_file(written: Path, read: Path) -> bool:
-    return written.exists() and written.samefile(read)
 
 
 def _jobs(

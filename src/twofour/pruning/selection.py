@@ -135,12 +135,8 @@ def axis_conflict(one: Weight, other: Weight) -> BadInputError:
     )
 
 
-def _names(weight: Weight) -> tuple[str, ...]:
-    return tuple(name for name in (weight.layer, weight.weight, weight.node) if name is not None)
-
-
 def _first_match(weight: Weight, globs: Sequence[str]) -> str | None:
-    names = _names(weight)
+    names = [n for n in (weight.layer, weight.weight, weight.node) if n is not None]
     return next((glob for glob in globs if any(fnmatchcase(n, glob) for n in names)), None)
 
 

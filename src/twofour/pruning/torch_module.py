@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize, prune
 from twofour.errors import BadInputError
 from twofour.pattern import count_zeros
 from twofour.pruning.methods import Method, method_named
-from twofour.pruning.methods.magnitude import count_non_finite_bits
+from twofour.pruning.methods.magnitude import count_non_finite
 from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
@@ -77,7 +77,8 @@ def find_weights(model: nn.Module) -> tuple[Weight, ...]:
         for name in _weight_names(module):
             weight = _describe(path, name, module)
             tensor = tensor_of(module, name)
-            others = () if tensor is None else _others(users[storage_key(tensor)], path)
+            sharing = [] if tensor is None else users[storage_key(tensor)]
+            others = tuple(other for other in dict.fromkeys(sharing) if other != path)
             tables = tuple(other for other in others if _is_table(model.get_submodule(other)))
             reasons = (*weight.reasons, *_shared_reasons(others, model))
             rows.append(
@@ -100,8 +101,10 @@ def find_not_covered(model: nn.Module, weights: Sequence[Weight]) -> tuple[NotCo
         for name, tensor in module.named_parameters(recurse=False):
             if tensor.numel() > LARGEST_PASSED_OVER and storage_key(tensor) not in seen:
                 seen.add(storage_key(tensor))
-                kind = _multiplies(module, name, tensor), _used_as(module, name)
-                found[kind].append((path, _join(path, name), tensor.numel()))
+                use = _class_name(module) + (" bias" if "bias" in name else "")
+                found[_multiplies(module, name, tensor), use].append(
+                    (path, _join(path, name), tensor.numel())
+                )
     return tuple(
         NotCovered(
             op=op,
@@ -119,11 +122,6 @@ def _multiplies(module: nn.Module, name: str, tensor: Tensor) -> bool:
     """Whether a parameter is, or may be, a factor of a matrix product."""
     is_matrix = sum(length > 1 for length in tensor.shape) > 1
     return is_matrix and "bias" not in name and not isinstance(module, _NO_PRODUCTS)
-
-
-def _used_as(module: nn.Module, name: str) -> str:
-    kind = _class_name(module)
-    return f"{kind} bias" if "bias" in name else kind
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor | None:
@@ -281,10 +279,6 @@ def _users(model: nn.Module) -> dict[StorageKey, list[str]]:
     return users
 
 
-def _others(paths: list[str], path: str) -> tuple[str, ...]:
-    return tuple(other for other in dict.fromkeys(paths) if other != path)
-
-
 def _class_name(module: nn.Module) -> str:
     """The layer's class; torch.nn.utils.parametrize puts one of its own in front."""
     kind = type(module)
@@ -302,6 +296,10 @@ def _join(path: str, name: str) -> str:
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the width of each float type: numpy has no bfloat16."""
+
+
+_Outcome = tuple[float | None, bool]
+"""Kept magnitude of an array, and whether it held the pattern before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,8 +340,8 @@ def prune_module(
         _Stored(choice, _tensor(model, choice[0])) for choice in choose(weights, pattern, selection)
     ]
     _check_storage(stored)
-    kept, held = _prune(stored, pattern, prune)
-    rows = tuple(_row(item, kept, held) for item in stored)
+    outcomes = _prune(stored, pattern, prune)
+    rows = tuple(_row(item, outcomes) for item in stored)
     return PruneResult(
         source=source,
         pattern=pattern,
@@ -391,7 +389,7 @@ def _check_data(weight: Weight, tensor: Tensor, *, finite: bool) -> None:
         )
     if finite or not is_plain(tensor):
         return
-    count = count_non_finite_bits(_bits(tensor), kind=dtype_name(tensor))
+    count = count_non_finite(_bits(tensor), kind=dtype_name(tensor))
     if count:
         raise BadInputError(
             f"layer {weight.layer!r}: {count} of {tensor.numel()} values of {weight.weight} are "
@@ -402,42 +400,39 @@ def _check_data(weight: Weight, tensor: Tensor, *, finite: bool) -> None:
 
 def _prune(
     stored: Sequence[_Stored], pattern: Pattern, prune: Method
-) -> tuple[dict[StorageKey, float | None], set[StorageKey]]:
-    """Prune each array once; gives the kept magnitude by array, and the arrays that held before."""
-    kept: dict[StorageKey, float | None] = {}
-    held: set[StorageKey] = set()
+) -> dict[StorageKey, _Outcome]:
+    """Prune each array once."""
+    outcomes: dict[StorageKey, _Outcome] = {}
     for item in stored:
         tensor, axis = item.tensor, item.weight.axis
-        if not item.pruned or tensor is None or axis is None or storage_key(tensor) in kept:
+        if not item.pruned or tensor is None or axis is None or storage_key(tensor) in outcomes:
             continue
-        bits = _bits(tensor)
-        zeros = count_zeros(bits, kind=dtype_name(tensor))
-        ratio = prune(bits, axis, pattern, kind=dtype_name(tensor))
-        if count_zeros(bits, kind=dtype_name(tensor)) == zeros:
-            held.add(storage_key(tensor))
+        bits, kind = _bits(tensor), dtype_name(tensor)
+        before = count_zeros(bits, kind=kind)
+        ratio = prune(bits, axis, pattern, kind=kind)
+        held = count_zeros(bits, kind=kind) == before
         if tensor.device.type != "cpu":
             integers = torch.from_numpy(bits)
             tensor.copy_(integers.view(tensor.dtype))
-        kept[storage_key(tensor)] = ratio
-    return kept, held
+        outcomes[storage_key(tensor)] = ratio, held
+    return outcomes
 
 
-def _row(
-    item: _Stored, kept: dict[StorageKey, float | None], held: set[StorageKey]
-) -> PrunedWeight:
+def _row(item: _Stored, outcomes: Mapping[StorageKey, _Outcome]) -> PrunedWeight:
     weight, pruned, reasons = item.choice
-    tensor = item.tensor
-    zeros, ratio = 0, None
+    tensor, zeros = item.tensor, 0
+    ratio, held = None, False
     if tensor is not None and is_plain(tensor):
         zeros = count_zeros(_bits(tensor), kind=dtype_name(tensor))
-        ratio = kept.get(storage_key(tensor)) if pruned else None
+        if pruned:
+            ratio, held = outcomes[storage_key(tensor)]
     return PrunedWeight(
         weight=weight,
         pruned=pruned,
         zeros=zeros,
         kept_magnitude=ratio,
         reasons=reasons,
-        held_before=pruned and tensor is not None and storage_key(tensor) in held,
+        held_before=held,
     )
 
 

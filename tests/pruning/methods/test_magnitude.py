@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.pattern import TILE, check, count_zeros, nonzero
+from twofour.pattern import TILE, check, count_zeros
 from twofour.pruning.methods.magnitude import (
     count_non_finite,
-    count_non_finite_bits,
     prune_bits_in_place,
     prune_in_place,
 )
@@ -117,7 +116,7 @@ def test_full_groups_keep_exactly_n_and_a_tail_at_most_n(
     length = groups * pattern.m + int(rng.integers(0, pattern.m))
     array = rng.uniform(1, 2, (3, length)).astype(np.float32)
     prune_in_place(array, 1, pattern)
-    kept = nonzero(array)
+    kept = array != 0
     body = kept[:, : groups * pattern.m].reshape(3, groups, pattern.m)
     tail = length % pattern.m
     assert (body.sum(axis=2) == pattern.n).all()
@@ -212,7 +211,7 @@ def test_non_finite_values_are_counted(kind: Any) -> None:
     assert expected > 0
     assert count_non_finite(array) == expected
     bits = array.view(f"u{np.dtype(kind).itemsize}")
-    assert count_non_finite_bits(bits, kind=np.dtype(kind).name) == expected
+    assert count_non_finite(bits, kind=np.dtype(kind).name) == expected
     assert count_non_finite(np.ones(9, np.int8)) == 0
 
 

@@ -93,20 +93,17 @@ def prune_bits_in_place(
     return math.fsum(a for _, a in sums) / before if 0 < before < math.inf else None
 
 
-def count_non_finite(array: NDArray[Any]) -> int:
-    """How many elements are NaN or infinity; one pass, extra memory does not grow."""
-    kind = array.dtype.name
-    _format(kind)
-    return count_non_finite_bits(as_bits(array), kind=kind)
+def count_non_finite(array: NDArray[Any], *, kind: str | None = None) -> int:
+    """How many elements are NaN or infinity; one pass, extra memory does not grow.
 
-
-def count_non_finite_bits(bits: NDArray[Any], *, kind: str) -> int:
-    """Like count_non_finite on the raw bits of numbers of type `kind`."""
+    `kind` is numpy's name of the type where the array holds the raw bits of another one.
+    """
+    kind = kind or array.dtype.name
     form = _format(kind)
     if kind.startswith(("int", "uint")):
         return 0
     count = 0
-    for tile, _ in tiles(np.atleast_1d(as_bits(bits)), 0, 1):
+    for tile, _ in tiles(np.atleast_1d(as_bits(array)), 0, 1):
         magnitudes = np.empty(tile.shape, tile.dtype.newbyteorder("="))
         _write_magnitudes(tile, form, magnitudes)
         count += int(np.count_nonzero(magnitudes > form.largest))
