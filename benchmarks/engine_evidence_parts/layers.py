@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 
 from engine_evidence_parts.records import Forecast, Layer, Listing, Net
-from twofour.eligibility.predict import what_rules_said
+from twofour.eligibility.predict import contradicted
 from twofour.eligibility.rules import narrow_widths
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.weights import ReasonCode
@@ -120,8 +120,8 @@ def _within(folder: str, source: str | None) -> str | None:
 
 def _rule(verdict: Verdict) -> str | None:
     """The sentence in which the report says that rules and evidence differ."""
-    said = what_rules_said(verdict)
-    return None if said is None else said.message
+    said = verdict.rules_said
+    return None if said is None else contradicted(verdict.predicted, said).message
 
 
 def _finite(ms: float | None) -> float | None:

@@ -99,9 +99,11 @@ def _measured(
         VerdictName.ELIGIBLE: (reason(ReasonCode.DENSE_FASTER, "the dense tactic was faster"),),
         VerdictName.NOT_IN_ENGINE: (reason(ReasonCode.NOT_CONSTANT, "folded into large"),),
     }
+    foretold = name in (verdict.predicted, VerdictName.CHOSEN)
     return replace(
         verdict,
         verdict=name,
+        rules_said=None if foretold else verdict.reasons[0],
         evidence=Evidence.MEASURED,
         engine_layer=f"{verdict.layer} + relu",
         reasons=said[name],

@@ -2,23 +2,91 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twofour.eligibility.build_facts import BuildFacts, build_facts, version_numbers
 from twofour.eligibility.evidence import Sighting, Sightings
 from twofour.eligibility.names import REGION
+from twofour.eligibility.nodes import Dataflow
+from twofour.eligibility.rows import quoted_source
 from twofour.records.build import FIRST_WITH_SPARSE
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
+from twofour.records.export import GraphNode
 from twofour.records.log import (
     Build,
     BuildOutcome,
     Contradiction,
     EngineLayer,
+    Fusion,
     SparsityFlag,
     SparsityKind,
     SparsityLine,
 )
-from twofour.records.weights import Reason
+from twofour.records.weights import Reason, ReasonCode
+
+_FARTHEST = 64
+"""Nodes looked at behind the missing one."""
+
+
+class Whereabouts:
+    """Answers for one engine; the graph is walked once, when the first question comes."""
+
+    def __init__(
+        self,
+        nodes: Sequence[GraphNode],
+        holders_of: Mapping[int, EngineLayer],
+        build: Build | None,
+    ) -> None:
+        self._nodes = nodes
+        self._holders_of = holders_of
+        self._build = build
+        self._flow: Dataflow | None = None
+        self._fusions: dict[str, Fusion] = {}
+
+    def reason(self, node: int) -> Reason:
+        """Into what the node was folded or fused, with the log's line where one says so."""
+        flow = self._walked()
+        fusion = self._fusions.get(self._nodes[node].name)
+        into = self._behind(node, flow)
+        goes = f" into {into.name}" if into is not None else ""
+        if node in flow.fixed:
+            message = f"all its inputs are constants: folded{goes}"
+        elif fusion is not None:
+            message = f"{fusion.kind.value} by {fusion.rule or 'the builder'}{goes}"
+        elif into is not None:
+            message = f"no layer of the engine is named after it; what follows it is in {into.name}"
+        else:
+            message = "no layer of the engine is named after it, nor after what follows it"
+        return Reason(code=ReasonCode.FOLDED, message=message, source=self._source(fusion))
+
+    def _source(self, fusion: Fusion | None) -> str | None:
+        if fusion is None or self._build is None:
+            return None
+        return quoted_source(self._build.file, fusion)
+
+    def _walked(self) -> Dataflow:
+        if self._flow is None:
+            self._flow = Dataflow(self._nodes)
+            for fusion in self._build.fusions if self._build is not None else ():
+                for name in fusion.layers:
+                    self._fusions.setdefault(name, fusion)
+        return self._flow
+
+    def _behind(self, node: int, flow: Dataflow) -> EngineLayer | None:
+        """The engine layer that holds the nearest node that uses this one's output."""
+        waiting, seen = deque([node]), {node}
+        while waiting and len(seen) < _FARTHEST:
+            at = waiting.popleft()
+            if at != node and at in self._holders_of:
+                return self._holders_of[at]
+            for user in flow.after[at][:_FARTHEST]:
+                if user not in seen:
+                    seen.add(user)
+                    waiting.append(user)
+        return None
+
 
 _COUNTS_CHOICES = (10, 14)
 """First TensorRT seen to count choices right: 10.3 prints "Chose 0" before the names of eight."""
@@ -32,11 +100,18 @@ class BuildAround:
     seen: Sightings
     facts: BuildFacts
     """What is known to have been done, so that no remedy asks for it."""
+    whereabouts: Whereabouts
+    """Of layers that the engine does not hold."""
 
     @classmethod
     def of(cls, build: Build | None, seen: Sightings) -> BuildAround:
         """Those of an engine that `build` made and that `seen` tells of."""
-        return cls(build=build, seen=seen, facts=build_facts(build, seen.engine))
+        return cls(
+            build=build,
+            seen=seen,
+            facts=build_facts(build, seen.engine),
+            whereabouts=Whereabouts(seen.nodes, seen.holders_of, build),
+        )
 
     @property
     def file(self) -> str:
@@ -242,6 +317,7 @@ class Outcome:
     evidence: Evidence | None
     reasons: tuple[Reason, ...]
     remedy: str | None
+    rules_said: Reason | None = None
 
 
 def measured(verdict: VerdictName, reasons: tuple[Reason, ...], remedy: str | None) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from twofour.eligibility.predict import not_covered_lines, what_rules_said
+from twofour.eligibility.predict import contradicted, not_covered_lines
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import NotCovered, Reason, ReasonCode
@@ -191,7 +191,8 @@ def _about_pattern(verdict: Verdict) -> Reason:
     """The reason that says how the pattern is broken, wherever it stands; else that it is."""
     codes = (ReasonCode.PATTERN_BROKEN, ReasonCode.WRONG_AXIS)
     found = next((r for code in codes for r in verdict.reasons if r.code is code), None)
-    return found or what_rules_said(verdict) or verdict.reasons[0]
+    said = verdict.rules_said
+    return found or (verdict.reasons[0] if said is None else contradicted(verdict.predicted, said))
 
 
 def _line(verdict: Verdict, reason: Reason) -> str:

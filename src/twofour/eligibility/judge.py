@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from twofour.eligibility.build import JoinCase, Outcome, in_myelin, is_version_8, measured
-from twofour.eligibility.dense import Silence, Whereabouts, silence, silent_choice, why_dense
-from twofour.eligibility.predict import rules_were_wrong
+from twofour.eligibility.dense import Silence, silence, silent_choice, why_dense
+from twofour.eligibility.predict import contradicted
 from twofour.eligibility.reasons import REASONS, leaves_dense
 from twofour.eligibility.remedies import (
     ALLOW_SPARSE,
@@ -38,19 +38,19 @@ from twofour.records.weights import Reason, ReasonCode
 from twofour.words import listed, one_of, tactic_times_words
 
 FORCED = "--sparsity=force overwrote weights: the log says nothing about the model's own"
-_Rule = Callable[[JoinCase, Whereabouts], "Outcome | None"]
+_Rule = Callable[[JoinCase], "Outcome | None"]
 
 
-def judge(case: JoinCase, whereabouts: Whereabouts) -> Outcome:
+def judge(case: JoinCase) -> Outcome:
     """The verdict of one layer; predicted still, where the evidence does not speak of it."""
-    found = _judged(case, whereabouts)
+    found = _judged(case)
     fused = _fused_with(case)
     if fused is None or any(reason.code is fused.code for reason in found.reasons):
         return found
     return replace(found, reasons=(*found.reasons, fused))
 
 
-def _judged(case: JoinCase, whereabouts: Whereabouts) -> Outcome:
+def _judged(case: JoinCase) -> Outcome:
     rules: tuple[_Rule, ...] = (
         _chosen,
         _old_gpu,
@@ -61,14 +61,16 @@ def _judged(case: JoinCase, whereabouts: Whereabouts) -> Outcome:
         _not_listed,
         _unplaced,
     )
-    found = next((o for rule in rules if (o := rule(case, whereabouts)) is not None), None)
+    found = next((o for rule in rules if (o := rule(case)) is not None), None)
     if found is None:
         return _unsaid(case)
     if found.evidence is None:
         return found
-    reasons = (*found.reasons, *_disagreement(case, found), *_log_contradicts(case))
+    said = _refuted(case, found)
+    contradiction = () if said is None else (contradicted(case.row.predicted, said),)
+    reasons = (*found.reasons, *contradiction, *_log_contradicts(case))
     remedy = SAME_MODEL.text if _cannot_be(case, found) else found.remedy
-    return measured(found.verdict, tuple(dict.fromkeys(reasons)), remedy)
+    return replace(measured(found.verdict, tuple(dict.fromkeys(reasons)), remedy), rules_said=said)
 
 
 def _cannot_be(case: JoinCase, found: Outcome) -> bool:
@@ -78,7 +80,7 @@ def _cannot_be(case: JoinCase, found: Outcome) -> bool:
     return usable and ruled_out and any(REASONS[r.code].builder_obeys for r in case.row.reasons)
 
 
-def _chosen(case: JoinCase, _: Whereabouts) -> Outcome | None:
+def _chosen(case: JoinCase) -> Outcome | None:
     if case.around.forced:
         return None
     reason = _by_kernel(case) or (None if case.runs_dense else _by_line(case))
@@ -110,7 +112,7 @@ def _by_line(case: JoinCase) -> Reason | None:
     return Reason(code=ReasonCode.QUALIFIES, message=message, source=source)
 
 
-def _off(case: JoinCase, _: Whereabouts) -> Outcome | None:
+def _off(case: JoinCase) -> Outcome | None:
     if not case.around.off:
         return None
     return _ruled_out_by_build(case, (_switched_off(case),), ALLOW_SPARSE)
@@ -134,7 +136,7 @@ def _switched_off(case: JoinCase) -> Reason:
     return Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=f"{case.around.file}")
 
 
-def _eligible(case: JoinCase, _: Whereabouts) -> Outcome | None:
+def _eligible(case: JoinCase) -> Outcome | None:
     if case.around.forced:
         return None
     proof = _proof_of_eligibility(case)
@@ -183,17 +185,17 @@ def _choice_denied(case: JoinCase) -> Reason:
     return Reason(code=ReasonCode.LOG_CONTRADICTS, message=message, source=source)
 
 
-def _absent(case: JoinCase, whereabouts: Whereabouts) -> Outcome | None:
+def _absent(case: JoinCase) -> Outcome | None:
     seen, around = case.seen, case.around
     is_there = bool(seen.holders or seen.region or seen.among or seen.perhaps)
     if is_there or seen.in_log or not around.seen.engine_complete or not around.seen.engine:
         return None
     if around.listing_cut:
         return None
-    return measured(VerdictName.NOT_IN_ENGINE, (whereabouts.reason(seen.node),), None)
+    return measured(VerdictName.NOT_IN_ENGINE, (around.whereabouts.reason(seen.node),), None)
 
 
-def _unplaced(case: JoinCase, _: Whereabouts) -> Outcome | None:
+def _unplaced(case: JoinCase) -> Outcome | None:
     """In a region whose ends do not tell what is in it, or in no layer of the engine."""
     seen, around = case.seen, case.around
     if not seen.perhaps or seen.in_log or not around.seen.engine_complete or around.listing_cut:
@@ -212,7 +214,7 @@ def _unplaced(case: JoinCase, _: Whereabouts) -> Outcome | None:
     )
 
 
-def _plugin(case: JoinCase, _: Whereabouts) -> Outcome | None:
+def _plugin(case: JoinCase) -> Outcome | None:
     kinds = [(h.name, h.layer_type or "") for h in case.seen.holders]
     if case.seen.tuned is not None:
         kinds.append((case.seen.tuned.name, case.seen.tuned.runner or ""))
@@ -225,7 +227,7 @@ def _plugin(case: JoinCase, _: Whereabouts) -> Outcome | None:
     return measured(VerdictName.NOT_ELIGIBLE, (reason,), NO_PLUGIN.text)
 
 
-def _old_gpu(case: JoinCase, _: Whereabouts) -> Outcome | None:
+def _old_gpu(case: JoinCase) -> Outcome | None:
     build = case.around.build
     if build is None or not case.around.old_gpu or build.compute_capability is None:
         return None
@@ -235,7 +237,7 @@ def _old_gpu(case: JoinCase, _: Whereabouts) -> Outcome | None:
     return _ruled_out_by_build(case, (reason, *off), NEWER_GPU)
 
 
-def _not_listed(case: JoinCase, _: Whereabouts) -> Outcome | None:
+def _not_listed(case: JoinCase) -> Outcome | None:
     """A whole list of eligible layers without it; or layer information that leaves it unmarked."""
     if case.around.forced:
         return None
@@ -348,16 +350,16 @@ def _with_times(case: JoinCase) -> str:
     return f": {tactic_times_words(case.sparse_ms, case.dense_ms)}"
 
 
-def _disagreement(case: JoinCase, found: Outcome) -> tuple[Reason, ...]:
+def _refuted(case: JoinCase, found: Outcome) -> Reason | None:
+    """Why the rules foretold another verdict than was measured; None where they did not.
+
+    They foretell no choice, unknown is no forecast, and of some outcomes they say nothing.
+    """
     row = case.row
-    measured_row = replace(
-        row, verdict=found.verdict, evidence=found.evidence, reasons=found.reasons
-    )
-    if not rules_were_wrong(measured_row):
-        return ()
-    why = f"{row.reasons[0].code.value}: {row.reasons[0].message}" if row.reasons else "no reason"
-    message = f"the rules said {row.predicted.value} ({why}), the evidence says otherwise"
-    return (Reason(code=ReasonCode.LOG_CONTRADICTS, message=message),)
+    chosen = found.verdict is VerdictName.CHOSEN and row.predicted is VerdictName.ELIGIBLE
+    if row.predicted in (VerdictName.UNKNOWN, found.verdict) or chosen:
+        return None
+    return row.reasons[0] if REASONS[found.reasons[0].code].foretold else None
 
 
 def _log_contradicts(case: JoinCase) -> tuple[Reason, ...]:

@@ -55,6 +55,10 @@ class KnownNames:
         return cls(known, min(ends, _MOST_ENDS), max(map(len, known), default=0))
 
 
+NO_NAMES = KnownNames.of(())
+"""Where there is no model, so that names are split by their separators alone."""
+
+
 def split_name(name: str, known: KnownNames) -> tuple[Part, ...]:
     """The parts of an engine layer's name, in its order; never empty unless the name is."""
     if name in known.names:

@@ -212,25 +212,11 @@ def remedy(case: Case, found: Sequence[Finding]) -> str | None:
     return "; ".join(dict.fromkeys(text for text in texts if text)) or None
 
 
-def rules_were_wrong(verdict: Verdict) -> bool:
-    """Whether a measured verdict is another than the rules foretold.
-
-    They foretell no choice, unknown is no forecast, and of some outcomes they say nothing.
-    """
-    predicted, found = verdict.predicted, verdict.verdict
-    if verdict.evidence is not Evidence.MEASURED or predicted is VerdictName.UNKNOWN:
-        return False
-    chosen = found is VerdictName.CHOSEN and predicted is VerdictName.ELIGIBLE
-    return predicted is not found and not chosen and REASONS[verdict.reasons[0].code].foretold
-
-
-def what_rules_said(verdict: Verdict) -> Reason | None:
-    """The reason of a row that says how the rules were wrong; None where they were not.
-
-    Of all contradictions it alone quotes no evidence.
-    """
-    said = (r for r in verdict.reasons if r.code is ReasonCode.LOG_CONTRADICTS)
-    return next((r for r in said if r.source is None), None)
+def contradicted(predicted: VerdictName, said: Reason) -> Reason:
+    """How the evidence contradicts the rules, which foretold `predicted` for the reason `said`."""
+    why = f"{said.code.value}: {said.message}"
+    message = f"the rules said {predicted.value} ({why}), the evidence says otherwise"
+    return Reason(code=ReasonCode.LOG_CONTRADICTS, message=message)
 
 
 def _found(origin: Origin, case: Case) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 
 from twofour.eligibility.build import BuildAround, JoinCase
-from twofour.eligibility.dense import Whereabouts, is_of_lower_type
+from twofour.eligibility.dense import is_of_lower_type
 from twofour.eligibility.evidence import (
     NO_ENGINE,
     BuildEvidence,
@@ -19,7 +19,8 @@ from twofour.eligibility.evidence import (
     look,
 )
 from twofour.eligibility.judge import FORCED, judge
-from twofour.eligibility.names import PROFILE, KnownNames, split_name
+from twofour.eligibility.names import NO_NAMES, PROFILE, split_name
+from twofour.eligibility.nodes import MYELIN_SUFFIX
 from twofour.eligibility.predict import summarize
 from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.remedies import LEAVE_GROUPED_ENGINE
@@ -58,14 +59,12 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
     void = no_evidence(evidence.build, seen)
     if void is not None:
         return _without(predicted, void, seen, notes=(*warnings, *evidence.notes))
-    verdicts = predicted.verdicts
-    if evidence.build is not None or seen.engine is not None:
-        verdicts = _judged(predicted, evidence, seen)
+    around = BuildAround.of(evidence.build, seen)
+    is_built = evidence.build is not None or seen.engine is not None
+    verdicts = _judged(predicted.verdicts, around) if is_built else predicted.verdicts
     verdicts = tuple(
         replace(v, profile_ms=s.profile_ms) for v, s in zip(verdicts, seen.rows, strict=True)
     )
-    around = BuildAround.of(evidence.build, seen)
-    is_built = evidence.build is not None or seen.engine is not None
     return replace(
         predicted,
         engine=_engine_words(predicted, evidence) if is_built else predicted.engine,
@@ -133,33 +132,31 @@ def _without(
     )
 
 
-def _judged(
-    predicted: EligibilityReport, evidence: BuildEvidence, seen: Sightings
-) -> tuple[Verdict, ...]:
-    around = BuildAround.of(evidence.build, seen)
-    whereabouts = Whereabouts(seen.nodes, seen.holders_of, evidence.build)
-    rows = list(zip(predicted.verdicts, seen.rows, strict=True))
+def _judged(predicted: Sequence[Verdict], around: BuildAround) -> tuple[Verdict, ...]:
+    rows = list(zip(predicted, around.seen.rows, strict=True))
     of_node = {sighting.node: row for row, sighting in rows}
-    fused = (s.siblings.nodes if s.siblings is not None else () for s in seen.rows)
     return tuple(
         _row(
             JoinCase(
-                row=row, seen=sighting, around=around, fused=tuple(of_node[at] for at in nodes)
-            ),
-            whereabouts,
+                row=row,
+                seen=seen,
+                around=around,
+                fused=tuple(of_node[at] for at in (seen.siblings.nodes if seen.siblings else ())),
+            )
         )
-        for (row, sighting), nodes in zip(rows, fused, strict=True)
+        for row, seen in rows
     )
 
 
-def _row(case: JoinCase, whereabouts: Whereabouts) -> Verdict:
-    found = judge(case, whereabouts)
+def _row(case: JoinCase) -> Verdict:
+    found = judge(case)
     return replace(
         case.row,
         verdict=found.verdict,
         evidence=found.evidence,
         reasons=found.reasons,
         remedy=found.remedy,
+        rules_said=found.rules_said,
         engine_layer=_engine_layer(case.seen),
         sparse_ms=case.sparse_ms,
         dense_ms=case.dense_ms,
@@ -307,13 +304,10 @@ def _kinds(build: Build | None, engine: tuple[EngineLayer, ...]) -> Mapping[str,
     return found
 
 
-_NO_NAMES = KnownNames.of(())
-
-
 def _parts(name: str) -> set[str]:
     """What a name is made of, to tell that two names are of one layer."""
     plain = PROFILE.sub("", name)
-    return {re.sub(r"_myl\d+_\d+$", "", part.text) for part in split_name(plain, _NO_NAMES)}
+    return {MYELIN_SUFFIX.sub("", part.text) for part in split_name(plain, NO_NAMES)}
 
 
 def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:

@@ -12,7 +12,6 @@ from twofour.eligibility.predict import (
     NOT_COVERED,
     count_not_covered,
     count_weights,
-    rules_were_wrong,
     uses_of,
 )
 from twofour.eligibility.reasons import against
@@ -217,7 +216,7 @@ def _confusion(verdicts: Iterable[Verdict]) -> tuple[ConfusionCell, ...]:
 
 
 def _disagreements(verdicts: Iterable[Verdict]) -> Iterator[Disagreement]:
-    for v in filter(rules_were_wrong, verdicts):
+    for v in (v for v in verdicts if v.rules_said is not None):
         yield Disagreement(
             layer=v.layer,
             predicted=v.predicted,

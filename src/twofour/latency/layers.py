@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import TypeAlias
 
-from twofour.eligibility.names import KnownNames, split_name
+from twofour.eligibility.names import NO_NAMES, split_name
 from twofour.eligibility.nodes import MYELIN_SUFFIX, mangle
 from twofour.eligibility.resolve import COPY, index_nodes, resolve
 from twofour.latency.variants import without_batch
@@ -28,7 +28,6 @@ PartsOf: TypeAlias = Callable[[Sequence[str]], Mapping[str, frozenset[str]]]
 OwnersOf: TypeAlias = Callable[[Sequence[str]], Mapping[str, str]]
 """Names of the layers of one engine, in the order they ran -> the node that an added one is for."""
 
-_NO_NAMES = KnownNames.of(())
 _GENERATED = "__my"
 _ADDED_BEFORE, _ADDED_BEHIND = ("InsertedPrecisionFreeCast_", "fused "), ("_nchwc",)
 """What ONNX Runtime puts before and behind the name of a node or tensor (seen in 1.31.1)."""
@@ -96,7 +95,7 @@ def _parts(name: str) -> Iterator[str]:
     if COPY.match(name) or name.startswith(_GENERATED):
         yield name
         return
-    for part in split_name(name, _NO_NAMES):
+    for part in split_name(name, NO_NAMES):
         if part.is_region:
             yield from map(mangle, (*(part.first or ()), *part.last))
         elif MYELIN_SUFFIX.search(part.text):

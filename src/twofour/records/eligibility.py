@@ -52,6 +52,8 @@ class Verdict(WeightedLayer):
     """Mean time of its engine layer in the profile of the sparse engine."""
     required: bool | None = None
     """Whether the weight was to be pruned; False: left dense on purpose; None: nothing says."""
+    rules_said: Reason | None = None
+    """Why the rules foretold `predicted`, where another verdict was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

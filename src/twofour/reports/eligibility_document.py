@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from math import isfinite, prod
 
-from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, rules_were_wrong, uses_of
+from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, uses_of
 from twofour.eligibility.reasons import against
 from twofour.eligibility.rules import LARGE_ENOUGH
 from twofour.eligibility.totals import LayerStatus, by_status, status_of, weights_by_status
@@ -372,7 +372,7 @@ def _data(report: EligibilityReport, shown: Table) -> Table:
 def _wrong(verdict: Verdict) -> str | None:
     """Whether they were, of what was measured."""
     is_measured = verdict.evidence is Evidence.MEASURED
-    return str(rules_were_wrong(verdict)).lower() if is_measured else None
+    return str(verdict.rules_said is not None).lower() if is_measured else None
 
 
 def _beside(group: NotCovered) -> dict[str, Value]:

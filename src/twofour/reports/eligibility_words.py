@@ -11,7 +11,6 @@ from twofour.eligibility.predict import (
     NOT_COVERED,
     count_weights,
     not_covered_lines,
-    rules_were_wrong,
     uses_of,
 )
 from twofour.eligibility.reasons import against, changes, headlines
@@ -280,7 +279,7 @@ def pattern_word(verdict: Verdict) -> str:
 
 def surprise(verdict: Verdict) -> str | None:
     """What the rules had said, where the engine showed something else."""
-    return f"rules said {verdict.predicted.value}" if rules_were_wrong(verdict) else None
+    return f"rules said {verdict.predicted.value}" if verdict.rules_said is not None else None
 
 
 def main_reason(verdict: Verdict) -> str:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twofour.eligibility.evidence import BuildEvidence, Sighting, Sightings, engine_layers, look
-from twofour.eligibility.names import REGION, KnownNames, split_name
+from twofour.eligibility.names import NO_NAMES, REGION, split_name
 from twofour.eligibility.rows import mention_source, quoted_source
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Verdict
@@ -151,7 +151,7 @@ def _by_place(names: Sequence[tuple[str | None, ...]], name: str) -> Iterator[li
 
 def _constituents(engine_layer: str) -> set[str]:
     """`conv` and `relu` of `conv + relu`."""
-    parts = split_name(engine_layer, KnownNames.of(()))
+    parts = split_name(engine_layer, NO_NAMES)
     return {part.text for part in parts if not part.is_region}
 
 
