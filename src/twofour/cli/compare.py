@@ -124,8 +124,11 @@ def _measured(
     quiet: bool,
 ) -> LatencyComparison:
     """Measure, save and print; None prints JSON."""
-    from twofour.pipeline.compare.compare import measure_paths, save_comparison
-    from twofour.pipeline.compare.process import first_interrupt_only
+    from twofour.pipeline.compare.compare import (
+        first_interrupt_only,
+        measure_paths,
+        save_comparison,
+    )
 
     if out is not None:
         keep_tracebacks_in(out)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from twofour.pipeline.compare.process import first_interrupt_only
+from twofour.pipeline.compare.compare import first_interrupt_only
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from twofour.engines.machine import describe_machine, read_clocks, usable_cores
 from twofour.engines.protocol import ModeStatus
@@ -25,8 +29,8 @@ from twofour.latency.layers import (
 from twofour.latency.ratios import ratios_and_noise
 from twofour.latency.variants import parse_variant_name, variant_name, without_batch
 from twofour.pipeline.compare.measure import Measured, check_metric, measure, planned_rows
-from twofour.pipeline.compare.plan import Planned, plan_variants, start_worker
-from twofour.pipeline.compare.process import first_interrupt_only
+from twofour.pipeline.compare.plan import Planned, plan_variants
+from twofour.pipeline.compare.process import start_worker
 from twofour.pipeline.compare.trtexec_times import compare_emitted
 from twofour.pipeline.compare.variants import NOT_LOADABLE, Compared, open_compared
 from twofour.pipeline.emitting import is_emitted_folder
@@ -83,6 +87,34 @@ def measure_paths(
         check_page(compared.folder)
     own_folder(compared.work)
     return compared.folder, _measure(compared, options, progress or Silent())
+
+
+@contextlib.contextmanager
+def first_interrupt_only(*, until_exit: bool = False) -> Iterator[None]:
+    """Within, the first SIGINT raises KeyboardInterrupt and later ones are ignored.
+
+    An impatient second Ctrl-C would otherwise hit the code that keeps what the first one left.
+    With `until_exit`, for a process that ends then, they stay ignored after the block too. Outside
+    of the main thread, where signals cannot be handled, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    interrupted = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if not (interrupted and until_exit):
+            signal.signal(signal.SIGINT, before)
 
 
 def save_comparison(folder: Path, comparison: LatencyComparison) -> None:

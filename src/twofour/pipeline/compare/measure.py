@@ -17,9 +17,9 @@ from twofour.engines.timing import RoundPlan, Rounds, interleave
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement
 from twofour.latency.variants import with_samples
-from twofour.pipeline.compare.plan import Planned, start_worker
+from twofour.pipeline.compare.plan import Planned
 from twofour.pipeline.compare.prepare import at_batch, batch_of, prepare_request, profiles_over
-from twofour.pipeline.compare.process import VariantProcess, refuse_without_memory
+from twofour.pipeline.compare.process import VariantProcess, refuse_without_memory, start_worker
 from twofour.pipeline.compare.variants import Compared
 from twofour.pipeline.stages import Progress
 from twofour.records.build import LayerTime

@@ -6,21 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from twofour.engines.protocol import Mode, ModeStatus, OpenRequest
-from twofour.engines.registry import ENGINES, EngineRow, Takes
+from twofour.engines.protocol import Mode, ModeStatus
+from twofour.engines.registry import ENGINES, Takes
 from twofour.errors import BadInputError
 from twofour.latency.variants import variant_name
-from twofour.pipeline.workers import WorkerProcess
-from twofour.records.export import TensorShape
-from twofour.records.latency import VariantSettings
 from twofour.records.options import ExampleInputs
-
-_SERVICE = "twofour.pipeline.compare.worker:Worker"
-
-
-def start_worker(threads: int) -> WorkerProcess:
-    """A process for one variant, whose libraries use so many threads."""
-    return WorkerProcess(_SERVICE, threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,47 +24,6 @@ class TorchRequest:
     input_names: tuple[str, ...]
     """Of the ONNX file, in its order, which is that of the module's arguments."""
     output_names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeRequest:
-    """An INT8 file to write before it can be opened."""
-
-    onnx: Path
-    target: Path
-    examples: Path
-    activations: str
-    """int8 (symmetric, as TensorRT takes it) or uint8 (fast on x86 CPUs)."""
-    optimized: bool = True
-    """Whether ONNX Runtime simplifies the graph before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariantRequest:
-    """One variant to load."""
-
-    engine: EngineRow
-    opening: OpenRequest
-    torch: TorchRequest | None = None
-    """For engines that take a module: the worker loads it and opens that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """What is known of a variant once it is loaded."""
-
-    settings: VariantSettings
-    inputs: tuple[TensorShape, ...]
-    size_bytes: int | None
-    open_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Peaks since the last `prepare`."""
-
-    host_bytes: int | None
-    device_bytes: int | None
 
 
 NO_TORCH = "there is no torch module: compare a run folder that was made from one"

@@ -13,7 +13,8 @@ from twofour.engines.inputs import at_shapes
 from twofour.engines.protocol import BuildRequest, Mode, OpenOptions, OpenRequest, no_progress
 from twofour.engines.registry import ENGINES, Takes
 from twofour.errors import BadInputError
-from twofour.pipeline.compare.plan import Planned, QuantizeRequest, VariantRequest, start_worker
+from twofour.pipeline.compare.plan import Planned
+from twofour.pipeline.compare.process import QuantizeRequest, VariantRequest, start_worker
 from twofour.pipeline.compare.variants import Compared
 from twofour.pipeline.engine_host import EngineHost, Tries, build_in
 from twofour.pipeline.sources.source import safe_name

@@ -1,52 +1,88 @@
-"""The workers of a comparison: started, asked in rounds, interrupted."""
+"""A variant with a process of its own: asked from this one, and what it can do there.
+
+A process of its own gives each variant its own peak memory and thread pools, and lets one crash
+without the others.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twofour.engines.machine import available_bytes, has_room_for
+from twofour.engines.machine import (
+    available_bytes,
+    has_room_for,
+    peak_resident_bytes,
+    reset_peak,
+)
+from twofour.engines.protocol import OpenRequest, ProgressCallback
+from twofour.engines.registry import EngineRow
+from twofour.engines.timing import WarmModel
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.pipeline.compare.plan import Memory, Opened, Planned, VariantRequest, start_worker
+from twofour.pipeline.compare.plan import Planned, TorchRequest
 from twofour.pipeline.engine_host import Tries
 from twofour.pipeline.workers import WorkerProcess
 from twofour.records.build import LayerTime
-from twofour.records.export import OutputAgreement
+from twofour.records.export import OutputAgreement, TensorShape
+from twofour.records.latency import VariantSettings
+
+if TYPE_CHECKING:
+    from twofour.engines.protocol import ModeStatus, TimedModel
+    from twofour.engines.torch.placed import TorchProgram
+    from twofour.pipeline.sources.source import LoadedModule
+
+_SERVICE = "twofour.pipeline.compare.process:Worker"
 
 
-@contextlib.contextmanager
-def first_interrupt_only(*, until_exit: bool = False) -> Iterator[None]:
-    """Within, the first SIGINT raises KeyboardInterrupt and later ones are ignored.
+def start_worker(threads: int) -> WorkerProcess:
+    """A process for one variant, whose libraries use so many threads."""
+    return WorkerProcess(_SERVICE, threads)
 
-    An impatient second Ctrl-C would otherwise hit the code that keeps what the first one left.
-    With `until_exit`, for a process that ends then, they stay ignored after the block too. Outside
-    of the main thread, where signals cannot be handled, nothing changes.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    interrupted = False
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal interrupted
-        interrupted = True
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeRequest:
+    """An INT8 file to write before it can be opened."""
 
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        if not (interrupted and until_exit):
-            signal.signal(signal.SIGINT, before)
+    onnx: Path
+    target: Path
+    examples: Path
+    activations: str
+    """int8 (symmetric, as TensorRT takes it) or uint8 (fast on x86 CPUs)."""
+    optimized: bool = True
+    """Whether ONNX Runtime simplifies the graph before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantRequest:
+    """One variant to load."""
+
+    engine: EngineRow
+    opening: OpenRequest
+    torch: TorchRequest | None = None
+    """For engines that take a module: the worker loads it and opens that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What is known of a variant once it is loaded."""
+
+    settings: VariantSettings
+    inputs: tuple[TensorShape, ...]
+    size_bytes: int | None
+    open_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Peaks since the last `prepare`."""
+
+    host_bytes: int | None
+    device_bytes: int | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,3 +175,125 @@ def refuse_without_memory(largest_bytes: int) -> None:
             f"largest variant took {largest_bytes / 2**30:.1f} GiB",
             hint="every variant stays loaded while the rounds run: name fewer with --engines",
         )
+
+
+class Worker:
+    """The commands; each is a method, and what it raises goes back to the parent."""
+
+    def __init__(self, _report: ProgressCallback) -> None:
+        self._loaded: WarmModel | None = None
+
+    def open(self, request: VariantRequest) -> Opened:
+        """Load the variant; everything else needs that first, `quantize` apart."""
+        started = time.perf_counter()
+        model = _open_variant(request)
+        open_s = time.perf_counter() - started
+        self._loaded = WarmModel(request.opening.model, model)
+        return Opened(
+            settings=model.settings,
+            inputs=model.inputs,
+            size_bytes=model.size_bytes,
+            open_s=open_s,
+        )
+
+    def statuses(self, engine: EngineRow, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+        """Which modes of an engine can run here."""
+        return {status.mode: status for status in engine.engine().statuses(modes)}
+
+    def quantize(self, request: QuantizeRequest) -> None:
+        """Write an INT8 file beside the others of the comparison."""
+        from twofour.export.int8 import Activations, quantize_int8
+        from twofour.pipeline.sources.inputs import stored_arrays
+
+        request.target.parent.mkdir(parents=True, exist_ok=True)
+        quantize_int8(
+            request.onnx,
+            request.target,
+            stored_arrays(request.examples),
+            activations=Activations(request.activations),
+            optimized=request.optimized,
+        )
+
+    def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
+        """Take the inputs of the rounds and warm up; peaks count from here."""
+        reset_peak()
+        self._warm.prepare(inputs, warmup)
+
+    def run_ms(self) -> float:
+        """One timed run."""
+        return self._warm.run_ms()
+
+    def outputs(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs by name."""
+        return self._opened.outputs(inputs)
+
+    def metric(self, reference: str, seed: int) -> dict[str, float]:
+        """The user's metric, with this variant behind `predict`."""
+        from twofour.pipeline.sources.metric import load_metric, predictor, run_metric
+
+        names = [tensor.name for tensor in self._opened.inputs]
+        predict = predictor(names, self._opened.outputs)
+        return run_metric(load_metric(reference), predict, seed=seed)
+
+    def check_metric(self, reference: str) -> None:
+        """Import the user's metric, so that a typo is found before anything is timed."""
+        from twofour.pipeline.sources.metric import load_metric
+
+        load_metric(reference)
+
+    def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
+        """Mean times of the layers."""
+        return self._opened.layer_times(iterations)
+
+    def memory(self) -> Memory:
+        """Peaks since `prepare`."""
+        return Memory(
+            host_bytes=peak_resident_bytes(),
+            device_bytes=self._opened.peak_device_memory_bytes(),
+        )
+
+    @property
+    def _warm(self) -> WarmModel:
+        assert self._loaded is not None, "open comes first"
+        return self._loaded
+
+    @property
+    def _opened(self) -> TimedModel:
+        return self._warm.model
+
+
+def _open_variant(request: VariantRequest) -> TimedModel:
+    """Load it with its engine.
+
+    Raises BadInputError, MissingToolError and BuildFailedError as the engines do.
+    """
+    opening, torch = request.opening, request.torch
+    if torch is not None:
+        opening = replace(opening, program=_program(torch))
+    return request.engine.engine().open(opening)
+
+
+def _program(torch: TorchRequest) -> TorchProgram:
+    from twofour.engines.torch.placed import TorchProgram
+
+    loaded = _load(torch)
+    return TorchProgram(
+        module=loaded.module,
+        args=loaded.args,
+        kwargs=loaded.kwargs,
+        input_names=torch.input_names,
+        output_names=torch.output_names,
+        source=torch.source,
+    )
+
+
+def _load(request: TorchRequest) -> LoadedModule:
+    """The module with the weights of the source, or with those that the prune stage saved."""
+    from twofour.pipeline.sources.onnx import OnnxSource
+    from twofour.pipeline.sources.open import open_source
+    from twofour.pipeline.torch_model import TorchModel
+
+    source = open_source(request.source, request.arguments)
+    assert not isinstance(source, OnnxSource), "planned only for torch sources"
+    model = TorchModel(source, lambda _note: None)
+    return model.dense() if request.weights is None else model.pruned(request.weights)
