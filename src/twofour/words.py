@@ -9,6 +9,7 @@ from twofour.records.latency import Interval
 from twofour.records.weights import Pattern, WeightedLayer
 
 _NAMES_SHOWN = 3
+_KEYS_SHOWN = 5
 
 
 def axis_name(layer: WeightedLayer, axis: int) -> str:
@@ -74,6 +75,12 @@ def listed(names: Sequence[str]) -> str:
     more = len(names) - _NAMES_SHOWN
     shown = [*names] if more <= 0 else [*names[:_NAMES_SHOWN], f"{more:,} more"]
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+
+
+def keys_listed(keys: Sequence[str]) -> str:
+    """Names of weights with commas alone: "a, b" or "a, b, c, d, e and 3 more"."""
+    more = len(keys) - _KEYS_SHOWN
+    return ", ".join(keys[:_KEYS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 SPARSE_TO_DENSE = "sparse / dense"

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 
 import twofour
 from twofour.errors import BadInputError
-from twofour.pipeline.torch_model import save_weights
+from twofour.pipeline.torch_model import save_tensors
 
 
 class Tied(nn.Module):
@@ -32,7 +32,7 @@ class Tied(nn.Module):
 def pruned(module: nn.Module, folder: Path) -> Path:
     twofour.prune(module, all_layers=True)
     path = folder / "weights.safetensors"
-    save_weights(module, path, first=())
+    save_tensors(module.state_dict(), path)
     return path
 
 

@@ -83,7 +83,9 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
         found = model.weights(HARDWARE_PATTERN)
         weights = named(found.weights, facts.layers, known_to_pruning(pruned))
         evidence = read_evidence(files, model, facts.layers)
+        version = None
         if ENGINES[built.engine.engine].is_tensorrt:
+            version = built.engine.version
             evidence = replace(evidence, built_with=built.engine.in_words)
         context = ReportContext(
             model=run.source.name,
@@ -92,9 +94,7 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
             gpu=built.gpu,
             activation_products=found.activation_products,
             not_covered=found.not_covered,
-            tensorrt_version=built.engine.version
-            if ENGINES[built.engine.engine].is_tensorrt
-            else None,
+            tensorrt_version=version,
             build=_facts_of(evidence),
         )
         report = predict(weights, _hardware_validation(model, facts.exported), context)

@@ -21,6 +21,7 @@ from twofour.records.options import Selection
 from twofour.records.pruning import LoadedWeights, PruneResult
 from twofour.records.weights import Pattern
 from twofour.store import atomic_file
+from twofour.words import keys_listed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,7 +32,6 @@ _ANOTHER_MODEL = (
     "it must be the model that was pruned, in the type it had then; a source that gives another "
     "one needs another --out"
 )
-_MOST_LISTED = 5
 _ALWAYS_READ_BYTES = 64 << 20
 
 
@@ -73,7 +73,7 @@ class TorchModel:
         refuse_nothing_pruned(result)
         self._pruned = True
         with atomic_file(target) as temporary:
-            save_weights(loaded.module, temporary, first=_names(result))
+            save_tensors(loaded.module.state_dict(), temporary, first=_names(result))
         return result
 
     def pruned(self, weights: Path) -> LoadedModule:
@@ -121,13 +121,8 @@ def _names(result: PruneResult) -> frozenset[str]:
     return frozenset(row.weight.weight for row in result.weights if row.weight.weight is not None)
 
 
-def save_weights(module: nn.Module, target: Path, *, first: Collection[str]) -> None:
-    """Write the whole state_dict; of keys that share a tensor, one of `first` is written."""
-    save_tensors(module.state_dict(), target, first=first)
-
-
 def save_tensors(state: Mapping[str, Tensor], target: Path, *, first: Collection[str] = ()) -> None:
-    """Write tensors by key, as `save_weights` does for a module."""
+    """Write tensors by key; of keys that share a tensor, one of `first` is written."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -194,14 +189,9 @@ def _saved_as(
     unexpected = sorted(saved - {*found.values()})
     if missing or unexpected:
         words = (("missing", missing), ("not in the model", unexpected))
-        said = "; ".join(f"{word}: {_listed(keys)}" for word, keys in words if keys)
+        said = "; ".join(f"{word}: {keys_listed(keys)}" for word, keys in words if keys)
         raise BadInputError(f"{path} does not fit the model: {said}", hint=_ANOTHER_MODEL)
     return found
-
-
-def _listed(keys: Sequence[str]) -> str:
-    more = len(keys) - _MOST_LISTED
-    return ", ".join(keys[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_ties(

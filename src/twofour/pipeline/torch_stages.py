@@ -47,16 +47,7 @@ def export_dense(run: Run) -> Stage[ExportedVariant]:
     def work() -> Made[ExportedVariant]:
         loaded = model.dense()
         if run.reference_model is not None:  # on the inputs of the model that is pruned
-            own = _model(run).dense()
-            loaded = replace(
-                loaded,
-                args=own.args,
-                kwargs=own.kwargs,
-                input_names=own.input_names,
-                examples=own.examples,
-                dynamic=own.dynamic,
-                longest=own.longest,
-            )
+            loaded = replace(_model(run).dense(), module=loaded.module)
         exported = _export_dense(run, loaded)
         if run.reference_model is not None:
             run.reference_model.release()

@@ -33,34 +33,6 @@ if TYPE_CHECKING:
 _RETURN_HINT = "return an nn.Module, or a tuple (module, example_inputs)"
 
 
-def load_callable(reference: CodeReference, options: ExampleInputs) -> LoadedModule:
-    """Module and example inputs from user code; a name that is a module itself is taken as it is.
-
-    Raises BadInputError for code that fails, wants arguments, returns no module, or leaves the
-    example inputs unknown.
-    """
-    from torch import nn
-
-    from twofour.pipeline.sources.hf_io import (
-        give_tensors,
-        is_transformers_model,
-        with_free_sizes,
-    )
-
-    seed_everything(options.seed)  # a module may be built while the file is imported
-    target = import_attribute(reference)
-    made = target if isinstance(target, nn.Module) else _call(reference, target, options.seed)
-    returned, given = _split(reference, made)
-    module = _checked_module(reference, returned)
-    inputs = (
-        inputs_from_options(module, options) or given or _own_inputs(reference, module, options)
-    )
-    if not is_transformers_model(module):
-        return loaded_module(module, inputs.args, inputs.kwargs)
-    give_tensors(module)
-    return with_free_sizes(loaded_module(module, inputs.args, inputs.kwargs))
-
-
 def _call(reference: CodeReference, target: object, seed: int) -> object:
     if not callable(target):
         raise BadInputError(
@@ -156,8 +128,32 @@ class CallableSource:
         return key_of(reference_key(self.reference), options_key(self.options))
 
     def load(self) -> LoadedModule:
-        """Import and call it, with all random numbers seeded; raises BadInputError."""
-        return load_callable(self.reference, self.options)
+        """Import and call it, with all random numbers seeded; a module is taken as it is.
+
+        Raises BadInputError for code that fails, wants arguments, returns no module, or leaves the
+        example inputs unknown.
+        """
+        from torch import nn
+
+        from twofour.pipeline.sources.hf_io import (
+            give_tensors,
+            is_transformers_model,
+            with_free_sizes,
+        )
+
+        reference, options = self.reference, self.options
+        seed_everything(options.seed)  # a module may be built while the file is imported
+        target = import_attribute(reference)
+        made = target if isinstance(target, nn.Module) else _call(reference, target, options.seed)
+        returned, given = _split(reference, made)
+        module = _checked_module(reference, returned)
+        inputs = (
+            inputs_from_options(module, options) or given or _own_inputs(reference, module, options)
+        )
+        if not is_transformers_model(module):
+            return loaded_module(module, inputs.args, inputs.kwargs)
+        give_tensors(module)
+        return with_free_sizes(loaded_module(module, inputs.args, inputs.kwargs))
 
 
 def is_callable(text: str, path: Path) -> bool:

@@ -14,6 +14,33 @@ from typing import Any
 
 from twofour.errors import BadInputError
 
+CONFIG = "config.json"
+MODULES = "modules.json"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt",
+    "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes",
+)  # fmt: skip
+_OTHER_FILES = (
+    CONFIG, MODULES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "preprocessor_config.json", "sentence_bert_config.json",
+)  # fmt: skip
+_SAFE = "model.safetensors"
+_PICKLE = "pytorch_model.bin"
+POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens")
+"""What can be read; where a folder names several, their vectors are joined in its order."""
+_LEGACY = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""The flags of older releases and the mode each stands for, in the order of joining."""
+_REFUSED = re.compile(r"GLOBAL (\S+)")
+"""In torch's message: the name its restricted unpickler did not allow."""
+_TENSOR_MODULES = ("torch.", "collections.")
+
 
 def read_json(path: Path) -> object:
     """Parse a JSON file; raises BadInputError when it is missing or damaged."""
@@ -32,19 +59,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadInputError(f"{path} holds no JSON object")
     return content
-
-
-MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens")
-"""What can be read; where a folder names several, their vectors are joined in its order."""
-_LEGACY = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-"""The flags of older releases and the mode each stands for, in the order of joining."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,18 +128,13 @@ def _modes(config: Path) -> tuple[str, ...]:
         modes = [mode for flag, mode in _LEGACY.items() if options.get(flag) is True] or ["mean"]
     else:
         modes = [str(mode) for mode in named] if isinstance(named, list) else [str(named)]
-    unknown = [mode for mode in modes if mode not in MODES]
+    unknown = [mode for mode in modes if mode not in POOLING_MODES]
     if unknown:
         raise BadInputError(
-            f"{config} pools by {', '.join(unknown)}; only {', '.join(MODES)} can be read",
+            f"{config} pools by {', '.join(unknown)}; only {', '.join(POOLING_MODES)} can be read",
             hint="write a file.py:callable that returns the whole model",
         )
     return tuple(modes)
-
-
-_REFUSED = re.compile(r"GLOBAL (\S+)")
-"""In torch's message: the name its restricted unpickler did not allow."""
-_TENSOR_MODULES = ("torch.", "collections.")
 
 
 def check_weight_file(path: Path) -> None:
@@ -218,20 +227,6 @@ def _damaged(path: Path, error: Exception) -> BadInputError:
         f"{path} is no whole file of weights: {type(error).__name__}: {first_line}",
         hint="copy or download it again",
     )
-
-
-CONFIG = "config.json"
-MODULES = "modules.json"
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt",
-    "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes",
-)  # fmt: skip
-_OTHER_FILES = (
-    CONFIG, MODULES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "preprocessor_config.json", "sentence_bert_config.json",
-)  # fmt: skip
-_SAFE = "model.safetensors"
-_PICKLE = "pytorch_model.bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from twofour.pipeline.sources.checkpoint import (
 from twofour.pipeline.sources.inputs import read_sentences
 from twofour.pipeline.sources.source import (
     LoadedModule,
+    import_extra,
     key_of,
     loaded_module,
     options_key,
@@ -30,52 +30,11 @@ from twofour.pipeline.sources.source import (
 from twofour.records.options import ExampleInputs
 from twofour.store import sha256_file
 from twofour.version import installed_version
+from twofour.words import keys_listed
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
-
-
-_NAMES_SHOWN = 5
-
-
-def load_checkpoint(checkpoint: Checkpoint, options: ExampleInputs) -> LoadedModule:
-    """Model and example inputs of a checkpoint; a sentence encoder gives its embedding.
-
-    Weights are float32 whatever the file holds: the export brings them to the precision asked
-    for, and float32 holds float16 and bfloat16 exactly. Raises BadInputError where a weight of
-    the model is not in the files, and MissingToolError without transformers.
-    """
-    from twofour.pipeline.sources.hf_io import (
-        checkpoint_inputs,
-        give_embedding,
-        give_tensors,
-        with_free_sizes,
-    )
-
-    transformers = import_transformers()
-    for file in checkpoint.weights:
-        check_weight_file(file)
-    with _quiet(transformers):
-        model, unused = _trained_model(transformers, checkpoint)
-        inputs = checkpoint_inputs(model, checkpoint, options)
-    if checkpoint.pooling is None:
-        give_tensors(model)
-    else:
-        give_embedding(model, checkpoint.pooling)
-    loaded = loaded_module(model, inputs.args, inputs.kwargs, _notes(model, unused))
-    return with_free_sizes(loaded)
-
-
-def import_transformers() -> ModuleType:
-    """The package; raises MissingToolError naming the extra where it is not installed."""
-    try:
-        return importlib.import_module("transformers")
-    except ImportError as error:
-        raise MissingToolError(
-            f"a Hugging Face checkpoint needs the package transformers: {error}",
-            hint="pip install 'twofour[hf]'",
-        ) from error
 
 
 def _trained_model(
@@ -159,7 +118,7 @@ def _dtype_option(transformers: ModuleType) -> str:
 def _untrained(checkpoint: Checkpoint, model: nn.Module, names: tuple[str, ...]) -> BadInputError:
     return BadInputError(
         f"{checkpoint.folder} has no trained values for {len(names)} weights of "
-        f"{type(model).__name__}: {_some(names)}; they would be random",
+        f"{type(model).__name__}: {keys_listed(names)}; they would be random",
         hint="let 'architectures' in config.json name the class the weights were saved from",
     )
 
@@ -169,13 +128,8 @@ def _notes(model: nn.Module, unused: tuple[str, ...]) -> tuple[str, ...]:
         return ()
     return (
         f"{len(unused)} weights of the checkpoint are not part of {type(model).__name__} "
-        f"and are left out: {_some(unused)}",
+        f"and are left out: {keys_listed(unused)}",
     )
-
-
-def _some(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more
 
 
 @contextlib.contextmanager
@@ -224,12 +178,33 @@ class HfSource:
         )
 
     def load(self) -> LoadedModule:
-        """The model with its trained weights in float32.
+        """The model with its trained weights; a sentence encoder gives its embedding.
 
-        Raises BadInputError for a damaged or unsafe checkpoint, and MissingToolError without
-        transformers.
+        Weights are float32 whatever the file holds: the export brings them to the precision asked
+        for, and float32 holds float16 and bfloat16 exactly. Raises BadInputError for a damaged or
+        unsafe checkpoint and where a weight of the model is not in the files, and MissingToolError
+        without transformers.
         """
-        return load_checkpoint(read_checkpoint(self.folder), self.options)
+        from twofour.pipeline.sources.hf_io import (
+            checkpoint_inputs,
+            give_embedding,
+            give_tensors,
+            with_free_sizes,
+        )
+
+        checkpoint = read_checkpoint(self.folder)
+        transformers = import_extra("transformers", "hf", "a Hugging Face checkpoint")
+        for file in checkpoint.weights:
+            check_weight_file(file)
+        with _quiet(transformers):
+            model, unused = _trained_model(transformers, checkpoint)
+            inputs = checkpoint_inputs(model, checkpoint, self.options)
+        if checkpoint.pooling is None:
+            give_tensors(model)
+        else:
+            give_embedding(model, checkpoint.pooling)
+        loaded = loaded_module(model, inputs.args, inputs.kwargs, _notes(model, unused))
+        return with_free_sizes(loaded)
 
 
 def is_hf(_text: str, path: Path) -> bool:

@@ -30,6 +30,7 @@ _RANDOM_TOKENS = 16
 _MOST_TOKENS = 512
 """Bound where neither tokenizer nor config names one."""
 _USUAL_IMAGE = 224
+_EMBEDDING = "sentence_embedding"
 _IMAGE_RANK = 4
 _SEQUENCE, _DECODER_SEQUENCE = "sequence", "decoder_sequence"
 
@@ -232,9 +233,6 @@ def _offset(module: nn.Module) -> int:
     return 0
 
 
-EMBEDDING = "sentence_embedding"
-
-
 def give_tensors(model: PreTrainedModel) -> None:
     """Let forward return its tensors by name (the ONNX outputs'), without caches and None."""
     _set_config(model)
@@ -257,7 +255,7 @@ def give_embedding(model: PreTrainedModel, pooling: Pooling) -> None:
         vector = torch.cat([_POOL[mode](hidden, mask) for mode in pooling.modes], dim=-1)
         if pooling.normalize:
             vector = nn.functional.normalize(vector, p=2.0, dim=-1)
-        return {EMBEDDING: vector}
+        return {_EMBEDDING: vector}
 
     _replace_forward(model, embedding)
 

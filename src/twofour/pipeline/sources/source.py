@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, MissingToolError
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.store import sha256_bytes, sha256_file
 
@@ -47,8 +49,6 @@ class LoadedModule:
     """Example inputs by name, tensors, in the order of forward's parameters."""
     input_names: tuple[str, ...] | None
     """Of args, then kwargs; None where forward takes `*args`."""
-    examples: int
-    """Rows of the first example input."""
     notes: tuple[str, ...] = ()
     """What the user should know about how the model was loaded."""
     dynamic: tuple[DynamicAxis, ...] = ()
@@ -65,6 +65,16 @@ class TorchSource(Source, Protocol):
 
         Raises BadInputError, and MissingToolError where an extra is not installed.
         """
+
+
+def import_extra(package: str, extra: str, who: str) -> ModuleType:
+    """A package that only an extra installs; raises MissingToolError naming that extra."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingToolError(
+            f"{who} needs the package {package}: {error}", hint=f"pip install 'twofour[{extra}]'"
+        ) from error
 
 
 def safe_name(text: str) -> str:
@@ -103,13 +113,11 @@ def loaded_module(
     module.to("cpu").eval()
     ordered = _in_order(signature, kwargs)
     _check_inputs(module, signature, args, ordered)
-    tensors = (*args, *ordered.values())
     return LoadedModule(
         module=module,
         args=tuple(t.detach().cpu() for t in args),
         kwargs={name: t.detach().cpu() for name, t in ordered.items()},
         input_names=_names(signature, len(args), tuple(ordered)),
-        examples=tensors[0].shape[0] if tensors and tensors[0].dim() else 1,
         notes=notes,
     )
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from twofour.errors import BadInputError, MissingToolError
+from twofour.errors import BadInputError
 from twofour.export.model_code import described
 from twofour.pipeline.sources.inputs import Arguments, inputs_from_options
 from twofour.pipeline.sources.source import (
     LoadedModule,
+    import_extra,
     key_of,
     loaded_module,
     options_key,
@@ -28,34 +28,8 @@ if TYPE_CHECKING:
 
 
 _ROWS = 2
-
-
-def load_timm(name: str, options: ExampleInputs, *, pretrained: bool) -> LoadedModule:
-    """The model, with 2 random images as example inputs unless the user gives others.
-
-    Raises BadInputError for an unknown name and for weights that cannot be had, and
-    MissingToolError without timm.
-    """
-    timm = _import_timm()
-    if not timm.is_model(name.partition(".")[0]):
-        close = difflib.get_close_matches(name, timm.list_models(), n=3)
-        raise BadInputError(
-            f"timm {timm.__version__} has no model {name!r}",
-            hint=f"did you mean {', '.join(close)}?" if close else "see timm.list_models()",
-        )
-    seed_everything(options.seed)
-    model = _create(timm, name, pretrained=pretrained)
-    inputs = inputs_from_options(model, options) or _images(model, options.seed)
-    return loaded_module(model, inputs.args, inputs.kwargs)
-
-
-def _import_timm() -> ModuleType:
-    try:
-        return importlib.import_module("timm")
-    except ImportError as error:
-        raise MissingToolError(
-            f"a timm: model needs the package timm: {error}", hint="pip install 'twofour[timm]'"
-        ) from error
+_PREFIX = "timm:"
+_PRETRAINED = {"": True, "pretrained=true": True, "pretrained=false": False}
 
 
 def _create(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
@@ -87,10 +61,6 @@ def _images(model: nn.Module, seed: int) -> Arguments:
     return Arguments(args=(torch.randn((_ROWS, *size), generator=generator),))
 
 
-_PREFIX = "timm:"
-_PRETRAINED = {"": True, "pretrained=true": True, "pretrained=false": False}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimmSource:
     """A model of the timm library by its name."""
@@ -111,8 +81,22 @@ class TimmSource:
         return key_of(version, self.model, str(self.pretrained), options_key(self.options))
 
     def load(self) -> LoadedModule:
-        """The model; raises BadInputError, and MissingToolError without timm."""
-        return load_timm(self.model, self.options, pretrained=self.pretrained)
+        """The model, with 2 random images as example inputs unless the user gives others.
+
+        Raises BadInputError for an unknown name and for weights that cannot be had, and
+        MissingToolError without timm.
+        """
+        timm = import_extra("timm", "timm", "a timm: model")
+        if not timm.is_model(self.model.partition(".")[0]):
+            close = difflib.get_close_matches(self.model, timm.list_models(), n=3)
+            raise BadInputError(
+                f"timm {timm.__version__} has no model {self.model!r}",
+                hint=f"did you mean {', '.join(close)}?" if close else "see timm.list_models()",
+            )
+        seed_everything(self.options.seed)
+        model = _create(timm, self.model, pretrained=self.pretrained)
+        inputs = inputs_from_options(model, self.options) or _images(model, self.options.seed)
+        return loaded_module(model, inputs.args, inputs.kwargs)
 
 
 def is_timm(text: str, _path: Path) -> bool:

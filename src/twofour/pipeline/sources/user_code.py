@@ -29,8 +29,14 @@ from twofour.export.model_code import described
 from twofour.pipeline.sources.source import key_of
 from twofour.store import sha256_file
 
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MOST_FILES = 10_000
+"""Files that are kept: a training set of single files is watched by its first ones."""
+_CODE = (".py", ".pyc", ".pyi", ".so", ".pth")
+_opened: dict[str, None] | None = None
 
-def with_local_imports(starts: Sequence[Path], folders: Sequence[Path]) -> tuple[Path, ...]:
+
+def _with_local_imports(starts: Sequence[Path], folders: Sequence[Path]) -> tuple[Path, ...]:
     """The files and all they import, directly or not, from the folders; sorted.
 
     A file that cannot be parsed is in the answer and leads no further.
@@ -43,11 +49,6 @@ def with_local_imports(starts: Sequence[Path], folders: Sequence[Path]) -> tuple
             found.add(file)
             waiting.extend(_imported(file, folders))
     return tuple(sorted(found))
-
-
-def module_files(folder: Path, dotted: str) -> tuple[Path, ...]:
-    """The files that importing a dotted name runs when it starts in the folder."""
-    return tuple(_files(folder, dotted.split(".")))
 
 
 def _imported(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
@@ -81,9 +82,6 @@ def _files(root: Path, parts: Sequence[str]) -> Iterator[Path]:
             if candidate.is_file():
                 yield candidate
         place = place / part
-
-
-_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +141,11 @@ def code_files(reference: CodeReference) -> tuple[Path, ...]:
     Raises BadInputError when the module is nowhere on the path.
     """
     if reference.file is not None:
-        return with_local_imports((reference.file,), reference.folders)
-    own = module_files(Path.cwd(), reference.target)
+        return _with_local_imports((reference.file,), reference.folders)
+    own = tuple(_files(Path.cwd(), reference.target.split(".")))
     last = reference.target.rpartition(".")[2]
     if any(last in (f.stem, f.parent.name) for f in own):
-        return with_local_imports(own, reference.folders)
+        return _with_local_imports(own, reference.folders)
     return (_installed_file(reference),)
 
 
@@ -160,7 +158,7 @@ def _installed_file(reference: CodeReference) -> Path:
         name = f"{name}.{part}" if name else part
         spec = _spec(name, search)
         if spec is None:
-            raise missing_module(reference, name)
+            raise _missing_module(reference, name)
         search = list(spec.submodule_search_locations or ())
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise BadInputError(f"{reference.target} has no Python file that could be read")
@@ -175,19 +173,13 @@ def _spec(name: str, search: list[str] | None) -> importlib.machinery.ModuleSpec
     return None
 
 
-def missing_module(reference: CodeReference, name: str) -> BadInputError:
+def _missing_module(reference: CodeReference, name: str) -> BadInputError:
     """The error for a module that is neither installed nor in the current folder."""
     return BadInputError(
         f"there is no module {name!r} (of {reference.text}) in {Path.cwd()} or among the "
         "installed packages",
         hint="run the command from the folder that holds the package, or name a file.py:callable",
     )
-
-
-_LARGEST = 10_000
-"""Files that are kept: a training set of single files is watched by its first ones."""
-_CODE = (".py", ".pyc", ".pyi", ".so", ".pth")
-_opened: dict[str, None] | None = None
 
 
 @contextlib.contextmanager
@@ -219,7 +211,7 @@ def _install_hook() -> None:
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
-    if event != "open" or _opened is None or len(_opened) >= _LARGEST:
+    if event != "open" or _opened is None or len(_opened) >= _MOST_FILES:
         return
     name, mode, flags = arguments
     writes = isinstance(mode, str) and mode[:1] in "wax"
@@ -301,7 +293,7 @@ def _import(reference: CodeReference) -> ModuleType:
         return importlib.import_module(reference.target)
     except ModuleNotFoundError as error:
         if error.name and f"{reference.target}.".startswith(f"{error.name}."):
-            raise missing_module(reference, error.name) from error
+            raise _missing_module(reference, error.name) from error
         raise
 
 
