@@ -12,9 +12,9 @@ from twofour.logs.layer_info import onnx_nodes
 from twofour.logs.layers import Budget, tuned_layer
 from twofour.logs.names import NameSplitter, constituents, is_sparse_kernel, without_profile
 from twofour.logs.prefix import DATED, PLAIN, LogicalLine
+from twofour.logs.results import Results
 from twofour.logs.sparsity import RawLine, contradictions, sparsity_line, union
-from twofour.logs.tables import Results
-from twofour.logs.tactics import ForeignTables, Tuning
+from twofour.logs.tactics import MyelinTables, Tuning
 from twofour.records.log import (
     LONGEST_RAW_LINE,
     Build,
@@ -116,7 +116,7 @@ class OpenBuild:
         self.budget = budget
         self.facts = Facts()
         self.tuning = Tuning(budget)
-        self.tables = ForeignTables()
+        self.tables = MyelinTables()
         self.results = Results(budget)
         self.styles: Counter[Producer | str] = Counter()
         self.sparsity: list[RawLine] = []
@@ -212,7 +212,7 @@ class OpenBuild:
             self.dropped += 1
             raw = replace(raw, names=None, rows="")
         self.sparsity.append(raw)
-        if not raw.foreign:
+        if not raw.foreign_node:
             self.native_chosen = raw.kind is SparsityKind.CHOSEN
 
     def knows_layer(self, name: str) -> bool:

@@ -96,15 +96,15 @@ class Facts:
 Setter = Callable[[Facts, str], None]
 
 
-def banner(facts: Facts, message: str) -> str | None:
-    """Trtexec's RUNNING, PASSED or FAILED line: version and command; returns the word."""
+def banner(facts: Facts, message: str) -> bool:
+    """Trtexec's RUNNING, PASSED or FAILED line: version and command; whether it is one."""
     match = _BANNER.match(message)
     if match is None:
-        return None
+        return False
     facts.program_version = _numbered_version(match["v"]) or facts.program_version
     if match["word"] == "RUNNING" and match["command"]:
         command(facts, match["command"].strip())
-    return match["word"]
+    return True
 
 
 def command(facts: Facts, text: str) -> None:
@@ -222,12 +222,11 @@ def _workspace(facts: Facts, text: str) -> None:
         facts.workspace_bytes = max(facts.workspace_bytes or 0, int(match[1]))
 
 
-def _local(facts: Facts, _: str) -> None:
-    facts.cache_mode = "local"
+def _cache_mode(mode: str) -> Setter:
+    def put(facts: Facts, _: str) -> None:
+        facts.cache_mode = mode
 
-
-def _global(facts: Facts, _: str) -> None:
-    facts.cache_mode = "global"
+    return put
 
 
 def _of_a_build(_facts: Facts, _text: str) -> None:
@@ -260,8 +259,8 @@ ONE_LINERS: tuple[tuple[str, Setter], ...] = (
     ("Engine built in ", _whole_seconds),
     ("Finished engine building in ", _whole_seconds),
     ("Setting workspace to ", _workspace),
-    ("Local timing cache in use", _local),
-    ("Global timing cache in use", _global),
+    ("Local timing cache in use", _cache_mode("local")),
+    ("Global timing cache in use", _cache_mode("global")),
     ("Deleting timing cache: ", _cache),
     *((start, _of_a_build) for start in _OTHER_FIGURES),
 )

@@ -62,8 +62,8 @@ def detailed_layer(line: str) -> EngineLayer | None:
         sparse=is_sparse_kernel(kernel),
         has_sparse_weights=None if sparse is None else sparse == "1",
         parameter_type=_value(rest, "ParameterType"),
-        groups=_whole(_value(rest, "Groups")),
-        out_maps=_whole(_value(rest, "OutMaps")),
+        groups=_digits(_value(rest, "Groups")),
+        out_maps=_digits(_value(rest, "OutMaps")),
         weights_type=_value(f", {weights}", "Type") if weights else None,
         inputs=tuple(_TENSOR.findall(inputs[:_LONGEST_METADATA])),
         outputs=tuple(_TENSOR.findall(outputs[:_LONGEST_METADATA])),
@@ -92,7 +92,7 @@ def _value(text: str, key: str) -> str | None:
     return after.partition(",")[0].strip() if before or after else None
 
 
-def _whole(text: str | None) -> int | None:
+def _digits(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() and len(text) < 19 else None
 
 
@@ -265,12 +265,12 @@ def _layer(item: object) -> EngineLayer | None:
         sparse=is_sparse_kernel(kernel),
         has_sparse_weights=None if sparse is None else bool(sparse),
         parameter_type=_string(item, "ParameterType"),
-        groups=_layer_information_whole(item, "Groups"),
-        out_maps=_layer_information_whole(item, "OutMaps"),
+        groups=_integer(item, "Groups"),
+        out_maps=_integer(item, "OutMaps"),
         kernel_shape=_whole_tuple(shape) if isinstance(shape, list) else None,
         weights_type=_string(weights, "Type"),
-        inputs=_layer_information_tensors(item.get("Inputs")),
-        outputs=_layer_information_tensors(item.get("Outputs")),
+        inputs=_tensor_names(item.get("Inputs")),
+        outputs=_tensor_names(item.get("Outputs")),
         onnx_nodes=onnx_nodes(metadata),
         metadata=metadata,
     )
@@ -281,7 +281,7 @@ def _string(item: dict[str, object], key: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _layer_information_whole(item: dict[str, object], key: str) -> int | None:
+def _integer(item: dict[str, object], key: str) -> int | None:
     value = item.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -290,7 +290,7 @@ def _whole_tuple(values: list[object]) -> tuple[int, ...]:
     return tuple(value for value in values if isinstance(value, int))
 
 
-def _layer_information_tensors(tensors: object) -> tuple[str, ...] | None:
+def _tensor_names(tensors: object) -> tuple[str, ...] | None:
     if not isinstance(tensors, list):
         return None
     found = (t.get("Name") for t in tensors if isinstance(t, dict))

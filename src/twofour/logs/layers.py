@@ -77,9 +77,9 @@ class Timing:
 
 @dataclass(slots=True)
 class Layer:
-    """One layer (or one operation inside a Myelin region: `foreign`) while the log is read."""
+    """One layer (or one operation inside a Myelin region: `foreign_node`) while the log is read."""
 
-    foreign: bool = False
+    foreign_node: bool = False
     runner: str | None = None
     by_runner: dict[str | None, dict[str, Timing]] = field(default_factory=dict)
     kept: int = 0
@@ -165,7 +165,7 @@ def tuned_layer(name: str, layer: Layer) -> TunedLayer:
         best_dense_ms=finite_ms(min(dense, default=math.inf)),
         best_sparse_ms=finite_ms(min(sparse, default=math.inf)),
         runners=tuple(runner for runner in layer.by_runner if runner is not None),
-        foreign_node=layer.foreign,
+        foreign_node=layer.foreign_node,
         cached=layer.cached,
         pruned_tactics=layer.pruned,
         dropped_tactics=layer.dropped,

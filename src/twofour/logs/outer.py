@@ -306,11 +306,11 @@ _VALUE = r'(?:"[^"]*"|[^\s,}\]"]+)'
 _NAME_GOES_ON = (",", ":", "+", "|", "(")
 """Behind these, a list's last words are a name, though another line ends with them."""
 _MARK = "(Sparsity)"
-"""Characters of a suffix."""
-_OUTER_SUFFIX_SAMPLE = 200
+_MESSAGES = 200
+"""Looked at in every batch, besides all that have the mark."""
 _CLEAN = 40
 """Messages with nothing behind them, after which a source is known to have no suffix."""
-_OUTER_SUFFIX_MOST_PATTERNS = 6
+_MOST_SUFFIXES = 6
 
 
 class OuterSuffixes:
@@ -323,7 +323,7 @@ class OuterSuffixes:
     def removed(self, lines: Sequence[str]) -> Sequence[str]:
         """The lines without what other programs put behind them; most logs come back as given."""
         if self._known or self._clean < _CLEAN:
-            step = max(1, len(lines) // _OUTER_SUFFIX_SAMPLE)
+            step = max(1, len(lines) // _MESSAGES)
             self._learn([x for i, x in enumerate(lines) if not i % step or _MARK in x])
         if not self._known:
             return lines
@@ -354,7 +354,7 @@ class OuterSuffixes:
 
     def _add(self, rest: str, pattern: re.Pattern[str]) -> None:
         known = any(known.fullmatch(rest) for known in self._known)
-        if not known and len(self._known) < _OUTER_SUFFIX_MOST_PATTERNS and len(rest) <= _LONGEST:
+        if not known and len(self._known) < _MOST_SUFFIXES and len(rest) <= _LONGEST:
             self._known.append(pattern)
 
     def _without(self, line: str) -> str:

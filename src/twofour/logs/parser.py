@@ -18,7 +18,16 @@ from twofour.logs.layers import Budget
 from twofour.logs.names import normal_id
 from twofour.logs.outer import OuterPrefixes, OuterSuffixes
 from twofour.logs.prefix import ANY, BARE, LogicalLine, named
-from twofour.logs.sparsity import BY_START, FUSING, MARK, REGISTERING, fused, raw_line, renamed
+from twofour.logs.sparsity import (
+    BY_START,
+    FOREIGN_NODE,
+    FUSING,
+    MARK,
+    REGISTERING,
+    fused,
+    raw_line,
+    renamed,
+)
 from twofour.logs.tactics import (
     CHOICE,
     COMBINATION,
@@ -37,8 +46,6 @@ from twofour.records.log import LONGEST_RAW, Build, CheckedTensor, EngineLayer, 
 Handler = Callable[[OpenBuild, LogicalLine], None]
 _Start = tuple[str, Handler]
 """The first words of a message, and what is done with it."""
-_MYELIN = "(foreignNode)"
-"""Before what TensorRT says of the operations inside one Myelin region."""
 _EVENTS = (*segments.ENDS, "Loaded engine size: ", "Constructing optimization profile number ")
 _OLD_FIGURES = ("min: ", "max: ", "mean: ")
 _POLYGRAPHY_ENDS = tuple(
@@ -49,7 +56,7 @@ _COMPLAINTS = frozenset("WEF")
 _TIMED, _NAMED = TACTIC[:KEY_LENGTH], NAME[:KEY_LENGTH]
 _EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading model: ")
 """Words other programs print too; believed only in a log whose lines have no prefixes at all."""
-_TELLING = ("Tactic", "-----", "*****", ">>>>>", "=====", _MYELIN)
+_TELLING = ("Tactic", "-----", "*****", ">>>>>", "=====", FOREIGN_NODE)
 """What a line without a prefix must hold to be looked at further in than its first word."""
 
 
@@ -206,7 +213,7 @@ class LogParser:
         build, message = self._segments.build, line.text
         if MARK in message[:60]:
             self._sparsity(line)
-        elif _MYELIN in message[:20]:
+        elif FOREIGN_NODE in message[:20]:
             self._of_myelin(line)
         elif message.startswith(_OLD_FIGURES):
             build.results.figure(message)

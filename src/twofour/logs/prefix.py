@@ -8,28 +8,6 @@ from typing import NamedTuple
 
 from twofour.records.log import Producer
 
-_SURROGATES = re.compile(
-    r"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
-)
-"""A pair, which is how JSON spells one character of the higher planes, or half of one."""
-_PAIR_LENGTH = 12
-
-
-def loads(text: str) -> object:
-    """json.loads, but half a character (a lone surrogate, which no file can hold) becomes U+FFFD.
-
-    Raises what json.loads raises.
-    """
-    if "\\u" in text:
-        text = _SURROGATES.sub(_whole, text)
-    value: object = json.loads(text)
-    return value
-
-
-def _whole(found: re.Match[str]) -> str:
-    return found[0] if len(found[0]) == _PAIR_LENGTH else "\\ufffd"
-
-
 TAGS_START = 22
 """Place of the tags in `[MM/DD/YYYY-HH:MM:SS] [V] [TRT] message`."""
 MESSAGE_START = 32
@@ -220,6 +198,28 @@ def unquoted(line: str) -> str | None:
     except ValueError:
         return None
     return value if isinstance(value, str) else None
+
+
+_SURROGATES = re.compile(
+    r"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+"""A pair, which is how JSON spells one character of the higher planes, or half of one."""
+_PAIR_LENGTH = 12
+
+
+def loads(text: str) -> object:
+    """json.loads, but half a character (a lone surrogate, which no file can hold) becomes U+FFFD.
+
+    Raises what json.loads raises.
+    """
+    if "\\u" in text:
+        text = _SURROGATES.sub(_whole, text)
+    value: object = json.loads(text)
+    return value
+
+
+def _whole(found: re.Match[str]) -> str:
+    return found[0] if len(found[0]) == _PAIR_LENGTH else "\\ufffd"
 
 
 def _tagged(line: str) -> Prefixed | None:

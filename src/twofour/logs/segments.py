@@ -65,7 +65,7 @@ class Segments:
             build = self.open(line.number)
             build.is_run = build.touched = True
         build = self.build
-        if facts.banner(build.facts, message) is None:
+        if not facts.banner(build.facts, message):
             return
         build.styles[Producer.TRTEXEC] += 1
         build.touched = True

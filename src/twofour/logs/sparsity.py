@@ -18,6 +18,8 @@ from twofour.records.log import (
 )
 
 MARK = "(Sparsity)"
+FOREIGN_NODE = "(foreignNode)"
+"""Before what is said of the operations inside one Myelin region."""
 _COUNT = r"\s*(?P<n>\d{1,9})\s*"
 _OLD_REST = r"(?P<n>)(?P<rest>\s*:.*)?$"
 _REST = r"(?P<rest>\W.*)?$"
@@ -68,7 +70,7 @@ class RawLine:
 
     line: int
     kind: SparsityKind
-    foreign: bool
+    foreign_node: bool
     printed: int | None
     names: str | None
     rows: str = ""
@@ -81,13 +83,13 @@ def raw_line(message: str, line: int) -> RawLine | None:
     before, mark, text = message.partition(MARK)
     if not mark:
         return None
-    foreign = "(foreignNode)" in before
+    foreign_node = FOREIGN_NODE in before
     text = _unmarked(text)
     for kind, form in _FORMS:
         match = form.match(text)
         if match is not None:
             printed = int(match["n"]) if match["n"] else None
-            return RawLine(line, kind, foreign, printed, _list(match["rest"]))
+            return RawLine(line, kind, foreign_node, printed, _list(match["rest"]))
     return None
 
 
@@ -123,7 +125,7 @@ def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:
     return SparsityLine(
         line=raw.line,
         kind=raw.kind,
-        foreign_node=raw.foreign,
+        foreign_node=raw.foreign_node,
         printed_count=raw.printed,
         names=names,
         constituents=parts,

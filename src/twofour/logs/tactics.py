@@ -10,6 +10,7 @@ from typing import NamedTuple
 from twofour.logs.layers import KEPT_TACTICS, Budget, Layer, Timing
 from twofour.logs.names import finite_ms, is_sparse_kernel, normal_id
 from twofour.logs.prefix import LogicalLine, Message, named
+from twofour.logs.sparsity import FOREIGN_NODE
 from twofour.records.log import LONGEST_RAW_LINE, AutotuningCounts, SkippedTactic, SkipReason
 
 GPU_ERROR = "GPU error during getBestTactic"
@@ -54,7 +55,6 @@ def _bytes(text: str | None) -> int | None:
     return None if text is None else int(text[:_LONGEST_NUMBER])
 
 
-_TAG = "(foreignNode)"
 REGION = "ForeignNode {"
 METADATA = " metadata: "
 """`ForeignNode {ForeignNode[a...b]} metadata: [ONNX Layer: a][ONNX Layer: c]`."""
@@ -62,7 +62,7 @@ _OP = "Autotuning op "
 _NAME_END = re.compile(r": (?=\[)|:?\s*$")
 
 
-class ForeignRow(NamedTuple):
+class MyelinTactic(NamedTuple):
     """One tactic in a table."""
 
     kernel: str
@@ -70,7 +70,7 @@ class ForeignRow(NamedTuple):
     ms: float
 
 
-class ForeignTables:
+class MyelinTables:
     """Follows the tables line by line."""
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ class ForeignTables:
         """What the line that names the operation says of the nodes it is made of."""
         self._columns: dict[str, int] = {}
 
-    def feed(self, message: str) -> ForeignRow | None:
+    def feed(self, message: str) -> MyelinTactic | None:
         """The tactic where the message is a row of the operation `name`."""
-        text = message.partition(_TAG)[2].strip()
+        text = message.partition(FOREIGN_NODE)[2].strip()
         if text[:1].isdigit():
             return None if self.name is None else self._row(text)
         if text.startswith(_OP):
@@ -93,7 +93,7 @@ class ForeignTables:
             self._columns = dict(_numbered(names))
         return None
 
-    def _row(self, text: str) -> ForeignRow | None:
+    def _row(self, text: str) -> MyelinTactic | None:
         cells = text.split(", ")
         columns = self._columns
         try:
@@ -102,7 +102,7 @@ class ForeignTables:
             tactic = cells[columns.get("tactic_hash", columns["tactic_id"])]
         except (KeyError, IndexError, ValueError):
             return None
-        return ForeignRow(kernel, tactic.strip(" ,"), cost)
+        return MyelinTactic(kernel, tactic.strip(" ,"), cost)
 
 
 def _numbered(names: list[str]) -> Iterator[tuple[str, int]]:
@@ -118,7 +118,7 @@ COSTS = "=============== Computing costs for"
 NAME = "Tactic Name:"
 SET_NAME = "Set Tactic Name: "
 _TIMED = (f"{NAME} ", TACTIC)
-FOREIGN_RUNNER = "Myelin"
+MYELIN = "Myelin"
 _REFORMAT = "Optimizer Reformat"
 """Timings of format changes between layers, not of a layer of the engine."""
 _RUNNER_ID = re.compile(r"\[0x[0-9a-fA-F]+\]$")
@@ -301,13 +301,13 @@ class Tuning:
         self._runner = runner
         self._timed = None if layer is None else layer.timed_by(runner)
 
-    def _layer_named(self, name: str, *, foreign: bool = False) -> Layer | None:
+    def _layer_named(self, name: str, *, foreign_node: bool = False) -> Layer | None:
         layer = self.layers.get(name)
         if layer is None:
             if len(self.layers) >= _MAX_LAYERS or not self._budget.take(len(name)):
                 self.dropped += 1
                 return None
-            layer = self.layers[name] = Layer(foreign=foreign)
+            layer = self.layers[name] = Layer(foreign_node=foreign_node)
         return layer
 
     def combination(self) -> None:
@@ -372,14 +372,14 @@ class Tuning:
 
     # --- Myelin ------------------------------------------------------------------------------
 
-    def myelin_row(self, name: str, row: ForeignRow, line: LogicalLine) -> None:
+    def myelin_row(self, name: str, row: MyelinTactic, line: LogicalLine) -> None:
         """A row of Myelin's table for one operation."""
-        layer = self._layer_named(name, foreign=True)
+        layer = self._layer_named(name, foreign_node=True)
         if layer is None:
             return
-        timed = layer.timed_by(FOREIGN_RUNNER)
+        timed = layer.timed_by(MYELIN)
         outer = self._layer, self._timed, self._runner
-        self._layer, self._timed, self._runner = layer, timed, FOREIGN_RUNNER
+        self._layer, self._timed, self._runner = layer, timed, MYELIN
         if finite_ms(row.ms) is not None:
             self._add(row.tactic, repr(row.ms), row.kernel, line)
         self._layer, self._timed, self._runner = outer
