@@ -11,35 +11,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from twofour.logs import facts, segments
+from twofour.logs import facts, segments, sparsity, tactics
 from twofour.logs.build import OpenBuild
 from twofour.logs.layer_info import detailed_layer, listed_layer
 from twofour.logs.layers import Budget
 from twofour.logs.names import normal_id
 from twofour.logs.outer import OuterPrefixes, OuterSuffixes
 from twofour.logs.prefix import ANY, BARE, LogicalLine, named
-from twofour.logs.sparsity import (
-    BY_START,
-    FOREIGN_NODE,
-    FUSING,
-    MARK,
-    REGISTERING,
-    fused,
-    raw_line,
-    renamed,
-)
-from twofour.logs.tactics import (
-    CHOICE,
-    COMBINATION,
-    COSTS,
-    GPU_ERROR,
-    METADATA,
-    NAME,
-    REGION,
-    RUNNER,
-    SET_NAME,
-    TACTIC,
-)
+from twofour.logs.sparsity import FOREIGN_NODE, FUSING, MARK
+from twofour.logs.tactics import NAME, SET_NAME, TACTIC
 from twofour.logs.unwrap import KEY_LENGTH, Unwrapper
 from twofour.records.log import LONGEST_RAW, Build, CheckedTensor, EngineLayer, Fusion, Producer
 
@@ -77,7 +57,7 @@ class LogParser:
         self._table = _table(
             *_all(starts, self._event),
             *_all(_POLYGRAPHY_ENDS, self._polygraphy_end),
-            *_all((RUNNER, COSTS), self._tuning_event),
+            *_all((tactics.RUNNER, tactics.COSTS), self._tuning_event),
             *_all(ends, self._banner),
             *_all(("=== Profile (",), self._table_begins),
         )
@@ -224,7 +204,7 @@ class LogParser:
         tuning, message = build.tuning, line.text
         if SET_NAME in message:
             tuning.set_name(line)
-        elif "Skipping tactic " in message or GPU_ERROR in message:
+        elif "Skipping tactic " in message or tactics.GPU_ERROR in message:
             tuning.skipping(line)
         elif "no valid tactics for" in message:
             tuning.no_tactics()
@@ -232,11 +212,11 @@ class LogParser:
             tuning.pruned(line)
         elif "got cached result: " in message:
             tuning.cached_result(line)
-        elif FUSING in message and (fusion := fused(message, line.number)) is not None:
+        elif FUSING in message and (fusion := sparsity.fused(message, line.number)) is not None:
             build.add_fusion(fusion, line)
 
     def _sparsity(self, line: LogicalLine) -> None:
-        raw = raw_line(line.text, line.number)
+        raw = sparsity.raw_line(line.text, line.number)
         if raw is not None:
             raw = replace(raw, rows=line.quote[:LONGEST_RAW])
             self._segments.before_sparsity(raw).add_sparsity(raw)
@@ -353,10 +333,10 @@ def _handlers() -> list[_Start]:
     return [
         ("Tactic Name: ", lambda b, x: b.tuning.named_and_timed(x)),
         ("Tactic: ", lambda b, x: b.tuning.timed(x)),
-        (RUNNER, _proof(lambda b, x: b.tuning.runner(x))),
-        (COMBINATION, _proof(lambda b, _: b.tuning.combination())),
-        (CHOICE, _proof(lambda b, x: b.tuning.choice(x))),
-        (COSTS, lambda b, x: b.tuning.costs(x)),
+        (tactics.RUNNER, _proof(lambda b, x: b.tuning.runner(x))),
+        (tactics.COMBINATION, _proof(lambda b, _: b.tuning.combination())),
+        (tactics.CHOICE, _proof(lambda b, x: b.tuning.choice(x))),
+        (tactics.COSTS, lambda b, x: b.tuning.costs(x)),
         ("Skipping tactic ", lambda b, x: b.tuning.skipping(x)),
         ("Skipping ", _no_tactics),
         ("Set Tactic Name: ", lambda b, x: b.tuning.set_name(x)),
@@ -376,9 +356,9 @@ def _handlers() -> list[_Start]:
         ("==== TensorRT Engine ====", _inspected),
         ("In JIT build, ", lambda b, _: b.count_style(Producer.TENSORRT_RTX)),
         *((start, _fact(start, put)) for start, put in facts.ONE_LINERS),
-        *((start, _fusion(make)) for start, make in BY_START),
-        (REGISTERING, _registered),
-        (REGION, _region_sources),
+        *((start, _fusion(make)) for start, make in sparsity.BY_START),
+        (sparsity.REGISTERING, _registered),
+        (tactics.REGION, _region_sources),
         *((start, lambda b, x: b.touch(b.results.figure(x.text))) for start in _RESULTS),
         *((start, lambda _b, _x: None) for start in _SILENT),
     ]
@@ -412,13 +392,13 @@ def _fusion(make: Callable[[str, int], Fusion | None]) -> Handler:
 
 
 def _registered(build: OpenBuild, line: LogicalLine) -> None:
-    layer = renamed(line.text)
+    layer = sparsity.renamed(line.text)
     if layer is not None:
         build.add_renamed(layer)
 
 
 def _region_sources(build: OpenBuild, line: LogicalLine) -> None:
-    region, _, metadata = line.text[len(REGION) - 1 :].partition(METADATA)
+    region, _, metadata = line.text[len(tactics.REGION) - 1 :].partition(tactics.METADATA)
     build.add_sources(region.strip(), metadata)
 
 
