@@ -1,9 +1,12 @@
+"""The machine; its GPU by a driver compiled here: the C interface is what can go wrong."""
+
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -11,15 +14,21 @@ import psutil
 import pytest
 
 from twofour.engines.machine import (
+    CpuUse,
     available_bytes,
+    busy_s,
+    cpu_use,
     describe_machine,
     find_bus_id,
+    find_gpu,
+    load_between,
     peak_resident_bytes,
     read_clocks,
     read_gpu_clocks,
     reset_peak,
     usable_cores,
 )
+from twofour.records.build import Gpu
 from twofour.records.latency import Clocks
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
@@ -33,6 +42,7 @@ model name\t: AMD EPYC 9654 96-Core Processor
 cpu MHz\t\t: 3600.500
 """
 DRIVER = r"""
+#include <stddef.h>
 #include <string.h>
 int cuInit(unsigned flags) { return INIT; }
 int cuDeviceGet(int *device, int ordinal) { *device = 40 + ordinal; return 0; }
@@ -40,11 +50,25 @@ int cuDeviceGetPCIBusId(char *text, int size, int device) {
     strncpy(text, "0000:65:00.0", size);
     return device == 40 ? 0 : 101;
 }
+int cuDeviceGetName(char *name, int size, int device) {
+    strncpy(name, device == 40 ? "NVIDIA Test 9000" : "another", size);
+    return 0;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 75 ? 8 : attribute == 76 ? 9 : -1;
+    return 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 24ull << 30; return 0; }
+int cuDriverGetVersion(int *version) { *version = 12040; return 0; }
 """
 MANAGEMENT = r"""
 #include <string.h>
 int nvmlInitWithFlags(unsigned flags) { return INIT; }
 int nvmlShutdown(void) { return 0; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) {
+    strncpy(text, "550.54", size);
+    return 0;
+}
 int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) {
     *device = (void *)7;
     return strcmp(id, "0000:65:00.0") == 0 ? 0 : 6;
@@ -72,11 +96,13 @@ def library(folder: Path, name: str, source: str, **defined: object) -> str:
 
 
 def clocks(folder: Path, bus_id: str, source: str = MANAGEMENT, **defined: object) -> str:
-    """What is read where this is NVML: its binding loads it by name, once in a process."""
+    return asked_beside(folder, f"read_gpu_clocks({bus_id!r})", source, **defined)
+
+
+def asked_beside(folder: Path, question: str, source: str, **defined: object) -> str:
+    """What is found where this is NVML: its binding loads it by name, once in a process."""
     Path(library(folder, "nvml", source, **defined)).rename(folder / "libnvidia-ml.so.1")
-    code = (
-        f"from twofour.engines.machine import read_gpu_clocks; print(read_gpu_clocks({bus_id!r}))"
-    )
+    code = f"from twofour.engines.machine import find_gpu, read_gpu_clocks; print({question})"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
     return subprocess.check_output([sys.executable, "-c", code], env=environment, text=True).strip()
 
@@ -201,3 +227,114 @@ def test_the_bus_id_is_that_of_the_first_gpu_cuda_shows(tmp_path: Path) -> None:
     assert find_bus_id(driver=library(tmp_path, "refusing", DRIVER, INIT=100)) is None
     assert find_bus_id(driver=library(tmp_path, "other", "int x(void) {return 0;}")) is None
     assert find_bus_id(driver=str(tmp_path / "none.so")) is None
+
+
+def test_a_gpu_is_described_by_its_driver(tmp_path: Path) -> None:
+    gpu = Gpu(
+        name="NVIDIA Test 9000",
+        compute_capability=(8, 9),
+        memory_bytes=24 << 30,
+        driver="550.54 (CUDA 12.4)",
+    )
+    assert gpu_beside(tmp_path, MANAGEMENT, INIT=0, REASONS="other", MASK=0) == repr(gpu)
+    assert gpu.has_sparse_tensor_cores
+
+
+@pytest.mark.parametrize("management", ["absent", "refusing"])
+def test_without_management_library_the_cuda_version_names_the_driver(
+    tmp_path: Path, management: str
+) -> None:
+    source = MANAGEMENT if management == "refusing" else "int something(void) { return 0; }"
+    found = gpu_beside(tmp_path, source, INIT=1, REASONS="other", MASK=0)
+    assert "driver='CUDA 12.4'" in found
+
+
+def gpu_beside(folder: Path, management: str, **defined: object) -> str:
+    driver = library(folder, "cuda", DRIVER, INIT=0)
+    return asked_beside(folder, f"find_gpu(driver={driver!r})", management, **defined)
+
+
+def test_a_driver_that_shows_no_device_means_no_gpu(tmp_path: Path) -> None:
+    assert find_gpu(driver=library(tmp_path, "cuda", DRIVER, INIT=100)) is None
+
+
+def test_a_library_that_is_no_driver_means_no_gpu(tmp_path: Path) -> None:
+    assert find_gpu(driver=library(tmp_path, "other", "int INIT_(void) {}", INIT=0)) is None
+
+
+def test_no_driver_means_no_gpu(tmp_path: Path) -> None:
+    assert find_gpu(driver=str(tmp_path / "none.so")) is None
+
+
+_SPIN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+
+
+def use(at_s: float, machine_s: float, own_s: float) -> CpuUse:
+    return CpuUse(at_s=at_s, machine_s=machine_s, own_s=own_s)
+
+
+def test_the_load_is_what_neither_this_process_nor_its_workers_took() -> None:
+    load = load_between(use(0, 100, 10), use(10, 112, 15), 8)
+    assert load is not None
+    assert (load.other_cores, load.batch) == (0.7, 8)
+    assert load.part == pytest.approx(0.7 / load.cores)
+
+
+def test_counters_that_lag_behind_give_no_load_below_zero() -> None:
+    load = load_between(use(0, 100, 10), use(1, 101, 11.5), None)
+    assert load is not None
+    assert load.other_cores == 0.0
+
+
+@LINUX
+def test_a_system_that_does_not_tell_gives_no_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+        assert cpu_use(()) is None
+    assert load_between(None, use(1, 1, 1), None) is None
+    assert load_between(use(1, 1, 1), None, None) is None
+
+
+@LINUX
+def test_only_cores_that_may_be_used_count_each_with_all_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    cores = [
+        f"cpu{number} 100 10 20 5000 7 1 2 300 50 0"
+        if number in mine
+        else f"cpu{number} 1000000 0 0 0 0 0 0 0 0 0"
+        for number in range(max(mine) + 2)
+    ]
+    (tmp_path / "stat").write_text("\n".join(["cpu  9 9 9 9 9 9 9 9 9 9", *cores, "intr 1\n"]))
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert busy_s() == pytest.approx(len(mine) * (100 + 10 + 20 + 1 + 2 + 300) / ticks)
+
+
+@LINUX
+def test_a_process_counts_with_its_own_time_and_one_that_ended_with_none() -> None:
+    with subprocess.Popen([sys.executable, "-c", _SPIN.format(seconds=0.5)]) as spinning:
+        before = cpu_use(())
+        spinning.wait()
+    after = cpu_use((spinning.pid,))
+    assert before is not None
+    assert after is not None
+    assert after.own_s - before.own_s < 0.2
+
+
+@LINUX
+def test_work_of_a_process_named_as_ours_is_no_load_and_that_of_another_is() -> None:
+    with subprocess.Popen([sys.executable, "-c", _SPIN.format(seconds=0.8)]) as spinning:
+        time.sleep(0.1)
+        ours, others = cpu_use((spinning.pid,)), cpu_use(())
+        time.sleep(0.5)
+        load_ours = load_between(ours, cpu_use((spinning.pid,)), None)
+        load_others = load_between(others, cpu_use(()), None)
+        spinning.kill()
+    assert load_ours is not None
+    assert load_others is not None
+    assert load_others.other_cores > 0.1
+    assert load_others.other_cores > load_ours.other_cores

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twofour.engines.protocol import no_progress
-from twofour.engines.timing import LEAST_ROUNDS, RoundPlan, in_words, interleave
+from twofour.engines.timing import LEAST_ROUNDS, RoundPlan, in_words, interleave, settle
 from twofour.errors import BuildFailedError
 
 
@@ -132,3 +132,22 @@ def test_seconds_in_words() -> None:
         "1 min 0 s",
         "2 min 5 s",
     ]
+
+
+def test_settling_waits_for_a_busy_process_but_not_for_long() -> None:
+    readings: list[float] = []
+
+    def always_busy() -> float:
+        readings.append(time.perf_counter())
+        return readings[-1]
+
+    settle(always_busy)
+    rounds = len(readings) // 2
+    assert readings[-1] - readings[0] > 0.015
+    assert 1 <= rounds <= 20, "a round sleeps 1 ms or more, and 20 ms is the most"
+
+
+def test_settling_ends_with_the_first_quiet_round() -> None:
+    readings = iter([0.0, 1.0, 2.0, 2.0])  # busy, then quiet
+    settle(lambda: next(readings))
+    assert next(readings, None) is None, "two rounds, no more and no fewer"
