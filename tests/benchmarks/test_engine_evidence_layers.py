@@ -13,11 +13,10 @@ from engine_evidence_parts.layers import is_small, layers_of
 from engine_evidence_parts.records import Answer, Forecast, Layer, Listing
 from hypothesis import given
 from hypothesis import strategies as st
-from support.join_cases import DENSE, SPARSE, build, chosen, eligible, tuned
+from support.join_cases import DENSE, SPARSE, build, chosen, eligible, report_from_log, tuned
 from support.report_cases import conv, verdict
 from test_engine_evidence_cases import joined, layer, net, off
 
-from twofour.eligibility.report import report_from_log
 from twofour.eligibility.rules import narrow_widths
 from twofour.records.eligibility import Evidence, VerdictName
 

@@ -14,12 +14,13 @@ from support.join_cases import (
     information,
     layer,
     node,
+    report_from_log,
     tuned,
 )
 from support.report_cases import check, codes, conv, matmul, report
 
 from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.report import join_report, report_from_log
+from twofour.eligibility.report import join_report
 from twofour.records.eligibility import Verdict, VerdictName
 from twofour.records.weights import Reason, ReasonCode, Weight
 

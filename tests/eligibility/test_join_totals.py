@@ -16,6 +16,7 @@ from support.join_cases import (
     layer,
     node,
     profile,
+    report_from_log,
     tuned,
 )
 from support.rendered import eligibility_table, to_html, to_markdown
@@ -24,7 +25,7 @@ from support.report_cases import check, context, conv, matmul, report, validatio
 from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.gates import Gates, check_gates
 from twofour.eligibility.predict import predict
-from twofour.eligibility.report import join_report, report_from_engine, report_from_log
+from twofour.eligibility.report import join_report, report_from_engine
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, EligibilityTotals, ShareUnit, VerdictName
 from twofour.records.log import BuildOutcome

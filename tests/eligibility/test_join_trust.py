@@ -17,6 +17,7 @@ from support.join_cases import (
     layer,
     node,
     profile,
+    report_from_log,
     tuned,
 )
 from support.report_cases import check, codes, conv, gpu, matmul, report
@@ -24,7 +25,7 @@ from support.report_cases import check, codes, conv, gpu, matmul, report
 from twofour.eligibility.build_facts import build_facts
 from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.gates import Gates, check_gates
-from twofour.eligibility.report import join_report, report_from_engine, report_from_log
+from twofour.eligibility.report import join_report, report_from_engine
 from twofour.eligibility.same_model import choose_build
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName

@@ -17,13 +17,14 @@ from support.join_cases import (
     layer,
     node,
     profile,
+    report_from_log,
     tuned,
 )
 from support.report_cases import check, codes, conv, int8, matmul, report
 
 from twofour.eligibility.build_facts import build_facts
 from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.report import join_report, report_from_log
+from twofour.eligibility.report import join_report
 from twofour.eligibility.totals import LayerStatus, status_of
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.log import (

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.join_cases import report_from_log
 from support.real_logs import NOT_THERE, REAL_LOGS
 
 from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.report import report_from_log
 from twofour.logs.read import read_build_log
 from twofour.records.log import Build
 from twofour.reports.explain import explain

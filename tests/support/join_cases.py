@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.report import report_from_engine
 from twofour.logs.read import parse_lines
+from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import GraphNode
 from twofour.records.log import Build, EngineLayer, LayerInformation, LayerProfile, Profile
 
@@ -108,3 +111,8 @@ def timed_profile(times: Sequence[tuple[str, float]]) -> Profile:
 
 SPARSE = "sm80_xmma_fprop_sparse_conv_f16f16_f16f16_f16_nhwc_sptensor"
 DENSE = "sm80_xmma_fprop_implicit_gemm_f16f16_f16f16_f16_nhwc"
+
+
+def report_from_log(made: Build) -> EligibilityReport:
+    """What a log alone says of the engine's own layers."""
+    return report_from_engine(BuildEvidence(build=made))

@@ -18,9 +18,7 @@ from twofour.errors import BadInputError
 from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,
-    EligibilityTotals,
     Evidence,
-    Share,
     ShareUnit,
     Verdict,
     VerdictName,
@@ -278,12 +276,21 @@ def with_not_exported(
         return report
     verdicts = (*report.verdicts, *map(_row, missing))
     products = report.summary.activation_products
-    added = count_weights(verdicts) - count_weights(report.verdicts)
+    added = float(count_weights(verdicts) - count_weights(report.verdicts))
+    totals = report.totals
+    if totals is not None:
+        shares = (
+            replace(s, total=s.total + added, other=s.other + added)
+            if s.unit is ShareUnit.WEIGHTS
+            else s
+            for s in totals.shares
+        )
+        totals = replace(totals, shares=tuple(shares))
     return replace(
         report,
         verdicts=verdicts,
         summary=summarize(verdicts, products, report.not_covered),
-        totals=None if report.totals is None else _totals(report.totals, float(added)),
+        totals=totals,
     )
 
 
@@ -328,13 +335,3 @@ def _row(row: PrunedWeight) -> Verdict:
         reasons=(reason,),
         required=False,
     )
-
-
-def _totals(totals: EligibilityTotals, added: float) -> EligibilityTotals:
-    return replace(totals, shares=tuple(_share(share, added) for share in totals.shares))
-
-
-def _share(share: Share, added: float) -> Share:
-    if share.unit is not ShareUnit.WEIGHTS:
-        return share
-    return replace(share, total=share.total + added, other=share.other + added)

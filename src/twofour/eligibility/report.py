@@ -236,17 +236,12 @@ _UNKNOWN_OP = "unknown"
 _NO_MODEL = Reason(code=ReasonCode.NOT_CHECKED, message="there is no model to check")
 
 
-def report_from_log(build: Build) -> EligibilityReport:
-    """What a log says of the engine's own layers; nothing is predicted, for there is no model.
+def report_from_engine(evidence: BuildEvidence) -> EligibilityReport:
+    """What the files say of the engine's own layers; nothing is predicted: there is no model.
 
     Rows are the layers on the (Sparsity) lines and those that are convolutions or matrix products
     by their type, runner or kernel, under the names that the builder gives them.
     """
-    return report_from_engine(BuildEvidence(build=build))
-
-
-def report_from_engine(evidence: BuildEvidence) -> EligibilityReport:
-    """The same with layer information and profiles beside the log, or in its place."""
     build = evidence.build
     layers, file = engine_layers(evidence)
     known = {layer.name: layer for layer in layers or ()}

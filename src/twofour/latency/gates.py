@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from twofour.errors import BadInputError
 from twofour.latency.noise import floor_at, load_on, own_floor, widened
-from twofour.latency.ratios import ratio_of, swapped_for_twins, withheld_if_busy
-from twofour.latency.variants import parse_variant_name, without_batch
+from twofour.latency.ratios import ratio_of
+from twofour.latency.variants import engine_mode_of, parse_variant_name, without_batch
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, Withheld
 from twofour.words import per_cent, printable, ratio_words
 
@@ -164,7 +164,7 @@ def _failing_noise(comparison: LatencyComparison, gate: GateExpression) -> Itera
 def _engines_without_noise(comparison: LatencyComparison) -> Iterator[str]:
     """Other engines than the baseline's in which two weights were compared, but none twice."""
     for ratio in comparison.ratios:
-        engine = parse_variant_name(ratio.baseline).engine_mode
+        engine = engine_mode_of(ratio.baseline)
         if without_batch(ratio.baseline) == comparison.baseline:
             continue
         if own_floor(comparison.noise, ratio.variant, ratio.baseline, ratio.batch) is None:
@@ -233,16 +233,14 @@ def _ratio(
     for ratio in comparison.ratios:
         if (ratio.variant, ratio.baseline) == (variant.name, baseline.name):
             return ratio
-    load = load_on(comparison.loads, variant, baseline)
-    found = ratio_of(
-        variant,
-        baseline,
+    return ratio_of(
+        (variant, baseline),
+        among=comparison.variants,
         seed=comparison.options.seed,
-        floor=widened(floor, load),
+        floor=floor,
+        load=load_on(comparison.loads, variant, baseline),
         paired=all(ratio.paired for ratio in comparison.ratios),
-        swapped=swapped_for_twins(comparison.variants, variant, baseline),
     )
-    return withheld_if_busy(found, load)
 
 
 def _passed_over(comparison: LatencyComparison, pair: _Pair) -> bool:
@@ -265,8 +263,8 @@ def _pairs_meant(variants: Sequence[ComparedVariant], gate: GateExpression) -> l
         tuple((v.name, v.batch, b.name) for v, b in pairs): pairs
         for split in gate.splits()
         for names in (split, (unquoted(split[0]), unquoted(split[1])))
-        for pairs in _readings(variants, *names)
-        if pairs
+        for by_label in (True, False)
+        if (pairs := _matched(variants, *names, by_label=by_label))
     }
     if len(readings) == 1:
         return next(iter(readings.values()))
@@ -281,17 +279,10 @@ def _pairs_meant(variants: Sequence[ComparedVariant], gate: GateExpression) -> l
     )
 
 
-def _readings(
-    variants: Sequence[ComparedVariant], first: str, second: str
-) -> Iterator[list[_Pair]]:
-    """As weights labels, then as names of variants."""
-    yield _matched(variants, first, second, by_label=True)
-    yield _matched(variants, first, second, by_label=False)
-
-
 def _matched(
     variants: Sequence[ComparedVariant], first: str, second: str, *, by_label: bool
 ) -> list[_Pair]:
+    """The pairs that two weights labels mean, or two names of variants."""
     if first == second:
         return []
     answers = _answers_to_label if by_label else _answers_to_name
@@ -303,7 +294,7 @@ def _matched(
         if answers(b, second)
         and v is not b
         and _same_batch(v, b)
-        and (not by_label or _engine(v) == _engine(b))
+        and (not by_label or engine_mode_of(v.name) == engine_mode_of(b.name))
     ]
 
 
@@ -320,10 +311,6 @@ def _answers_to_label(variant: ComparedVariant, label: str) -> bool:
 
 def _answers_to_name(variant: ComparedVariant, name: str) -> bool:
     return name in (variant.name, without_batch(variant.name))
-
-
-def _engine(variant: ComparedVariant) -> str:
-    return parse_variant_name(variant.name).engine_mode
 
 
 def _known(variants: Sequence[ComparedVariant]) -> str:

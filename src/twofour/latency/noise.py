@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from twofour.latency.variants import parse_variant_name, without_batch
+from twofour.latency.variants import engine_mode_of, parse_variant_name, without_batch
 from twofour.records.latency import ComparedVariant, NoiseFloor, RoundLoad
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -202,21 +202,16 @@ def own_floor(
     noise: Sequence[NoiseFloor], variant: str, baseline: str, batch: int | None
 ) -> float | None:
     """The larger floor of the engines and modes of both; None where neither has a twin."""
-    engines = {_engine(variant), _engine(baseline)}
-    floors = (n.floor for n in noise if n.batch == batch and _engine(n.variant) in engines)
+    engines = {engine_mode_of(variant), engine_mode_of(baseline)}
+    floors = (n.floor for n in noise if n.batch == batch and engine_mode_of(n.variant) in engines)
     return max(floors, default=None)
-
-
-def load_at(loads: Sequence[RoundLoad], batch: int | None) -> RoundLoad | None:
-    """Of the rounds at a batch; None where it was not measured."""
-    return next((load for load in loads if load.batch == batch), None)
 
 
 def load_on(
     loads: Sequence[RoundLoad], variant: ComparedVariant, baseline: ComparedVariant
 ) -> RoundLoad | None:
     """The load that a ratio of the two may show; None where both run on a GPU, or it was quiet."""
-    load = load_at(loads, variant.batch)
+    load = next((load for load in loads if load.batch == variant.batch), None)
     on_cpu = any(v.settings is None or v.settings.threads is not None for v in (variant, baseline))
     return load if on_cpu and load is not None and load.part > QUIET else None
 
@@ -279,7 +274,3 @@ def _floor(found: RatioEstimate) -> float:
     if found.low is None or found.high is None:
         return found.widest - 1
     return max(found.high, 1 / found.low, 1.0) - 1
-
-
-def _engine(name: str) -> str:
-    return parse_variant_name(name).engine_mode

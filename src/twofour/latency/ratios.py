@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 
 from twofour.latency.noise import (
-    RatioEstimate,
     floor_at,
     half_ratios,
     is_too_busy,
@@ -19,7 +17,7 @@ from twofour.latency.noise import (
     unpaired_ratio,
     widened,
 )
-from twofour.latency.variants import VariantName, parse_variant_name, without_batch
+from twofour.latency.variants import parse_variant_name, without_batch
 from twofour.records.latency import (
     ComparedVariant,
     Difference,
@@ -91,14 +89,6 @@ def _words(setting: str, value: object) -> str:
     return str(value)
 
 
-class Estimator(Protocol):
-    """`paired_ratio` or `unpaired_ratio`."""
-
-    def __call__(  # noqa: D102 -- see intervals
-        self, variant_ms: Sequence[float], baseline_ms: Sequence[float], *, seed: int
-    ) -> RatioEstimate | None: ...
-
-
 def ratios_and_noise(
     variants: Sequence[ComparedVariant],
     baseline: str,
@@ -118,21 +108,10 @@ def ratios_and_noise(
         own = own_floor(noise, variant.name, base.name, variant.batch)
         floor = own if own is not None else floor_at(noise, baseline, variant.batch) or 0.0
         load = load_on(loads, variant, base)
-        swapped = swapped_for_twins(variants, variant, base)
-        found = ratio_of(variant, base, seed=seed, floor=widened(floor, load), swapped=swapped)
-        return withheld_if_busy(found, load)
+        return ratio_of((variant, base), among=variants, seed=seed, floor=floor, load=load)
 
     found = (judged(v, base) for v, base in _pairs(variants, baseline))
     return tuple(ratio for ratio in found if ratio is not None), noise
-
-
-def swapped_for_twins(
-    variants: Sequence[ComparedVariant], variant: ComparedVariant, baseline: ComparedVariant
-) -> tuple[tuple[ComparedVariant, ComparedVariant], ...]:
-    """The pair with the twin of the baseline, then of the variant, in its place, where there is."""
-    base_twin, own_twin = twin_of(variants, baseline), twin_of(variants, variant)
-    pairs = ((variant, base_twin), (own_twin, baseline))
-    return tuple((v, b) for v, b in pairs if v is not None and b is not None and v is not b)
 
 
 def unpaired_ratios(
@@ -140,33 +119,38 @@ def unpaired_ratios(
 ) -> tuple[LatencyRatio, ...]:
     """The same ratios of samples that were taken one variant after the other; no noise is known."""
     found = (
-        ratio_of(v, base, seed=seed, floor=0.0, paired=False)
-        for v, base in _pairs(variants, baseline)
+        ratio_of(pair, seed=seed, floor=0.0, paired=False) for pair in _pairs(variants, baseline)
     )
     return tuple(ratio for ratio in found if ratio is not None)
 
 
 def ratio_of(
-    variant: ComparedVariant,
-    baseline: ComparedVariant,
+    pair: tuple[ComparedVariant, ComparedVariant],
     *,
     seed: int,
     floor: float,
+    load: RoundLoad | None = None,
     paired: bool = True,
-    swapped: Sequence[tuple[ComparedVariant, ComparedVariant]] = (),
+    among: Sequence[ComparedVariant] = (),
 ) -> LatencyRatio | None:
-    """One ratio with its verdict at a noise floor; None without samples of both.
+    """A variant over a baseline, with its verdict at a noise floor; None without samples of both.
 
-    A difference must be in both halves of the rounds, with the pairs `swapped` for twins too.
+    A difference must be in both halves of the rounds, with their twins `among` the variants in
+    their places too, and none is claimed where `load` kept the machine too busy.
     """
-    estimate: Estimator = paired_ratio if paired else unpaired_ratio
+    variant, baseline = pair
+    floor = widened(floor, load)
+    estimate = paired_ratio if paired else unpaired_ratio
     found = estimate(variant.samples_ms, baseline.samples_ms, seed=seed)
     if found is None:
         return None
     verdict = verdict_of(found.low, found.high, floor)
     halves = half_ratios(variant.samples_ms, baseline.samples_ms) if paired else ()
+    swapped = _swapped_for_twins(among, variant, baseline)
     twins = tuple(r for v, b in swapped for r in half_ratios(v.samples_ms, b.samples_ms))
     withheld = _not_survived(verdict, floor, halves=halves, twins=twins)
+    if found.low is not None and is_too_busy(load):
+        withheld = Withheld.BUSY
     return LatencyRatio(
         variant=variant.name,
         baseline=baseline.name,
@@ -185,11 +169,13 @@ def ratio_of(
     )
 
 
-def withheld_if_busy(ratio: LatencyRatio | None, load: RoundLoad | None) -> LatencyRatio | None:
-    """The ratio without a verdict where others kept the machine too busy for any."""
-    if ratio is None or ratio.low is None or not is_too_busy(load):
-        return ratio
-    return replace(ratio, verdict=LatencyVerdict.UNDECIDED, withheld=Withheld.BUSY)
+def _swapped_for_twins(
+    variants: Sequence[ComparedVariant], variant: ComparedVariant, baseline: ComparedVariant
+) -> tuple[tuple[ComparedVariant, ComparedVariant], ...]:
+    """The pair with the twin of the baseline, then of the variant, in its place, where there is."""
+    base_twin, own_twin = twin_of(variants, baseline), twin_of(variants, variant)
+    pairs = ((variant, base_twin), (own_twin, baseline))
+    return tuple((v, b) for v, b in pairs if v is not None and b is not None and v is not b)
 
 
 def _not_survived(
@@ -218,8 +204,8 @@ def verdict_of(low: float | None, high: float | None, floor: float) -> LatencyVe
 def _pairs(
     variants: Sequence[ComparedVariant], baseline: str
 ) -> Iterator[tuple[ComparedVariant, ComparedVariant]]:
-    names = _parsed(variants)
-    bases = _bases(variants, baseline)
+    names = {v.name: parse_variant_name(v.name) for v in variants}
+    bases = {v.batch: v for v in variants if v.samples_ms and without_batch(v.name) == baseline}
     measured = [v for v in variants if v.samples_ms and not names[v.name].again]
     for variant in measured:
         base = bases.get(variant.batch)
@@ -236,14 +222,3 @@ def _pairs(
         base = local.get((name.engine_mode, variant.batch))
         if name.engine_mode != own.engine_mode and base is not None and base is not variant:
             yield variant, base
-
-
-def _parsed(variants: Sequence[ComparedVariant]) -> Mapping[str, VariantName]:
-    return {v.name: parse_variant_name(v.name) for v in variants}
-
-
-def _bases(
-    variants: Sequence[ComparedVariant], baseline: str
-) -> Mapping[int | None, ComparedVariant]:
-    """The baseline of each batch."""
-    return {v.batch: v for v in variants if v.samples_ms and without_batch(v.name) == baseline}

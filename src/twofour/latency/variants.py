@@ -67,6 +67,11 @@ def parse_variant_name(name: str) -> VariantName:
     )
 
 
+def engine_mode_of(name: str) -> str:
+    """engine:mode of a variant's name."""
+    return parse_variant_name(name).engine_mode
+
+
 def without_batch(name: str) -> str:
     """The name as it is outside of a sweep, and as LatencyComparison.baseline has it."""
     parse_variant_name(name)
