@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 from support import onnx_models as om
 
-from twofour.cli.views import build_view
+from twofour.cli.build import build_view
 from twofour.engines.onnxruntime.session import OrtSession
 from twofour.engines.protocol import OpenOptions, OpenRequest
 from twofour.engines.registry import ENGINES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,11 @@ from twofour.cli.guard import guarded, running
 from twofour.engines.registry import AUTO
 from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from twofour.records.run import BuildResult
 
 _EMITTED_FOR = "10"
 """TensorRT of the other machine where nobody says which."""
@@ -96,7 +101,6 @@ def build(
 
 
 def _build(onnx: Path, out: Path | None, options: RunOptions, *, json: bool, quiet: bool) -> None:
-    from twofour.cli.views import build_view
     from twofour.pipeline.building import refuse_all_failed, refuse_crashed
     from twofour.pipeline.run import run_build
 
@@ -105,6 +109,17 @@ def _build(onnx: Path, out: Path | None, options: RunOptions, *, json: bool, qui
     show_result(built, lambda: build_view(built), folder, json=json, quiet=quiet)
     refuse_crashed(built)
     refuse_all_failed(built)
+
+
+def build_view(built: BuildResult) -> RenderableType:
+    """Engine, why not another, and the times of its variants."""
+    from twofour.reports.document import Lines, Role
+    from twofour.reports.eligibility_document import engine_lines
+    from twofour.reports.latency_document import build_times
+    from twofour.reports.terminal import draw
+
+    engine = Lines(lines=(f"engine: {built.engine.in_words}",), role=Role.TEXT)
+    return draw((engine, engine_lines(built, Role.TEXT), *build_times(built.times)))
 
 
 def _emit(

@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # rich takes a third of the time of --help
     from rich.console import Console, RenderableType
     from rich.progress import TaskID
 
-WIDTH_WITHOUT_TERMINAL = 120
 _UNFOLDED = 1 << 20
 """Columns; no name in a log is longer."""
 
@@ -22,8 +21,10 @@ def data_console() -> Console:
     """Console of stdout, for reports; colour only on a terminal and without NO_COLOR."""
     from rich.console import Console
 
+    from twofour.reports.terminal import PLAIN_WIDTH
+
     return Console(
-        width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL,
+        width=None if sys.stdout.isatty() else PLAIN_WIDTH,
         soft_wrap=False,
         highlight=False,
         no_color=_no_color(),
@@ -55,13 +56,9 @@ def show_rows(renderable: RenderableType) -> None:
     if sys.stdout.isatty():
         show(renderable)
         return
-    from rich.console import Console
+    from twofour.reports.terminal import plain_text
 
-    console = Console(width=_UNFOLDED, soft_wrap=False, highlight=False, color_system=None)
-    with console.capture() as capture:
-        console.print(renderable)
-    lines = capture.get().splitlines()
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in lines)
+    show_text(plain_text(renderable, width=_UNFOLDED))
 
 
 def show_text(text: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,6 +112,8 @@ def _saved_traceback() -> Path:
 
 def _traceback_file() -> tuple[int, str]:
     """In the run folder; elsewhere where that is not there, not writable, or on a full disk."""
+    import tempfile
+
     for folder in (_traceback_folder, None):
         try:
             if folder is None or folder.is_dir():

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twofour.cli import options as opt
+from twofour.cli.build import build_view
 from twofour.cli.console import show_result
 from twofour.cli.guard import guarded, running
 from twofour.engines.registry import AUTO
 from twofour.records.options import RunOptions
 from twofour.records.weights import Pattern
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from twofour.records.run import RunResult
+
+_MB = 1e6
 
 
 @guarded
@@ -51,7 +60,6 @@ def prune_export_build(
 
     Example: twofour prune-export-build model.py:make --out runs/model
     """
-    from twofour.cli.views import run_view
     from twofour.pipeline.building import refuse_crashed
     from twofour.pipeline.run import run_all
 
@@ -82,5 +90,28 @@ def prune_export_build(
     )
     with running(out, quiet=quiet) as progress:
         result = run_all(model, out, options, progress)
-    show_result(result, lambda: run_view(result), Path(result.folder), json=json, quiet=quiet)
+    show_result(result, lambda: _view(result), Path(result.folder), json=json, quiet=quiet)
     refuse_crashed(result.build)
+
+
+def _view(result: RunResult) -> RenderableType:
+    """The whole run: verdicts first, then what pruning cost, the engines and the files."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from twofour.reports.eligibility_document import eligibility_document
+    from twofour.reports.eligibility_words import drift_lines
+    from twofour.reports.terminal import render
+    from twofour.reports.weights_document import holding_words
+
+    found, files = result.export.pattern, result.export.files
+    return Group(
+        render(eligibility_document(result.report)),
+        Text(),
+        *map(Text, drift_lines(result.accuracy)),
+        Text(),
+        build_view(result.build),
+        Text(),
+        Text(f"{holding_words(found)} of {found.files[0]}, read back from the file"),
+        *(Text(f"{file.file}: {file.size_bytes / _MB:.1f} MB") for file in files),
+    )

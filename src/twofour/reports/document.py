@@ -243,7 +243,7 @@ def table(
 
 def section(title: str | None, *blocks: Block | None, style: str = "") -> Section | None:
     """None where nothing would stand under the heading."""
-    there = tuple(b for b in blocks if b is not None and not _is_empty(b))
+    there = present(*blocks)
     return Section(title=title, blocks=there, style=style) if there else None
 
 

@@ -264,7 +264,7 @@ def _values(
         for ratio in points.values():
             yield from (e for e in (ratio.ratio, ratio.low, ratio.high) if e is not None)
     for one in noise:
-        yield from (1 / (1 + one.floor), 1 + one.floor)
+        yield from _band(one)
 
 
 def _shade_over_batch(noise: Sequence[NoiseFloor], x: Scale, y: Scale) -> Iterator[Drawing]:
