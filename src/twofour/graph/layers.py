@@ -24,7 +24,7 @@ from twofour.graph.trace import (
     shapes,
     trace,
 )
-from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
+from twofour.records.weights import Pattern, Reason, ReasonCode, Weight, shared
 
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 _TERM = re.compile(r"[A-Za-z]*(?:\.\.\.)?[A-Za-z]*")
@@ -169,7 +169,7 @@ def find_layer(
     if found.tensor is None:
         assert found.stopped is not None
         seen = _geometry(node, position, tensor_shape(scope, name)) or _unknown(node)
-        weight = _describe(node, seen, found, (found.stopped,))
+        weight = _describe(node, replace(seen, axis=None), found, (found.stopped,))
     elif found.looked_up is not None:
         weight = _picked_weight(node, position, found, found.looked_up.node)
     else:
@@ -309,16 +309,12 @@ def _dtype_reason(found: Trace) -> Reason | None:
 def _describe(node: Node, seen: _Geometry, found: Trace, reasons: tuple[Reason, ...]) -> Weight:
     stored = found.tensor
     return Weight(
+        **shared(seen, _Geometry),
         layer=node.label,
         node=node.name,
         weight=None if stored is None else found.constant,
         op=node.op,
         shape=() if stored is None else tuple(stored.dims),
-        axis=None if stored is None else seen.axis,
-        groups=seen.groups,
-        in_channels=seen.in_channels,
-        out_channels=seen.out_channels,
-        kernel=seen.kernel,
         dtype="unknown" if stored is None else dtype_name(stored),
         math_dtype=_math_dtype(found),
         trace=tuple(step.node.op for step in found.steps),

@@ -29,6 +29,7 @@ from twofour.records.weights import (
     Reason,
     ReasonCode,
     Weight,
+    shared,
 )
 
 PRUNABLE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -57,9 +58,9 @@ _HOOKS = (
 class _Geometry:
     """Reduction axis of a weight and the channels it joins."""
 
-    axis: int
-    in_channels: int
-    out_channels: int
+    axis: int | None = None
+    in_channels: int = 0
+    out_channels: int = 0
     groups: int = 1
     kernel: tuple[int, ...] = ()
 
@@ -197,31 +198,29 @@ def _describe(path: str, name: str, module: nn.Module) -> Weight:
             f"layer {path!r} ({type(module).__name__}) is lazy and has no weight yet",
             hint="run the model once on example inputs before pruning it",
         )
-    geometry = None if tensor is None else _geometry(module, tensor)
+    geometry = _Geometry() if tensor is None else _geometry(module, tensor)
     reasons = _storage_reasons(tensor)
+    if reasons:
+        geometry = dataclasses.replace(geometry, axis=None)
     return Weight(
+        **shared(geometry, _Geometry),
         layer=path,
         node=None,
         weight=None if tensor is None else _join(path, name),
         op=_class_name(module),
         shape=() if tensor is None else tuple(tensor.shape),
-        axis=None if geometry is None or reasons else geometry.axis,
-        groups=1 if geometry is None else geometry.groups,
-        in_channels=0 if geometry is None else geometry.in_channels,
-        out_channels=0 if geometry is None else geometry.out_channels,
-        kernel=() if geometry is None else geometry.kernel,
         dtype="unknown" if tensor is None else dtype_name(tensor),
         math_dtype="unknown" if tensor is None else dtype_name(tensor),
         reasons=reasons,
     )
 
 
-def _geometry(module: nn.Module, tensor: Tensor) -> _Geometry | None:
-    """Axis and channels by the kind of layer; None for a weight of another rank than its kind's."""
+def _geometry(module: nn.Module, tensor: Tensor) -> _Geometry:
+    """Axis and channels by the kind of layer; no axis where the rank is not that of its kind."""
     shape = tuple(tensor.shape)
     if isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
         if len(shape) < 3:
-            return None
+            return _Geometry()
         return _Geometry(
             axis=0 if isinstance(module, _TRANSPOSED) else 1,
             in_channels=module.in_channels,
@@ -230,7 +229,7 @@ def _geometry(module: nn.Module, tensor: Tensor) -> _Geometry | None:
             kernel=shape[2:],
         )
     if len(shape) != 2:
-        return None
+        return _Geometry()
     if isinstance(module, _conv1d_of_transformers()):
         return _Geometry(axis=0, in_channels=shape[0], out_channels=shape[1])
     return _Geometry(axis=1, in_channels=shape[1], out_channels=shape[0])

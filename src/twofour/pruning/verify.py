@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from twofour.errors import BadInputError, naming
 from twofour.graph.files import (
@@ -103,12 +105,6 @@ def _aliases(metadata: object, found: Mapping[str, StoredTensor]) -> dict[str, S
     }
 
 
-def map_stored(path: Path, stored: StoredTensor) -> Array:
-    """The array, mapped and read-only; its type must be one that numpy holds."""
-    assert stored.dtype is not None
-    return map_region(path, stored.offset, numpy_dtype(stored.dtype), stored.shape)
-
-
 def _entry(path: Path, key: str, entry: object, data: tuple[int, int]) -> StoredTensor:
     """One entry, where `data` is where the data begins and ends in the file."""
     if not isinstance(entry, Mapping):
@@ -144,7 +140,8 @@ _NO_PRODUCT = re.compile(
 )
 """Keys of embeddings and normalisations in the usual checkpoints, told by the last module name."""
 
-_Judged = tuple[PatternCheck, int | None]
+_Place = tuple[object, Callable[[], Array]]
+"""What is equal for one stored array, and how to look at it."""
 
 
 def validate_onnx(
@@ -164,19 +161,10 @@ def check_onnx(
 ) -> Validation:
     """What validate_onnx finds, also of a model without a weight that could be grouped."""
     found, path = model.weights(pattern), model.path
-    needed = _needed(found.weights, pattern, required, path)
-    judged: dict[object, _Judged] = {}
-    checks = []
-    for weight, tensor in zip(found.weights, found.tensors, strict=True):
-        if tensor is None or weight.axis is None:
-            continue
-        key = (storage_key(tensor), weight.axis, weight.shape)
-        if key not in judged:
-            with naming(path):
-                values = map_tensor(tensor, path)
-            judged[key] = _judge(values, weight.axis, pattern)
-        checks.append(_row(weight, judged[key], required=weight.weight in needed))
-    checked = _validation(path, pattern, found.weights, checks)
+    places = [
+        None if t is None else (storage_key(t), partial(map_tensor, t, path)) for t in found.tensors
+    ]
+    checked = _validation(path, found.weights, places, pattern, required)
     return replace(checked, not_covered=found.not_covered)
 
 
@@ -193,18 +181,8 @@ def validate_safetensors(
     weight is not in the file or has another shape there.
     """
     header = read_header(path)
-    needed = _needed(weights, pattern, required, path)
-    judged: dict[object, _Judged] = {}
-    checks = []
-    for weight in weights:
-        if weight.weight is None or weight.axis is None:
-            continue
-        key = (weight.weight, weight.axis)
-        if key not in judged:
-            array = map_stored(path, _stored(header, weight, path))
-            judged[key] = _judge(array, weight.axis, pattern)
-        checks.append(_row(weight, judged[key], required=weight.weight in needed))
-    return _not_empty(_validation(path, pattern, weights, checks), path)
+    places = [(w.weight, partial(_map_weight, path, header, w)) for w in weights]
+    return _not_empty(_validation(path, weights, places, pattern, required), path)
 
 
 def guess_weights(path: Path) -> tuple[Weight, ...]:
@@ -265,7 +243,8 @@ def _needed(
     return set(required)
 
 
-def _stored(header: Mapping[str, StoredTensor], weight: Weight, path: Path) -> StoredTensor:
+def _map_weight(path: Path, header: Mapping[str, StoredTensor], weight: Weight) -> Array:
+    """The array, mapped and read-only."""
     stored = header.get(weight.weight or "")
     if stored is None:
         raise BadInputError(f"{path} has no weight {weight.weight!r} (layer {weight.layer!r})")
@@ -275,30 +254,38 @@ def _stored(header: Mapping[str, StoredTensor], weight: Weight, path: Path) -> S
             f" expected {list(weight.shape)} and {weight.dtype}",
             hint="the file belongs to another model or run",
         )
-    return stored
-
-
-def _judge(array: Array, axis: int, pattern: Pattern) -> _Judged:
-    result = check(array, axis, pattern)
-    other = None if result.holds else holds_along(array, pattern, except_axis=axis)
-    return result, other
-
-
-def _row(weight: Weight, judged: _Judged, *, required: bool) -> WeightCheck:
-    result, other = judged
-    return WeightCheck(
-        **shared(weight, LayerWeight),
-        **shared(result, PatternCheck),
-        holds_along=other,
-        required=required,
-    )
+    return map_region(path, stored.offset, numpy_dtype(stored.dtype), stored.shape)
 
 
 def _validation(
-    path: Path, pattern: Pattern, weights: Sequence[Weight], checks: Sequence[WeightCheck]
+    path: Path,
+    weights: Sequence[Weight],
+    places: Sequence[_Place | None],
+    pattern: Pattern,
+    required: Collection[str] | None,
 ) -> Validation:
+    """Judge each stored array once for every way it is used; `places` are beside `weights`."""
+    needed = _needed(weights, pattern, required, path)
+    judged: dict[object, dict[str, Any]] = {}
+    checks = []
+    for weight, place in zip(weights, places, strict=True):
+        if place is None or weight.weight is None or weight.axis is None:
+            continue
+        key = (place[0], weight.axis, weight.shape)
+        if key not in judged:
+            with naming(path):
+                judged[key] = _judge(place[1](), weight.axis, pattern)
+        is_required = weight.weight in needed
+        row = WeightCheck(**shared(weight, LayerWeight), **judged[key], required=is_required)
+        checks.append(row)
     skipped = tuple(weight for weight in weights if weight.weight is None or weight.axis is None)
     return Validation(files=(str(path),), pattern=pattern, checks=tuple(checks), skipped=skipped)
+
+
+def _judge(array: Array, axis: int, pattern: Pattern) -> dict[str, Any]:
+    result = check(array, axis, pattern)
+    other = None if result.holds else holds_along(array, pattern, except_axis=axis)
+    return {**shared(result, PatternCheck), "holds_along": other}
 
 
 def _not_empty(checked: Validation, path: Path) -> Validation:
