@@ -158,7 +158,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     except OSError as error:
-        raise _write_error(path, error) from error
+        raise write_error(path, error) from error
     os.close(handle)
     temporary = Path(name)
     try:
@@ -167,7 +167,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except OSError as error:
-        raise _write_error(path, error) from error
+        raise write_error(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -193,7 +193,8 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_error(path: Path, error: OSError) -> BadInputError:
+def write_error(path: Path, error: OSError) -> BadInputError:
+    """The error to raise where the file system refuses a file, and nothing of it is left."""
     return BadInputError(
         f"cannot write {path}: {error.strerror or error}",
         hint="free some space or choose another folder with --out; nothing half-written was left",

@@ -48,7 +48,8 @@ _STAY_FLOAT32 = {"Resize": frozenset({1})}
 """Inputs that could be half precision and are coordinates: a region of interest."""
 Types = dict[ir.Value, ir.DataType]
 """Tensors alone: a sequence, an optional, or what is not known has no entry."""
-_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
+"""Attributes whose integer is a type of ONNX (Cast, random numbers, windows)."""
 _FIXED = {
     f"tensor({name})": ir.DataType[name.upper()] for name in ("float16", "bfloat16", "bool")
 } | {
@@ -436,12 +437,12 @@ def _by_attribute(
     """Of an output whose type no input gives: an attribute, its default, else the first input's."""
     if node.op_type == "QuantizeLinear" and "output_dtype" not in node.attributes:
         return ir.DataType.UINT8
-    for name in _TYPE_ATTRIBUTES:
+    for name in TYPE_ATTRIBUTES:
         if name in node.attributes and node.attributes[name].value:
             return ir.DataType(node.attributes[name].as_int())
         if name in schema.attributes and schema.attributes[name].default_value.i:
             return ir.DataType(schema.attributes[name].default_value.i)
-    like = any(name in schema.attributes for name in _TYPE_ATTRIBUTES)
+    like = any(name in schema.attributes for name in TYPE_ATTRIBUTES)
     return next(iter(bound.values()), None) if like else None
 
 

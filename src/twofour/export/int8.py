@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx import numpy_helper
 
 from twofour.errors import BadInputError, BuildFailedError, first_line
-from twofour.export.float32 import load_float32
+from twofour.export.float32 import LAYERS, TYPE_ATTRIBUTES, load_float32
 from twofour.export.model_code import quiet
 from twofour.graph.files import (
     DTYPES,
@@ -36,11 +36,6 @@ _MASKED = 0.99 * float(np.finfo(np.float32).max)
 _PREFIX = "largest value of "
 _MOST_NAMED = 6
 _HALF = frozenset(code for code, name in DTYPES.items() if name in {"float16", "bfloat16"})
-_TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
-"""Attributes whose integer is a type of ONNX (Cast, ConstantOfShape's kin, random numbers)."""
-_LAYERS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
-"""Only these: with the additions and normalizations of a transformer in INT8 too, its outputs
-stray twice as far (all-MiniLM-L6-v2: cosine 0.38 against 0.72), and nothing becomes faster."""
 _FLOATS = frozenset({"float32", "float16", "bfloat16"})
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1
 
@@ -115,7 +110,7 @@ def widen(model: onnx.ModelProto) -> None:
                     value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
         for node in graph.node:
             for attribute in node.attribute:
-                if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _HALF:
+                if attribute.name in TYPE_ATTRIBUTES and attribute.i in _HALF:
                     attribute.i = onnx.TensorProto.FLOAT
 
 
@@ -217,7 +212,9 @@ def _quantize(
             str(prepared),
             str(target),
             Reader(),
-            op_types_to_quantize=_LAYERS,
+            # with the additions and normalizations of a transformer in INT8 too, its outputs stray
+            # twice as far (all-MiniLM-L6-v2: cosine 0.38 against 0.72), and nothing becomes faster
+            op_types_to_quantize=sorted(LAYERS),
             per_channel=True,
             activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
             weight_type=QuantType.QInt8,

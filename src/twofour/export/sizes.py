@@ -212,8 +212,10 @@ def why_frozen(
     parts = []
     for name, instead in lost.items():
         own = [axis for axis in axes if axis.name == name]
-        symbols = {s for s, text in conditions.symbols.items() if text in _texts(own, sources)}
-        line = next((ln for eq, ln in conditions.found if _about(eq, symbols) and ln), None)
+        texts = {f"{sources.get(axis.input)}.size()[{axis.axis}]" for axis in own}
+        symbols = {s for s, text in conditions.symbols.items() if text in texts}
+        about = (line for eq, line in conditions.found if symbols & {*re.findall(r"\w+", eq)})
+        line = next(filter(None, about), None)
         because = f", by {line}" if line else ""
         parts.append(f"{name} ({', '.join(map(in_words, own))}) is always {instead}{because}")
     options = " ".join(f"--dynamic {a.input}:{a.axis}={a.name}" for a in axes if a.name in lost)
@@ -277,11 +279,3 @@ def _sources(call: Call) -> dict[str, str]:
     leaves: list[tuple[Any, Any]] = pytree.tree_leaves_with_path(call.by_parameter)
     texts = ["L" + pytree.keystr(p) for p, leaf in leaves if isinstance(leaf, torch.Tensor)]
     return dict(zip(tensor_names(call), texts, strict=True))
-
-
-def _texts(axes: Sequence[DynamicAxis], sources: Mapping[str, str]) -> set[str]:
-    return {f"{sources.get(axis.input)}.size()[{axis.axis}]" for axis in axes}
-
-
-def _about(equation: str, symbols: set[str]) -> bool:
-    return not symbols.isdisjoint(re.findall(r"\w+", equation))

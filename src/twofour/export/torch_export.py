@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ from twofour.graph.opened import range_metadata
 from twofour.pattern import as_bits
 from twofour.records.export import LayerMap
 from twofour.records.options import DynamicAxis, ExportOptions, Precision
-from twofour.store import sync
+from twofour.store import sync, write_error
 
 _BFLOAT16_OPSET = 22
 """The first opset whose Conv takes bfloat16."""
@@ -289,14 +289,11 @@ def _strip_paths(model: ir.Model) -> None:
     nodes = [node for graph in graphs for node in graph.all_nodes()]
     values = [value for node in nodes for value in node.outputs]
     for holder in (*holders, *nodes, *values):
-        _strip(holder.metadata_props)
+        for key, value in list(holder.metadata_props.items()):
+            if _names_source(value):
+                del holder.metadata_props[key]
         if _names_source(getattr(holder, "doc_string", None)):
             holder.doc_string = None
-
-
-def _strip(properties: MutableMapping[str, str]) -> None:
-    for key in [key for key, value in properties.items() if _names_source(value)]:
-        del properties[key]
 
 
 def _names_source(text: str | None) -> bool:
@@ -354,11 +351,7 @@ def save(
                 sync(part)
                 part.replace(target.parent / part.name)
     except OSError as error:
-        raise BadInputError(
-            f"cannot write {target}: {error.strerror or error}",
-            hint="free some space or choose another folder with --out; "
-            "nothing half-written was left",
-        ) from error
+        raise write_error(target, error) from error
 
 
 def what_is_invalid(path: Path) -> str | None:

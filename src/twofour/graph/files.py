@@ -97,7 +97,7 @@ def is_readable(name: str) -> bool:
     return name != "string" and name not in _PACKED_BITS
 
 
-def typed_content(tensor: onnx.TensorProto) -> Array:
+def _typed_content(tensor: onnx.TensorProto) -> Array:
     """The bytes of a tensor that holds its values in float_data, int32_data and the like."""
     name = dtype_name(tensor)
     values = np.array(getattr(tensor, _TYPED_FIELDS.get(name, "int32_data")))
@@ -335,7 +335,7 @@ def _content(tensor: onnx.TensorProto, path: Path | None) -> Array:
         return np.fromfile(place.file, np.uint8, place.size_bytes, offset=place.offset)
     if tensor.HasField("raw_data"):
         return np.frombuffer(bytearray(tensor.raw_data), np.uint8)
-    return typed_content(tensor)
+    return _typed_content(tensor)
 
 
 def _left_out(tensor: onnx.TensorProto) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ from math import gcd, prod
 import onnx
 
 from twofour.graph.files import shape_of
-from twofour.graph.scope import Node, Scope, integer, integers, is_standard, tensor_shape
+from twofour.graph.scope import Node, Place, Scope, integer, integers, is_standard, tensor_shape
 from twofour.records.weights import Reason, ReasonCode
 
 CUTS = ("Split", "Slice")
@@ -98,7 +98,7 @@ class Trace:
     """The way from a node's weight to its constant, from the node's side."""
 
     steps: tuple[Step, ...]
-    places: tuple[tuple[Scope, str], ...]
+    places: tuple[Place, ...]
     """Every tensor on the way, the constant last, with the graph that defines it."""
     tensor: onnx.TensorProto | None
     stopped: Reason | None
@@ -127,7 +127,7 @@ class Landing:
 def trace(scope: Scope, name: str) -> Trace:
     """Follow a tensor back to its constant through the ops that keep its values in place."""
     steps: list[Step] = []
-    places: list[tuple[Scope, str]] = []
+    places: list[Place] = []
     tensor = None
     stopped: Reason | None = None
     while tensor is None and stopped is None:

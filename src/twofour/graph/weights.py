@@ -21,7 +21,7 @@ from twofour.graph.layers import (
     refusal_reason,
     weight_input,
 )
-from twofour.graph.scope import Node, Scope, function_scopes, scopes
+from twofour.graph.scope import Node, Place, Scope, function_scopes, scopes
 from twofour.graph.trace import CUTS
 from twofour.records.weights import NotCovered, Pattern, Reason, ReasonCode, Weight
 
@@ -118,7 +118,7 @@ def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
     return tuple(rows[layer.node] for layer in layers)
 
 
-def _other_pieces(group: Sequence[Layer]) -> Iterator[tuple[Scope, str]]:
+def _other_pieces(group: Sequence[Layer]) -> Iterator[Place]:
     """Outputs of the nodes that cut the array up, beside those that lead to a weight."""
     for layer in group:
         for step in layer.found.steps:
@@ -151,7 +151,7 @@ def _unique(layer: Layer, again: Collection[str]) -> str | None:
     return f"{scope.prefix}{name}" if name in again else name
 
 
-def _lookups(places: Iterable[tuple[Scope, str]], known: set[Node]) -> Iterator[str]:
+def _lookups(places: Iterable[Place], known: set[Node]) -> Iterator[str]:
     """Gather nodes that take rows of the array by what is known at run time, as tokens are."""
     for scope, name in sorted(places, key=lambda place: place[1]):
         for user in scope.users.get(name, ()):
@@ -160,9 +160,9 @@ def _lookups(places: Iterable[tuple[Scope, str]], known: set[Node]) -> Iterator[
                 yield user.label
 
 
-def _external_twins(opened: list[Scope]) -> dict[tuple[object, ...], list[tuple[Scope, str]]]:
+def _external_twins(opened: list[Scope]) -> dict[tuple[object, ...], list[Place]]:
     """Every external constant by the place where it is stored."""
-    twins: dict[tuple[object, ...], list[tuple[Scope, str]]] = defaultdict(list)
+    twins: dict[tuple[object, ...], list[Place]] = defaultdict(list)
     for scope in opened:
         for name, tensor in scope.constants.items():
             if is_external(tensor):
@@ -170,7 +170,7 @@ def _external_twins(opened: list[Scope]) -> dict[tuple[object, ...], list[tuple[
     return twins
 
 
-def _other_users(places: Iterable[tuple[Scope, str]], known: set[Node]) -> Iterator[str]:
+def _other_users(places: Iterable[Place], known: set[Node]) -> Iterator[str]:
     """Users of the tensors on the way that lead to no weight: a Gather, a graph output."""
     for scope, name in sorted(places, key=lambda place: place[1]):
         if name in scope.outputs:

@@ -53,8 +53,8 @@ class _Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    zeros: int
-    kept_magnitude: float | None
+    zeros: int = 0
+    kept_magnitude: float | None = None
     held_before: bool = False
 
 
@@ -203,11 +203,11 @@ def _run(
 ) -> _Outcome:
     """Prune one array where its job says so, and write it to where it is kept."""
     if job.axis is None and not is_groupable(job.weight.dtype):
-        return _Outcome(zeros=0, kept_magnitude=None)
+        return _Outcome()
     with naming(source):
         values = read_tensor(job.tensor, source)
     if job.axis is None:
-        return _Outcome(zeros=count_zeros(values), kept_magnitude=None)
+        return _Outcome(zeros=count_zeros(values))
     if broken := count_non_finite(values):
         raise BadInputError(
             f"{source}: weight {job.weight.weight!r} of {job.weight.layer!r} has {broken} values"
@@ -244,9 +244,8 @@ def _relocate(model: onnx.ModelProto, source: Path, copies: Mapping[Path, Path])
 def _rows(
     chosen: Sequence[Choice], keys: Sequence[_Key | None], outcomes: Mapping[_Key, _Outcome]
 ) -> Iterator[PrunedWeight]:
-    nothing = _Outcome(zeros=0, kept_magnitude=None)
     for (weight, pruned, reasons), key in zip(chosen, keys, strict=True):
-        outcome = outcomes[key] if key is not None else nothing
+        outcome = _Outcome() if key is None else outcomes[key]
         yield PrunedWeight(
             weight=weight,
             pruned=pruned,
