@@ -35,6 +35,7 @@ from twofour.pipeline.engine_host import (
 )
 from twofour.pipeline.engine_worker import EngineTimes, TimedRequest, Timing
 from twofour.pipeline.stages import (
+    BUILD,
     DENSE,
     INPUTS,
     SPARSE,
@@ -43,6 +44,7 @@ from twofour.pipeline.stages import (
     Stage,
     onnx_files,
     onnx_name,
+    variant_record,
 )
 from twofour.pipeline.workers import is_out_of_memory
 from twofour.records.build import VariantBuild
@@ -102,7 +104,7 @@ def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[Vari
     return Stage(
         name=f"build-{variant}",
         title=f"build {variant} with {chosen.status.engine}",
-        record=f"stages/build-{variant}.json",
+        record=variant_record("build", variant),
         kind=VariantBuild,
         work=work,
         lasting=lasts,
@@ -154,7 +156,7 @@ def time_variants(
         packages=engine.row.packages,
         reads=(
             INPUTS,
-            *(f"stages/build-{v.variant}.json" for v in variants),
+            *(variant_record("build", v.variant) for v in variants),
             *(v.plan for v in variants if v.plan is not None),
             *(name for v in variants if v.plan is None for name in onnx_files(run.file(v.onnx))),
         ),
@@ -186,12 +188,12 @@ def build_result(
     return Stage(
         name="build",
         title="put the builds together",
-        record="build.json",
+        record=BUILD,
         kind=BuildResult,
         work=work,
         options=("engine",),
         facts={"engine": chosen.status.in_words, "no_baseline": no_baseline},
-        reads=(*(f"stages/build-{v.variant}.json" for v in variants), TIMES),
+        reads=(*(variant_record("build", v.variant) for v in variants), TIMES),
     )
 
 

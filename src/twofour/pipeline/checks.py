@@ -13,6 +13,7 @@ from twofour.pipeline.engine_host import RUNTIMES, CrashedError, Session, lasts,
 from twofour.pipeline.sources.inputs import save_arrays, stored_arrays
 from twofour.pipeline.sources.user_code import files_read, parse_reference, reference_key
 from twofour.pipeline.stages import (
+    ACCURACY,
     DENSE,
     INPUTS,
     SPARSE,
@@ -21,6 +22,7 @@ from twofour.pipeline.stages import (
     Stage,
     onnx_files,
     reference_name,
+    variant_record,
 )
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions, Variant
@@ -54,7 +56,7 @@ def check(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
     return Stage(
         name=f"check-{variant}",
         title=f"run the {variant} model",
-        record=f"stages/check-{variant}.json",
+        record=variant_record("check", variant),
         kind=VariantCheck,
         work=work,
         watched=lambda: metric_files,
@@ -98,16 +100,73 @@ def accuracy(
     return Stage(
         name="accuracy",
         title="compare the outputs",
-        record="accuracy.json",
+        record=ACCURACY,
         kind=Accuracy,
         work=work,
         facts={"no_baseline": no_baseline},
         reads=(
-            f"stages/check-{DENSE}.json",
-            f"stages/check-{SPARSE}.json",
+            variant_record("check", DENSE),
+            variant_record("check", SPARSE),
             *compared,
         ),
     )
+
+
+def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Iterator[SizeCheck]:
+    """The file against the module, smaller and larger than the example.
+
+    What was asked for must hold: raises PatternBrokenError. What was only tried is said.
+    """
+    for other in exported.other_sizes:
+        checked = _at_sizes(run, session, exported, other)
+        if not checked.holds:
+            words = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
+            why = checked.error or next(
+                f"{_disagreement(row, 'the module')}; {row.bound:.3g} is allowed"
+                for row in checked.agreement
+                if not row.within
+            )
+            message = (
+                f"{exported.onnx.file} does not compute what the module does at {words}: {why}"
+            )
+            if run.options.dynamic is not None:
+                raise PatternBrokenError(message, hint="leave that --dynamic out")
+            run.progress.note(f"WARNING: {message}; --dynamic none keeps the example's sizes")
+        yield checked
+
+
+def why_no_baseline(pruned: PruneResult) -> str | None:
+    """What to say of weights that came in N:M; None where all of them were pruned now."""
+    rows = [row for row in pruned.weights if row.pruned]
+    held = sum(row.held_before for row in rows)
+    if not held:
+        return None
+    remedy = "--dense-reference MODEL names the dense one"
+    if held == len(rows):
+        said = nothing_pruned(pruned.pattern, held)
+        return f"{said}; dense.onnx has the same weights and is no baseline ({remedy})"
+    return (
+        f"{held} of {len(rows)} weights came in {pruned.pattern} already: dense.onnx is no dense "
+        f"baseline ({remedy})"
+    )
+
+
+def check_reference_fits(run: Run, dense: ExportedVariant, sparse: ExportedVariant) -> None:
+    """Raise BadInputError where the dense reference takes or gives something else."""
+    if run.reference is None:
+        return
+    for kind, there, here in (
+        ("input", dense.inputs, sparse.inputs),
+        ("output", dense.outputs, sparse.outputs),
+    ):
+        words = [", ".join(map(_described, tensors)) or "none" for tensors in (there, here)]
+        same = len(there) == len(here) and all(map(_fits, there, here))
+        if not same:
+            raise BadInputError(
+                f"--dense-reference {run.reference.text} does not fit {run.source.text}: its "
+                f"{kind}s are {words[0]}, those of the model are {words[1]}",
+                hint="name the dense model that this one was fine-tuned from",
+            )
 
 
 def _outputs_name(variant: Variant) -> str:
@@ -236,29 +295,6 @@ def _disagreement(row: OutputAgreement, whose: str) -> str:
     )
 
 
-def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Iterator[SizeCheck]:
-    """The file against the module, smaller and larger than the example.
-
-    What was asked for must hold: raises PatternBrokenError. What was only tried is said.
-    """
-    for other in exported.other_sizes:
-        checked = _at_sizes(run, session, exported, other)
-        if not checked.holds:
-            words = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
-            why = checked.error or next(
-                f"{_disagreement(row, 'the module')}; {row.bound:.3g} is allowed"
-                for row in checked.agreement
-                if not row.within
-            )
-            message = (
-                f"{exported.onnx.file} does not compute what the module does at {words}: {why}"
-            )
-            if run.options.dynamic is not None:
-                raise PatternBrokenError(message, hint="leave that --dynamic out")
-            run.progress.note(f"WARNING: {message}; --dynamic none keeps the example's sizes")
-        yield checked
-
-
 def _at_sizes(
     run: Run, session: Session, exported: ExportedVariant, other: OtherSizes
 ) -> SizeCheck:
@@ -273,40 +309,6 @@ def _at_sizes(
     except (BuildFailedError, BadInputError) as error:
         return SizeCheck(sizes=other.sizes, agreement=(), error=error.message)
     return SizeCheck(sizes=other.sizes, agreement=compared)
-
-
-def why_no_baseline(pruned: PruneResult) -> str | None:
-    """What to say of weights that came in N:M; None where all of them were pruned now."""
-    rows = [row for row in pruned.weights if row.pruned]
-    held = sum(row.held_before for row in rows)
-    if not held:
-        return None
-    remedy = "--dense-reference MODEL names the dense one"
-    if held == len(rows):
-        said = nothing_pruned(pruned.pattern, held)
-        return f"{said}; dense.onnx has the same weights and is no baseline ({remedy})"
-    return (
-        f"{held} of {len(rows)} weights came in {pruned.pattern} already: dense.onnx is no dense "
-        f"baseline ({remedy})"
-    )
-
-
-def check_reference_fits(run: Run, dense: ExportedVariant, sparse: ExportedVariant) -> None:
-    """Raise BadInputError where the dense reference takes or gives something else."""
-    if run.reference is None:
-        return
-    for kind, there, here in (
-        ("input", dense.inputs, sparse.inputs),
-        ("output", dense.outputs, sparse.outputs),
-    ):
-        words = [", ".join(map(_described, tensors)) or "none" for tensors in (there, here)]
-        same = len(there) == len(here) and all(map(_fits, there, here))
-        if not same:
-            raise BadInputError(
-                f"--dense-reference {run.reference.text} does not fit {run.source.text}: its "
-                f"{kind}s are {words[0]}, those of the model are {words[1]}",
-                hint="name the dense model that this one was fine-tuned from",
-            )
 
 
 def _fits(there: TensorShape, here: TensorShape) -> bool:

@@ -130,6 +130,43 @@ def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNames:
+    """What one file says of names."""
+
+    modules: LayerMap | None = None
+    """Ours: module and parameter of each node."""
+    engine: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """The user's: a name of engine or log, and the layers or ONNX nodes that it holds."""
+
+
+def read_layer_names(path: Path) -> LayerNames:
+    """Read a layer map of either kind; raises BadInputError for any other file."""
+    text = _map_text(path)
+    if text.lstrip()[:1] not in ("{", "["):
+        return LayerNames(engine=tuple(_of_csv(text, path)))
+    try:
+        value = loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(f"{path} is no JSON: {error}", hint=_MAP_HINT) from error
+    if isinstance(value, dict) and isinstance(value.get("layers"), list):
+        with naming(path):
+            return LayerNames(modules=from_json(LayerMap, text.encode()))
+    return LayerNames(engine=tuple(_of_json(value, path)))
+
+
+def map_beside(onnx: Path) -> Path | None:
+    """The layers.json that was written beside an ONNX file; None for a file of another kind.
+
+    TensorRT's layer information is often called so, too.
+    """
+    path = onnx.parent / "layers.json"
+    try:
+        return path if path.is_file() and read_layer_names(path).modules is not None else None
+    except BadInputError:
+        return None
+
+
 def _build_notes(*chosen: ChosenBuild | None) -> tuple[str, ...]:
     return tuple(b.note for b in chosen if b is not None and b.note is not None)
 
@@ -191,43 +228,6 @@ def _is_odd_einsum(node: onnx.NodeProto) -> bool:
     """Onnx's inference never ends at an equation such as "ab,b1e" (found with 1.23.2)."""
     equations = (a.s for a in node.attribute if node.op_type == "Einsum" and a.name == "equation")
     return any(_EQUATION.fullmatch(equation) is None for equation in equations)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerNames:
-    """What one file says of names."""
-
-    modules: LayerMap | None = None
-    """Ours: module and parameter of each node."""
-    engine: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """The user's: a name of engine or log, and the layers or ONNX nodes that it holds."""
-
-
-def read_layer_names(path: Path) -> LayerNames:
-    """Read a layer map of either kind; raises BadInputError for any other file."""
-    text = _map_text(path)
-    if text.lstrip()[:1] not in ("{", "["):
-        return LayerNames(engine=tuple(_of_csv(text, path)))
-    try:
-        value = loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadInputError(f"{path} is no JSON: {error}", hint=_MAP_HINT) from error
-    if isinstance(value, dict) and isinstance(value.get("layers"), list):
-        with naming(path):
-            return LayerNames(modules=from_json(LayerMap, text.encode()))
-    return LayerNames(engine=tuple(_of_json(value, path)))
-
-
-def map_beside(onnx: Path) -> Path | None:
-    """The layers.json that was written beside an ONNX file; None for a file of another kind.
-
-    TensorRT's layer information is often called so, too.
-    """
-    path = onnx.parent / "layers.json"
-    try:
-        return path if path.is_file() and read_layer_names(path).modules is not None else None
-    except BadInputError:
-        return None
 
 
 def _of_json(value: object, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:

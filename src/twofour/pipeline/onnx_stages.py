@@ -28,19 +28,21 @@ from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
+    PRUNE,
     SPARSE,
     TUNED,
     Made,
     Run,
     Stage,
+    exported_variant,
     onnx_files,
     onnx_name,
-    onnx_size_bytes,
     reference_name,
+    variant_record,
 )
 from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.pipeline.validating import pruned_names
-from twofour.records.export import LayerMap, LayerName, OnnxFile
+from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Selection, Variant
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
@@ -60,7 +62,7 @@ def take_over(run: Run, variant: Variant = DENSE) -> ExportedVariant:
         target = run.file(onnx_name(variant))
         _remove_data(target)
         converted = write_onnx(source.opened(), target, run.options)
-        exported = replace(_described(run, target, variant), precision=precision)
+        exported = replace(_described(run, variant), precision=precision)
         if converted is not None:
             exported = replace(exported, notes=converted.notes, changed=converted.tensors)
         return exported, onnx_files(target)
@@ -70,7 +72,7 @@ def take_over(run: Run, variant: Variant = DENSE) -> ExportedVariant:
         title="take over the ONNX model"
         if precision is None
         else f"convert the ONNX model to {precision.value}",
-        record=f"stages/export-{variant}.json",
+        record=variant_record("export", variant),
         kind=ExportedVariant,
         work=work,
         options=("precision", "keep_float32"),
@@ -163,7 +165,7 @@ def prune(run: Run) -> Stage[PruneResult]:
     return Stage(
         name="prune",
         title=f"prune to {pattern}",
-        record="prune.json",
+        record=PRUNE,
         kind=PruneResult,
         work=work,
         options=("pattern", "selection"),
@@ -189,7 +191,7 @@ def validate(run: Run, pruned: PruneResult) -> Stage[Validation]:
         record="validate.json",
         kind=Validation,
         work=work,
-        reads=("prune.json", *onnx_files(path)),
+        reads=(PRUNE, *onnx_files(path)),
     )
 
 
@@ -198,12 +200,12 @@ def describe_sparse(run: Run) -> Stage[ExportedVariant]:
     path = run.file(onnx_name(SPARSE))
 
     def work() -> Made[ExportedVariant]:
-        return replace(_described(run, path, SPARSE), precision=changed_precision(run)), ()
+        return replace(_described(run, SPARSE), precision=changed_precision(run)), ()
 
     return Stage(
         name="export-sparse",
         title="describe the pruned model",
-        record="stages/export-sparse.json",
+        record=variant_record("export", SPARSE),
         kind=ExportedVariant,
         work=work,
         options=("precision",),
@@ -291,22 +293,10 @@ def _remove_data(path: Path) -> None:
         (path.parent / name).unlink(missing_ok=True)
 
 
-def _described(run: Run, path: Path, variant: Variant) -> ExportedVariant:
-    model = run.models.open(path)
-    return ExportedVariant(
-        onnx=OnnxFile(variant=variant, file=path.name, size_bytes=onnx_size_bytes(path)),
-        reference=None,
-        precision=None,
-        opset=model.opset,
-        inputs=model.inputs,
-        outputs=model.outputs,
-        layers=_own_names(model),
-    )
-
-
-def _own_names(model: OpenedModel) -> LayerMap:
+def _described(run: Run, variant: Variant) -> ExportedVariant:
     """Without a module, the node is the layer and the initializer the parameter."""
-    return LayerMap(
+    model = run.models.open(run.file(onnx_name(variant)))
+    layers = LayerMap(
         layers=tuple(
             LayerName(
                 layer=w.layer,
@@ -319,6 +309,7 @@ def _own_names(model: OpenedModel) -> LayerMap:
             if w.weight is not None
         )
     )
+    return exported_variant(run, variant, layers)
 
 
 def _inputs(run: Run, taken: ExportedVariant) -> tuple[dict[str, np.ndarray], str | None]:

@@ -30,8 +30,12 @@ from twofour.pipeline.evidence import (
 )
 from twofour.pipeline.folder import is_run_folder, refuse_changed
 from twofour.pipeline.stages import (
+    ACCURACY,
+    BUILD,
     DENSE,
+    EXPORT,
     LAYERS,
+    PRUNE,
     SPARSE,
     Made,
     Run,
@@ -116,11 +120,11 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
         kind=EligibilityReport,
         work=work,
         reads=(
-            "prune.json",
-            "export.json",
+            PRUNE,
+            EXPORT,
             LAYERS,
-            "build.json",
-            "accuracy.json",
+            BUILD,
+            ACCURACY,
             *files.names(),
             *onnx_files(path),
             *((LATENCY,) if run.file(LATENCY).is_file() else ()),
@@ -364,8 +368,8 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
         return eligibility_document(report)
     return eligibility_document(
         report,
-        accuracy=_if_there(Accuracy, folder / "accuracy.json"),
-        build=_if_there(BuildResult, folder / "build.json"),
+        accuracy=_if_there(Accuracy, folder / ACCURACY),
+        build=_if_there(BuildResult, folder / BUILD),
         comparison=_if_there(LatencyComparison, folder / LATENCY),
     )
 
@@ -379,8 +383,8 @@ def write_pages(folder: Path, document: Document) -> None:
 def check_page(folder: Path) -> None:
     """Raises BadInputError for a record that the page is made of, damaged or not the run's own."""
     _if_there(EligibilityReport, folder / REPORT)
-    _if_there(Accuracy, folder / "accuracy.json")
-    _if_there(BuildResult, folder / "build.json")
+    _if_there(Accuracy, folder / ACCURACY)
+    _if_there(BuildResult, folder / BUILD)
     refuse_stale(folder)
 
 

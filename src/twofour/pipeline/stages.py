@@ -15,8 +15,9 @@ from twofour.pipeline.folder import RunFolder
 from twofour.pipeline.settings import Settings
 from twofour.pipeline.sources.inputs import stored_arrays
 from twofour.pipeline.sources.user_code import state_of
+from twofour.records.export import LayerMap, OnnxFile
 from twofour.records.options import Variant
-from twofour.records.run import StageRecord
+from twofour.records.run import ExportedVariant, StageRecord
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.version import __version__, installed_version
 
@@ -178,6 +179,7 @@ def versions(*packages: str) -> dict[str, str | None]:
 
 DENSE, SPARSE, TUNED = Variant.DENSE, Variant.SPARSE, Variant.TUNED
 """The model as it came, where another one is the dense reference."""
+PRUNE, EXPORT, BUILD, ACCURACY = "prune.json", "export.json", "build.json", "accuracy.json"
 INPUTS = "inputs.npz"
 WEIGHTS = "weights.safetensors"
 LAYERS = "layers.json"
@@ -186,6 +188,11 @@ LAYERS = "layers.json"
 def onnx_name(variant: Variant) -> str:
     """File of a variant in the run folder."""
     return f"{variant}.onnx"
+
+
+def variant_record(stage: str, variant: Variant) -> str:
+    """File with the record of a stage that is done for each variant."""
+    return f"stages/{stage}-{variant}.json"
 
 
 def reference_name(variant: Variant) -> str:
@@ -197,11 +204,6 @@ def onnx_files(path: Path) -> tuple[str, ...]:
     """Names of an ONNX file and of its external data files, `<name>.data` or `<name>.0.data`."""
     data = [*path.parent.glob(f"{path.name}.data"), *path.parent.glob(f"{path.name}.*.data")]
     return (path.name, *sorted(file.name for file in data))
-
-
-def onnx_size_bytes(path: Path) -> int:
-    """Bytes of an ONNX file and its external data files together."""
-    return sum((path.parent / name).stat().st_size for name in onnx_files(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,3 +244,19 @@ class Run:
     def do(self, stage: Stage[R]) -> R:
         """The record of a stage, done where it has to be."""
         return self.runner.run(stage, self.options)
+
+
+def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVariant:
+    """What <variant>.onnx is, as it lies in the run folder, with these names of its layers."""
+    path = run.file(onnx_name(variant))
+    model = run.models.open(path)
+    size_bytes = sum(run.file(name).stat().st_size for name in onnx_files(path))
+    return ExportedVariant(
+        onnx=OnnxFile(variant=variant, file=path.name, size_bytes=size_bytes),
+        reference=None,
+        precision=None,
+        opset=model.opset,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        layers=layers,
+    )

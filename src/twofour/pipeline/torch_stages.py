@@ -15,18 +15,20 @@ from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
+    PRUNE,
     SPARSE,
     WEIGHTS,
     Made,
     Run,
     Stage,
+    exported_variant,
     onnx_files,
     onnx_name,
-    onnx_size_bytes,
     reference_name,
+    variant_record,
 )
 from twofour.pipeline.validating import pruned_names
-from twofour.records.export import OnnxFile, TensorShape
+from twofour.records.export import TensorShape
 from twofour.records.options import DynamicAxis, ExportOptions, Precision, SizeRange, Variant
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import ExportedVariant, OtherSizes
@@ -57,7 +59,7 @@ def export_dense(run: Run) -> Stage[ExportedVariant]:
     return Stage(
         name="export-dense",
         title="export dense model",
-        record="stages/export-dense.json",
+        record=variant_record("export", DENSE),
         kind=ExportedVariant,
         work=work,
         watched=lambda: model.data_files,
@@ -77,7 +79,7 @@ def prune(run: Run) -> Stage[PruneResult]:
     return Stage(
         name="prune",
         title=f"prune to {options.pattern}",
-        record="prune.json",
+        record=PRUNE,
         kind=PruneResult,
         work=work,
         watched=lambda: model.data_files,
@@ -105,7 +107,7 @@ def validate(run: Run, pruned: PruneResult) -> Stage[Validation]:
         record="validate.json",
         kind=Validation,
         work=work,
-        reads=("prune.json", WEIGHTS),
+        reads=(PRUNE, WEIGHTS),
     )
 
 
@@ -123,7 +125,7 @@ def export_sparse(run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
     return Stage(
         name="export-sparse",
         title="export pruned model",
-        record="stages/export-sparse.json",
+        record=variant_record("export", SPARSE),
         kind=ExportedVariant,
         work=work,
         options=_EXPORT_OPTIONS,
@@ -234,16 +236,12 @@ def _export(
     )
     layers = export_onnx(loaded.module, loaded.args, loaded.kwargs, path, options)
     gc.collect()  # torch.export leaves cycles that hold the weights it traced
-    model = run.models.open(path)
-    _save(run.file(reference_name(variant)), model.outputs, outputs)
-    return ExportedVariant(
-        onnx=OnnxFile(variant=variant, file=path.name, size_bytes=onnx_size_bytes(path)),
+    exported = exported_variant(run, variant, layers)
+    _save(run.file(reference_name(variant)), exported.outputs, outputs)
+    return replace(
+        exported,
         reference=reference_name(variant),
         precision=precision,
-        opset=model.opset,
-        inputs=model.inputs,
-        outputs=model.outputs,
-        layers=layers,
         dynamic=free[0],
         ranges=free[1],
     )

@@ -11,7 +11,19 @@ from pathlib import Path
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.graph.opened import open_onnx
 from twofour.pipeline.folder import MANIFEST, is_run_folder
-from twofour.pipeline.stages import LAYERS, SPARSE, WEIGHTS, Made, Run, Stage, onnx_files, onnx_name
+from twofour.pipeline.stages import (
+    EXPORT,
+    LAYERS,
+    PRUNE,
+    SPARSE,
+    WEIGHTS,
+    Made,
+    Run,
+    Stage,
+    onnx_files,
+    onnx_name,
+    variant_record,
+)
 from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.options import Selection
@@ -21,7 +33,6 @@ from twofour.records.weights import HARDWARE_PATTERN, Pattern, shared
 from twofour.store import read_record, write_record
 
 _HINT = "give an .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint folder, or a run folder"
-_PRUNE = "prune.json"
 _PICKLES = (".bin", ".pt", ".pth")
 
 
@@ -76,14 +87,14 @@ def put_together(
     return Stage(
         name="export",
         title="validate the exported model",
-        record="export.json",
+        record=EXPORT,
         kind=ExportResult,
         work=work,
         reads=(
-            "prune.json",
+            PRUNE,
             *onnx_files(path),
-            *(f"stages/export-{v.onnx.variant}.json" for v in variants),
-            *(f"stages/check-{v.onnx.variant}.json" for v in variants),
+            *(variant_record("export", v.onnx.variant) for v in variants),
+            *(variant_record("check", v.onnx.variant) for v in variants),
         ),
     )
 
@@ -142,7 +153,7 @@ def _written_by_run(path: Path) -> tuple[str, ...]:
 
 
 def _record_beside(path: Path) -> PruneResult | None:
-    record = path.parent / _PRUNE
+    record = path.parent / PRUNE
     if not is_run_folder(path.parent) or not record.is_file():
         return None
     return read_record(PruneResult, record)
