@@ -2,7 +2,7 @@
 
 The loop in `feed` is what a large log spends its time in: messages behind a prefix that is known
 take the short way while nothing unusual is open. What each message means is in the table
-`_handlers`, from its first words to what is done with it.
+`WORDINGS`, from its first words to what is done with it.
 """
 
 from __future__ import annotations
@@ -323,45 +323,10 @@ def _all(starts: tuple[str, ...], handle: Callable[[LogicalLine], None]) -> list
 def _table(*first: _Start) -> dict[str, tuple[_Start, ...]]:
     """First characters of a message -> the messages that begin so, in the order they are done."""
     table: dict[str, tuple[_Start, ...]] = {}
-    for start, handler in (*first, *_handlers()):
+    for start, handler in (*first, *WORDINGS):
         key = start[:KEY_LENGTH]
         table[key] = (*table.get(key, ()), (start, handler))
     return table
-
-
-def _handlers() -> list[_Start]:
-    return [
-        ("Tactic Name: ", lambda b, x: b.tuning.named_and_timed(x)),
-        ("Tactic: ", lambda b, x: b.tuning.timed(x)),
-        (tactics.RUNNER, _proof(lambda b, x: b.tuning.runner(x))),
-        (tactics.COMBINATION, _proof(lambda b, _: b.tuning.combination())),
-        (tactics.CHOICE, _proof(lambda b, x: b.tuning.choice(x))),
-        (tactics.COSTS, lambda b, x: b.tuning.costs(x)),
-        ("Skipping tactic ", lambda b, x: b.tuning.skipping(x)),
-        ("Skipping ", _no_tactics),
-        ("Set Tactic Name: ", lambda b, x: b.tuning.set_name(x)),
-        ("=== Profile (", lambda b, x: b.touch(b.results.title(x.text))),
-        ("Engine built in ", _proof(_built)),
-        ("Building graph using backend strategy ", lambda b, x: b.next_pass(x.number)),
-        ("Use backend strategy ", lambda b, x: b.compare_passes(x.number, keep_last=True)),
-        ("Skip backend strategy ", lambda b, x: b.compare_passes(x.number, keep_last=False)),
-        ("Engine deserialized in ", _proof(_loaded)),
-        ("Found sparse tensor: ", _proof(lambda b, x: _checked(b, x, sparse=True))),
-        ("Found non-sparse tensor: ", _proof(lambda b, x: _checked(b, x, sparse=False))),
-        ("Layer: ", _replayed),
-        ("Algorithm: (Implem", _replay),
-        ("RUNNING | Command: ", _polygraphy_command),
-        *((start, lambda b, _: b.count_style(Producer.POLYGRAPHY)) for start in _POLYGRAPHY_SAYS),
-        ("==== TensorRT Network ====", _inspected),
-        ("==== TensorRT Engine ====", _inspected),
-        ("In JIT build, ", lambda b, _: b.count_style(Producer.TENSORRT_RTX)),
-        *((start, _fact(start, put)) for start, put in facts.ONE_LINERS),
-        *((start, _fusion(make)) for start, make in sparsity.BY_START),
-        (sparsity.REGISTERING, _registered),
-        (tactics.REGION, _region_sources),
-        *((start, lambda b, x: b.touch(b.results.figure(x.text))) for start in _RESULTS),
-        *((start, lambda _b, _x: None) for start in _SILENT),
-    ]
 
 
 def _proof(handle: Handler) -> Handler:
@@ -443,3 +408,38 @@ def _polygraphy_command(build: OpenBuild, line: LogicalLine) -> None:
 def _inspected(build: OpenBuild, _line: LogicalLine) -> None:
     build.inspected = True
     build.count_style(Producer.POLYGRAPHY)
+
+
+WORDINGS: list[_Start] = [
+    ("Tactic Name: ", lambda b, x: b.tuning.named_and_timed(x)),
+    ("Tactic: ", lambda b, x: b.tuning.timed(x)),
+    (tactics.RUNNER, _proof(lambda b, x: b.tuning.runner(x))),
+    (tactics.COMBINATION, _proof(lambda b, _: b.tuning.combination())),
+    (tactics.CHOICE, _proof(lambda b, x: b.tuning.choice(x))),
+    (tactics.COSTS, lambda b, x: b.tuning.costs(x)),
+    ("Skipping tactic ", lambda b, x: b.tuning.skipping(x)),
+    ("Skipping ", _no_tactics),
+    ("Set Tactic Name: ", lambda b, x: b.tuning.set_name(x)),
+    ("=== Profile (", lambda b, x: b.touch(b.results.title(x.text))),
+    ("Engine built in ", _proof(_built)),
+    ("Building graph using backend strategy ", lambda b, x: b.next_pass(x.number)),
+    ("Use backend strategy ", lambda b, x: b.compare_passes(x.number, keep_last=True)),
+    ("Skip backend strategy ", lambda b, x: b.compare_passes(x.number, keep_last=False)),
+    ("Engine deserialized in ", _proof(_loaded)),
+    ("Found sparse tensor: ", _proof(lambda b, x: _checked(b, x, sparse=True))),
+    ("Found non-sparse tensor: ", _proof(lambda b, x: _checked(b, x, sparse=False))),
+    ("Layer: ", _replayed),
+    ("Algorithm: (Implem", _replay),
+    ("RUNNING | Command: ", _polygraphy_command),
+    *((start, lambda b, _: b.count_style(Producer.POLYGRAPHY)) for start in _POLYGRAPHY_SAYS),
+    ("==== TensorRT Network ====", _inspected),
+    ("==== TensorRT Engine ====", _inspected),
+    ("In JIT build, ", lambda b, _: b.count_style(Producer.TENSORRT_RTX)),
+    *((start, _fact(start, put)) for start, put in facts.ONE_LINERS),
+    *((start, _fusion(make)) for start, make in sparsity.BY_START),
+    (sparsity.REGISTERING, _registered),
+    (tactics.REGION, _region_sources),
+    *((start, lambda b, x: b.touch(b.results.figure(x.text))) for start in _RESULTS),
+    *((start, lambda _b, _x: None) for start in _SILENT),
+]
+"""What each message means. Where several begin alike all are done, in this order."""
