@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from twofour.eligibility.build_facts import BuildFacts, build_facts, version_numbers
 from twofour.eligibility.evidence import Sighting, Sightings
@@ -42,16 +43,23 @@ class Whereabouts:
         self._nodes = nodes
         self._holders_of = holders_of
         self._build = build
-        self._flow: Dataflow | None = None
-        self._fusions: dict[str, Fusion] = {}
+
+    @cached_property
+    def _flow(self) -> Dataflow:
+        return Dataflow(self._nodes)
+
+    @cached_property
+    def _fusions(self) -> Mapping[str, Fusion]:
+        """The first that names a node."""
+        fusions = self._build.fusions if self._build is not None else ()
+        return {name: fusion for fusion in reversed(fusions) for name in fusion.layers}
 
     def reason(self, node: int) -> Reason:
         """Into what the node was folded or fused, with the log's line where one says so."""
-        flow = self._walked()
         fusion = self._fusions.get(self._nodes[node].name)
-        into = self._behind(node, flow)
+        into = self._behind(node)
         goes = f" into {into.name}" if into is not None else ""
-        if node in flow.fixed:
+        if node in self._flow.fixed:
             message = f"all its inputs are constants: folded{goes}"
         elif fusion is not None:
             message = f"{fusion.kind.value} by {fusion.rule or 'the builder'}{goes}"
@@ -66,22 +74,14 @@ class Whereabouts:
             return None
         return quoted_source(self._build.file, fusion)
 
-    def _walked(self) -> Dataflow:
-        if self._flow is None:
-            self._flow = Dataflow(self._nodes)
-            for fusion in self._build.fusions if self._build is not None else ():
-                for name in fusion.layers:
-                    self._fusions.setdefault(name, fusion)
-        return self._flow
-
-    def _behind(self, node: int, flow: Dataflow) -> EngineLayer | None:
+    def _behind(self, node: int) -> EngineLayer | None:
         """The engine layer that holds the nearest node that uses this one's output."""
         waiting, seen = deque([node]), {node}
         while waiting and len(seen) < _FARTHEST:
             at = waiting.popleft()
             if at != node and at in self._holders_of:
                 return self._holders_of[at]
-            for user in flow.after[at][:_FARTHEST]:
+            for user in self._flow.after[at][:_FARTHEST]:
                 if user not in seen:
                     seen.add(user)
                     waiting.append(user)
@@ -165,6 +165,11 @@ class BuildAround:
         settled = self.seen.settled if build.sparsity is not SparsityFlag.DISABLED else frozenset()
         return tuple(c for c in build.contradictions if c.line is None or c.line not in settled)
 
+    @property
+    def counts_choices(self) -> bool:
+        """Whether the count of chosen layers can be believed, in this version."""
+        return version_numbers(self.facts.tensorrt_version) >= _COUNTS_CHOICES
+
     def lists(self, kind: SparsityKind, *, foreign: bool) -> tuple[SparsityLine, ...]:
         """The lines of a kind and pass that give their whole list."""
         return tuple(
@@ -189,8 +194,7 @@ class BuildAround:
         return any(x.elided or self.is_short(x) for x in passes)
 
     def _counts(self, line: SparsityLine) -> bool:
-        version = version_numbers(self.build.tensorrt_version if self.build is not None else None)
-        counted = bool(line.printed_count) or version >= _COUNTS_CHOICES
+        counted = bool(line.printed_count) or self.counts_choices
         names = {len(line.names or ()), len(line.constituents or ())}
         return counted and line.printed_count in names
 
@@ -205,8 +209,7 @@ class BuildAround:
         """Whether a line without names counts 0, in a version whose counts can be believed."""
         if line.names is not None or line.printed_count != 0:
             return False
-        version = version_numbers(self.build.tensorrt_version if self.build is not None else None)
-        return line.kind is SparsityKind.ELIGIBLE or version >= _COUNTS_CHOICES
+        return line.kind is SparsityKind.ELIGIBLE or self.counts_choices
 
     def counted_as_all(self, sighting: Sighting) -> SparsityLine | None:
         """A chosen line without names whose count says that every eligible layer was chosen."""
