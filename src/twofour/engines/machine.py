@@ -43,6 +43,14 @@ _REASONS = {
     0x80: "hardware power brake",
     0x100: "display clock setting",
 }
+ROOT = Path("/")
+_CPUFREQ = "sys/devices/system/cpu"
+_STATUS, _CLEAR = ROOT / "proc/self/status", ROOT / "proc/self/clear_refs"
+_RESET_PEAK = "5"  # proc(5): resets VmHWM to the memory that is resident now
+_KIB = 1024
+_SPARE = 1.2
+_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
+"""Times of a core in psutil's words; those of guests are in user."""
 
 
 def find_gpu(*, driver: str | None = None) -> Gpu | None:
@@ -151,16 +159,6 @@ def _clocks(nvml: Untyped, bus_id: str) -> Clocks:
         gpu_temperature_c=answer("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         gpu_throttled=", ".join(words for bit, words in _REASONS.items() if mask & bit) or None,
     )
-
-
-ROOT = Path("/")
-_CPUFREQ = "sys/devices/system/cpu"
-_STATUS, _CLEAR = ROOT / "proc/self/status", ROOT / "proc/self/clear_refs"
-_RESET_PEAK = "5"  # proc(5): resets VmHWM to the memory that is resident now
-_KIB = 1024
-_SPARE = 1.2
-_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
-"""Times of a core in psutil's words; those of guests are in user."""
 
 
 def describe_machine(root: Path = ROOT) -> Machine:

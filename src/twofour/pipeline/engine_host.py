@@ -25,6 +25,8 @@ T = TypeVar("T")
 _SERVICE = "twofour.pipeline.engine_worker:EngineWorker"
 CRASH_HINT = "--precision float32 or --static-batch may avoid it"
 _OUT_OF_MEMORY = "out of memory"
+RUNTIMES = tuple(p for row in ENGINES.values() if row.is_reference for p in row.packages)
+"""Packages that ONNX Runtime comes in: what it gives hangs on their versions."""
 
 
 class CrashedError(BuildFailedError):
@@ -202,10 +204,6 @@ def build_in(
         return replace(built, failed_tries=tries.failed, level=tries.lowered)
 
     return tries.until_alive(build, lambda: f"building {request.onnx.name}")
-
-
-RUNTIMES = tuple(p for row in ENGINES.values() if row.is_reference for p in row.packages)
-"""Packages that ONNX Runtime comes in: what it gives hangs on their versions."""
 
 
 class Session:

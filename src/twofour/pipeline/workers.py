@@ -32,6 +32,33 @@ PROTOCOL = 5
 PROGRESS = "progress"
 VALUE = "value"
 _PR_SET_PDEATHSIG = 1
+LIMIT_S = 300.0
+"""A process that used no processor time for so long, its children neither, will never answer.
+
+Builds, calibration and downloads of hours use some all the time; a process that is stopped
+(SIGSTOP) or waits for a lock that nobody opens uses none. One that spins is not found: Ctrl-C.
+"""
+LIMIT_VARIABLE = "TWOFOUR_WORKER_SILENCE_S"
+"""Seconds in place of LIMIT_S; 0 waits for ever."""
+_START = (
+    "import sys; sys.path[:] = {path!r}; "
+    "from twofour.pipeline.workers import main; main({service!r}, {parent})"
+)
+_CLOSING_S = 1.0
+_LOOKING_S = 5.0
+_LAST_BYTES = 1 << 14
+_IDLE = {"GOMP_SPINCOUNT": "10000"}
+"""GNU OpenMP's idle threads spin for 2 ms at most, not 10, so that `settle` waits for their end.
+Not at all (OMP_WAIT_POLICY=PASSIVE) makes torch up to 2 times as slow (benchmarks/LOG.md)."""
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_OWN_FAULTS = ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
+"""Signals that a program brings on itself; the others come from outside, SIGKILL from a system
+without memory, SIGBUS from a file system without space."""
+_MEMORY = re.compile(
+    r"bad.?alloc|out.?of.?memory|MemoryAllocation|MemoryError|(not enough|insufficient) memory|"
+    r"((failed|unable) to|can't|cannot|could not) allocate",
+    re.IGNORECASE,
+)
 
 
 class Answers:
@@ -107,16 +134,6 @@ def _end_with(parent: int) -> None:
         sys.exit()
 
 
-LIMIT_S = 300.0
-"""A process that used no processor time for so long, its children neither, will never answer.
-
-Builds, calibration and downloads of hours use some all the time; a process that is stopped
-(SIGSTOP) or waits for a lock that nobody opens uses none. One that spins is not found: Ctrl-C.
-"""
-LIMIT_VARIABLE = "TWOFOUR_WORKER_SILENCE_S"
-"""Seconds in place of LIMIT_S; 0 waits for ever."""
-
-
 class Silence:
     """How long a process and its children have used no processor time."""
 
@@ -145,27 +162,6 @@ def _asked_limit_s() -> float:
     except ValueError:
         return LIMIT_S
     return asked if asked > 0 else math.inf
-
-
-_START = (
-    "import sys; sys.path[:] = {path!r}; "
-    "from twofour.pipeline.workers import main; main({service!r}, {parent})"
-)
-_CLOSING_S = 1.0
-_LOOKING_S = 5.0
-_LAST_BYTES = 1 << 14
-_IDLE = {"GOMP_SPINCOUNT": "10000"}
-"""GNU OpenMP's idle threads spin for 2 ms at most, not 10, so that `settle` waits for their end.
-Not at all (OMP_WAIT_POLICY=PASSIVE) makes torch up to 2 times as slow (benchmarks/LOG.md)."""
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_OWN_FAULTS = ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
-"""Signals that a program brings on itself; the others come from outside, SIGKILL from a system
-without memory, SIGBUS from a file system without space."""
-_MEMORY = re.compile(
-    r"bad.?alloc|out.?of.?memory|MemoryAllocation|MemoryError|(not enough|insufficient) memory|"
-    r"((failed|unable) to|can't|cannot|could not) allocate",
-    re.IGNORECASE,
-)
 
 
 class WorkerDiedError(BuildFailedError):

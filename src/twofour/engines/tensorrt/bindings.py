@@ -24,6 +24,13 @@ _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "V
 _ERRORS_SHOWN = 3
 _NO_CUDA = "CUDA initialization failure"
 """What keeps a builder from being created; 8.6 says it as a warning, 10 and 11 as an error."""
+# How pybind11 words a factory that returned null, as trt.Builder does without a GPU. trt.Runtime of
+# 8.6.0 ends the process there, so a builder is tried first (`tensorrt_status`)
+NULL_FACTORY = "factory function returned nullptr"
+ENGINE = "tensorrt"
+INSTALL = "pip install 'twofour[tensorrt]', on a machine with an NVIDIA GPU"
+OLDEST = (8, 6)
+_LIBRARY = re.compile(r"(\S+\.(?:so[.\d]*|dll)): cannot open shared object file")
 
 
 class MessageLog:
@@ -155,11 +162,6 @@ def trt_logger(trt: ModuleType) -> Untyped:
     return Forwarder()
 
 
-# How pybind11 words a factory that returned null, as trt.Builder does without a GPU. trt.Runtime of
-# 8.6.0 ends the process there, so a builder is tried first (`tensorrt_status`)
-NULL_FACTORY = "factory function returned nullptr"
-
-
 def build_failed(what: str, log: MessageLog, otherwise: str) -> BuildFailedError:
     """The error to raise: what was tried, and why TensorRT says it failed."""
     return BuildFailedError(f"{what}: {log.why(otherwise)}")
@@ -178,12 +180,6 @@ def failures_named(what: str, log: MessageLog) -> Iterator[None]:
         if NULL_FACTORY not in str(error):
             raise
         raise build_failed(what, log, NULL_FACTORY) from error
-
-
-ENGINE = "tensorrt"
-INSTALL = "pip install 'twofour[tensorrt]', on a machine with an NVIDIA GPU"
-OLDEST = (8, 6)
-_LIBRARY = re.compile(r"(\S+\.(?:so[.\d]*|dll)): cannot open shared object file")
 
 
 def tensorrt_status() -> EngineStatus:

@@ -34,6 +34,9 @@ _NEWEST_OF_8 = 17
 without LayerNormalization. 8.4 is taken for an 8.5: what it says was not found."""
 _WRITTEN = 17
 """The oldest opset that torch models are exported in (export/opset17.py)."""
+TOTAL = 1000
+"""Progress of a build is told in thousandths."""
+_ERRORS_SHOWN = 3
 
 
 def opset_for(version: str | None) -> int | None:
@@ -100,10 +103,6 @@ def _types(graph: onnx.GraphProto) -> Iterable[int]:
             yield attribute.i
         elif attribute.name == "value":  # of Constant
             yield attribute.t.data_type
-
-
-TOTAL = 1000
-"""Progress of a build is told in thousandths."""
 
 
 @dataclass(slots=True)
@@ -199,9 +198,6 @@ def progress_monitor(trt: ModuleType, report: ProgressCallback, log: MessageLog)
             guarded(tree.finish, phase_name)
 
     return Monitor()
-
-
-_ERRORS_SHOWN = 3
 
 
 def build_plan(

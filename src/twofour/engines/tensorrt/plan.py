@@ -34,6 +34,15 @@ from twofour.records.export import TensorShape
 from twofour.records.latency import VariantSettings
 
 _SEARCHED = "LD_LIBRARY_PATH"
+_DTYPE_NAMES = {"float8e4m3fn": "float8_e4m3fn", "boolean": "bool"}
+GPU = "gpu"
+FLAG_OFF = "gpu-sparsity-off"
+MODES = (
+    Mode(name=GPU, sparse_kernels=True),
+    Mode(name=FLAG_OFF, sparse_kernels=False, needs_sparse=True),
+)
+"""The second is for sparse weights in an engine that was not allowed sparse kernels."""
+EVENTS = "one enqueue between two CUDA events; no copies between host and device"
 
 
 def cuda_runtime_folders(search: list[str] | None = None) -> tuple[Path, ...]:
@@ -158,7 +167,7 @@ class LoadedPlan:
         from polygraphy.datatype import DataType
 
         kind = self.engine.get_tensor_dtype(name)
-        return _NAMES.get(text := str(DataType.from_dtype(kind, "tensorrt").name), text)
+        return _DTYPE_NAMES.get(text := str(DataType.from_dtype(kind, "tensorrt").name), text)
 
     def _array(self, name: str, value: Untyped) -> npt.NDArray[Any]:
         dtype = numpy_dtype(self._dtype_name(name))
@@ -167,9 +176,6 @@ class LoadedPlan:
         # the buffer is Polygraphy's and is used again by the next run
         raw: npt.NDArray[Any] = np.array(value.array, copy=True).view(np.uint8).reshape(-1)
         return raw[:size].view(dtype).reshape(shape)
-
-
-_NAMES = {"float8e4m3fn": "float8_e4m3fn", "boolean": "bool"}
 
 
 @dataclass(slots=True)
@@ -226,16 +232,6 @@ def _bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     )
 
 
-GPU = "gpu"
-FLAG_OFF = "gpu-sparsity-off"
-MODES = (
-    Mode(name=GPU, sparse_kernels=True),
-    Mode(name=FLAG_OFF, sparse_kernels=False, needs_sparse=True),
-)
-"""The second is for sparse weights in an engine that was not allowed sparse kernels."""
-EVENTS = "one enqueue between two CUDA events; no copies between host and device"
-
-
 def cuda_runtime() -> ctypes.CDLL:
     """The library that Polygraphy loads; raises MissingToolError where there is none."""
     from polygraphy import cuda
@@ -264,7 +260,7 @@ class CudaTimer:
         self._library = library
         self._start, self._end = ctypes.c_void_p(), ctypes.c_void_p()
         for event in (self._start, self._end):
-            _check(library, library.cudaEventCreate(ctypes.byref(event)), "cudaEventCreate")
+            _check_cuda(library, library.cudaEventCreate(ctypes.byref(event)), "cudaEventCreate")
 
     def time_ms(self, stream: int, enqueue: Callable[[], None]) -> float:
         """Milliseconds (to half a microsecond) of what `enqueue` puts on the stream; waits for it.
@@ -272,12 +268,12 @@ class CudaTimer:
         Resolution: CUDA runtime API, cudaEventElapsedTime.
         """
         library, queue, elapsed = self._library, ctypes.c_void_p(stream), ctypes.c_float()
-        _check(library, library.cudaEventRecord(self._start, queue), "cudaEventRecord")
+        _check_cuda(library, library.cudaEventRecord(self._start, queue), "cudaEventRecord")
         enqueue()
-        _check(library, library.cudaEventRecord(self._end, queue), "cudaEventRecord")
-        _check(library, library.cudaEventSynchronize(self._end), "cudaEventSynchronize")
+        _check_cuda(library, library.cudaEventRecord(self._end, queue), "cudaEventRecord")
+        _check_cuda(library, library.cudaEventSynchronize(self._end), "cudaEventSynchronize")
         status = library.cudaEventElapsedTime(ctypes.byref(elapsed), self._start, self._end)
-        _check(library, status, "cudaEventElapsedTime")
+        _check_cuda(library, status, "cudaEventElapsedTime")
         return elapsed.value
 
     def close(self) -> None:
@@ -322,11 +318,11 @@ class DeviceMemory:
     def _used(self) -> int:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         status = self._library.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
-        _check(self._library, status, "cudaMemGetInfo")
+        _check_cuda(self._library, status, "cudaMemGetInfo")
         return total.value - free.value
 
 
-def _check(library: ctypes.CDLL, status: int, call: str) -> None:
+def _check_cuda(library: ctypes.CDLL, status: int, call: str) -> None:
     if status == 0:
         return
     describe = library.cudaGetErrorString

@@ -45,6 +45,12 @@ if TYPE_CHECKING:
 
 _WIDTH = 64
 """The least that every 2:4 kernel in float16 takes, and a width of heads that flash takes."""
+TORCH_TENSORRT = "torch-tensorrt"
+_ALLOWS_SPARSE = {mode.name: mode.sparse_kernels is True for mode in TENSORRT_MODES}
+_PRECISION = "float16"
+_INSTALL_TORCH_TENSORRT = (
+    "pip install torch-tensorrt, in the release of the torch that is installed"
+)
 
 
 class TorchEngine:
@@ -152,12 +158,6 @@ def _probe() -> nn.Module:
     return Probe()
 
 
-TORCH_TENSORRT = "torch-tensorrt"
-_ALLOWS_SPARSE = {mode.name: mode.sparse_kernels is True for mode in TENSORRT_MODES}
-_PRECISION = "float16"
-_TORCH_TENSORRT_HINT = "pip install torch-tensorrt, in the release of the torch that is installed"
-
-
 def open_torch_tensorrt(program: TorchProgram, mode: str, options: OpenOptions) -> TimedModel:
     """The program in float16, one engine for each set of shapes; otherwise as `open_torch`.
 
@@ -245,5 +245,5 @@ def _package() -> ModuleType:
     except (ImportError, OSError, RuntimeError) as error:
         raise MissingToolError(
             f"torch_tensorrt cannot be imported: {(str(error) or 'no reason').splitlines()[0]}",
-            hint=_TORCH_TENSORRT_HINT,
+            hint=_INSTALL_TORCH_TENSORRT,
         ) from error

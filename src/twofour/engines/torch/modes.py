@@ -45,6 +45,14 @@ _NO_KERNEL = re.compile(r"No viable backend|No available kernel")
 """What torch says where no back end that is allowed takes a call (aten/native/transformers)."""
 _OPERATOR = "scaled_dot_product"
 """Part of the name of the operator and of every fused one it may become."""
+_MOST_SHAPES = 64
+"""Sets of shapes that are compiled before it is an error; torch's own default is 8, and after
+those it would go on uncompiled."""
+ENGINE = "torch"
+MakeReady = Callable[[TorchProgram, TorchDevice, ExitStack], Ready]
+"""Puts a program into a mode; what must be undone when the variant closes goes on the stack."""
+_ON_CPU_ONLY = frozenset({"dynamic-int8", "static-int8"})
+"""torch.ao.quantization has no kernels for GPUs."""
 
 
 def attention(
@@ -118,11 +126,6 @@ def _counting_mode() -> TorchDispatchMode:
     return Counting()
 
 
-_MOST_SHAPES = 64
-"""Sets of shapes that are compiled before it is an error; torch's own default is 8, and after
-those it would go on uncompiled."""
-
-
 def compiled(program: TorchProgram, device: TorchDevice, stack: ExitStack) -> Ready:
     """torch.compile with its default back end, once for each set of shapes (dynamic=False).
 
@@ -135,11 +138,11 @@ def compiled(program: TorchProgram, device: TorchDevice, stack: ExitStack) -> Re
     placed = place(program, device)
     dynamo.reset()
     stack.callback(dynamo.reset)
-    stack.enter_context(dynamo.config.patch(_limits(dynamo.config)))
-    before = _graphs()
+    stack.enter_context(dynamo.config.patch(_dynamo_limits(dynamo.config)))
+    before = _graphs_compiled()
     forward = torch.compile(placed.module, dynamic=False)
     placed.run_example(forward)
-    graphs = _graphs() - before
+    graphs = _graphs_compiled() - before
     if graphs == 0:
         raise BuildFailedError(f"torch.compile compiled nothing of {program.source}")
     options = ("dynamic=False", f"graphs={graphs}", *float32_options(device))
@@ -193,7 +196,7 @@ def check_compiler(device: TorchDevice) -> None:
     get_cpp_compiler()
 
 
-def _limits(config: Untyped) -> dict[str, Any]:
+def _dynamo_limits(config: Untyped) -> dict[str, Any]:
     """Settings of dynamo under which too many shapes are an error; renamed in torch 2.7."""
     renamed = hasattr(config, "recompile_limit")
     limit = "recompile_limit" if renamed else "cache_size_limit"
@@ -201,7 +204,7 @@ def _limits(config: Untyped) -> dict[str, Any]:
     return {limit: _MOST_SHAPES, f"accumulated_{limit}": 4 * _MOST_SHAPES, fails: True}
 
 
-def _graphs() -> int:
+def _graphs_compiled() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
@@ -226,7 +229,7 @@ def dynamic_int8(program: TorchProgram, device: TorchDevice, stack: ExitStack) -
             f"{program.source} has no Linear, LSTM or GRU layer that dynamic INT8 could take",
             hint="convolutions take static INT8: torch:static-int8 or onnxruntime:int8",
         )
-    return _ready(placed, module, stack, "weights per tensor, activations in every run")
+    return _ready_int8(placed, module, stack, "weights per tensor, activations in every run")
 
 
 def static_int8(program: TorchProgram, device: TorchDevice, stack: ExitStack) -> Ready:
@@ -253,7 +256,7 @@ def static_int8(program: TorchProgram, device: TorchDevice, stack: ExitStack) ->
     module = quantization.quantize_fx.convert_fx(prepared)
     if int8_layers(module) == 0:
         raise BuildFailedError(f"{program.source} has no layer that static INT8 could take")
-    return _ready(placed, module, stack, f"calibrated with {_rows(program)} rows")
+    return _ready_int8(placed, module, stack, f"calibrated with {_calibration_rows(program)} rows")
 
 
 def int8_layers(module: nn.Module) -> int:
@@ -265,7 +268,7 @@ def int8_layers(module: nn.Module) -> int:
     )
 
 
-def _ready(placed: Placed, module: nn.Module, stack: ExitStack, how: str) -> Ready:
+def _ready_int8(placed: Placed, module: nn.Module, stack: ExitStack, how: str) -> Ready:
     import torch
 
     without_fast_path(stack)  # it looks for weights that quantised layers do not have
@@ -284,7 +287,7 @@ def _ready(placed: Placed, module: nn.Module, stack: ExitStack, how: str) -> Rea
     )
 
 
-def _rows(program: TorchProgram) -> int:
+def _calibration_rows(program: TorchProgram) -> int:
     return next((int(t.shape[0]) for t in program.tensors if t.dim()), 1)
 
 
@@ -301,11 +304,6 @@ def _quantization() -> Any:  # noqa: ANN401  # a package of torch without types
     if torch.backends.quantized.engine == "none":
         raise MissingToolError("this torch was built without INT8 kernels for this CPU")
     return quantization
-
-
-ENGINE = "torch"
-MakeReady = Callable[[TorchProgram, TorchDevice, ExitStack], Ready]
-"""Puts a program into a mode; what must be undone when the variant closes goes on the stack."""
 
 
 def eager(program: TorchProgram, device: TorchDevice, stack: ExitStack) -> Ready:  # noqa: ARG001  # as the other modes
@@ -400,9 +398,6 @@ MODES: Mapping[str, MakeReady] = MappingProxyType(
     }
 )
 """Every mode by the word behind `torch:`, the usual one first."""
-
-_ON_CPU_ONLY = frozenset({"dynamic-int8", "static-int8"})
-"""torch.ao.quantization has no kernels for GPUs."""
 
 
 def device_for(mode: str) -> TorchDevice:

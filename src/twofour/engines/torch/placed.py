@@ -50,6 +50,8 @@ _LOGGER = "torch"
 CPU = "cpu"
 CUDA = "cuda"
 XLA = "xla"
+Forward = Callable[..., object]
+"""Is called as the module is; gives what its forward gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,31 +149,6 @@ def xla_device() -> TorchDevice:
     )
 
 
-def reset_peak(device: TorchDevice) -> None:
-    """Let the peak of device memory start from what is allocated now."""
-    if device.kind == CUDA:
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-
-
-def peak_bytes(device: TorchDevice) -> int | None:
-    """Most device memory in tensors since the last reset; None elsewhere than on a GPU."""
-    if device.kind != CUDA:
-        return None
-    import torch
-
-    return int(torch.cuda.max_memory_allocated())
-
-
-def release(device: TorchDevice) -> None:
-    """Give cached device memory back."""
-    if device.kind == CUDA:
-        import torch
-
-        torch.cuda.empty_cache()
-
-
 def float32_options(device: TorchDevice) -> tuple[str, ...]:
     """What float32 arithmetic on a GPU may be rounded to; () elsewhere."""
     if device.kind != CUDA:
@@ -253,10 +230,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(found))
         yield found
         waiting += [found.__cause__, found.__context__, getattr(found, "inner_exception", None)]
-
-
-Forward = Callable[..., object]
-"""Is called as the module is; gives what its forward gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,7 @@ from twofour.engines.torch.placed import (
     Ready,
     TorchDevice,
     TorchProgram,
-    peak_bytes,
     quiet,
-    release,
-    reset_peak,
     timing_event,
     torch_errors,
 )
@@ -186,8 +183,11 @@ class TimedTorch:
 
     def prepare(self, inputs: Arrays) -> None:
         """Put the inputs on the device in the types and layout of the mode, and run once."""
+        import torch
+
         ready = self._opened
-        reset_peak(ready.placed.device)
+        if ready.placed.device.kind == CUDA:
+            torch.cuda.reset_peak_memory_stats()
         with self._errors(inputs):
             self._run = self._bound(inputs)
             ready.placed.device.time_ms(self._run)  # waits, so that a GPU's errors show up here
@@ -217,15 +217,21 @@ class TimedTorch:
 
     def peak_device_memory_bytes(self) -> int | None:
         """Most memory in tensors since `prepare`, as torch's allocator counts it."""
-        return peak_bytes(self._opened.placed.device)
+        import torch
+
+        on_gpu = self._opened.placed.device.kind == CUDA
+        return int(torch.cuda.max_memory_allocated()) if on_gpu else None
 
     def close(self) -> None:
         """Let go of the module and put torch's settings back."""
         if self._ready is not None:
-            device = self._ready.placed.device
+            import torch
+
+            on_gpu = self._ready.placed.device.kind == CUDA
             self._ready = self._run = None
             self._stack.close()
-            release(device)
+            if on_gpu:
+                torch.cuda.empty_cache()
 
     @property
     def _opened(self) -> Ready:

@@ -27,6 +27,10 @@ from twofour.records.latency import ComparedVariant, RoundLoad
 from twofour.records.options import CompareOptions
 
 _SCORES = ("logit", "score", "prob", "class")
+PROFILES = 3
+"""Of each variant, taken in turns; a layer's time is the middle one."""
+PROFILED_RUNS = 5
+"""In each profile."""
 
 
 def top1_agreement(name: str, reference: NDArray[Any], other: NDArray[Any]) -> float | None:
@@ -105,12 +109,6 @@ def _never_timed(variant: VariantProcess) -> ComparedVariant:
         agreement=variant.agreement,
         top1_agreement=variant.top1_agreement,
     )
-
-
-PROFILES = 3
-"""Of each variant, taken in turns; a layer's time is the middle one."""
-PROFILED_RUNS = 5
-"""In each profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,10 @@ from twofour.errors import BadInputError
 from twofour.latency.variants import variant_name
 from twofour.records.options import ExampleInputs
 
+NO_TORCH = "there is no torch module: compare a run folder that was made from one"
+StatusesOf = Callable[[str, Sequence[str]], Mapping[str, ModeStatus]]
+"""Engine and modes -> which of them can run here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchRequest:
@@ -24,9 +28,6 @@ class TorchRequest:
     input_names: tuple[str, ...]
     """Of the ONNX file, in its order, which is that of the module's arguments."""
     output_names: tuple[str, ...]
-
-
-NO_TORCH = "there is no torch module: compare a run folder that was made from one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +71,6 @@ class Planned:
         return variant_name(
             self.model.weights, self.engine, self.mode, again=self.again, batch=batch
         )
-
-
-StatusesOf = Callable[[str, Sequence[str]], Mapping[str, ModeStatus]]
-"""Engine and modes -> which of them can run here."""
 
 
 def parse_engines(texts: Sequence[str]) -> tuple[tuple[str, str | None], ...]:

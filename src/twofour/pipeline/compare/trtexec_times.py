@@ -35,6 +35,19 @@ from twofour.records.options import CompareOptions
 
 _DEFAULT_WARMUP_MS = 200
 """trtexec's --warmUp where it is not given (defaultWarmUp in sampleOptions.h)."""
+Passes = Mapping[int, tuple[float, ...]]
+"""Round -> milliseconds of the single runs."""
+ENGINE, MODE = "trtexec", "gpu"
+BASELINE = variant_name(DENSE, ENGINE, MODE)
+_KEPT = ("seed", "baseline")
+"""Options that a comparison of times from elsewhere can follow."""
+_FLAGS = {
+    "batches": "--batch",
+    "time_limit_s": "--time-limit",
+    "input_shapes": "--input-shape",
+    "input_shape_names": "--input-shape",
+}
+"""Options that are not called as their field is."""
 
 
 def read_times(path: Path, *, warmup_ms: float = _DEFAULT_WARMUP_MS) -> tuple[float, ...]:
@@ -75,10 +88,6 @@ def _number(row: dict[str, object], key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
-
-
-Passes = Mapping[int, tuple[float, ...]]
-"""Round -> milliseconds of the single runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,19 +217,6 @@ def _read_single(folder: Path, variant: TrtexecVariant) -> EngineTimes:
         why = f"trtexec failed: {variant.log} says why" if failed else error.message
         return EngineTimes(engine=variant.variant, samples_ms=(), runs_ms=(), error=why)
     return EngineTimes(engine=variant.variant, samples_ms=times, runs_ms=times)
-
-
-ENGINE, MODE = "trtexec", "gpu"
-BASELINE = variant_name(DENSE, ENGINE, MODE)
-_KEPT = ("seed", "baseline")
-"""Options that a comparison of times from elsewhere can follow."""
-_FLAGS = {
-    "batches": "--batch",
-    "time_limit_s": "--time-limit",
-    "input_shapes": "--input-shape",
-    "input_shape_names": "--input-shape",
-}
-"""Options that are not called as their field is."""
 
 
 def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
