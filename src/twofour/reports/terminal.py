@@ -201,9 +201,9 @@ class _LayerTable:
             self._share_stacked(table, width)
         before: tuple[str, str] | None = None
         for at in range(len(self._names)):
-            told = (self._cell("why", at), self._cell("remedy", at))
-            texts = (AS_ABOVE, AS_ABOVE) if console.is_terminal and told == before else told
-            before = told
+            own = (self._cell("why", at), self._cell("remedy", at))
+            texts = (AS_ABOVE, AS_ABOVE) if console.is_terminal and own == before else own
+            before = own
             table.add_row(*self._words(at, stacked=stacked), *map(Text, texts))
         yield table
         if self._times:

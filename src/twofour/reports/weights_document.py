@@ -61,10 +61,10 @@ def validation_document(validation: Validation) -> Document:
 def holding_words(validation: Validation) -> str:
     """In how many weights the pattern holds; those that could not break it count apart."""
     pattern, checks = validation.pattern, validation.checks
-    telling = [c for c in checks if not holds_trivially(c.shape, c.axis, pattern)]
-    holding = sum(not c.violations for c in telling)
-    line = f"{pattern} holds in {holding} of {count(len(telling), 'weight')}"
-    narrow = len(checks) - len(telling)
+    breakable = [c for c in checks if not holds_trivially(c.shape, c.axis, pattern)]
+    holding = sum(not c.violations for c in breakable)
+    line = f"{pattern} holds in {holding} of {count(len(breakable), 'weight')}"
+    narrow = len(checks) - len(breakable)
     return f"{line} ({narrow:,} more too narrow to break it)" if narrow else line
 
 
