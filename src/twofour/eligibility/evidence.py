@@ -168,7 +168,7 @@ class Sightings:
     """Lines of the log whose printed count is that of the layers of the model they name."""
     regions: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Nodes of rows that each Myelin region of the log holds or may hold, by its name."""
-    foreign_profiles: tuple[int, ...] = ()
+    unmatched_profiles: tuple[int, ...] = ()
     """Rows of each profile that was left aside, as none leads to a layer of model or engine."""
 
 
@@ -214,7 +214,7 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
         unresolved=in_log.unresolved,
         settled=frozenset(in_log.settled),
         regions=in_log.regions,
-        foreign_profiles=tuple(n for n in (strange, strange_dense) if n),
+        unmatched_profiles=tuple(n for n in (strange, strange_dense) if n),
     )
 
 

@@ -240,7 +240,7 @@ class NodeIndex:
         return self._stated.get(name)
 
     def number_unnamed(self, unnamed: Mapping[str, int]) -> None:
-        """Settle what `(Unnamed Layer* 12) [Convolution]` and its like mean (see unnamed.py)."""
+        """Settle what `(Unnamed Layer* 12) [Convolution]` and its like mean (see names.py)."""
         self._unnamed.update(unnamed)
 
     def find(self, name: str) -> Found:
@@ -272,7 +272,7 @@ class NodeIndex:
             self._by_torch_name,
             self._by_source,
             self._by_way,
-            self._by_surroundings,
+            self._by_neighbour,
             self._by_clone,
             self._by_copy,
             self._by_joined,
@@ -349,7 +349,7 @@ class NodeIndex:
         nodes = self._exact.get(label) or self._exact.get(base, [])
         return Found(nodes=(nodes[0],)) if len(nodes) == 1 else None
 
-    def _by_surroundings(self, name: str) -> Found | None:
+    def _by_neighbour(self, name: str) -> Found | None:
         match = _AROUND.match(name)
         if match is None:
             return None

@@ -135,7 +135,7 @@ class LogSightings:
             self.touched.update(found.nodes, found.parts, found.region)
             self.together += [(tuned.name, found.nodes)] if len(found.nodes) > 1 else []
             for node in _of_one(found, rows):
-                rank = _telling(tuned, is_product=node in found.nodes)
+                rank = _rank(tuned, is_product=node in found.nodes)
                 if node not in best or rank >= best[node]:
                     best[node] = rank
                     self.tuned[node] = tuned
@@ -190,7 +190,7 @@ def _each(
     return zip(items, resolve(names, index), strict=True)
 
 
-def _telling(tuned: TunedLayer, *, is_product: bool) -> tuple[bool, bool, bool, bool]:
+def _rank(tuned: TunedLayer, *, is_product: bool) -> tuple[bool, bool, bool, bool]:
     """Sparse times before dense ones; the product and named kernels before a bias or activation."""
     named = any(tactic.kernel is not None for tactic in tuned.tactics)
     return tuned.best_sparse_ms is not None, is_product, named, tuned.best_dense_ms is not None

@@ -143,7 +143,7 @@ def _of_profiles(
     """Shares of the time of one engine, the ceilings of both, and why one is missing."""
     shares: list[Share] = []
     ceilings: list[GainCeiling] = []
-    notes = [_foreign_profile(rows) for rows in seen.foreign_profiles]
+    notes = [_unmatched_profile(rows) for rows in seen.unmatched_profiles]
     of_node = [(row.node, v) for v, row in zip(verdicts, seen.rows, strict=True)]
     statuses = {node: status_of(v) for node, v in of_node}
     expected = {node: _expected(v) for node, v in of_node}
@@ -163,12 +163,12 @@ def _of_profiles(
             notes.append(_no_ceiling(ceiling))
         else:
             ceilings.append(ceiling)
-    if not seen.profile and not seen.dense_profile and not seen.foreign_profiles:
+    if not seen.profile and not seen.dense_profile and not seen.unmatched_profiles:
         notes.append("no shares of time and no ceiling of the gain: there is no profile")
     return shares, ceilings, notes
 
 
-def _foreign_profile(rows: int) -> str:
+def _unmatched_profile(rows: int) -> str:
     if rows == 1:
         return "the one layer of the profile is not in this model or engine"
     return f"none of the {count(rows, 'layer')} of the profile is in this model or engine"
