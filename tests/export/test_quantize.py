@@ -182,6 +182,22 @@ def test_half_precision_is_widened_and_quantized_like_float32(
     assert cosine(run(whole), run(target)) > 0.99
 
 
+def test_half_precision_inside_a_function_is_widened_too() -> None:
+    half = helper.make_tensor("one", TensorProto.FLOAT16, [1], [1.0])
+    body = [
+        helper.make_node("Constant", [], ["one"], value=half),
+        helper.make_node("Cast", ["a"], ["b"], to=TensorProto.FLOAT16),
+        helper.make_node("Add", ["b", "one"], ["c"]),
+    ]
+    function = helper.make_function("own", "f", ["a"], ["c"], body, [helper.make_opsetid("", 18)])
+    model = om.model([helper.make_node("f", ["x"], ["y"], domain="own")], {}, inputs={"x": [4]})
+    model.functions.append(function)
+    quantize.widen(model)
+    constant, cast, _ = model.functions[0].node
+    assert constant.attribute[0].t.data_type == TensorProto.FLOAT
+    assert cast.attribute[0].i == TensorProto.FLOAT
+
+
 def test_a_file_that_is_quantized_already_is_bad_input(sparse: Path, tmp_path: Path) -> None:
     once = tmp_path / "once.onnx"
     quantize_int8(sparse, once, examples())
