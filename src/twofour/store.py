@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -24,14 +25,20 @@ T = TypeVar("T")
 _VERSION = "schema_version"
 _CHUNK_BYTES = 1 << 20
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+_NO_LINE_KEPT = re.compile(r',\n *"raw": null')
+"""Left out: of the hundreds of tactics of a layer, two have their line. No text in JSON has a line
+break in it, so this is always a field."""
 _PIECES_DEPTH = 2
 """Lists within lists that are taken apart: a log's builds, and the layers of each."""
 
 
 def to_json(record: object) -> str:
     """The record as indented JSON with a final newline; NaN and infinity become null."""
-    text = TypeAdapter(type(record)).dump_json(record, indent=2).decode()
-    return text + "\n"
+    return _text(TypeAdapter(type(record)), record) + "\n"
+
+
+def _text(adapter: TypeAdapter[Any], value: object) -> str:
+    return _NO_LINE_KEPT.sub("", adapter.dump_json(value, indent=2).decode())
 
 
 def json_pieces(record: object) -> Iterator[str]:
@@ -43,8 +50,7 @@ def json_pieces(record: object) -> Iterator[str]:
 def _pieces(value: object, indent: str, depth: int) -> Iterator[str]:
     """A record field by field, with the records of its lists one by one; else the whole value."""
     if not depth or not is_dataclass(value):
-        text = _ANYTHING.dump_json(value, indent=2).decode()
-        yield text.replace("\n", f"\n{indent}")
+        yield _text(_ANYTHING, value).replace("\n", f"\n{indent}")
         return
     inner, between = f"{indent}  ", "{"
     for field in fields(value):

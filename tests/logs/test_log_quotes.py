@@ -5,6 +5,7 @@ Every real log, as it is and as other programs write it: loggers, containers, co
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +15,11 @@ from support.join_cases import report_from_log
 from support.real_logs import NOT_THERE, REAL_LOGS
 
 from twofour.eligibility.evidence import BuildEvidence
-from twofour.logs.read import read_build_log
-from twofour.records.log import Build
+from twofour.logs.read import parse_lines, read_build_log
+from twofour.records.log import Build, BuildLog
 from twofour.reports.explain import explain
 from twofour.reports.terminal import plain_text
+from twofour.store import from_json, json_pieces, to_json
 from twofour.words import printable
 
 OWN_LOGS = Path(__file__).parents[1] / "data" / "logs"
@@ -166,3 +168,16 @@ def test_a_wrapped_list_is_quoted_by_the_line_that_names_the_layer(tmp_path: Pat
     )
     assert sources[2:] == [("conv3", ":5: conv3, conv4"), ("conv4", ":5: conv3, conv4")]
     assert check(log) > 0
+
+
+def test_the_json_of_a_log_has_a_line_for_the_tactics_that_keep_one_alone() -> None:
+    times = "".join(f"[V] Tactic Name: k{t} Tactic: {t} Time: {t}\n" for t in range(1, 10))
+    builds = parse_lines(f"[V] --------------- Timing Runner: a (Cask)\n{times}".splitlines())
+    log = BuildLog(files=(), builds=builds)
+    text = "".join(json_pieces(log))
+    (layer,) = json.loads(text)["builds"][0]["layers"]
+    assert [tactic.get("raw", "none") for tactic in layer["tactics"]] == [
+        "Tactic Name: k1 Tactic: 1 Time: 1", *["none"] * 8,
+    ]  # fmt: skip
+    assert text == to_json(log)
+    assert from_json(BuildLog, text) == log

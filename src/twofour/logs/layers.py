@@ -64,7 +64,7 @@ class Budget:
 class Timing:
     """One tactic's fastest time so far."""
 
-    __slots__ = ("kernel", "line", "ms", "raw", "timings")
+    __slots__ = ("kernel", "line", "ms", "raw")
 
     def __init__(self, kernel: str | None, ms: float, line: int) -> None:
         self.kernel = kernel
@@ -72,7 +72,6 @@ class Timing:
         self.line = line
         self.raw: str | None = None
         """The message, of the fastest so far of its kind."""
-        self.timings = 1
 
 
 @dataclass(slots=True)
@@ -144,7 +143,6 @@ def tactics_of(layer: Layer) -> tuple[Tactic, ...]:
             sparse=is_sparse_kernel(timing.kernel),
             runner=runner,
             line=timing.line,
-            timings=timing.timings,
             raw=timing.raw,
         )
         for runner, key, timing in layer.rows()

@@ -247,7 +247,6 @@ class Tuning:
             return True
         known = timed.get(tactic)
         if known is not None:
-            known.timings += 1
             if ms >= known.ms:
                 return True
             known.ms, known.line = ms, line[1]

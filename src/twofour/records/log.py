@@ -133,8 +133,6 @@ class Tactic:
     runner: str | None = None
     line: int = 0
     """Where its fastest time stands."""
-    timings: int = 1
-    """How often it was timed (once per combination of formats)."""
     raw: str | None = None
     """What stands at `line`; kept of a layer's fastest sparse and fastest dense kernel alone."""
 
