@@ -181,12 +181,13 @@ def _open_all(
             progress.step(variant.name, number, len(variants))
             try:
                 refuse_without_memory(largest_bytes)
-                prepared = prepare_request(compared, variant.planned, threads, shapes, notes.append)
+                request, variant.build_s = prepare_request(
+                    compared, variant.planned, threads, shapes, notes.append
+                )
             except TwofourError as error:
                 variant.fail(error)
                 continue
-            variant.build_s = prepared.build_s
-            variant.open(prepared.request, notes.append)
+            variant.open(request, notes.append)
             if variant.runs:
                 largest_bytes = max(largest_bytes, variant.memory().host_bytes or 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,25 +25,17 @@ OPTIMIZED, AS_IT_IS = "BASIC", "NONE"
 _HALF = frozenset({"float16", "bfloat16"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """What to load, and what it took to make it."""
-
-    request: VariantRequest
-    build_s: float | None = None
-    """Building the engine or quantising the file; None: it was there."""
-
-
 def prepare_request(
     compared: Compared,
     planned: Planned,
     threads: int,
     shapes: tuple[ShapeProfile, ...],
     note: Callable[[str], None],
-) -> Prepared:
+) -> tuple[VariantRequest, float | None]:
     """The request of a variant, after a process of its own has built or quantised what it needs.
 
-    `note` is told where that process died and another try follows.
+    With the seconds that took; None: it was there. `note` is told where that process died and
+    another try follows.
 
     Raises BuildFailedError and BadInputError as building and quantising do.
     """
@@ -65,9 +57,7 @@ def prepare_request(
         file=file,
         sparse_kernels=_flag(planned) if row.takes is Takes.PLAN else None,
     )
-    return Prepared(
-        request=VariantRequest(engine=row, opening=opening, torch=torch), build_s=build_s
-    )
+    return VariantRequest(engine=row, opening=opening, torch=torch), build_s
 
 
 def precision_words(mode: Mode, graph: str) -> str:
