@@ -84,7 +84,8 @@ def check(path: Path) -> int:
             assert words in lines[number - 1], (number, words)
             found += bool(words)
         for number, words in cited(build):
-            assert printable(words.rstrip()) in printable(lines[number - 1]), (number, words)
+            for piece in re.split(r" \.\.\.(?: |$)", words.rstrip()):
+                assert printable(piece) in printable(lines[number - 1]), (number, piece)
             found += 1
     return found
 
@@ -138,16 +139,19 @@ def test_of_a_layer_the_fastest_dense_and_the_fastest_sparse_kernel_keep_their_l
     ]
 
 
-def test_a_name_far_in_a_list_is_quoted_with_what_stands_around_it(tmp_path: Path) -> None:
+def test_a_name_far_in_a_list_is_quoted_behind_the_words_that_begin_the_list(
+    tmp_path: Path,
+) -> None:
     log = tmp_path / "a.log"
     names = [f"/model.{n}/conv/Conv + /model.{n}/act/Relu" for n in range(200)]
     line = f"(Sparsity) Found 200 layer(s) eligible to use sparse tactics: {', '.join(names)}"
     log.write_text(f"[V] {line}\n[V] (Sparsity) Chose 0 layer(s) using sparse tactics: \n")
     (build,) = read_build_log(log).builds
     sources = {v.layer: v.reasons[-1].source for v in report_from_log(build).verdicts}
-    assert sources[names[0]] == f"{log}:1: {line[: line.index(names[5]) - 2]}"
-    assert (sources[names[150]] or "").endswith(f"{names[149]}, {names[150]}")
-    assert all((source or "").split(": ", 1)[1] in line for source in sources.values())
+    head = "(Sparsity) Found 200 layer(s) eligible to use sparse tactics:"
+    assert sources[names[0]] == f"{log}:1: {head} {names[0]} ..."
+    assert sources[names[150]] == f"{log}:1: {head} ... {names[150]} ..."
+    assert sources[names[199]] == f"{log}:1: {head} ... {names[199]}"
 
 
 def test_a_wrapped_list_is_quoted_by_the_line_that_names_the_layer(tmp_path: Path) -> None:

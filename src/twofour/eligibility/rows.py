@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -258,16 +259,19 @@ class EngineNames:
 
 _LONGEST = 300
 """Characters that are quoted of one line."""
-_BETWEEN = ", "
+_HEAD = re.compile(r".{0,200}?tactics:")
+"""What a list begins with."""
+_CUT = " ..."
+"""Between the pieces of a long line: a search finds each of them."""
 
 
 def line_source(file: str, line: SparsityLine, name: str | None = None) -> str:
-    """A (Sparsity) line, or the row of it that names a layer: one piece of it, without marks."""
+    """A (Sparsity) line, or the row of it that names a layer: the pieces that say so."""
     rows = line.raw.split("\n")
     at, place = next(
         ((at, place) for at, row in enumerate(rows) if (place := _place(row, name)) >= 0), (0, 0)
     )
-    return _cited(file, line.line + at, _piece(rows[at], place, len(name or "")))
+    return _cited(file, line.line + at, _pieces(rows[at], place, len(name or "")))
 
 
 def mention_source(file: str, mention: Mention) -> str:
@@ -302,13 +306,15 @@ def _place(row: str, name: str | None) -> int:
     return -1
 
 
-def _piece(row: str, place: int, length: int) -> str:
-    """The row's start where that holds the place; else the entries up to the one there."""
-    end = place + length
-    if end > _LONGEST:
-        start = row.find(_BETWEEN, max(0, end - _LONGEST), place)
-        return row[place if start < 0 else start + len(_BETWEEN) : end][:_LONGEST]
+def _pieces(row: str, place: int, length: int) -> str:
+    """A long row's beginning, as far as its list, and the entry there; each piece to the letter."""
     if len(row) <= _LONGEST:
         return row
-    cut = row.rfind(_BETWEEN, end, _LONGEST)
-    return row[: _LONGEST if cut < 0 else cut]
+    head = _HEAD.match(row)
+    if not length or head is None:
+        return row[place : place + (length or _LONGEST)][:_LONGEST] + _CUT
+    entry = row[place : place + length][:_LONGEST]
+    between = "" if place + length == len(row) else _CUT
+    if row[head.end() : place].strip(" ,"):
+        return f"{head[0]}{_CUT} {entry}{between}"
+    return row[: place + length][: 2 * _LONGEST] + between
