@@ -120,7 +120,7 @@ def _within(folder: str, source: str | None) -> str | None:
 
 def _rule(verdict: Verdict) -> str | None:
     """The sentence in which the report says that rules and evidence differ."""
-    said = verdict.rules_said
+    said = verdict.refuted
     return None if said is None else contradicted(verdict.predicted, said).message
 
 

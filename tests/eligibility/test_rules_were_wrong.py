@@ -113,7 +113,7 @@ def test_a_report_for_an_old_gpu_foretells_it_and_the_log_agrees() -> None:
 
 def test_a_row_that_was_not_foretold_keeps_the_reason_of_the_rules() -> None:
     found, _ = _joined({"build": build(eligible("fc"), chosen())})
-    said = {v.layer: v.rules_said and v.rules_said.code.value for v in found.verdicts}
+    said = {v.layer: v.refuted and v.refuted.code.value for v in found.verdicts}
     assert said == {"conv": "QUALIFIES", "fc": "PATTERN_BROKEN"}
     foretold, _ = _joined({"build": build(eligible("conv"), chosen("conv"))})
-    assert [v.rules_said for v in foretold.verdicts] == [None, None]
+    assert [v.refuted for v in foretold.verdicts] == [None, None]

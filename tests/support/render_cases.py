@@ -103,7 +103,7 @@ def _measured(
     return replace(
         verdict,
         verdict=name,
-        rules_said=None if foretold else verdict.reasons[0],
+        refuted=None if foretold else verdict.reasons[0],
         evidence=Evidence.MEASURED,
         engine_layer=f"{verdict.layer} + relu",
         reasons=said[name],

@@ -320,7 +320,7 @@ class Outcome:
     evidence: Evidence | None
     reasons: tuple[Reason, ...]
     remedy: str | None
-    rules_said: Reason | None = None
+    refuted: Reason | None = None
 
 
 def measured(verdict: VerdictName, reasons: tuple[Reason, ...], remedy: str | None) -> Outcome:

@@ -191,7 +191,7 @@ def _about_pattern(verdict: Verdict) -> Reason:
     """The reason that says how the pattern is broken, wherever it stands; else that it is."""
     codes = (ReasonCode.PATTERN_BROKEN, ReasonCode.WRONG_AXIS)
     found = next((r for code in codes for r in verdict.reasons if r.code is code), None)
-    said = verdict.rules_said
+    said = verdict.refuted
     return found or (verdict.reasons[0] if said is None else contradicted(verdict.predicted, said))
 
 

@@ -70,7 +70,7 @@ def _judged(case: JoinCase) -> Outcome:
     contradiction = () if said is None else (contradicted(case.row.predicted, said),)
     reasons = (*found.reasons, *contradiction, *_log_contradicts(case))
     remedy = SAME_MODEL.text if _cannot_be(case, found) else found.remedy
-    return replace(measured(found.verdict, tuple(dict.fromkeys(reasons)), remedy), rules_said=said)
+    return replace(measured(found.verdict, tuple(dict.fromkeys(reasons)), remedy), refuted=said)
 
 
 def _cannot_be(case: JoinCase, found: Outcome) -> bool:

@@ -156,7 +156,7 @@ def _row(case: JoinCase) -> Verdict:
         evidence=found.evidence,
         reasons=found.reasons,
         remedy=found.remedy,
-        rules_said=found.rules_said,
+        refuted=found.refuted,
         engine_layer=_engine_layer(case.seen),
         sparse_ms=case.sparse_ms,
         dense_ms=case.dense_ms,

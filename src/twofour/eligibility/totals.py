@@ -216,7 +216,7 @@ def _confusion(verdicts: Iterable[Verdict]) -> tuple[ConfusionCell, ...]:
 
 
 def _disagreements(verdicts: Iterable[Verdict]) -> Iterator[Disagreement]:
-    for v in (v for v in verdicts if v.rules_said is not None):
+    for v in (v for v in verdicts if v.refuted is not None):
         yield Disagreement(
             layer=v.layer,
             predicted=v.predicted,

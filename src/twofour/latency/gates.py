@@ -16,17 +16,17 @@ from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyR
 from twofour.words import per_cent, printable, ratio_words
 
 NOISE = "noise"
-_EXPRESSION = re.compile(r"(?P<subject>.*\S)\s*(?P<op>>=|<=|>|<)\s*(?P<limit>\S+)", re.DOTALL)
+_EXPRESSION = re.compile(r"(?P<quantity>.*\S)\s*(?P<op>>=|<=|>|<)\s*(?P<limit>\S+)", re.DOTALL)
 _HINT = 'write it like "sparse/dense > 1.0" or "noise > 0.05"'
 _QUOTES = ("'", '"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateExpression:
-    """One expression; which variants its subject means is settled by the comparison."""
+    """One expression; which variants its quantity means is settled by the comparison."""
 
     text: str
-    subject: str
+    quantity: str
     """Before the operator: "noise", or two names with a slash between."""
     operator: str
     """One of > >= < <=."""
@@ -48,9 +48,9 @@ class GateExpression:
         return value > limit if self.upward else value < limit
 
     def splits(self) -> Iterator[tuple[str, str]]:
-        """Every way to read the subject as A / B, as names may hold slashes themselves."""
-        for match in re.finditer("/", self.subject):
-            before, after = self.subject[: match.start()], self.subject[match.end() :]
+        """Every way to read the quantity as A / B, as names may hold slashes themselves."""
+        for match in re.finditer("/", self.quantity):
+            before, after = self.quantity[: match.start()], self.quantity[match.end() :]
             yield before.strip(), after.strip()
 
 
@@ -62,13 +62,13 @@ def parse_fail_if(text: str) -> GateExpression:
     match = _EXPRESSION.fullmatch(text.strip())
     if match is None:
         raise BadInputError(f"--fail-if: {text!r} is no condition", hint=_HINT)
-    subject = match["subject"].strip()
-    if subject != NOISE and "/" not in subject:
-        raise BadInputError(f"--fail-if: {subject!r} is neither noise nor a ratio", hint=_HINT)
+    quantity = match["quantity"].strip()
+    if quantity != NOISE and "/" not in quantity:
+        raise BadInputError(f"--fail-if: {quantity!r} is neither noise nor a ratio", hint=_HINT)
     limit = _number(match["limit"])
-    if limit is None or limit < 0 or (limit == 0 and subject != NOISE):
+    if limit is None or limit < 0 or (limit == 0 and quantity != NOISE):
         raise BadInputError(f"--fail-if: {match['limit']!r} is no limit for a ratio", hint=_HINT)
-    return GateExpression(text=text, subject=subject, operator=match["op"], limit=limit)
+    return GateExpression(text=text, quantity=quantity, operator=match["op"], limit=limit)
 
 
 def unquoted(name: str) -> str:
@@ -124,7 +124,7 @@ def check_fail_if(comparison: LatencyComparison, expressions: Iterable[str]) -> 
 def check_names(variants: Sequence[ComparedVariant], expressions: Iterable[str]) -> None:
     """Raises BadInputError as `check_fail_if` does, from variants that need not have times yet."""
     for gate in map(parse_fail_if, expressions):
-        if gate.subject != NOISE:
+        if gate.quantity != NOISE:
             _pairs_meant(variants, gate)
 
 
@@ -135,7 +135,7 @@ class _Line:
 
 
 def _failing(comparison: LatencyComparison, gate: GateExpression) -> Iterator[_Line]:
-    if gate.subject == NOISE:
+    if gate.quantity == NOISE:
         yield from map(_Line, _failing_noise(comparison, gate))
         return
     pairs = _pairs_meant(comparison.variants, gate)
@@ -270,11 +270,11 @@ def _pairs_meant(variants: Sequence[ComparedVariant], gate: GateExpression) -> l
         return next(iter(readings.values()))
     if readings:
         raise BadInputError(
-            f"--fail-if: {gate.subject!r} can be read in {len(readings)} ways",
+            f"--fail-if: {gate.quantity!r} can be read in {len(readings)} ways",
             hint="give both names in full, as the table has them",
         )
     raise BadInputError(
-        f"--fail-if: {gate.subject!r} names no two variants that can be compared",
+        f"--fail-if: {gate.quantity!r} names no two variants that can be compared",
         hint=f"known are {_known(variants)}",
     )
 

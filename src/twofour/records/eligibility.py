@@ -52,7 +52,7 @@ class Verdict(WeightedLayer):
     """Mean time of its engine layer in the profile of the sparse engine."""
     required: bool | None = None
     """Whether the weight was to be pruned; False: left dense on purpose; None: nothing says."""
-    rules_said: Reason | None = None
+    refuted: Reason | None = None
     """Why the rules foretold `predicted`, where another verdict was measured."""
 
 

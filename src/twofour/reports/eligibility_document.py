@@ -372,7 +372,7 @@ def _data(report: EligibilityReport, shown: Table) -> Table:
 def _wrong(verdict: Verdict) -> str | None:
     """Whether they were, of what was measured."""
     is_measured = verdict.evidence is Evidence.MEASURED
-    return str(verdict.rules_said is not None).lower() if is_measured else None
+    return str(verdict.refuted is not None).lower() if is_measured else None
 
 
 def _beside(group: NotCovered) -> dict[str, Value]:

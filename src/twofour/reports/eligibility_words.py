@@ -279,7 +279,7 @@ def pattern_word(verdict: Verdict) -> str:
 
 def surprise(verdict: Verdict) -> str | None:
     """What the rules had said, where the engine showed something else."""
-    return f"rules said {verdict.predicted.value}" if verdict.rules_said is not None else None
+    return f"rules said {verdict.predicted.value}" if verdict.refuted is not None else None
 
 
 def main_reason(verdict: Verdict) -> str:
