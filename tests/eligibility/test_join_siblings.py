@@ -17,12 +17,12 @@ from support.join_cases import (
     report_from_log,
     tuned,
 )
-from support.report_cases import check, codes, conv, matmul, report
+from support.report_cases import check, codes, conv, grouped, matmul, report
 
 from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.report import join_report
 from twofour.records.eligibility import Verdict, VerdictName
-from twofour.records.weights import Reason, ReasonCode, Weight
+from twofour.records.weights import Reason, ReasonCode
 
 QKV = (
     *(node(n, "MatMul", "x", f"{n}.w", constants=(f"{n}.w",)) for n in "qkv"),
@@ -40,10 +40,6 @@ MEND = (
 def prunable(name: str) -> Any:
     weight = conv(name, 512, 512, node=name)
     return weight, check(weight, violations=7)
-
-
-def grouped(name: str) -> Weight:
-    return conv(name, 128, 128, groups=32, node=name)
 
 
 def verdicts(evidence: BuildEvidence) -> dict[str, Verdict]:

@@ -14,18 +14,19 @@ from support.join_cases import (
     chosen,
     eligible,
     information,
+    joined,
     layer,
     node,
     profile,
     report_from_log,
     tuned,
 )
-from support.report_cases import check, codes, conv, gpu, matmul, report
+from support.report_cases import big, check, codes, conv, gpu, grouped, matmul, report
 
 from twofour.eligibility.build_facts import build_facts
 from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.gates import Gates, check_gates
-from twofour.eligibility.report import join_report, report_from_engine
+from twofour.eligibility.report import report_from_engine
 from twofour.eligibility.same_model import choose_build
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
@@ -39,20 +40,8 @@ NOT_ELIGIBLE, UNKNOWN = VerdictName.NOT_ELIGIBLE, VerdictName.UNKNOWN
 SWITCH_ON = "build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)"
 
 
-def big(name: str = "a", **changes: Any) -> Weight:
-    return conv(name, 512, 512, **{"node": name, **changes})
-
-
 def broken(name: str) -> tuple[Weight, Any]:
     return big(name), check(big(name), violations=7)
-
-
-def grouped(name: str = "g") -> Weight:
-    return conv(name, 128, 128, groups=32, node=name)
-
-
-def joined(predicted: EligibilityReport, **evidence: Any) -> EligibilityReport:
-    return join_report(predicted, BuildEvidence(**evidence))
 
 
 def names(found: EligibilityReport) -> list[VerdictName]:

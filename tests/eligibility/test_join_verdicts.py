@@ -14,19 +14,18 @@ from support.join_cases import (
     chosen,
     eligible,
     information,
+    joined,
     layer,
     node,
     profile,
     report_from_log,
     tuned,
 )
-from support.report_cases import check, codes, conv, int8, matmul, report
+from support.report_cases import big, check, codes, conv, int8, matmul, report
 
 from twofour.eligibility.build_facts import build_facts
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.report import join_report
 from twofour.eligibility.totals import LayerStatus, status_of
-from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.log import (
     Build,
     BuildOutcome,
@@ -42,15 +41,6 @@ from twofour.reports.eligibility_words import surprise
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 NOT_ELIGIBLE, UNKNOWN = VerdictName.NOT_ELIGIBLE, VerdictName.UNKNOWN
-
-
-def big(name: str = "a", **changes: Any) -> Weight:
-    """A layer against which the rules have nothing."""
-    return conv(name, 512, 512, **{"node": name, **changes})
-
-
-def joined(predicted: EligibilityReport, **evidence: Any) -> EligibilityReport:
-    return join_report(predicted, BuildEvidence(**evidence))
 
 
 def verdict(weight: Weight | tuple[Weight, Any], **evidence: Any) -> Verdict:

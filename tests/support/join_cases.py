@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.report import report_from_engine
+from twofour.eligibility.report import join_report, report_from_engine
 from twofour.logs.read import parse_lines
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import GraphNode
@@ -111,6 +111,11 @@ def timed_profile(times: Sequence[tuple[str, float]]) -> Profile:
 
 SPARSE = "sm80_xmma_fprop_sparse_conv_f16f16_f16f16_f16_nhwc_sptensor"
 DENSE = "sm80_xmma_fprop_implicit_gemm_f16f16_f16f16_f16_nhwc"
+
+
+def joined(predicted: EligibilityReport, **evidence: Any) -> EligibilityReport:
+    """What the rules said, joined with this evidence."""
+    return join_report(predicted, BuildEvidence(**evidence))
 
 
 def report_from_log(made: Build) -> EligibilityReport:

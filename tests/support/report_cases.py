@@ -50,6 +50,16 @@ def conv(
     return Weight(**{**given, **changes})
 
 
+def big(name: str = "a", **changes: Any) -> Weight:
+    """A layer against which the rules have nothing."""
+    return conv(name, 512, 512, **{"node": name, **changes})
+
+
+def grouped(name: str = "g") -> Weight:
+    """A layer that no sparse kernel takes."""
+    return conv(name, 128, 128, groups=32, node=name)
+
+
 def matmul(layer: str, c: int, k: int, **changes: Any) -> Weight:
     return conv(layer, c, k, (), **{"op": "MatMul", "shape": (c, k), "axis": 0, **changes})
 

@@ -13,7 +13,7 @@ from twofour.eligibility.names import REGION
 from twofour.eligibility.nodes import NodeIndex
 from twofour.eligibility.resolve import NameInUse, Resolved, resolve
 from twofour.records.eligibility import Verdict
-from twofour.records.export import GraphNode
+from twofour.records.export import GraphNode, qualified_op
 from twofour.records.log import (
     Build,
     EngineLayer,
@@ -27,7 +27,6 @@ from twofour.records.log import (
     TunedLayer,
 )
 
-_STANDARD_DOMAINS = ("", "ai.onnx")
 _Key = tuple[str, str]
 
 
@@ -71,7 +70,7 @@ def _first_free(waiting: list[int], taken: set[int]) -> int:
 
 def _op(node: GraphNode) -> str:
     """As Weight.op has it."""
-    return node.op if node.domain in _STANDARD_DOMAINS else f"{node.domain}::{node.op}"
+    return qualified_op(node.op, node.domain)
 
 
 def _made_up(verdict: Verdict) -> GraphNode:

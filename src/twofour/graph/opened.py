@@ -14,7 +14,7 @@ from twofour.errors import BadInputError
 from twofour.graph.files import external_data, external_tensors, fill_in, parse_model
 from twofour.graph.scope import check_functions, scopes
 from twofour.graph.weights import GraphWeights, find_weights
-from twofour.records.export import ANONYMOUS, GraphNode, TensorShape
+from twofour.records.export import ANONYMOUS, STANDARD_DOMAINS, GraphNode, TensorShape
 from twofour.records.options import SizeRange
 from twofour.records.weights import Pattern
 
@@ -79,7 +79,7 @@ class OpenedModel:
     def opset(self) -> int:
         """Version of ONNX's own operators; 0 where the file names none."""
         imports = self.proto.opset_import
-        return next((o.version for o in imports if o.domain in ("", "ai.onnx")), 0)
+        return next((o.version for o in imports if o.domain in STANDARD_DOMAINS), 0)
 
     @property
     def size_ranges(self) -> dict[str, SizeRange]:

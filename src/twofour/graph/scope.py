@@ -11,8 +11,8 @@ import onnx
 
 from twofour.errors import BadInputError
 from twofour.graph.files import read_tensor, shape_of, subgraphs, with_subgraphs
+from twofour.records.export import STANDARD_DOMAINS, qualified_op
 
-_STANDARD_DOMAINS = ("", "ai.onnx")
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
 _MOST_INTEGERS = 64
 """Axes and shapes are shorter; a longer tensor is none, however it is used."""
@@ -33,8 +33,7 @@ class Node:
     @property
     def op(self) -> str:
         """Op type, with its domain unless that is ONNX's own."""
-        domain = self.proto.domain
-        return self.proto.op_type if is_standard(self.proto) else f"{domain}::{self.proto.op_type}"
+        return qualified_op(self.proto.op_type, self.proto.domain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,7 +112,7 @@ def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
 
 def is_standard(node: onnx.NodeProto) -> bool:
     """Whether the op is one of ONNX's own: other domains may mean anything by the same name."""
-    return node.domain in _STANDARD_DOMAINS
+    return node.domain in STANDARD_DOMAINS
 
 
 def attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from twofour.errors import BadInputError
 from twofour.latency.noise import floor_at, load_on, own_floor, widened
 from twofour.latency.ratios import ratio_of
 from twofour.latency.variants import engine_mode_of, parse_variant_name, without_batch
+from twofour.logs.names import number
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, Withheld
 from twofour.words import per_cent, printable, ratio_words
 
@@ -65,7 +65,7 @@ def parse_fail_if(text: str) -> GateExpression:
     quantity = match["quantity"].strip()
     if quantity != NOISE and "/" not in quantity:
         raise BadInputError(f"--fail-if: {quantity!r} is neither noise nor a ratio", hint=_HINT)
-    limit = _number(match["limit"])
+    limit = number(match["limit"])
     if limit is None or limit < 0 or (limit == 0 and quantity != NOISE):
         raise BadInputError(f"--fail-if: {match['limit']!r} is no limit for a ratio", hint=_HINT)
     return GateExpression(text=text, quantity=quantity, operator=match["op"], limit=limit)
@@ -75,14 +75,6 @@ def unquoted(name: str) -> str:
     """The name without the quotes around it."""
     quoted = len(name) > 1 and name[0] == name[-1] and name[0] in _QUOTES
     return name[1:-1] if quoted else name
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 _Pair: TypeAlias = tuple[ComparedVariant, ComparedVariant]

@@ -17,7 +17,7 @@ from twofour.errors import BadInputError, naming
 from twofour.logs.prefix import loads
 from twofour.pipeline.onnx_inputs import sizes_by_symbol
 from twofour.pipeline.sources.inputs import stored_arrays
-from twofour.pipeline.stages import INPUTS
+from twofour.pipeline.stages import INPUTS, LAYERS
 from twofour.records.export import GraphNode, LayerMap, TensorShape
 from twofour.records.log import Build, SparsityFlag
 from twofour.store import from_json
@@ -160,7 +160,7 @@ def map_beside(onnx: Path) -> Path | None:
 
     TensorRT's layer information is often called so, too.
     """
-    path = onnx.parent / "layers.json"
+    path = onnx.parent / LAYERS
     try:
         return path if path.is_file() and read_layer_names(path).modules is not None else None
     except BadInputError:

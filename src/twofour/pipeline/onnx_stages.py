@@ -31,6 +31,7 @@ from twofour.pipeline.stages import (
     PRUNE,
     SPARSE,
     TUNED,
+    VALIDATE,
     Made,
     Run,
     Stage,
@@ -188,7 +189,7 @@ def validate(run: Run, pruned: PruneResult) -> Stage[Validation]:
     return Stage(
         name="validate",
         title="validate the saved model",
-        record="validate.json",
+        record=VALIDATE,
         kind=Validation,
         work=work,
         reads=(PRUNE, *onnx_files(path)),

@@ -179,7 +179,8 @@ def versions(*packages: str) -> dict[str, str | None]:
 
 DENSE, SPARSE, TUNED = Variant.DENSE, Variant.SPARSE, Variant.TUNED
 """The model as it came, where another one is the dense reference."""
-PRUNE, EXPORT, BUILD, ACCURACY = "prune.json", "export.json", "build.json", "accuracy.json"
+PRUNE, VALIDATE, EXPORT = "prune.json", "validate.json", "export.json"
+BUILD, ACCURACY = "build.json", "accuracy.json"
 INPUTS = "inputs.npz"
 WEIGHTS = "weights.safetensors"
 LAYERS = "layers.json"

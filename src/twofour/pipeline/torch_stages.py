@@ -17,6 +17,7 @@ from twofour.pipeline.stages import (
     INPUTS,
     PRUNE,
     SPARSE,
+    VALIDATE,
     WEIGHTS,
     Made,
     Run,
@@ -104,7 +105,7 @@ def validate(run: Run, pruned: PruneResult) -> Stage[Validation]:
     return Stage(
         name="validate",
         title="validate the saved weights",
-        record="validate.json",
+        record=VALIDATE,
         kind=Validation,
         work=work,
         reads=(PRUNE, WEIGHTS),

@@ -150,6 +150,15 @@ class Accuracy:
     schema_version: int = SCHEMA_VERSION
 
 
+STANDARD_DOMAINS = ("", "ai.onnx")
+"""Of ONNX's own operators; others may mean anything by the same name."""
+
+
+def qualified_op(op: str, domain: str) -> str:
+    """Op type, with its domain unless that is ONNX's own."""
+    return op if domain in STANDARD_DOMAINS else f"{domain}::{op}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphNode:
     """One node of an ONNX graph, as far as joining it with an engine needs it."""

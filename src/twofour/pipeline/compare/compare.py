@@ -36,7 +36,7 @@ from twofour.pipeline.compare.variants import NOT_LOADABLE, Compared, open_compa
 from twofour.pipeline.emitting import is_emitted_folder
 from twofour.pipeline.folder import is_run_folder, own_folder
 from twofour.pipeline.reporting import LATENCY, REPORT, check_page, report_document, write_pages
-from twofour.pipeline.stages import Progress, Silent
+from twofour.pipeline.stages import ACCURACY, Progress, Silent
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio
@@ -281,7 +281,7 @@ def _layers_of(model: OpenedModel) -> Counter[tuple[str, tuple[int, ...]]]:
 
 def _no_baseline(compared: Compared) -> Iterator[str]:
     """A run whose model came in 2:4 compares it with itself."""
-    record = Path(compared.source, "accuracy.json")
+    record = Path(compared.source, ACCURACY)
     if record.is_file():
         why = read_record(Accuracy, record).no_baseline
         yield from () if why is None else (why,)

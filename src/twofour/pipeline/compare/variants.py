@@ -19,7 +19,7 @@ from twofour.pipeline.folder import MANIFEST, is_run_folder, refuse_changed
 from twofour.pipeline.onnx_inputs import asked_or_opt, load_inputs, random_inputs
 from twofour.pipeline.sources.inputs import read_arrays, save_arrays, stored_arrays
 from twofour.pipeline.sources.source import IN_MEMORY, safe_name
-from twofour.pipeline.stages import DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
+from twofour.pipeline.stages import BUILD, DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
 from twofour.records.export import TensorShape
 from twofour.records.options import BuildOptions, CompareOptions, ExampleInputs, Variant
 from twofour.records.run import BuildResult, RunManifest
@@ -114,26 +114,33 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Compared
     inputs = asked or (stored_arrays(own) if own.is_file() else _made_up(shapes, folder))
     names = tuple(s.name for s in shapes), tuple(o.name for o in files[0].outputs)
     reference = folder / reference_name(DENSE)
+    manifest = read_record(RunManifest, folder / MANIFEST)
+    built = read_record(BuildResult, folder / BUILD) if (folder / BUILD).is_file() else None
+    plans = {} if built is None else _plans(folder, built)
+    models = (_model_of_run(folder, manifest, v, names, plans if v == SPARSE else {}) for v in here)
     return Compared(
         source=str(folder),
         folder=out or folder,
         is_run=out is None,
         models=tuple(
-            replace(_model_of_run(folder, variant, names), precision=_precision(file))
-            for variant, file in zip(here, files, strict=True)
+            replace(model, precision=_precision(file))
+            for model, file in zip(models, files, strict=True)
         ),
         onnx=files,
         inputs=inputs,
         reference=stored_arrays(reference) if asked is None and reference.is_file() else None,
-        build=_with_shapes(_build_options(folder), options, inputs, files[0]),
+        build=_with_shapes(built.options if built else BuildOptions(), options, inputs, files[0]),
         made_up=asked is None and not own.is_file(),
     )
 
 
 def _model_of_run(
-    folder: Path, variant: Variant, names: tuple[tuple[str, ...], tuple[str, ...]]
+    folder: Path,
+    manifest: RunManifest,
+    variant: Variant,
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+    plans: Mapping[tuple[str, str], Path],
 ) -> ComparedModel:
-    manifest = read_record(RunManifest, folder / MANIFEST)
     weights = folder / WEIGHTS
     torch = None
     in_memory = manifest.source.startswith(IN_MEMORY)
@@ -153,7 +160,7 @@ def _model_of_run(
     return ComparedModel(
         weights=variant.value,
         onnx=folder / onnx_name(variant),
-        plans=_plans(folder) if variant == SPARSE else {},
+        plans=plans,
         torch=torch,
         no_torch=NOT_LOADABLE if in_memory else NO_TORCH,
         dense=variant == DENSE,
@@ -169,12 +176,8 @@ def _dense_source(manifest: RunManifest) -> str:
     return manifest.dense_reference or manifest.source
 
 
-def _plans(folder: Path) -> dict[tuple[str, str], Path]:
+def _plans(folder: Path, built: BuildResult) -> dict[tuple[str, str], Path]:
     """Both plans of a run come from sparse.onnx: "dense" is the one with sparsity off."""
-    path = folder / "build.json"
-    if not path.is_file():
-        return {}
-    built = read_record(BuildResult, path)
     engine = built.engine.engine
     if engine not in ENGINES:  # of a folder made elsewhere
         return {}
@@ -190,11 +193,6 @@ def _plan_engine() -> tuple[str, str]:
     """Engine and mode of a plan that anyone has built."""
     row = next(row for row in ENGINES.values() if row.takes is Takes.PLAN)
     return row.name, row.engine().modes[0].name
-
-
-def _build_options(folder: Path) -> BuildOptions:
-    path = folder / "build.json"
-    return read_record(BuildResult, path).options if path.is_file() else BuildOptions()
 
 
 def _with_shapes(
