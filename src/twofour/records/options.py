@@ -151,11 +151,46 @@ class ExampleInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationOptions:
+    """The data that pruning sees, and how much of it."""
+
+    data: str | None = None
+    """What the user named: a file, a folder of images, file.py:callable; None: no data."""
+    samples: int = 256
+    """At most this many are used, the first ones."""
+    image_mean: tuple[float, ...] = ()
+    """Of each channel, on the scale 0 to 1; (): the model's own preprocessing."""
+    image_std: tuple[float, ...] = ()
+    image_size: tuple[int, int] | None = None
+    """Height and width; None: the model's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodOptions:
+    """How the weights that stay are chosen, and what becomes of them."""
+
+    name: str | None = None
+    """None: magnitude without calibration data, admm with it."""
+    refit: int | None = None
+    """Conjugate-gradient steps on the weights that stay; None: what the method takes."""
+    damping: float | None = None
+    """Share of the mean diagonal that is added to the Gram matrix; None: chosen on held-out data."""
+    bias_correction: bool = True
+    """The mean of what pruning takes from a layer's output goes into its bias."""
+    repair: bool | None = None
+    """None: where a held-out score of the outputs improves; False: never, True: always."""
+    permute_seconds: float = 0.0
+    """Time for the search of a channel permutation; 0: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(ExampleInputs):
     """Everything a run can be told; what it leaves out is decided once, when the run starts."""
 
     pattern: Pattern = HARDWARE_PATTERN
     selection: Selection = Selection()
+    method: MethodOptions = MethodOptions()
+    calibration: CalibrationOptions = CalibrationOptions()
     precision: Precision | None = None
     """None: float16 for a torch module (sparse kernels need it), as it is for an ONNX file."""
     keep_float32: tuple[str, ...] = ()

@@ -18,6 +18,16 @@ from twofour.records.weights import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputError:
+    """How far a layer's output moves: ||(W - W')X||^2 / ||WX||^2, 0 for what changes nothing."""
+
+    calibration: float
+    """On the inputs that the method saw."""
+    held_out: float | None
+    """On the tenth of the calibration data that it did not see; None: too little to hold out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedWeight:
     """A row of prune.json: one weight, what was done to it, and why not more."""
 
@@ -31,6 +41,29 @@ class PrunedWeight:
     """Why it was left dense; for a pruned weight, what else the user should know."""
     held_before: bool = False
     """`pruned`, and the weight came in N:M: nothing was taken from it."""
+    method: str | None = None
+    """Which method pruned it; None: left dense."""
+    output_error: OutputError | None = None
+    """None without calibration data, and for a layer that no calibration input reached."""
+    damping: float | None = None
+    """Share of the mean diagonal added to the Gram matrix; None where none was used."""
+    refit_steps: int = 0
+    bias_corrected: bool = False
+    note: str | None = None
+    """What the user should know of how the method went in this layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The data that the method saw."""
+
+    source: str
+    """As the user named it."""
+    samples: int
+    """Used, out of those that there were, as far as known."""
+    held_out: int
+    """Of these, kept from the method to judge it."""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -44,6 +77,8 @@ class PruneResult(Glance):
     weights: tuple[PrunedWeight, ...]
     not_covered: tuple[NotCovered, ...] = ()
     """What else the model stores: neither pruned nor judged."""
+    calibration: Calibration | None = None
+    """None: pruned without data."""
     schema_version: int = SCHEMA_VERSION
 
 
