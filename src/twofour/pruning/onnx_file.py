@@ -29,7 +29,7 @@ from twofour.graph.files import (
 from twofour.graph.opened import OpenedModel
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.pattern import as_bits, count_zeros
-from twofour.pruning.methods import Method, method_named
+from twofour.pruning.methods import InPlace, without_data
 from twofour.pruning.methods.magnitude import count_non_finite
 from twofour.pruning.selection import Choice, choose
 from twofour.records.options import Selection
@@ -73,7 +73,7 @@ def prune_onnx(
     target that would overwrite the model, NaN or infinity in a weight, and an array that two
     nodes need pruned along different axes; nothing is left behind then.
     """
-    prune = method_named(method)
+    prune = without_data(method)
     source, model = opened.path, opened.copy()
     copies = _data_copies(opened, target)
     found = find_weights(model, pattern, path=source)
@@ -199,7 +199,7 @@ def _refuse_overlaps(model: onnx.ModelProto, jobs: Mapping[_Key, _Job], source: 
 
 
 def _run(
-    job: _Job, source: Path, data: Mapping[Path, Path], pattern: Pattern, prune: Method
+    job: _Job, source: Path, data: Mapping[Path, Path], pattern: Pattern, prune: InPlace
 ) -> _Outcome:
     """Prune one array where its job says so, and write it to where it is kept."""
     if job.axis is None and not is_groupable(job.weight.dtype):

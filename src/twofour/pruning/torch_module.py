@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize, prune
 
 from twofour.errors import BadInputError
 from twofour.pattern import count_zeros
-from twofour.pruning.methods import Method, method_named
+from twofour.pruning.methods import InPlace, without_data
 from twofour.pruning.methods.magnitude import count_non_finite
 from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.records.options import Selection
@@ -332,7 +332,7 @@ def prune_module(
     was, for an unknown method, NaN or infinity, weights without memory (meta), lazy modules, a
     selection that does not fit, and an array that two layers need along different axes.
     """
-    selection, prune = selection or Selection(), method_named(method)
+    selection, prune = selection or Selection(), without_data(method)
     make_permanent(model)
     weights = find_weights(model)
     stored = [
@@ -398,7 +398,7 @@ def _check_data(weight: Weight, tensor: Tensor, *, finite: bool) -> None:
 
 
 def _prune(
-    stored: Sequence[_Stored], pattern: Pattern, prune: Method
+    stored: Sequence[_Stored], pattern: Pattern, prune: InPlace
 ) -> dict[StorageKey, _Outcome]:
     """Prune each array once."""
     outcomes: dict[StorageKey, _Outcome] = {}

@@ -13,7 +13,7 @@ from support import onnx_models as om
 
 import twofour
 from twofour.graph.opened import open_onnx
-from twofour.pruning.methods import METHODS
+from twofour.pruning.methods import METHODS, Method, wanda
 from twofour.pruning.onnx_file import prune_onnx
 from twofour.pruning.verify import validate_onnx
 from twofour.records.weights import Pattern
@@ -30,7 +30,7 @@ def first_n(bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str) -> fl
 def test_a_method_that_is_added_prunes_modules_and_onnx_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(METHODS, "first", first_n)
+    monkeypatch.setitem(METHODS, "first", Method(about="", solve=wanda.solve, in_place=first_n))
     linear = torch.nn.Linear(8, 8, bias=False)
     torch.nn.init.ones_(linear.weight)
     result = twofour.prune(linear, "2:4", all_layers=True, method="first")
@@ -54,5 +54,10 @@ def test_an_unknown_method_names_those_that_are_there() -> None:
     before = linear.weight.detach().clone()
     with pytest.raises(twofour.BadInputError, match="there is no pruning method 'wish'") as caught:
         twofour.prune(linear, method="wish")
-    assert caught.value.hint == "the methods are magnitude"
+    assert caught.value.hint == f"the methods are {', '.join(METHODS)}"
     assert torch.equal(linear.weight, before)
+
+
+def test_a_method_that_needs_data_says_so() -> None:
+    with pytest.raises(twofour.BadInputError, match="--method wanda needs calibration data"):
+        twofour.prune(torch.nn.Linear(8, 8), method="wanda")

@@ -1,0 +1,96 @@
+"""What calibration tells of a layer's inputs: Gram matrices and means, summed in a fixed order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from array_api_compat import array_namespace, device
+from numpy.typing import NDArray
+
+from twofour.pruning.matrices import Layout
+from twofour.pruning.methods.problem import Array
+
+HELD_OUT = 10
+"""Every tenth sample is kept from the methods, to judge what they did."""
+_WIDE = 4096
+"""Inputs from which on the sums are float32: float64 would take 128 MiB and more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Sums over input rows of one layer."""
+
+    gram: Array
+    """(parts, inputs, inputs): the sum of x xᵀ."""
+    total: Array
+    """(parts, inputs): the sum of x."""
+    rows: int
+    """Input rows of each part."""
+
+    @property
+    def mean_gram(self) -> Array:
+        """The mean of x xᵀ; zeros where no row came."""
+        return self.gram / max(1, self.rows)
+
+    @property
+    def mean(self) -> Array:
+        """The mean input; zeros where no row came."""
+        return self.total / max(1, self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Of one layer: what the method sees, and what it is judged by."""
+
+    seen: Inputs
+    held_out: Inputs | None
+    """None: too few samples to hold any out."""
+
+
+def held_out_samples(first: int, count: int) -> NDArray[np.bool_]:
+    """Which of the samples `first`, `first` + 1, ... are held out."""
+    mask: NDArray[np.bool_] = np.arange(first, first + count) % HELD_OUT == HELD_OUT - 1
+    return mask
+
+
+class InputSums:
+    """Adds up the input rows of one layer; users of a tied weight add to the same one."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._seen: Inputs | None = None
+        self._held_out: Inputs | None = None
+
+    def add(self, rows: Array, held_out: NDArray[np.bool_]) -> None:
+        """Rows as `matrix_rows` or `window_rows` give them, (parts, n, inputs).
+
+        `held_out` says it of each of the n rows: all rows of one sample belong together.
+        """
+        if not held_out.any():
+            self._seen = _plus(self._seen, rows)
+        elif held_out.all():
+            self._held_out = _plus(self._held_out, rows)
+        else:
+            xp = array_namespace(rows)
+            for mask, name in ((~held_out, "_seen"), (held_out, "_held_out")):
+                where = xp.asarray(np.flatnonzero(mask), device=device(rows))
+                setattr(self, name, _plus(getattr(self, name), xp.take(rows, where, axis=1)))
+
+    def statistics(self) -> Statistics | None:
+        """None: no input ever reached the layer."""
+        if self._seen is None:
+            return None
+        return Statistics(seen=self._seen, held_out=self._held_out)
+
+
+def _plus(before: Inputs | None, rows: Array) -> Inputs:
+    xp = array_namespace(rows)
+    rows = xp.astype(rows, xp.float32) if rows.dtype != xp.float64 else rows
+    wide = xp.float32 if rows.shape[-1] > _WIDE else xp.float64
+    gram = xp.astype(xp.matmul(xp.matrix_transpose(rows), rows), wide)
+    total = xp.sum(rows, axis=1, dtype=wide)
+    if before is None:
+        return Inputs(gram=gram, total=total, rows=rows.shape[1])
+    gram += before.gram
+    return Inputs(gram=gram, total=before.total + total, rows=before.rows + rows.shape[1])
