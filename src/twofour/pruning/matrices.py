@@ -217,11 +217,11 @@ def _axis_index(window: Window, axis: int, size: int) -> NDArray[np.int64]:
     if window.transposed:
         extra = window.output_padding[axis] if window.output_padding else 0
         outputs = (size - 1) * stride - before - after + dilation * (kernel - 1) + extra + 1
-        reach = np.arange(max(0, outputs), dtype=np.int64)[None, :] + before - taps
-        index = reach // stride
-        return np.where((reach % stride == 0) & (index >= 0) & (index < size), index, -1)
+        reach = np.arange(max(0, outputs))[None, :] + before - taps
+        source = reach // stride
+        return np.where((reach % stride == 0) & (source >= 0) & (source < size), source, -1)
     outputs = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
-    index = np.arange(max(0, outputs), dtype=np.int64)[None, :] * stride - before + taps
+    index: NDArray[np.int64] = np.arange(max(0, outputs))[None, :] * stride - before + taps
     if window.mode == "circular":
         index %= size
         return index
