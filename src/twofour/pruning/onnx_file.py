@@ -30,7 +30,7 @@ from twofour.graph.opened import OpenedModel
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.pattern import as_bits, count_zeros
 from twofour.pruning.methods import InPlace, without_data
-from twofour.pruning.methods.magnitude import count_non_finite
+from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.selection import Choice, choose
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
@@ -51,11 +51,7 @@ class _Job:
     """None: only count its zeros."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    zeros: int = 0
-    kept_magnitude: float | None = None
-    held_before: bool = False
+_NOTHING = Outcome(kept_magnitude=None, zeros=0, zeros_before=0)
 
 
 def prune_onnx(
@@ -200,25 +196,24 @@ def _refuse_overlaps(model: onnx.ModelProto, jobs: Mapping[_Key, _Job], source: 
 
 def _run(
     job: _Job, source: Path, data: Mapping[Path, Path], pattern: Pattern, prune: InPlace
-) -> _Outcome:
+) -> Outcome:
     """Prune one array where its job says so, and write it to where it is kept."""
     if job.axis is None and not is_groupable(job.weight.dtype):
-        return _Outcome()
+        return _NOTHING
     with naming(source):
         values = read_tensor(job.tensor, source)
     if job.axis is None:
-        return _Outcome(zeros=count_zeros(values))
-    if broken := count_non_finite(values):
+        zeros = count_zeros(values)
+        return Outcome(kept_magnitude=None, zeros=zeros, zeros_before=zeros)
+    outcome = prune(as_bits(values), job.axis, pattern, kind=values.dtype.name)
+    if outcome.non_finite:
         raise BadInputError(
-            f"{source}: weight {job.weight.weight!r} of {job.weight.layer!r} has {broken} values"
-            " that are NaN or infinite",
+            f"{source}: weight {job.weight.weight!r} of {job.weight.layer!r} has"
+            f" {outcome.non_finite} values that are NaN or infinite",
             hint="repair the model, or leave the layer out with --exclude",
         )
-    before = count_zeros(values)
-    kept = prune(as_bits(values), job.axis, pattern, kind=values.dtype.name)
     _write_back(job.tensor, values, source, data)
-    zeros = count_zeros(values)
-    return _Outcome(zeros=zeros, kept_magnitude=kept, held_before=zeros == before)
+    return outcome
 
 
 def _write_back(
@@ -242,10 +237,10 @@ def _relocate(model: onnx.ModelProto, source: Path, copies: Mapping[Path, Path])
 
 
 def _rows(
-    chosen: Sequence[Choice], keys: Sequence[_Key | None], outcomes: Mapping[_Key, _Outcome]
+    chosen: Sequence[Choice], keys: Sequence[_Key | None], outcomes: Mapping[_Key, Outcome]
 ) -> Iterator[PrunedWeight]:
     for (weight, pruned, reasons), key in zip(chosen, keys, strict=True):
-        outcome = _Outcome() if key is None else outcomes[key]
+        outcome = _NOTHING if key is None else outcomes[key]
         yield PrunedWeight(
             weight=weight,
             pruned=pruned,

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize, prune
 from twofour.errors import BadInputError
 from twofour.pattern import count_zeros
 from twofour.pruning.methods import InPlace, without_data
-from twofour.pruning.methods.magnitude import count_non_finite
+from twofour.pruning.methods.magnitude import Outcome, count_non_finite
 from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
@@ -297,10 +297,6 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the width of each float type: numpy has no bfloat16."""
 
 
-_Outcome = tuple[float | None, bool]
-"""Kept magnitude of an array, and whether it held the pattern before."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Stored:
     """A row, its choice, and the tensor that holds its weight (None: not stored as an array)."""
@@ -399,39 +395,39 @@ def _check_data(weight: Weight, tensor: Tensor, *, finite: bool) -> None:
 
 def _prune(
     stored: Sequence[_Stored], pattern: Pattern, prune: InPlace
-) -> dict[StorageKey, _Outcome]:
+) -> dict[StorageKey, Outcome]:
     """Prune each array once."""
-    outcomes: dict[StorageKey, _Outcome] = {}
+    outcomes: dict[StorageKey, Outcome] = {}
     for item in stored:
         tensor, axis = item.tensor, item.weight.axis
         if not item.pruned or tensor is None or axis is None or storage_key(tensor) in outcomes:
             continue
-        bits, kind = _bits(tensor), dtype_name(tensor)
-        before = count_zeros(bits, kind=kind)
-        ratio = prune(bits, axis, pattern, kind=kind)
-        held = count_zeros(bits, kind=kind) == before
+        bits = _bits(tensor)
+        outcomes[storage_key(tensor)] = prune(bits, axis, pattern, kind=dtype_name(tensor))
         if tensor.device.type != "cpu":
             integers = torch.from_numpy(bits)
             tensor.copy_(integers.view(tensor.dtype))
-        outcomes[storage_key(tensor)] = ratio, held
     return outcomes
 
 
-def _row(item: _Stored, outcomes: Mapping[StorageKey, _Outcome]) -> PrunedWeight:
+def _row(item: _Stored, outcomes: Mapping[StorageKey, Outcome]) -> PrunedWeight:
     weight, pruned, reasons = item.choice
-    tensor, zeros = item.tensor, 0
-    ratio, held = None, False
-    if tensor is not None and is_plain(tensor):
+    tensor = item.tensor
+    outcome = outcomes.get(storage_key(tensor)) if tensor is not None else None
+    if outcome is not None:
+        zeros = outcome.zeros
+    elif tensor is not None and is_plain(tensor):
         zeros = count_zeros(_bits(tensor), kind=dtype_name(tensor))
-        if pruned:
-            ratio, held = outcomes[storage_key(tensor)]
+    else:
+        zeros = 0
+    taken = outcome if pruned else None
     return PrunedWeight(
         weight=weight,
         pruned=pruned,
         zeros=zeros,
-        kept_magnitude=ratio,
+        kept_magnitude=taken.kept_magnitude if taken else None,
         reasons=reasons,
-        held_before=held,
+        held_before=taken is not None and taken.held_before,
     )
 
 

@@ -95,7 +95,10 @@ def test_the_mask_is_that_of_a_stable_sort(
     axis = data.draw(st.integers(-array.ndim, array.ndim - 1))
     expected = sorted_prune(array, axis, pattern)
     before = array.copy()
-    kept = prune_in_place(array, axis, pattern)
+    outcome = prune_in_place(array, axis, pattern)
+    kept = outcome.kept_magnitude
+    assert (outcome.zeros_before, outcome.zeros) == (count_zeros(before), count_zeros(array))
+    assert outcome.non_finite == 0
     assert check(array, axis, pattern).holds
     assert as_bytes(array).tolist() == as_bytes(expected).tolist()
     total = np.abs(before.astype(np.float64)).sum()
@@ -104,7 +107,9 @@ def test_the_mask_is_that_of_a_stable_sort(
     else:
         assert kept == pytest.approx(np.abs(array.astype(np.float64)).sum() / total, rel=1e-5)
     again = array.copy()
-    assert prune_in_place(again, axis, pattern) in {1.0, None}
+    repeated = prune_in_place(again, axis, pattern)
+    assert repeated.kept_magnitude in {1.0, None}
+    assert repeated.held_before
     assert as_bytes(again).tolist() == as_bytes(array).tolist()
 
 
@@ -150,17 +155,18 @@ def test_every_zero_is_written_without_a_sign(kind: Any) -> None:
 
 def test_most_negative_int8_is_the_largest_magnitude() -> None:
     array = np.array([127, -128, 127, -127], np.int8)
-    assert prune_in_place(array, 0, TWO_FOUR) == pytest.approx(255 / 509)
+    assert prune_in_place(array, 0, TWO_FOUR).kept_magnitude == pytest.approx(255 / 509)
     assert array.tolist() == [127, -128, 0, 0]
 
 
 def test_kept_magnitude_of_half_floats_and_of_all_zeros() -> None:
     for kind in (np.float16, ml_dtypes.bfloat16, *FLOAT8):
         array = np.array([4.0, -3.0, 2.0, 1.0], np.float32).astype(kind)
-        assert prune_in_place(array, 0, TWO_FOUR) == 0.7
-    assert prune_in_place(np.zeros(8, np.float32), 0, TWO_FOUR) is None
+        assert prune_in_place(array, 0, TWO_FOUR).kept_magnitude == 0.7
+    assert prune_in_place(np.zeros(8, np.float32), 0, TWO_FOUR).kept_magnitude is None
     largest = np.full(8, np.finfo(np.float32).max, np.float32)
-    assert prune_in_place(largest, 0, TWO_FOUR) == 0.5
+    outcome = prune_in_place(largest, 0, TWO_FOUR)
+    assert (outcome.kept_magnitude, outcome.non_finite) == (0.5, 0)
 
 
 def test_raw_bfloat16_bits_are_pruned_as_bfloat16() -> None:
@@ -210,6 +216,7 @@ def test_non_finite_values_are_counted(kind: Any) -> None:
         expected = int((~np.isfinite(array.astype(np.float64))).sum())
     assert expected > 0
     assert count_non_finite(array) == expected
+    assert prune_in_place(array.copy(), 0, TWO_FOUR).non_finite == expected
     bits = array.view(f"u{np.dtype(kind).itemsize}")
     assert count_non_finite(bits, kind=np.dtype(kind).name) == expected
     assert count_non_finite(np.ones(9, np.int8)) == 0

@@ -14,17 +14,19 @@ from support import onnx_models as om
 import twofour
 from twofour.graph.opened import open_onnx
 from twofour.pruning.methods import METHODS, Method, wanda
+from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.onnx_file import prune_onnx
 from twofour.pruning.verify import validate_onnx
 from twofour.records.weights import Pattern
 
 
-def first_n(bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str) -> float | None:
+def first_n(bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str) -> Outcome:
     """The first N of every M stay."""
     assert kind == "float32"
     places = np.arange(bits.shape[axis]) % pattern.m >= pattern.n
     np.moveaxis(bits, axis, -1)[..., places] = 0
-    return 0.5
+    zeros = int((bits == 0).sum())
+    return Outcome(kept_magnitude=0.5, zeros=zeros, zeros_before=0)
 
 
 def test_a_method_that_is_added_prunes_modules_and_onnx_files(

@@ -9,21 +9,20 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.pruning.methods import magnitude, wanda
+from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.methods.problem import Array, Problem, Solve, best_of_groups, masked
 from twofour.records.weights import Pattern
 
 
 class InPlace(Protocol):
-    """Prunes one array in its own memory without data, and gives sum |w| after over before.
+    """Prunes one array in its own memory without data.
 
     `bits` are the raw bits of the weights as integers, `kind` the numpy name of their type
-    (`bfloat16` and the float8 types too). None for an array whose sum is 0 or no finite float64.
+    (`bfloat16` and the float8 types too).
     """
 
-    def __call__(
-        self, bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str
-    ) -> float | None:
-        """What is left of the magnitudes, as a share."""
+    def __call__(self, bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str) -> Outcome:
+        """What was done to the array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

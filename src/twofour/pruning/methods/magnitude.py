@@ -42,6 +42,35 @@ class Format:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What pruning did to one array."""
+
+    kept_magnitude: float | None
+    """Sum |w| after over before; None where the sum before is 0 or no finite float64."""
+    zeros: int
+    zeros_before: int
+    """-0.0 is one too."""
+    non_finite: int = 0
+    """Elements that were NaN or infinite: then what the array holds now is of no use."""
+
+    @property
+    def held_before(self) -> bool:
+        """Whether nothing was taken from it: the array came in N:M."""
+        return self.zeros == self.zeros_before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sums:
+    """The same of a tile: sums of magnitudes, and counts."""
+
+    before: float
+    after: float
+    nonzero_before: int
+    nonzero: int
+    non_finite: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
     """The groups of a contiguous tile: `length` elements `step` apart, and how many may stay."""
 
@@ -52,12 +81,11 @@ class _Group:
 
 def prune_in_place(
     array: NDArray[Any], axis: int, pattern: Pattern, *, threads: int | None = None
-) -> float | None:
+) -> Outcome:
     """Zero all but the N largest magnitudes of every M weights along `axis`, in the array's memory.
 
     Ties keep the lower index; a tail shorter than M keeps at most N. Every zero is written as
-    +0.0. Gives sum |w| after over before, None where the sum before is 0 or no finite float64.
-    The result is the same for any number of `threads`. Source of the rule: Mishra et al.,
+    +0.0. The result is the same for any number of `threads`. Source of the rule: Mishra et al.,
     "Accelerating Sparse Deep Neural Networks", section 3.1. Raises BadInputError for an axis the
     array has not, an unsupported type, and memory that cannot be written.
     """
@@ -68,7 +96,7 @@ def prune_in_place(
 
 def prune_bits_in_place(
     bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str, threads: int | None = None
-) -> float | None:
+) -> Outcome:
     """Like prune_in_place on the raw bits of numbers of type `kind` (a numpy name).
 
     For holders of types numpy lacks, such as bfloat16 in a torch tensor: no conversion, no copy.
@@ -77,20 +105,32 @@ def prune_bits_in_place(
     if not bits.flags.writeable:
         raise BadInputError("the array is read-only and cannot be pruned in place")
     if not bits.size:
-        return None
+        return Outcome(kept_magnitude=None, zeros=0, zeros_before=0)
     if any(n > 1 and not stride for n, stride in zip(bits.shape, bits.strides, strict=True)):
         raise BadInputError("several indices of the array share one place in memory (expanded)")
     bits = as_bits(bits)
     form = _format(kind)
-    sums: list[tuple[float, float]] = []
+    sums: list[_Sums] = []
     for part, length in split_tail(bits, axis, pattern.m):
         jobs = [
             (tile, _Group(length=length, step=step, keep=min(pattern.n, length)))
             for tile, step in tiles(part, axis, length)
         ]
         sums.extend(_in_threads(jobs, form, threads))
-    before = math.fsum(b for b, _ in sums) if all(math.isfinite(b) for b, _ in sums) else 0.0
-    return math.fsum(a for _, a in sums) / before if 0 < before < math.inf else None
+    return _outcome(sums, bits.size)
+
+
+def _outcome(sums: Sequence[_Sums], size: int) -> Outcome:
+    """What the tiles of an array of `size` elements add up to."""
+    finite = all(math.isfinite(tile.before) for tile in sums)
+    before = math.fsum(tile.before for tile in sums) if finite else 0.0
+    after = math.fsum(tile.after for tile in sums) if finite else 0.0
+    return Outcome(
+        kept_magnitude=after / before if 0 < before < math.inf else None,
+        zeros=size - sum(tile.nonzero for tile in sums),
+        zeros_before=size - sum(tile.nonzero_before for tile in sums),
+        non_finite=sum(tile.non_finite for tile in sums),
+    )
 
 
 def count_non_finite(array: NDArray[Any], *, kind: str | None = None) -> int:
@@ -112,7 +152,7 @@ def count_non_finite(array: NDArray[Any], *, kind: str | None = None) -> int:
 
 def _in_threads(
     jobs: Sequence[tuple[NDArray[Any], _Group]], form: Format, threads: int | None
-) -> list[tuple[float, float]]:
+) -> list[_Sums]:
     """Prune the tiles, in order or in a few runs side by side; their sums in the tiles' order."""
     if threads is None:
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
@@ -138,7 +178,7 @@ def _prune_tiles(
     *,
     form: Format,
     later: Callable[[int, int, int], NDArray[np.uint8]],
-) -> list[tuple[float, float]]:
+) -> list[_Sums]:
     """Prune tiles one after the other with one set of scratch arrays."""
     if not jobs:
         return []
@@ -153,11 +193,20 @@ def _prune_tiles(
         _write_magnitudes(tile, form, flat.reshape(tile.shape))
         _choose(flat, group, later(group.length, group.step, n), stays[:n], ahead[:n])
         np.copyto(keep[:n], stays[:n])
-        total = _sum(form, flat)
+        before, nonzero_before = _sum(form, flat), int(np.count_nonzero(flat))
+        broken = int(np.count_nonzero(flat > form.largest)) if flat.max() > form.largest else 0
         np.multiply(flat, keep[:n], out=flat)
         # bits times 0 or 1: a zero is written as +0.0, everything else stays bit for bit
         np.multiply(tile, keep[:n].reshape(tile.shape), out=tile)
-        sums.append((total, _sum(form, flat)))
+        sums.append(
+            _Sums(
+                before=before,
+                after=_sum(form, flat),
+                nonzero_before=nonzero_before,
+                nonzero=int(np.count_nonzero(stays[:n])),
+                non_finite=broken,
+            )
+        )
     return sums
 
 
@@ -202,9 +251,9 @@ def _write_magnitudes(bits: NDArray[Any], form: Format, out: NDArray[Any]) -> No
 def _sum(form: Format, magnitudes: NDArray[Any]) -> float:
     """Sum of a tile's magnitudes: numpy's pairwise sum, in float64 where float32 overflows."""
     values = form.values(magnitudes)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         total = float(values.sum())
-    return total if math.isfinite(total) else float(values.sum(dtype=np.float64))
+        return total if math.isfinite(total) else float(values.sum(dtype=np.float64))
 
 
 def _format(kind: str) -> Format:
@@ -223,6 +272,7 @@ def _float8(mantissa: int, bias: int, largest: int, *, fnuz: bool = False) -> Fo
     exponent, fraction = codes >> mantissa, codes & ((1 << mantissa) - 1)
     significand = fraction + ((exponent > 0) << mantissa)
     table = (significand * np.exp2(np.maximum(exponent, 1) - bias - mantissa)).astype(np.float32)
+    table[largest + 1 :] = np.inf
     return Format(magnitude=0x7F, largest=largest, values=table.__getitem__, fnuz=fnuz)
 
 
