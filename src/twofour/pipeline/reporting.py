@@ -109,6 +109,7 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
             accuracy=facts.accuracy,
             build=built,
             comparison=_if_there(LatencyComparison, run.file(LATENCY)),
+            pruned=pruned,
         )
         write_pages(run.path, document)
         return report, (MARKDOWN, HTML)
@@ -371,6 +372,7 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
         accuracy=_if_there(Accuracy, folder / ACCURACY),
         build=_if_there(BuildResult, folder / BUILD),
         comparison=_if_there(LatencyComparison, folder / LATENCY),
+        pruned=_if_there(PruneResult, folder / PRUNE),
     )
 
 

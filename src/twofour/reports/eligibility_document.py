@@ -16,6 +16,7 @@ from twofour.eligibility.totals import LayerStatus, by_status, status_of, weight
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import Accuracy
 from twofour.records.latency import LatencyComparison
+from twofour.records.pruning import PruneResult
 from twofour.records.run import BuildResult
 from twofour.records.weights import NotCovered
 from twofour.reports import eligibility_plots as plots
@@ -51,6 +52,8 @@ from twofour.reports.eligibility_words import (
     totals,
 )
 from twofour.reports.latency_document import latency_section
+from twofour.reports.shipping import shipping_line
+from twofour.reports.weights_document import pruning_section
 from twofour.words import SPARSE_TO_DENSE, count, printable, shape_cell, tactic_ratio, times
 
 _NUMBERS = re.compile(r"(\d+)", re.ASCII)
@@ -65,6 +68,7 @@ def eligibility_document(
     accuracy: Accuracy | None = None,
     build: BuildResult | None = None,
     comparison: LatencyComparison | None = None,
+    pruned: PruneResult | None = None,
 ) -> Document:
     """The report with what else is known of its run; a comparison replaces the build's times."""
     name, layers = name_cell(report.model), layers_table(report.verdicts)
@@ -75,7 +79,9 @@ def eligibility_document(
         name=name,
         about="sparsity report",
         title="Sparsity report",
-        lead=present(title, totals_table(report), _bars(report), advice),
+        lead=present(
+            _shipping(accuracy, times), title, totals_table(report), _bars(report), advice
+        ),
         blocks=present(
             _plots(report.verdicts),
             section("Layers", layers, style="layers"),
@@ -89,11 +95,17 @@ def eligibility_document(
                 names=tuple(map(name_cell, report.unmatched_engine_layers)),
             ),
             _drift(accuracy),
+            None if pruned is None else pruning_section(pruned),
             None if build is None else section("Engines", engine_lines(build, Role.LIST)),
             None if times is None else latency_section(times, "Latency"),
         ),
         data=partial(_data, report, layers),
     )
+
+
+def _shipping(accuracy: Accuracy | None, times: LatencyComparison | None) -> Lines:
+    line = shipping_line(accuracy, times)
+    return Lines(lines=() if line is None else (line,), role=Role.ANSWER)
 
 
 def engine_lines(build: BuildResult, role: Role) -> Lines:

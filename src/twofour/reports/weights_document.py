@@ -4,20 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.rules import holds_trivially
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation, WeightCheck
 from twofour.records.weights import Reason
-from twofour.reports.document import Column, Document, Kind, Lines, Role, Table, column, present
+from twofour.reports.document import (
+    Column,
+    Document,
+    Kind,
+    Lines,
+    Plot,
+    Role,
+    Section,
+    Table,
+    column,
+    figures,
+    present,
+    section,
+)
 from twofour.reports.eligibility_words import TRIVIAL
+from twofour.reports.pruning_plots import draw_errors, error_key
 from twofour.words import count, nothing_pruned, printable, shape_cell, share, times
 
 
 def prune_document(result: PruneResult) -> Document:
-    """A row per weight: pruned or not, its zeros, the magnitude that is left, and why not."""
-    rows = result.weights
+    """A row per weight: pruned or not, its zeros, what is left, what it cost, and why not."""
+    lines = (
+        _prune_line(result),
+        *calibration_lines(result),
+        *not_covered_lines(result.not_covered),
+    )
+    return Document(
+        name=printable(result.source),
+        about="pruned weights",
+        title="Pruned weights",
+        lead=(Lines(lines=lines, role=Role.TEXT),),
+        blocks=present(pruned_table(result.weights), error_plot(result.weights)),
+    )
+
+
+def pruning_section(result: PruneResult) -> Section | None:
+    """What pruning did, as a part of a run's report: only the weights that it changed."""
+    changed = [row for row in result.weights if row.pruned]
+    return section(
+        "What pruning did to each layer",
+        Lines(lines=(_prune_line(result), *calibration_lines(result)), role=Role.LIST),
+        error_plot(changed),
+        pruned_table(changed) if changed else None,
+    )
+
+
+def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
+    """A row per weight; columns that only a method with data fills are there where one is."""
     pruned = column("pruned", Kind.VERDICT, rows, lambda r: "yes" if r.pruned else "no")
     columns = (
         column("layer", Kind.NAME, rows, lambda r: printable(r.weight.layer)),
@@ -26,16 +67,71 @@ def prune_document(result: PruneResult) -> Document:
         replace(pruned, slugs=tuple("holds" if r.pruned else "dense" for r in rows)),
         column("zeros", Kind.FIGURE, rows, lambda r: share(r.zeros, prod(r.weight.shape))),
         column("kept |w|", Kind.VERDICT, rows, _kept_magnitude),
-        column("notes", Kind.TEXT, rows, lambda r: _sentences(r.reasons)),
     )
-    lines = (_prune_line(result), *not_covered_lines(result.not_covered))
-    return Document(
-        name=printable(result.source),
-        about="pruned weights",
-        title="Pruned weights",
-        lead=(Lines(lines=lines, role=Role.TEXT),),
-        blocks=(Table(title="", columns=columns, style="rows"),),
+    known = [row for row in rows if row.output_error is not None]
+    measured = (
+        column("method", Kind.VERDICT, rows, lambda r: r.method),
+        figures("output error", rows, _seen_error, _error_words),
+        figures("held out", rows, _held_out_error, _error_words),
     )
+    notes = column("notes", Kind.TEXT, rows, _notes)
+    return Table(title="", columns=(*columns, *(measured if known else ()), notes), style="rows")
+
+
+def calibration_lines(result: PruneResult) -> tuple[str, ...]:
+    """The data, and the errors of all layers in one line; () without data."""
+    if result.calibration is None:
+        return ()
+    data = result.calibration
+    lines = [
+        f"calibrated with {count(data.samples, 'sample')} of {printable(data.source)}, "
+        f"{data.held_out:,} of them held out",
+        *map(printable, data.notes),
+    ]
+    errors = sorted(
+        (error, row.weight.layer)
+        for row in result.weights
+        if (error := _held_out_error(row) or _seen_error(row)) is not None
+    )
+    if errors:
+        middle, (most, layer) = errors[len(errors) // 2][0], errors[-1]
+        lines.append(
+            f"output error of {count(len(errors), 'layer')}: median {_error_words(middle)}, "
+            f"largest {_error_words(most)} in {printable(layer)}"
+        )
+    return tuple(lines)
+
+
+def error_plot(rows: Sequence[PrunedWeight]) -> Plot | None:
+    """Output error of each layer, in the order of the model; None where none was measured."""
+    known = [row for row in rows if row.output_error is not None]
+    if not known:
+        return None
+    return Plot(
+        caption="Output error of each pruned layer",
+        draw=partial(draw_errors, known),
+        key=error_key(),
+        note="||(W - W')X||² / ||WX||² in the order of the layers, logarithmic: 0.01 is one "
+        "per cent of the output's energy. Held out: calibration samples that the method did not "
+        "see.",
+    )
+
+
+def _seen_error(row: PrunedWeight) -> float | None:
+    return None if row.output_error is None else row.output_error.calibration
+
+
+def _held_out_error(row: PrunedWeight) -> float | None:
+    return None if row.output_error is None else row.output_error.held_out
+
+
+def _error_words(error: float) -> str:
+    return f"{error:.2g}" if error < 0.001 else f"{error:.4f}"
+
+
+def _notes(row: PrunedWeight) -> str | None:
+    said = (_sentences(row.reasons), None if row.note is None else printable(row.note))
+    return "; ".join(filter(None, said)) or None
 
 
 def validation_document(validation: Validation) -> Document:

@@ -1,0 +1,96 @@
+"""What a method did to each layer, in prune's own report and on a run's page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.report_cases import matmul
+
+from twofour.records.options import Selection
+from twofour.records.pruning import Calibration, OutputError, PrunedWeight, PruneResult
+from twofour.records.weights import HARDWARE_PATTERN
+from twofour.reports import markdown
+from twofour.reports.document import Table
+from twofour.reports.html import drawn
+from twofour.reports.pruning_plots import draw_errors
+from twofour.reports.weights_document import (
+    calibration_lines,
+    prune_document,
+    pruned_table,
+    pruning_section,
+)
+
+
+def row(layer: str, calibration: float | None, held_out: float | None) -> PrunedWeight:
+    weight = matmul(layer, 64, 64)
+    error = None
+    if calibration is not None:
+        error = OutputError(calibration=calibration, held_out=held_out)
+    return PrunedWeight(
+        weight=weight,
+        pruned=True,
+        zeros=2048,
+        kept_magnitude=0.75,
+        reasons=(),
+        method="admm" if error else "magnitude",
+        output_error=error,
+        note=None if error else "no calibration input reached it",
+    )
+
+
+ROWS = (row("a", 0.01, 0.012), row("b", 0.0002, None), row("c", None, None), row("d", 0.2, 0.3))
+RESULT = PruneResult(
+    source="model",
+    pattern=HARDWARE_PATTERN,
+    method="admm",
+    selection=Selection(),
+    weights=ROWS,
+    calibration=Calibration(
+        source="texts.txt", samples=256, held_out=25, notes=("3 lines were blank",)
+    ),
+)
+
+
+def cells(table: Table) -> dict[str, tuple[str | None, ...]]:
+    return {column.head: column.cells for column in table.columns}
+
+
+def test_a_row_says_by_which_method_and_at_which_error() -> None:
+    found = cells(pruned_table(ROWS))
+    assert found["method"] == ("admm", "admm", "magnitude", "admm")
+    assert found["output error"] == ("0.0100", "0.0002", None, "0.2000")
+    assert found["held out"] == ("0.0120", None, None, "0.3000")
+    assert found["notes"] == (None, None, "no calibration input reached it", None)
+
+
+def test_without_data_there_are_no_such_columns() -> None:
+    assert "output error" not in cells(pruned_table([ROWS[2]]))
+    assert calibration_lines(replace(RESULT, calibration=None)) == ()
+
+
+def test_the_data_and_the_largest_error_are_said_first() -> None:
+    assert calibration_lines(RESULT) == (
+        "calibrated with 256 samples of texts.txt, 25 of them held out",
+        "3 lines were blank",
+        "output error of 3 layers: median 0.0120, largest 0.3000 in d",
+    )
+    text = markdown.render(prune_document(RESULT))
+    assert "largest 0.3000 in d" in text
+
+
+def test_the_plot_has_a_mark_per_error_and_none_for_layers_without() -> None:
+    drawing = draw_errors(ROWS)
+    assert drawing is not None
+    text = str(drawn(drawing))
+    assert text.count("<circle") == 2
+    assert text.count("<rect") == 3
+    assert "a\nadmm, held out: 0.012" in text
+    assert draw_errors([ROWS[2]]) is None
+
+
+def test_a_runs_page_shows_what_was_pruned_alone() -> None:
+    left = replace(ROWS[0], pruned=False)
+    section = pruning_section(replace(RESULT, weights=(left, *ROWS[1:])))
+    assert section is not None
+    (table,) = (block for block in section.blocks if isinstance(block, Table))
+    assert cells(table)["layer"] == ("b", "c", "d")
