@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from support.render_cases import every_status
 from support.report_cases import matmul
 
 from twofour.records.options import Selection
 from twofour.records.pruning import Calibration, OutputError, PrunedWeight, PruneResult
 from twofour.records.weights import HARDWARE_PATTERN
-from twofour.reports import markdown
+from twofour.reports import html, markdown
 from twofour.reports.document import Table
+from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.html import drawn
 from twofour.reports.pruning_plots import draw_errors
 from twofour.reports.weights_document import (
@@ -94,3 +96,11 @@ def test_a_runs_page_shows_what_was_pruned_alone() -> None:
     assert section is not None
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     assert cells(table)["layer"] == ("b", "c", "d")
+
+
+def test_a_page_shows_the_table_and_the_plot() -> None:
+    document = eligibility_document(every_status(), pruned=RESULT)
+    page = html.render(document)
+    assert "What pruning did to each layer" in page
+    assert page.count("no calibration input reached it") == 1
+    assert "Output error of each pruned layer" in page

@@ -122,7 +122,7 @@ def _cell(column: Column, at: int) -> Markup:
     text, note = column.cells[at], column.note(at)
     if text is None:
         return Markup("-")
-    if column.kind is Kind.VERDICT:
+    if column.kind is Kind.VERDICT and column.slugs:
         badge = Markup('<span class="badge {}">{}</span>').format(column.slugs[at], text)
         return badge + Markup(" <em>{}</em>").format(note) if note else badge
     if column.kind is Kind.REASON:
