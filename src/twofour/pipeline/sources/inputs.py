@@ -29,7 +29,7 @@ _ALWAYS_READ_BYTES = 256 << 20
 _MOST_UNPACKED = 20
 """Times the size of the file: real arrays shrink to a half, token ids and masks to a tenth."""
 _LONGEST_NAME = 65_000
-_NPZ_HINT = "write it with numpy.savez('inputs.npz', input_ids=..., attention_mask=...)"
+NPZ_HINT = "write it with numpy.savez('inputs.npz', input_ids=..., attention_mask=...)"
 _FLOAT_BYTES = 4
 _POSITIONAL = re.compile(r"arr_(\d+)")
 """How numpy.savez calls arrays that were given without a name."""
@@ -44,23 +44,23 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """
     arrays = stored_arrays(path)
     if not arrays:
-        raise BadInputError(f"{path} holds no array", hint=_NPZ_HINT)
+        raise BadInputError(f"{path} holds no array", hint=NPZ_HINT)
     return arrays
 
 
 def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """`read_arrays` for files that a stage wrote: a model without inputs has none."""
     try:
-        _check_archive(path)
+        check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except BadInputError:
         raise
     except Exception as error:  # zipfile, zlib and numpy each have their own for damage
-        raise BadInputError(f"{path} is no readable .npz file: {error}", hint=_NPZ_HINT) from error
+        raise BadInputError(f"{path} is no readable .npz file: {error}", hint=NPZ_HINT) from error
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):  # numpy gives members that are no .npy as bytes
-            raise BadInputError(f"{path}: {name!r} in it is no array", hint=_NPZ_HINT)
+            raise BadInputError(f"{path}: {name!r} in it is no array", hint=NPZ_HINT)
     return arrays
 
 
@@ -95,10 +95,10 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_archive(path: Path) -> None:
+def check_archive(path: Path) -> None:
     """Refuse what is no zip file, and a small one of packed zeros that would fill the memory."""
     if path.is_file() and not zipfile.is_zipfile(path):
-        raise BadInputError(f"{path} is no readable .npz file: it is no zip file", hint=_NPZ_HINT)
+        raise BadInputError(f"{path} is no readable .npz file: it is no zip file", hint=NPZ_HINT)
     with zipfile.ZipFile(path) as archive:
         size = sum(member.file_size for member in archive.infolist())
     packed = path.stat().st_size

@@ -1,0 +1,1 @@
+"""Calibration data: what --calibrate names, as batches of the model's inputs."""

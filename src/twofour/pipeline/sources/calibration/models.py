@@ -1,0 +1,83 @@
+"""What calibration data must be for a model: read from an ONNX file, or from a torch module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twofour.pipeline.sources.calibration.data import ModelInput, ModelInputs
+from twofour.records.export import ANONYMOUS, TensorShape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from twofour.pipeline.sources.source import LoadedModule
+
+_BATCH = "batch"
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def onnx_inputs(file: Path, tensors: Sequence[TensorShape]) -> ModelInputs:
+    """Of an ONNX file; its tokenizer is looked for beside it."""
+    return ModelInputs(
+        model=file.name,
+        inputs=tuple(ModelInput(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors),
+        positional=tuple(t.name for t in tensors),
+        folder=file.parent,
+    )
+
+
+def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) -> ModelInputs:
+    """Of a module with example inputs, which tell types and ranks; sizes but the batch are free.
+
+    `folder`: the checkpoint, which has its tokenizer.
+    """
+    described = module_inputs(loaded.module)
+    examples = (*loaded.args, *loaded.kwargs.values())
+    by_position = (f"arr_{index}" for index in range(len(loaded.args)))
+    names = loaded.input_names or (*by_position, *loaded.kwargs)
+    rows = next((int(t.shape[0]) for t in examples if t.dim()), None)
+    found = [_example(n, t, rows, described) for n, t in zip(names, examples, strict=True)]
+    more = [one for one in described.inputs if one.name not in names]
+    return replace(described, model=model, inputs=(*found, *more), positional=names, folder=folder)
+
+
+def module_inputs(module: nn.Module) -> ModelInputs:
+    """Of a module alone: the names of forward's arguments, and which of them it needs."""
+    parameters = tuple(inspect.signature(module.forward).parameters.values())
+    return ModelInputs(
+        model=type(module).__name__,
+        inputs=tuple(
+            ModelInput(name=p.name, required=p.default is p.empty)
+            for p in parameters
+            if p.kind not in _VARIADIC
+        ),
+        # a switch with another default than None is no place for the labels of a loader's pair
+        positional=tuple(
+            p.name
+            for p in parameters
+            if p.kind in _BY_POSITION and (p.default is p.empty or p.default is None)
+        ),
+        any_name=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        any_number=any(p.kind is p.VAR_POSITIONAL for p in parameters),
+    )
+
+
+def _example(
+    name: str, tensor: torch.Tensor, rows: int | None, described: ModelInputs
+) -> ModelInput:
+    shape = tuple(int(size) for size in tensor.shape)
+    is_cut = bool(shape) and shape[0] == rows
+    known = described.known(name)
+    return ModelInput(
+        name=name,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=((_BATCH,) if is_cut else shape[:1]) + (ANONYMOUS,) * (len(shape) - 1),
+        example=shape,
+        required=known is None or known.required,
+    )

@@ -1,0 +1,104 @@
+"""The kinds of calibration data, told apart by what the user wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from twofour.errors import BadInputError
+from twofour.pipeline.sources.calibration.arrays import (
+    file_key,
+    open_npy,
+    open_npz,
+    open_safetensors,
+)
+from twofour.pipeline.sources.calibration.data import CalibrationData, ModelInputs
+from twofour.pipeline.sources.calibration.request import Request, TemporaryFolder
+from twofour.records.options import CalibrationOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of data: how it is written, which texts have it, and what opens it."""
+
+    written: str
+    """As help and errors show it."""
+    fits: Callable[[str, Path], bool]
+    """Of the text, and the same as a path."""
+    open: Callable[[Request], CalibrationData]
+    """Raises BadInputError where the data do not fit the model."""
+    key: Callable[[Request], str]
+    """sha256 over the data without opening them for the model."""
+
+
+def _suffix(*suffixes: str) -> Callable[[str, Path], bool]:
+    return lambda _text, path: path.is_file() and path.suffix.lower() in suffixes
+
+
+KINDS = (
+    Kind(written="file.npz", fits=_suffix(".npz"), open=open_npz, key=file_key),
+    Kind(written="file.npy", fits=_suffix(".npy"), open=open_npy, key=file_key),
+    Kind(
+        written="file.safetensors",
+        fits=_suffix(".safetensors"),
+        open=open_safetensors,
+        key=file_key,
+    ),
+)
+"""Every kind there is; the first that fits opens the text."""
+
+
+def open_calibration(
+    options: CalibrationOptions,
+    inputs: ModelInputs,
+    *,
+    seed: int = 0,
+    folder: Path | None = None,
+) -> CalibrationData:
+    """The data that `options.data` names, found to fit the model.
+
+    What does not fit into memory goes to a temporary folder inside `folder`, which is gone with
+    the data. Raises BadInputError for data that cannot be read or do not fit, and MissingToolError
+    where an extra is not installed.
+    """
+    request = _request(options, inputs, seed)
+    request = replace(request, spill=TemporaryFolder(folder))
+    return _kind(request).open(request)
+
+
+def calibration_key(options: CalibrationOptions, folder: Path | None, *, seed: int = 0) -> str:
+    """sha256 over the data and what reads them, before any model is loaded; "" without data.
+
+    `folder`: where the model's tokenizer and image processor are described.
+    """
+    if options.data is None:
+        return ""
+    no_model = ModelInputs(model="", inputs=(), positional=(), folder=folder)
+    request = _request(options, no_model, seed)
+    return _kind(request).key(request)
+
+
+def _request(options: CalibrationOptions, inputs: ModelInputs, seed: int) -> Request:
+    if options.data is None:
+        raise BadInputError("no calibration data", hint="name them with --calibrate")
+    if options.samples < 1:
+        raise BadInputError(
+            f"--calibrate-samples {options.samples} leaves no sample", hint="give at least 1"
+        )
+    path = Path(options.data).expanduser().absolute()
+    return Request(text=options.data, path=path, options=options, inputs=inputs, seed=seed)
+
+
+def _kind(request: Request) -> Kind:
+    kind = next((kind for kind in KINDS if kind.fits(request.text, request.path)), None)
+    if kind is None:
+        raise _no_data(request.text, request.path)
+    return kind
+
+
+def _no_data(text: str, path: Path) -> BadInputError:
+    forms = f"calibration data are {', '.join(kind.written for kind in KINDS)}"
+    if path.is_file():
+        return BadInputError(f"--calibrate {text}: no known kind of data", hint=forms)
+    return BadInputError(f"--calibrate {text}: there is no such file or folder", hint=forms)

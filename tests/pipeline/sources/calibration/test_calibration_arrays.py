@@ -1,0 +1,346 @@
+"""Files of arrays as calibration data: named, typed, cut into batches, read bit by bit."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from support.calibration_data import onnx_model, opened
+
+from twofour.errors import BadInputError
+from twofour.pipeline.sources.calibration.batching import BATCH_SAMPLES
+from twofour.pipeline.sources.calibration.data import CalibrationData, ModelInputs
+from twofour.pipeline.sources.calibration.open import calibration_key
+from twofour.records.options import CalibrationOptions
+
+X = np.arange(20 * 3, dtype=np.float32).reshape(20, 3)
+
+
+def joined(data: CalibrationData, name: str = "x") -> NDArray[Any]:
+    return np.concatenate([batch.arrays[name] for batch in data.batches()])
+
+
+def npz(path: Path, **arrays: NDArray[Any]) -> Path:
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # no array is called allow_pickle
+    return path
+
+
+@pytest.fixture
+def x_model() -> ModelInputs:
+    return onnx_model(x=("float32", ("batch", 3)))
+
+
+def test_an_npz_is_cut_into_batches_in_order(tmp_path: Path, x_model: ModelInputs) -> None:
+    data = opened(npz(tmp_path / "x.npz", x=X), x_model, samples=20)
+    assert [batch.samples for batch in data.batches()] == [8, 8, 4]
+    assert np.array_equal(joined(data), X)
+    assert data.samples == 20
+    assert data.notes == ()
+
+
+def test_batches_are_the_same_every_time(tmp_path: Path, x_model: ModelInputs) -> None:
+    data = opened(npz(tmp_path / "x.npz", x=X), x_model)
+    assert np.array_equal(joined(data), joined(data))
+
+
+def test_only_the_samples_asked_for_are_given(tmp_path: Path, x_model: ModelInputs) -> None:
+    data = opened(npz(tmp_path / "x.npz", x=X), x_model, samples=10)
+    assert data.samples == 10
+    assert np.array_equal(joined(data), X[:10])
+
+
+def test_fewer_samples_than_asked_are_a_note(tmp_path: Path, x_model: ModelInputs) -> None:
+    data = opened(npz(tmp_path / "x.npz", x=X), x_model, samples=256)
+    assert data.samples == 20
+    assert "has 20 samples, fewer than the 256" in data.notes[0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_packed_and_plain_members_give_the_same(
+    tmp_path: Path, x_model: ModelInputs, packed: bool
+) -> None:
+    path = tmp_path / "x.npz"
+    (np.savez_compressed if packed else np.savez)(path, x=X)
+    assert np.array_equal(joined(opened(path, x_model)), X)
+
+
+def test_plain_members_are_mapped_and_not_read(tmp_path: Path, x_model: ModelInputs) -> None:
+    data = opened(npz(tmp_path / "x.npz", x=X, other=X), x_model)
+    array = next(data.batches()).arrays["x"]
+    assert not array.flags.writeable
+    assert not array.flags.owndata
+
+
+def test_an_array_in_columns_is_read_by_rows(tmp_path: Path, x_model: ModelInputs) -> None:
+    data = opened(npz(tmp_path / "x.npz", x=np.asfortranarray(X)), x_model)
+    assert np.array_equal(joined(data), X)
+
+
+def test_arrays_without_names_go_by_position(tmp_path: Path) -> None:
+    model = onnx_model(ids=("int64", ("b", "s")), attention_mask=("int64", ("b", "s")))
+    np.savez(tmp_path / "x.npz", np.full((4, 5), 7), np.ones((4, 5), np.int64))
+    batch = next(opened(tmp_path / "x.npz", model).batches())
+    assert int(batch.arrays["ids"][0, 0]) == 7
+    assert int(batch.arrays["attention_mask"][0, 0]) == 1
+    assert batch.padding is None
+
+
+def test_padding_is_where_the_mask_is_zero(tmp_path: Path) -> None:
+    model = onnx_model(ids=("int64", ("b", "s")), attention_mask=("int64", ("b", "s")))
+    mask = np.ones((9, 5), np.int64)
+    mask[2, 3:] = 0
+    path = npz(tmp_path / "x.npz", ids=np.full((9, 5), 7), attention_mask=mask)
+    first, last = opened(path, model).batches()
+    assert first.padding is not None
+    assert np.argwhere(first.padding).tolist() == [[2, 3], [2, 4]]
+    assert last.padding is None
+
+
+def test_an_npy_is_the_one_input(tmp_path: Path, x_model: ModelInputs) -> None:
+    np.save(tmp_path / "x.npy", X)
+    assert np.array_equal(joined(opened(tmp_path / "x.npy", x_model)), X)
+
+
+def test_an_npy_for_two_inputs_is_refused(tmp_path: Path) -> None:
+    model = onnx_model(x=("float32", ("b", 3)), y=("float32", ("b", 3)))
+    np.save(tmp_path / "x.npy", X)
+    with pytest.raises(BadInputError, match=r"needs y \(b x 3, float32\) too"):
+        opened(tmp_path / "x.npy", model)
+
+
+def test_safetensors_are_read_without_torch_types_lost(tmp_path: Path) -> None:
+    model = onnx_model(x=("bfloat16", ("b", 3)), ids=("int64", ("b",)))
+    x = torch.from_numpy(X).to(torch.bfloat16)
+    save_file({"ids": torch.arange(20, dtype=torch.int32), "x": x}, tmp_path / "x.safetensors")
+    data = opened(tmp_path / "x.safetensors", model)
+    assert next(data.batches()).arrays["x"].dtype == ml_dtypes.bfloat16
+    assert np.array_equal(joined(data), X.astype(ml_dtypes.bfloat16))
+    assert joined(data, "ids").tolist() == list(range(20))
+    assert joined(data, "ids").dtype == np.int64
+
+
+def test_doubles_become_the_type_of_the_model(tmp_path: Path, x_model: ModelInputs) -> None:
+    data = opened(npz(tmp_path / "x.npz", x=X.astype(np.float64)), x_model)
+    assert joined(data).dtype == np.float32
+
+
+def test_an_input_without_samples_is_given_whole(tmp_path: Path) -> None:
+    model = onnx_model(x=("float32", ("batch", 3)), table=("float32", (2, 4)), t=("float32", ()))
+    table, t = np.ones((2, 4), np.float32), np.float32(0.5)
+    data = opened(npz(tmp_path / "x.npz", x=X, table=table, t=np.asarray(t)), model)
+    for batch in data.batches():
+        assert np.array_equal(batch.arrays["table"], table)
+        assert batch.arrays["t"] == t
+    assert np.array_equal(joined(data), X)
+
+
+def test_a_fixed_batch_is_kept_and_the_rest_is_said(tmp_path: Path) -> None:
+    model = onnx_model(x=("float32", (6, 3)))
+    data = opened(npz(tmp_path / "x.npz", x=X), model, samples=20)
+    assert [batch.samples for batch in data.batches()] == [6, 6, 6]
+    assert data.samples == 18
+    assert "takes batches of 6: the last 2 of 20 samples are left out" in data.notes[0]
+
+
+def test_less_than_one_fixed_batch_is_refused(tmp_path: Path) -> None:
+    model = onnx_model(x=("float32", (32, 3)))
+    with pytest.raises(BadInputError, match="takes batches of 32, and calibration has 20 samples"):
+        opened(npz(tmp_path / "x.npz", x=X), model)
+
+
+def test_nodes_and_edges_of_a_graph_are_not_cut(tmp_path: Path) -> None:
+    model = onnx_model(x=("float32", ("nodes", 3)), edges=("int64", ("edges", 2)))
+    data = opened(npz(tmp_path / "x.npz", x=X, edges=np.zeros((50, 2), np.int64)), model)
+    (batch,) = data.batches()
+    assert batch.arrays["x"].shape == (20, 3)
+    assert batch.arrays["edges"].shape == (50, 2)
+
+
+def test_arrays_that_no_input_takes_are_named(tmp_path: Path, x_model: ModelInputs) -> None:
+    data = opened(npz(tmp_path / "x.npz", x=X, labels=np.zeros(20)), x_model, samples=20)
+    assert data.notes == (f"{tmp_path / 'x.npz'}: labels is no input of the model and is left out",)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"y": X}, r"holds y; the model takes x \(batch x 3, float32\)"),
+        ({"x": X[:, :2]}, r"the array for input x \(batch x 3, float32\) is 20x2"),
+        ({"x": X[0]}, r"input x \(batch x 3, float32\) is 3\nhint"),
+        ({"x": X.astype(np.uint8)}, "has type uint8\nhint: pixels 0 to 255 must be scaled"),
+        ({"x": X > 3}, "has type bool"),
+        ({"x": X.astype(str)}, "has type <U32, no number"),
+        ({"x": X[:0]}, "holds no samples"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(
+    tmp_path: Path, x_model: ModelInputs, arrays: Mapping[str, NDArray[Any]], reason: str
+) -> None:
+    path = npz(tmp_path / "x.npz", **arrays)
+    with pytest.raises(BadInputError, match=rf"(?s)^{path}.*{reason}"):
+        opened(path, x_model)
+
+
+def test_ids_as_floats_are_refused(tmp_path: Path) -> None:
+    path = npz(tmp_path / "x.npz", ids=X)
+    with pytest.raises(BadInputError, match=r"has type float32\nhint: .*astype\('int64'\)"):
+        opened(path, onnx_model(ids=("int64", ("b", 3))))
+
+
+def test_samples_that_differ_in_number_are_refused(tmp_path: Path) -> None:
+    model = onnx_model(x=("float32", ("b", 3)), y=("float32", ("?", 3)))
+    path = npz(tmp_path / "x.npz", x=X, y=X[:7])
+    with pytest.raises(BadInputError, match="numbers of samples differ: 20 in x, 7 in y"):
+        opened(path, model)
+
+
+def test_one_name_of_two_sizes_is_refused(tmp_path: Path) -> None:
+    model = onnx_model(x=("float32", ("b", "s")), y=("float32", ("b", "s")))
+    path = npz(tmp_path / "x.npz", x=X, y=X[:, :2])
+    with pytest.raises(BadInputError, match="'s' is 3 in x and 2 in y"):
+        opened(path, model)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_found_with_their_place(
+    tmp_path: Path, x_model: ModelInputs, value: float
+) -> None:
+    bad = X.copy()
+    bad[13, 1] = value
+    path = npz(tmp_path / "x.npz", x=bad)
+    data = opened(path, x_model)
+    with pytest.raises(
+        BadInputError, match=rf"{path}, samples 8 to 15: .* x has 1 values .* first at \[5, 1\]"
+    ):
+        list(data.batches())
+
+
+def test_what_float16_cannot_hold_is_not_finite(tmp_path: Path) -> None:
+    path = npz(tmp_path / "x.npz", x=X * 1e6)
+    data = opened(path, onnx_model(x=("float16", ("b", 3))))
+    with pytest.raises(BadInputError, match="not finite as float16"):
+        list(data.batches())
+
+
+def pickled(path: Path) -> Path:
+    np.savez(path, x=np.asarray([{}, 1], dtype=object))
+    return path
+
+
+def bomb(path: Path) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bytes(300 << 20))
+    return path
+
+
+def with_text(path: Path) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    return path
+
+
+def cut_short(path: Path) -> Path:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, X)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", buffer.getvalue()[:-4])
+    return path
+
+
+def no_zip(path: Path) -> Path:
+    path.write_bytes(b"hello")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (pickled, "Python objects and records are not read"),
+        (bomb, "would unpack to"),
+        (with_text, "'readme.txt' in it is no array"),
+        (cut_short, "is cut short in it"),
+        (no_zip, "is no zip file"),
+    ],
+)
+def test_damaged_and_unsafe_archives_are_refused(
+    tmp_path: Path, x_model: ModelInputs, write: Any, reason: str
+) -> None:
+    path = write(tmp_path / "x.npz")
+    with pytest.raises(BadInputError, match=rf"^{path}.*{reason}"):
+        opened(path, x_model)
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.safetensors", "x.npz"])
+def test_an_empty_file_is_refused(tmp_path: Path, x_model: ModelInputs, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(BadInputError, match=f"^{tmp_path / name} is no readable"):
+        opened(tmp_path / name, x_model)
+
+
+def test_a_pickle_called_npy_is_refused(tmp_path: Path, x_model: ModelInputs) -> None:
+    np.save(tmp_path / "x.npy", np.asarray([{}], dtype=object))
+    with pytest.raises(BadInputError, match="Python objects"):
+        opened(tmp_path / "x.npy", x_model)
+
+
+def test_a_file_that_shrank_since_is_an_error_or_the_old_values(
+    tmp_path: Path, x_model: ModelInputs
+) -> None:
+    """Replaced, as editors and downloads do, a mapped file stays as it was."""
+    path = npz(tmp_path / "x.npz", x=X)
+    data = opened(path, x_model)
+    npz(tmp_path / "new.npz", x=X[:2]).replace(path)
+    assert np.array_equal(joined(data), X)
+
+
+def test_the_key_follows_content_and_settings(tmp_path: Path) -> None:
+    path = npz(tmp_path / "x.npz", x=X)
+    options = CalibrationOptions(data=str(path))
+    key = calibration_key(options, None)
+    assert len(key) == 64
+    assert key == calibration_key(options, None)
+    assert key != calibration_key(replace(options, samples=7), None)
+    npz(path, x=X + 1)
+    assert key != calibration_key(options, None)
+
+
+def test_there_is_no_key_without_data() -> None:
+    assert calibration_key(CalibrationOptions(), None) == ""
+
+
+def test_the_key_of_opened_data_is_that_of_the_options(
+    tmp_path: Path, x_model: ModelInputs
+) -> None:
+    path = npz(tmp_path / "x.npz", x=X)
+    options = CalibrationOptions(data=str(path), samples=BATCH_SAMPLES)
+    assert opened(path, x_model, samples=BATCH_SAMPLES).key() == calibration_key(options, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("missing.npz", "there is no such file or folder"),
+        ("notes.pdf", "no known kind of data"),
+    ],
+)
+def test_what_is_no_data_is_refused_with_the_kinds(
+    tmp_path: Path, x_model: ModelInputs, text: str, reason: str
+) -> None:
+    (tmp_path / "notes.pdf").write_bytes(b"x")
+    with pytest.raises(BadInputError, match=rf"(?s){reason}.*hint: .*file\.npz"):
+        opened(tmp_path / text, x_model)
+
+
+def test_no_samples_asked_for_is_refused(tmp_path: Path, x_model: ModelInputs) -> None:
+    with pytest.raises(BadInputError, match="--calibrate-samples 0"):
+        opened(npz(tmp_path / "x.npz", x=X), x_model, samples=0)

@@ -1,0 +1,27 @@
+"""Inputs of models in words, and calibration data opened for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twofour.pipeline.sources.calibration.data import CalibrationData, ModelInputs
+from twofour.pipeline.sources.calibration.models import onnx_inputs
+from twofour.pipeline.sources.calibration.open import open_calibration
+from twofour.records.export import TensorShape
+from twofour.records.options import CalibrationOptions
+
+
+def onnx_model(
+    file: Path = Path("model.onnx"), /, **inputs: tuple[str, tuple[int | str, ...]]
+) -> ModelInputs:
+    """What an ONNX file takes: type and shape of each input."""
+    tensors = [
+        TensorShape(name=n, dtype=dtype, shape=shape) for n, (dtype, shape) in inputs.items()
+    ]
+    return onnx_inputs(file, tensors)
+
+
+def opened(path: Path | str, inputs: ModelInputs, **options: Any) -> CalibrationData:
+    """The data for that model; `options` are fields of CalibrationOptions."""
+    return open_calibration(CalibrationOptions(data=str(path), **options), inputs)
