@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from twofour.errors import PatternBrokenError
 from twofour.pattern import check
 from twofour.pruning.matrices import Layout, matrix_rows
-from twofour.pruning.methods import method_named
+from twofour.pruning.methods import METHODS, method_named
+from twofour.pruning.methods.problem import best_of_groups
 from twofour.pruning.solve import LayerProblem, solve_layer
 from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.records.options import MethodOptions
@@ -42,3 +48,50 @@ def test_wandas_errors_are_those_of_the_outputs() -> None:
         assert error is not None
         lost = inputs @ gone.T - solved.bias_change
         assert np.isclose(error, (lost**2).sum() / ((inputs @ weight.T) ** 2).sum(), rtol=1e-4)
+
+
+def _layer(
+    shape: tuple[int, int] = (12, 16), rows: int = 200, seed: int = 0
+) -> tuple[LayerProblem, NDArray[np.float32]]:
+    """A matrix with correlated inputs."""
+    generator = np.random.default_rng(seed)
+    weight = generator.normal(size=shape).astype(np.float32)
+    mix = generator.normal(size=(shape[1], shape[1]))
+    x = (generator.normal(size=(rows, shape[1])) @ mix + 1).astype(np.float32)
+    layout = Layout(shape=weight.shape, axis=1, m=4)
+    sums = InputSums(layout)
+    sums.add(matrix_rows(x, layout), held_out_samples(0, rows))
+    statistics = sums.statistics()
+    assert statistics is not None
+    problem = LayerProblem(
+        stored=weight, layout=layout, pattern=PATTERN, statistics=statistics, has_bias=True
+    )
+    return problem, x
+
+
+def test_the_more_a_method_does_the_less_a_layer_loses() -> None:
+    problem, _ = _layer((64, 64), 2000)
+    errors = [
+        solve_layer(problem, METHODS[name], MethodOptions(refit=refit)).output_error.calibration
+        for name, refit in (("wanda", 0), ("sparsegpt", 0), ("sparsegpt", 10), ("admm", 10))
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.7 * errors[1]
+
+
+def test_a_mask_that_is_there_is_kept_and_refitted_to_the_dense_weight() -> None:
+    problem, _ = _layer()
+    dense = problem.stored
+    pruned = dense * best_of_groups(np.abs(dense), PATTERN)
+    with pytest.raises(PatternBrokenError, match=r"there is no mask to keep: 96 non-zeros"):
+        solve_layer(problem, METHODS["keep"], MethodOptions())
+    kept = solve_layer(replace(problem, stored=pruned), METHODS["keep"], MethodOptions())
+    assert np.array_equal(kept.weight, pruned)
+    assert kept.output_error.calibration == 0
+    problem = replace(problem, stored=pruned, reference=dense)
+    kept, refitted = (
+        solve_layer(problem, METHODS["keep"], MethodOptions(refit=steps)) for steps in (0, 10)
+    )
+    assert np.array_equal(kept.weight, pruned)
+    assert np.array_equal(refitted.weight != 0, pruned != 0)
+    assert refitted.output_error.calibration < 0.7 * kept.output_error.calibration

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.pruning.methods import magnitude, wanda
+from twofour.pruning.methods import admm, keep, magnitude, refit, sparsegpt, wanda
 from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.methods.problem import Array, Problem, Solve, best_of_groups, masked
 from twofour.records.weights import Pattern
@@ -33,16 +35,20 @@ class Method:
     """In a few words, for `--help`."""
     solve: Solve
     """With calibration data: a matrix and the Gram matrix of its inputs."""
+    prepare: Callable[[Problem], Any] | None = None
+    """What the rows of every weight with one Gram matrix share: becomes `Problem.prepared`.
+
+    Where it has a `damping`, that is what was really added."""
     in_place: InPlace | None = None
     """Without data; None: the method needs some."""
-    refit: int = 0
+    refit: int = refit.STEPS
     """Conjugate-gradient steps after it, unless the user says how many."""
 
 
 def _largest(problem: Problem) -> Array:
     """Magnitude's mask; what the data is for comes after it: refit and bias correction."""
-    xp_abs = abs(problem.weight)
-    return masked(problem.weight, best_of_groups(xp_abs, problem.pattern))
+    xp = array_namespace(problem.weight)
+    return masked(problem.weight, best_of_groups(xp.abs(problem.weight), problem.pattern))
 
 
 METHODS: dict[str, Method] = {
@@ -52,8 +58,24 @@ METHODS: dict[str, Method] = {
         in_place=magnitude.prune_bits_in_place,
     ),
     "wanda": Method(about="largest |w| times the norm of its input", solve=wanda.solve),
+    "sparsegpt": Method(
+        about="inputs go one by one, those behind make up for it",
+        solve=sparsegpt.solve,
+        prepare=sparsegpt.prepare,
+    ),
+    "admm": Method(
+        about="smallest output error: masks and values drawn together step by step",
+        solve=admm.solve,
+        prepare=admm.prepare,
+    ),
+    "keep": Method(
+        about="the mask that is there already", solve=keep.solve, in_place=keep.keep_bits_in_place
+    ),
 }
 """Name, as `--method` and `twofour.prune(method=...)` take it and prune.json gives it."""
+
+DEFAULT_WITH_DATA = "admm"
+DEFAULT_WITHOUT_DATA = "magnitude"
 
 
 def method_named(name: str) -> Method:

@@ -10,12 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from twofour.records.weights import Pattern
 
 Array = Any
 """A numpy array or a torch tensor; the namespace is asked of the array itself."""
+
+DAMPING = 0.01
+"""Where nothing says otherwise. Source: SparseGPT's `percdamp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,40 +26,64 @@ class Problem:
     """What a method sees: a matrix whose groups of M lie side by side along its inputs."""
 
     weight: Array
-    """(rows, inputs), float32 or float64; the inputs are a multiple of M."""
+    """(rows, inputs), float32 or float64, finite; the inputs are a multiple of M. Its outputs are
+    what counts. A method may be given any of its rows alone: they do not depend on each other."""
     gram: Array
-    """(inputs, inputs): the mean of x xᵀ over all calibration inputs x; of the weight's type.
+    """(inputs, inputs): the mean of x xᵀ over all calibration inputs x, finite, not all 0.
 
     The rows of an input that never fires, or only fills a group up to M, are 0.
     """
     pattern: Pattern
-    damping: float = 0.01
+    damping: float = DAMPING
     """Share of the mean of the diagonal that is added to it."""
+    pruned_before: Array | None = None
+    """A weight of the same shape that has a mask already; None: `weight` itself."""
+    prepared: Any = None
+    """What the method's `prepare` gave for this Gram matrix; None: `solve` calls it itself."""
 
 
 Solve = Callable[[Problem], Array]
 """The pruned matrix: of the weight's shape, with zeros where a weight is pruned."""
 
 
-def damped(problem: Problem) -> Array:
-    """The Gram matrix with the damping on its diagonal; dead inputs get 1, so that it inverts."""
-    xp = array_namespace(problem.gram)
-    diagonal = xp.linalg.diagonal(problem.gram)
-    ridge = problem.damping * xp.mean(diagonal)
-    added = xp.where(diagonal > 0, ridge, xp.ones_like(diagonal))
-    return problem.gram + added * xp.eye(diagonal.shape[0], dtype=diagonal.dtype)
+def ridge(gram: Array, damping: float) -> Array:
+    """What the damping adds to each place of the diagonal: a number of the array's own kind.
+
+    Without damping a dead input gets the mean (its weights change no output, and the matrix may
+    invert), so the result is (inputs,).
+    """
+    xp = array_namespace(gram)
+    diagonal = xp.linalg.diagonal(gram)
+    mean = xp.mean(diagonal)
+    if damping > 0:
+        return damping * mean * xp.ones_like(diagonal)
+    return xp.where(diagonal > 0, xp.zeros_like(diagonal), mean)
+
+
+def damped(gram: Array, damping: float) -> Array:
+    """The Gram matrix with the ridge on its diagonal."""
+    xp = array_namespace(gram)
+    eye = xp.eye(gram.shape[0], dtype=gram.dtype, device=device(gram))
+    return gram + eye * ridge(gram, damping)
 
 
 def best_of_groups(score: Array, pattern: Pattern) -> Array:
     """True for the N highest scores of every M along the last axis; ties keep the lower index.
 
-    `score` is (rows, inputs) and finite, the inputs a multiple of M.
+    `score` is (rows, inputs) without NaN, the inputs a multiple of M. Each score counts how many
+    of its group come before it: M (M - 1) / 2 comparisons a group, and no sorting.
     """
     xp = array_namespace(score)
-    groups = xp.reshape(score, (-1, pattern.m))
-    order = xp.argsort(-groups, axis=-1, stable=True)
-    rank = xp.argsort(order, axis=-1, stable=True)
-    return xp.reshape(rank < pattern.n, score.shape)
+    n, m = pattern.n, pattern.m
+    places = [score[:, i::m] for i in range(m)]
+    shape = (m, *places[0].shape)
+    ahead = xp.zeros(shape, dtype=xp.uint8, device=device(score))
+    for i in range(m):
+        for j in range(i + 1, m):
+            wins = places[i] >= places[j]
+            ahead[j] += wins
+            ahead[i] += ~wins
+    return xp.reshape(xp.permute_dims(ahead < n, (1, 2, 0)), score.shape)
 
 
 def masked(weight: Array, mask: Array) -> Array:

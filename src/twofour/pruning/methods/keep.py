@@ -1,0 +1,41 @@
+"""Keep: the mask that a weight has already; its values stay until a refit changes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
+
+from twofour.errors import PatternBrokenError
+from twofour.pruning.methods import magnitude
+from twofour.pruning.methods.problem import Array, Problem
+from twofour.records.weights import Pattern
+
+
+def solve(problem: Problem) -> Array:
+    """The weight as it came; raises PatternBrokenError where it does not hold the pattern."""
+    weight = problem.weight if problem.pruned_before is None else problem.pruned_before
+    xp = array_namespace(weight)
+    groups = xp.reshape(weight != 0, (weight.shape[0], -1, problem.pattern.m))
+    excess = xp.sum(groups, axis=-1, dtype=xp.int64) - problem.pattern.n
+    _refuse(int(xp.sum(xp.where(excess > 0, excess, xp.zeros_like(excess)))), problem.pattern)
+    return weight
+
+
+def keep_bits_in_place(
+    bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str
+) -> magnitude.Outcome:
+    """Nothing is changed; raises PatternBrokenError where the array does not hold the pattern."""
+    outcome = magnitude.prune_bits_in_place(bits.copy(), axis, pattern, kind=kind)
+    if not outcome.non_finite:
+        _refuse(outcome.zeros - outcome.zeros_before, pattern)
+    return outcome
+
+
+def _refuse(excess: int, pattern: Pattern) -> None:
+    if excess:
+        raise PatternBrokenError(
+            f"there is no mask to keep: {excess} non-zeros are more than {pattern} allows",
+            hint="prune the layer with another method, or leave it out with --exclude",
+        )

@@ -1,0 +1,94 @@
+"""SparseGPT: inputs are pruned from left to right, and those to the right make up for it.
+
+Source: Frantar & Alistarh 2023, "SparseGPT: Massive Language Models Can Be Accurately Pruned in
+One-Shot", section 3 and the published code: damping 0.01 of the mean diagonal, blocks of 128
+inputs, the mask of a group chosen when its first input is reached, from the weights as they are
+by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from twofour.pruning.methods.problem import Array, Problem, best_of_groups, damped, masked
+
+_BLOCK = 128
+"""Inputs whose updates are applied to the rest of the matrix in one product."""
+_SMALL = 64
+"""A triangle of this side is inverted as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """What the update needs of the Gram matrix."""
+
+    upper: Array
+    """The upper Cholesky factor of its inverse."""
+    damping: float
+    """With which it could be factored: what was asked for, or more."""
+
+
+def prepare(problem: Problem) -> Factor:
+    """The factor, in float64; tenfold damping as often as the matrix is not positive definite."""
+    xp = array_namespace(problem.gram)
+    gram = xp.astype(problem.gram, xp.float64)
+    damping = problem.damping
+    while True:
+        try:
+            lower = xp.linalg.cholesky(xp.flip(damped(gram, damping)))
+        except (np.linalg.LinAlgError, RuntimeError):  # torch's LinAlgError is a RuntimeError
+            damping = max(1e-6, 10 * damping)
+            continue
+        # gram = R Rᵀ with R upper triangular, so its inverse is R⁻ᵀ R⁻¹: no inverse is factored
+        return Factor(
+            upper=xp.astype(_inverse_of_upper(xp.flip(lower)), problem.gram.dtype), damping=damping
+        )
+
+
+def solve(problem: Problem) -> Array:
+    """The weight after the last column, zeros where its score was among the lowest."""
+    xp = array_namespace(problem.weight)
+    factor: Factor = problem.prepared or prepare(problem)
+    upper, m = factor.upper, problem.pattern.m
+    dead = xp.linalg.diagonal(problem.gram) <= 0
+    weight = masked(problem.weight, ~dead)
+    block = max(_BLOCK // m * m, m)
+    for start in range(0, weight.shape[1], block):
+        stop = min(start + block, weight.shape[1])
+        lost = _prune_block(weight[:, start:stop], upper[start:stop, start:stop], problem)
+        weight[:, stop:] -= xp.matmul(lost, upper[start:stop, stop:])
+    return weight
+
+
+def _prune_block(weight: Array, upper: Array, problem: Problem) -> Array:
+    """Prune a block in place; gives each column's error, for the columns behind the block."""
+    xp = array_namespace(weight)
+    m = problem.pattern.m
+    lost = xp.zeros_like(weight)
+    diagonal = xp.linalg.diagonal(upper)
+    for i in range(weight.shape[1]):
+        if i % m == 0:
+            group = slice(i, i + m)
+            keep = best_of_groups((weight[:, group] / diagonal[group]) ** 2, problem.pattern)
+        kept = masked(weight[:, i], keep[:, i % m])
+        lost[:, i] = (weight[:, i] - kept) / diagonal[i]
+        weight[:, i + 1 :] -= lost[:, i, None] * upper[i, i + 1 :]
+        weight[:, i] = kept
+    return lost
+
+
+def _inverse_of_upper(upper: Array) -> Array:
+    """By halves: the inverse of [[A, B], [0, C]] is [[A⁻¹, -A⁻¹ B C⁻¹], [0, C⁻¹]]."""
+    xp = array_namespace(upper)
+    size = upper.shape[0]
+    if size <= _SMALL:
+        return xp.triu(xp.linalg.inv(upper))
+    half = size // 2
+    first, last = _inverse_of_upper(upper[:half, :half]), _inverse_of_upper(upper[half:, half:])
+    result = xp.zeros_like(upper)
+    result[:half, :half], result[half:, half:] = first, last
+    result[:half, half:] = -xp.matmul(xp.matmul(first, upper[:half, half:]), last)
+    return result
