@@ -22,8 +22,7 @@ PATTERNS = [Pattern(1, 2), TWO_FOUR, Pattern(1, 4), Pattern(3, 4), Pattern(4, 8)
 
 def published_matrix() -> Array:
     """The matrix of the published permutation tests: uniform, 128 x 64."""
-    matrix: Array = np.random.RandomState(1).rand(128, 64)
-    return matrix
+    return np.random.RandomState(1).rand(128, 64)
 
 
 def planted(pattern: Pattern, groups: int, rows: int = 24, seed: int = 0) -> Array:
@@ -31,7 +30,7 @@ def planted(pattern: Pattern, groups: int, rows: int = 24, seed: int = 0) -> Arr
     random = np.random.default_rng(seed)
     scores = random.uniform(0.0, 0.01, (rows, groups, pattern.m))
     scores[:, :, : pattern.n] += random.uniform(1, 2, (rows, groups, pattern.n))
-    return scores.transpose(0, 2, 1).reshape(rows, -1)
+    return np.asarray(scores.transpose(0, 2, 1).reshape(rows, -1))
 
 
 def test_the_published_matrix_has_the_published_sums() -> None:
