@@ -267,12 +267,13 @@ def user_code(reference: CodeReference, doing: str) -> Iterator[None]:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the random numbers of Python, numpy and torch."""
-    import torch
-
+    """Seed the random numbers of Python, numpy and, where it is installed, torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # user code draws from the global state
-    torch.manual_seed(seed)
+    with contextlib.suppress(ImportError):  # ONNX files are worked on without it
+        import torch
+
+        torch.manual_seed(seed)
 
 
 def required_arguments(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -59,6 +59,8 @@ class ModelInputs:
     """In the model's order."""
     positional: tuple[str, ...]
     """Those that arrays without names are for, in order."""
+    floats: str | None = None
+    """Type of the weights where they have one: floats of inputs of no known type become it."""
     any_name: bool = False
     """Other names are taken too (`**kwargs`)."""
     any_number: bool = False
@@ -106,6 +108,8 @@ class CalibrationData:
     """What the user should know: samples that are missing or could not be read."""
     read: Callable[[], Iterator[Batch]]
     content_key: Callable[[], str]
+    watched: tuple[Path, ...] = ()
+    """Files that the user's code read while it made them."""
 
     def batches(self) -> Iterator[Batch]:
         """From the first, the same ones in the same order on every call.

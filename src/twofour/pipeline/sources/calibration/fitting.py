@@ -109,7 +109,7 @@ def fitted(
     found = {}
     for name, array in arrays.items():
         one = inputs.known(name) or ModelInput(name=name)
-        found[name] = _finite(_typed(one, array, where), one, where)
+        found[name] = _finite(_typed(one, array, where, inputs.floats), one, where)
     return found
 
 
@@ -161,13 +161,14 @@ def _check_symbols(
             )
 
 
-def _typed(one: ModelInput, array: NDArray[Any], where: str) -> NDArray[Any]:
+def _typed(one: ModelInput, array: NDArray[Any], where: str, floats: str | None) -> NDArray[Any]:
     source = array.dtype
     if not _is_float(source) and source.kind not in "iubc":
         raise BadInputError(f"{where}: the array for input {one.name} has type {source}, no number")
-    if one.dtype is None or source.name == one.dtype:
+    wanted = one.dtype or (floats if floats and _is_float(source) else source.name)
+    if source.name == wanted:
         return array
-    target = numpy_dtype(one.dtype)
+    target = numpy_dtype(wanted)
     if _is_float(source) and _is_float(target):
         with np.errstate(over="ignore"):  # infinity is refused, with its place
             return array.astype(target)
@@ -179,7 +180,7 @@ def _typed(one: ModelInput, array: NDArray[Any], where: str) -> NDArray[Any]:
         f"{where}: the array for input {one.in_words} has type {source.name}",
         hint="pixels 0 to 255 must be scaled as the model expects them, and become floats"
         if _is_float(target)
-        else f"write it with .astype('{one.dtype}')",
+        else f"write it with .astype('{wanted}')",
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from twofour.pipeline.sources.source import LoadedModule
 
 _BATCH = "batch"
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -63,9 +64,17 @@ def module_inputs(module: nn.Module) -> ModelInputs:
             for p in parameters
             if p.kind in _BY_POSITION and (p.default is p.empty or p.default is None)
         ),
+        floats=_floats(module),
         any_name=any(p.kind is p.VAR_KEYWORD for p in parameters),
         any_number=any(p.kind is p.VAR_POSITIONAL for p in parameters),
     )
+
+
+def _floats(module: nn.Module) -> str | None:
+    """Of all weights; None where there are several types, or none."""
+    kinds = {str(p.dtype).removeprefix("torch.") for p in module.parameters()}
+    kinds = {kind for kind in kinds if kind in _FLOATS}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _example(

@@ -13,6 +13,7 @@ from twofour.pipeline.sources.calibration.arrays import (
     open_npz,
     open_safetensors,
 )
+from twofour.pipeline.sources.calibration.code import code_key, is_code, open_code
 from twofour.pipeline.sources.calibration.data import CalibrationData, ModelInputs
 from twofour.pipeline.sources.calibration.request import Request, TemporaryFolder
 from twofour.records.options import CalibrationOptions
@@ -44,6 +45,12 @@ KINDS = (
         fits=_suffix(".safetensors"),
         open=open_safetensors,
         key=file_key,
+    ),
+    Kind(
+        written="file.py:callable, package.module:callable",
+        fits=is_code,
+        open=open_code,
+        key=code_key,
     ),
 )
 """Every kind there is; the first that fits opens the text."""

@@ -1,0 +1,68 @@
+"""Calibration data from the user's code: a function, or a loader, that yields batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from twofour.errors import BadInputError
+from twofour.pipeline.sources.calibration.data import CalibrationData
+from twofour.pipeline.sources.calibration.request import Request
+from twofour.pipeline.sources.calibration.values import calibration_from_value
+from twofour.pipeline.sources.source import key_of
+from twofour.pipeline.sources.user_code import (
+    CodeReference,
+    files_read,
+    import_attribute,
+    parse_reference,
+    reference_key,
+    required_arguments,
+    seed_everything,
+    user_code,
+)
+
+
+def is_code(text: str, path: Path) -> bool:
+    """Whether a text that names no file or folder has the colon of a callable."""
+    return ":" in text and not path.exists()
+
+
+def open_code(request: Request) -> CalibrationData:
+    """Call the function and keep what it yields, with all random numbers seeded.
+
+    Raises BadInputError for code that fails, wants arguments, or yields no batches of the model.
+    """
+    reference = parse_reference(request.text)
+    with files_read() as watched:
+        seed_everything(request.seed)
+        data = calibration_from_value(
+            _called(reference, request.seed),
+            request.inputs,
+            samples=request.options.samples,
+            where=request.text,
+            guard=partial(user_code, reference, "raised"),
+        )
+    return replace(data, watched=tuple(watched), content_key=partial(code_key, request))
+
+
+def code_key(request: Request) -> str:
+    """Of the code and the seed; the files that it reads are not seen."""
+    reference = parse_reference(request.text)
+    return key_of(reference_key(reference), request.settings, str(request.seed))
+
+
+def _called(reference: CodeReference, seed: int) -> object:
+    target = import_attribute(reference)
+    if not callable(target):  # a loader of that name
+        return target
+    needed = required_arguments(target)
+    if needed:
+        raise BadInputError(
+            f"{reference.text} needs arguments: {', '.join(needed)}",
+            hint="name a function that takes none and yields batches",
+        )
+    seed_everything(seed)
+    with user_code(reference, "raised"):
+        made: object = target()
+    return made

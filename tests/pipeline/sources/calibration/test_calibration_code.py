@@ -1,0 +1,128 @@
+"""Functions and loaders of the user as calibration data, and what is said where they fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.calibration_data import onnx_model, opened
+
+from twofour.errors import BadInputError
+from twofour.pipeline.sources.calibration.open import calibration_key
+from twofour.records.options import CalibrationOptions
+
+MODEL = onnx_model(x=("float32", ("batch", 3)))
+
+
+def code(folder: Path, body: str) -> str:
+    file = folder / "data_of_mine.py"
+    file.write_text(f"import numpy as np\n{body}")
+    return f"{file}:batches"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def batches():\n    for i in range(3):\n        yield np.full((4, 3), i, np.float32)\n",
+        "def batches():\n    return [np.full((4, 3), i, np.float32) for i in range(3)]\n",
+        "def batches():\n    return np.repeat(np.arange(3.0), 12).reshape(12, 3)\n",
+        "batches = [(np.full((4, 3), i, np.float32),) for i in range(3)]\n",
+        "def batches():\n    return {'x': np.repeat(np.arange(3.0), 12).reshape(12, 3)}\n",
+        "import torch\ndef batches():\n    return torch.ones(12, 3).cumsum(0).div(4).ceil() - 1\n",
+    ],
+)
+def test_what_a_function_may_give(tmp_path: Path, body: str) -> None:
+    data = opened(code(tmp_path, body), MODEL)
+    assert data.samples == 12
+    values = np.concatenate([batch.arrays["x"] for batch in data.batches()])
+    assert values[:, 0].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_random_numbers_are_seeded(tmp_path: Path) -> None:
+    text = code(tmp_path, "def batches():\n    yield np.random.rand(4, 3)\n")
+    first, second = (next(opened(text, MODEL).batches()).arrays["x"] for _ in range(2))
+    assert np.array_equal(first, second)
+
+
+def test_files_that_the_code_reads_are_watched(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((4, 3)))
+    text = code(tmp_path, f"def batches():\n    yield np.load({str(tmp_path / 'x.npy')!r})\n")
+    assert opened(text, MODEL).watched == (tmp_path / "x.npy",)
+
+
+def test_the_key_follows_the_code_and_runs_nothing(tmp_path: Path) -> None:
+    text = code(tmp_path, "raise SystemExit\n")
+    key = calibration_key(CalibrationOptions(data=text), None)
+    assert key == calibration_key(CalibrationOptions(data=text), None)
+    assert key != calibration_key(CalibrationOptions(data=text), None, seed=1)
+    code(tmp_path, "batches = []\n")
+    assert key != calibration_key(CalibrationOptions(data=text), None)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            "def batches():\n    raise OSError('no disk')\n",
+            r"raised OSError: no disk \(data_of_mine",
+        ),
+        (
+            "def batches():\n    yield np.ones((4, 3))\n    raise OSError('no disk')\n",
+            r"raised OSError: no disk \(data_of_mine.py, line 4",
+        ),
+        ("import sys\ndef batches():\n    sys.exit(3)\n", "raised SystemExit: 3"),
+        ("def batches():\n    if False:\n        yield\n", "holds no samples"),
+        ("def batches():\n    return None\n", "is of type NoneType"),
+        ("def batches():\n    yield np.ones((4, 3))\n    yield 'x'\n", "batch 1 is of type str"),
+        ("def batches():\n    yield np.ones((4, 2))\n", "batch 0: the array for input x .* is 4x2"),
+        (
+            "def batches():\n    yield np.ones((4, 3))\n    yield np.ones((4, 3, 1))\n",
+            "batch 1: the array for input x .* is 4x3x1",
+        ),
+        ("def batches():\n    yield np.full((4, 3), np.nan)\n", "batch 0: .* not finite"),
+        ("def batches(folder):\n    pass\n", "needs arguments: folder"),
+        ("def other():\n    pass\n", "has no 'batches'"),
+        ("def batches(:\n", "cannot be imported: SyntaxError"),
+    ],
+)
+def test_code_that_fails_is_named_with_its_line(tmp_path: Path, body: str, reason: str) -> None:
+    text = code(tmp_path, body)
+    with pytest.raises(BadInputError, match=f"^{text}|has no") as caught:
+        opened(text, MODEL)
+    assert caught.match(reason)
+
+
+def test_a_file_that_is_missing_is_named() -> None:
+    with pytest.raises(BadInputError, match=r"missing\.py is no file"):
+        opened("missing.py:batches", MODEL)
+
+
+def test_arrays_and_code_need_no_torch(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.ones((4, 3)))
+    text = code(tmp_path, "def batches():\n    yield np.ones((4, 3))\n")
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('torch', name='torch')\n")
+    script = (
+        "from pathlib import Path\n"
+        "from twofour.pipeline.sources.calibration.open import open_calibration\n"
+        "from twofour.pipeline.sources.calibration.models import onnx_inputs\n"
+        "from twofour.records.export import TensorShape\n"
+        "from twofour.records.options import CalibrationOptions\n"
+        "x = TensorShape(name='x', dtype='float32', shape=('b', 3))\n"
+        "for data in ('x.npz', 'data_of_mine.py:batches'):\n"
+        "    found = open_calibration(CalibrationOptions(data=data), onnx_inputs(Path('m'), [x]))\n"
+        "    print(sum(b.samples for b in found.batches()))\n"
+    )
+    env = {"PYTHONPATH": ":".join([str(tmp_path), *sys.path]), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["4", "4"], done.stderr
+    assert text

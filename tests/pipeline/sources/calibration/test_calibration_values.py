@@ -1,0 +1,270 @@
+"""Batches of the caller: tensors, dicts, lists, loaders, generators; in memory and read once."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from support.calibration_data import onnx_model
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from twofour.errors import BadInputError
+from twofour.pipeline.sources.calibration.data import CalibrationData, ModelInputs
+from twofour.pipeline.sources.calibration.models import loaded_inputs, module_inputs
+from twofour.pipeline.sources.calibration.torch_calls import failed_forward, torch_call
+from twofour.pipeline.sources.calibration.values import calibration_from_value
+from twofour.pipeline.sources.source import loaded_module
+
+X = torch.arange(20 * 3, dtype=torch.float32).reshape(20, 3)
+
+
+class Net(nn.Module):
+    """One input that is needed, one that is not, and a switch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, profile: bool = False
+    ) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x)
+        return out if mask is None or profile else out * mask
+
+
+class Single(nn.Module):
+    """One input and a switch, as detectors have."""
+
+    def forward(self, x: torch.Tensor, augment: bool = False) -> torch.Tensor:
+        return x if not augment else -x
+
+
+NET = module_inputs(Net())
+
+
+def opened(value: object, inputs: ModelInputs = NET, samples: int = 256) -> CalibrationData:
+    return calibration_from_value(value, inputs, samples=samples)
+
+
+def joined(data: CalibrationData, name: str = "x") -> np.ndarray[Any, Any]:
+    return np.concatenate([batch.arrays[name] for batch in data.batches()])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: X,
+        X.numpy,
+        lambda: (X,),
+        lambda: {"x": X},
+        lambda: [X[:7], X[7:]],
+        lambda: [(X[:7],), (X[7:],)],
+        lambda: [[X[:7]], [X[7:]]],
+        lambda: [{"x": X[:7].numpy()}, {"x": X[7:]}],
+        lambda: (batch for batch in X.chunk(3)),
+        lambda: DataLoader(TensorDataset(X), batch_size=7),
+    ],
+)
+def test_every_way_of_writing_batches_gives_the_same_samples(make: Callable[[], object]) -> None:
+    data = opened(make())
+    assert data.samples == 20
+    assert np.array_equal(joined(data), X.numpy())
+    assert np.array_equal(joined(data), X.numpy()), "and again"
+    assert max(batch.samples for batch in data.batches()) <= 8
+
+
+def test_a_loader_that_shuffles_gives_the_same_every_time() -> None:
+    loader = DataLoader(TensorDataset(X), batch_size=5, shuffle=True)
+    data = opened(loader)
+    assert np.array_equal(joined(data), joined(data))
+    assert sorted(joined(data)[:, 0].tolist()) == X[:, 0].tolist()
+
+
+def test_an_endless_generator_is_asked_for_no_more_than_is_needed() -> None:
+    asked = []
+
+    def endless() -> Iterator[torch.Tensor]:
+        while True:
+            asked.append(1)
+            yield X[:4]
+
+    data = opened(endless(), samples=10)
+    assert data.samples == 10
+    assert len(asked) == 3
+
+
+def test_what_is_kept_goes_away_with_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    data = opened(batch for batch in X.chunk(3))
+    assert len(list(tmp_path.glob("*/*.npz"))) == 3
+    next(data.batches())
+    del data
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bfloat16_is_kept_through_the_disk() -> None:
+    inputs = module_inputs(Net().to(torch.bfloat16))
+    data = opened((batch for batch in X.to(torch.bfloat16).chunk(3)), inputs)
+    assert joined(data).dtype == ml_dtypes.bfloat16
+    assert np.array_equal(joined(data).astype(np.float32), X.to(torch.bfloat16).float().numpy())
+
+
+def test_floats_become_the_type_of_the_weights() -> None:
+    assert joined(opened(X.numpy().astype(np.float64))).dtype == np.float32
+    assert joined(opened(X, module_inputs(Net().half()))).dtype == np.float16
+    assert joined(opened(X, module_inputs(Net().double()))).dtype == np.float64
+
+
+def test_keys_that_no_argument_takes_are_left_out_and_named() -> None:
+    data = opened({"x": X, "labels": ["a"] * 20})
+    assert [*next(data.batches()).arrays] == ["x"]
+    assert data.notes[-1] == "calibrate: labels is no input of the model"
+
+
+def test_a_pair_of_inputs_and_labels_is_explained() -> None:
+    loader = DataLoader(TensorDataset(X, torch.zeros(20)), batch_size=5)
+    with pytest.raises(
+        BadInputError, match=r"(?s)batch 0 is 2 arrays, and Single takes 1: x.*"
+    ) as e:
+        opened(loader, module_inputs(Single()))
+    assert "[inputs for inputs, _ in loader]" in str(e.value)
+
+
+def test_a_pair_is_explained_by_the_example_inputs_too() -> None:
+    loaded = loaded_module(Net(), (X[:2],), {})
+    with pytest.raises(BadInputError, match="batch 0 is 2 arrays, and net takes 1"):
+        opened([(X, torch.zeros(20))], loaded_inputs(loaded, "net"))
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "calibrate is of type NoneType"),
+        (3, "calibrate is of type int"),
+        ("data.npz", "calibrate is of type str"),
+        ([], "calibrate holds no samples"),
+        (iter(()), "calibrate holds no samples"),
+        (X[:0], "batch 0 holds no samples"),
+        ([X, "oops"], "batch 1 is of type str"),
+        ([X, 3.0], "batch 1 is of type float"),
+        ([X, ("a", "b")], "batch 1: array 0 is of type str"),
+        ([X, []], "batch 1 is of type list of nothing"),
+        ([[1.0, 2.0]], "batch 0 is of type list of float, float"),
+        ([X, {"y": X}], r"batch 1 holds y; the model takes x"),
+        ([{"x": None}], "batch 0: 'x' is of type NoneType"),
+        (torch.full((4, 3), torch.nan), "batch 0: the array for input x has 12 values"),
+        (X.to_sparse(), "is a tensor without plain values"),
+        (np.asarray([{}]), "has type object, no number"),
+    ],
+)
+def test_what_is_no_batch_is_refused_with_its_place(value: object, reason: str) -> None:
+    with pytest.raises(BadInputError, match=reason):
+        opened(value)
+
+
+def test_a_generator_that_raises_midway_is_named_with_its_line() -> None:
+    def broken() -> Iterator[torch.Tensor]:
+        yield X
+        raise RuntimeError("disk gone")
+
+    with pytest.raises(BadInputError, match=r"calibrate raised RuntimeError: disk gone \(.*line"):
+        opened(broken())
+
+
+def test_a_wrong_rank_is_refused_where_an_example_tells_it() -> None:
+    inputs = loaded_inputs(loaded_module(Net(), (X[:2],), {}), "net")
+    with pytest.raises(BadInputError, match=r"input x \(batch x \?, float32\) is 20x3x1"):
+        opened(X[:, :, None], inputs)
+
+
+def test_an_example_leaves_sizes_free() -> None:
+    inputs = loaded_inputs(loaded_module(Single(), (X[:2],), {}), "net")
+    assert joined(opened(torch.ones(3, 9), inputs)).shape == (3, 9)
+
+
+def test_a_fixed_batch_joins_small_batches() -> None:
+    model = onnx_model(x=("float32", (6, 3)))
+    data = opened([X[:4], X[4:5], X[5:]], model)
+    assert [batch.samples for batch in data.batches()] == [6, 6, 6]
+    assert np.array_equal(joined(data), X.numpy()[:18])
+    assert "the last 2 of 20 samples are left out" in data.notes[-1]
+
+
+def test_padding_is_joined_with_its_samples() -> None:
+    model = onnx_model(ids=("int64", (4, 5)), attention_mask=("int64", (4, 5)))
+    mask = torch.ones(6, 5, dtype=torch.int64)
+    mask[3, 2:] = 0
+    batches = [
+        {"ids": torch.zeros(3, 5, dtype=torch.int64), "attention_mask": mask[:3]},
+        {"ids": torch.zeros(3, 5, dtype=torch.int64), "attention_mask": mask[3:]},
+    ]
+    (batch,) = opened(batches, model).batches()
+    assert batch.padding is not None
+    assert np.argwhere(batch.padding).tolist() == [[3, 2], [3, 3], [3, 4]]
+
+
+def test_the_key_is_that_of_the_values() -> None:
+    key = opened(X).key()
+    assert key == opened([X[:8], X[8:16], X[16:]]).key()
+    assert key != opened(X + 1).key()
+
+
+def test_a_batch_is_a_call_in_the_order_of_forward() -> None:
+    net = Net()
+    (batch,) = opened({"mask": torch.ones(4, 1), "x": X[:4]}).batches()
+    call = torch_call(net, batch)
+    assert [tuple(t.shape) for t in call.args] == [(4, 3), (4, 1)]
+    assert call.kwargs == {}
+    assert torch.equal(net(*call.args, **call.kwargs), net(X[:4]))
+
+
+class Open(nn.Module):
+    """Takes whatever it is given."""
+
+    def forward(self, *parts: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        return parts[0] + parts[1] + named.get("bias", torch.zeros(1))
+
+
+def test_a_forward_with_stars_is_called_by_position_and_name() -> None:
+    net = Open()
+    (batch,) = opened((X[:4], X[4:8]), module_inputs(net)).batches()
+    call = torch_call(net, batch)
+    assert torch.equal(net(*call.args, **call.kwargs), X[:4] + X[4:8])
+    (batch,) = opened({"arr_0": X[:4], "arr_1": X[:4], "bias": X[:4]}, module_inputs(net)).batches()
+    call = torch_call(net, batch)
+    assert torch.equal(net(*call.args, **call.kwargs), 3 * X[:4])
+
+
+def test_a_call_shares_no_memory_with_the_data() -> None:
+    data = opened(X.clone())
+    call = torch_call(Net(), next(data.batches()))
+    call.args[0].zero_()
+    assert np.array_equal(joined(data), X.numpy())
+
+
+def test_a_bfloat16_batch_is_a_bfloat16_tensor() -> None:
+    net = Net().to(torch.bfloat16)
+    call = torch_call(net, next(opened(X, module_inputs(net)).batches()))
+    assert call.args[0].dtype is torch.bfloat16
+    assert torch.equal(call.args[0], X[:8].to(torch.bfloat16))
+
+
+def test_a_forward_that_fails_names_data_batch_and_shapes() -> None:
+    net = Net()
+    data = opened(torch.ones(2, 5))
+    batch = next(data.batches())
+    call = torch_call(net, batch)
+    with pytest.raises(RuntimeError) as caught:
+        net(*call.args, **call.kwargs)
+    error = failed_forward(data, 0, batch, caught.value, net)
+    assert "Net.forward fails on batch 0 of calibrate (x 2x5 float32): RuntimeError" in str(error)
