@@ -1,30 +1,41 @@
-"""Magnitude N:M: which weights of each group stay, written in place. numpy only.
+"""Magnitude N:M: which weights of each group stay, written in place, where the array lies.
 
 The masks are found by counting, for every weight, how many weights of its group come before it
 (larger magnitude, or equal magnitude and lower index): the N with the lowest counts stay. That is
 M - 1 comparisons of the array with itself, shifted, and no enumeration of the possible masks.
+Everything asked of the array (zeros, kept magnitude, NaN) is found in the same pass over tiles
+that stay in the cache.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.pattern import as_bits, normalize_axis, split_tail, tiles
+from twofour.pattern import TILE, as_bits, normalize_axis, split_tail, tiles
 from twofour.records.weights import Pattern
 
 _MOST_THREADS = 4
-"""Each thread has scratch of its own (about 2 MiB); memory bandwidth is used up by then."""
+"""Each thread has scratch of its own (about 1 MiB); memory bandwidth is used up by then."""
+
+_SUMMED_SIDE_BY_SIDE = 2048
+"""Partial sums of a tile, added as rows: numpy does that 3 times as fast as one long sum."""
+
+_MOST_MASKS = 8
+"""Distances within a group whose mask is kept between tiles; beyond, it is made anew each time."""
+
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +50,9 @@ class Format:
     """Magnitude bits to magnitudes in float32 or float64, up to a constant factor."""
     fnuz: bool = False
     """0x80 is the type's only NaN, not -0.0."""
+    smallest_normal: int | None = None
+    """Magnitude bits from which on numpy's own comparison of the type may be used: it is faster
+    than that of integers, but a processor may be set to take subnormals for zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +85,22 @@ class _Sums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """The groups of a contiguous tile: `length` elements `step` apart, and how many may stay."""
+class _Tile:
+    """A piece of an array: whole groups of `length` elements `step` apart, of which `keep` stay."""
 
+    bits: NDArray[Any]
     length: int
     step: int
     keep: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scratch:
+    """One thread's memory, flat; a tile uses the front of it."""
+
+    magnitudes: NDArray[Any]
+    stays: NDArray[np.bool_]
+    ahead: NDArray[np.uint8]
 
 
 def prune_in_place(
@@ -110,14 +134,12 @@ def prune_bits_in_place(
         raise BadInputError("several indices of the array share one place in memory (expanded)")
     bits = as_bits(bits)
     form = _format(kind)
-    sums: list[_Sums] = []
-    for part, length in split_tail(bits, axis, pattern.m):
-        jobs = [
-            (tile, _Group(length=length, step=step, keep=min(pattern.n, length)))
-            for tile, step in tiles(part, axis, length)
-        ]
-        sums.extend(_in_threads(jobs, form, threads))
-    return _outcome(sums, bits.size)
+    jobs = [
+        _Tile(bits=tile, length=length, step=step, keep=min(pattern.n, length))
+        for part, length in split_tail(bits, axis, pattern.m)
+        for tile, step in tiles(part, axis, length)
+    ]
+    return _outcome(_in_threads(jobs, lambda: _pruner(jobs, form), threads), bits.size)
 
 
 def _outcome(sums: Sequence[_Sums], size: int) -> Outcome:
@@ -133,107 +155,142 @@ def _outcome(sums: Sequence[_Sums], size: int) -> Outcome:
     )
 
 
-def count_non_finite(array: NDArray[Any], *, kind: str | None = None) -> int:
-    """How many elements are NaN or infinity; one pass, extra memory does not grow.
+def count_non_finite(
+    array: NDArray[Any], *, kind: str | None = None, threads: int | None = None
+) -> int:
+    """How many elements are NaN or infinity; a healthy array is read once, at memory speed.
 
-    `kind` is numpy's name of the type where the array holds the raw bits of another one.
+    Extra memory does not grow with the array. `kind` is numpy's name of the type where the array
+    holds the raw bits of another one.
     """
     kind = kind or array.dtype.name
     form = _format(kind)
     if kind.startswith(("int", "uint")):
         return 0
-    count = 0
-    for tile, _ in tiles(np.atleast_1d(as_bits(array)), 0, 1):
-        magnitudes = np.empty(tile.shape, tile.dtype.newbyteorder("="))
-        _write_magnitudes(tile, form, magnitudes)
-        count += int(np.count_nonzero(magnitudes > form.largest))
-    return count
+    jobs = [tile for tile, _ in tiles(np.atleast_1d(as_bits(array)), 0, 1)]
+    counts = _in_threads(jobs, lambda: functools.partial(_non_finite_of_tile, form=form), threads)
+    return sum(counts)
+
+
+def _non_finite_of_tile(tile: NDArray[Any], form: Format) -> int:
+    """The largest of the bits, taken with a sign and without, rule a healthy tile out at once."""
+    sign = form.magnitude + 1
+    signed = np.dtype(f"i{tile.dtype.itemsize}").newbyteorder(tile.dtype.byteorder)
+    if (
+        not form.fnuz
+        and int(tile.max()) <= sign + form.largest
+        and int(tile.view(signed).max()) <= form.largest
+    ):
+        return 0
+    magnitudes = np.empty(tile.shape, tile.dtype.newbyteorder("="))
+    _write_magnitudes(tile, form, magnitudes)
+    return int(np.count_nonzero(magnitudes > form.largest))
 
 
 def _in_threads(
-    jobs: Sequence[tuple[NDArray[Any], _Group]], form: Format, threads: int | None
-) -> list[_Sums]:
-    """Prune the tiles, in order or in a few runs side by side; their sums in the tiles' order."""
+    jobs: Sequence[_Job], worker: Callable[[], Callable[[_Job], _Result]], threads: int | None
+) -> list[_Result]:
+    """The jobs' results in their order; each thread makes a worker of its own, and takes the next
+    job when it is done with one.
+    """
     if threads is None:
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
     threads = max(1, min(threads, len(jobs) // 2))
-    prune = functools.partial(_prune_tiles, form=form, later=functools.lru_cache(4)(_later))
     if threads == 1:
-        return prune(jobs)
-    cuts = [len(jobs) * k // threads for k in range(threads + 1)]
-    runs = (jobs[a:b] for a, b in itertools.pairwise(cuts))
-    with ThreadPoolExecutor(threads) as pool:
-        return [pair for run in pool.map(prune, runs) for pair in run]
+        return list(map(worker(), jobs))
+    waiting, results = deque(enumerate(jobs)), dict[int, _Result]()
+
+    def work() -> None:
+        run = worker()
+        while waiting:
+            try:
+                index, job = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            results[index] = run(job)
+
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(work) for _ in range(threads - 1)]
+        work()
+        for other in others:
+            other.result()
+    return [results[index] for index in range(len(jobs))]
 
 
-def _later(length: int, step: int, size: int) -> NDArray[np.uint8]:
-    """For each element of a flat tile, how many elements of its group lie behind it."""
-    later = np.empty((size // (length * step), length, step), np.uint8)
+def _pruner(jobs: Sequence[_Tile], form: Format) -> Callable[[_Tile], _Sums]:
+    """Prunes tiles one after the other with one set of scratch arrays."""
+    size = max(tile.bits.size for tile in jobs)
+    scratch = _Scratch(
+        magnitudes=np.empty(size, jobs[0].bits.dtype.newbyteorder("=")),
+        stays=np.empty(size, np.bool_),
+        ahead=np.empty(size, np.uint8),
+    )
+    return functools.partial(_prune_tile, form=form, scratch=scratch)
+
+
+def _prune_tile(tile: _Tile, *, form: Format, scratch: _Scratch) -> _Sums:
+    bits, size = tile.bits, tile.bits.size
+    magnitudes, stays = scratch.magnitudes[:size], scratch.stays[:size]
+    shaped = magnitudes.reshape(bits.shape)
+    _write_magnitudes(bits, form, shaped)
+    low, high = int(magnitudes.min()), int(magnitudes.max())
+    before = _sum(form, magnitudes)
+    broken = int(np.count_nonzero(magnitudes > form.largest)) if high > form.largest else 0
+    ordered = magnitudes
+    if form.smallest_normal is not None and low >= form.smallest_normal and not broken:
+        ordered = magnitudes.view(f"f{magnitudes.itemsize}")
+    _choose(ordered, tile, stays, scratch.ahead[:size])
+    nonzero_before, nonzero = size, size // tile.length * tile.keep
+    if low == 0:
+        nonzero_before = int(np.count_nonzero(magnitudes))
+        np.logical_and(stays, magnitudes, out=stays)
+        nonzero = int(np.count_nonzero(stays))
+    # bits times 0 or 1: a zero is written as +0.0, everything else stays bit for bit
+    np.multiply(bits, stays.reshape(bits.shape), out=bits)
+    _write_magnitudes(bits, form, shaped)
+    return _Sums(
+        before=before,
+        after=_sum(form, magnitudes),
+        nonzero_before=nonzero_before,
+        nonzero=nonzero,
+        non_finite=broken,
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _behind(
+    length: int, step: int, size: int
+) -> tuple[NDArray[np.uint8], tuple[NDArray[np.bool_], ...]]:
+    """For each element of a flat tile, how many elements of its group lie behind it.
+
+    Beside it, for each distance, whether so many do. A smaller tile is the front of a larger one.
+    """
+    later = np.empty((-(-size // (length * step)), length, step), np.uint8)
     later[...] = np.arange(length, dtype=np.uint8)[::-1, None]
-    return later.reshape(-1)
-
-
-def _prune_tiles(
-    jobs: Sequence[tuple[NDArray[Any], _Group]],
-    *,
-    form: Format,
-    later: Callable[[int, int, int], NDArray[np.uint8]],
-) -> list[_Sums]:
-    """Prune tiles one after the other with one set of scratch arrays."""
-    if not jobs:
-        return []
-    largest = max(tile.size for tile, _ in jobs)
-    native = jobs[0][0].dtype.newbyteorder("=")
-    magnitudes, keep = np.empty(largest, native), np.empty(largest, native)
-    stays, ahead = np.empty(largest, np.bool_), np.empty(largest, np.uint8)
-    sums = []
-    for tile, group in jobs:
-        n = tile.size
-        flat = magnitudes[:n]
-        _write_magnitudes(tile, form, flat.reshape(tile.shape))
-        _choose(flat, group, later(group.length, group.step, n), stays[:n], ahead[:n])
-        np.copyto(keep[:n], stays[:n])
-        before, nonzero_before = _sum(form, flat), int(np.count_nonzero(flat))
-        broken = int(np.count_nonzero(flat > form.largest)) if flat.max() > form.largest else 0
-        np.multiply(flat, keep[:n], out=flat)
-        # bits times 0 or 1: a zero is written as +0.0, everything else stays bit for bit
-        np.multiply(tile, keep[:n].reshape(tile.shape), out=tile)
-        sums.append(
-            _Sums(
-                before=before,
-                after=_sum(form, flat),
-                nonzero_before=nonzero_before,
-                nonzero=int(np.count_nonzero(stays[:n])),
-                non_finite=broken,
-            )
-        )
-    return sums
+    flat = later.reshape(-1)
+    return flat, tuple(flat >= d for d in range(1, min(length, _MOST_MASKS + 1)))
 
 
 def _choose(
-    magnitudes: NDArray[Any],
-    group: _Group,
-    later: NDArray[np.uint8],
-    stays: NDArray[np.bool_],
-    ahead: NDArray[np.uint8],
+    magnitudes: NDArray[Any], tile: _Tile, stays: NDArray[np.bool_], ahead: NDArray[np.uint8]
 ) -> None:
-    """Set `stays` for the non-zero weights with fewer than `keep` weights ahead of them.
+    """Set `stays` for the weights with fewer than `keep` weights of their group ahead of them.
 
     `ahead` starts as if every later weight of the group were larger; each comparison that says
     otherwise moves one count from the earlier to the later weight.
     """
-    np.copyto(ahead, later)
-    inside = np.empty(ahead.size, np.bool_)
-    for d in range(1, group.length):
-        shift = d * group.step
+    size = magnitudes.size
+    later, masks = _behind(tile.length, tile.step, max(size, TILE))
+    np.copyto(ahead, later[:size])
+    for d in range(1, tile.length):
+        shift = d * tile.step
         wins = stays[:-shift]
+        inside = masks[d - 1] if d <= len(masks) else np.greater_equal(later, d)
         np.greater_equal(magnitudes[:-shift], magnitudes[shift:], out=wins)
-        np.greater_equal(later, d, out=inside)
-        np.logical_and(wins, inside[:-shift], out=wins)
+        np.logical_and(wins, inside[: size - shift], out=wins)
         np.add(ahead[shift:], wins.view(np.uint8), out=ahead[shift:])
         np.subtract(ahead[:-shift], wins.view(np.uint8), out=ahead[:-shift])
-    np.less(ahead, group.keep, out=stays)
-    np.logical_and(stays, np.not_equal(magnitudes, 0, out=inside), out=stays)
+    np.less(ahead, tile.keep, out=stays)
 
 
 def _write_magnitudes(bits: NDArray[Any], form: Format, out: NDArray[Any]) -> None:
@@ -249,10 +306,12 @@ def _write_magnitudes(bits: NDArray[Any], form: Format, out: NDArray[Any]) -> No
 
 
 def _sum(form: Format, magnitudes: NDArray[Any]) -> float:
-    """Sum of a tile's magnitudes: numpy's pairwise sum, in float64 where float32 overflows."""
+    """Sum of a tile's magnitudes, in float64 where float32 overflows; always in one order."""
     values = form.values(magnitudes)
+    rows = values.size - values.size % _SUMMED_SIDE_BY_SIDE
     with np.errstate(over="ignore", invalid="ignore"):
-        total = float(values.sum())
+        sums = np.add.reduce(values[:rows].reshape(-1, _SUMMED_SIDE_BY_SIDE), axis=0)
+        total = float(sums.sum()) + float(values[rows:].sum())
         return total if math.isfinite(total) else float(values.sum(dtype=np.float64))
 
 
@@ -287,10 +346,17 @@ def _integer(bits: int, *, signed: bool) -> Format:
 def _widen(magnitudes: NDArray[Any], *, shift: int) -> NDArray[Any]:
     """16-bit floats as float32: bfloat16 by 16 places; float16 by 13, 2**-112 of its value.
 
-    numpy converts float16 one by one; the constant factor falls out of the ratio of two sums.
+    numpy converts float16 one by one; the constant factor falls out of the ratio of two sums. Two
+    neighbours are widened as one integer each way, so their order is not kept.
     """
-    wide = magnitudes.astype(np.uint32)
-    wide <<= shift
+    half = magnitudes.size // 2
+    wide = np.empty(magnitudes.size, np.uint32)
+    pairs = magnitudes[: 2 * half].view(np.uint32)
+    np.left_shift(pairs, 16, out=wide[:half])
+    np.bitwise_and(pairs, 0xFFFF_0000, out=wide[half : 2 * half])
+    wide[2 * half :] = magnitudes[2 * half :].astype(np.uint32) << 16
+    if shift < 16:
+        wide >>= 16 - shift
     return wide.view(np.float32)
 
 
@@ -303,11 +369,13 @@ _FORMATS = {
         magnitude=0x7FFF_FFFF_FFFF_FFFF,
         largest=0x7FEF_FFFF_FFFF_FFFF,
         values=lambda magnitudes: magnitudes.view(np.float64),
+        smallest_normal=0x0010_0000_0000_0000,
     ),
     "float32": Format(
         magnitude=0x7FFF_FFFF,
         largest=0x7F7F_FFFF,
         values=lambda magnitudes: magnitudes.view(np.float32),
+        smallest_normal=0x0080_0000,
     ),
     "float16": Format(
         magnitude=0x7FFF,
