@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from twofour.errors import BadInputError
 from twofour.pattern import check
+from twofour.pruning import torch_module
 from twofour.pruning.torch_module import prune_module
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight
@@ -243,6 +245,29 @@ def test_the_same_model_gives_the_same_result_every_time() -> None:
     assert prune_module(model, TWO_FOUR) == prune_module(twin, TWO_FOUR)
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert np.array_equal(numbers(one), numbers(other))
+
+
+def test_weights_on_a_device_are_pruned_by_torch_to_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CPU tensors stand in for those of a GPU."""
+    torch.manual_seed(0)
+    model = Mixed().to(torch.bfloat16)
+    twin, damaged = copy.deepcopy(model), copy.deepcopy(model)
+    expected = prune_module(twin, TWO_FOUR)
+    monkeypatch.setattr(torch_module, "_WHERE_THEY_LIE", frozenset({"cpu"}))
+    result = prune_module(model, TWO_FOUR)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one.view(torch.int16), other.view(torch.int16))
+    for row, same in zip(result.weights, expected.weights, strict=True):
+        kept = row.kept_magnitude
+        assert kept is None or kept == pytest.approx(same.kept_magnitude, rel=1e-6)
+        assert dataclasses.replace(row, kept_magnitude=same.kept_magnitude) == same
+    damaged.deep.weight.data[0, 1, 2] = math.inf
+    before = copy.deepcopy(damaged.state_dict())
+    with pytest.raises(BadInputError, match=r"layer 'deep': 9 of 432 values of deep.weight"):
+        prune_module(damaged, TWO_FOUR)
+    assert all(torch.equal(before[k], v) for k, v in damaged.state_dict().items())
 
 
 @pytest.mark.gpu

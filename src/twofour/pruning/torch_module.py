@@ -8,10 +8,9 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
@@ -19,6 +18,11 @@ from twofour.errors import BadInputError
 from twofour.pattern import count_zeros
 from twofour.pruning.methods import InPlace, without_data
 from twofour.pruning.methods.magnitude import Outcome, count_non_finite
+from twofour.pruning.methods.magnitude_on_device import (
+    count_non_finite_on_device,
+    count_zeros_on_device,
+)
+from twofour.pruning.methods.problem import Array
 from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
@@ -293,6 +297,9 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+_WHERE_THEY_LIE = frozenset({"cuda"})
+"""Types of device whose tensors are pruned there, by torch."""
+
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the width of each float type: numpy has no bfloat16."""
 
@@ -384,7 +391,11 @@ def _check_data(weight: Weight, tensor: Tensor, *, finite: bool) -> None:
         )
     if finite or not is_plain(tensor):
         return
-    count = count_non_finite(_bits(tensor), kind=dtype_name(tensor))
+    bits, kind = _bits(tensor), dtype_name(tensor)
+    if isinstance(bits, np.ndarray):
+        count = count_non_finite(bits, kind=kind)
+    else:
+        count = count_non_finite_on_device(bits, kind=kind)
     if count:
         raise BadInputError(
             f"layer {weight.layer!r}: {count} of {tensor.numel()} values of {weight.weight} are "
@@ -404,9 +415,8 @@ def _prune(
             continue
         bits = _bits(tensor)
         outcomes[storage_key(tensor)] = prune(bits, axis, pattern, kind=dtype_name(tensor))
-        if tensor.device.type != "cpu":
-            integers = torch.from_numpy(bits)
-            tensor.copy_(integers.view(tensor.dtype))
+        if isinstance(bits, np.ndarray) and tensor.device.type != "cpu":
+            tensor.copy_(torch.from_numpy(bits).view(tensor.dtype))
     return outcomes
 
 
@@ -417,7 +427,7 @@ def _row(item: _Stored, outcomes: Mapping[StorageKey, Outcome]) -> PrunedWeight:
     if outcome is not None:
         zeros = outcome.zeros
     elif tensor is not None and is_plain(tensor):
-        zeros = count_zeros(_bits(tensor), kind=dtype_name(tensor))
+        zeros = _count_zeros(tensor)
     else:
         zeros = 0
     taken = outcome if pruned else None
@@ -431,7 +441,17 @@ def _row(item: _Stored, outcomes: Mapping[StorageKey, Outcome]) -> PrunedWeight:
     )
 
 
-def _bits(tensor: Tensor) -> NDArray[Any]:
-    """The tensor's own memory as integers; a copy of it where it lies on another device."""
-    bits: NDArray[Any] = tensor.detach().cpu().view(_BITS[tensor.element_size()]).numpy()
-    return bits
+def _count_zeros(tensor: Tensor) -> int:
+    bits, kind = _bits(tensor), dtype_name(tensor)
+    if isinstance(bits, np.ndarray):
+        return count_zeros(bits, kind=kind)
+    return count_zeros_on_device(bits, kind=kind)
+
+
+def _bits(tensor: Tensor) -> Array:
+    """The tensor's own memory as integers: a numpy array on the CPU, a tensor on a GPU.
+
+    A copy on the CPU for other devices: not all of them add in float64.
+    """
+    bits = tensor.detach().view(_BITS[tensor.element_size()])
+    return bits if bits.device.type in _WHERE_THEY_LIE else bits.cpu().numpy()

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -177,6 +178,44 @@ def test_raw_bfloat16_bits_are_pruned_as_bfloat16() -> None:
     assert (bits == array.view(np.int16)).all()
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_subnormal_is_ordered_by_its_bits_on_a_processor_that_flushes_them(
+    kind: Any, flush: bool
+) -> None:
+    tiny = np.finfo(kind).smallest_subnormal
+    array = np.array([[1, 2, -2, 1], [tiny, -3 * tiny, 4 * tiny, -2 * tiny]], kind)
+    torch.set_flush_denormal(flush)
+    try:
+        outcome = prune_in_place(array, 1, TWO_FOUR)
+    finally:
+        torch.set_flush_denormal(False)
+    assert array.tolist() == [[0, 2, -2, 0], [0, -3 * tiny, 4 * tiny, 0]]
+    assert (outcome.zeros_before, outcome.zeros) == (0, 4)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_one_small_value_in_a_tile_changes_no_other_group(kind: Any) -> None:
+    """Tiles of normal numbers are compared as floats, others by their bits."""
+    rng = np.random.default_rng(3)
+    normal = rng.choice([-2.0, -1.5, 1.5, 1.75, 3.0], (64, 64)).astype(kind)
+    mixed = normal.copy()
+    mixed[0, :2] = [0, np.finfo(np.float16).smallest_subnormal]
+    assert prune_in_place(normal, 1, TWO_FOUR).zeros_before == 0
+    assert prune_in_place(mixed, 1, TWO_FOUR).zeros_before == 1
+    assert as_bytes(mixed[1:]).tolist() == as_bytes(normal[1:]).tolist()
+    assert as_bytes(mixed[0, 4:]).tolist() == as_bytes(normal[0, 4:]).tolist()
+    assert check(normal, 1, TWO_FOUR).holds
+
+
+def test_the_kept_magnitude_of_a_large_array_is_right_to_six_digits() -> None:
+    for kind in (np.float32, np.float16, ml_dtypes.bfloat16):
+        array = np.random.default_rng(4).normal(size=(1024, 1021)).astype(kind)
+        before = np.abs(array.astype(np.float64)).sum()
+        kept = prune_in_place(array, 1, TWO_FOUR).kept_magnitude
+        assert kept == pytest.approx(np.abs(array.astype(np.float64)).sum() / before, rel=1e-6)
+
+
 @pytest.mark.parametrize(("axis", "pattern"), [(0, TWO_FOUR), (1, TWO_FOUR), (1, Pattern(5, 7))])
 def test_the_result_does_not_depend_on_the_number_of_threads(axis: int, pattern: Pattern) -> None:
     rng = np.random.default_rng(1)
@@ -184,8 +223,8 @@ def test_the_result_does_not_depend_on_the_number_of_threads(axis: int, pattern:
     results = []
     for threads in (1, 2, 3, 4):
         array = weights.copy()
-        kept = prune_in_place(array, axis, pattern, threads=threads)
-        results.append((kept, array.tobytes()))
+        outcome = prune_in_place(array, axis, pattern, threads=threads)
+        results.append((outcome, array.tobytes()))
     assert check(array, axis, pattern).holds
     assert results == [results[0]] * 4
 
@@ -220,6 +259,21 @@ def test_non_finite_values_are_counted(kind: Any) -> None:
     bits = array.view(f"u{np.dtype(kind).itemsize}")
     assert count_non_finite(bits, kind=np.dtype(kind).name) == expected
     assert count_non_finite(np.ones(9, np.int8)) == 0
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+def test_one_value_that_is_not_finite_is_found_in_any_tile(kind: Any, value: float) -> None:
+    array = np.full((5, TILE), -np.inf, np.float32)
+    array[...] = np.nextafter(array, 0)
+    array = array.astype(kind) if kind is np.float64 else (array / 1e35).astype(kind)
+    for threads in (1, 3):
+        for row in range(5):
+            assert count_non_finite(array, threads=threads) == 0
+            before, array[row, -1 - row] = array[row, -1 - row], value
+            assert count_non_finite(array, threads=threads) == 1
+            assert count_non_finite(array.T, threads=threads) == 1
+            array[row, -1 - row] = before
 
 
 @pytest.mark.parametrize(

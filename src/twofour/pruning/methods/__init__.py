@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from array_api_compat import array_namespace
-from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.pruning.methods import admm, keep, magnitude, refit, sparsegpt, wanda
+from twofour.pruning.methods import (
+    admm,
+    keep,
+    magnitude_on_device,
+    refit,
+    sparsegpt,
+    wanda,
+)
 from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.methods.problem import Array, Problem, Solve, best_of_groups, masked
 from twofour.records.weights import Pattern
@@ -20,10 +26,10 @@ class InPlace(Protocol):
     """Prunes one array in its own memory without data.
 
     `bits` are the raw bits of the weights as integers, `kind` the numpy name of their type
-    (`bfloat16` and the float8 types too).
+    (`bfloat16` and the float8 types too): a numpy array, or a tensor on a CUDA device.
     """
 
-    def __call__(self, bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str) -> Outcome:
+    def __call__(self, bits: Array, axis: int, pattern: Pattern, *, kind: str) -> Outcome:
         """What was done to the array."""
 
 
@@ -55,7 +61,7 @@ METHODS: dict[str, Method] = {
     "magnitude": Method(
         about="largest |w|, no data needed",
         solve=_largest,
-        in_place=magnitude.prune_bits_in_place,
+        in_place=magnitude_on_device.prune_where_it_lies,
     ),
     "wanda": Method(about="largest |w| times the norm of its input", solve=wanda.solve),
     "sparsegpt": Method(

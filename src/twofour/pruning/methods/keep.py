@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from array_api_compat import array_namespace
-from numpy.typing import NDArray
 
 from twofour.errors import PatternBrokenError
-from twofour.pruning.methods import magnitude
+from twofour.pruning.methods.magnitude import Outcome
+from twofour.pruning.methods.magnitude_on_device import prune_where_it_lies
 from twofour.pruning.methods.problem import Array, Problem
 from twofour.records.weights import Pattern
 
@@ -23,11 +21,10 @@ def solve(problem: Problem) -> Array:
     return weight
 
 
-def keep_bits_in_place(
-    bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str
-) -> magnitude.Outcome:
+def keep_bits_in_place(bits: Array, axis: int, pattern: Pattern, *, kind: str) -> Outcome:
     """Nothing is changed; raises PatternBrokenError where the array does not hold the pattern."""
-    outcome = magnitude.prune_bits_in_place(bits.copy(), axis, pattern, kind=kind)
+    copied = array_namespace(bits).asarray(bits, copy=True)
+    outcome = prune_where_it_lies(copied, axis, pattern, kind=kind)
     if not outcome.non_finite:
         _refuse(outcome.zeros - outcome.zeros_before, pattern)
     return outcome

@@ -74,7 +74,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sums:
+class TileSums:
     """The same of a tile: sums of magnitudes, and counts."""
 
     before: float
@@ -114,7 +114,7 @@ def prune_in_place(
     array has not, an unsupported type, and memory that cannot be written.
     """
     kind = array.dtype.name
-    _format(kind)
+    format_named(kind)
     return prune_bits_in_place(as_bits(array), axis, pattern, kind=kind, threads=threads)
 
 
@@ -130,19 +130,24 @@ def prune_bits_in_place(
         raise BadInputError("the array is read-only and cannot be pruned in place")
     if not bits.size:
         return Outcome(kept_magnitude=None, zeros=0, zeros_before=0)
-    if any(n > 1 and not stride for n, stride in zip(bits.shape, bits.strides, strict=True)):
-        raise BadInputError("several indices of the array share one place in memory (expanded)")
+    refuse_shared_memory(bits.shape, bits.strides)
     bits = as_bits(bits)
-    form = _format(kind)
+    form = format_named(kind)
     jobs = [
         _Tile(bits=tile, length=length, step=step, keep=min(pattern.n, length))
         for part, length in split_tail(bits, axis, pattern.m)
         for tile, step in tiles(part, axis, length)
     ]
-    return _outcome(_in_threads(jobs, lambda: _pruner(jobs, form), threads), bits.size)
+    return outcome_of(_in_threads(jobs, lambda: _pruner(jobs, form), threads), bits.size)
 
 
-def _outcome(sums: Sequence[_Sums], size: int) -> Outcome:
+def refuse_shared_memory(shape: Sequence[int], strides: Sequence[int]) -> None:
+    """Raises BadInputError for an expanded array: pruning one element would prune others."""
+    if any(n > 1 and not stride for n, stride in zip(shape, strides, strict=True)):
+        raise BadInputError("several indices of the array share one place in memory (expanded)")
+
+
+def outcome_of(sums: Sequence[TileSums], size: int) -> Outcome:
     """What the tiles of an array of `size` elements add up to."""
     finite = all(math.isfinite(tile.before) for tile in sums)
     before = math.fsum(tile.before for tile in sums) if finite else 0.0
@@ -164,7 +169,7 @@ def count_non_finite(
     holds the raw bits of another one.
     """
     kind = kind or array.dtype.name
-    form = _format(kind)
+    form = format_named(kind)
     if kind.startswith(("int", "uint")):
         return 0
     jobs = [tile for tile, _ in tiles(np.atleast_1d(as_bits(array)), 0, 1)]
@@ -217,7 +222,7 @@ def _in_threads(
     return [results[index] for index in range(len(jobs))]
 
 
-def _pruner(jobs: Sequence[_Tile], form: Format) -> Callable[[_Tile], _Sums]:
+def _pruner(jobs: Sequence[_Tile], form: Format) -> Callable[[_Tile], TileSums]:
     """Prunes tiles one after the other with one set of scratch arrays."""
     size = max(tile.bits.size for tile in jobs)
     scratch = _Scratch(
@@ -228,7 +233,7 @@ def _pruner(jobs: Sequence[_Tile], form: Format) -> Callable[[_Tile], _Sums]:
     return functools.partial(_prune_tile, form=form, scratch=scratch)
 
 
-def _prune_tile(tile: _Tile, *, form: Format, scratch: _Scratch) -> _Sums:
+def _prune_tile(tile: _Tile, *, form: Format, scratch: _Scratch) -> TileSums:
     bits, size = tile.bits, tile.bits.size
     magnitudes, stays = scratch.magnitudes[:size], scratch.stays[:size]
     shaped = magnitudes.reshape(bits.shape)
@@ -248,7 +253,7 @@ def _prune_tile(tile: _Tile, *, form: Format, scratch: _Scratch) -> _Sums:
     # bits times 0 or 1: a zero is written as +0.0, everything else stays bit for bit
     np.multiply(bits, stays.reshape(bits.shape), out=bits)
     _write_magnitudes(bits, form, shaped)
-    return _Sums(
+    return TileSums(
         before=before,
         after=_sum(form, magnitudes),
         nonzero_before=nonzero_before,
@@ -315,7 +320,7 @@ def _sum(form: Format, magnitudes: NDArray[Any]) -> float:
         return total if math.isfinite(total) else float(values.sum(dtype=np.float64))
 
 
-def _format(kind: str) -> Format:
+def format_named(kind: str) -> Format:
     """The format of a numpy type's name; raises BadInputError where there is none."""
     if kind in _FORMATS:
         return _FORMATS[kind]
