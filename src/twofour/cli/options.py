@@ -145,6 +145,14 @@ MetricOption = Annotated[
         "--metric", metavar="FILE.py:CALLABLE", help="Called with a predict function per variant."
     ),
 ]
+Stream = Annotated[
+    bool | None,
+    typer.Option(
+        "--stream/--no-stream",
+        help="Prune a checkpoint folder in a copy of its files, block by block.",
+        show_default="where it is larger than half of the free memory",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Do every stage again.")]
 EngineOption = Annotated[

@@ -18,14 +18,16 @@ def prune(
     all_layers: opt.AllLayers = False,
     include: opt.Include = None,
     exclude: opt.Exclude = None,
+    stream: opt.Stream = None,
     seed: opt.Seed = 0,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Prune a model to N:M by magnitude, save it, and check what was saved.
 
-    A torch model gives weights.safetensors, an ONNX file sparse.onnx; prune.json says for every
-    weight what was done and why not more.
+    A torch model gives weights.safetensors, an ONNX file sparse.onnx, a checkpoint that is larger
+    than memory a pruned copy of its folder; prune.json says for every weight what was done and why
+    not more.
 
     Example: twofour prune model.onnx --exclude 'head*' --out runs/model
     """
@@ -36,6 +38,7 @@ def prune(
     options = RunOptions(
         pattern=Pattern.parse(pattern),
         selection=opt.selection(all_layers=all_layers, include=include, exclude=exclude),
+        stream=stream,
         seed=seed,
     )
     with running(out, quiet=quiet) as progress:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModels
-from twofour.pipeline import onnx_stages, torch_stages
+from twofour.pipeline import onnx_stages, streaming, torch_stages
 from twofour.pipeline.building import (
     build_result,
     build_variant,
@@ -101,6 +101,9 @@ def run_prune(
 ) -> tuple[Path, PruneResult, Validation]:
     """Only prune and validate; the run folder can be gone on with."""
     with open_run(model, out, options, progress or Silent()) as run:
+        if streaming.is_streamed(run):
+            pruned = run.do(streaming.prune(run))
+            return run.shown, pruned, run.do(streaming.validate(run, pruned))
         if run.model is None:
             onnx_stages.take_over(run)
         pruned, validation = prune(run)

@@ -183,6 +183,8 @@ PRUNE, VALIDATE, EXPORT = "prune.json", "validate.json", "export.json"
 BUILD, ACCURACY = "build.json", "accuracy.json"
 INPUTS = "inputs.npz"
 WEIGHTS = "weights.safetensors"
+CHECKPOINT = "checkpoint"
+"""Folder of a checkpoint that was pruned in its own files."""
 LAYERS = "layers.json"
 
 

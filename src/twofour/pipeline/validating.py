@@ -12,6 +12,7 @@ from twofour.errors import BadInputError, PatternBrokenError
 from twofour.graph.opened import open_onnx
 from twofour.pipeline.folder import MANIFEST, is_run_folder
 from twofour.pipeline.stages import (
+    CHECKPOINT,
     EXPORT,
     LAYERS,
     PRUNE,
@@ -24,7 +25,12 @@ from twofour.pipeline.stages import (
     onnx_name,
     variant_record,
 )
-from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
+from twofour.pruning.verify import (
+    guess_weights,
+    read_header,
+    validate_onnx,
+    validate_safetensors,
+)
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.options import Selection
 from twofour.records.pruning import PruneResult, Validation, WeightCheck
@@ -48,7 +54,7 @@ def validate_path(path: Path, pattern: Pattern | None, selection: Selection) -> 
     parts = list(_validations(path, pattern))
     if not parts:
         raise BadInputError(f"{path} holds nothing to check", hint=_HINT)
-    return _selected(_merged(parts), selection)
+    return _selected(merged(parts), selection)
 
 
 def put_together(
@@ -105,7 +111,7 @@ def pruned_names(pruned: PruneResult) -> frozenset[str]:
     return frozenset(name for name in names if name is not None)
 
 
-def _merged(parts: Sequence[Validation]) -> Validation:
+def merged(parts: Sequence[Validation]) -> Validation:
     """One validation over several files, every row with its file."""
     if len(parts) == 1:
         return parts[0]
@@ -142,7 +148,8 @@ def _written_by_run(path: Path) -> tuple[str, ...]:
     """Files with weights that finished stages of a run left; one that is gone is an error."""
     manifest = read_record(RunManifest, path / MANIFEST)
     written = {name for stage in manifest.stages for name in stage.outputs}
-    names = tuple(name for name in (WEIGHTS, onnx_name(SPARSE)) if name in written)
+    shards = sorted(name for name in written if name.startswith(f"{CHECKPOINT}/"))
+    names = (*(n for n in (WEIGHTS, onnx_name(SPARSE)) if n in written), *shards)
     for name in names:
         if not (path / name).is_file():
             raise BadInputError(
@@ -153,8 +160,9 @@ def _written_by_run(path: Path) -> tuple[str, ...]:
 
 
 def _record_beside(path: Path) -> PruneResult | None:
-    record = path.parent / PRUNE
-    if not is_run_folder(path.parent) or not record.is_file():
+    folder = path.parent.parent if path.parent.name == CHECKPOINT else path.parent
+    record = folder / PRUNE
+    if not is_run_folder(folder) or not record.is_file():
         return None
     return read_record(PruneResult, record)
 
@@ -174,12 +182,24 @@ def _onnx(path: Path, pattern: Pattern | None) -> Validation:
 
 def _safetensors(path: Path, pattern: Pattern | None) -> Validation:
     record = _record_beside(path)
-    if record is None or path.name != WEIGHTS:
+    if record is None or (path.name != WEIGHTS and path.parent.name != CHECKPOINT):
         return validate_safetensors(path, guess_weights(path), pattern or HARDWARE_PATTERN)
-    weights = tuple(row.weight for row in record.weights)
-    return validate_safetensors(
-        path, weights, pattern or record.pattern, required=pruned_names(record)
-    )
+    return validate_shard(path, record, pattern or record.pattern)
+
+
+def validate_shard(path: Path, record: PruneResult, pattern: Pattern) -> Validation:
+    """Judge what pruning said of the weights in one of the files that hold them.
+
+    The only file of a model must hold all of them.
+    """
+    weights, required = [row.weight for row in record.weights], pruned_names(record)
+    if path.parent.name == CHECKPOINT:
+        there = read_header(path).keys()
+        weights = [w for w in weights if w.weight in there]
+        required &= there
+        if not weights:
+            return Validation(files=(str(path),), pattern=pattern, checks=())
+    return validate_safetensors(path, weights, pattern, required=required)
 
 
 def _pickle(path: Path, pattern: Pattern | None) -> Validation:

@@ -109,7 +109,7 @@ class StreamedModule:
 
         Raises BadInputError for keys that the files have not, and shapes that differ.
         """
-        self.module, self._files = module, files
+        self.module, self.files = module, files
         self._key_of = _keys(module, files, prefix)
         self._holds: Counter[nn.Module] = Counter()
         self._paths = {part: path for path, part in module.named_modules()}
@@ -142,7 +142,7 @@ class StreamedModule:
 
     def save(self, name: str) -> None:
         """Write a parameter that is held back to its file."""
-        self._files.write(self._key_of[name], self.module.get_parameter(name))
+        self.files.write(self._key_of[name], self.module.get_parameter(name))
 
     def close(self) -> None:
         """Take the hooks off."""
@@ -160,7 +160,7 @@ class StreamedModule:
         if self._holds[part] == 1:
             for name, param in part._parameters.items():
                 if param is not None:
-                    value = self._files.read(self._key_of[self._name(part, name)])
+                    value = self.files.read(self._key_of[self._name(part, name)])
                     part._parameters[name] = nn.Parameter(value, requires_grad=False)
 
     def _let_go(self, part: nn.Module) -> None:

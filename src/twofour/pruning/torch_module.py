@@ -391,7 +391,7 @@ def _check_data(weight: Weight, tensor: Tensor, *, finite: bool) -> None:
         )
     if finite or not is_plain(tensor):
         return
-    bits, kind = _bits(tensor), dtype_name(tensor)
+    bits, kind = bits_of(tensor), dtype_name(tensor)
     if isinstance(bits, np.ndarray):
         count = count_non_finite(bits, kind=kind)
     else:
@@ -413,7 +413,7 @@ def _prune(
         tensor, axis = item.tensor, item.weight.axis
         if not item.pruned or tensor is None or axis is None or storage_key(tensor) in outcomes:
             continue
-        bits = _bits(tensor)
+        bits = bits_of(tensor)
         outcomes[storage_key(tensor)] = prune(bits, axis, pattern, kind=dtype_name(tensor))
         if isinstance(bits, np.ndarray) and tensor.device.type != "cpu":
             tensor.copy_(torch.from_numpy(bits).view(tensor.dtype))
@@ -427,7 +427,7 @@ def _row(item: _Stored, outcomes: Mapping[StorageKey, Outcome]) -> PrunedWeight:
     if outcome is not None:
         zeros = outcome.zeros
     elif tensor is not None and is_plain(tensor):
-        zeros = _count_zeros(tensor)
+        zeros = zeros_of(tensor)
     else:
         zeros = 0
     taken = outcome if pruned else None
@@ -441,14 +441,14 @@ def _row(item: _Stored, outcomes: Mapping[StorageKey, Outcome]) -> PrunedWeight:
     )
 
 
-def _count_zeros(tensor: Tensor) -> int:
-    bits, kind = _bits(tensor), dtype_name(tensor)
+def zeros_of(tensor: Tensor) -> int:
+    bits, kind = bits_of(tensor), dtype_name(tensor)
     if isinstance(bits, np.ndarray):
         return count_zeros(bits, kind=kind)
     return count_zeros_on_device(bits, kind=kind)
 
 
-def _bits(tensor: Tensor) -> Array:
+def bits_of(tensor: Tensor) -> Array:
     """The tensor's own memory as integers: a numpy array on the CPU, a tensor on a GPU.
 
     A copy on the CPU for other devices: not all of them add in float64.

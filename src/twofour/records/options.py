@@ -203,6 +203,8 @@ class RunOptions(ExampleInputs):
     """Model source that stands for the dense model, where `model` was fine-tuned with its mask."""
     metric: str | None = None
     """file.py:callable, called with a predict function for each variant."""
+    stream: bool | None = None
+    """Prune a checkpoint in a copy of its files, block by block; None: one that is large."""
     fresh: bool = False
     """Do every stage again, whatever is in the run folder."""
     engine: str = "auto"

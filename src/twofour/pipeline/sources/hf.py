@@ -177,6 +177,30 @@ class HfSource:
             *parts, installed_version("transformers") or "none", options_key(self.options)
         )
 
+    def without_values(self) -> nn.Module:
+        """The model with its parameters on the meta device, in eval mode.
+
+        Raises BadInputError where transformers does not know or cannot build it.
+        """
+        from twofour.pruning.torch_checkpoint import without_values
+
+        checkpoint = read_checkpoint(self.folder)
+        transformers = import_extra("transformers", "hf", "a Hugging Face checkpoint")
+        with _quiet(transformers):
+            model_class = _model_class(transformers, checkpoint)
+            try:
+                config = transformers.AutoConfig.from_pretrained(
+                    checkpoint.model_folder, local_files_only=True, trust_remote_code=False
+                )
+                with without_values():
+                    model: nn.Module = model_class._from_config(config)
+            except Exception as error:
+                raise BadInputError(
+                    f"transformers {transformers.__version__} cannot build {self.folder}: "
+                    f"{described(error)}"
+                ) from error
+        return model.eval()
+
     def load(self) -> LoadedModule:
         """The model with its trained weights; a sentence encoder gives its embedding.
 

@@ -1,0 +1,135 @@
+"""`twofour prune` of a checkpoint larger than memory: a copy of its folder, pruned in place.
+
+The copy has the same files, names, order and types; only the bytes of the pruned weights differ.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from twofour.errors import BadInputError
+from twofour.pipeline.folder import own_folder
+from twofour.pipeline.sources.checkpoint import check_weight_file, read_checkpoint
+from twofour.pipeline.sources.hf import HfSource
+from twofour.pipeline.stages import CHECKPOINT, PRUNE, VALIDATE, Made, Run, Stage
+from twofour.pipeline.torch_model import refuse_nothing_pruned
+from twofour.pipeline.validating import merged, validate_shard
+from twofour.records.pruning import PruneResult, Validation
+
+if TYPE_CHECKING:
+    from twofour.pipeline.sources.checkpoint import Checkpoint
+
+_SHARE_OF_MEMORY = 0.5
+"""Of what is free: larger checkpoints are streamed. In memory, float16 weights take twice their
+size on disk, as they become float32."""
+
+
+def is_streamed(run: Run) -> bool:
+    """Whether the checkpoint goes through memory block by block: as asked, else by its size.
+
+    Raises BadInputError where it is asked for and the source is no checkpoint of safetensors.
+    """
+    wanted = run.options.stream
+    if wanted is False:
+        return False
+    why_not = _why_not(run)
+    if wanted and why_not is not None:
+        raise BadInputError(f"--stream: {run.source.text} {why_not}", hint="leave --stream out")
+    if why_not is not None:
+        return False
+    size = sum(file.stat().st_size for file in _checkpoint(run).weights)
+    if wanted or size > _SHARE_OF_MEMORY * psutil.virtual_memory().available:
+        run.progress.note(
+            f"{run.source.text} ({size / 1e9:.1f} GB) is pruned in a copy of its files, block by "
+            "block"
+        )
+        return True
+    return False
+
+
+def prune(run: Run) -> Stage[PruneResult]:
+    """checkpoint/, a copy of the folder with pruned weights, and prune.json."""
+
+    def work() -> Made[PruneResult]:
+        files = _copy(run)
+        result = replace(_pruned(run, files), source=run.source.text)
+        refuse_nothing_pruned(result)
+        return result, tuple(f"{CHECKPOINT}/{file.name}" for file in files)
+
+    return Stage(
+        name="prune",
+        title=f"prune to {run.options.pattern}, block by block",
+        record=PRUNE,
+        kind=PruneResult,
+        work=work,
+        options=("pattern", "selection", "method", "calibration"),
+        facts={"source": run.source.key(), "streamed": True},
+        packages=("torch", "transformers"),
+    )
+
+
+def validate(run: Run, pruned: PruneResult) -> Stage[Validation]:
+    """validate.json: every shard as it was saved, read back."""
+    folder = run.file(CHECKPOINT)
+    names = [f"{CHECKPOINT}/{file.name}" for file in sorted(folder.glob("*.safetensors"))]
+
+    def work() -> Made[Validation]:
+        parts = [validate_shard(run.file(name), pruned, pruned.pattern) for name in names]
+        named = zip(parts, names, strict=True)
+        return merged([replace(part, files=(name,)) for part, name in named]), ()
+
+    return Stage(
+        name="validate",
+        title="validate the saved weights",
+        record=VALIDATE,
+        kind=Validation,
+        work=work,
+        reads=(PRUNE, *names),
+    )
+
+
+def _why_not(run: Run) -> str | None:
+    if not isinstance(run.source, HfSource):
+        return "is no checkpoint folder"
+    if any(file.suffix != ".safetensors" for file in _checkpoint(run).weights):
+        return "holds no .safetensors files"
+    return None
+
+
+def _checkpoint(run: Run) -> Checkpoint:
+    assert isinstance(run.source, HfSource)
+    return read_checkpoint(run.source.folder)
+
+
+def _copy(run: Run) -> list[Path]:
+    """The whole folder, links followed; the files with weights among them."""
+    checkpoint, target = _checkpoint(run), own_folder(run.file(CHECKPOINT))
+    for file in checkpoint.weights:
+        check_weight_file(file)
+    shutil.copytree(checkpoint.folder, target, dirs_exist_ok=True)
+    within = checkpoint.model_folder.relative_to(checkpoint.folder)
+    return [target / within / file.name for file in checkpoint.weights]
+
+
+def _pruned(run: Run, files: list[Path]) -> PruneResult:
+    from twofour.pruning.torch_checkpoint import CheckpointFiles, StreamedModule
+    from twofour.pruning.torch_streaming import prune_streamed
+
+    assert isinstance(run.source, HfSource)
+    module = run.source.without_values()
+    streamed = StreamedModule(module, CheckpointFiles(files))
+    try:
+        return prune_streamed(
+            streamed,
+            run.options.pattern,
+            run.options.selection,
+            method=run.options.method.name or "magnitude",
+            step=run.progress.step,
+        )
+    finally:
+        streamed.close()

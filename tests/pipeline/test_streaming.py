@@ -1,0 +1,151 @@
+"""A checkpoint that goes through memory tensor by tensor comes out as one that fits in it would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import twofour
+from twofour.errors import BadInputError
+from twofour.pipeline.run import run_prune
+from twofour.pruning.torch_checkpoint import CheckpointFiles, StreamedModule, without_values
+from twofour.records.options import RunOptions, Selection
+from twofour.records.pruning import PruneResult
+from twofour.store import read_record
+
+TWO_FOUR = twofour.Pattern(2, 4)
+
+
+def config(**changes: object) -> LlamaConfig:
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    return LlamaConfig(**{**sizes, **changes})
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("llama")
+    model = LlamaForCausalLM(config()).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("*.safetensors"))) > 3
+    return folder
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    return {k: v for f in sorted(folder.glob("*.safetensors")) for k, v in load_file(f).items()}
+
+
+def test_streamed_is_what_pruning_in_memory_gives(llama: Path, tmp_path: Path) -> None:
+    folder, result, validation = run_prune(str(llama), tmp_path / "run", RunOptions(stream=True))
+    pruned, dense = state(folder / "checkpoint"), state(llama)
+    model = LlamaForCausalLM.from_pretrained(llama, dtype=torch.bfloat16)
+    expected = twofour.prune(model)
+    assert {k: v.dtype for k, v in pruned.items()} == {k: v.dtype for k, v in dense.items()}
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(pruned[key], tensor), key
+    assert [(r.weight.layer, r.zeros, r.kept_magnitude) for r in result.weights] == [
+        (r.weight.layer, r.zeros, r.kept_magnitude) for r in expected.weights
+    ]
+    assert len(validation.checks) == len(expected.weights)
+    assert not validation.broken
+    assert sum(c.required for c in validation.checks) == sum(r.pruned for r in expected.weights)
+
+
+def test_the_copy_has_the_same_files_and_headers(llama: Path, tmp_path: Path) -> None:
+    folder, _, _ = run_prune(str(llama), tmp_path / "run", RunOptions(stream=True))
+    copy = folder / "checkpoint"
+    assert sorted(f.name for f in copy.iterdir()) == sorted(f.name for f in llama.iterdir())
+    for file in llama.glob("*.safetensors"):
+        length = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+        assert (copy / file.name).read_bytes()[:length] == file.read_bytes()[:length]
+    assert (copy / "config.json").read_bytes() == (llama / "config.json").read_bytes()
+
+
+def test_a_streamed_folder_is_validated_like_any_other(llama: Path, tmp_path: Path) -> None:
+    folder, result, _ = run_prune(str(llama), tmp_path / "run", RunOptions(stream=True))
+    checked = twofour.validate(folder)
+    assert len(checked.checks) == len(result.weights)
+    assert not checked.broken
+    record = read_record(PruneResult, folder / "prune.json")
+    assert record.source == str(llama)
+    key = next(r.weight.weight for r in record.weights if r.pruned)
+    assert key is not None
+    files = CheckpointFiles(sorted((folder / "checkpoint").glob("*.safetensors")))
+    files.write(key, torch.ones_like(files.read(key)))
+    assert [c.weight for c in twofour.validate(folder).broken] == [key]
+
+
+def test_selection_and_a_second_run(llama: Path, tmp_path: Path) -> None:
+    options = RunOptions(stream=True, selection=Selection(exclude=("*.q_proj",)))
+    folder, result, _ = run_prune(str(llama), tmp_path / "run", options)
+    left = [r.weight.layer for r in result.weights if not r.pruned]
+    assert left == [f"model.layers.{n}.self_attn.q_proj" for n in range(3)]
+    before = (folder / "checkpoint" / "config.json").stat().st_mtime_ns
+    run_prune(str(llama), tmp_path / "run", options)
+    assert (folder / "checkpoint" / "config.json").stat().st_mtime_ns == before
+
+
+def test_a_tied_head_is_left_to_its_embedding(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config(tie_word_embeddings=True))
+    model.save_pretrained(tmp_path / "tied")
+    _, result, validation = run_prune(
+        str(tmp_path / "tied"), tmp_path / "run", RunOptions(stream=True)
+    )
+    head = next(r for r in result.weights if r.weight.layer == "lm_head")
+    assert not head.pruned
+    assert head.weight.weight == "model.embed_tokens.weight"
+    assert not validation.broken
+
+
+def test_nan_in_a_shard_is_named(llama: Path, tmp_path: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(llama, dtype=torch.bfloat16)
+    model.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")
+    model.save_pretrained(tmp_path / "nan")
+    with pytest.raises(BadInputError, match=r"layers\.1\.mlp\.up_proj.*1 of 2048 values"):
+        run_prune(str(tmp_path / "nan"), tmp_path / "run", RunOptions(stream=True))
+
+
+def test_stream_is_refused_where_there_is_nothing_to_stream(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(8, 8)\n")
+    with pytest.raises(BadInputError, match="is no checkpoint folder"):
+        run_prune(f"{tmp_path}/m.py:make", tmp_path / "run", RunOptions(stream=True))
+
+
+def test_other_weights_than_the_config_says_are_named(llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    LlamaForCausalLM.from_pretrained(llama).save_pretrained(folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "num_hidden_layers": 4}))
+    with pytest.raises(BadInputError, match=r"no weights for 9 parameters of LlamaForCausalLM"):
+        run_prune(str(folder), tmp_path / "run", RunOptions(stream=True))
+
+
+def test_a_module_runs_from_files_as_it_does_from_memory(llama: Path) -> None:
+    whole = LlamaForCausalLM.from_pretrained(llama, dtype=torch.bfloat16).eval()
+    with without_values():
+        bare = LlamaForCausalLM(config()).eval()
+    assert all(p.is_meta for p in bare.parameters())
+    files = CheckpointFiles(sorted(llama.glob("*.safetensors")))
+    streamed = StreamedModule(bare, files)
+    ids = torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        assert torch.equal(bare(ids).logits, whole(ids).logits)
+        assert all(p.is_meta for p in bare.parameters())
+        with streamed.held(bare.model.layers[0]):
+            assert not any(p.is_meta for p in bare.model.layers[0].parameters())
+            assert torch.equal(bare(ids).logits, whole(ids).logits)
+    assert all(p.is_meta for p in bare.parameters())
