@@ -101,7 +101,9 @@ def prune(folder: Path, out: Path, options: list[str]) -> None:
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     command = [sys.executable, "-m", "twofour", "prune", str(folder), "--out", str(out), "--stream"]
     started = time.perf_counter()
-    done = subprocess.run([*command, "--quiet", *options], check=False, env=os.environ)
+    done = subprocess.run(
+        [*command, "--quiet", *options], check=False, env=os.environ, stdout=subprocess.DEVNULL
+    )
     wall = time.perf_counter() - started
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     peak = used.ru_maxrss * 1024

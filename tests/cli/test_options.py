@@ -29,6 +29,7 @@ ONCE: dict[str, list[str]] = {
     "--input-shape": [SHAPE],
     "--dense-reference": ["other.onnx"],
     "--metric": ["metric.py:f"],
+    "--no-stream": [],
     "--seed": ["1"],
     "--fresh": [],
     "--engine": ["onnxruntime"],
