@@ -84,7 +84,8 @@ def _tensors(layers: int) -> Iterator[tuple[str, torch.Tensor]]:
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         values = torch.randn((rows, columns), generator=generator)
-        return (values / columns**0.5).to(torch.bfloat16)
+        values /= columns**0.5
+        return values.to(torch.bfloat16)
 
     yield "model.embed_tokens.weight", matrix(VOCABULARY, HIDDEN)
     for layer in range(layers):

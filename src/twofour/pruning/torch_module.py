@@ -442,6 +442,7 @@ def _row(item: _Stored, outcomes: Mapping[StorageKey, Outcome]) -> PrunedWeight:
 
 
 def zeros_of(tensor: Tensor) -> int:
+    """Zeros in a plain tensor of floats, -0.0 included, counted where it lies."""
     bits, kind = bits_of(tensor), dtype_name(tensor)
     if isinstance(bits, np.ndarray):
         return count_zeros(bits, kind=kind)

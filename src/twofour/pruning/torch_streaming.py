@@ -8,12 +8,17 @@ from dataclasses import replace
 import torch
 
 from twofour.errors import BadInputError
-from twofour.pattern import count_zeros
 from twofour.pruning.methods import InPlace, without_data
 from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.pruning.torch_checkpoint import StreamedModule
-from twofour.pruning.torch_module import bits_of, dtype_name, find_not_covered, find_weights
+from twofour.pruning.torch_module import (
+    bits_of,
+    dtype_name,
+    find_not_covered,
+    find_weights,
+    zeros_of,
+)
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import Pattern, Weight
@@ -88,7 +93,7 @@ def _row(
     weight, pruned, reasons = choice
     key = None if weight.weight is None else streamed.key_of(weight.weight)
     outcome = None if key is None else outcomes.get(key)
-    zeros = 0 if key is None or outcome is not None else _zeros(streamed, key)
+    zeros = 0 if key is None or outcome is not None else zeros_of(streamed.files.read(key))
     taken = outcome if pruned else None
     return PrunedWeight(
         weight=replace(weight, weight=key),
@@ -99,8 +104,3 @@ def _row(
         held_before=taken is not None and taken.held_before,
         method=method if pruned else None,
     )
-
-
-def _zeros(streamed: StreamedModule, key: str) -> int:
-    tensor = streamed.files.read(key)
-    return count_zeros(bits_of(tensor), kind=dtype_name(tensor))
