@@ -64,6 +64,14 @@ class Layout:
         return self._stacked, self.taps * self.padded
 
     @property
+    def straddled(self) -> bool:
+        """Whether groups of M along the stored axis reach over two groups of the convolution.
+
+        Only in a transposed one, whose reduction axis holds its groups one after the other.
+        """
+        return self._transposed and self.groups > 1 and self.channels % self.m != 0
+
+    @property
     def _transposed(self) -> bool:
         return self.convolution and self.axis == 0
 

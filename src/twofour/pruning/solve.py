@@ -14,11 +14,12 @@ from array_api_compat import array_namespace, device, is_numpy_array
 
 from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout, from_stack, to_stack
-from twofour.pruning.methods import Method
-from twofour.pruning.methods.problem import DAMPING, Array, Problem
+from twofour.pruning.methods import Method, wanda
+from twofour.pruning.methods.problem import DAMPING, Array, Problem, best_of_groups, masked
 from twofour.pruning.methods.refit import refit
-from twofour.pruning.statistics import Inputs, Statistics
-from twofour.pruning.threads import one_blas_thread, side_by_side
+from twofour.pruning.output_error import mean_output, output_error
+from twofour.pruning.statistics import Statistics
+from twofour.pruning.threads import R, one_blas_thread, side_by_side
 from twofour.records.options import MethodOptions
 from twofour.records.pruning import OutputError
 from twofour.records.weights import Pattern
@@ -27,11 +28,12 @@ _TILE = 128
 """Rows that one thread solves at a time: their bits do not depend on the number of threads."""
 _DEVICE_TILE = 8192
 """The same on another device, which spreads a product over its own cores: a bound on memory."""
-_DAMPINGS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-"""Tried in the refit, where the user names none."""
-_TRIED_ROWS = 64
+_DAMPINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+"""Tried where the user names none and samples are held out."""
+_TRIED_ROWS = 32
 """Of each part: enough to choose among the dampings."""
 _TRIED_PARTS = 8
+_TRIED_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,117 +142,123 @@ def solve_layers(
 
 
 class _Run:
-    """One method over some layers, with what it prepared for the last Gram matrix."""
+    """One method over some layers, with what was worked out for the last Gram matrices."""
 
     def __init__(self, method: Method, options: MethodOptions, threads: int | None) -> None:
         self._method, self._options, self._threads = method, options, threads
+        self._steps = method.refit if options.refit is None else max(0, options.refit)
         self._gram: Array | None = None
+        self._damping = DAMPING
         self._prepared: list[Any] = []
 
     def solve(self, layer: LayerProblem) -> Solved:
-        """One layer: the method, the damping of the refit, the refit, and the judgement."""
+        """One layer: what its inputs tell, the method, the refit, the judgement."""
         stack = _stack(layer)
         if layer.reference is None and _holds(stack):
             return self._judged(layer, layer.stored)
-        options = self._options
-        damping = DAMPING if options.damping is None else options.damping
-        steps = self._method.refit if options.refit is None else options.refit
-        self._prepare(stack, damping)
-        pruned = self._of_tiles(stack, lambda tile: self._pruned(stack, tile, damping))
-        if steps > 0:
-            if options.damping is None:
-                damping = self._chosen_damping(layer, stack, pruned, steps)
+        if self._gram is None or not _same(self._gram, stack.gram):
+            self._study(layer.statistics, stack)
+        pruned = self._of_tiles(stack, lambda tile: self._pruned(stack, tile))
+        if layer.layout.straddled:
+            pruned = _along_stored_axis(pruned, layer)
+        if self._steps:
             pruned = self._of_tiles(
-                stack, lambda tile: refit(stack.problem(tile, damping), pruned[tile], steps)
+                stack,
+                lambda tile: refit(stack.problem(tile, self._damping), pruned[tile], self._steps),
             )
         saved = from_stack(pruned * stack.scale, layer.layout)
         saved = saved if layer.rounded is None else layer.rounded(saved)
         solved = self._judged(layer, saved + 0.0)  # a small negative weight may round to -0.0
+        used = self._steps or self._method.prepare is not None
         return replace(
             solved,
-            damping=damping if steps > 0 or self._method.prepare else None,
-            refit_steps=max(0, steps),
-            note=_note(layer, stack, damping),
+            damping=self._damping if used else None,
+            refit_steps=self._steps,
+            note=_note(layer, stack, self._damping if used else None),
         )
 
-    def _prepare(self, stack: _Stack, damping: float) -> None:
-        """Once for neighbours with the same Gram matrices."""
-        prepare = self._method.prepare
-        if prepare is None or (self._gram is not None and _same(self._gram, stack.gram)):
-            return
-        self._prepared = side_by_side(
-            lambda part: prepare(stack.problem((part, slice(0, 0)), damping)),
-            range(stack.weight.shape[0]),
-            threads=self._threads,
-        )
+    def _study(self, statistics: Statistics, stack: _Stack) -> None:
+        """The damping, and what the method prepares: neighbours with the same inputs share both."""
         self._gram = stack.gram
+        prepare, asked = self._method.prepare, self._options.damping
+        if asked is not None:
+            self._damping = asked
+        elif self._steps or prepare is not None:
+            self._damping = self._chosen_damping(statistics, stack)
+        if prepare is None:
+            return
+        self._prepared = self._side_by_side(
+            lambda part: prepare(stack.problem((part, slice(0, 0)), self._damping)),
+            range(stack.weight.shape[0]),
+        )
+        self._damping = max(getattr(p, "damping", self._damping) for p in self._prepared)
 
-    def _pruned(self, stack: _Stack, tile: _Tile, damping: float) -> Array:
-        prepared = self._prepared[tile[0]] if self._prepared else None
-        return self._method.solve(stack.problem(tile, damping, prepared))
+    def _chosen_damping(self, statistics: Statistics, stack: _Stack) -> float:
+        """The one with which Wanda's mask, refitted, loses least on the held-out inputs.
 
-    def _of_tiles(self, stack: _Stack, solve: Callable[[_Tile], Array]) -> Array:
-        """A stack of what each tile becomes."""
-        xp = array_namespace(stack.weight)
-        result = xp.empty_like(stack.weight)
-        tiles = stack.tiles
-        for tile, rows in zip(tiles, self._side_by_side(solve, tiles), strict=True):
-            result[tile] = rows
-        return result
-
-    def _side_by_side(self, work: Callable[[Any], Any], pieces: Sequence[Any]) -> list[Any]:
-        """In threads for numpy; another device has a queue of its own."""
-        return side_by_side(work, pieces, threads=self._threads)
-
-    def _chosen_damping(
-        self, layer: LayerProblem, stack: _Stack, pruned: Array, steps: int
-    ) -> float:
-        """The one whose refit of some rows loses least on the held-out inputs."""
-        held_out = layer.statistics.held_out
+        Tried on some rows. The best one hangs on how well the inputs are known, much more than on
+        the mask, and it is worth as much in the method as in the refit (benchmarks/LOG.md).
+        """
+        held_out = statistics.held_out
         if held_out is None:
-            return DAMPING
+            return _damping_for(statistics.seen.rows, stack.weight.shape[2])
         xp = array_namespace(stack.weight)
-        gram = xp.astype(held_out.mean_gram, stack.weight.dtype)
+        pruned = [wanda.solve(stack.problem(tile, DAMPING)) for tile in stack.sample]
 
         def lost(damping: float) -> float:
             total = 0.0
-            for tile in stack.sample:
-                new = refit(stack.problem(tile, damping), pruned[tile], steps)
-                gone = (stack.weight[tile] - new) * stack.scale[tile]
-                total += float(xp.sum(xp.matmul(gone, gram[tile[0]]) * gone, dtype=xp.float64))
+            for tile, start in zip(stack.sample, pruned, strict=True):
+                new = refit(stack.problem(tile, damping), start, _TRIED_STEPS)
+                gone = xp.astype((stack.weight[tile] - new) * stack.scale[tile], xp.float64)
+                gram = xp.astype(held_out.gram[tile[0]], xp.float64, copy=False)
+                total += float(xp.sum(xp.matmul(gone, gram) * gone))
             return total
 
         losses = self._side_by_side(lost, _DAMPINGS)
         return _DAMPINGS[losses.index(min(losses))]
 
+    def _pruned(self, stack: _Stack, tile: _Tile) -> Array:
+        prepared = self._prepared[tile[0]] if self._prepared else None
+        return self._method.solve(stack.problem(tile, self._damping, prepared))
+
+    def _of_tiles(self, stack: _Stack, solve: Callable[[_Tile], Array]) -> Array:
+        """A stack of what each tile becomes."""
+        result = array_namespace(stack.weight).empty_like(stack.weight)
+        tiles = stack.tiles
+        for tile, rows in zip(tiles, self._side_by_side(solve, tiles), strict=True):
+            result[tile] = rows
+        return result
+
+    def _side_by_side(self, work: Callable[[Any], R], pieces: Sequence[Any]) -> list[R]:
+        """In threads for numpy; another device spreads its work itself."""
+        threads = self._threads if is_numpy_array(self._gram) else 1
+        return side_by_side(work, pieces, threads=threads)
+
     def _judged(self, layer: LayerProblem, saved: Array) -> Solved:
         """What was done, by the weights as they will be stored."""
-        before = to_stack(
-            layer.stored if layer.reference is None else layer.reference, layer.layout
-        )
+        dense = layer.stored if layer.reference is None else layer.reference
+        before, after = to_stack(dense, layer.layout), to_stack(saved, layer.layout)
         xp = array_namespace(before)
-        before = xp.astype(before, xp.float64)
-        after = xp.astype(to_stack(saved, layer.layout), xp.float64)
-        gone = before - after
-        seen, held_out = layer.statistics.seen, layer.statistics.held_out
+        seen = layer.statistics.seen
         shift = None
         if self._options.bias_correction and layer.has_bias:
-            shift = _outputs(_mean_output(gone, seen), layer.layout)
-        error = OutputError(
-            calibration=_error(before, gone, shift, seen, layer.layout),
-            held_out=None
-            if held_out is None
-            else _error(before, gone, shift, held_out, layer.layout),
-        )
-        magnitude = float(xp.sum(xp.abs(before)))
+            gone = xp.astype(before, xp.float64) - xp.astype(after, xp.float64)
+            shift = mean_output(gone, seen, layer.layout)
+        magnitude = float(xp.sum(xp.abs(before), dtype=xp.float64))
+        kept = float(xp.sum(xp.abs(after), dtype=xp.float64))
         return Solved(
             weight=saved,
             bias_change=shift,
-            output_error=error,
+            output_error=output_error(before, after, shift, layer.statistics, layer.layout),
             damping=None,
             refit_steps=0,
-            kept_magnitude=float(xp.sum(xp.abs(after))) / magnitude if magnitude else None,
+            kept_magnitude=kept / magnitude if magnitude else None,
         )
+
+
+def _damping_for(rows: int, inputs: int) -> float:
+    """Where nothing is held out: the more, the fewer rows there are to know the inputs by."""
+    return min(0.3, max(DAMPING, 0.3 * inputs / max(1, rows)))
 
 
 def _stack(layer: LayerProblem) -> _Stack:
@@ -292,63 +300,41 @@ def _holds(stack: _Stack) -> bool:
     return not bool(xp.any(xp.sum(groups, axis=-1, dtype=xp.int64) > stack.pattern.n))
 
 
+def _along_stored_axis(pruned: Array, layer: LayerProblem) -> Array:
+    """A stack that holds the pattern along the stored axis too: the largest of each group stay."""
+    layout, m = layer.layout, layer.pattern.m
+    weight = from_stack(pruned, layout)
+    xp = array_namespace(weight)
+    last = xp.moveaxis(weight, layout.axis, -1)
+    fill = -last.shape[-1] % m
+    zeros = xp.zeros((*last.shape[:-1], fill), dtype=last.dtype, device=device(last))
+    score = xp.reshape(xp.abs(xp.concat([last, zeros], axis=-1)), (-1, last.shape[-1] + fill))
+    mask = xp.reshape(best_of_groups(score, layer.pattern), (*last.shape[:-1], -1))
+    mask = xp.moveaxis(mask[..., : last.shape[-1]], -1, layout.axis)
+    return to_stack(masked(weight, mask), layout)
+
+
 def _same(a: Array, b: Array) -> bool:
     xp = array_namespace(b)
     return a is b or (a.shape == b.shape and a.dtype == b.dtype and bool(xp.all(a == b)))
 
 
-def _note(layer: LayerProblem, stack: _Stack, damping: float) -> str | None:
+def _note(layer: LayerProblem, stack: _Stack, damping: float | None) -> str | None:
     """What the user should know of the data."""
     notes = []
-    rows, inputs = layer.statistics.seen.rows, layer.layout.taps * layer.layout.channels
-    if layer.layout.per_tap:
-        inputs = layer.layout.channels
-    if rows < inputs:
+    layout, rows = layer.layout, layer.statistics.seen.rows
+    inputs = layout.channels * (1 if layout.per_tap else layout.taps)
+    if rows < inputs and damping is not None:
         notes.append(
-            f"{rows} calibration inputs for {inputs} weights of an output: what they leave open "
-            f"is decided by the damping of {damping:g}; more samples would help"
+            f"{rows} rows of calibration inputs for {inputs} weights of each output: what they "
+            f"leave open is held at the old weights by a damping of {damping:g}; more samples help"
         )
-    if stack.unfed:
-        parts = stack.weight.shape[0]
-        which = (
-            "no calibration input was"
-            if stack.unfed == parts
-            else (f"in {stack.unfed} of {parts} groups no calibration input was")
+    parts = stack.weight.shape[0]
+    if stack.unfed == parts:
+        notes.append("every calibration input of the layer is 0: chosen by magnitude")
+    elif stack.unfed:
+        notes.append(
+            f"every calibration input of {stack.unfed} of {parts} parts is 0: "
+            "chosen by magnitude there"
         )
-        notes.append(f"{which} other than 0: chosen by magnitude")
     return "; ".join(notes) or None
-
-
-def _mean_output(weight: Array, inputs: Inputs) -> Array:
-    """(parts, rows)."""
-    xp = array_namespace(weight)
-    return xp.matmul(weight, xp.astype(inputs.mean, weight.dtype)[..., None])[..., 0]
-
-
-def _outputs(rows: Array, layout: Layout) -> Array:
-    """(parts, rows) summed over the parts that make one output, as (outputs,)."""
-    xp = array_namespace(rows)
-    if layout.per_tap:
-        rows = xp.sum(xp.reshape(rows, (-1, layout.taps, rows.shape[-1])), axis=1)
-    return xp.reshape(rows, (-1,))
-
-
-def _error(
-    before: Array, gone: Array, shift: Array | None, inputs: Inputs, layout: Layout
-) -> float:
-    """||(W - W')X - shift||^2 / ||WX||^2; 0 where the layer gave nothing before."""
-    whole = _output_power(before, 0.0, inputs, layout)
-    lost = _output_power(gone, 0.0 if shift is None else shift, inputs, layout)
-    return max(0.0, lost) / whole if whole > 0 else 0.0
-
-
-def _output_power(weight: Array, shift: Array | float, inputs: Inputs, layout: Layout) -> float:
-    """Mean square of the outputs less `shift`, summed over the outputs.
-
-    Of a convolution cut into taps, the deviations of different taps count as independent.
-    """
-    xp = array_namespace(weight)
-    gram = xp.astype(inputs.mean_gram, weight.dtype)
-    mean = _mean_output(weight, inputs)
-    deviations = xp.sum(xp.matmul(weight, gram) * weight) - xp.sum(mean * mean)
-    return float(deviations + xp.sum((_outputs(mean, layout) - shift) ** 2))

@@ -35,7 +35,7 @@ class Problem:
     """
     pattern: Pattern
     damping: float = DAMPING
-    """Share of the mean of the diagonal that is added to it."""
+    """Share of the mean of the diagonal (of inputs that fire) that is added to it."""
     pruned_before: Array | None = None
     """A weight of the same shape that has a mask already; None: `weight` itself."""
     prepared: Any = None
@@ -47,17 +47,19 @@ Solve = Callable[[Problem], Array]
 
 
 def ridge(gram: Array, damping: float) -> Array:
-    """What the damping adds to each place of the diagonal: a number of the array's own kind.
+    """What the damping adds to each place of the diagonal, (inputs,).
 
-    Without damping a dead input gets the mean (its weights change no output, and the matrix may
-    invert), so the result is (inputs,).
+    Inputs that never fire do not count in the mean. Without damping they get it whole, as the
+    matrix would not invert (and their weights change no output).
     """
     xp = array_namespace(gram)
     diagonal = xp.linalg.diagonal(gram)
-    mean = xp.mean(diagonal)
+    fires = diagonal > 0
+    count = xp.sum(fires, dtype=diagonal.dtype)
+    mean = xp.sum(diagonal) / xp.where(count > 0, count, xp.ones_like(count))
     if damping > 0:
         return damping * mean * xp.ones_like(diagonal)
-    return xp.where(diagonal > 0, xp.zeros_like(diagonal), mean)
+    return xp.where(fires, xp.zeros_like(diagonal), mean)
 
 
 def damped(gram: Array, damping: float) -> Array:

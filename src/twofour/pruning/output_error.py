@@ -1,0 +1,73 @@
+"""What a changed weight does to a layer's output, from the statistics of its inputs alone."""
+
+from __future__ import annotations
+
+from array_api_compat import array_namespace
+
+from twofour.pruning.matrices import Layout
+from twofour.pruning.methods.problem import Array
+from twofour.pruning.statistics import Inputs, Statistics
+from twofour.records.pruning import OutputError
+
+_ROWS = 512
+"""Worked on at a time: float64 copies stay small."""
+
+
+def mean_output(weight: Array, inputs: Inputs, layout: Layout) -> Array:
+    """(outputs,): the mean of each output of a stack, without its bias, in float64."""
+    return _outputs(_part_means(weight, inputs), layout)
+
+
+def output_error(
+    before: Array, after: Array, shift: Array | None, statistics: Statistics, layout: Layout
+) -> OutputError:
+    """Of two stacks; `shift` (outputs,) is added to the bias of the one after."""
+    seen, held_out = statistics.seen, statistics.held_out
+    return OutputError(
+        calibration=_error(before, after, shift, seen, layout),
+        held_out=None if held_out is None else _error(before, after, shift, held_out, layout),
+    )
+
+
+def _error(
+    before: Array, after: Array, shift: Array | None, inputs: Inputs, layout: Layout
+) -> float:
+    """||(W - W')X - shift||^2 / ||WX||^2; 0 where the layer gave nothing before."""
+    whole = _output_power(before, 0.0, inputs, layout)
+    xp = array_namespace(before)
+    gone = xp.astype(before, xp.float64) - xp.astype(after, xp.float64)
+    lost = _output_power(gone, 0.0 if shift is None else shift, inputs, layout)
+    return max(0.0, lost) / whole if whole > 0 else 0.0
+
+
+def _output_power(weight: Array, shift: Array | float, inputs: Inputs, layout: Layout) -> float:
+    """Mean square of the outputs less `shift`, summed over the outputs.
+
+    Of a convolution cut into taps, the deviations of different taps count as independent.
+    """
+    xp = array_namespace(weight)
+    parts, rows, _ = weight.shape
+    power = 0.0
+    for part in range(parts):
+        gram = xp.astype(inputs.gram[part], xp.float64, copy=False)
+        for row in range(0, rows, _ROWS):
+            some = xp.astype(weight[part, row : row + _ROWS], xp.float64, copy=False)
+            power = power + xp.sum(xp.matmul(some, gram) * some)
+    mean = _part_means(weight, inputs)
+    deviations = float(power) / max(1, inputs.rows) - float(xp.sum(mean * mean))
+    return deviations + float(xp.sum((_outputs(mean, layout) - shift) ** 2))
+
+
+def _part_means(weight: Array, inputs: Inputs) -> Array:
+    """(parts, rows)."""
+    xp = array_namespace(weight)
+    mean = xp.astype(inputs.mean, xp.float64)
+    return xp.matmul(xp.astype(weight, xp.float64, copy=False), mean[..., None])[..., 0]
+
+
+def _outputs(rows: Array, layout: Layout) -> Array:
+    """(parts, rows) summed over the parts that make one output, as (outputs,)."""
+    xp = array_namespace(rows)
+    if layout.per_tap:
+        rows = xp.sum(xp.reshape(rows, (-1, layout.taps, rows.shape[-1])), axis=1)
+    return xp.reshape(rows, (-1,))
