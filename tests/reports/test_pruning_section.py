@@ -8,7 +8,15 @@ from support.render_cases import every_status
 from support.report_cases import matmul
 
 from twofour.records.options import Selection
-from twofour.records.pruning import Calibration, OutputError, PrunedWeight, PruneResult
+from twofour.records.pruning import (
+    Calibration,
+    OutputError,
+    PrunedWeight,
+    PruneResult,
+    Repair,
+    RepairKind,
+    RepairTry,
+)
 from twofour.records.weights import HARDWARE_PATTERN
 from twofour.reports import html, markdown
 from twofour.reports.document import Table
@@ -78,6 +86,39 @@ def test_the_data_and_the_largest_error_are_said_first() -> None:
     )
     text = markdown.render(prune_document(RESULT))
     assert "largest 0.3000 in d" in text
+
+
+REPAIR = Repair(
+    error_before=0.7,
+    tried=(
+        RepairTry(kind=RepairKind.BATCH_NORM, error=0.25, changed=5),
+        RepairTry(kind=RepairKind.MATCHING, error=0.125, changed=6),
+    ),
+    taken=RepairKind.MATCHING,
+    error_after=0.1251,
+    judged_on=25,
+    why="the outputs are nearest with it",
+)
+
+
+def test_repair_is_said_with_its_figures() -> None:
+    assert calibration_lines(replace(RESULT, repair=REPAIR))[-1] == (
+        "repair: matching of 6 layers taken: the outputs are nearest with it (squared distance of "
+        "the outputs to the dense ones over their variance, on 25 samples: 0.1251 left, without "
+        "repair 0.7000, batch-norm 0.2500)"
+    )
+
+
+def test_repair_that_was_not_taken_is_said_too() -> None:
+    none = replace(REPAIR, taken=None, error_after=0.7, why="they are no nearer with it")
+    assert calibration_lines(replace(RESULT, repair=none))[-1] == (
+        "repair: none taken: they are no nearer with it (squared distance of the outputs to the "
+        "dense ones over their variance, on 25 samples: without repair 0.7000, batch-norm 0.2500, "
+        "matching 0.1250)"
+    )
+    unjudged = replace(none, error_before=None, error_after=None, judged_on=0, why="no sample")
+    line = calibration_lines(replace(RESULT, repair=unjudged))[-1]
+    assert line == "repair: none taken: no sample"
 
 
 def test_the_plot_has_a_mark_per_error_and_none_for_layers_without() -> None:

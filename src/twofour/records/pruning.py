@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from twofour.records import Glance
 from twofour.records.options import Selection
@@ -66,6 +67,45 @@ class Calibration:
     notes: tuple[str, ...] = ()
 
 
+class RepairKind(str, Enum):
+    """How the outputs of a pruned model are brought back; every zero stays a zero."""
+
+    BATCH_NORM = "batch-norm"
+    """Means and variances of the batch norms are estimated again on the pruned model."""
+    MATCHING = "matching"
+    """Each output channel gets the mean and deviation that it had in the dense model."""
+    BOTH = "both"
+    """Batch norms are estimated again, channels without one after them are matched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairTry:
+    """One kind of repair, and how far the outputs were from the dense ones with it."""
+
+    kind: RepairKind
+    error: float | None
+    """As `Repair.error_before`; None: not judged."""
+    changed: int
+    """Layers and batch norms that it changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """What was tried after pruning to bring the model's outputs back, and what was taken."""
+
+    error_before: float | None
+    """Of the pruned model's float outputs on held-out samples: the squared distance to the dense
+    ones over their variance, the mean over the outputs; None: there was nothing to judge by."""
+    tried: tuple[RepairTry, ...]
+    taken: RepairKind | None
+    error_after: float | None
+    """Of the model as it was saved."""
+    judged_on: int
+    """Held-out samples."""
+    why: str
+    """Why this one was taken, or none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PruneResult(Glance):
     """prune.json."""
@@ -79,6 +119,8 @@ class PruneResult(Glance):
     """What else the model stores: neither pruned nor judged."""
     calibration: Calibration | None = None
     """None: pruned without data."""
+    repair: Repair | None = None
+    """None: not asked for, or pruned without data."""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -9,7 +9,13 @@ from math import prod
 
 from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.rules import holds_trivially
-from twofour.records.pruning import PrunedWeight, PruneResult, Validation, WeightCheck
+from twofour.records.pruning import (
+    PrunedWeight,
+    PruneResult,
+    Repair,
+    Validation,
+    WeightCheck,
+)
 from twofour.records.weights import Reason
 from twofour.reports.document import (
     Column,
@@ -99,7 +105,32 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
             f"output error of {count(len(errors), 'layer')}: median {_error_words(middle)}, "
             f"largest {_error_words(most)} in {printable(layer)}"
         )
+    if result.repair is not None:
+        lines.append(_repair_line(result.repair))
     return tuple(lines)
+
+
+def _repair_line(repair: Repair) -> str:
+    """What was tried after pruning, what was taken, and by which figures."""
+    if repair.taken is None:
+        line = f"repair: none taken: {repair.why}"
+    else:
+        changed = next(each.changed for each in repair.tried if each.kind is repair.taken)
+        line = f"repair: {repair.taken.value} of {count(changed, 'layer')} taken: {repair.why}"
+    if repair.error_before is None:
+        return line
+    left = "" if repair.error_after is None else f"{_error_words(repair.error_after)} left, "
+    others = (
+        f"{each.kind.value} {'not known' if each.error is None else _error_words(each.error)}"
+        for each in repair.tried
+        if each.kind is not repair.taken
+    )
+    before = f"without repair {_error_words(repair.error_before)}"
+    return (
+        f"{line} (squared distance of the outputs to the dense ones over their variance, on "
+        f"{count(repair.judged_on, 'sample')}: {left if repair.taken else ''}"
+        f"{', '.join((before, *others))})"
+    )
 
 
 def error_plot(rows: Sequence[PrunedWeight]) -> Plot | None:

@@ -1,0 +1,235 @@
+"""What repair computes of channels and of outputs: moments, the change that matches them, a score.
+
+Repair brings the outputs of a pruned model back without training. Batch norms are estimated again
+on what the pruned model computes (as after pruning in CrAM, Peste et al. 2023), or each output
+channel y of a pruned layer becomes scale * y + shift with the mean and deviation that it had in the
+dense model (OBC's statistics correction, Frantar et al. 2022): a factor of the weight's rows, which
+leaves every zero where it is, and of the bias. What comes later sees what came earlier repaired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+
+from array_api_compat import array_namespace
+
+from twofour.pruning.methods.problem import Array
+from twofour.records.pruning import Repair, RepairTry
+
+_STRONGEST = 4.0
+"""A channel is made at most this much larger or smaller: beyond, its deviation says nothing."""
+_FLOOR = 1e-3
+"""Share of the typical deviation of a layer's channels that is added to each: what hardly varies
+is not blown up."""
+_FEW = 16
+"""Values of a channel at which its change is taken by half."""
+_GAIN = 0.01
+"""Share of the error that must go: less is taken for noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """Of each channel: mean, and sum of squared distances to it, in float64."""
+
+    count: int
+    mean: Array
+    squares: Array
+
+    @property
+    def variance(self) -> Array:
+        """Of the values seen, not an estimate for others."""
+        return self.squares / max(1, self.count)
+
+
+def moments(values: Array, channel_axis: int, kept: Array | None = None) -> Moments:
+    """Moments over all axes but one.
+
+    `kept` says of each place, in the order of the other axes, whether it counts.
+    """
+    xp = array_namespace(values)
+    rows = xp.reshape(xp.moveaxis(values, channel_axis, -1), (-1, values.shape[channel_axis]))
+    if kept is not None:
+        rows = rows[xp.reshape(kept, (-1,))]
+    rows = xp.astype(rows, xp.float64)
+    if not rows.shape[0]:
+        zeros = xp.sum(rows, axis=0)
+        return Moments(count=0, mean=zeros, squares=zeros)
+    mean = xp.mean(rows, axis=0)
+    return Moments(count=rows.shape[0], mean=mean, squares=xp.sum((rows - mean) ** 2, axis=0))
+
+
+def joined(parts: Iterable[Moments]) -> Moments | None:
+    """Moments of all parts together, however they were cut.
+
+    None where there is no value, or one that is not finite. Source: Chan et al. 1983, "Algorithms
+    for Computing the Sample Variance".
+    """
+    whole: Moments | None = None
+    for part in parts:
+        if part.count:
+            whole = part if whole is None else _joined(whole, part)
+    if whole is None:
+        return None
+    xp = array_namespace(whole.squares)
+    return whole if bool(xp.all(xp.isfinite(whole.squares))) else None
+
+
+def _joined(one: Moments, other: Moments) -> Moments:
+    count = one.count + other.count
+    apart = other.mean - one.mean
+    return Moments(
+        count=count,
+        mean=one.mean + apart * (other.count / count),
+        squares=one.squares + other.squares + apart**2 * (one.count * other.count / count),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Of each channel: y becomes scale * y + shift, in float64."""
+
+    scale: Array
+    shift: Array
+
+
+def matching(dense: Moments, now: Moments, *, has_bias: bool = True) -> Change:
+    """What gives the channels the dense model's mean and deviation.
+
+    Without a bias there is only a scale, which gives the mean square instead: by the deviation
+    alone it would take a large mean along.
+    """
+    xp = array_namespace(now.mean)
+    if has_bias:
+        scale = _ratio(dense, now)
+        return Change(scale=scale, shift=dense.mean - scale * now.mean)
+    scale = _ratio(*(replace(m, squares=m.squares + m.count * m.mean**2) for m in (dense, now)))
+    return Change(scale=scale, shift=xp.zeros_like(scale))
+
+
+def undone(change: Change) -> Change:
+    """What takes a change back, but for rounding."""
+    return Change(scale=1 / change.scale, shift=-change.shift / change.scale)
+
+
+def _ratio(dense: Moments, now: Moments) -> Array:
+    """Dense over present deviation, nearer to 1 the less there is to tell it from."""
+    xp = array_namespace(now.mean)
+    floor = _FLOOR**2 * xp.mean(dense.variance)
+    floor = xp.where(floor > 0, floor, xp.ones_like(floor))
+    ratio = xp.sqrt((dense.variance + floor) / (now.variance + floor))
+    few = now.count / (now.count + _FEW)
+    return xp.clip(ratio**few, 1 / _STRONGEST, _STRONGEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalisation:
+    """Running statistics of a batch norm, in float64."""
+
+    mean: Array
+    variance: Array
+
+
+def estimated_again(now: Moments) -> Normalisation | None:
+    """Mean and variance of all that reaches the batch norm; None for a single value.
+
+    The variance is the unbiased one, as in training.
+    """
+    if now.count < 2:
+        return None
+    return Normalisation(mean=now.mean, variance=now.squares / (now.count - 1))
+
+
+def renormalised(
+    before: Normalisation, epsilon: float, dense: Moments, now: Moments
+) -> Normalisation:
+    """Statistics with which the batch norm gives out the mean and deviation of the dense model.
+
+    What training knew of the data beyond the samples seen here stays in them.
+    """
+    xp = array_namespace(now.mean)
+    floor = before.variance + epsilon
+    variance = xp.maximum(floor / _ratio(dense, now) ** 2 - epsilon, xp.zeros_like(floor))
+    scale = xp.sqrt(floor / (variance + epsilon))
+    return Normalisation(mean=now.mean - (dense.mean - before.mean) / scale, variance=variance)
+
+
+class OutputDistance:
+    """How far the outputs of a model are from the dense ones, summed over calls."""
+
+    def __init__(self) -> None:
+        self._apart: dict[int, float] = {}
+        self._dense: dict[int, list[Moments]] = {}
+
+    def add(self, number: int, dense: Array, now: Array) -> None:
+        """One output of one call, flat, by its number among the outputs."""
+        if not dense.shape[0]:
+            return
+        xp = array_namespace(dense)
+        apart = xp.astype(now, xp.float64) - xp.astype(dense, xp.float64)
+        self._apart[number] = self._apart.get(number, 0.0) + float(xp.sum(apart**2))
+        self._dense.setdefault(number, []).append(moments(xp.reshape(dense, (-1, 1)), 1))
+
+    def error(self) -> float | None:
+        """The mean over the outputs that vary; None where none does or a dense one is not finite.
+
+        Infinite where an output of the pruned model alone is not finite.
+        """
+        errors = []
+        for number, parts in self._dense.items():
+            dense = joined(parts)
+            if dense is None:
+                return None
+            whole = float(dense.squares[0])
+            if whole > 0:
+                error = self._apart[number] / whole
+                errors.append(error if isfinite(error) else inf)
+        return sum(errors) / len(errors) if errors else None
+
+
+def chosen(tried: Iterable[RepairTry], before: float | None, *, always: bool) -> RepairTry | None:
+    """The kind with the least error, where that is less than without any; the first of equals."""
+    judged = [t for t in tried if t.error is not None and isfinite(t.error)]
+    best = min(judged, key=lambda t: t.error or 0.0, default=None)
+    if always:
+        return best or next(iter(tried), None)
+    if best is None or before is None or best.error is None:
+        return None
+    return best if best.error < before * (1 - _GAIN) else None
+
+
+def concluded(
+    tried: tuple[RepairTry, ...],
+    taken: RepairTry | None,
+    errors: tuple[float | None, float | None],
+    judged_on: int,
+) -> Repair:
+    """The record; `errors` are those before and after."""
+    before, after = errors
+    return Repair(
+        error_before=before,
+        tried=tried,
+        taken=None if taken is None else taken.kind,
+        error_after=after,
+        judged_on=judged_on,
+        why=_why(tried, taken, before, judged_on),
+    )
+
+
+def _why(
+    tried: tuple[RepairTry, ...],
+    taken: RepairTry | None,
+    before: float | None,
+    judged_on: int,
+) -> str:
+    if not tried:
+        return "no batch norm and no pruned layer whose output is seen could be changed"
+    if taken is not None:
+        better = before is not None and taken.error is not None and taken.error < before
+        return "the outputs on held-out samples are nearest with it" if better else "asked for"
+    if judged_on == 0:
+        return "no sample was held out to judge it by"
+    if before is None:
+        return "no output of floats varies on the held-out samples: nothing to judge it by"
+    return "the outputs on held-out samples are no nearer with it"
