@@ -16,13 +16,14 @@ from twofour.errors import BadInputError
 
 CONFIG = "config.json"
 MODULES = "modules.json"
+PREPROCESSOR = "preprocessor_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt",
     "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes",
 )  # fmt: skip
-_OTHER_FILES = (
+SETTINGS_FILES = (
     CONFIG, MODULES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "preprocessor_config.json", "sentence_bert_config.json",
+    PREPROCESSOR, "sentence_bert_config.json",
 )  # fmt: skip
 _SAFE = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
@@ -40,6 +41,11 @@ _LEGACY = {
 _REFUSED = re.compile(r"GLOBAL (\S+)")
 """In torch's message: the name its restricted unpickler did not allow."""
 _TENSOR_MODULES = ("torch.", "collections.")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has the files of a tokenizer."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def read_json(path: Path) -> object:
@@ -253,12 +259,12 @@ class Checkpoint:
     @property
     def has_tokenizer(self) -> bool:
         """Whether sentences can be turned into token ids."""
-        return any((self.model_folder / name).is_file() for name in TOKENIZER_FILES)
+        return has_tokenizer(self.model_folder)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All files that determine the model and its example inputs."""
-        names = (*_OTHER_FILES, *TOKENIZER_FILES, f"{_SAFE}.index.json", f"{_PICKLE}.index.json")
+        names = (*SETTINGS_FILES, *TOKENIZER_FILES, f"{_SAFE}.index.json", f"{_PICKLE}.index.json")
         folders = dict.fromkeys((self.folder, self.model_folder))
         present = [f / name for f in folders for name in names if (f / name).is_file()]
         poolings = () if self.pooling is None else self.pooling.files

@@ -15,9 +15,15 @@ from torch import nn
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
-from twofour.pipeline.sources.checkpoint import Checkpoint, Pooling, read_json_object
+from twofour.pipeline.sources.checkpoint import (
+    PREPROCESSOR,
+    Checkpoint,
+    Pooling,
+    read_json_object,
+)
 from twofour.pipeline.sources.inputs import Arguments, inputs_from_options, read_sentences
 from twofour.pipeline.sources.source import LoadedModule
+from twofour.pipeline.sources.tokenizer import open_tokenizer
 from twofour.records.options import DynamicAxis, ExampleInputs
 
 if TYPE_CHECKING:
@@ -121,7 +127,7 @@ def _tokenised(
     if checkpoint.pooling is not None and checkpoint.pooling.lower_case:
         sentences = tuple(sentence.lower() for sentence in sentences)
     try:
-        tokenizer = _tokenizer(checkpoint.model_folder)
+        tokenizer = open_tokenizer(checkpoint.model_folder)
         encoded = tokenizer(
             list(sentences),
             padding=True,
@@ -137,17 +143,6 @@ def _tokenised(
     return dict(encoded)
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
-    if tokenizer.pad_token is None:  # decoders have none; the mask hides whatever stands there
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    return tokenizer
-
-
 def _longest(
     model: PreTrainedModel, checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase
 ) -> int:
@@ -159,7 +154,7 @@ def _longest(
 
 def _image_size(model: PreTrainedModel, checkpoint: Checkpoint) -> tuple[int, int] | None:
     """Size from preprocessor_config.json, for models whose config has none (ResNet)."""
-    file = checkpoint.model_folder / "preprocessor_config.json"
+    file = checkpoint.model_folder / PREPROCESSOR
     if hasattr(model.config, "image_size") or not file.is_file():
         return None
     settings = read_json_object(file)

@@ -69,8 +69,6 @@ class ModelInputs:
     """Where its tokenizer and its image processor are described."""
     most_tokens: int | None = None
     """Of one text, where something besides the tokenizer sets a limit."""
-    lower_case: bool = False
-    """Texts are to be written in lower case before they are tokenised."""
     images: ImageScaling | None = None
     """Where the module itself says it (timm)."""
 

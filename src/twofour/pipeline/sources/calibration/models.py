@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.pipeline.sources.calibration.data import ModelInput, ModelInputs
+from twofour.pipeline.sources.checkpoint import (
+    MODULES,
+    PREPROCESSOR,
+    TOKENIZER_FILES,
+    read_json,
+    transformer_folder,
+)
 from twofour.records.export import ANONYMOUS, TensorShape
 
 if TYPE_CHECKING:
@@ -18,19 +25,27 @@ if TYPE_CHECKING:
     from twofour.pipeline.sources.source import LoadedModule
 
 _BATCH = "batch"
+_TOLD_BY = (*TOKENIZER_FILES, PREPROCESSOR)
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def onnx_inputs(file: Path, tensors: Sequence[TensorShape]) -> ModelInputs:
-    """Of an ONNX file; its tokenizer is looked for beside it."""
+    """Of an ONNX file, named as the user did: its tokenizer is looked for beside it."""
     return ModelInputs(
         model=file.name,
         inputs=tuple(ModelInput(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors),
         positional=tuple(t.name for t in tensors),
-        folder=file.parent,
+        folder=_described_in(file.parent),
     )
+
+
+def _described_in(folder: Path) -> Path:
+    """Optimum and others write onnx/model.onnx below the folder with the tokenizer."""
+    above = folder.absolute().parent
+    is_above = folder.name == "onnx" and not any((folder / name).is_file() for name in _TOLD_BY)
+    return above if is_above and any((above / name).is_file() for name in _TOLD_BY) else folder
 
 
 def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) -> ModelInputs:
@@ -45,7 +60,21 @@ def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) 
     rows = next((int(t.shape[0]) for t in examples if t.dim()), None)
     found = [_example(n, t, rows, described) for n, t in zip(names, examples, strict=True)]
     more = [one for one in described.inputs if one.name not in names]
-    return replace(described, model=model, inputs=(*found, *more), positional=names, folder=folder)
+    return replace(
+        described,
+        model=model,
+        inputs=(*found, *more),
+        positional=names,
+        folder=None if folder is None else _model_folder(folder),
+        most_tokens=loaded.longest.get("sequence"),
+    )
+
+
+def _model_folder(folder: Path) -> Path:
+    """Older sentence encoders have the transformer one level down."""
+    if not (folder / MODULES).is_file():
+        return folder
+    return transformer_folder(folder, read_json(folder / MODULES))
 
 
 def module_inputs(module: nn.Module) -> ModelInputs:

@@ -15,7 +15,9 @@ from twofour.pipeline.sources.calibration.arrays import (
 )
 from twofour.pipeline.sources.calibration.code import code_key, is_code, open_code
 from twofour.pipeline.sources.calibration.data import CalibrationData, ModelInputs
+from twofour.pipeline.sources.calibration.jsonl import open_jsonl
 from twofour.pipeline.sources.calibration.request import Request, TemporaryFolder
+from twofour.pipeline.sources.calibration.text import open_txt, text_key
 from twofour.records.options import CalibrationOptions
 
 
@@ -46,6 +48,8 @@ KINDS = (
         open=open_safetensors,
         key=file_key,
     ),
+    Kind(written="file.txt", fits=_suffix(".txt"), open=open_txt, key=text_key),
+    Kind(written="file.jsonl", fits=_suffix(".jsonl"), open=open_jsonl, key=text_key),
     Kind(
         written="file.py:callable, package.module:callable",
         fits=is_code,
