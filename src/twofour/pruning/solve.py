@@ -26,6 +26,8 @@ from twofour.records.weights import Pattern
 
 _TILE = 128
 """Rows that one thread solves at a time: their bits do not depend on the number of threads."""
+_SMALL = 1 << 14
+"""Places in all Gram matrices of a layer, below which one thread is the fastest."""
 _DEVICE_TILE = 8192
 """The same on another device, which spreads a product over its own cores: a bound on memory."""
 _DAMPINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -230,8 +232,10 @@ class _Run:
         return result
 
     def _side_by_side(self, work: Callable[[Any], R], pieces: Sequence[Any]) -> list[R]:
-        """In threads for numpy; another device spreads its work itself."""
-        threads = self._threads if is_numpy_array(self._gram) else 1
+        """In threads for numpy, where it is worth it; another device spreads its work itself."""
+        threads = self._threads
+        if not is_numpy_array(self._gram) or self._gram.size < _SMALL:
+            threads = 1
         return side_by_side(work, pieces, threads=threads)
 
     def _judged(self, layer: LayerProblem, saved: Array) -> Solved:

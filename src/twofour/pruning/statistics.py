@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_numpy_array
 from numpy.typing import NDArray
 
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods.problem import Array
+from twofour.pruning.threads import one_blas_thread, side_by_side
 
 HELD_OUT = 10
 """Every tenth sample is kept from the methods, to judge what they did."""
 _WIDE = 4096
 """Inputs from which on the sums are float32: float64 would take 128 MiB and more."""
+_COLUMNS = 512
+"""Of a Gram matrix, summed at a time by one thread: the triangle above alone is worked out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +91,30 @@ def _plus(before: Inputs | None, rows: Array) -> Inputs:
     xp = array_namespace(rows)
     rows = xp.astype(rows, xp.float32) if rows.dtype != xp.float64 else rows
     wide = xp.float32 if rows.shape[-1] > _WIDE else xp.float64
-    gram = xp.astype(xp.matmul(xp.matrix_transpose(rows), rows), wide)
+    gram = xp.astype(_gram(rows), wide)
     total = xp.sum(rows, axis=1, dtype=wide)
     if before is None:
         return Inputs(gram=gram, total=total, rows=rows.shape[1])
     gram += before.gram
     return Inputs(gram=gram, total=before.total + total, rows=before.rows + rows.shape[1])
+
+
+def _gram(rows: Array) -> Array:
+    """XᵀX of each part, with the same bits for any number of threads."""
+    xp = array_namespace(rows)
+    if not is_numpy_array(rows):
+        return xp.matmul(xp.matrix_transpose(rows), rows)
+    inputs = rows.shape[-1]
+    result = np.empty((rows.shape[0], inputs, inputs), rows.dtype)
+
+    def fill(piece: tuple[int, int]) -> None:
+        part, first = piece
+        some = slice(first, first + _COLUMNS)
+        upper = np.matmul(rows[part, :, : some.stop].T, rows[part, :, some])
+        result[part, : some.stop, some] = upper
+        result[part, some, :first] = upper[:first].T
+
+    pieces = [(p, i) for p in range(rows.shape[0]) for i in range(0, inputs, _COLUMNS)]
+    with one_blas_thread():
+        side_by_side(fill, pieces)
+    return result

@@ -7,6 +7,7 @@ problem alone run side by side.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,17 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any, TypeVar
 
+import numpy as np  # noqa: F401  its BLAS must be loaded before it is looked for
 from threadpoolctl import ThreadpoolController
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+@functools.cache
+def _libraries() -> ThreadpoolController:
+    """Those loaded when first asked, numpy's BLAS among them: to look for them takes 1 ms."""
+    return ThreadpoolController()
 
 
 class _Limit:
@@ -37,7 +45,7 @@ def one_blas_thread() -> Iterator[None]:
     """Within it numpy's BLAS uses the calling thread alone; may be nested, and entered at once."""
     with _limit.lock:
         if not _limit.users:
-            _limit.limiter = ThreadpoolController().limit(limits=1, user_api="blas")
+            _limit.limiter = _libraries().limit(limits=1, user_api="blas")
             _limit.limiter.__enter__()
         _limit.users += 1
     try:

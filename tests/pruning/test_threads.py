@@ -1,0 +1,137 @@
+"""The same bits whatever the number of threads, of ours and of BLAS."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from threading import Thread
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+from twofour.pruning.matrices import Layout, matrix_rows
+from twofour.pruning.methods import METHODS
+from twofour.pruning.solve import LayerProblem, solve_layer, solve_layers
+from twofour.pruning.statistics import InputSums, held_out_samples
+from twofour.pruning.threads import one_blas_thread, side_by_side
+from twofour.records.options import MethodOptions
+from twofour.records.weights import Pattern
+
+
+def problem(inputs: int = 640, rows: int = 300) -> LayerProblem:
+    """Wider than a tile of the Gram matrix, and of several tiles of rows."""
+    generator = np.random.default_rng(0)
+    weight = generator.normal(size=(rows, inputs)).astype(np.float32)
+    x = generator.normal(size=(900, inputs)).astype(np.float32)
+    x += np.roll(x, 1, 1)
+    layout = Layout(shape=weight.shape, axis=1, m=4)
+    sums = InputSums(layout)
+    sums.add(matrix_rows(x, layout), held_out_samples(0, 900))
+    statistics = sums.statistics()
+    assert statistics is not None
+    return LayerProblem(
+        stored=weight, layout=layout, pattern=Pattern(2, 4), statistics=statistics, has_bias=True
+    )
+
+
+def digest(threads: int | None) -> str:
+    found = hashlib.sha256()
+    layer = problem()
+    found.update(layer.statistics.seen.gram.tobytes())
+    for method in ("wanda", "sparsegpt", "admm"):
+        solved = solve_layer(layer, METHODS[method], MethodOptions(), threads=threads)
+        found.update(solved.weight.tobytes())
+        found.update(repr(solved.output_error).encode())
+    return found.hexdigest()
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    assert len({digest(threads) for threads in (1, 2, 4)}) == 1
+
+
+@pytest.mark.slow
+def test_any_environment_gives_the_same_bits() -> None:
+    """A process of its own for each, as libraries read their settings when they are loaded."""
+    found = []
+    for threads in ("1", "2", "4"):
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        command = [sys.executable, "-c", f"import {__name__} as t; print(t.digest(None))"]
+        done = subprocess.run(
+            command,
+            env={
+                **os.environ,
+                **dict.fromkeys(names, threads),
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.append(done.stdout)
+    assert len(set(found)) == 1
+    assert len(found[0].strip()) == 64
+
+
+def test_layers_with_the_same_inputs_are_prepared_once() -> None:
+    calls = []
+    admm = METHODS["admm"]
+    assert admm.prepare is not None
+    prepare = admm.prepare
+
+    def counted(one: object) -> object:
+        calls.append(one)
+        return prepare(one)  # type: ignore[arg-type]  # it is handed on as it came
+
+    layer = problem(64, 32)
+    other = replace(layer, stored=layer.stored[::-1].copy())
+    equal = replace(other, statistics=problem(64, 32).statistics)
+    solved = solve_layers(
+        [layer, other, equal], replace(admm, prepare=counted), MethodOptions(), threads=1
+    )
+    assert len(calls) == 1
+    for one, found in zip((layer, other, equal), solved, strict=True):
+        alone = solve_layer(replace(one), admm, MethodOptions())
+        assert np.array_equal(found.weight, alone.weight)
+    doubled = replace(problem(64, 32).statistics.seen, gram=layer.statistics.seen.gram * 2)
+    far = replace(layer, statistics=replace(layer.statistics, seen=doubled))
+    shifted = replace(doubled, gram=doubled.gram + np.eye(64))
+    other_inputs = replace(layer, statistics=replace(layer.statistics, seen=shifted))
+    solve_layers([layer, far, other_inputs], replace(admm, prepare=counted), MethodOptions())
+    assert len(calls) == 3  # the scale of the inputs changes nothing, their directions do
+
+
+def test_results_come_in_order_and_the_first_error_is_raised() -> None:
+    def work(piece: int) -> int:
+        time.sleep(0.01 * (5 - piece))
+        if piece > 3:
+            raise ValueError(piece)
+        return piece
+
+    assert side_by_side(work, [0, 1, 2, 3], threads=4) == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="4"):
+        side_by_side(work, [0, 4, 5], threads=3)
+
+
+def test_blas_has_one_thread_until_the_last_one_leaves() -> None:
+    def threads() -> set[int]:
+        return {lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}
+
+    before, seen = threads(), []
+
+    def nested() -> None:
+        with one_blas_thread():
+            time.sleep(0.02)
+        seen.append(threads())
+
+    with one_blas_thread():
+        thread = Thread(target=nested)
+        thread.start()
+        thread.join()
+        assert threads() == {1}
+    assert seen == [{1}]
+    assert threads() == before
