@@ -1,0 +1,76 @@
+"""The methods on torch tensors: the same masks, close values, and nothing comes to the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.calibrated_layers import KINDS
+
+from twofour.pruning.methods import METHODS, refit
+from twofour.pruning.methods.problem import Problem
+from twofour.pruning.solve import LayerProblem, Solved, solve_layer
+from twofour.pruning.statistics import InputSums, held_out_samples
+from twofour.records.options import MethodOptions
+from twofour.records.weights import Pattern
+
+WITH_MASK = [name for name in METHODS if name != "keep"]
+
+
+def solved(kind: str, method: str, on_torch: bool) -> Solved:
+    layer = KINDS[kind](4, 0)
+    rows: Any = layer.rows.astype(np.float32)
+    weight: Any = layer.weight.astype(np.float32)
+    if on_torch:
+        rows, weight = torch.from_numpy(rows), torch.from_numpy(weight)
+    sums = InputSums(layer.layout)
+    sums.add(rows, held_out_samples(0, rows.shape[1]))
+    statistics = sums.statistics()
+    assert statistics is not None
+    problem = LayerProblem(
+        stored=weight,
+        layout=layer.layout,
+        pattern=Pattern(2, 4),
+        statistics=statistics,
+        has_bias=True,
+    )
+    return solve_layer(problem, METHODS[method], MethodOptions())
+
+
+@pytest.mark.parametrize("method", WITH_MASK)
+@pytest.mark.parametrize("kind", ["linear", "packed", "conv2d, groups", "transposed, 2d"])
+def test_tensors_get_what_arrays_get(kind: str, method: str) -> None:
+    array, tensor = solved(kind, method, False), solved(kind, method, True)
+    assert isinstance(tensor.weight, torch.Tensor)
+    assert isinstance(tensor.bias_change, torch.Tensor)
+    assert np.array_equal(tensor.weight.numpy() != 0, array.weight != 0)
+    assert np.allclose(tensor.weight.numpy(), array.weight, rtol=1e-3, atol=1e-4)
+    assert np.allclose(tensor.bias_change.numpy(), array.bias_change, rtol=1e-3, atol=1e-4)
+    assert tensor.output_error.held_out is not None
+    for a, b in zip(
+        (tensor.output_error.calibration, tensor.output_error.held_out),
+        (array.output_error.calibration, array.output_error.held_out or 0),
+        strict=True,
+    ):
+        assert np.isclose(a, b, rtol=1e-3, atol=1e-6)
+    assert (tensor.damping, tensor.note) == (array.damping, array.note)
+
+
+@pytest.mark.parametrize("method", WITH_MASK)
+def test_nothing_comes_to_the_host_inside_a_method(method: str) -> None:
+    """On the device `meta`, that has shapes and no values: to read one or to mix devices fails."""
+    problem = Problem(
+        weight=torch.empty(32, 256, device="meta"),
+        gram=torch.empty(256, 256, device="meta"),
+        pattern=Pattern(2, 4),
+    )
+    with pytest.raises(RuntimeError, match="meta"):
+        float(problem.gram[0, 0])
+    one = METHODS[method]
+    if one.prepare is not None:
+        problem = replace(problem, prepared=one.prepare(problem))
+    new = refit.refit(problem, one.solve(problem), 10)
+    assert (new.shape, new.device.type) == (problem.weight.shape, "meta")
