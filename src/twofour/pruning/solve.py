@@ -6,6 +6,7 @@ matrix alone is worked out once for layers that share it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,7 +150,7 @@ class _Run:
     def __init__(self, method: Method, options: MethodOptions, threads: int | None) -> None:
         self._method, self._options, self._threads = method, options, threads
         self._steps = method.refit if options.refit is None else max(0, options.refit)
-        self._gram: Array | None = None
+        self._gram: Array = None
         self._damping = DAMPING
         self._prepared: list[Any] = []
 
@@ -234,7 +235,7 @@ class _Run:
     def _side_by_side(self, work: Callable[[Any], R], pieces: Sequence[Any]) -> list[R]:
         """In threads for numpy, where it is worth it; another device spreads its work itself."""
         threads = self._threads
-        if not is_numpy_array(self._gram) or self._gram.size < _SMALL:
+        if not is_numpy_array(self._gram) or math.prod(self._gram.shape) < _SMALL:
             threads = 1
         return side_by_side(work, pieces, threads=threads)
 

@@ -46,6 +46,7 @@ def test_tensors_get_what_arrays_get(kind: str, method: str) -> None:
     array, tensor = solved(kind, method, False), solved(kind, method, True)
     assert isinstance(tensor.weight, torch.Tensor)
     assert isinstance(tensor.bias_change, torch.Tensor)
+    assert array.bias_change is not None
     assert np.array_equal(tensor.weight.numpy() != 0, array.weight != 0)
     assert np.allclose(tensor.weight.numpy(), array.weight, rtol=1e-3, atol=1e-4)
     assert np.allclose(tensor.bias_change.numpy(), array.bias_change, rtol=1e-3, atol=1e-4)
