@@ -56,7 +56,7 @@ def einsum_weight(equation: str, position: int) -> EinsumWeight | None:
     lacks. No letter may stand twice in an operand (a diagonal) or in one operand alone without
     being in the output (a sum over it), and the weight has no dots.
     """
-    terms = _terms(equation)
+    terms = einsum_terms(equation)
     if terms is None:
         return None
     weight, other, output = terms[position], terms[1 - position], terms[2]
@@ -73,8 +73,8 @@ def einsum_weight(equation: str, position: int) -> EinsumWeight | None:
     )
 
 
-def _terms(equation: str) -> tuple[tuple[str, ...], ...] | None:
-    """Letters of both operands and of the output, with "..." as one of them."""
+def einsum_terms(equation: str) -> tuple[tuple[str, ...], ...] | None:
+    """Letters of both operands and of the output, with "..." as one of them; None: no such ones."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     given = left.split(",")
     if len(given) != _OPERANDS or not all(_TERM.fullmatch(term) for term in (*given, right)):
@@ -97,6 +97,8 @@ class Layer:
     """A node with the weight that was found, and the way to its constant."""
 
     node: Node
+    scope: Scope
+    """The graph that the node lies in."""
     weight: Weight
     found: Trace
     position: int
@@ -147,9 +149,13 @@ def _einsum_input(scope: Scope, node: Node) -> int | None:
 
 
 def _einsum(node: Node, position: int) -> EinsumWeight | None:
-    equation = attribute(node.proto, "equation")
-    text = "" if equation is None else equation.s.decode(errors="replace")
-    return einsum_weight(text, position)
+    return einsum_weight(attribute_text(node, "equation"), position)
+
+
+def attribute_text(node: Node, name: str) -> str:
+    """The text attribute of that name; "" where it has none."""
+    found = attribute(node.proto, name)
+    return "" if found is None else found.s.decode(errors="replace")
 
 
 def _is_picked(scope: Scope, name: str) -> bool:
@@ -176,7 +182,7 @@ def find_layer(
         weight = _constant_weight(node, position, found, pattern)
         if weight.math_dtype == "int8":
             weight = replace(weight, output_quantized=quantized)
-    return Layer(node=node, weight=weight, found=found, position=position)
+    return Layer(node=node, scope=scope, weight=weight, found=found, position=position)
 
 
 def _picked_weight(node: Node, position: int, found: Trace, pick: Node) -> Weight:

@@ -151,7 +151,7 @@ def shapes(found: Trace) -> tuple[tuple[int, ...], ...] | Reason:
     assert found.tensor is not None
     known = [shape_of(found.tensor)]
     for step in reversed(found.steps):
-        shape = _shape_after(step, known[0])
+        shape = shape_after(step, known[0])
         if shape is None:
             return _unsupported(
                 f"{_called(step.node)} gives weight {found.constant!r} of shape"
@@ -242,7 +242,7 @@ def _before(
     if node.proto.op_type in CUTS:
         return _before_cuts(cut_of(node, step.scope, step.output, before), landing, before)
     if node.proto.op_type == "Transpose":
-        return Landing(axis=_permutation(node, len(before))[landing.axis], run=landing.run)
+        return Landing(axis=permutation(node, len(before))[landing.axis], run=landing.run)
     return _before_reshape(landing, after, before) if node.op in _RESHAPES else landing
 
 
@@ -283,11 +283,11 @@ def _before_cuts(
     return Landing(axis=landing.axis, run=gcd(cut.start, cut.length, landing.run or cut.length))
 
 
-def _shape_after(step: Step, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def shape_after(step: Step, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Shape behind the node; None where it depends on something that is not a constant."""
     try:
         if step.node.proto.op_type == "Transpose":
-            return tuple(shape[a] for a in _permutation(step.node, len(shape)))
+            return tuple(shape[a] for a in permutation(step.node, len(shape)))
         if step.node.proto.op_type in CUTS:
             lengths = {c.axis: c.length for c in cut_of(step.node, step.scope, step.output, shape)}
             return tuple(lengths.get(a, length) for a, length in enumerate(shape))
@@ -310,7 +310,8 @@ def _gathered(step: Step, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return (*shape[:axis], *indices, *shape[axis + 1 :])
 
 
-def _permutation(node: Node, rank: int) -> tuple[int, ...]:
+def permutation(node: Node, rank: int) -> tuple[int, ...]:
+    """Order of the axes behind a Transpose; raises ValueError for one that fits no such rank."""
     perm = next((tuple(a.ints) for a in node.proto.attribute if a.name == "perm"), ())
     if not perm:
         return tuple(reversed(range(rank)))

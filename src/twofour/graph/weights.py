@@ -36,6 +36,8 @@ class GraphWeights:
     weights: tuple[Weight, ...]
     tensors: tuple[onnx.TensorProto | None, ...]
     """Part of the model, not a copy; beside `weights`, None where there is no constant."""
+    layers: tuple[Layer, ...]
+    """Beside `weights`: the node of each, and the way to its constant."""
     activation_products: int
     """MatMul nodes with two inputs that are known at run time only."""
     not_covered: tuple[NotCovered, ...]
@@ -67,6 +69,7 @@ def find_weights(
         return GraphWeights(
             weights=_with_refusal(_tied(layers, opened), refusal_reason(opened)),
             tensors=tuple(layer.found.tensor for layer in layers),
+            layers=tuple(layers),
             activation_products=products,
             not_covered=not_covered(
                 (*opened, *function_scopes(model, path)),

@@ -6,6 +6,7 @@ everything after it see the weights that the engine will get.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from twofour.pipeline.onnx_inputs import (
     made_up_batch,
     random_inputs,
 )
+from twofour.pipeline.sources.calibration.open import calibration_key
 from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pipeline.stages import (
     DENSE,
@@ -40,6 +42,7 @@ from twofour.pipeline.stages import (
     onnx_name,
     reference_name,
     variant_record,
+    versions,
 )
 from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.pipeline.validating import pruned_names
@@ -48,10 +51,12 @@ from twofour.records.options import Precision, RunOptions, Selection, Variant
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
 from twofour.records.weights import Pattern
+from twofour.store import sha256_bytes, sha256_file
 
 if TYPE_CHECKING:
     from twofour.export.casts import Conversion
     from twofour.pipeline.sources.onnx import OnnxSource
+    from twofour.pruning.onnx_file import Calibrated
 
 
 def take_over(run: Run, variant: Variant = DENSE) -> ExportedVariant:
@@ -169,8 +174,9 @@ def prune(run: Run) -> Stage[PruneResult]:
         record=PRUNE,
         kind=PruneResult,
         work=work,
-        options=("pattern", "selection"),
-        packages=("onnx",),
+        options=("pattern", "selection", "method", "calibration"),
+        facts={"calibration": calibration_key(run.options.calibration, _beside(run))},
+        packages=("onnx",) if run.options.calibration.data is None else ("onnx", *RUNTIMES),
         reads=onnx_files(run.file(onnx_name(_base(run)))),
     )
 
@@ -275,12 +281,48 @@ def _outputs_and_ranges(
 def _prune(run: Run, pattern: Pattern, selection: Selection) -> PruneResult:
     from twofour.pruning.onnx_file import prune_onnx
 
-    dense, sparse = run.file(onnx_name(_base(run))), run.file(onnx_name(SPARSE))
+    sparse, folder = run.file(onnx_name(SPARSE)), run.file(STAGES) / "calibration"
+    opened = run.models.open(run.file(onnx_name(_base(run))))
     _remove_data(sparse)
-    pruned = prune_onnx(run.models.open(dense), sparse, pattern, selection)
+    method, calibrated = run.options.method_name, None
+    if run.options.calibration.data is not None:
+        calibrated = _calibrated(run, opened, folder)
+    pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
+    shutil.rmtree(folder, ignore_errors=True)
     result = replace(pruned, source=run.source.text)
     refuse_nothing_pruned(result)
     return result
+
+
+def _beside(run: Run) -> Path:
+    """Where the model's tokenizer and image processor may lie."""
+    return Path(run.source.text).absolute().parent
+
+
+def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
+    """New weights by the calibration data; a folder that an earlier run left is gone on with."""
+    from twofour.pipeline.onnx_calibrating import CalibrationJob, calibrate
+    from twofour.pipeline.sources.calibration.models import onnx_inputs
+    from twofour.pipeline.sources.calibration.open import open_calibration
+
+    options = run.options
+    inputs = onnx_inputs(Path(run.source.text).absolute(), opened.inputs)
+    data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
+    for note in data.notes:
+        run.progress.note(note)
+    facts = (options.pattern, options.selection, options.method, options.calibration, data.key())
+    files = (sha256_file(file) for file in (opened.path, *opened.data_files))
+    job = CalibrationJob(
+        opened=opened,
+        pattern=options.pattern,
+        selection=options.selection,
+        method=options.method_name,
+        options=options.method,
+        data=data,
+        folder=folder,
+        key=sha256_bytes(*(repr(fact).encode() for fact in (*facts, *files, versions(*RUNTIMES)))),
+    )
+    return calibrate(job, run.progress)
 
 
 def _base(run: Run) -> Variant:

@@ -22,6 +22,7 @@ from twofour.engines.tensorrt.build import opset_for
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.source import Source
+from twofour.pruning.methods import DEFAULT_WITH_DATA, DEFAULT_WITHOUT_DATA
 from twofour.records.build import EngineStatus
 from twofour.records.options import Precision, RunOptions
 
@@ -57,6 +58,12 @@ class Settings(RunOptions):
 
     chosen: ChosenEngine | None = None
     """None in a job that builds nothing."""
+
+    @property
+    def method_name(self) -> str:
+        """The pruning method that was asked for, else the default with or without data."""
+        default = DEFAULT_WITHOUT_DATA if self.calibration.data is None else DEFAULT_WITH_DATA
+        return self.method.name or default
 
     @property
     def builder(self) -> ChosenEngine:

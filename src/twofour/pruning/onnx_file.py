@@ -6,6 +6,7 @@ copies, one at a time, so memory holds the graph and one weight.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,27 +19,33 @@ import onnx
 from twofour.errors import BadInputError, naming
 from twofour.graph.files import (
     Array,
+    dtype_name,
     external_data,
     external_tensors,
     fill_in,
     is_groupable,
+    numpy_dtype,
     read_tensor,
     storage_key,
     write_tensor,
 )
 from twofour.graph.opened import OpenedModel
+from twofour.graph.scope import scopes
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.pattern import as_bits, count_zeros
-from twofour.pruning.methods import InPlace, without_data
+from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, InPlace, method_named, without_data
 from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.selection import Choice, choose
 from twofour.records.options import Selection
-from twofour.records.pruning import PrunedWeight, PruneResult
-from twofour.records.weights import Pattern, Weight
+from twofour.records.pruning import Calibration, OutputError, PrunedWeight, PruneResult
+from twofour.records.weights import Pattern, Weight, shared
 from twofour.store import atomic_file
 
 _DEFAULT_SELECTION = Selection()
 _Key = tuple[object, ...]
+_TILE = 1 << 20
+SEPARATE_INITIALIZERS = 4
+"""The first IR version in which an initializer need not be a graph input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,33 @@ class _Job:
     """None: only count its zeros."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """How a weight was pruned with calibration data, or why without."""
+
+    method: str
+    output_error: OutputError | None = None
+    damping: float | None = None
+    refit_steps: int = 0
+    bias_corrected: bool = False
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """New values for weights and biases of a file, found with calibration data."""
+
+    calibration: Calibration
+    rows: Mapping[int, Solution]
+    """By row of the graph's weights."""
+    arrays: Mapping[int, Path]
+    """By row: a file with the array as it is to be stored; rows that have none are pruned here."""
+    biases: Mapping[str, Path]
+    """By name of a constant in the main graph: a file with its new values."""
+    constants: Mapping[tuple[int, int], onnx.TensorProto]
+    """(node of the main graph, input of it): a constant of a new name that it is to read."""
+
+
 _NOTHING = Outcome(kept_magnitude=None, zeros=0, zeros_before=0)
 
 
@@ -61,15 +95,19 @@ def prune_onnx(
     selection: Selection = _DEFAULT_SELECTION,
     *,
     method: str = "magnitude",
+    calibrated: Calibrated | None = None,
 ) -> PruneResult:
     """Write the model to `target` with the selected weights pruned to N:M.
+
+    With `calibrated`, weights get the values that were found with calibration data, for the same
+    pattern and selection, and `method` prunes only what is left.
 
     Inline weights stay inline; external ones lie in `<target>.data` (`<target>.0.data`, ... where
     the model has several files). Raises BadInputError for an unknown method, a damaged graph, a
     target that would overwrite the model, NaN or infinity in a weight, and an array that two
     nodes need pruned along different axes; nothing is left behind then.
     """
-    prune = without_data(method)
+    prune = without_data(left_to(method) if calibrated else method)
     source, model = opened.path, opened.copy()
     copies = _data_copies(opened, target)
     found = find_weights(model, pattern, path=source)
@@ -78,16 +116,39 @@ def prune_onnx(
     keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
     jobs = _jobs(found, chosen, keys, source)
     _refuse_overlaps(model, jobs, source)
+    solved = _solved(keys, calibrated)
     with _written(opened, model, target, copies) as data:
-        outcomes = {key: _run(job, source, data, pattern, prune) for key, job in jobs.items()}
+        outcomes = {
+            key: _run(job, source, data, pattern, prune)
+            if key not in solved
+            else _replace(job, source, data, solved[key])
+            for key, job in jobs.items()
+        }
+        if calibrated is not None:
+            _correct(model, source, data, calibrated)
     return PruneResult(
         source=str(source),
         pattern=pattern,
         method=method,
         selection=selection,
-        weights=tuple(_rows(chosen, keys, outcomes)),
+        weights=tuple(_rows(chosen, keys, outcomes, method, calibrated)),
         not_covered=found.not_covered,
+        calibration=None if calibrated is None else calibrated.calibration,
     )
+
+
+def refuse_conflicts(opened: OpenedModel, pattern: Pattern, selection: Selection) -> None:
+    """Raise what `prune_onnx` would of arrays that cannot be pruned for all of their users."""
+    source, found = opened.path, opened.weights(pattern)
+    with naming(source):
+        chosen = choose(found.weights, pattern, selection)
+    keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
+    _refuse_overlaps(opened.proto, _jobs(found, chosen, keys, source), source)
+
+
+def left_to(method: str) -> str:
+    """The method for weights that a method with data cannot take."""
+    return method if method_named(method).in_place is not None else DEFAULT_WITHOUT_DATA
 
 
 def copy_onnx(opened: OpenedModel, target: Path) -> None:
@@ -216,6 +277,51 @@ def _run(
     return outcome
 
 
+def _solved(keys: Sequence[_Key | None], calibrated: Calibrated | None) -> dict[_Key, Path]:
+    """Files with new values, by stored array."""
+    if calibrated is None:
+        return {}
+    return {key: f for row, f in calibrated.arrays.items() if (key := keys[row]) is not None}
+
+
+def _replace(job: _Job, source: Path, data: Mapping[Path, Path], solved: Path) -> Outcome:
+    """Write new values to where an array is kept."""
+    before = read_tensor(job.tensor, source)
+    after = np.fromfile(solved, before.dtype).reshape(before.shape)
+    _write_back(job.tensor, after, source, data)
+    whole = _magnitude(before)
+    return Outcome(
+        kept_magnitude=_magnitude(after) / whole if 0 < whole < math.inf else None,
+        zeros=count_zeros(after),
+        zeros_before=count_zeros(before),
+    )
+
+
+def _magnitude(values: Array) -> float:
+    """Sum of |w|, tile by tile: a copy of the whole is never made."""
+    flat = values.reshape(-1)
+    starts = range(0, flat.size, _TILE)
+    parts = (np.abs(flat[at : at + _TILE].astype(np.float64)).sum() for at in starts)
+    return math.fsum(map(float, parts))
+
+
+def _correct(
+    model: onnx.ModelProto, source: Path, data: Mapping[Path, Path], calibrated: Calibrated
+) -> None:
+    """Biases in their places, and as new constants where others use the old ones."""
+    known = next(scopes(model, source)).constants
+    for name, file in calibrated.biases.items():
+        kind = numpy_dtype(dtype_name(known[name]))
+        _write_back(known[name], np.fromfile(file, kind), source, data)
+    for (node, position), tensor in calibrated.constants.items():
+        model.graph.node[node].input[position] = tensor.name
+        model.graph.initializer.append(tensor)
+        if model.ir_version < SEPARATE_INITIALIZERS:
+            model.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+
+
 def _write_back(
     tensor: onnx.TensorProto, values: Array, source: Path, data: Mapping[Path, Path]
 ) -> None:
@@ -237,10 +343,16 @@ def _relocate(model: onnx.ModelProto, source: Path, copies: Mapping[Path, Path])
 
 
 def _rows(
-    chosen: Sequence[Choice], keys: Sequence[_Key | None], outcomes: Mapping[_Key, Outcome]
+    chosen: Sequence[Choice],
+    keys: Sequence[_Key | None],
+    outcomes: Mapping[_Key, Outcome],
+    method: str,
+    calibrated: Calibrated | None,
 ) -> Iterator[PrunedWeight]:
-    for (weight, pruned, reasons), key in zip(chosen, keys, strict=True):
+    solutions = {} if calibrated is None else calibrated.rows
+    for row, ((weight, pruned, reasons), key) in enumerate(zip(chosen, keys, strict=True)):
         outcome = _NOTHING if key is None else outcomes[key]
+        solution = solutions.get(row, Solution(method=method)) if pruned else None
         yield PrunedWeight(
             weight=weight,
             pruned=pruned,
@@ -248,4 +360,5 @@ def _rows(
             kept_magnitude=outcome.kept_magnitude if pruned else None,
             held_before=pruned and outcome.held_before,
             reasons=reasons,
+            **({} if solution is None else shared(solution, Solution)),
         )

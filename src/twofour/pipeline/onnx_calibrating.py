@@ -1,0 +1,479 @@
+"""Calibrated pruning of an ONNX file: level by level through ONNX Runtime, in a worker process.
+
+Between two levels every node runs once on every batch, with the weights before it pruned already.
+What is finished lies in a folder: a run that was killed goes on behind its last finished level.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from twofour.engines.onnxruntime.session import LEVELS
+from twofour.errors import BadInputError
+from twofour.graph.files import (
+    DTYPES,
+    Array,
+    dtype_name,
+    numpy_dtype,
+    read_tensor,
+    storage_key,
+)
+from twofour.graph.opened import OpenedModel
+from twofour.pattern import as_bits
+from twofour.pipeline.calibration_worker import BatchFile, Looked, Looking, Tap
+from twofour.pipeline.engine_host import EngineHost, Tries
+from twofour.pipeline.sources.calibration.data import CalibrationData
+from twofour.pipeline.sources.inputs import save_arrays
+from twofour.pipeline.workers import WorkerDiedError
+from twofour.pruning.methods import method_named, without_data
+from twofour.pruning.onnx_calibration import (
+    Piece,
+    Target,
+    borders,
+    main_graph,
+    plan_calibration,
+)
+from twofour.pruning.onnx_file import Calibrated, Solution, left_to
+from twofour.pruning.onnx_problems import constant, corrected, layer_problem, store_piece
+from twofour.pruning.onnx_rows import Reading
+from twofour.pruning.onnx_segments import Changes, Kind, Segments
+from twofour.pruning.selection import choose
+from twofour.pruning.solve import Solved, solve_layers
+from twofour.pruning.statistics import HELD_OUT, Inputs, Statistics
+from twofour.records.options import MethodOptions, Selection
+from twofour.records.pruning import Calibration
+from twofour.records.weights import Pattern
+from twofour.store import atomic_file, read_record, write_record
+
+_SERVICE = "twofour.pipeline.calibration_worker:CalibrationWorker"
+_GRAM_BYTES = 1 << 30
+"""Of the Gram matrices that are summed up in one pass; more make further passes."""
+_GRAM_ITEM_BYTES = 8
+_KEPT_BYTES = 1 << 30
+"""Of tensors between two levels that stay in memory; more go to files."""
+_NO_INPUT = "no calibration input reached it: pruned by magnitude"
+_STATE, _PIECE = "state.json", "piece.onnx"
+_CODES = {name: code for code, name in DTYPES.items()}
+_Seen = tuple[int, Statistics | None]
+"""How many users of a piece were looked at, and what they showed together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationJob:
+    """What is to be pruned, how, and by which data."""
+
+    opened: OpenedModel
+    pattern: Pattern
+    selection: Selection
+    method: str
+    options: MethodOptions
+    data: CalibrationData
+    folder: Path
+    """For what is finished and what is passed on, on the file system of the model; the caller
+    removes it."""
+    key: str
+    """Of all that the result depends on: what another one finished is not taken."""
+
+
+class Talk(Protocol):
+    """What is used of a run's progress."""
+
+    def step(self, text: str, done: int, total: int | None) -> None:
+        """Progress."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Corrected:
+    """A bias that was corrected, of one node: in its place, or as a copy for that node alone."""
+
+    user: int
+    """Of the piece."""
+    file: str
+    copy: str | None
+    """Its name; None: in its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finished:
+    """A piece that is done, by its number in the plan."""
+
+    piece: int
+    solution: Solution
+    biases: tuple[_Corrected, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """state.json: what of a calibration is done."""
+
+    key: str
+    pieces: tuple[_Finished, ...] = ()
+
+
+class Host(Protocol):
+    """What is used of an EngineHost with a CalibrationWorker in it."""
+
+    note: Callable[[str], None]
+
+    def call(self, command: str, *arguments: object) -> Any:  # noqa: ANN401  # each has its own
+        """The command's value; raises what it raised, and WorkerDiedError where it died."""
+
+
+def calibrate(job: CalibrationJob, talk: Talk, host: Host | None = None) -> Calibrated:
+    """New values for the weights that are to be pruned, and for the biases behind them.
+
+    Raises BadInputError for data and weights that are not finite, CannotRunError where ONNX Runtime
+    lacks a kernel, BuildFailedError where it fails, and CrashedError where it ends its process at
+    every optimization level.
+    """
+    if host is not None:
+        return _Calibration(job, talk, host).run()
+    with EngineHost(threads=1, note=talk.note, service=_SERVICE) as own:
+        return _Calibration(job, talk, own).run()
+
+
+class _Calibration:
+    """One calibration, from its first level to its last."""
+
+    def __init__(self, job: CalibrationJob, talk: Talk, host: Host) -> None:
+        self._job = job
+        self._talk = talk
+        self._host = host
+        chosen = choose(job.opened.weights(job.pattern).weights, job.pattern, job.selection)
+        self._graph = main_graph(job.opened, job.pattern)
+        self._plan = plan_calibration(self._graph, job.pattern, chosen)
+        job.folder.mkdir(parents=True, exist_ok=True)
+        self._changes = Changes(arrays={}, constants={})
+        self._segments = Segments(self._graph, self._changes, _linked(job))
+        self._finished: dict[int, _Finished] = {}
+        for done in _finished(job):
+            self._take(done)
+        self._batches: tuple[BatchFile, ...] = ()
+        self._begun = False
+        self._have: dict[str, Kind] = {}
+        self._waiting: dict[int, _Seen] = {}
+
+    def run(self) -> Calibrated:
+        """Every level that is not finished, in order."""
+        levels = self._plan.levels
+        self._batches = tuple(_written_batches(self._job))
+        taps = [sorted({user.tap for _, user in self._users(level)}) for level in levels]
+        tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=self._host.note)
+        for level, border in zip(levels, borders(self._graph, taps), strict=True):
+            self._one_level(level, border, tries)
+        return self._calibrated()
+
+    def _one_level(self, level: int, border: frozenset[str], tries: Tries) -> None:
+        users = [(number, u) for number, u in self._users(level) if number not in self._finished]
+        if users:
+            tries.until_alive(
+                lambda optimized: self._level(users, border, optimized),
+                lambda: f"running {self._job.opened.path.name} on calibration data",
+            )
+            write_record(
+                self._job.folder / _STATE,
+                _State(key=self._job.key, pieces=tuple(self._finished.values())),
+            )
+
+    def _users(self, level: int) -> list[tuple[int, Target]]:
+        """Those of one level, each with the number of its piece."""
+        return [
+            (number, user)
+            for number, piece in enumerate(self._plan.pieces)
+            for user in piece.users
+            if user.level == level
+        ]
+
+    def _level(
+        self, users: Sequence[tuple[int, Target]], border: frozenset[str], optimized: str
+    ) -> None:
+        """Look at the inputs of one level's layers, and prune those that have no others to come."""
+        waiting = dict(self._waiting)
+        for group in _passes([one for one in users if one[0] not in self._finished]):
+            taps = tuple({_tapped(user): _tap(user) for _, user in group}.values())
+            looked = self._look(taps, border, optimized)
+            found = dict(zip(((t.tensor, t.reading) for t in taps), looked.statistics, strict=True))
+            ready = []
+            for number, user in group:
+                count, before = waiting.get(number, (0, None))
+                waiting[number] = count + 1, _both(before, found[_tapped(user)])
+                if count + 1 == len(self._plan.pieces[number].users):
+                    ready.append((number, waiting.pop(number)[1]))
+            self._solve(ready)
+        self._waiting = waiting
+
+    def _look(self, taps: tuple[Tap, ...], border: frozenset[str], optimized: str) -> Looked:
+        """One pass over the batches, from what the worker holds to these taps."""
+        folder = self._job.folder
+        try:
+            if not self._begun:
+                self._have = {}
+                self._host.call("begin", folder, self._batches)
+                self._begun = True
+            wanted = sorted({*border, *(tap.tensor for tap in taps)})
+            piece = self._segments.piece(wanted, self._have)
+            if piece is not None:
+                (folder / _PIECE).write_bytes(piece.SerializeToString())
+            asked = Looking(
+                piece=None if piece is None else folder / _PIECE,
+                level=optimized,
+                keep=border,
+                taps=taps,
+                memory_bytes=_KEPT_BYTES,
+                disk_bytes=shutil.disk_usage(folder).free // 2,
+            )
+            looked: Looked = self._host.call("look", asked)
+        except WorkerDiedError:
+            self._begun = False
+            raise
+        if looked.kept:
+            self._have = {
+                name: Kind(dtype=_CODES[dtype], rank=rank)
+                for name, (dtype, rank) in looked.ranks.items()
+            }
+        return looked
+
+    def _solve(self, ready: Sequence[tuple[int, Statistics | None]]) -> None:
+        """Prune pieces whose statistics are complete."""
+        pieces, path = self._plan.pieces, self._job.opened.path
+        known = []
+        for number, found in ready:
+            if found is None:
+                unseen = Solution(method=left_to(self._job.method), note=_NO_INPUT)
+                self._take(_Finished(piece=number, solution=unseen))
+            else:
+                known.append((number, found))
+        with _naming_layers(path, [pieces[number] for number, _ in known]):
+            problems = [layer_problem(pieces[n], self._job.pattern, s, path) for n, s in known]
+            solved = solve_layers(problems, method_named(self._job.method), self._job.options)
+        for (number, _), result in zip(known, solved, strict=True):
+            self._take(self._stored(number, result))
+            done = len(self._finished)
+            self._talk.step(pieces[number].users[0].label, done, len(pieces))
+
+    def _stored(self, number: int, solved: Solved) -> _Finished:
+        """Write what became of a piece, and of the biases behind it."""
+        piece, folder, path = self._plan.pieces[number], self._job.folder, self._job.opened.path
+        array = folder / self._file_of(piece)
+        stored = read_tensor(piece.tensor, path)
+        if array.exists() and piece.key in self._changes.arrays:  # another part of it was first
+            stored = np.fromfile(array, stored.dtype).reshape(stored.shape)
+        store_piece(piece, solved.weight, stored)
+        _write(array, stored)
+        biases = []
+        for at, user in enumerate(piece.users):
+            if user.bias is not None and solved.bias_change is not None:
+                file = f"bias-{number}-{at}.bin"
+                _write(folder / file, corrected(user.bias, solved.bias_change, path))
+                copy = None if user.bias.own else self._new_name(f"{user.label}.bias")
+                biases.append(_Corrected(user=at, file=file, copy=copy))
+        solution = Solution(
+            method=self._job.method,
+            output_error=solved.output_error,
+            damping=solved.damping,
+            refit_steps=solved.refit_steps,
+            bias_corrected=bool(biases),
+            note=solved.note,
+        )
+        return _Finished(piece=number, solution=solution, biases=tuple(biases))
+
+    def _take(self, done: _Finished) -> None:
+        """A finished piece: what runs from now on has its values."""
+        piece, folder = self._plan.pieces[done.piece], self._job.folder
+        self._finished[done.piece] = done
+        if done.solution.output_error is not None:
+            self._changes.arrays[piece.key] = folder / self._file_of(piece)
+        for each in done.biases:
+            bias = piece.users[each.user].bias
+            assert bias is not None, "it was corrected"
+            if each.copy is None:
+                self._changes.arrays[storage_key(bias.tensor)] = folder / each.file
+            else:
+                kind = bias.view.seen(read_tensor(bias.tensor, self._job.opened.path)).dtype
+                values = np.fromfile(folder / each.file, kind).reshape(bias.shape)
+                place = bias.node, bias.position
+                self._changes.constants[place] = constant(each.copy, values)
+
+    def _file_of(self, piece: Piece) -> str:
+        first = next(n for n, one in enumerate(self._plan.pieces) if one.key == piece.key)
+        return f"array-{first}.bin"
+
+    def _new_name(self, wish: str) -> str:
+        graph = self._job.opened.proto.graph
+        taken = {*self._graph.made_by, *(v.name for v in (*graph.initializer, *graph.input))}
+        taken |= {tensor.name for tensor in self._changes.constants.values()}
+        name, number = wish, 0
+        while name in taken:
+            number += 1
+            name = f"{wish}.{number}"
+        return name
+
+    def _calibrated(self) -> Calibrated:
+        """What is to be written into the file."""
+        pieces, done = self._plan.pieces, self._finished
+        rows = {
+            user.row: done[number].solution
+            for number, piece in enumerate(pieces)
+            for user in piece.users
+        }
+        left = left_to(self._job.method)
+        rows |= {row: Solution(method=left, note=why) for row, why in self._plan.without.items()}
+        self._prune_rest()
+        arrays = self._changes.arrays
+        biases = {
+            user.bias.name: arrays[storage_key(user.bias.tensor)]
+            for number, piece in enumerate(pieces)
+            for each in done[number].biases
+            if each.copy is None and (user := piece.users[each.user]).bias is not None
+        }
+        data = self._job.data
+        return Calibrated(
+            calibration=Calibration(
+                source=data.source,
+                samples=data.samples,
+                held_out=data.samples // HELD_OUT,
+                notes=data.notes,
+            ),
+            rows=rows,
+            arrays={
+                user.row: arrays[piece.key]
+                for piece in pieces
+                for user in piece.users
+                if piece.key in arrays
+            },
+            biases=biases,
+            constants=self._changes.constants,
+        )
+
+    def _prune_rest(self) -> None:
+        """What of an array no layer sees, or no input reached, while the rest of it was solved."""
+        prune = without_data(left_to(self._job.method))
+        for key, file in self._changes.arrays.items():
+            parts = [(n, piece) for n, piece in enumerate(self._plan.pieces) if piece.key == key]
+            if not parts:  # a bias
+                continue
+            solved = sum(p.size for n, p in parts if self._finished[n].solution.output_error)
+            tensor = parts[0][1].tensor
+            if solved < math.prod(tensor.dims):
+                values = np.fromfile(file, numpy_dtype(dtype_name(tensor)))
+                values = values.reshape(tuple(tensor.dims))
+                axis = self._axis(parts[0][1])
+                prune(as_bits(values), axis, self._job.pattern, kind=values.dtype.name)
+                _write(file, values)
+
+    def _axis(self, piece: Piece) -> int:
+        axis = self._job.opened.weights(self._job.pattern).weights[piece.users[0].row].axis
+        assert axis is not None, "it was chosen for its axis"
+        return axis
+
+
+def _finished(job: CalibrationJob) -> tuple[_Finished, ...]:
+    """What an earlier run with the same key finished; what another one left is removed."""
+    file = job.folder / _STATE
+    with contextlib.suppress(BadInputError):
+        state = read_record(_State, file)
+        if state.key == job.key:
+            return state.pieces
+    for left in job.folder.glob("*"):
+        left.unlink()
+    return ()
+
+
+def _linked(job: CalibrationJob) -> dict[Path, str]:
+    """The model's files under names in the folder, as ONNX Runtime reads none from outside it."""
+    names = {}
+    for number, file in enumerate((job.opened.path, *job.opened.data_files)):
+        link = job.folder / f"model-{number}.bin"
+        link.unlink(missing_ok=True)
+        try:
+            os.link(file, link)
+        except OSError:
+            shutil.copyfile(file, link)
+        names[file] = link.name
+    return names
+
+
+def _written_batches(job: CalibrationJob) -> Iterator[BatchFile]:
+    """The batches as files, for a process that may have to be started again."""
+    first = 0
+    for number, batch in enumerate(job.data.batches()):
+        path = job.folder / f"batch-{number}.npz"
+        save_arrays(path, batch.arrays)
+        yield BatchFile(path=path, samples=batch.samples, first=first, padding=batch.padding)
+        first += batch.samples
+
+
+def _tapped(user: Target) -> tuple[str, Reading]:
+    """Equal for users with the same Gram matrix."""
+    return user.tap, user.reading
+
+
+def _tap(user: Target) -> Tap:
+    return Tap(tensor=user.tap, reading=user.reading, layer=user.label)
+
+
+def _passes(users: Sequence[tuple[int, Target]]) -> Iterator[list[tuple[int, Target]]]:
+    """Users whose Gram matrices are summed up together; those that share one stay together."""
+    groups: dict[tuple[str, Reading], list[tuple[int, Target]]] = {}
+    for one in users:
+        groups.setdefault(_tapped(one[1]), []).append(one)
+    together: list[tuple[int, Target]] = []
+    total = 0
+    for (_, reading), group in groups.items():
+        parts, inputs = reading.layout.parts_and_inputs
+        size = 2 * parts * inputs * inputs * _GRAM_ITEM_BYTES
+        if together and total + size > _GRAM_BYTES:
+            yield together
+            together, total = [], 0
+        together = [*together, *group]
+        total += size
+    if together:
+        yield together
+
+
+def _both(one: Statistics | None, other: Statistics | None) -> Statistics | None:
+    """Of two users of one array."""
+    if one is None or other is None:
+        return one or other
+    return Statistics(
+        seen=_sum(one.seen, other.seen),
+        held_out=one.held_out or other.held_out
+        if one.held_out is None or other.held_out is None
+        else _sum(one.held_out, other.held_out),
+    )
+
+
+def _sum(one: Inputs, other: Inputs) -> Inputs:
+    return Inputs(
+        gram=one.gram + other.gram, total=one.total + other.total, rows=one.rows + other.rows
+    )
+
+
+@contextlib.contextmanager
+def _naming_layers(path: Path, pieces: Sequence[Piece]) -> Iterator[None]:
+    """Which layers an error is about, where it does not say."""
+    try:
+        yield
+    except BadInputError as error:
+        if str(path) in error.message:
+            raise
+        labels = ", ".join(repr(piece.users[0].label) for piece in pieces)
+        raise BadInputError(f"{path}: layer {labels}: {error.message}", hint=error.hint) from error
+
+
+def _write(file: Path, values: Array) -> None:
+    """Whole or not at all."""
+    with atomic_file(file) as temporary:
+        np.ascontiguousarray(values).tofile(temporary)
