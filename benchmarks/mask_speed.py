@@ -2,9 +2,12 @@
 
     python benchmarks/mask_speed.py [--repeats 15] [--skip-peers]
 
-All on the same values in one process, turn by turn, so that a busy machine hits all alike. The
-last line is JSON: per case the samples' median, min and max in ms, and G weights/s by the median.
-`ratio_to_clone` and `times_faster` compare medians. nvidia-modelopt is timed where it can be
+All on the same values in one process, turn by turn, so that a busy machine hits all alike. `prune`
+is one array, `twofour.prune` the whole call on a module, its check for NaN and its record included.
+The last line is JSON: per case the samples' median, min and max in ms, the median of the processor
+time of all threads (of use where other work runs on the machine), and G weights/s by the median.
+`ratio_to_clone` and `times_faster` (the whole call) compare medians, their `_cpu` processor time;
+`clone()` and torch.ao use all cores too. nvidia-modelopt is timed where it can be
 imported. Polygraphy's pruner is timed on a smaller Gemm of the same values, and scaled by the
 number of weights.
 """
@@ -33,6 +36,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+import twofour
 from twofour.pattern import check
 from twofour.pruning.methods.magnitude import prune_bits_in_place
 from twofour.records.weights import Pattern
@@ -61,6 +65,7 @@ class Timing:
     median_ms: float
     min_ms: float
     max_ms: float
+    cpu_median_ms: float
     gweights_per_s: float
     samples_ms: tuple[float, ...]
     note: str = ""
@@ -80,14 +85,37 @@ def own_cases(repeats: int) -> list[Case]:
         ("bfloat16 2:4", linear.bfloat16(), "bfloat16", "2:4"),
         ("float16 2:4", linear.half(), "float16", "2:4"),
         ("float32 conv 512x512x3x3 2:4", conv, "float32", "2:4"),
+        ("float32 along axis 0 2:4", linear.t(), "float32", "2:4"),
     ]
     cases = []
     for name, tensor, kind, text in subjects:
         pattern = Pattern.parse(text)
         cases.append(_clone_case(name, tensor, repeats))
+        cases.append(_module_case(name, tensor, pattern, repeats))
         cases.append(_prune_case(name, tensor, kind, pattern, repeats))
         cases.append(_check_case(name, tensor, kind, pattern, repeats))
     return cases
+
+
+def _module_case(name: str, tensor: torch.Tensor, pattern: Pattern, repeats: int) -> Case:
+    """twofour.prune on a module of one layer."""
+
+    def prepare() -> nn.Module:
+        layer: nn.Module
+        if tensor.ndim == 4:
+            layer = nn.Conv2d(tensor.shape[1], tensor.shape[0], 3, bias=False, device="meta")
+        else:
+            layer = nn.Linear(tensor.shape[1], tensor.shape[0], bias=False, device="meta")
+        layer.weight = nn.Parameter(tensor.clone())
+        return layer
+
+    return Case(
+        f"twofour.prune {name}",
+        tensor.numel(),
+        prepare,
+        lambda layer: twofour.prune(layer, str(pattern)),
+        repeats,
+    )
 
 
 def _bits(tensor: torch.Tensor) -> NDArray[Any]:
@@ -179,7 +207,7 @@ def polygraphy_pruner() -> Case:
 
 def measure(cases: list[Case]) -> list[Timing]:
     """One sample of each case in turn, until each has its repeats; the first is thrown away."""
-    samples: dict[str, list[float]] = {case.name: [] for case in cases}
+    samples: dict[str, list[tuple[float, float]]] = {case.name: [] for case in cases}
     for turn in range(1 + max(case.repeats for case in cases)):
         for case in cases:
             if turn <= case.repeats:
@@ -187,17 +215,19 @@ def measure(cases: list[Case]) -> list[Timing]:
     return [_timing(case, samples[case.name][1:]) for case in cases]
 
 
-def _sample(case: Case) -> float:
+def _sample(case: Case) -> tuple[float, float]:
+    """Wall time and processor time of all threads, in ms."""
     subject = case.prepare()
     gc.collect()
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         case.run(subject)
-        return (time.perf_counter() - start) * 1e3
+        return (time.perf_counter() - start) * 1e3, (time.process_time() - cpu) * 1e3
 
 
-def _timing(case: Case, samples: list[float]) -> Timing:
+def _timing(case: Case, both: list[tuple[float, float]]) -> Timing:
+    samples = [wall for wall, _ in both]
     median = statistics.median(samples)
     scaled = SIDE * SIDE // case.weights if case.name.startswith("peer") else 1
     return Timing(
@@ -206,6 +236,7 @@ def _timing(case: Case, samples: list[float]) -> Timing:
         median_ms=median * scaled,
         min_ms=min(samples) * scaled,
         max_ms=max(samples) * scaled,
+        cpu_median_ms=statistics.median(cpu for _, cpu in both) * scaled,
         gweights_per_s=case.weights / median / 1e6,
         samples_ms=tuple(round(s, 3) for s in samples),
         note="" if scaled == 1 else f"samples of {case.weights} weights, times {scaled}",
@@ -241,31 +272,44 @@ def machine() -> dict[str, Any]:
     }
 
 
+def ratios_to_clone(ms: dict[str, float]) -> dict[str, float]:
+    """Of every case of pruning, to the copy of the same weight."""
+    return {
+        f"{what} {name}": ms[f"{what} {name}"] / clone
+        for what in ("twofour.prune", "prune")
+        for name, clone in ((n.removeprefix("clone "), t) for n, t in ms.items() if "clone" in n)
+    }
+
+
+def times_faster(ms: dict[str, float]) -> dict[str, float]:
+    """Than each peer is the whole call on the weight that all of them have."""
+    own = ms["twofour.prune float32 2:4"]
+    return {n.removeprefix("peer "): t / own for n, t in ms.items() if n.startswith("peer ")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--skip-peers", action="store_true")
     arguments = parser.parse_args()
-    own = measure(own_cases(arguments.repeats))
     cases, missing = ([], {}) if arguments.skip_peers else peers()
-    theirs = measure(cases) if cases else []
-    for timing in (*own, *theirs):
+    timings = measure([*own_cases(arguments.repeats), *cases])
+    for timing in timings:
         print(
-            f"{timing.name:42} {timing.median_ms:10.2f} ms "
-            f"[{timing.min_ms:.2f} to {timing.max_ms:.2f}] {timing.gweights_per_s:7.3g} G/s"
+            f"{timing.name:44} {timing.median_ms:10.2f} ms "
+            f"[{timing.min_ms:.2f} to {timing.max_ms:.2f}] "
+            f"cpu {timing.cpu_median_ms:.2f} {timing.gweights_per_s:7.3g} G/s"
         )
-    medians = {timing.name: timing.median_ms for timing in (*own, *theirs)}
-    prune = medians["prune float32 2:4"]
+    wall = {timing.name: timing.median_ms for timing in timings}
+    cpu = {timing.name: timing.cpu_median_ms for timing in timings}
     result = {
         "benchmark": "mask_speed",
         "machine": machine(),
-        "timings": [asdict(timing) for timing in (*own, *theirs)],
-        "ratio_to_clone": {
-            name.removeprefix("prune "): ms / medians[f"clone {name.removeprefix('prune ')}"]
-            for name, ms in medians.items()
-            if name.startswith("prune ")
-        },
-        "times_faster": {t.name.removeprefix("peer "): t.median_ms / prune for t in theirs},
+        "timings": [asdict(timing) for timing in timings],
+        "ratio_to_clone": ratios_to_clone(wall),
+        "ratio_to_clone_cpu": ratios_to_clone(cpu),
+        "times_faster": times_faster(wall),
+        "times_faster_cpu": times_faster(cpu),
         "peers_missing": missing,
     }
     print(json.dumps(result))
