@@ -13,7 +13,7 @@ import functools
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -46,8 +46,11 @@ class Format:
     """Mask of the bits below the sign: as integers they order as the magnitudes do."""
     largest: int
     """Magnitude bits of the largest finite number; above are infinity and NaN."""
-    values: Callable[[NDArray[Any]], NDArray[Any]]
-    """Magnitude bits to magnitudes in float32 or float64, up to a constant factor."""
+    values: Callable[[NDArray[Any]], Iterable[NDArray[Any]]]
+    """Magnitude bits to magnitudes in float32 or float64, up to a constant factor, in any order.
+
+    Each array is to be used before the next is asked for.
+    """
     fnuz: bool = False
     """0x80 is the type's only NaN, not -0.0."""
     smallest_normal: int | None = None
@@ -312,12 +315,17 @@ def _write_magnitudes(bits: NDArray[Any], form: Format, out: NDArray[Any]) -> No
 
 def _sum(form: Format, magnitudes: NDArray[Any]) -> float:
     """Sum of a tile's magnitudes, in float64 where float32 overflows; always in one order."""
-    values = form.values(magnitudes)
-    rows = values.size - values.size % _SUMMED_SIDE_BY_SIDE
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.add.reduce(values[:rows].reshape(-1, _SUMMED_SIDE_BY_SIDE), axis=0)
-        total = float(sums.sum()) + float(values[rows:].sum())
-        return total if math.isfinite(total) else float(values.sum(dtype=np.float64))
+        total = sum(_sum_fast(values) for values in form.values(magnitudes))
+        if math.isfinite(total):
+            return total
+        return sum(float(values.sum(dtype=np.float64)) for values in form.values(magnitudes))
+
+
+def _sum_fast(values: NDArray[Any]) -> float:
+    rows = values.size - values.size % _SUMMED_SIDE_BY_SIDE
+    sums = np.add.reduce(values[:rows].reshape(-1, _SUMMED_SIDE_BY_SIDE), axis=0)
+    return float(sums.sum()) + float(values[rows:].sum())
 
 
 def format_named(kind: str) -> Format:
@@ -337,32 +345,36 @@ def _float8(mantissa: int, bias: int, largest: int, *, fnuz: bool = False) -> Fo
     significand = fraction + ((exponent > 0) << mantissa)
     table = (significand * np.exp2(np.maximum(exponent, 1) - bias - mantissa)).astype(np.float32)
     table[largest + 1 :] = np.inf
-    return Format(magnitude=0x7F, largest=largest, values=table.__getitem__, fnuz=fnuz)
+    return Format(
+        magnitude=0x7F, largest=largest, values=lambda magnitudes: (table[magnitudes],), fnuz=fnuz
+    )
 
 
 def _integer(bits: int, *, signed: bool) -> Format:
     return Format(
         magnitude=0 if signed else (1 << bits) - 1,
         largest=(1 << bits) - 1,
-        values=lambda magnitudes: magnitudes.astype(np.float32 if bits == 8 else np.float64),
+        values=lambda magnitudes: (magnitudes.astype(np.float32 if bits == 8 else np.float64),),
     )
 
 
-def _widen(magnitudes: NDArray[Any], *, shift: int) -> NDArray[Any]:
+def _widen(magnitudes: NDArray[Any], *, shift: int) -> Iterator[NDArray[Any]]:
     """16-bit floats as float32: bfloat16 by 16 places; float16 by 13, 2**-112 of its value.
 
     numpy converts float16 one by one; the constant factor falls out of the ratio of two sums. Two
-    neighbours are widened as one integer each way, so their order is not kept.
+    neighbours are read as one integer: first the lower halves are widened, then the upper ones.
     """
     half = magnitudes.size // 2
-    wide = np.empty(magnitudes.size, np.uint32)
     pairs = magnitudes[: 2 * half].view(np.uint32)
-    np.left_shift(pairs, 16, out=wide[:half])
-    np.bitwise_and(pairs, 0xFFFF_0000, out=wide[half : 2 * half])
-    wide[2 * half :] = magnitudes[2 * half :].astype(np.uint32) << 16
+    wide = np.left_shift(pairs, 16)
     if shift < 16:
         wide >>= 16 - shift
-    return wide.view(np.float32)
+    yield wide.view(np.float32)
+    np.bitwise_and(pairs, 0xFFFF_0000, out=wide)
+    if shift < 16:
+        wide >>= 16 - shift
+    yield wide.view(np.float32)
+    yield (magnitudes[2 * half :].astype(np.uint32) << shift).view(np.float32)
 
 
 _FNUZ_MAGNITUDES = np.array([*range(128), 128, *range(1, 128)], np.uint8)
@@ -373,13 +385,13 @@ _FORMATS = {
     "float64": Format(
         magnitude=0x7FFF_FFFF_FFFF_FFFF,
         largest=0x7FEF_FFFF_FFFF_FFFF,
-        values=lambda magnitudes: magnitudes.view(np.float64),
+        values=lambda magnitudes: (magnitudes.view(np.float64),),
         smallest_normal=0x0010_0000_0000_0000,
     ),
     "float32": Format(
         magnitude=0x7FFF_FFFF,
         largest=0x7F7F_FFFF,
-        values=lambda magnitudes: magnitudes.view(np.float32),
+        values=lambda magnitudes: (magnitudes.view(np.float32),),
         smallest_normal=0x0080_0000,
     ),
     "float16": Format(
