@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pattern import count_zeros
+from twofour.pruning.methods.keep import keep_bits_in_place
 from twofour.pruning.methods.magnitude import Outcome, count_non_finite, prune_bits_in_place
 from twofour.pruning.methods.magnitude_on_device import (
     count_non_finite_on_device,
@@ -120,6 +121,17 @@ def test_tensors_and_arrays_are_told_apart() -> None:
     assert prune_where_it_lies(bits_of(tensor), 1, TWO_FOUR, kind="float32") == expected
     assert prune_where_it_lies(array.view("u4"), 1, TWO_FOUR, kind="float32") == expected
     assert tensor.tolist() == array.tolist() == [[4, -3, 0, 0], [0, 0, 0, 5]]
+
+
+def test_the_mask_of_a_tensor_is_kept_or_refused_like_that_of_an_array() -> None:
+    tensor = torch.tensor([[4.0, -3, 0, 0], [0, 0, 0, 5]])
+    before = tensor.clone()
+    outcome = keep_bits_in_place(bits_of(tensor), 1, TWO_FOUR, kind="float32")
+    assert outcome == Outcome(kept_magnitude=1.0, zeros=5, zeros_before=5)
+    tensor[1, :2] = before[1, :2] = 1
+    with pytest.raises(PatternBrokenError, match="1 non-zeros are more than 2:4 allows"):
+        keep_bits_in_place(bits_of(tensor), 1, TWO_FOUR, kind="float32")
+    assert torch.equal(tensor, before)
 
 
 def test_an_expanded_tensor_and_an_axis_that_is_not_there_are_refused() -> None:

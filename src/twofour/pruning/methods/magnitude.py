@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,9 +31,6 @@ _MOST_THREADS = 4
 
 _SUMMED_SIDE_BY_SIDE = 2048
 """Partial sums of a tile, added as rows: numpy does that 3 times as fast as one long sum."""
-
-_MOST_MASKS = 8
-"""Distances within a group whose mask is kept between tiles; beyond, it is made anew each time."""
 
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
@@ -241,7 +239,7 @@ def _prune_tile(tile: _Tile, *, form: Format, scratch: _Scratch) -> TileSums:
     magnitudes, stays = scratch.magnitudes[:size], scratch.stays[:size]
     shaped = magnitudes.reshape(bits.shape)
     _write_magnitudes(bits, form, shaped)
-    low, high = int(magnitudes.min()), int(magnitudes.max())
+    low, high = int(np.minimum.reduce(magnitudes)), int(np.maximum.reduce(magnitudes))
     before = _sum(form, magnitudes)
     broken = int(np.count_nonzero(magnitudes > form.largest)) if high > form.largest else 0
     ordered = magnitudes
@@ -276,7 +274,7 @@ def _behind(
     later = np.empty((-(-size // (length * step)), length, step), np.uint8)
     later[...] = np.arange(length, dtype=np.uint8)[::-1, None]
     flat = later.reshape(-1)
-    return flat, tuple(flat >= d for d in range(1, min(length, _MOST_MASKS + 1)))
+    return flat, tuple(flat >= d for d in range(1, length))
 
 
 def _choose(
@@ -287,17 +285,38 @@ def _choose(
     `ahead` starts as if every later weight of the group were larger; each comparison that says
     otherwise moves one count from the earlier to the later weight.
     """
+    if tile.step == 1 and tile.length in {2, 4, 8} and sys.byteorder == "little":
+        _choose_neighbours(magnitudes, tile, stays, ahead)
+        return
     size = magnitudes.size
     later, masks = _behind(tile.length, tile.step, max(size, TILE))
     np.copyto(ahead, later[:size])
     for d in range(1, tile.length):
         shift = d * tile.step
         wins = stays[:-shift]
-        inside = masks[d - 1] if d <= len(masks) else np.greater_equal(later, d)
         np.greater_equal(magnitudes[:-shift], magnitudes[shift:], out=wins)
-        np.logical_and(wins, inside[: size - shift], out=wins)
+        np.logical_and(wins, masks[d - 1][: size - shift], out=wins)
         np.add(ahead[shift:], wins.view(np.uint8), out=ahead[shift:])
         np.subtract(ahead[:-shift], wins.view(np.uint8), out=ahead[:-shift])
+    np.less(ahead, tile.keep, out=stays)
+
+
+def _choose_neighbours(
+    magnitudes: NDArray[Any], tile: _Tile, stays: NDArray[np.bool_], ahead: NDArray[np.uint8]
+) -> None:
+    """_choose for 2, 4 or 8 neighbours: the counts of a group are the bytes of one integer.
+
+    A comparison over a distance d that holds takes 1 from its byte and adds 1 to the byte d places
+    on, which is 2**(8 d) - 1 times its bit.
+    """
+    length, word = tile.length, np.dtype(f"u{tile.length}").type
+    wins, counts = stays.view(word), ahead.view(word)
+    counts.fill(int.from_bytes(bytes(reversed(range(length))), "little"))
+    for d in range(1, length):
+        np.greater_equal(magnitudes[:-d], magnitudes[d:], out=stays[:-d])
+        np.bitwise_and(wins, word(int.from_bytes(bytes([1] * (length - d)), "little")), out=wins)
+        np.multiply(wins, word((1 << 8 * d) - 1), out=wins)
+        np.add(counts, wins, out=counts)
     np.less(ahead, tile.keep, out=stays)
 
 
@@ -325,7 +344,8 @@ def _sum(form: Format, magnitudes: NDArray[Any]) -> float:
 def _sum_fast(values: NDArray[Any]) -> float:
     rows = values.size - values.size % _SUMMED_SIDE_BY_SIDE
     sums = np.add.reduce(values[:rows].reshape(-1, _SUMMED_SIDE_BY_SIDE), axis=0)
-    return float(sums.sum()) + float(values[rows:].sum())
+    total = float(np.add.reduce(sums))
+    return total if rows == values.size else total + float(np.add.reduce(values[rows:]))
 
 
 def format_named(kind: str) -> Format:
