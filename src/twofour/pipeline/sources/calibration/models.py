@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twofour.pipeline.sources.calibration.data import ModelInput, ModelInputs
+from twofour.pipeline.sources.calibration.data import ImageScaling, ModelInput, ModelInputs
 from twofour.pipeline.sources.checkpoint import (
     MODULES,
     PREPROCESSOR,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _BATCH = "batch"
 _TOLD_BY = (*TOKENIZER_FILES, PREPROCESSOR)
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -67,6 +68,23 @@ def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) 
         positional=names,
         folder=None if folder is None else _model_folder(folder),
         most_tokens=loaded.longest.get("sequence"),
+        images=_image_scaling(loaded.module),
+    )
+
+
+def _image_scaling(module: nn.Module) -> ImageScaling | None:
+    """What a timm model says of its images; None for any other module."""
+    told = getattr(module, "pretrained_cfg", None)
+    if not isinstance(told, dict) or not told.get("mean") or not told.get("std"):
+        return None
+    size = told.get("input_size")
+    interpolation = told.get("interpolation")
+    return ImageScaling(
+        mean=tuple(told["mean"]),
+        std=tuple(told["std"]),
+        size=(int(size[1]), int(size[2])) if size else None,
+        resized=1.0 / float(told.get("crop_pct") or 1.0),
+        resample=interpolation if interpolation in _INTERPOLATIONS else "bilinear",
     )
 
 

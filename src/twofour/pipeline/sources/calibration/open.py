@@ -15,6 +15,12 @@ from twofour.pipeline.sources.calibration.arrays import (
 )
 from twofour.pipeline.sources.calibration.code import code_key, is_code, open_code
 from twofour.pipeline.sources.calibration.data import CalibrationData, ModelInputs
+from twofour.pipeline.sources.calibration.images import (
+    IMAGE_SUFFIXES,
+    images_key,
+    is_folder,
+    open_images,
+)
 from twofour.pipeline.sources.calibration.jsonl import open_jsonl
 from twofour.pipeline.sources.calibration.request import Request, TemporaryFolder
 from twofour.pipeline.sources.calibration.text import open_txt, text_key
@@ -40,6 +46,7 @@ def _suffix(*suffixes: str) -> Callable[[str, Path], bool]:
 
 
 KINDS = (
+    Kind(written="a folder of images", fits=is_folder, open=open_images, key=images_key),
     Kind(written="file.npz", fits=_suffix(".npz"), open=open_npz, key=file_key),
     Kind(written="file.npy", fits=_suffix(".npy"), open=open_npy, key=file_key),
     Kind(
@@ -109,7 +116,15 @@ def _kind(request: Request) -> Kind:
 
 
 def _no_data(text: str, path: Path) -> BadInputError:
+    """With what comes near, where something does."""
     forms = f"calibration data are {', '.join(kind.written for kind in KINDS)}"
-    if path.is_file():
-        return BadInputError(f"--calibrate {text}: no known kind of data", hint=forms)
-    return BadInputError(f"--calibrate {text}: there is no such file or folder", hint=forms)
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        return BadInputError(f"--calibrate {text}: there is no such file or folder", hint=forms)
+    if suffix == ".py":
+        forms = f"name the function that yields batches: {text}:batches"
+    elif suffix in IMAGE_SUFFIXES:
+        forms = f"name the folder that it is in: {path.parent}"
+    elif suffix == ".json":
+        forms = f"write an object on each line, in a .jsonl file; {forms}"
+    return BadInputError(f"--calibrate {text}: no known kind of data", hint=forms)
