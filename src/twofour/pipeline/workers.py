@@ -92,10 +92,11 @@ def serve(service: object, commands: IO[bytes], answers: Answers) -> None:
             answers.number, command, arguments = pickle.load(commands)  # noqa: S301  # our parent
         except EOFError:
             return
-        answers.value(_value(getattr(service, command), arguments))
+        answers.value(outcome(getattr(service, command), arguments))
 
 
-def _value(command: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
+def outcome(command: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
+    """What the command gives, or the TwofourError that it ends in; a bug is one here too."""
     try:
         return command(*arguments)
     except TwofourError as error:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import importlib
 
 SUBJECTS = (
-    "weights", "options", "pruning", "export", "build", "run", "eligibility", "latency", "log",
+    "weights", "options", "pruning", "export", "build", "run", "eligibility", "sensitivity",
+    "latency", "log",
 )  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from pathlib import Path
 
 from twofour.errors import BadInputError
@@ -32,6 +33,8 @@ class Selection:
     """Prune also what sparse math cannot use, as long as there is an axis to group along."""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    said_by: dict[str, str] = field(default_factory=dict)
+    """Glob -> who said it, where it was not the option: a line of a file, the budget."""
 
 
 class Precision(str, Enum):
@@ -183,6 +186,76 @@ class MethodOptions:
     """Time for the search of a channel permutation; 0: none."""
 
 
+class LossKind(str, Enum):
+    """What pruning a layer is said to lose."""
+
+    METRIC = "metric"
+    """How far the user's figure falls."""
+    OUTPUTS = "outputs"
+    """||y - y'||^2 / ||y||^2 of the model's outputs."""
+    KL = "kl"
+    """KL(dense || pruned) of the model's outputs, softmax over the last axis."""
+    FISHER = "fisher"
+    """First-order estimate of `outputs` from one backward pass."""
+    LAYER = "layer"
+    """||(W - W')X||^2 / ||WX||^2 of the layer itself."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetOptions:
+    """How much pruning may cost, and by what that is told."""
+
+    max_drop: float | None = None
+    """Most that the figure may fall, in its own units: 0.5 of an accuracy in per cent is half a
+    point, of one in 0 to 1 half of everything."""
+    share: float | None = None
+    """Least part of the possible saving, 0 to 1."""
+    figure: str | None = None
+    """Which of the metric's figures; None: the only one."""
+    lower_is_better: bool = False
+    """The figure falls where it grows: a loss, a perplexity."""
+    loss: LossKind | None = None
+    """What the layers are judged by; None: the metric, without one the outputs."""
+    profile: str | None = None
+    """Run folder, or JSON or CSV of yours, with the milliseconds of each layer; None: multiply-adds
+    count."""
+    siblings: bool = False
+    """Layers that read the same tensor (q, k and v) are decided together."""
+
+    def __post_init__(self) -> None:
+        if self.max_drop is not None and self.share is not None:
+            raise BadInputError(
+                "--max-drop and --budget ask for two things", hint="leave one of them out"
+            )
+        if self.max_drop is not None and not 0 <= self.max_drop < inf:
+            raise BadInputError(
+                f"--max-drop {self.max_drop:g} is no drop that could be allowed",
+                hint="give 0 or more, in the units of the metric",
+            )
+        if self.share is not None and not 0 <= self.share <= 1:
+            raise BadInputError(
+                f"--budget {self.share:g} is no part of a saving", hint="give 0 to 1, such as 0.8"
+            )
+
+    @property
+    def is_set(self) -> bool:
+        """Whether layers are to be chosen."""
+        return self.max_drop is not None or self.share is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBySide:
+    """How many things are measured at once, and where; the results are the same."""
+
+    jobs: int | None = None
+    """Worker processes; None: one for each core."""
+    ray: str | None = None
+    """Address of a Ray cluster; None: this machine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(ExampleInputs):
     """Everything a run can be told; what it leaves out is decided once, when the run starts."""
@@ -205,6 +278,8 @@ class RunOptions(ExampleInputs):
     """file.py:callable, called with a predict function for each variant."""
     stream: bool | None = None
     """Prune a checkpoint in a copy of its files, block by block; None: one that is large."""
+    budget: BudgetOptions = BudgetOptions()
+    side_by_side: SideBySide = SideBySide()
     fresh: bool = False
     """Do every stage again, whatever is in the run folder."""
     engine: str = "auto"

@@ -1,0 +1,107 @@
+"""Jobs on a Ray cluster whose nodes may go away."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from twofour.errors import BadInputError
+from twofour.pipeline.jobs.job import MOST_TRIES, Done, Job, LostError, Service, packed
+from twofour.pipeline.sources.source import import_extra
+
+_LOST = (
+    "WorkerCrashedError",
+    "NodeDiedError",
+    "LocalRayletDiedError",
+    "ObjectLostError",
+    "OwnerDiedError",
+    "OutOfMemoryError",
+    "RaySystemError",
+    "TaskUnschedulableError",
+)
+"""Of ray.exceptions: what says that a worker or a node is gone, not that the job is wrong. They
+differ from version to version."""
+
+
+def run_on_ray(address: str, service: Service, jobs: Sequence[Job], done: Done) -> None:
+    """Do all jobs as tasks of one core each on the cluster at `address` ("auto": a local one).
+
+    As `run_side_by_side`: a job whose worker or node is lost goes to another, and `done` hears of
+    every key once. The nodes need this version of twofour, and see the same files at the same
+    paths. Raises MissingToolError without ray, and BadInputError where there is no cluster.
+    """
+    ray = import_extra("ray", "ray", "--ray")
+    with _connected(ray, address):
+        task = ray.remote(num_cpus=1, max_retries=0)(_work([*sys.path], str(Path.cwd())))
+        endings: dict[str, list[str]] = {job.key: [] for job in jobs}
+        left = {task.remote(packed(service, job, 0)): job for job in jobs}
+        while left:
+            ready, _ = ray.wait(list(left), num_returns=1)
+            for reference in ready:
+                job = left.pop(reference)
+                try:
+                    value = ray.get(reference)
+                except _lost(ray) as error:
+                    tries = endings[job.key]
+                    tries.append(type(error).__name__)
+                    if len(tries) < MOST_TRIES:
+                        left[task.remote(packed(service, job, len(tries)))] = job
+                        continue
+                    value = LostError(job.key, tuple(tries))
+                except ray.exceptions.RayTaskError as error:
+                    raise BadInputError(
+                        f"a node of the Ray cluster {address} cannot do the work: "
+                        f"{str(error.cause or error).splitlines()[-1]}",
+                        hint="every node needs this version of twofour and the same files at the "
+                        "same paths",
+                    ) from error
+                done(job.key, value)
+
+
+def _lost(ray: Any) -> tuple[type[Exception], ...]:  # noqa: ANN401  # the package
+    found = (getattr(ray.exceptions, name, None) for name in _LOST)
+    return tuple(kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception))
+
+
+def _work(path: list[str], folder: str) -> Callable[[bytes], object]:
+    """The function that runs on a node; without a module of ours, so that it is sent whole."""
+
+    def work(packed: bytes) -> object:
+        import os
+        import sys
+
+        os.chdir(folder)
+        sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
+        from twofour.pipeline.jobs.job import unpacked
+
+        return unpacked(packed)
+
+    return work
+
+
+@contextlib.contextmanager
+def _connected(ray: Any, address: str) -> Iterator[None]:  # noqa: ANN401  # the package
+    """A connection of our own, unless this process has one."""
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise BadInputError(
+            f"--ray {address}: {str(error).splitlines()[0]}",
+            hint="start one with `ray start --head`, and give its address or auto",
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
