@@ -103,7 +103,8 @@ def _same_values(
 ) -> bool:
     if not is_external(one) and one == two and one.HasField("raw_data"):
         return True
-    if _differs(one, two) or not is_readable(dtype_name(one)):
+    undefined = onnx.TensorProto.UNDEFINED  # of an attribute that is no tensor
+    if _differs(one, two) or one.data_type == undefined or not is_readable(dtype_name(one)):
         return one == two
     a, b = read_tensor(one, base.path), read_tensor(two, other.path)
     return a.tobytes() == b.tobytes()

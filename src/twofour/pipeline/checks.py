@@ -62,7 +62,7 @@ def check(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
         watched=lambda: metric_files,
         lasting=lasts,
         options=("dynamic", "metric"),
-        facts={"metric": _metric_key(run.options), "threads": run.options.build.threads},
+        facts={"metric": metric_key(run.options), "threads": run.options.build.threads},
         packages=RUNTIMES,
         reads=(
             INPUTS,
@@ -169,16 +169,16 @@ def check_reference_fits(run: Run, dense: ExportedVariant, sparse: ExportedVaria
             )
 
 
-def _outputs_name(variant: Variant) -> str:
-    """File with the outputs of a variant on the example inputs."""
-    return f"stages/outputs-{variant}.npz"
-
-
-def _metric_key(options: RunOptions) -> str | None:
+def metric_key(options: RunOptions) -> str | None:
     """The metric's text, the hash of its code and its seed: an edited metric is run again."""
     if options.metric is None:
         return None
     return f"{options.metric} {reference_key(parse_reference(options.metric))} {options.seed}"
+
+
+def _outputs_name(variant: Variant) -> str:
+    """File with the outputs of a variant on the example inputs."""
+    return f"stages/outputs-{variant}.npz"
 
 
 def _metrics(run: Run, session: Session, files: list[Path]) -> dict[str, float]:

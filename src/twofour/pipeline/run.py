@@ -27,6 +27,7 @@ from twofour.pipeline.checks import accuracy, check, check_reference_fits, why_n
 from twofour.pipeline.engine_host import EngineHost, Sessions
 from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
 from twofour.pipeline.reporting import Facts, report
+from twofour.pipeline.sensitivity.study import sensitivity
 from twofour.pipeline.settings import resolve
 from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.open import open_source
@@ -37,6 +38,7 @@ from twofour.pipeline.validating import put_together
 from twofour.records.options import RunOptions
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import BuildResult, ExportedVariant, RunResult, VariantCheck
+from twofour.records.sensitivity import SensitivityResult
 from twofour.store import write_record
 
 if TYPE_CHECKING:
@@ -108,6 +110,15 @@ def run_prune(
             onnx_stages.take_over(run)
         pruned, validation = prune(run)
         return run.shown, pruned, validation
+
+
+def run_sensitivity(
+    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+) -> tuple[Path, SensitivityResult]:
+    """Only measure what each layer loses and saves; the run folder can be gone on with."""
+    with open_run(model, out, options, progress or Silent()) as run:
+        dense = make_inputs(run, export_dense(run))
+        return run.shown, sensitivity(run, dense)
 
 
 def run_export(

@@ -70,14 +70,16 @@ def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choic
     reasons = (*weight.reasons, *table_reasons(weight), *from_shape)
     excluded = _first_match(weight, selection.exclude)
     if excluded is not None:
-        message = f"left dense by --exclude {excluded}"
+        said_by = selection.said_by.get(excluded, f"--exclude {excluded}")
+        message = f"left dense by {said_by}"
         return weight, False, (Reason(code=ReasonCode.EXCLUDED, message=message), *reasons)
     impossible = _impossible(weight, reasons)
     included = _first_match(weight, selection.include)
     if included is not None and impossible is not None:
         raise BadInputError(
             f"layer {weight.layer or weight.weight!r} cannot be pruned: {impossible}",
-            hint=f"--include {included} asks for it; narrow the glob or --exclude the layer",
+            hint=f"{selection.said_by.get(included, f'--include {included}')} asks for it; narrow "
+            "the glob or --exclude the layer",
         )
     wanted = selection.all_layers or included is not None
     usable = not (
@@ -144,8 +146,10 @@ def _check_globs(weights: Sequence[Weight], selection: Selection) -> None:
     for option, globs in (("--include", selection.include), ("--exclude", selection.exclude)):
         for glob in globs:
             if not any(_first_match(weight, (glob,)) is not None for weight in weights):
+                said_by = selection.said_by.get(glob)
+                where = f"{option} {glob}" if said_by is None else f"{said_by}: {glob}"
                 raise BadInputError(
-                    f"{option} {glob} matches none of {len(weights)} layers",
+                    f"{where} matches none of {len(weights)} layers",
                     hint=_close_names(glob, [w.layer for w in weights]),
                 )
 

@@ -1,0 +1,434 @@
+"""The stage `sensitivity`: every layer alone, sets of them, and what the budget chooses.
+
+Everything is pruned once, in a folder of its own inside the run folder; a set of layers is
+dense.onnx with the constants of those layers from there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from twofour.errors import BadInputError
+from twofour.pipeline import onnx_stages, torch_stages
+from twofour.pipeline.checks import metric_key
+from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
+from twofour.pipeline.sensitivity.savings import Savings, find_savings
+from twofour.pipeline.sensitivity.sets import MEASURED, Places, Sets, open_sets, union
+from twofour.pipeline.sensitivity.units import Unit, find_units
+from twofour.pipeline.stages import (
+    DENSE,
+    INPUTS,
+    SPARSE,
+    WEIGHTS,
+    Made,
+    Run,
+    Runner,
+    Stage,
+    onnx_files,
+    onnx_name,
+    versions,
+)
+from twofour.pruning.budget import Cost, Trial, least_lost, trial_of, within
+from twofour.records.export import LayerMap
+from twofour.records.options import BudgetOptions, LossKind
+from twofour.records.pruning import PruneResult
+from twofour.records.run import ExportedVariant
+from twofour.records.sensitivity import (
+    BudgetResult,
+    LayerCost,
+    Measured,
+    PrunedSet,
+    SensitivityResult,
+)
+
+FOLDER = "sensitivity"
+"""Of everything pruned and of the measurements, inside the run folder."""
+SENSITIVITY = "sensitivity.json"
+STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+"""Shares of the possible saving at which a set is measured for the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Apart:
+    """Everything pruned, in its own folder."""
+
+    run: Run
+    pruned: PruneResult
+    layers: LayerMap
+
+
+def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
+    """sensitivity.json, done where it has to be: the files in the folder `sensitivity` as well.
+
+    Raises BadInputError for a budget that does not fit the metric, and a metric that fails.
+    """
+    with _apart(run) as apart_run:
+        apart = _prune_everything(apart_run, dense)
+        return run.do(_stage(run, apart))
+
+
+def _stage(run: Run, apart: _Apart) -> Stage[SensitivityResult]:
+    budget = run.options.budget
+    watched: dict[str, str] = {}
+
+    def work() -> Made[SensitivityResult]:
+        study = _Study(apart, budget, run.progress.step)
+        found = study.result()
+        watched.update(study.sets.watched)
+        return found, ()
+
+    inside = [*onnx_files(apart.run.file(onnx_name(SPARSE))), INPUTS, "prune.json"]
+    return Stage(
+        name="sensitivity",
+        title="measure what each layer loses",
+        record=SENSITIVITY,
+        kind=SensitivityResult,
+        work=work,
+        watched=lambda: [Path(name) for name in watched],
+        options=("budget", "metric", "seed"),
+        facts={
+            "source": run.source.key(),
+            "metric": metric_key(run.options),
+            "profile": _state_of_profile(budget.profile),
+            "fisher": run.model is not None and versions("torch"),
+        },
+        packages=("numpy", "scipy"),
+        reads=(*(f"{FOLDER}/{name}" for name in inside), *onnx_files(run.file(onnx_name(DENSE)))),
+    )
+
+
+def _state_of_profile(profile: str | None) -> str | None:
+    """Hash of the file; of a folder the report in it."""
+    from twofour.pipeline.reporting import REPORT
+    from twofour.store import sha256_file
+
+    if profile is None:
+        return None
+    path = Path(profile)
+    file = path / REPORT if path.is_dir() else path
+    return sha256_file(file) if file.is_file() else str(path.absolute())
+
+
+# --- everything pruned ----------------------------------------------------------------------------
+
+
+@contextmanager
+def _apart(run: Run) -> Iterator[Run]:
+    """The run in a folder of its own, without repairs: those hold for one set of layers alone."""
+    path = run.path / FOLDER
+    with open_run_folder(path, run.runner.folder.manifest.source) as folder:
+        own_folder(path / STAGES)
+        if run.options.fresh:
+            folder.forget()
+            shutil.rmtree(path / MEASURED, ignore_errors=True)
+        yield _with_folder(run, path, folder)
+
+
+def _with_folder(run: Run, path: Path, folder: RunFolder) -> Run:
+    method = replace(run.options.method, repair=False, permute_seconds=0.0)
+    return replace(
+        run,
+        path=path,
+        shown=run.shown / FOLDER,
+        runner=Runner(folder, run.progress),
+        options=replace(run.options, method=method),
+    )
+
+
+def _prune_everything(run: Run, dense: ExportedVariant) -> _Apart:
+    """sparse.onnx beside links to dense.onnx and the inputs, all that the selection takes."""
+    outer = run.path.parent
+    for name in (*onnx_files(outer / onnx_name(DENSE)), INPUTS):
+        _link(outer / name, run.path / name)
+    if run.model is None:
+        pruned = run.do(onnx_stages.prune(run))
+        run.do(onnx_stages.validate(run, pruned))
+        sparse = run.do(onnx_stages.describe_sparse(run))
+    else:
+        pruned = run.do(torch_stages.prune(run))
+        run.do(torch_stages.validate(run, pruned))
+        sparse = run.do(torch_stages.export_sparse(run, dense))
+    return _Apart(run=run, pruned=pruned, layers=sparse.layers)
+
+
+def _link(there: Path, here: Path) -> None:
+    """The same file under both names, or a copy where the file system has no links."""
+    if here.exists() and here.samefile(there):
+        return
+    here.unlink(missing_ok=True)
+    try:
+        os.link(there, here)
+    except OSError:
+        shutil.copyfile(there, here)
+
+
+# --- the study ------------------------------------------------------------------------------------
+
+
+class _Study:
+    """What is known of the layers so far; each step adds to it."""
+
+    def __init__(
+        self, apart: _Apart, budget: BudgetOptions, step: Callable[[str, int, int | None], None]
+    ) -> None:
+        self.apart, self.budget = apart, budget
+        self.sets: Sets = open_sets(apart.run, lambda done, total: step("measured", done, total))
+        models = apart.run.models
+        dense = models.open(apart.run.file(onnx_name(DENSE)))
+        sparse = models.open(apart.run.file(onnx_name(SPARSE)))
+        rows = apart.pruned.weights
+        self.units = find_units(rows, apart.layers, dense, sparse, siblings=budget.siblings)
+        self.places = {unit.name: unit.places for unit in self.units}
+        self.notes: list[str] = []
+
+    def result(self) -> SensitivityResult:
+        """Measure, choose, and put it together."""
+        self.savings = self._savings()
+        self.sets.measure([()])
+        self.figure = self._figure()
+        self.loss = self._loss_kind()
+        everything = tuple(u for u in self.units if u.pruned)
+        self.sets.measure([union([u.places for u in everything]), *(u.places for u in everything)])
+        self.fisher = self._fisher()
+        costs = self._costs()
+        pareto = self._pareto(costs)
+        chosen = self._chosen(costs, pareto)
+        return SensitivityResult(
+            source=self.apart.pruned.source,
+            pattern=self.apart.pruned.pattern,
+            method=self.apart.pruned.method,
+            loss=self.loss,
+            figure=self.figure,
+            unit=self.savings.unit,
+            dense=self._measured(()),
+            layers=self._rows(chosen),
+            pareto=tuple(self._set(t, costs) for t in pareto),
+            budget=chosen,
+            notes=(*self.savings.notes, *self.notes),
+        )
+
+    def _savings(self) -> Savings:
+        run, pruned = self.apart.run, self.apart.pruned
+        return find_savings(run, pruned, self.apart.layers, self.units, self.budget.profile)
+
+    def _measured(self, places: Places) -> Measured:
+        return self.sets.found[places]
+
+    def _figure(self) -> str | None:
+        """Which of the user's figures counts; raises BadInputError where that is not clear."""
+        names, asked = list(self._measured(()).metrics), self.budget.figure
+        listed = ", ".join(names)
+        if asked is not None and asked not in names:
+            raise BadInputError(
+                f"the metric gives no figure {asked!r}",
+                hint=f"it gives {listed}" if names else "name the metric with --metric",
+            )
+        if asked is None and self.budget.max_drop is not None and not names:
+            raise BadInputError(
+                "--max-drop is in the units of your metric, and none is given",
+                hint="add --metric file.py:evaluate, or choose by --budget 0.8",
+            )
+        if asked is None and self.budget.max_drop is not None and len(names) > 1:
+            raise BadInputError(
+                f"the metric gives {len(names)} figures: {listed}",
+                hint=f"say which may fall: --max-drop {names[0]}={self.budget.max_drop:g}",
+            )
+        return asked if asked is not None else next(iter(names), None)
+
+    def _loss_kind(self) -> LossKind:
+        asked = self.budget.loss
+        if asked is None:
+            return LossKind.OUTPUTS if self.figure is None else LossKind.METRIC
+        if asked is LossKind.METRIC and self.figure is None:
+            raise BadInputError(
+                "--loss metric needs a metric", hint="add --metric file.py:evaluate"
+            )
+        return asked
+
+    # --- losses -----------------------------------------------------------------------------------
+
+    def _fisher(self) -> Mapping[str, float]:
+        """By state_dict key; none for an ONNX file, and where torch gives no gradient."""
+        run = self.apart.run
+        if run.model is None:
+            if self.loss is LossKind.FISHER:
+                raise BadInputError(
+                    "--loss fisher needs gradients, and an ONNX file has none",
+                    hint="name the torch model, or choose another --loss",
+                )
+            return {}
+        try:
+            return fisher_of(run)
+        except RuntimeError as error:
+            self.notes.append(f"no Fisher scores: {str(error).splitlines()[0]}")
+            return {}
+
+    def _alone(self, unit: Unit) -> float:
+        """What a unit loses alone; NaN where that is not known."""
+        if not unit.pruned or not unit.nodes:
+            return math.nan
+        if self.loss is LossKind.FISHER:
+            return self._fisher_of(unit)
+        if self.loss is LossKind.LAYER:
+            return self._output_error(unit)
+        return self._whole_loss(unit.places)
+
+    def _fisher_of(self, unit: Unit) -> float:
+        keys = dict.fromkeys(r.weight.weight for r in unit.rows if r.pruned and r.weight.weight)
+        found = [self.fisher[key] for key in keys if key in self.fisher]
+        return math.fsum(found) if found else math.nan
+
+    def _output_error(self, unit: Unit) -> float:
+        errors = [row.output_error for row in unit.rows if row.output_error is not None]
+        found = [e.calibration if e.held_out is None else e.held_out for e in errors]
+        return math.fsum(found) if found else math.nan
+
+    def _whole_loss(self, places: Places) -> float:
+        """By the whole model with these pruned: the metric's drop, else how its outputs move."""
+        measured, dense = self._measured(places), self._measured(())
+        if measured.error is not None:
+            return math.nan
+        if self.figure is not None and self.loss is not LossKind.KL:
+            if self.loss is LossKind.OUTPUTS and measured.outputs is not None:
+                return measured.outputs.error
+            fall = dense.metrics[self.figure] - measured.metrics[self.figure]
+            return -fall if self.budget.lower_is_better else fall
+        if measured.outputs is None:
+            return math.nan
+        if self.loss is LossKind.KL:
+            return math.nan if measured.outputs.kl is None else measured.outputs.kl
+        return measured.outputs.error
+
+    def _costs(self) -> tuple[Cost, ...]:
+        """What is chosen from: losses alone, and a share of what only shows when all is pruned.
+
+        A metric of few samples sees nothing of most layers alone: what all of them lose together
+        beyond the sum is spread over them as the outputs move.
+        """
+        wanted = [u for u in self.units if u.pruned and u.nodes]
+        alone = {u.name: self._alone(u) for u in wanted}
+        whole = self._whole_loss(union([u.places for u in wanted])) if wanted else 0.0
+        counted = math.fsum(max(x, 0.0) for x in alone.values() if math.isfinite(x))
+        moved = {u.name: self._moved(u) for u in wanted}
+        total = math.fsum(moved.values())
+        if self.loss in (LossKind.FISHER, LossKind.LAYER) and counted > 0 and whole > 0:
+            alone = {name: x * whole / counted for name, x in alone.items()}
+            counted = whole
+        excess = max(0.0, whole - counted) if math.isfinite(whole) else 0.0
+        spread = excess / total if total > 0 else 0.0
+        return tuple(
+            Cost(
+                name=u.name,
+                gain=self.savings.of.get(u.name, 0.0),
+                loss=alone[u.name] + spread * moved[u.name],
+            )
+            for u in wanted
+        )
+
+    def _moved(self, unit: Unit) -> float:
+        outputs = self._measured(unit.places).outputs
+        return 0.0 if outputs is None or not math.isfinite(outputs.error) else outputs.error
+
+    # --- sets -------------------------------------------------------------------------------------
+
+    def _places_of(self, pruned: frozenset[str]) -> Places:
+        return union([self.places[name] for name in pruned])
+
+    def _loss_of(self, pruned: frozenset[str]) -> float:
+        self.sets.measure([self._places_of(pruned)])
+        return self._whole_loss(self._places_of(pruned)) if pruned else 0.0
+
+    def _pareto(self, costs: Sequence[Cost]) -> list[Trial]:
+        sets = dict.fromkeys(least_lost(costs, share) for share in STEPS)
+        self.sets.measure(self._places_of(pruned) for pruned in sets)
+        return [trial_of(costs, pruned, self._loss_of(pruned)) for pruned in sets if pruned]
+
+    def _chosen(self, costs: Sequence[Cost], known: Sequence[Trial]) -> BudgetResult | None:
+        asked = self.budget
+        if asked.share is not None:
+            pruned = least_lost(costs, asked.share)
+            trial = trial_of(costs, pruned, self._loss_of(pruned))
+            return BudgetResult(asked=asked, chosen=self._set(trial, costs), trials=())
+        if asked.max_drop is None:
+            return None
+        outcome = within(costs, asked.max_drop, self._loss_of, known=known)
+        return BudgetResult(
+            asked=asked,
+            chosen=self._set(outcome.best, costs),
+            trials=tuple(self._set(t, costs) for t in outcome.trials if t.pruned),
+        )
+
+    def _set(self, trial: Trial, costs: Sequence[Cost]) -> PrunedSet:
+        whole = math.fsum(c.gain for c in costs if c.why_dense is None)
+        return PrunedSet(
+            layers=len(trial.pruned),
+            saves=trial.gain,
+            share=trial.gain / whole if whole else 0.0,
+            predicted=trial.predicted,
+            loss=trial.measured if math.isfinite(trial.measured) else None,
+            measured=self._measured(self._places_of(trial.pruned)),
+            dense=tuple(
+                c.name for c in costs if c.why_dense is None and c.name not in trial.pruned
+            ),
+        )
+
+    def _rows(self, chosen: BudgetResult | None) -> tuple[LayerCost, ...]:
+        return tuple(self._row(unit, chosen) for unit in self.units)
+
+    def _row(self, unit: Unit, chosen: BudgetResult | None) -> LayerCost:
+        loss = self._alone(unit)
+        why = self._why_dense(unit, loss)
+        first = next((r for r in unit.rows if r.output_error is not None), unit.rows[0])
+        fisher = self._fisher_of(unit)
+        left = None if chosen is None else why is None and unit.name not in chosen.chosen.dense
+        return LayerCost(
+            layer=unit.name,
+            members=unit.members,
+            globs=unit.globs,
+            saves=self.savings.of.get(unit.name, 0.0) if unit.pruned else 0.0,
+            alone=self._measured(unit.places) if unit.pruned and unit.nodes else None,
+            output_error=first.output_error,
+            fisher=fisher if math.isfinite(fisher) else None,
+            loss=loss if math.isfinite(loss) else None,
+            why_dense=why,
+            pruned=left,
+        )
+
+    def _why_dense(self, unit: Unit, loss: float) -> str | None:
+        if not unit.pruned:
+            reasons = [r for row in unit.rows for r in row.reasons]
+            return f"{reasons[0].code.value}: {reasons[0].message}" if reasons else "not pruned"
+        if not unit.nodes:
+            return "no node of the exported graph uses it"
+        cost = Cost(name=unit.name, gain=self.savings.of.get(unit.name, 0.0), loss=loss)
+        if cost.gain <= 0 and unit.name in self.savings.why_not:
+            return self.savings.why_not[unit.name]
+        error = self._measured(unit.places).error
+        return cost.why_dense if error is None else f"{cost.why_dense}: {error}"
+
+
+def fisher_of(run: Run) -> dict[str, float]:
+    """Scores of every pruned parameter, from the dense module and the weights that were saved."""
+    from safetensors import safe_open
+
+    from twofour.pruning.torch_fisher import fisher_scores
+
+    assert run.model is not None
+    loaded = run.model.dense()
+    state = dict(loaded.module.named_parameters(remove_duplicate=False))
+    changes = {}
+    with safe_open(str(run.file(WEIGHTS)), framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118  # not a dict
+            if key in state and state[key].ndim > 1:
+                change = file.get_tensor(key) - state[key].detach()
+                if bool(change.any()):
+                    changes[key] = change
+    return fisher_scores(
+        loaded.module, (loaded.args, loaded.kwargs), changes, seed=run.options.seed
+    )
