@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from twofour.cli import build, compare, doctor, explain, export, log, prune, report, run, validate
+from twofour.cli import (
+    build,
+    compare,
+    doctor,
+    explain,
+    export,
+    log,
+    prune,
+    report,
+    run,
+    sensitivity,
+    validate,
+)
 from twofour.version import __version__
 
 app = typer.Typer(
@@ -19,6 +31,7 @@ app = typer.Typer(
 )
 app.command("prune-export-build")(run.prune_export_build)
 app.command("prune")(prune.prune)
+app.command("sensitivity")(sensitivity.sensitivity)
 app.command("validate")(validate.validate)
 app.command("export")(export.export)
 app.command("build")(build.build)

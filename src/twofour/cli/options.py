@@ -9,7 +9,16 @@ import typer
 
 from twofour.engines.registry import AUTO, builders
 from twofour.errors import BadInputError
-from twofour.records.options import AllowedType, BuildOptions, DynamicAxis, Precision, Selection
+from twofour.records.options import (
+    AllowedType,
+    BudgetOptions,
+    BuildOptions,
+    DynamicAxis,
+    LossKind,
+    Precision,
+    Selection,
+    SideBySide,
+)
 from twofour.reports import FORMATS, TABLE, renderer
 
 if TYPE_CHECKING:
@@ -25,6 +34,14 @@ def _known_engine(word: str) -> str:
     """Raises typer.BadParameter for another word: the registry says which there are."""
     if word not in ENGINE_WORDS:
         raise typer.BadParameter(f"{word!r} is not one of {', '.join(ENGINE_WORDS)}.")
+    return word
+
+
+def _known_loss(word: str | None) -> str | None:
+    """Raises typer.BadParameter for a word that is no LossKind."""
+    known = [kind.value for kind in LossKind]
+    if word is not None and word not in known:
+        raise typer.BadParameter(f"{word!r} is not one of {', '.join(known)}.")
     return word
 
 
@@ -53,6 +70,65 @@ Include = Annotated[
 Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="GLOB", help="Leave these layers dense; repeatable."),
+]
+Layers = Annotated[
+    Path | None,
+    typer.Option(
+        "--layers",
+        metavar="FILE",
+        help="Layers to leave dense, a glob on each line; +GLOB is pruned too.",
+    ),
+]
+MaxDrop = Annotated[
+    str | None,
+    typer.Option(
+        "--max-drop",
+        metavar="[FIGURE=]DROP",
+        help="Leave layers dense until the metric falls by no more, in its own units.",
+    ),
+]
+BudgetShare = Annotated[
+    float | None,
+    typer.Option(
+        "--budget",
+        metavar="SHARE",
+        help="Least part of the possible saving, 0 to 1, for the least loss.",
+    ),
+]
+LowerIsBetter = Annotated[
+    bool,
+    typer.Option("--lower-is-better", help="The metric falls where it grows: a loss, say."),
+]
+LossOption = Annotated[
+    str | None,
+    typer.Option(
+        "--loss",
+        metavar=f"[{'|'.join(kind.value for kind in LossKind)}]",
+        help="What layers are judged by.",
+        show_default="the metric, without one the outputs",
+        callback=_known_loss,
+    ),
+]
+LayerTimes = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="FOLDER|FILE",
+        help="Milliseconds of each layer: a run folder with a TensorRT build, or JSON or CSV.",
+        show_default="multiply-adds count",
+    ),
+]
+Siblings = Annotated[
+    bool,
+    typer.Option("--siblings", help="Decide together on layers that read one tensor (q, k, v)."),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, help="Measurements at once.", show_default="cores"),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help="Measure on a Ray cluster; auto: a local one."),
 ]
 
 
@@ -233,12 +309,59 @@ def allowed_types(*, fp16: bool, int8: bool, bf16: bool) -> tuple[AllowedType, .
 
 
 def selection(
-    *, all_layers: bool = False, include: list[str] | None, exclude: list[str] | None
+    *,
+    all_layers: bool = False,
+    include: list[str] | None,
+    exclude: list[str] | None,
+    layers: Path | None = None,
 ) -> Selection:
-    """The selection options as a record."""
-    return Selection(
+    """The selection options as a record; raises BadInputError for a --layers that is no list."""
+    asked = Selection(
         all_layers=all_layers, include=tuple(include or ()), exclude=tuple(exclude or ())
     )
+    if layers is None:
+        return asked
+    from twofour.pipeline.layer_lists import read_layers
+
+    return read_layers(layers, asked)
+
+
+def budget_options(
+    *,
+    max_drop: str | None,
+    share: float | None,
+    lower_is_better: bool = False,
+    loss: LossKind | None = None,
+    profile: Path | None = None,
+    siblings: bool = False,
+) -> BudgetOptions:
+    """The options of a budget as a record; raises BadInputError for a drop that is no number."""
+    figure, _, text = (max_drop or "").rpartition("=")
+    try:
+        drop = None if max_drop is None else float(text)
+    except ValueError:
+        raise BadInputError(
+            f"--max-drop: {max_drop!r} is no number", hint="write 0.5, or accuracy=0.5"
+        ) from None
+    return BudgetOptions(
+        max_drop=drop,
+        share=share,
+        figure=figure.strip() or None,
+        lower_is_better=lower_is_better,
+        loss=loss,
+        profile=None if profile is None else str(profile),
+        siblings=siblings,
+    )
+
+
+def side_by_side(jobs: int | None, ray: str | None) -> SideBySide:
+    """Where measurements are made; raises BadInputError for both."""
+    if jobs is not None and ray is not None:
+        raise BadInputError(
+            "--jobs and --ray ask for two things",
+            hint="a Ray cluster says how many it has room for",
+        )
+    return SideBySide(jobs=jobs, ray=ray)
 
 
 def build_options(

@@ -106,13 +106,19 @@ class Repair:
     """Why this one was taken, or none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PruneResult(Glance):
-    """prune.json."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedModel:
+    """Which model was pruned, to what and how."""
 
     source: str
     pattern: Pattern
     method: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PruneResult(Glance, PrunedModel):
+    """prune.json."""
+
     selection: Selection
     weights: tuple[PrunedWeight, ...]
     not_covered: tuple[NotCovered, ...] = ()

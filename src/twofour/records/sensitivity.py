@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from twofour.records.eligibility import ShareUnit
 from twofour.records.options import BudgetOptions, LossKind
-from twofour.records.pruning import OutputError
-from twofour.records.weights import SCHEMA_VERSION, Pattern
+from twofour.records.pruning import OutputError, PrunedModel
+from twofour.records.weights import SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +98,9 @@ class BudgetResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SensitivityResult:
+class SensitivityResult(PrunedModel):
     """sensitivity.json."""
 
-    source: str
-    pattern: Pattern
-    method: str
     loss: LossKind
     """What the losses are."""
     figure: str | None

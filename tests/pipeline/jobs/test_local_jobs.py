@@ -8,7 +8,7 @@ import pytest
 
 from twofour.errors import BadInputError, TwofourError
 from twofour.pipeline.jobs.job import MOST_TRIES, Job, LostError, Service
-from twofour.pipeline.jobs.local import run_side_by_side
+from twofour.pipeline.jobs.local import Processes
 
 NAME = "support.job_service:JobService"
 
@@ -21,7 +21,8 @@ def _run(command: str, arguments: dict[str, tuple[object, ...]], count: int) -> 
         found[key] = value
 
     jobs = [Job(key=key, arguments=of) for key, of in arguments.items()]
-    run_side_by_side(Service(name=NAME, command=command), jobs, done, count=count)
+    with Processes(Service(name=NAME, command=command), count) as processes:
+        processes.run(jobs, done)
     return found
 
 
@@ -59,5 +60,15 @@ def test_an_interrupt_ends_the_processes() -> None:
         raise KeyboardInterrupt
 
     jobs = [Job(key=str(i), arguments=(i,)) for i in range(3)]
-    with pytest.raises(KeyboardInterrupt):
-        run_side_by_side(Service(name=NAME, command="square"), jobs, stop, count=1)
+    service = Service(name=NAME, command="square")
+    with pytest.raises(KeyboardInterrupt), Processes(service, 1) as processes:
+        processes.run(jobs, stop)
+
+
+def test_processes_are_kept_from_one_run_to_the_next() -> None:
+    seen: dict[str, Any] = {}
+    with Processes(Service(name=NAME, command="square"), 1) as processes:
+        for number in range(3):
+            processes.run([Job(key=str(number), arguments=(number,))], seen.__setitem__)
+    assert [seen[str(i)][0] for i in range(3)] == [0, 1, 4]
+    assert len({process for _, process in seen.values()}) == 1

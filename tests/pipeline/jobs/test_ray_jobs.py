@@ -14,7 +14,7 @@ import pytest
 
 from twofour.errors import BadInputError
 from twofour.pipeline.jobs.job import Job, LostError, Service
-from twofour.pipeline.jobs.ray_cluster import run_on_ray
+from twofour.pipeline.jobs.ray_cluster import RayCluster
 
 NAME = "support.job_service:JobService"
 ray = pytest.importorskip("ray")
@@ -68,7 +68,8 @@ def test_a_node_that_is_killed_loses_no_job_and_none_is_counted_twice(
 
     killer = threading.Thread(target=kill_second)
     killer.start()
-    run_on_ray(cluster.address, Service(name=NAME, command="slow"), jobs, done)
+    with RayCluster(Service(name=NAME, command="slow"), cluster.address) as nodes:
+        nodes.run(jobs, done)
     killer.join()
     assert found == {str(i): 10 * i for i in range(12)}
     lost = [job for job, _, parent in _begun(log) if parent == raylet]
@@ -81,11 +82,11 @@ def test_a_node_that_is_killed_loses_no_job_and_none_is_counted_twice(
 def test_errors_and_deaths_come_back_as_from_processes_of_this_machine(cluster: Any) -> None:
     found: dict[str, Any] = {}
     refused = [Job(key=str(i), arguments=(i,)) for i in range(2)]
-    run_on_ray(
-        cluster.address, Service(name=NAME, command="refuse_odd"), refused, found.__setitem__
-    )
+    with RayCluster(Service(name=NAME, command="refuse_odd"), cluster.address) as nodes:
+        nodes.run(refused, found.__setitem__)
     dying = [Job(key="once", arguments=(1,)), Job(key="always", arguments=(9,))]
-    run_on_ray(cluster.address, Service(name=NAME, command="die_before"), dying, found.__setitem__)
+    with RayCluster(Service(name=NAME, command="die_before"), cluster.address) as nodes:
+        nodes.run(dying, found.__setitem__)
     assert found["0"] == 0
     assert isinstance(found["1"], BadInputError)
     assert found["once"] == 1
@@ -98,5 +99,8 @@ def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(ray, "init", refuse)
     service = Service(name=NAME, command="square")
-    with pytest.raises(BadInputError, match=r"--ray 127\.0\.0\.1:1: Could not find any running"):
-        run_on_ray("127.0.0.1:1", service, [], lambda *_: None)
+    with (
+        pytest.raises(BadInputError, match=r"--ray 127\.0\.0\.1:1: Could not find any running"),
+        RayCluster(service, "127.0.0.1:1"),
+    ):
+        pass

@@ -5,37 +5,54 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from typing import TypeAlias
 
 from twofour.engines.machine import usable_cores
 from twofour.errors import TwofourError
 from twofour.pipeline.jobs.job import MOST_TRIES, Done, Job, LostError, Service
 from twofour.pipeline.workers import WorkerDiedError, WorkerProcess
 
+_Waiting: TypeAlias = "queue.SimpleQueue[Job | None]"
+_Answers: TypeAlias = "queue.SimpleQueue[tuple[str, object]]"
 
-def run_side_by_side(
-    service: Service, jobs: Sequence[Job], done: Done, *, count: int | None = None
-) -> None:
-    """Do all jobs in `count` processes (None: one for each core) of one thread each.
 
-    `done` is called in this thread, in the order in which jobs end. A job whose worker dies is
-    tried again in a new one, at most MOST_TRIES times, and then ends in a LostError.
+class Processes:
+    """Up to `count` processes (None: one for each core) of one thread each, kept between runs.
+
+    They are started as jobs need them, and end with the `with` block.
     """
-    wanted = min(count or usable_cores(), len(jobs))
-    waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-    answers: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
-    for job in jobs:
-        waiting.put(job)
-    with ExitStack() as stack:
-        for _ in range(wanted):
-            worker = _Worker(service)
-            stack.callback(worker.close)  # also where this thread is interrupted
-            waiting.put(None)
+
+    def __init__(self, service: Service, count: int | None = None) -> None:
+        self._service = service
+        self._count = count or usable_cores()
+        self._workers: list[_Worker] = []
+        self._waiting: _Waiting = queue.SimpleQueue()
+        self._answers: _Answers = queue.SimpleQueue()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            self._waiting.put(None)
+            worker.close()
+
+    def run(self, jobs: Sequence[Job], done: Done) -> None:
+        """Do all jobs; `done` is called in this thread, in the order in which they end.
+
+        A job whose worker dies is tried again in a new one, at most MOST_TRIES times, and then
+        ends in a LostError.
+        """
+        for job in jobs:
+            self._waiting.put(job)
+        while len(self._workers) < min(self._count, len(jobs)):
+            worker = _Worker(self._service)
+            self._workers.append(worker)
             threading.Thread(
-                target=worker.serve, args=(waiting, answers), daemon=True, name="jobs"
+                target=worker.serve, args=(self._waiting, self._answers), daemon=True, name="jobs"
             ).start()
         for _ in jobs:
-            key, value = answers.get()
+            key, value = self._answers.get()
             if isinstance(value, BaseException) and not isinstance(value, TwofourError):
                 raise value
             done(key, value)
@@ -49,12 +66,8 @@ class _Worker:
         self._process: WorkerProcess | None = None
         self._closed = False
 
-    def serve(
-        self,
-        waiting: queue.SimpleQueue[Job | None],
-        answers: queue.SimpleQueue[tuple[str, object]],
-    ) -> None:
-        """Do jobs until none is left; the process ends with this thread."""
+    def serve(self, waiting: _Waiting, answers: _Answers) -> None:
+        """Do jobs until it is told to end; its process ends with this thread."""
         while (job := waiting.get()) is not None and not self._closed:
             try:
                 value = self._tried(job)

@@ -27,39 +27,64 @@ _LOST = (
 differ from version to version."""
 
 
-def run_on_ray(address: str, service: Service, jobs: Sequence[Job], done: Done) -> None:
-    """Do all jobs as tasks of one core each on the cluster at `address` ("auto": a local one).
+class RayCluster:
+    """The cluster at `address` ("auto": a local one), connected for the `with` block.
 
-    As `run_side_by_side`: a job whose worker or node is lost goes to another, and `done` hears of
-    every key once. The nodes need this version of twofour, and see the same files at the same
-    paths. Raises MissingToolError without ray, and BadInputError where there is no cluster.
+    The nodes need this version of twofour, and see the same files at the same paths. Raises
+    MissingToolError without ray, and BadInputError where there is no cluster.
     """
-    ray = import_extra("ray", "ray", "--ray")
-    with _connected(ray, address):
-        task = ray.remote(num_cpus=1, max_retries=0)(_work([*sys.path], str(Path.cwd())))
+
+    def __init__(self, service: Service, address: str) -> None:
+        self._service = service
+        self._address = address
+        self._ray: Any = import_extra("ray", "ray", "--ray")
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> RayCluster:
+        self._stack.enter_context(_connected(self._ray, self._address))
+        work = _work([*sys.path], str(Path.cwd()))
+        self._task = self._ray.remote(num_cpus=1, max_retries=0)(work)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self, jobs: Sequence[Job], done: Done) -> None:
+        """Do all jobs as tasks of one core each; `done` hears of every key once.
+
+        A job whose worker or node is lost goes to another, at most MOST_TRIES times, and then ends
+        in a LostError.
+        """
         endings: dict[str, list[str]] = {job.key: [] for job in jobs}
-        left = {task.remote(packed(service, job, 0)): job for job in jobs}
+        left = {self._begun(job, 0): job for job in jobs}
         while left:
-            ready, _ = ray.wait(list(left), num_returns=1)
+            ready, _ = self._ray.wait(list(left), num_returns=1)
             for reference in ready:
                 job = left.pop(reference)
                 try:
-                    value = ray.get(reference)
-                except _lost(ray) as error:
+                    value = self._answer(reference)
+                except _lost(self._ray) as error:
                     tries = endings[job.key]
                     tries.append(type(error).__name__)
                     if len(tries) < MOST_TRIES:
-                        left[task.remote(packed(service, job, len(tries)))] = job
+                        left[self._begun(job, len(tries))] = job
                         continue
                     value = LostError(job.key, tuple(tries))
-                except ray.exceptions.RayTaskError as error:
-                    raise BadInputError(
-                        f"a node of the Ray cluster {address} cannot do the work: "
-                        f"{str(error.cause or error).splitlines()[-1]}",
-                        hint="every node needs this version of twofour and the same files at the "
-                        "same paths",
-                    ) from error
                 done(job.key, value)
+
+    def _begun(self, job: Job, number: int) -> Any:  # noqa: ANN401  # a reference of Ray's
+        return self._task.remote(packed(self._service, job, number))
+
+    def _answer(self, reference: Any) -> object:  # noqa: ANN401
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            raise BadInputError(
+                f"a node of the Ray cluster {self._address} cannot do the work: "
+                f"{str(error.cause or error).splitlines()[-1]}",
+                hint="every node needs this version of twofour and the same files at the same "
+                "paths",
+            ) from error
 
 
 def _lost(ray: Any) -> tuple[type[Exception], ...]:  # noqa: ANN401  # the package

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from twofour.pipeline.checks import metric_key
 from twofour.pipeline.engine_host import RUNTIMES
 from twofour.pipeline.folder import own_folder
 from twofour.pipeline.jobs.job import Job, Service
-from twofour.pipeline.jobs.local import run_side_by_side
-from twofour.pipeline.jobs.ray_cluster import run_on_ray
+from twofour.pipeline.jobs.local import Processes
+from twofour.pipeline.jobs.open import open_jobs
+from twofour.pipeline.jobs.ray_cluster import RayCluster
 from twofour.pipeline.sensitivity.measuring import MixedModel
 from twofour.pipeline.sources.user_code import parse_reference, state_of
 from twofour.pipeline.stages import DENSE, INPUTS, SPARSE, Run, onnx_files, onnx_name, versions
-from twofour.records.options import SideBySide
 from twofour.records.sensitivity import Measured, Measurement
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 
@@ -35,7 +36,7 @@ class Sets:
     """The dense one, with which the others are compared."""
     content: str
     """sha256 over all that a measurement depends on, besides the layers."""
-    how: SideBySide
+    workers: Processes | RayCluster
     step: Step
     found: dict[Places, Measured] = field(default_factory=dict)
     watched: dict[str, str] = field(default_factory=dict)
@@ -62,10 +63,8 @@ class Sets:
             Job(key=key, arguments=(replace(self.model, key=key, places=places),))
             for key, places in left.items()
         ]
-        if self.how.ray is not None:
-            run_on_ray(self.how.ray, _SERVICE, jobs, done)
-        else:
-            run_side_by_side(_SERVICE, jobs, done, count=self.how.jobs)
+        if jobs:
+            self.workers.run(jobs, done)
 
     def _key(self, places: Places) -> str:
         return sha256_bytes(self.content.encode(), ",".join(map(str, places)).encode())
@@ -102,7 +101,8 @@ class Sets:
         self.watched.update(kept.watched)
 
 
-def open_sets(run: Run, step: Step) -> Sets:
+@contextmanager
+def open_sets(run: Run, step: Step) -> Iterator[Sets]:
     """For the folder of a run that holds dense.onnx, sparse.onnx and the inputs."""
     own_folder(run.file(MEASURED))
     metric = run.options.metric
@@ -126,7 +126,8 @@ def open_sets(run: Run, step: Step) -> Sets:
         seed=run.options.seed,
     )
     content = sha256_bytes(*(fact.encode() for fact in facts))
-    return Sets(model=model, content=content, how=run.options.side_by_side, step=step)
+    with open_jobs(_SERVICE, run.options.side_by_side) as workers:
+        yield Sets(model=model, content=content, workers=workers, step=step)
 
 
 def union(sets: Sequence[Places]) -> Places:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from twofour.errors import BadInputError
 from twofour.pipeline import onnx_stages, torch_stages
 from twofour.pipeline.checks import metric_key
 from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
+from twofour.pipeline.layer_lists import LAYER_LIST, layer_list
 from twofour.pipeline.sensitivity.savings import Savings, find_savings
 from twofour.pipeline.sensitivity.sets import MEASURED, Places, Sets, open_sets, union
 from twofour.pipeline.sensitivity.units import Unit, find_units
@@ -46,10 +47,18 @@ from twofour.records.sensitivity import (
     PrunedSet,
     SensitivityResult,
 )
+from twofour.reports import html, markdown
+from twofour.reports.sensitivity_document import (
+    in_order_of_worth,
+    loss_words,
+    sensitivity_document,
+)
+from twofour.store import write_text
 
 FOLDER = "sensitivity"
 """Of everything pruned and of the measurements, inside the run folder."""
 SENSITIVITY = "sensitivity.json"
+MARKDOWN, HTML = "sensitivity.md", "sensitivity.html"
 STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Shares of the possible saving at which a set is measured for the table."""
 
@@ -78,10 +87,11 @@ def _stage(run: Run, apart: _Apart) -> Stage[SensitivityResult]:
     watched: dict[str, str] = {}
 
     def work() -> Made[SensitivityResult]:
-        study = _Study(apart, budget, run.progress.step)
-        found = study.result()
-        watched.update(study.sets.watched)
-        return found, ()
+        with open_sets(apart.run, lambda done, of: run.progress.step("measured", done, of)) as sets:
+            found = _Study(apart, budget, sets).result()
+        watched.update(sets.watched)
+        write_sensitivity(run.path, found)
+        return found, (LAYER_LIST, MARKDOWN, HTML)
 
     inside = [*onnx_files(apart.run.file(onnx_name(SPARSE))), INPUTS, "prune.json"]
     return Stage(
@@ -113,6 +123,38 @@ def _state_of_profile(profile: str | None) -> str | None:
     path = Path(profile)
     file = path / REPORT if path.is_dir() else path
     return sha256_file(file) if file.is_file() else str(path.absolute())
+
+
+def write_sensitivity(folder: Path, result: SensitivityResult) -> None:
+    """layers.txt, sensitivity.md and sensitivity.html."""
+    document = sensitivity_document(result)
+    write_text(folder / MARKDOWN, markdown.render(document))
+    write_text(folder / HTML, html.render(document))
+    write_text(folder / LAYER_LIST, _layer_list(result))
+
+
+def _layer_list(result: SensitivityResult) -> str:
+    """What stays dense; where nothing was chosen the rest as comments, the dearest first."""
+    head = [
+        f"Layers of {result.source} that stay dense; prune-export-build --layers takes this file.",
+        f"Loss: {loss_words(result)}.",
+    ]
+    rows = in_order_of_worth(result)
+    dense = [r for r in rows if r.pruned is False or r.why_dense is not None]
+    lines = [(glob, _why_left(r)) for r in reversed(dense) if r.alone for glob in r.globs]
+    text = layer_list(head, lines)
+    if result.budget is not None:
+        return text
+    left = [r for r in reversed(rows) if r not in dense]
+    others = layer_list((), [(glob, _why_left(r)) for r in left for glob in r.globs])
+    offered = "".join(f"# {line}\n" for line in others.splitlines())
+    return f"{text}#\n# Could stay dense, what loses most for what it saves first:\n{offered}"
+
+
+def _why_left(row: LayerCost) -> str:
+    if row.why_dense is not None:
+        return row.why_dense
+    return f"loses {row.loss:.3g} alone"
 
 
 # --- everything pruned ----------------------------------------------------------------------------
@@ -174,11 +216,8 @@ def _link(there: Path, here: Path) -> None:
 class _Study:
     """What is known of the layers so far; each step adds to it."""
 
-    def __init__(
-        self, apart: _Apart, budget: BudgetOptions, step: Callable[[str, int, int | None], None]
-    ) -> None:
-        self.apart, self.budget = apart, budget
-        self.sets: Sets = open_sets(apart.run, lambda done, total: step("measured", done, total))
+    def __init__(self, apart: _Apart, budget: BudgetOptions, sets: Sets) -> None:
+        self.apart, self.budget, self.sets = apart, budget, sets
         models = apart.run.models
         dense = models.open(apart.run.file(onnx_name(DENSE)))
         sparse = models.open(apart.run.file(onnx_name(SPARSE)))

@@ -1,0 +1,257 @@
+"""Every layer alone, sets of them, and the set that a budget chooses, on a small ONNX file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.mlp_onnx import NAMES, save_mlp
+
+from twofour.engines.onnxruntime.session import OrtSession
+from twofour.errors import BadInputError
+from twofour.graph.opened import open_onnx
+from twofour.pipeline.layer_lists import read_layers
+from twofour.pipeline.run import run_sensitivity
+from twofour.pipeline.sensitivity.measuring import output_change
+from twofour.pipeline.sources.inputs import stored_arrays
+from twofour.pipeline.stages import Silent
+from twofour.pruning.onnx_file import prune_onnx
+from twofour.records.eligibility import ShareUnit
+from twofour.records.options import (
+    BudgetOptions,
+    LossKind,
+    RunOptions,
+    Selection,
+    SideBySide,
+)
+from twofour.records.sensitivity import LayerCost, SensitivityResult
+from twofour.records.weights import HARDWARE_PATTERN
+from twofour.store import read_record, to_json
+
+METRIC = f"{Path(__file__).parents[2] / 'support' / 'mlp_onnx.py'}:evaluate"
+AGREEMENT = METRIC.replace(":evaluate", ":agreement")
+OPTIONS = RunOptions(
+    metric=AGREEMENT, budget=BudgetOptions(max_drop=5.0), side_by_side=SideBySide(jobs=1)
+)
+
+
+class Recorder(Silent):
+    """Remembers which stages were found done."""
+
+    def __init__(self) -> None:
+        self.reused: dict[str, bool] = {}
+
+    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
+        """Remember."""
+        self.reused[name] = reused
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SensitivityResult]:
+    """One study, shared by the tests that only look at it."""
+    folder = tmp_path_factory.mktemp("study")
+    model = save_mlp(folder / "mlp.onnx")
+    return run_sensitivity(str(model), folder / "run", OPTIONS)
+
+
+def _measured(folder: Path) -> dict[str, int]:
+    """Files of the measurements, with the time of each."""
+    kept = (folder / "sensitivity" / "measured").glob("*.json")
+    return {path.name: path.stat().st_mtime_ns for path in kept}
+
+
+def _row(result: SensitivityResult, layer: str) -> LayerCost:
+    return next(row for row in result.layers if row.layer == layer)
+
+
+def test_a_layer_alone_is_the_model_with_that_layer_alone_pruned(
+    studied: tuple[Path, SensitivityResult], tmp_path: Path
+) -> None:
+    folder, result = studied
+    dense = open_onnx(folder / "dense.onnx")
+    inputs = stored_arrays(folder / "inputs.npz")
+    before = OrtSession(folder / "dense.onnx", threads=1).outputs(inputs)
+    for layer in NAMES:
+        others = tuple(name for name in NAMES if name != layer)
+        alone = tmp_path / f"{layer}.onnx"
+        prune_onnx(dense, alone, HARDWARE_PATTERN, Selection(exclude=others))
+        after = OrtSession(alone, threads=1).outputs(inputs)
+        measured = _row(result, layer).alone
+        assert measured is not None
+        assert measured.outputs == output_change(before, after)
+        assert measured.outputs is not None
+        assert measured.outputs.error > 0
+
+
+def test_losses_are_the_fall_of_the_figure_and_the_robust_layer_loses_least(
+    studied: tuple[Path, SensitivityResult],
+) -> None:
+    _, result = studied
+    assert (result.loss, result.figure, result.unit) == (
+        LossKind.METRIC, "agreement", ShareUnit.MULTIPLY_ADDS,
+    )  # fmt: skip
+    whole = result.dense.metrics["agreement"]
+    for row in result.layers:
+        assert row.alone is not None
+        assert row.loss == whole - row.alone.metrics["agreement"]
+    errors = {r.layer: r.alone.outputs.error for r in result.layers if r.alone and r.alone.outputs}
+    assert min(errors, key=lambda layer: errors[layer]) == "robust"
+    assert [row.saves for row in result.layers] == [16 * 32 / 2, 512, 512, 32 * 8 / 2]
+
+
+def test_the_chosen_set_was_measured_and_holds_the_budget(
+    studied: tuple[Path, SensitivityResult],
+) -> None:
+    _, result = studied
+    assert result.budget is not None
+    chosen = result.budget.chosen
+    assert chosen.loss is not None
+    assert chosen.loss <= 5.0
+    assert chosen.measured.metrics["agreement"] == 100.0 - chosen.loss
+    everything = result.pareto[-1]
+    assert (everything.layers, everything.share, everything.dense) == (4, 1.0, ())
+    assert everything.loss is not None
+    assert everything.loss > 5.0
+    assert "robust" not in chosen.dense
+    assert chosen.dense
+    assert all((row.pruned is False) == (row.layer in chosen.dense) for row in result.layers)
+    better = [t for t in result.budget.trials if t.share > chosen.share]
+    assert all(t.loss is not None and t.loss > 5.0 for t in better)
+
+
+def test_the_list_of_layers_leaves_dense_what_the_budget_does(
+    studied: tuple[Path, SensitivityResult],
+) -> None:
+    folder, result = studied
+    found = read_layers(folder / "layers.txt", Selection())
+    assert result.budget is not None
+    assert set(found.exclude) == set(result.budget.chosen.dense)
+    assert (folder / "sensitivity.html").read_text().count("<svg") >= 1
+    assert "allowed" in (folder / "sensitivity.html").read_text()
+    assert "robust" in (folder / "sensitivity.md").read_text()
+    assert read_record(SensitivityResult, folder / "sensitivity.json") == result
+
+
+def test_the_same_command_measures_nothing_again_and_another_budget_only_what_is_new(
+    tmp_path: Path,
+) -> None:
+    model, folder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run"
+    _, first = run_sensitivity(model, folder, OPTIONS)
+    kept = _measured(folder)
+    recorder = Recorder()
+    assert run_sensitivity(model, folder, OPTIONS, recorder)[1] == first
+    assert recorder.reused["sensitivity"]
+    tighter = replace(OPTIONS, budget=BudgetOptions(max_drop=2.0), side_by_side=SideBySide(jobs=2))
+    _, second = run_sensitivity(model, folder, tighter, recorder)
+    assert not recorder.reused["sensitivity"]
+    assert {name: time for name, time in _measured(folder).items() if name in kept} == kept
+    assert second.layers[0].alone == first.layers[0].alone
+    assert second.budget is not None
+    assert second.budget.chosen.loss is not None
+    assert second.budget.chosen.loss <= 2.0
+    _, fresh = run_sensitivity(model, folder, replace(tighter, fresh=True), recorder)
+    assert fresh == second
+    assert not kept.items() & _measured(folder).items()
+
+
+def test_a_metric_that_changed_is_measured_again(tmp_path: Path) -> None:
+    code = tmp_path / "score.py"
+    code.write_text("def score(predict):\n    return 1.0\n")
+    model, folder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run"
+    options = replace(OPTIONS, metric=f"{code}:score", budget=BudgetOptions())
+    _, first = run_sensitivity(model, folder, options)
+    assert {row.loss for row in first.layers} == {0.0}
+    code.write_text("def score(predict):\n    return 2.0\n")
+    assert run_sensitivity(model, folder, options)[1].dense.metrics == {"score": 2.0}
+
+
+def test_without_a_metric_the_outputs_count_and_a_share_is_reached_for_the_least_loss(
+    tmp_path: Path,
+) -> None:
+    options = RunOptions(budget=BudgetOptions(share=0.6), side_by_side=SideBySide(jobs=1))
+    _, result = run_sensitivity(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options)
+    assert result.loss is LossKind.OUTPUTS
+    assert result.budget is not None
+    chosen = result.budget.chosen
+    assert chosen.share >= 0.6
+    assert chosen.measured.outputs is not None
+    assert chosen.loss == chosen.measured.outputs.error
+    assert "robust" not in chosen.dense
+
+
+def test_a_figure_that_is_better_when_lower_falls_where_it_grows(tmp_path: Path) -> None:
+    budget = BudgetOptions(max_drop=0.1, figure="error", lower_is_better=True)
+    options = replace(OPTIONS, metric=METRIC, budget=budget)
+    _, result = run_sensitivity(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options)
+    assert all(row.loss is not None and row.loss > 0 for row in result.layers)
+    assert result.budget is not None
+    chosen = result.budget.chosen
+    assert chosen.layers > 0
+    assert chosen.measured.metrics["error"] - result.dense.metrics["error"] == chosen.loss
+    assert chosen.loss is not None
+    assert chosen.loss <= 0.1
+
+
+def test_a_float32_file_is_told_by_its_zeros_as_tensorrt_runs_none_of_it_sparse(
+    tmp_path: Path,
+) -> None:
+    model = save_mlp(tmp_path / "mlp.onnx", half=False)
+    options = RunOptions(side_by_side=SideBySide(jobs=1))
+    _, result = run_sensitivity(str(model), tmp_path / "run", options)
+    assert result.unit in (ShareUnit.WEIGHTS, ShareUnit.MULTIPLY_ADDS)
+    if result.unit is ShareUnit.WEIGHTS:
+        assert [row.saves for row in result.layers] == [256, 512, 512, 128]
+        assert "what is saved is zeros" in result.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metric": None}, "--max-drop is in the units of your metric, and none is given"),
+        ({"metric": METRIC}, "the metric gives 2 figures: agreement, error"),
+        (
+            {"metric": METRIC, "budget": BudgetOptions(max_drop=1.0, figure="f1")},
+            "the metric gives no figure 'f1'",
+        ),
+        ({"metric": METRIC.replace("evaluate", "broken")}, "no such data"),
+        ({"budget": BudgetOptions(loss=LossKind.FISHER)}, "an ONNX file has none"),
+        (
+            {"metric": None, "budget": BudgetOptions(loss=LossKind.METRIC)},
+            "--loss metric needs a metric",
+        ),
+        ({"budget": BudgetOptions(profile="nowhere.csv")}, "cannot read nowhere.csv"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    options = replace(OPTIONS, **changes)  # type: ignore[arg-type]  # fields by name
+    with pytest.raises(BadInputError) as caught:
+        run_sensitivity(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options)
+    assert message in caught.value.message
+
+
+def test_times_of_the_user_decide_what_is_saved(tmp_path: Path) -> None:
+    times = tmp_path / "times.csv"
+    times.write_text("layer,dense_ms,sparse_ms\nfirst,0.5,0.2\nmiddle,0.2,0.3\nhead,1.0,0.9\n")
+    budget = BudgetOptions(profile=str(times), share=1.0)
+    model = str(save_mlp(tmp_path / "mlp.onnx"))
+    _, result = run_sensitivity(model, tmp_path / "run", replace(OPTIONS, budget=budget))
+    assert result.unit is ShareUnit.MILLISECONDS
+    assert [row.saves for row in result.layers] == pytest.approx([0.3, 0.0, 0.0, 0.1])
+    assert _row(result, "middle").why_dense == "its sparse kernel is no faster"
+    assert _row(result, "robust").why_dense == f"{times} has no times of it"
+    assert result.budget is not None
+    assert result.budget.chosen.layers == 2
+    times.write_text("other,1,2\n")
+    with pytest.raises(BadInputError, match="none of its 1 layer is in this model"):
+        run_sensitivity(model, tmp_path / "run", replace(OPTIONS, budget=budget))
+
+
+def test_records_come_back_from_json(studied: tuple[Path, SensitivityResult]) -> None:
+    text = to_json(studied[1])
+    assert "NaN" not in text
+    losses = [row.loss for row in studied[1].layers if row.loss is not None]
+    assert np.isfinite(losses).tolist() == [True] * 4
