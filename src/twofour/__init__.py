@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         RunOptions,
         Selection,
     )
-    from twofour.records.pruning import LoadedWeights, PruneResult, Validation
+    from twofour.records.pruning import Calibration, LoadedWeights, PruneResult, Validation
     from twofour.records.run import RunResult
     from twofour.records.weights import Pattern
 
@@ -44,6 +44,7 @@ __all__ = [
     "BuildFailedError",
     "BuildLog",
     "BuildOptions",
+    "Calibration",
     "CompareOptions",
     "EligibilityReport",
     "ExportOptions",
@@ -87,24 +88,33 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def prune(
+def prune(  # noqa: PLR0913  # what a user may choose
     model: nn.Module,
     pattern: str | Pattern = "2:4",
     *,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     all_layers: bool = False,
-    method: str = "magnitude",
+    method: str | None = None,
+    calibrate: object = None,
+    samples: int = 256,
+    refit: int | None = None,
+    damping: float | None = None,
+    bias_correction: bool = True,
 ) -> PruneResult:
     """Prune a torch module in place to N:M, and say what was done to each weight.
 
-    `include` and `exclude` are globs over layer names. Raises BadInputError for a bad pattern, an
-    unknown method, a glob that matches nothing, NaN or infinity in a weight, a weight that two
-    layers need along different axes, and an argument of another type; nothing is changed then.
+    `include` and `exclude` are globs over layer names. `calibrate` is an iterable of batches as
+    the model takes them (a tensor, a tuple by position, a dict by name), of which at most
+    `samples` samples are used; with it the method is admm by default and the biases are corrected,
+    without it magnitude. `refit` and `damping` are as on the command line. Raises BadInputError
+    for a bad pattern, an unknown method, a glob that matches nothing, NaN or infinity in a weight
+    or on its way from the data, a weight that two layers need along different axes, batches that
+    the model cannot run on, and an argument of another type; nothing is changed then.
     """
     from twofour.arguments import globs_of, module_of, pattern_of
-    from twofour.pruning.torch_module import prune_module
-    from twofour.records.options import Selection
+    from twofour.records.options import MethodOptions, Selection
+    from twofour.store import checked
 
     module = module_of(model, hint="for a model on disk: twofour.run(...), or `twofour prune`")
     selection = Selection(
@@ -112,7 +122,23 @@ def prune(
         include=globs_of(include, "include"),
         exclude=globs_of(exclude, "exclude"),
     )
-    return prune_module(module, pattern_of(pattern), selection, method=method)
+    options = checked(
+        MethodOptions,
+        MethodOptions(name=method, refit=refit, damping=damping, bias_correction=bias_correction),
+    )
+    if calibrate is None:
+        from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, refuse_without_data
+        from twofour.pruning.torch_module import prune_module
+
+        refuse_without_data(options)
+        name = options.name or DEFAULT_WITHOUT_DATA
+        return prune_module(module, pattern_of(pattern), selection, method=name)
+    from twofour.pipeline.torch_calibrating import calls_of, data_of
+    from twofour.pruning.torch_pruning import prune_calibrated, work_of
+
+    work = work_of(pattern_of(pattern), options)
+    data = data_of(module, calibrate, samples)
+    return prune_calibrated(module, calls_of(module, data), work, selection)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:

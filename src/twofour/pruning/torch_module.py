@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize, prune
 from twofour.errors import BadInputError
 from twofour.pattern import count_zeros
 from twofour.pruning.methods import InPlace, without_data
-from twofour.pruning.methods.magnitude import Outcome, count_non_finite
+from twofour.pruning.methods.magnitude import count_non_finite
 from twofour.pruning.methods.magnitude_on_device import (
     count_non_finite_on_device,
     count_zeros_on_device,
@@ -25,7 +25,7 @@ from twofour.pruning.methods.magnitude_on_device import (
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.records.options import Selection
-from twofour.records.pruning import PrunedWeight, PruneResult
+from twofour.records.pruning import OutputError, PrunedWeight, PruneResult
 from twofour.records.weights import (
     LARGEST_PASSED_OVER,
     NotCovered,
@@ -304,6 +304,28 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the width of each float type: numpy has no bfloat16."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What was done to one array, and by which method."""
+
+    method: str
+    zeros: int
+    kept_magnitude: float | None
+    held_before: bool
+    output_error: OutputError | None = None
+    damping: float | None = None
+    refit_steps: int = 0
+    bias_corrected: bool = False
+    note: str | None = None
+
+
+ByData = Callable[[nn.Module, Sequence[tuple[Weight, Tensor]]], Mapping[StorageKey, Done]]
+"""Prunes weights of a model with calibration data, each array once, or changes nothing at all.
+
+What the data did not reach it leaves to the method that needs none.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class _Stored:
     """A row, its choice, and the tensor that holds its weight (None: not stored as an array)."""
@@ -328,12 +350,14 @@ def prune_module(
     *,
     source: str = "",
     method: str = "magnitude",
+    by_data: ByData | None = None,
 ) -> PruneResult:
     """N:M in the model's own memory; weights that are computed become permanent first.
 
-    Weights that share an array are pruned once. Raises BadInputError, with every weight as it
-    was, for an unknown method, NaN or infinity, weights without memory (meta), lazy modules, a
-    selection that does not fit, and an array that two layers need along different axes.
+    Weights that share an array are pruned once. With `by_data` `method` is for those that the data
+    did not reach. Raises BadInputError, with every weight as it was, for an unknown method, NaN or
+    infinity, weights without memory (meta), lazy modules, a selection that does not fit, an array
+    that two layers need along different axes, and what `by_data` refuses.
     """
     selection, prune = selection or Selection(), without_data(method)
     make_permanent(model)
@@ -342,16 +366,23 @@ def prune_module(
         _Stored(choice, _tensor(model, choice[0])) for choice in choose(weights, pattern, selection)
     ]
     _check_storage(stored)
-    outcomes = _prune(stored, pattern, prune)
-    rows = tuple(_row(item, outcomes) for item in stored)
+    arrays = _arrays(stored)
+    done = {} if by_data is None else dict(by_data(model, list(arrays.values())))
+    note = None if by_data is None else _NOT_REACHED
+    for key, array in arrays.items():
+        if key not in done:
+            done[key] = _pruned(array, pattern, prune, method, note)
     return PruneResult(
         source=source,
         pattern=pattern,
         method=method,
         selection=selection,
-        weights=rows,
+        weights=tuple(_row(item, done) for item in stored),
         not_covered=find_not_covered(model, weights),
     )
+
+
+_NOT_REACHED = "no calibration input reached it: pruned without data"
 
 
 def _tensor(model: nn.Module, weight: Weight) -> Tensor | None:
@@ -404,41 +435,49 @@ def _check_data(weight: Weight, tensor: Tensor, *, finite: bool) -> None:
         )
 
 
-def _prune(
-    stored: Sequence[_Stored], pattern: Pattern, prune: InPlace
-) -> dict[StorageKey, Outcome]:
-    """Prune each array once."""
-    outcomes: dict[StorageKey, Outcome] = {}
+def _arrays(stored: Sequence[_Stored]) -> dict[StorageKey, tuple[Weight, Tensor]]:
+    """Each array that is to be pruned, with the first weight that asks for it."""
+    found: dict[StorageKey, tuple[Weight, Tensor]] = {}
     for item in stored:
-        tensor, axis = item.tensor, item.weight.axis
-        if not item.pruned or tensor is None or axis is None or storage_key(tensor) in outcomes:
-            continue
-        bits = bits_of(tensor)
-        outcomes[storage_key(tensor)] = prune(bits, axis, pattern, kind=dtype_name(tensor))
-        if isinstance(bits, np.ndarray) and tensor.device.type != "cpu":
-            tensor.copy_(torch.from_numpy(bits).view(tensor.dtype))
-    return outcomes
+        if item.pruned and item.tensor is not None and item.weight.axis is not None:
+            found.setdefault(storage_key(item.tensor), (item.weight, item.tensor))
+    return found
 
 
-def _row(item: _Stored, outcomes: Mapping[StorageKey, Outcome]) -> PrunedWeight:
+def _pruned(
+    array: tuple[Weight, Tensor], pattern: Pattern, prune: InPlace, method: str, note: str | None
+) -> Done:
+    """One array without data."""
+    weight, tensor = array
+    assert weight.axis is not None
+    bits = bits_of(tensor)
+    outcome = prune(bits, weight.axis, pattern, kind=dtype_name(tensor))
+    if isinstance(bits, np.ndarray) and tensor.device.type != "cpu":
+        tensor.copy_(torch.from_numpy(bits).view(tensor.dtype))
+    return Done(
+        method=method,
+        zeros=outcome.zeros,
+        kept_magnitude=outcome.kept_magnitude,
+        held_before=outcome.held_before,
+        note=note,
+    )
+
+
+def _row(item: _Stored, outcomes: Mapping[StorageKey, Done]) -> PrunedWeight:
     weight, pruned, reasons = item.choice
     tensor = item.tensor
-    outcome = outcomes.get(storage_key(tensor)) if tensor is not None else None
-    if outcome is not None:
-        zeros = outcome.zeros
+    done = outcomes.get(storage_key(tensor)) if tensor is not None else None
+    if done is not None:
+        zeros = done.zeros
     elif tensor is not None and is_plain(tensor):
         zeros = zeros_of(tensor)
     else:
         zeros = 0
-    taken = outcome if pruned else None
-    return PrunedWeight(
-        weight=weight,
-        pruned=pruned,
-        zeros=zeros,
-        kept_magnitude=taken.kept_magnitude if taken else None,
-        reasons=reasons,
-        held_before=taken is not None and taken.held_before,
-    )
+    if done is None or not pruned:
+        return PrunedWeight(
+            weight=weight, pruned=pruned, zeros=zeros, kept_magnitude=None, reasons=reasons
+        )
+    return PrunedWeight(**shared(done, Done), weight=weight, pruned=True, reasons=reasons)
 
 
 def zeros_of(tensor: Tensor) -> int:

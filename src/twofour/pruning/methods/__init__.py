@@ -19,6 +19,7 @@ from twofour.pruning.methods import (
 )
 from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.methods.problem import Array, Problem, Solve, best_of_groups, masked
+from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
 
@@ -102,3 +103,13 @@ def without_data(name: str) -> InPlace:
             hint="give some with --calibrate (twofour.prune: calibrate=batches), or take magnitude",
         )
     return method.in_place
+
+
+def refuse_without_data(options: MethodOptions) -> None:
+    """Raise BadInputError for options that do nothing without calibration data."""
+    for value, option in ((options.refit, "refit"), (options.damping, "damping")):
+        if value is not None:
+            raise BadInputError(
+                f"--{option} {value} needs calibration data",
+                hint="give some with --calibrate (twofour.prune: calibrate=batches)",
+            )

@@ -1,0 +1,155 @@
+"""Parts of a module whose work is done once: what a finished one gave is given again.
+
+A forward then runs the model's own code (branches, loops, whatever lies between the blocks) and
+only what is not finished is worked out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from twofour.pruning.torch_spill import Spill, Tree
+from twofour.pruning.torch_statistics import version_of
+
+_MOST_WEIGHTS = 16
+"""Calibrated weights of one block at most, where its parts can be blocks of their own."""
+
+
+def find_blocks(model: nn.Module, holders: Collection[nn.Module]) -> dict[str, nn.Module]:
+    """Disjoint parts of the model with something to multiply by, by path.
+
+    `holders` are the modules that have the weights to be calibrated.
+    """
+    found: dict[str, nn.Module] = {}
+    for name, child in model.named_children():
+        found |= _within(name, child, holders)
+    return _once(found)
+
+
+def parts_of(path: str, block: nn.Module, holders: Collection[nn.Module]) -> dict[str, nn.Module]:
+    """What a block that is never called as a whole falls into."""
+    found: dict[str, nn.Module] = {}
+    for name, child in block.named_children():
+        found |= _within(f"{path}.{name}", child, holders)
+    return _once(found)
+
+
+def _within(path: str, module: nn.Module, holders: Collection[nn.Module]) -> dict[str, nn.Module]:
+    weights = sum(part in holders for part in module.modules())
+    if not weights and not _is_heavy(module):
+        return {}
+    if isinstance(module, torch.jit.ScriptModule):
+        return {}
+    has_forward = type(module).forward is not nn.Module.forward
+    if has_forward and (weights <= _MOST_WEIGHTS or not list(module.children())):
+        return {path: module}
+    return parts_of(path, module, holders)
+
+
+def _is_heavy(module: nn.Module) -> bool:
+    """Whether it multiplies by something: an excluded layer, a recurrent one."""
+    return any(
+        parameter.dim() > 1
+        for part in module.modules()
+        if not isinstance(part, (nn.Embedding, nn.EmbeddingBag))
+        for parameter in part.parameters(recurse=False)
+    )
+
+
+def _once(found: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """A module that hangs in several places is one block."""
+    return {path: module for path, module in found.items() if _first(found, module) == path}
+
+
+def _first(found: Mapping[str, nn.Module], module: nn.Module) -> str:
+    return next(path for path, other in found.items() if other is module)
+
+
+class Blocks:
+    """Stands in the forward of every block, and gives the kept outputs of those that are final."""
+
+    def __init__(self, blocks: Mapping[str, nn.Module], kept: Spill) -> None:
+        self._blocks = dict(blocks)
+        self._kept = kept
+        self._final: frozenset[str] = frozenset()
+        self._call = 0
+        self._times: Counter[str] = Counter()
+        self._inside: list[str] = []
+        self.impure: set[str] = set()
+        """Blocks that always run: they change their inputs, give what cannot be kept, or run
+        within another one that they are no part of."""
+        self.ended: Callable[[str], None] = _nothing
+        """Told whenever a block has run."""
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within it, the blocks' forwards go through here."""
+        before = {path: vars(block).get("forward") for path, block in self._blocks.items()}
+        for path, block in self._blocks.items():
+            block.forward = self._standing_in(path, block.forward)
+        try:
+            yield
+        finally:
+            for path, block in self._blocks.items():
+                was = before[path]
+                if was is None:
+                    del block.forward
+                else:
+                    block.forward = was
+
+    def begin(self, call: int, final: Collection[str]) -> None:
+        """Forward number `call` begins; the outputs of `final` blocks count from now on."""
+        self._call, self._final = call, frozenset(final)
+        self._times.clear()
+        self._inside.clear()
+
+    @property
+    def inside(self) -> str | None:
+        """The block that runs now; None: what lies between them."""
+        return self._inside[0] if self._inside else None
+
+    def drop(self, path: str) -> None:
+        """Forget what a block gave."""
+        self._kept.drop(path)
+
+    def _standing_in(self, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def stand_in(*args: Tree, **kwargs: Tree) -> Tree:
+            key = self._call, self._times[path]
+            self._times[path] += 1
+            if self._inside:
+                self.impure.add(path)
+            replayed = path in self._final and path not in self.impure
+            if replayed and self._kept.has(path, key):
+                return self._kept.get(path, key)
+            versions = _versions(args, kwargs)
+            self._inside.append(path)
+            output = forward(*args, **kwargs)
+            self._inside.pop()
+            if replayed:
+                unchanged = versions == _versions(args, kwargs)
+                if not (unchanged and self._kept.put(path, key, output)):
+                    self.impure.add(path)
+                    self._kept.drop(path)
+            self.ended(path)
+            return output
+
+        return stand_in
+
+
+def _versions(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
+    return [
+        version_of(leaf)
+        for leaf in pytree.tree_leaves((args, dict(kwargs)))
+        if isinstance(leaf, Tensor)
+    ]
+
+
+def _nothing(_path: str) -> None:
+    return None

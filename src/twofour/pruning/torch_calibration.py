@@ -1,0 +1,356 @@
+"""Pruning a torch module with calibration data, step by step in the order of its own forward.
+
+A step is a group of weights that meet the same input (query, key and value); later steps see what
+earlier ones made of the model. Gram matrices of one step at a time are held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from twofour.errors import BadInputError
+from twofour.pruning.matrices import Layout
+from twofour.pruning.methods import Method
+from twofour.pruning.methods.problem import Array
+from twofour.pruning.solve import LayerProblem, Solved, solve_layers
+from twofour.pruning.statistics import Statistics
+from twofour.pruning.threads import one_blas_thread
+from twofour.pruning.torch_blocks import Blocks, find_blocks, parts_of
+from twofour.pruning.torch_calls import Call, device_of, forward, moved, undisturbed
+from twofour.pruning.torch_products import Product, Products, Target
+from twofour.pruning.torch_spill import Spill, Tree, spill
+from twofour.pruning.torch_statistics import Gathering
+from twofour.pruning.torch_trace import Enough, RowOrder, Step, Trace
+from twofour.records.options import MethodOptions
+from twofour.records.weights import Pattern
+
+_CALLS = "the calls themselves"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibratedWeight:
+    """A stored weight that is to be pruned, and the biases that make up for it."""
+
+    target: Target
+    holders: tuple[nn.Module, ...]
+    """Modules that have it."""
+    biases: tuple[Tensor, ...]
+    """What its users add to its outputs, each as long as these; (): not all of them have one."""
+
+
+class Progress(Protocol):
+    """Is told how far the work is."""
+
+    def __call__(self, text: str, done: int, total: int | None) -> None:
+        """`text` says what is being done, and how long the rest will take."""
+
+
+class Finished(Protocol):
+    """Keeps what is done, for a run that is killed."""
+
+    def load(self, names: Sequence[str]) -> Mapping[str, Solved] | None:
+        """What was solved of these weights together; None: not done yet."""
+
+    def save(self, names: Sequence[str], solved: Mapping[str, Solved]) -> None:
+        """These weights are done; those that met no input are not among the solved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """How weights are to be pruned, and who is told."""
+
+    pattern: Pattern
+    method: Method
+    options: MethodOptions
+    progress: Progress | None = None
+    finished: Finished | None = None
+
+
+def calibrate(
+    model: nn.Module,
+    weights: Sequence[CalibratedWeight],
+    calls: Iterable[Call],
+    work: Work,
+) -> dict[str, Solved]:
+    """Prune the weights in place, and say what was done to each, by name.
+
+    A weight that no calibration input reached is missing, and as it was. The same bits for any
+    number of threads. Raises BadInputError for data without samples, a forward that fails, and NaN
+    and infinity on the way; every weight and bias is as it was then.
+    """
+    with _all_or_nothing(weights), undisturbed(model), one_blas_thread(), spill() as kept:
+        data = _Data(calls, model, kept)
+        if not data.samples:
+            raise BadInputError("the calibration data has no samples", hint="give at least one")
+        return _Run(model, weights, data, work).all()
+
+
+@contextlib.contextmanager
+def _all_or_nothing(weights: Sequence[CalibratedWeight]) -> Iterator[None]:
+    """Where anything is raised, weights and biases get back what they held."""
+    tensors = [w.target.tensor for w in weights] + [b for w in weights for b in w.biases]
+    before = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for tensor, values in zip(tensors, before, strict=True):
+                tensor.copy_(values)
+        raise
+
+
+class _Data:
+    """The calls, kept on the side: they are run many times."""
+
+    def __init__(self, calls: Iterable[Call], model: nn.Module, kept: Spill) -> None:
+        self.kept = kept
+        self._samples: list[int] = []
+        for number, call in enumerate(calls):
+            here = moved(call, device_of(model))
+            tree = here.args, dict(here.kwargs), here.padding
+            if not kept.put(_CALLS, number, tree):
+                raise BadInputError(
+                    f"calibration batch {number + 1} holds a tensor that is no plain array",
+                    hint="give dense tensors",
+                )
+            self._samples.append(call.samples)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def samples(self) -> int:
+        """Of all calls."""
+        return sum(self._samples)
+
+    def call(self, number: int) -> Call:
+        """A fresh copy: a forward may change its inputs."""
+        args, kwargs, padding = self.kept.get(_CALLS, number)
+        return Call(args=args, kwargs=kwargs, samples=self._samples[number], padding=padding)
+
+    def first_sample(self, number: int) -> int:
+        """Of a call, counted over all."""
+        return sum(self._samples[:number])
+
+
+class _Run:
+    """One model on its calibration data."""
+
+    def __init__(
+        self, model: nn.Module, weights: Sequence[CalibratedWeight], data: _Data, work: Work
+    ) -> None:
+        self._model, self._data, self._work = model, data, work
+        self._weights = {weight.target.name: weight for weight in weights}
+        self._holders = {module for weight in weights for module in weight.holders}
+        self._order = RowOrder()
+        self._blocks = Blocks({}, data.kept)
+
+    def all(self) -> dict[str, Solved]:
+        """Every step in turn."""
+        solved: dict[str, Solved] = {}
+        with self._order.watched(self._holders):
+            trace = self._traced()
+            steps, started = trace.steps, time.perf_counter()
+            with self._blocks.installed():
+                for number, step in enumerate(steps):
+                    self._tell(steps, number, time.perf_counter() - started)
+                    solved |= self._step(trace, step)
+        return solved
+
+    def _traced(self) -> Trace:
+        """One forward of each call; blocks that turn out not to be any fall into their parts."""
+        blocks = find_blocks(self._model, self._holders)
+        while True:
+            trace, uncalled = self._watched(blocks)
+            if not uncalled:
+                return trace
+            for path in uncalled:
+                blocks |= parts_of(path, blocks.pop(path), self._holders)
+
+    def _watched(self, blocks: dict[str, nn.Module]) -> tuple[Trace, list[str]]:
+        """Given up after the first call where blocks are not called as a whole: these."""
+        self._blocks = Blocks(blocks, self._data.kept)
+        trace = Trace([weight.target for weight in self._weights.values()], self._blocks)
+        self._blocks.ended = trace.ended
+        with self._blocks.installed():
+            for number in range(len(self._data)):
+                self._say("the order of the layers", number, len(self._data))
+                trace.begin()
+                output = self._forward(number, trace.targets, trace.meet, () if number else blocks)
+                trace.end()
+                if number == 0 and trace.uncalled(blocks):
+                    break
+                if number == 0:
+                    self._check_replay(blocks, output)
+        for path in blocks:
+            self._blocks.drop(path)
+        return trace, trace.uncalled(blocks)
+
+    def _check_replay(self, blocks: Iterable[str], output: object) -> None:
+        """The first call once more, with what its blocks gave: another result forbids it."""
+        again = self._forward(0, (), _nothing, blocks)
+        if not _same(output, again):
+            self._blocks.impure.update(blocks)
+
+    def _forward(
+        self,
+        number: int,
+        targets: Sequence[Target],
+        meet: Callable[[Product], None],
+        final: Iterable[str],
+    ) -> Tree:
+        call = self._data.call(number)
+        self._order.begin(call.samples)
+        self._blocks.begin(number, frozenset(final))
+        with Products(targets, meet):
+            return forward(self._model, call, number)
+
+    def _step(self, trace: Trace, step: Step) -> dict[str, Solved]:
+        """Statistics, new weights and biases."""
+        names = [target.name for target in step.targets]
+        finished = self._work.finished
+        solved = None if finished is None else finished.load(names)
+        if solved is None:
+            solved = self._solved(self._statistics(trace, step))
+            if finished is not None:
+                finished.save(names, solved)
+        for name, found in solved.items():
+            _put(self._weights[name], found)
+        return dict(solved)
+
+    def _statistics(self, trace: Trace, step: Step) -> dict[str, tuple[Layout, Statistics]]:
+        """What the step's weights met in one pass over the data."""
+        gathering = Gathering(step.targets, self._data.samples)
+        final = trace.final(step)
+        for number in range(len(self._data)):
+            gathering.begin(self._data.call(number), number, self._data.first_sample(number))
+            broken_off = _Ending(trace, step, number)
+            self._blocks.ended = broken_off.ended
+
+            def meet(product: Product, broken_off: _Ending = broken_off) -> None:
+                gathering.meet(product, positions_first=self._order.positions_first)
+                broken_off.met()
+
+            try:
+                self._forward(number, step.targets, meet, final)
+            except Enough:
+                pass
+            except BadInputError:  # TorchScript makes an error of its own of what passes through it
+                if not broken_off.enough:
+                    raise
+            finally:
+                gathering.end()
+        return gathering.statistics()
+
+    def _solved(self, statistics: Mapping[str, tuple[Layout, Statistics]]) -> dict[str, Solved]:
+        """New weights of one step."""
+        work = self._work
+        problems = [
+            LayerProblem(
+                stored=_numbers(self._weights[name].target.tensor),
+                layout=layout,
+                pattern=work.pattern,
+                statistics=found,
+                has_bias=bool(self._weights[name].biases),
+                rounded=_rounding(self._weights[name].target.tensor.dtype),
+            )
+            for name, (layout, found) in statistics.items()
+        ]
+        return dict(zip(statistics, solve_layers(problems, work.method, work.options), strict=True))
+
+    def _tell(self, steps: Sequence[Step], number: int, seconds: float) -> None:
+        """Which layers are worked on, and how long the rest will take at the pace until now."""
+        weights = [sum(target.tensor.numel() for target in step.targets) for step in steps]
+        before, left = sum(weights[:number]), sum(weights[number:])
+        name = steps[number].targets[0].name.rpartition(".")[0]
+        pace = f", about {in_seconds(seconds * left / before)} left" if before else ""
+        self._say(f"{name} ({number + 1} of {len(steps)}{pace})", number, len(steps))
+
+    def _say(self, text: str, done: int, total: int | None) -> None:
+        if self._work.progress is not None:
+            self._work.progress(text, done, total)
+
+
+class _Ending:
+    """Tells when a forward has done all that a step needs."""
+
+    def __init__(self, trace: Trace, step: Step, number: int) -> None:
+        self._left = trace.uses(step, number)
+        self._block = trace.last_block(step) if self._left is None else None
+        self.enough = False
+
+    def met(self) -> None:
+        """One product more; raises Enough behind the last."""
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                self._stop()
+
+    def ended(self, path: str) -> None:
+        """A block has run; raises Enough behind the one that matters."""
+        if path == self._block:
+            self._stop()
+
+    def _stop(self) -> None:
+        self.enough = True
+        raise Enough
+
+
+def in_seconds(seconds: float) -> str:
+    """A time to wait, as people say it."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _put(weight: CalibratedWeight, solved: Solved) -> None:
+    """In the model's own memory."""
+    tensor = weight.target.tensor
+    tensor.copy_(_tensor(solved.weight))
+    if solved.bias_change is not None:
+        for bias in weight.biases:
+            bias.copy_(bias.double() + _tensor(solved.bias_change).to(bias.device))
+
+
+def _numbers(tensor: Tensor) -> Array:
+    """In float32 or float64; of numpy on the CPU."""
+    wide = tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float()
+    return np.array(wide.numpy()) if tensor.device.type == "cpu" else wide.clone()
+
+
+def _tensor(values: Array) -> Tensor:
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _rounding(dtype: torch.dtype) -> Callable[[Array], Array] | None:
+    """To the values that the type has; None: all of them."""
+    if dtype in (torch.float32, torch.float64):
+        return None
+
+    def rounded(values: Array) -> Array:
+        narrow = _tensor(values).to(dtype).to(_tensor(values).dtype)
+        return narrow if isinstance(values, Tensor) else narrow.numpy()
+
+    return rounded
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two outputs have the same bits."""
+    ours, theirs = pytree.tree_leaves(one), pytree.tree_leaves(other)
+    return len(ours) == len(theirs) and all(
+        torch.equal(a.nan_to_num(), b.nan_to_num())
+        if isinstance(a, Tensor) and isinstance(b, Tensor)
+        else type(a) is type(b)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _nothing(_: object) -> None:
+    return None

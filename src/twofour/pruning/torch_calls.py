@@ -1,0 +1,172 @@
+"""Running a torch module on calibration data, and leaving no trace of it in the module."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from twofour.errors import BadInputError, TwofourError
+from twofour.pruning.torch_spill import Tree
+
+_SEED = 0
+"""Before each forward: of what is random in it though dropout is off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One forward on calibration data: `module(*args, **kwargs)`."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    samples: int
+    """Along the first axis of the inputs that have one for each sample."""
+    padding: Tensor | None = None
+    """Booleans, (samples, positions): True for padding, which no statistics count."""
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Within it the model is in eval mode and every forward gives the same bits.
+
+    One thread within an operator (how sums are split depends on the number), no fused attention
+    (which no product can be seen in), no compiled code, no cache of keys and values. On leaving,
+    modes, buffers, random states and settings are as they were.
+    """
+    with contextlib.ExitStack() as stack:
+        for enter in (_eval_mode, _buffers_kept, _no_caches):
+            stack.enter_context(enter(model))
+        stack.enter_context(_random_states_kept())
+        stack.enter_context(_plain_arithmetic())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def forward(model: nn.Module, call: Call, number: int) -> Tree:
+    """What the model gives for call `number`, counted from 0; raises BadInputError where it fails.
+
+    Random numbers that it draws are the same every time.
+    """
+    torch.manual_seed(_SEED)
+    try:
+        return model(*call.args, **call.kwargs)
+    except TwofourError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise BadInputError(
+            f"{type(model).__name__}.forward fails on calibration batch {number + 1} "
+            f"({_shapes(call)}): {type(error).__name__}: {lines[0][:300]}",
+            hint="give calibration data of the shapes and types that the model takes",
+        ) from error
+
+
+def moved(call: Call, device: torch.device) -> Call:
+    """The same with every tensor on the device."""
+
+    def move(value: Tree) -> Tree:
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    tree = torch.utils._pytree.tree_map(move, (call.args, dict(call.kwargs)))
+    return Call(args=tree[0], kwargs=tree[1], samples=call.samples, padding=call.padding)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's first parameter lies; the CPU without any."""
+    return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+
+
+def _shapes(call: Call) -> str:
+    named = [*((f"#{i}", value) for i, value in enumerate(call.args)), *call.kwargs.items()]
+    return ", ".join(
+        f"{name} {'x'.join(map(str, value.shape)) or 'scalar'} {str(value.dtype)[6:]}"
+        if isinstance(value, Tensor)
+        else f"{name} {type(value).__name__}"
+        for name, value in named
+    )
+
+
+@contextlib.contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextlib.contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Of a module that counts its calls, among others."""
+    kept = [
+        (module, name, tensor, tensor.clone())
+        for module in model.modules()
+        for name, tensor in module._buffers.items()
+        if tensor is not None and not tensor.is_meta
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, tensor, values in kept:
+                if tensor.shape == values.shape and not _equal(tensor, values):
+                    tensor.copy_(values)
+                module._buffers[name] = tensor
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one, other)
+
+
+@contextlib.contextmanager
+def _no_caches(model: nn.Module) -> Iterator[None]:
+    """Models of transformers fill one that grows from block to block, unless told not to."""
+    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    configs = [config for config in found if getattr(config, "use_cache", None) is True]
+    try:
+        for config in configs:
+            config.use_cache = False
+        yield
+    finally:
+        for config in configs:
+            config.use_cache = True
+
+
+@contextlib.contextmanager
+def _random_states_kept() -> Iterator[None]:
+    python, numpys = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpys)
+
+
+@contextlib.contextmanager
+def _plain_arithmetic() -> Iterator[None]:
+    threads, fast = torch.get_num_threads(), torch.backends.mha.get_fastpath_enabled()
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+    torch.set_num_threads(1)
+    torch.backends.mha.set_fastpath_enabled(False)
+    cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = _PLAIN_CUDA
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.mha.set_fastpath_enabled(fast)
+        cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+
+
+_PLAIN_CUDA = (False, False, False, True)
+"""No TF32 in products and convolutions, no choice of kernels by time, only repeatable ones."""

@@ -1,0 +1,155 @@
+"""A torch module pruned with calibration data: which weights and biases, and what is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from twofour.pruning.matrices import Layout
+from twofour.pruning.methods import DEFAULT_WITH_DATA, DEFAULT_WITHOUT_DATA, METHODS, method_named
+from twofour.pruning.solve import Solved
+from twofour.pruning.torch_calibration import CalibratedWeight, Work, calibrate
+from twofour.pruning.torch_calls import Call
+from twofour.pruning.torch_module import (
+    Done,
+    StorageKey,
+    is_plain,
+    prune_module,
+    storage_key,
+    tensor_of,
+    zeros_of,
+)
+from twofour.pruning.torch_products import Target
+from twofour.records.options import MethodOptions, Selection
+from twofour.records.pruning import Calibration, PruneResult
+from twofour.records.weights import Pattern, Weight
+
+_WIDEST = 8192
+"""Inputs of one output of a convolution up to which its taps share a Gram matrix (512 MiB)."""
+_PLACES = {"q_proj_weight": 0, "k_proj_weight": 1, "v_proj_weight": 2}
+"""Which third of its in_proj_bias belongs to a separate projection of MultiheadAttention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationCalls:
+    """Calibration data as calls of the module, and what is to be said about them."""
+
+    calls: Iterable[Call]
+    about: Calibration
+
+
+def prune_calibrated(
+    model: nn.Module, data: CalibrationCalls, work: Work, selection: Selection, source: str = ""
+) -> PruneResult:
+    """N:M in the model's own memory by a method that has data.
+
+    All or nothing: raises BadInputError like `prune_module`, and like `calibrate` for data that
+    the model cannot run on, with every weight and bias as it was.
+    """
+    name = work.options.name or DEFAULT_WITH_DATA
+
+    def by_data(
+        module: nn.Module, arrays: Sequence[tuple[Weight, Tensor]]
+    ) -> Mapping[StorageKey, Done]:
+        weights = [
+            calibrated_weight(module, weight, tensor, work.pattern) for weight, tensor in arrays
+        ]
+        solved = calibrate(module, weights, data.calls, work) if weights else {}
+        return {
+            storage_key(tensor): _done(solved[weight.weight], tensor, name)
+            for weight, tensor in arrays
+            if weight.weight is not None and weight.weight in solved
+        }
+
+    without = name if METHODS[name].in_place is not None else DEFAULT_WITHOUT_DATA
+    result = prune_module(
+        model, work.pattern, selection, source=source, method=without, by_data=by_data
+    )
+    return replace(result, method=name, calibration=data.about)
+
+
+def work_of(pattern: Pattern, options: MethodOptions) -> Work:
+    """The method that the options name, with data; raises BadInputError for an unknown one."""
+    return Work(
+        pattern=pattern, method=method_named(options.name or DEFAULT_WITH_DATA), options=options
+    )
+
+
+def layout_of(weight: Weight, m: int) -> Layout:
+    """How a layer's stored weight lies in matrices; wide convolutions are cut into their taps."""
+    assert weight.axis is not None
+    if not weight.kernel:
+        return Layout(shape=weight.shape, axis=weight.axis, m=m)
+    whole = Layout(
+        shape=weight.shape, axis=weight.axis, m=m, groups=weight.groups, convolution=True
+    )
+    wide = whole.taps > 1 and whole.parts_and_inputs[1] > _WIDEST
+    return replace(whole, per_tap=True) if wide else whole
+
+
+def calibrated_weight(
+    model: nn.Module, weight: Weight, tensor: Tensor, pattern: Pattern
+) -> CalibratedWeight:
+    """A row of `find_weights` with its array, its users and their biases."""
+    assert weight.weight is not None
+    layout = layout_of(weight, pattern.m)
+    paths = [path for path in (weight.layer, *weight.tied_to) if path not in weight.looked_up_by]
+    holders = tuple(dict.fromkeys(model.get_submodule(path) for path in paths))
+    return CalibratedWeight(
+        target=Target(name=weight.weight, tensor=tensor, layout=layout),
+        holders=holders,
+        biases=_biases(model, holders, tensor, weight.out_channels),
+    )
+
+
+def _biases(
+    model: nn.Module, holders: Sequence[nn.Module], tensor: Tensor, outputs: int
+) -> tuple[Tensor, ...]:
+    """One of each user of a weight; () where one has none, or shares it with another layer."""
+    found: list[Tensor] = []
+    for module in holders:
+        bias = _bias(module, tensor)
+        if bias is None or not is_plain(bias) or bias.shape != (outputs,):
+            return ()
+        others = [
+            other
+            for other in model.modules()
+            if other not in holders
+            for stored in other.parameters(recurse=False)
+            if stored.data_ptr() == bias.data_ptr()
+        ]
+        if others:
+            return ()
+        found.append(bias)
+    return tuple({bias.data_ptr(): bias for bias in found}.values())
+
+
+def _bias(module: nn.Module, tensor: Tensor) -> Tensor | None:
+    """What the module adds to the products with this weight."""
+    if not isinstance(module, nn.MultiheadAttention):
+        return tensor_of(module, "bias")
+    packed = tensor_of(module, "in_proj_bias")
+    if packed is None or module.in_proj_weight is not None:
+        return packed
+    key = storage_key(tensor)
+    third = next(
+        (place for name, place in _PLACES.items() if storage_key(getattr(module, name)) == key),
+        None,
+    )
+    return None if third is None else packed.chunk(3)[third]
+
+
+def _done(solved: Solved, tensor: Tensor, method: str) -> Done:
+    return Done(
+        method=method,
+        zeros=zeros_of(tensor),
+        kept_magnitude=solved.kept_magnitude,
+        held_before=solved.damping is None and solved.kept_magnitude == 1.0,
+        output_error=solved.output_error,
+        damping=solved.damping,
+        refit_steps=solved.refit_steps,
+        bias_corrected=solved.bias_change is not None,
+        note=solved.note,
+    )

@@ -1,0 +1,132 @@
+"""What forwards take and give, kept for later: in memory up to a limit, in files from there on."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Tree = Any
+"""Tensors and other things in nested tuples, lists, dicts and what else pytree knows."""
+
+MEMORY_BYTES = 1 << 30
+"""Kept in memory at most, in all; what is more goes to files that are mapped when read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """A tensor's values in memory (`data`), or at `offset` of its group's file."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    size: int
+    data: Tensor | None
+    offset: int = 0
+
+
+class Spill:
+    """Trees of tensors by group and key; each is a copy, put in and taken out."""
+
+    def __init__(self, folder: Path, *, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._folder = folder
+        self._free = memory_bytes
+        self._trees: dict[Hashable, dict[Hashable, tuple[list[Any], Any]]] = {}
+        self._files: dict[Hashable, Path] = {}
+
+    def put(self, group: Hashable, key: Hashable, tree: Tree) -> bool:
+        """Keep a tree; False where it holds a tensor that is no plain array of numbers."""
+        leaves, shape = pytree.tree_flatten(tree)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if not all(_is_plain(tensor) for tensor in tensors):
+            return False
+        kept = [self._kept(group, v) if isinstance(v, Tensor) else v for v in leaves]
+        self._trees.setdefault(group, {})[key] = kept, shape
+        return True
+
+    def has(self, group: Hashable, key: Hashable) -> bool:
+        """Whether it is there."""
+        return key in self._trees.get(group, {})
+
+    def get(self, group: Hashable, key: Hashable) -> Tree:
+        """A copy of what was put: values, strides and devices."""
+        leaves, shape = self._trees[group][key]
+        values = [self._read(group, v) if isinstance(v, _Bytes) else v for v in leaves]
+        return pytree.tree_unflatten(values, shape)
+
+    def drop(self, group: Hashable) -> None:
+        """Forget a group, and give its memory and its file back."""
+        for leaves, _ in self._trees.pop(group, {}).values():
+            for leaf in leaves:
+                if isinstance(leaf, _Bytes) and leaf.data is not None:
+                    self._free += leaf.size
+        file = self._files.pop(group, None)
+        if file is not None:
+            file.unlink(missing_ok=True)
+
+    def _kept(self, group: Hashable, tensor: Tensor) -> _Bytes:
+        dense = _is_dense(tensor)
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        stride = tensor.stride() if dense else tensor.contiguous().stride()
+        offset, data = 0, None
+        if flat.numel() <= self._free:
+            self._free -= flat.numel()
+            data = flat.clone()
+        else:
+            offset = self._append(group, flat)
+        return _Bytes(
+            tuple(tensor.shape), stride, tensor.dtype, tensor.device, flat.numel(), data, offset
+        )
+
+    def _append(self, group: Hashable, flat: Tensor) -> int:
+        file = self._files.setdefault(group, self._folder / f"{len(self._files)}-{id(group)}.bin")
+        with file.open("ab") as stream:
+            offset = stream.tell()
+            stream.write(flat.numpy().data)
+        return offset
+
+    def _read(self, group: Hashable, kept: _Bytes) -> Tensor:
+        flat = kept.data
+        if flat is None:
+            mapped = np.memmap(
+                self._files[group], np.uint8, mode="r", offset=kept.offset, shape=(kept.size,)
+            )
+            flat = torch.from_numpy(np.array(mapped))
+        values = flat.view(kept.dtype).view(kept.shape) if kept.size else None
+        result = torch.empty_strided(kept.shape, kept.stride, dtype=kept.dtype, device=kept.device)
+        return result if values is None else result.copy_(values)
+
+
+@contextlib.contextmanager
+def spill(*, memory_bytes: int = MEMORY_BYTES) -> Iterator[Spill]:
+    """A Spill whose files are gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="twofour-calibration-"))
+    try:
+        yield Spill(folder, memory_bytes=memory_bytes)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    ordinary = type(tensor) in {Tensor, torch.nn.Parameter} and tensor.layout is torch.strided
+    return ordinary and not tensor.is_meta and not tensor.is_quantized
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its values fill their memory one by one, in whatever order."""
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
