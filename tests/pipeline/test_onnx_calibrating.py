@@ -176,7 +176,8 @@ def net() -> onnx.ModelProto:
         helper.make_node("Conv", ["r", "d", "db"], ["e"], name="second", pads=[1, 1, 1, 1]),
         helper.make_node("Conv", ["r", "s"], ["t"], name="shortcut"),
         helper.make_node("Add", ["e", "t"], ["u"]),
-        helper.make_node("Relu", ["u"], ["v"]),
+        helper.make_node("Mul", ["u", "scale"], ["z"]),
+        helper.make_node("Relu", ["z"], ["v"]),
         helper.make_node("GlobalAveragePool", ["v"], ["p"]),
         helper.make_node("Flatten", ["p"], ["f"]),
         helper.make_node("MatMul", ["f", "m"], ["g"], name="product"),
@@ -186,7 +187,7 @@ def net() -> onnx.ModelProto:
     arrays = {
         "c": W(16, 8, 3, 3), "cb": W(16), "d": W(16, 16, 3, 3, seed=1), "db": W(16, seed=2),
         "s": W(16, 16, 1, 1, seed=3), "m": W(16, 24, seed=4), "mb": W(24, seed=5),
-        "w": W(12, 24, seed=6), "b": W(12, seed=7),
+        "w": W(12, 24, seed=6), "b": W(12, seed=7), "scale": W(16, 1, 1, seed=8),
     }  # fmt: skip
     return om.model(nodes, arrays, inputs={"x": ("batch", 8, 6, 6)})
 

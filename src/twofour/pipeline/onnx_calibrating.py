@@ -156,10 +156,10 @@ class _Calibration:
         self._plan = plan_calibration(self._graph, job.pattern, chosen)
         job.folder.mkdir(parents=True, exist_ok=True)
         self._changes = Changes(arrays={}, constants={})
-        self._segments = Segments(self._graph, self._changes, _linked(job))
         self._finished: dict[int, _Finished] = {}
         for done in _finished(job):
             self._take(done)
+        self._segments = Segments(self._graph, self._changes, _linked(job))
         self._batches: tuple[BatchFile, ...] = ()
         self._begun = False
         self._have: dict[str, Kind] = {}
