@@ -133,8 +133,8 @@ CASES = {
     "Conv": (one_layer("Conv", W(6, 8, 3, 3), (0, 8, 5, 5), pads=[1, 0, 1, 1]), (8, 5, 5)),
     "Conv of groups": (one_layer("Conv", W(6, 4, 3), (0, 8, 9), group=2), (8, 9)),
     "ConvTranspose": (
-        one_layer("ConvTranspose", W(8, 3, 3, 3), (0, 8, 4, 4), strides=[2, 2], group=2),
-        (8, 4, 4),
+        one_layer("ConvTranspose", W(8, 3, 3, 3), (0, 8, 3, 3), strides=[2, 2], group=2),
+        (8, 3, 3),
     ),
     "Gemm": (one_layer("Gemm", W(6, 12), (0, 12), transB=1, alpha=0.5, beta=2.0), (12,)),
     "Gemm, other way round": (one_layer("Gemm", W(12, 6), (0, 12)), (12,)),

@@ -15,7 +15,7 @@ from support import onnx_models as om
 
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
-from twofour.pruning.matrices import to_stack
+from twofour.pruning.matrices import spread, to_stack
 from twofour.pruning.onnx_calibration import Piece, main_graph, plan_calibration
 from twofour.pruning.onnx_rows import Marks, rows_of
 from twofour.pruning.selection import choose
@@ -194,9 +194,21 @@ def test_windows_of_a_convolution_belong_to_their_samples(
     assert set(rows[0, ~held_out].reshape(-1)) == {0, 1, 3}
 
 
+def test_of_many_outputs_some_of_each_sample_are_looked_at(tmp_path: Any) -> None:
+    model, shape = layer("Conv", W(6, 8, 1, 1), (3, 8, 20, 20))
+    (piece,) = pieces_of(model, tmp_path)
+    x = np.broadcast_to(np.arange(400, dtype=np.float32).reshape(20, 20), shape)
+    marks = Marks(samples=3, held_out=HELD, in_all=300)
+    rows, held_out = rows_of(x, piece.users[0].reading, marks)
+    places = spread(400, 64)
+    assert places is not None
+    assert (rows.shape, held_out.sum()) == ((1, 3 * 64, 8), 64)
+    assert np.array_equal(rows[0, :, 0], np.tile(places, 3))
+
+
 @settings(deadline=None, max_examples=40)
 @given(
-    size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    size=st.tuples(st.integers(1, 8), st.integers(1, 8)),
     kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     auto_pad=st.sampled_from(["SAME_UPPER", "SAME_LOWER"]),

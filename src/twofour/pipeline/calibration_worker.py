@@ -183,6 +183,7 @@ class CalibrationWorker:
         marks = Marks(
             samples=batch.samples,
             held_out=held_out_samples(batch.first, batch.samples),
+            in_all=sum(each.samples for each in self._batches),
             padding=batch.padding,
         )
 

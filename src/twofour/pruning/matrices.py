@@ -8,7 +8,6 @@ is every matrix of a stored stack of them.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -251,8 +250,29 @@ def _filled(rows: Array, layout: Layout) -> Array:
     return xp.concat([rows, zeros], axis=-1)
 
 
-def every_nth(count: int, most: int) -> NDArray[np.int64] | None:
-    """At most `most` indices of `count`, spread evenly; None: all of them."""
+_ROWS_PER_INPUT = 8
+"""Outputs of a convolution that are looked at, for each input: a Gram matrix has settled then."""
+_LEAST_OUTPUTS = 64
+"""Of each sample."""
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+def outputs_to_see(
+    layout: Layout, window: Window, spatial: tuple[int, ...], samples: int
+) -> NDArray[np.int64] | None:
+    """Which outputs of each of so many samples are looked at in a convolution; None: all."""
+    inputs = layout.parts_and_inputs[1]
+    most = max(_LEAST_OUTPUTS, -(-_ROWS_PER_INPUT * inputs // max(1, samples)))
+    return spread(window_index(window, spatial).shape[1], most)
+
+
+def spread(count: int, most: int) -> NDArray[np.int64] | None:
+    """At most `most` of `count` places, evenly and in no step with rows or strides; None: all.
+
+    Multiples of the golden ratio: a fixed step could meet the borders of every image row.
+    """
     if count <= most:
         return None
-    return np.fromiter(itertools.islice((i * count // most for i in range(most)), most), np.int64)
+    shares = np.arange(1, most + 1) * _GOLDEN % 1.0
+    places: NDArray[np.int64] = np.unique((shares * count).astype(np.int64))
+    return places

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from twofour.graph.files import Array
 from twofour.graph.layers import attribute_text, einsum_terms, einsum_weight
 from twofour.graph.scope import Node, attribute, integer
-from twofour.pruning.matrices import Layout, Window, matrix_rows, window_rows
+from twofour.pruning.matrices import (
+    Layout,
+    Window,
+    matrix_rows,
+    outputs_to_see,
+    window_index,
+    window_rows,
+)
 from twofour.pruning.onnx_storage import Move
 
 _WIDEST_GRAM = 8192
@@ -70,6 +77,8 @@ class Marks:
     samples: int
     held_out: NDArray[np.bool_]
     """(samples,)"""
+    in_all: int = 1
+    """Samples of all batches."""
     padding: NDArray[np.bool_] | None = None
     """(samples, positions): True where a position is padding."""
 
@@ -248,15 +257,22 @@ def _padding(shape: tuple[int, ...], marks: Marks) -> Array | None:
 def _convolution_rows(x: Array, reading: Reading, marks: Marks) -> tuple[Array, NDArray[np.bool_]]:
     assert reading.spatial is not None
     window = window_of(reading.spatial, tuple(x.shape[2:]))
-    rows = window_rows(x, reading.layout, window)
-    samples = x.shape[0]
+    samples, size = x.shape[0], tuple(x.shape[2:])
+    places = outputs_to_see(reading.layout, window, size, marks.in_all)
+    rows = window_rows(x, reading.layout, window, places)
     outputs = rows.shape[1] // max(1, samples)
     held = np.broadcast_to(_spread((samples, 1), marks), (samples, outputs)).reshape(-1)
-    places = (samples, outputs)
-    if marks.padding is None or not marks.padding.shape == places == (samples, *x.shape[2:]):
+    padding = marks.padding
+    if padding is None or not _keeps(reading.spatial, size, padding.shape, samples):
         return rows, held
-    counted = ~marks.padding.reshape(-1)
+    counted = ~(padding if places is None else padding[:, places]).reshape(-1)
     return rows[:, counted], held[counted]
+
+
+def _keeps(spatial: Spatial, size: tuple[int, ...], mask: tuple[int, ...], samples: int) -> bool:
+    """Whether outputs are the positions that the mask is for, as in a filter over a text."""
+    outputs = window_index(window_of(spatial, size), size).shape[1]
+    return mask == (samples, outputs) and size == (outputs,)
 
 
 def window_of(spatial: Spatial, size: tuple[int, ...]) -> Window:
