@@ -274,8 +274,11 @@ def test_weights_on_a_device_are_pruned_by_torch_to_the_same_bits(
 def test_a_weight_on_the_gpu_is_pruned_there() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    model = nn.Linear(16, 16, dtype=torch.bfloat16, device="cuda")
+    model = nn.Linear(4096, 1536, dtype=torch.bfloat16, device="cuda")
+    twin = copy.deepcopy(model).cpu()
     place = model.weight.data_ptr()
-    prune_module(model, TWO_FOUR)
+    (row,), (same,) = prune_module(model, TWO_FOUR).weights, prune_module(twin, TWO_FOUR).weights
     assert model.weight.data_ptr() == place
     assert check(numbers(model.weight.cpu()), 1, TWO_FOUR).holds
+    assert torch.equal(model.weight.cpu().view(torch.int16), twin.weight.view(torch.int16))
+    assert (row.zeros, row.kept_magnitude) == (same.zeros, pytest.approx(same.kept_magnitude))

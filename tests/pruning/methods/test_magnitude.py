@@ -236,14 +236,16 @@ def test_only_the_given_view_is_written() -> None:
     assert whole[2:6, 4:8].tolist() == [[1, 1, 0, 0]] * 4
 
 
-def test_scratch_stays_below_a_third_of_a_large_weight() -> None:
-    array = np.random.default_rng(0).normal(size=(4096, 4096)).astype(np.float32)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scratch_is_a_few_tiles_for_each_thread_however_large_the_weight(axis: int) -> None:
+    array = np.random.default_rng(0).standard_normal((4096, 4096), np.float32)
     tracemalloc.start()
-    prune_in_place(array, 1, TWO_FOUR)
+    assert count_non_finite(array, threads=2) == 0
+    prune_in_place(array, axis, TWO_FOUR, threads=2)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 0.3 * array.nbytes
-    assert check(array, 1, TWO_FOUR).holds
+    assert peak < 2 * 3 * TILE * array.itemsize  # 5 % of the weight
+    assert check(array, axis, TWO_FOUR).holds
 
 
 @pytest.mark.parametrize("kind", FLOATS)
