@@ -109,7 +109,7 @@ def prune_onnx(
     """
     prune = without_data(left_to(method) if calibrated else method)
     source, model = opened.path, opened.copy()
-    copies = _data_copies(opened, target)
+    copies = data_copies(opened, target)
     found = find_weights(model, pattern, path=source)
     with naming(source):
         chosen = choose(found.weights, pattern, selection)
@@ -117,7 +117,7 @@ def prune_onnx(
     jobs = _jobs(found, chosen, keys, source)
     _refuse_overlaps(model, jobs, source)
     solved = _solved(keys, calibrated)
-    with _written(opened, model, target, copies) as data:
+    with written(opened, model, target, copies) as data:
         outcomes = {
             key: _run(job, source, data, pattern, prune)
             if key not in solved
@@ -156,13 +156,13 @@ def copy_onnx(opened: OpenedModel, target: Path) -> None:
 
     Raises BadInputError for a target that would overwrite the model.
     """
-    copies = _data_copies(opened, target)
-    with _written(opened, opened.copy(), target, copies):
+    copies = data_copies(opened, target)
+    with written(opened, opened.copy(), target, copies):
         pass
 
 
 @contextmanager
-def _written(
+def written(
     opened: OpenedModel, model: onnx.ModelProto, target: Path, copies: Mapping[Path, Path]
 ) -> Iterator[dict[Path, Path]]:
     """Copies, to change, of the model's file and its data files; `model` may be changed too.
@@ -183,7 +183,7 @@ def _written(
             temporary.write_bytes(model.SerializeToString())
 
 
-def _data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
+def data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
     """Each data file of the model, and the file beside the target that it is copied to."""
     source, files = opened.path, opened.data_files
     names = [f"{target.name}.data"]
@@ -273,7 +273,7 @@ def _run(
             f" {outcome.non_finite} values that are NaN or infinite",
             hint="repair the model, or leave the layer out with --exclude",
         )
-    _write_back(job.tensor, values, source, data)
+    write_back(job.tensor, values, source, data)
     return outcome
 
 
@@ -288,7 +288,7 @@ def _replace(job: _Job, source: Path, data: Mapping[Path, Path], solved: Path) -
     """Write new values to where an array is kept."""
     before = read_tensor(job.tensor, source)
     after = np.fromfile(solved, before.dtype).reshape(before.shape)
-    _write_back(job.tensor, after, source, data)
+    write_back(job.tensor, after, source, data)
     whole = _magnitude(before)
     return Outcome(
         kept_magnitude=_magnitude(after) / whole if 0 < whole < math.inf else None,
@@ -312,7 +312,7 @@ def _correct(
     known = next(scopes(model, source)).constants
     for name, file in calibrated.biases.items():
         kind = numpy_dtype(dtype_name(known[name]))
-        _write_back(known[name], np.fromfile(file, kind), source, data)
+        write_back(known[name], np.fromfile(file, kind), source, data)
     for (node, position), tensor in calibrated.constants.items():
         model.graph.node[node].input[position] = tensor.name
         model.graph.initializer.append(tensor)
@@ -322,9 +322,10 @@ def _correct(
             )
 
 
-def _write_back(
+def write_back(
     tensor: onnx.TensorProto, values: Array, source: Path, data: Mapping[Path, Path]
 ) -> None:
+    """Replace a tensor's values: in the model, or in the copy of its data file (as `written`)."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         write_tensor(tensor, values)
         return
