@@ -171,7 +171,8 @@ def matrix_rows(x: Array, layout: Layout) -> Array:
             x = xp.permute_dims(x, order)
         else:
             x = xp.broadcast_to(x, full)
-    rows = xp.reshape(x, (math.prod(stack), -1, x.shape[-1]))
+    count = math.prod(x.shape[:-1]) // max(1, math.prod(stack))
+    rows = xp.reshape(x, (math.prod(stack), count, x.shape[-1]))
     return _filled(rows, layout)
 
 

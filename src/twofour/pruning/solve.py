@@ -15,11 +15,11 @@ from array_api_compat import array_namespace, device, is_numpy_array
 
 from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout, from_stack, to_stack
-from twofour.pruning.methods import Method, wanda
+from twofour.pruning.methods import METHODS, Method, wanda
 from twofour.pruning.methods.problem import DAMPING, Array, Problem, best_of_groups, masked
 from twofour.pruning.methods.refit import refit
 from twofour.pruning.output_error import mean_output, output_error
-from twofour.pruning.statistics import Statistics
+from twofour.pruning.statistics import Inputs, Statistics
 from twofour.pruning.threads import R, one_blas_thread, side_by_side
 from twofour.records.options import MethodOptions
 from twofour.records.pruning import OutputError
@@ -31,11 +31,16 @@ _SMALL = 1 << 14
 """Places in all Gram matrices of a layer, below which one thread is the fastest."""
 _DEVICE_TILE = 8192
 """The same on another device, which spreads a product over its own cores: a bound on memory."""
-_DAMPINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""Tried where the user names none and samples are held out."""
+_DAMPINGS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Tried where the user names none and samples are held out; the small ones are for inputs of which
+a few are a thousand times as large as the rest, and make up the mean."""
+_BETWEEN = 3.0
+"""Of the neighbours of the best one that are tried after them, so many times more and less."""
 _TRIED_ROWS = 32
 """Of each part: enough to choose among the dampings."""
 _TRIED_PARTS = 8
+_CLEARLY = 0.95
+"""Less than this share of a loss is worth a word."""
 _TRIED_STEPS = 10
 
 
@@ -156,6 +161,8 @@ class _Run:
 
     def solve(self, layer: LayerProblem) -> Solved:
         """One layer: what its inputs tell, the method, the refit, the judgement."""
+        if 0 in layer.layout.stack_shape:
+            return self._judged(layer, layer.stored)
         stack = _stack(layer)
         if layer.reference is None and _holds(stack):
             return self._judged(layer, layer.stored)
@@ -173,11 +180,16 @@ class _Run:
         saved = saved if layer.rounded is None else layer.rounded(saved)
         solved = self._judged(layer, saved + 0.0)  # a small negative weight may round to -0.0
         used = self._steps or self._method.prepare is not None
+        notes = [
+            _few_rows(layer, self._damping) if used else None,
+            _unfed(stack),
+            self._against_magnitude(stack, layer.statistics.held_out, pruned),
+        ]
         return replace(
             solved,
             damping=self._damping if used else None,
             refit_steps=self._steps,
-            note=_note(layer, stack, self._damping if used else None),
+            note="; ".join(filter(None, notes)) or None,
         )
 
     def _study(self, statistics: Statistics, stack: _Stack) -> None:
@@ -205,20 +217,39 @@ class _Run:
         held_out = statistics.held_out
         if held_out is None:
             return _damping_for(statistics.seen.rows, stack.weight.shape[2])
-        xp = array_namespace(stack.weight)
         pruned = [wanda.solve(stack.problem(tile, DAMPING)) for tile in stack.sample]
 
         def lost(damping: float) -> float:
-            total = 0.0
-            for tile, start in zip(stack.sample, pruned, strict=True):
-                new = refit(stack.problem(tile, damping), start, _TRIED_STEPS)
-                gone = xp.astype((stack.weight[tile] - new) * stack.scale[tile], xp.float64)
-                gram = xp.astype(held_out.gram[tile[0]], xp.float64, copy=False)
-                total += float(xp.sum(xp.matmul(gone, gram) * gone))
-            return total
+            return _lost(
+                stack,
+                held_out,
+                [
+                    refit(stack.problem(tile, damping), start, _TRIED_STEPS)
+                    for tile, start in zip(stack.sample, pruned, strict=True)
+                ],
+            )
 
-        losses = self._side_by_side(lost, _DAMPINGS)
-        return _DAMPINGS[losses.index(min(losses))]
+        losses = dict(zip(_DAMPINGS, self._side_by_side(lost, _DAMPINGS), strict=True))
+        best = min(losses, key=losses.__getitem__)
+        near = [best / _BETWEEN, best * _BETWEEN] if best < _DAMPINGS[-1] else [best / _BETWEEN]
+        losses |= zip(near, self._side_by_side(lost, near), strict=True)
+        return float(f"{min(losses, key=losses.__getitem__):.1g}")
+
+    def _against_magnitude(self, stack: _Stack, inputs: Inputs | None, pruned: Array) -> str | None:
+        """Says so where magnitude's mask would have done better with the same refit."""
+        magnitude = METHODS["magnitude"]
+        if inputs is None or not self._steps or self._method is magnitude:
+            return None
+        problems = [stack.problem(tile, self._damping) for tile in stack.sample]
+        plain = [refit(p, magnitude.solve(p), self._steps) for p in problems]
+        theirs = _lost(stack, inputs, plain)
+        ours = _lost(stack, inputs, [pruned[tile] for tile in stack.sample])
+        if theirs >= _CLEARLY * ours:
+            return None
+        return (
+            "on held-out inputs the mask of --method magnitude, with the same refit, loses "
+            f"{theirs / ours:.2f} times what this one does"
+        )
 
     def _pruned(self, stack: _Stack, tile: _Tile) -> Array:
         prepared = self._prepared[tile[0]] if self._prepared else None
@@ -259,6 +290,17 @@ class _Run:
             refit_steps=0,
             kept_magnitude=kept / magnitude if magnitude else None,
         )
+
+
+def _lost(stack: _Stack, inputs: Inputs, rows: Sequence[Array]) -> float:
+    """What the outputs of the sample's rows lose on these inputs."""
+    xp = array_namespace(stack.weight)
+    total = 0.0
+    for tile, new in zip(stack.sample, rows, strict=True):
+        gone = xp.astype((stack.weight[tile] - new) * stack.scale[tile], xp.float64)
+        gram = xp.astype(inputs.gram[tile[0]], xp.float64, copy=False)
+        total += float(xp.sum(xp.matmul(gone, gram) * gone))
+    return total
 
 
 def _damping_for(rows: int, inputs: int) -> float:
@@ -324,22 +366,23 @@ def _same(a: Array, b: Array) -> bool:
     return a is b or (a.shape == b.shape and a.dtype == b.dtype and bool(xp.all(a == b)))
 
 
-def _note(layer: LayerProblem, stack: _Stack, damping: float | None) -> str | None:
-    """What the user should know of the data."""
-    notes = []
+def _few_rows(layer: LayerProblem, damping: float) -> str | None:
+    """Says so where the inputs are known too little to determine the weights."""
     layout, rows = layer.layout, layer.statistics.seen.rows
     inputs = layout.channels * (1 if layout.per_tap else layout.taps)
-    if rows < inputs and damping is not None:
-        notes.append(
-            f"{rows} rows of calibration inputs for {inputs} weights of each output: what they "
-            f"leave open is held at the old weights by a damping of {damping:g}; more samples help"
-        )
+    if rows >= inputs:
+        return None
+    return (
+        f"{rows} rows of calibration inputs for {inputs} weights of each output: what they leave "
+        f"open is held at the old weights by a damping of {damping:g}; more samples help"
+    )
+
+
+def _unfed(stack: _Stack) -> str | None:
+    """Says so where nothing is known of some inputs."""
     parts = stack.weight.shape[0]
+    if not stack.unfed:
+        return None
     if stack.unfed == parts:
-        notes.append("every calibration input of the layer is 0: chosen by magnitude")
-    elif stack.unfed:
-        notes.append(
-            f"every calibration input of {stack.unfed} of {parts} parts is 0: "
-            "chosen by magnitude there"
-        )
-    return "; ".join(notes) or None
+        return "every calibration input of the layer is 0: chosen by magnitude"
+    return f"every calibration input of {stack.unfed} of {parts} parts is 0: chosen by magnitude"

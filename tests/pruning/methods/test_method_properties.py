@@ -202,3 +202,46 @@ def test_the_error_is_that_of_the_values_that_are_stored() -> None:
     whole = x[~held].astype(np.float64) @ weight.T
     assert np.isclose(solved.output_error.calibration, (lost**2).sum() / (whole**2).sum())
     assert solved.bias_change is None
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0, 0)])
+def test_an_empty_weight_stays_empty(shape: tuple[int, int]) -> None:
+    problem = matrix_problem(
+        np.ones(shape, np.float32), np.ones((40, shape[1]), np.float32), PATTERNS[1]
+    )
+    solved = solve_layer(problem, METHODS["admm"], MethodOptions())
+    assert solved.weight.shape == shape
+    assert (solved.output_error.calibration, solved.kept_magnitude) == (0, None)
+
+
+def test_inputs_of_which_one_dwarfs_the_rest_get_little_damping() -> None:
+    """As in large language models: a hundredth of the mean would be more than most inputs have."""
+    generator = np.random.default_rng(0)
+    weight = generator.normal(size=(32, 64)).astype(np.float32)
+    x = generator.normal(size=(4000, 16)) @ generator.normal(size=(16, 64))
+    x += 0.3 * generator.normal(size=x.shape)
+    x[:, 5] *= 1000
+    weight[:, 5] /= 1000
+    problem = matrix_problem(weight, x.astype(np.float32), PATTERNS[1])
+    chosen, usual = (
+        solve_layer(problem, METHODS["admm"], MethodOptions(damping=damping))
+        for damping in (None, 0.01)
+    )
+    assert chosen.damping is not None
+    assert chosen.damping <= 1e-4
+    assert chosen.output_error.held_out is not None
+    assert usual.output_error.held_out is not None
+    assert chosen.output_error.held_out < 0.5 * usual.output_error.held_out
+
+
+def test_a_mask_that_is_worse_than_magnitudes_is_told() -> None:
+    """Wanda where all inputs rise and fall together: the norm tells nothing of what is lost."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(2000, 32)).astype(np.float32)
+    x[:, ::2] = 10 * generator.normal(size=(2000, 1)) + 0.1 * x[:, ::2]
+    weight = generator.normal(size=(64, 32)).astype(np.float32)
+    problem = matrix_problem(weight, x, PATTERNS[1])
+    notes = {name: solve_layer(problem, METHODS[name], MethodOptions()).note for name in WITH_MASK}
+    assert notes["magnitude"] is None
+    assert notes["wanda"] is not None
+    assert notes["wanda"].startswith("on held-out inputs the mask of --method magnitude, with the")
