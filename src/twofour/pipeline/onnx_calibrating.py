@@ -34,7 +34,7 @@ from twofour.pipeline.engine_host import EngineHost, Tries
 from twofour.pipeline.sources.calibration.data import CalibrationData
 from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pipeline.workers import WorkerDiedError
-from twofour.pruning.methods import method_named, without_data
+from twofour.pruning.methods import left_to, method_named, without_data
 from twofour.pruning.onnx_calibration import (
     Piece,
     Target,
@@ -42,7 +42,7 @@ from twofour.pruning.onnx_calibration import (
     main_graph,
     plan_calibration,
 )
-from twofour.pruning.onnx_file import Calibrated, Solution, left_to
+from twofour.pruning.onnx_file import Calibrated, Solution
 from twofour.pruning.onnx_problems import constant, corrected, layer_problem, store_piece
 from twofour.pruning.onnx_rows import Reading
 from twofour.pruning.onnx_segments import Changes, Kind, Segments

@@ -1,18 +1,71 @@
-"""Calibration data for a torch module in memory: opened, and given as calls of its forward."""
+"""Pruning a torch module as the options say: with calibration data as calls of its forward."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twofour.pipeline.folder import STAGES
 from twofour.pipeline.sources.calibration.data import CalibrationData
+from twofour.pipeline.sources.calibration.models import loaded_inputs, module_inputs
+from twofour.pipeline.sources.calibration.open import calibration_key, open_calibration
+from twofour.pipeline.sources.hf import HfSource
+from twofour.pipeline.sources.source import key_of
+from twofour.pipeline.stages import versions
 from twofour.pruning.statistics import held_out_samples
-from twofour.records.pruning import Calibration
+from twofour.records.pruning import Calibration, PruneResult
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from twofour.pipeline.sources.source import LoadedModule
+    from twofour.pipeline.stages import Run
     from twofour.pruning.torch_pruning import CalibrationCalls
+
+
+def prune_by_options(run: Run, loaded: LoadedModule) -> PruneResult:
+    """Prune the run's module in place, with its calibration data where it has some."""
+    from twofour.pruning.torch_module import prune_module
+
+    options = run.options
+    if options.calibration.data is None:
+        return prune_module(
+            loaded.module, options.pattern, options.selection, method=options.method_name
+        )
+    return _prune_by_data(run, loaded)
+
+
+def data_key(run: Run) -> str:
+    """sha256 over the run's calibration data; "" without any."""
+    return calibration_key(run.options.calibration, _described_in(run), seed=run.options.seed)
+
+
+def _prune_by_data(run: Run, loaded: LoadedModule) -> PruneResult:
+    """What is done is kept in the run folder: after a kill the same command goes on from there."""
+    from twofour.pruning.torch_finished import FinishedSteps
+    from twofour.pruning.torch_pruning import prune_calibrated, work_of
+
+    options, folder = run.options, run.file(STAGES)
+    inputs = loaded_inputs(loaded, run.source.text, _described_in(run))
+    data = open_calibration(options.calibration, inputs, seed=options.seed, folder=folder)
+    for note in data.notes:
+        run.progress.note(note)
+    facts = (options.pattern, options.selection, options.method, options.calibration)
+    parts = (*map(repr, (*facts, versions("torch"))), run.source.key(), data.key())
+    finished = FinishedSteps(folder=folder / "calibration", key=key_of(*parts))
+    work = replace(
+        work_of(options.pattern, options.method), progress=run.progress.step, finished=finished
+    )
+    result = prune_calibrated(loaded.module, calls_of(loaded.module, data), work, options.selection)
+    finished.clear()
+    return result
+
+
+def _described_in(run: Run) -> Path | None:
+    """Where the tokenizer and the image processor of a checkpoint are described."""
+    return run.source.folder if isinstance(run.source, HfSource) else None
 
 
 def calls_of(module: nn.Module, data: CalibrationData) -> CalibrationCalls:
@@ -36,7 +89,6 @@ def calls_of(module: nn.Module, data: CalibrationData) -> CalibrationCalls:
 
 def data_of(module: nn.Module, value: object, samples: int) -> CalibrationData:
     """Batches of the caller; raises BadInputError where they do not fit the module's forward."""
-    from twofour.pipeline.sources.calibration.models import module_inputs
     from twofour.pipeline.sources.calibration.values import calibration_from_value
 
     return calibration_from_value(value, module_inputs(module), samples=samples)

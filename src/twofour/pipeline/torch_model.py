@@ -11,15 +11,14 @@ import ctypes
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.eligibility.predict import not_covered_lines
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.user_code import files_read
-from twofour.records.options import Selection
 from twofour.records.pruning import LoadedWeights, PruneResult
-from twofour.records.weights import Pattern
 from twofour.store import atomic_file
 from twofour.words import keys_listed
 
@@ -64,12 +63,10 @@ class TorchModel:
             self._pruned = False
         return self._loaded
 
-    def prune(self, pattern: Pattern, selection: Selection, target: Path) -> PruneResult:
-        """Prune in place and save the whole state_dict to `target` (safetensors)."""
-        from twofour.pruning.torch_module import prune_module
-
+    def prune(self, prune: Callable[[LoadedModule], PruneResult], target: Path) -> PruneResult:
+        """Let `prune` change the module, and save its state_dict to `target` (safetensors)."""
         loaded = self.dense()
-        result = prune_module(loaded.module, pattern, selection, source=self._source.text)
+        result = replace(prune(loaded), source=self._source.text)
         refuse_nothing_pruned(result)
         self._pruned = True
         with atomic_file(target) as temporary:

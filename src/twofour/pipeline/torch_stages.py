@@ -72,10 +72,14 @@ def export_dense(run: Run) -> Stage[ExportedVariant]:
 
 def prune(run: Run) -> Stage[PruneResult]:
     """weights.safetensors and prune.json."""
+    from twofour.pipeline.torch_calibrating import data_key, prune_by_options
+
     model, options = _model(run), run.options
 
     def work() -> Made[PruneResult]:
-        return model.prune(options.pattern, options.selection, run.file(WEIGHTS)), (WEIGHTS,)
+        return model.prune(lambda loaded: prune_by_options(run, loaded), run.file(WEIGHTS)), (
+            WEIGHTS,
+        )
 
     return Stage(
         name="prune",
@@ -84,8 +88,8 @@ def prune(run: Run) -> Stage[PruneResult]:
         kind=PruneResult,
         work=work,
         watched=lambda: model.data_files,
-        options=("pattern", "selection"),
-        facts={"source": run.source.key()},
+        options=("pattern", "selection", "method", "calibration"),
+        facts={"source": run.source.key(), "calibration": data_key(run)},
         packages=("torch",),
     )
 

@@ -33,7 +33,7 @@ from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import scopes
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.pattern import as_bits, count_zeros
-from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, InPlace, method_named, without_data
+from twofour.pruning.methods import InPlace, left_to, without_data
 from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.selection import Choice, choose
 from twofour.records.options import Selection
@@ -144,11 +144,6 @@ def refuse_conflicts(opened: OpenedModel, pattern: Pattern, selection: Selection
         chosen = choose(found.weights, pattern, selection)
     keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
     _refuse_overlaps(opened.proto, _jobs(found, chosen, keys, source), source)
-
-
-def left_to(method: str) -> str:
-    """The method for weights that a method with data cannot take."""
-    return method if method_named(method).in_place is not None else DEFAULT_WITHOUT_DATA
 
 
 def copy_onnx(opened: OpenedModel, target: Path) -> None:

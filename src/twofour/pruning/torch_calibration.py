@@ -183,7 +183,7 @@ class _Run:
         self._blocks.ended = trace.ended
         with self._blocks.installed():
             for number in range(len(self._data)):
-                self._say("the order of the layers", number, len(self._data))
+                self._say("how the layers follow each other", number, len(self._data))
                 trace.begin()
                 output = self._forward(number, trace.targets, trace.meet, () if number else blocks)
                 trace.end()

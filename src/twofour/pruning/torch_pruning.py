@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from twofour.pruning.matrices import Layout
-from twofour.pruning.methods import DEFAULT_WITH_DATA, DEFAULT_WITHOUT_DATA, METHODS, method_named
+from twofour.pruning.methods import DEFAULT_WITH_DATA, left_to, method_named
 from twofour.pruning.solve import Solved
 from twofour.pruning.torch_calibration import CalibratedWeight, Work, calibrate
 from twofour.pruning.torch_calls import Call
@@ -63,9 +63,8 @@ def prune_calibrated(
             if weight.weight is not None and weight.weight in solved
         }
 
-    without = name if METHODS[name].in_place is not None else DEFAULT_WITHOUT_DATA
     result = prune_module(
-        model, work.pattern, selection, source=source, method=without, by_data=by_data
+        model, work.pattern, selection, source=source, method=left_to(name), by_data=by_data
     )
     return replace(result, method=name, calibration=data.about)
 

@@ -105,6 +105,11 @@ def without_data(name: str) -> InPlace:
     return method.in_place
 
 
+def left_to(name: str) -> str:
+    """The method for weights that a method with data cannot take."""
+    return name if method_named(name).in_place is not None else DEFAULT_WITHOUT_DATA
+
+
 def refuse_without_data(options: MethodOptions) -> None:
     """Raise BadInputError for options that do nothing without calibration data."""
     for value, option in ((options.refit, "refit"), (options.damping, "damping")):

@@ -1,0 +1,81 @@
+"""Steps of a calibration that are done, in a folder: a run that is killed goes on behind them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from twofour.pruning.methods.problem import Array
+from twofour.pruning.solve import Solved
+from twofour.records.pruning import OutputError
+from twofour.store import atomic_file, sha256_bytes
+
+_ARRAYS = ("weight", "bias_change")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedSteps:
+    """One file for each step, of use to runs with the same key alone."""
+
+    folder: Path
+    key: str
+    """sha256 over all that the results depend on: model, data, options, versions."""
+
+    def load(self, names: Sequence[str]) -> Mapping[str, Solved] | None:
+        """What was solved of these weights together; None: not done, or with another key."""
+        try:
+            with safe_open(str(self._file(names)), framework="np") as file:
+                facts = json.loads((file.metadata() or {}).get("solved", "null"))
+                if facts is None:
+                    return None
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+        except (OSError, SafetensorError):
+            return None
+        return {
+            name: Solved(
+                **{
+                    **found,
+                    **{key: arrays.get(f"{index}.{key}") for key in _ARRAYS},
+                    "output_error": OutputError(**found["output_error"]),
+                }
+            )
+            for index, (name, found) in enumerate(facts.items())
+        }
+
+    def save(self, names: Sequence[str], solved: Mapping[str, Solved]) -> None:
+        """These weights are done; raises BadInputError where the file system refuses."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        arrays = {
+            f"{index}.{key}": _numpy(value)
+            for index, found in enumerate(solved.values())
+            for key in _ARRAYS
+            if (value := getattr(found, key)) is not None
+        }
+        facts = {name: _facts(found) for name, found in solved.items()}
+        with atomic_file(self._file(names)) as temporary:
+            save_file(arrays, str(temporary), metadata={"solved": json.dumps(facts)})
+
+    def clear(self) -> None:
+        """The whole is done: nothing of this is needed any more."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _file(self, names: Sequence[str]) -> Path:
+        return self.folder / f"{sha256_bytes(self.key.encode(), *map(str.encode, names))}.step"
+
+
+def _facts(solved: Solved) -> dict[str, Any]:
+    found = {f.name: getattr(solved, f.name) for f in fields(solved) if f.name not in _ARRAYS}
+    error: OutputError = found["output_error"]
+    return {**found, "output_error": {f.name: getattr(error, f.name) for f in fields(error)}}
+
+
+def _numpy(values: Array) -> Array:
+    return np.ascontiguousarray(values if isinstance(values, np.ndarray) else values.cpu().numpy())
