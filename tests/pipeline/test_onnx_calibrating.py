@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from twofour.pipeline.calibration_worker import CalibrationWorker
 from twofour.pipeline.onnx_calibrating import CalibrationJob, calibrate
 from twofour.pipeline.sources.calibration.data import Batch, CalibrationData
 from twofour.pipeline.stages import Silent
+from twofour.pipeline.workers import WorkerDiedError
 from twofour.pruning.onnx_file import prune_onnx
 from twofour.records.options import MethodOptions, Selection
 from twofour.records.pruning import PruneResult
@@ -37,9 +39,9 @@ class Here:
 
     note: Callable[[str], None] = print
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Sequence[str] = ()) -> None:
         self._worker = CalibrationWorker(lambda *_: None)
-        self.calls: list[str] = []
+        self.calls = [*calls]
 
     def call(self, command: str, *arguments: object) -> Any:
         self.calls.append(command)
@@ -256,3 +258,309 @@ def test_an_input_that_is_not_finite_names_its_layer(tmp_path: Path) -> None:
     job = job_of(om.save(net(), tmp_path / "dense.onnx"), data_of(x=x))
     with pytest.raises(BadInputError, match=r"'first'.*'x'.*NaN.*samples 9 to 16"):
         calibrate(job, Silent(), Here())
+
+
+# --- how weights are stored and shared ------------------------------------------------------------
+
+
+def stored(path: Path, name: str = "w") -> om.Array:
+    (tensor,) = (t for t in om.load(path).graph.initializer if t.name == name)
+    return np.asarray(onnx.numpy_helper.to_array(tensor))
+
+
+def node(op: str, names: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, names, [output], name=output, **attributes)
+
+
+def half(kind: int, dtype: Any) -> onnx.ModelProto:
+    """A product in half precision, whose input and output are float32."""
+    nodes = [
+        node("Cast", ["x"], "h", to=kind),
+        node("MatMul", ["h", "w"], "m"),
+        node("Add", ["m", "b"], "a"),
+        node("Cast", ["a"], "y", to=1),
+    ]
+    arrays = {"w": W(16, 8, dtype=dtype), "b": np.zeros(8, dtype)}
+    return om.model(nodes, arrays, inputs={"x": ("batch", 16)})
+
+
+def quantized() -> onnx.ModelProto:
+    """int8 weights and activations; the bias is int32."""
+    scale = np.float32(1 / 16) / 8
+    nodes = [
+        node("QuantizeLinear", ["x", "xs", "z"], "xq"),
+        node("DequantizeLinear", ["xq", "xs", "z"], "xd"),
+        node("DequantizeLinear", ["w", "s"], "wd", axis=0),
+        node("DequantizeLinear", ["b", "bs"], "bd", axis=0),
+        node("Conv", ["xd", "wd", "bd"], "y"),
+    ]
+    arrays = {
+        "w": W(6, 8, 3, 3, dtype=np.int8),
+        "s": np.full(6, 1 / 16, np.float32),
+        "b": np.zeros(6, np.int32),
+        "bs": np.full(6, scale, np.float32),
+        "xs": np.float32(1 / 8).reshape(()),
+        "z": np.zeros((), np.int8),
+    }
+    return om.model(nodes, arrays, inputs={"x": ("batch", 8, 5, 5)})
+
+
+def transposed() -> onnx.ModelProto:
+    nodes = [node("Transpose", ["w"], "t"), node("Gemm", ["x", "t"], "y")]
+    return om.model(nodes, {"w": W(6, 12)}, inputs={"x": ("batch", 12)})
+
+
+def experts() -> onnx.ModelProto:
+    nodes = [node("MatMul", ["x", "w"], "m"), node("Add", ["m", "b"], "y")]
+    arrays = {"w": W(3, 12, 6), "b": np.zeros((3, 1, 6), np.float32)}
+    return om.model(nodes, arrays, inputs={"x": ("batch", 3, 4, 12)})
+
+
+STORED = {
+    "float16": (half(10, np.float16), (16,), 2e-2),
+    "int8": (quantized(), (8, 5, 5), 2e-2),
+    "Transpose": (transposed(), (12,), 1e-3),
+    "experts": (experts(), (3, 4, 12), 1e-3),
+    "Einsum": (
+        om.model(
+            [node("Einsum", ["x", "w"], "y", equation="bni,hid->bhnd")],
+            {"w": W(3, 12, 2)},
+            inputs={"x": ("batch", 4, 12)},
+        ),
+        (4, 12),
+        1e-3,
+    ),
+    "left": (
+        om.model(
+            [node("MatMul", ["w", "x"], "m"), node("Add", ["m", "b"], "y")],
+            {"w": W(6, 12), "b": np.zeros((6, 1), np.float32)},
+            inputs={"x": ("batch", 12, 4)},
+        ),
+        (12, 4),
+        1e-3,
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "shape", "rounding"), STORED.values(), ids=STORED)
+def test_errors_are_those_of_what_was_stored(
+    tmp_path: Path, model: onnx.ModelProto, shape: tuple[int, ...], rounding: float
+) -> None:
+    x = np.random.default_rng(1).normal(0.5, size=(SAMPLES, *shape)).astype(np.float32)
+    target, result = pruned(model, tmp_path, data_of(x=x))
+    (row,) = result.weights
+    assert (row.pruned, row.method, row.note) == (True, "admm", None)
+    assert row.output_error is not None
+    found = share(run(tmp_path / "dense.onnx", x=x)[~HELD], run(target, x=x)[~HELD])
+    np.testing.assert_allclose(row.output_error.calibration, found, rtol=rounding)
+    assert row.weight.axis is not None
+    values = stored(target)
+    assert check(values, row.weight.axis, PATTERN).holds
+    assert values.dtype == stored(tmp_path / "dense.onnx").dtype
+    assert not np.signbit(values.astype(np.float32)[values == 0]).any()
+
+
+def test_int32_biases_are_rounded_to_their_scale(tmp_path: Path) -> None:
+    x = np.random.default_rng(1).normal(0.5, size=(SAMPLES, 8, 5, 5)).astype(np.float32)
+    target, result = pruned(quantized(), tmp_path, data_of(x=x), "wanda", refit=0)
+    assert result.weights[0].bias_corrected
+    bias = stored(target, "b")
+    assert bias.dtype == np.int32
+    assert np.abs(bias).max() > 5
+    gone = (run(tmp_path / "dense.onnx", x=x) - run(target, x=x))[~HELD].mean((0, 2, 3))
+    assert np.abs(gone).max() <= 0.51 / 128
+
+
+def test_users_of_one_array_are_pruned_by_the_inputs_of_all(tmp_path: Path) -> None:
+    """The second use sees inputs in which only what the first one ignores is large."""
+    nodes = [
+        node("Gemm", ["x", "w", "b"], "h", transB=1),
+        node("Mul", ["h", "wide"], "k"),
+        node("Gemm", ["k", "w", "b"], "y", transB=1),
+    ]
+    wide = np.where(np.arange(16) % 4 < 2, 100, 0.01).astype(np.float32)
+    arrays = {"w": W(16, 16), "b": np.zeros(16, np.float32), "wide": wide}
+    model = om.model(nodes, arrays, inputs={"x": ("batch", 16)})
+    x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
+    x *= np.where(np.arange(16) % 4 < 2, 0.01, 1)
+    target, result = pruned(model, tmp_path, data_of(x=x), "wanda", refit=0)
+    assert result.weights[0].output_error == result.weights[1].output_error
+    dense = arrays["w"].astype(np.float64)
+    k = x[~HELD] @ dense.T * wide
+    score = np.abs(dense) * np.sqrt((x[~HELD] ** 2).sum(0) + (k**2).sum(0))
+    rank = np.argsort(np.argsort(-score.reshape(16, 4, 4), axis=-1), axis=-1)
+    assert np.array_equal(stored(target) != 0, (rank < 2).reshape(16, 16))
+    # both add the one bias: each has a copy with what its own layer lost
+    names = [n.input[2] for n in om.load(target).graph.node if n.op_type == "Gemm"]
+    assert sorted(names) == ["h.bias", "y.bias"]
+    assert not stored(target, "b").any()
+    assert stored(target, "h.bias").any()
+
+
+def test_parts_of_one_array_are_pruned_by_their_own_inputs(tmp_path: Path) -> None:
+    nodes = [
+        node("Split", ["w"], "q", axis=1, num_outputs=2),
+        node("MatMul", ["x", "q"], "a"),
+        node("MatMul", ["z", "k"], "y0"),
+        node("Add", ["a", "y0"], "y"),
+    ]
+    nodes[0].output.append("k")
+    model = om.model(nodes, {"w": W(16, 12)}, inputs={"x": ("batch", 16), "z": ("batch", 16)})
+    generator = np.random.default_rng(1)
+    x, z = (
+        (generator.normal(size=(SAMPLES, 16)) * generator.uniform(0.01, 9, 16)).astype(np.float32)
+        for _ in range(2)
+    )
+    target, result = pruned(model, tmp_path, data_of(x=x, z=z), "wanda", refit=0)
+    values, dense = stored(target), W(16, 12)
+    for columns, inputs in ((slice(0, 6), x), (slice(6, 12), z)):
+        score = np.abs(dense[:, columns].T) * np.sqrt((inputs[~HELD] ** 2).sum(0))
+        rank = np.argsort(np.argsort(-score.reshape(6, 4, 4), axis=-1), axis=-1)
+        assert np.array_equal(values[:, columns].T != 0, (rank < 2).reshape(6, 16))
+    assert [row.method for row in result.weights] == ["wanda", "wanda"]
+    assert result.weights[0].output_error != result.weights[1].output_error
+
+
+def test_what_no_layer_sees_of_an_array_is_pruned_by_magnitude(tmp_path: Path) -> None:
+    nodes = [node("Slice", ["w", "from", "to", "one"], "v"), node("MatMul", ["x", "v"], "y")]
+    arrays = {"w": W(16, 12), "from": np.array([0]), "to": np.array([6]), "one": np.array([1])}
+    model = om.model(nodes, arrays, inputs={"x": ("batch", 16)})
+    x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
+    x *= np.linspace(0.01, 9, 16, dtype=np.float32)
+    target, _ = pruned(model, tmp_path, data_of(x=x), "wanda", refit=0)
+    values = stored(target)
+    assert check(values, 0, PATTERN).holds
+    rest = np.abs(W(16, 12)[:, 6:].T.reshape(6, 4, 4))
+    rank = np.argsort(np.argsort(-rest, axis=-1), axis=-1)
+    assert np.array_equal(values[:, 6:].T != 0, (rank < 2).reshape(6, 16))
+
+
+def test_a_weight_in_a_branch_is_pruned_by_magnitude_and_says_so(tmp_path: Path) -> None:
+    inner = om.graph(
+        [node("MatMul", ["x", "v"], "t")], {"v": W(16, 6)}, outputs=["t"], output_shape=[2, 6]
+    )
+    other = om.graph([node("MatMul", ["x", "u"], "e")], {"u": W(16, 6, seed=1)}, outputs=["e"])
+    nodes = [
+        node("MatMul", ["x", "w"], "h"),
+        node("If", ["yes"], "i", then_branch=inner, else_branch=other),
+        node("Add", ["h", "i"], "y"),
+    ]
+    arrays = {"w": W(16, 6, seed=2), "yes": np.array(True)}
+    model = om.model(nodes, arrays, inputs={"x": ("batch", 16)})
+    x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
+    _, result = pruned(model, tmp_path, data_of(x=x))
+    found = {row.weight.weight: (row.method, row.note) for row in result.weights}
+    said = "it lies in a subgraph, whose inputs cannot be looked at: pruned by magnitude"
+    assert found == {"w": ("admm", None), "v": ("magnitude", said), "u": ("magnitude", said)}
+
+
+def test_padding_is_left_out(tmp_path: Path) -> None:
+    model = one_layer("MatMul", W(10, 6), (0, 3, 10))
+    generator = np.random.default_rng(1)
+    x = generator.normal(0.5, size=(SAMPLES, 5, 10)).astype(np.float32)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "positions"
+    padding = generator.random((SAMPLES, 5)) < 0.4
+    (tmp_path / "a").mkdir()
+    with_it, _ = pruned(model, tmp_path / "a", data_of(padding=padding, x=x))
+    x[padding] = 1000 * generator.normal(size=10)
+    (tmp_path / "b").mkdir()
+    again, _ = pruned(model, tmp_path / "b", data_of(padding=padding, x=x))
+    assert np.array_equal(stored(with_it), stored(again))
+
+
+def test_a_layer_that_no_input_reaches_is_pruned_by_magnitude(tmp_path: Path) -> None:
+    nodes = [
+        node("Gather", ["x", "none"], "few", axis=0),
+        node("MatMul", ["few", "w"], "m"),
+        node("ReduceSum", ["m"], "s"),
+        node("MatMul", ["x", "v"], "n"),
+        node("Add", ["n", "s"], "y"),
+    ]
+    arrays = {"w": W(16, 6), "v": W(16, 6, seed=1), "none": np.zeros(0, np.int64)}
+    model = om.model(nodes, arrays, inputs={"x": ("batch", 16)})
+    x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
+    target, result = pruned(model, tmp_path, data_of(x=x))
+    by_name = {row.weight.weight: row for row in result.weights}
+    assert (by_name["w"].method, by_name["v"].method) == ("magnitude", "admm")
+    assert by_name["w"].note == "no calibration input reached it: pruned by magnitude"
+    assert check(stored(target), 0, PATTERN).holds
+
+
+def test_tensors_between_levels_may_go_to_files_or_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name, memory, free in (("a", 1 << 30, 1 << 40), ("b", 0, 1 << 40), ("c", 0, 0)):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr("twofour.pipeline.onnx_calibrating._KEPT_BYTES", memory)
+        monkeypatch.setattr("twofour.pipeline.onnx_calibrating._free_bytes", lambda _, b=free: b)
+        target, _ = pruned(net(), tmp_path / name, data_of(x=X))
+        found.append(target)
+    assert found[0].read_bytes() == found[1].read_bytes()
+    # longer pieces are fused in other ways
+    assert share(run(found[0], x=X), run(found[2], x=X)) < 1e-5
+
+
+def test_gram_matrices_that_are_too_many_take_further_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(om.save(net(), tmp_path / "dense.onnx"), data_of(x=X))
+    whole = calibrate(job, Silent(), Here())
+    arrays = {row: file.read_bytes() for row, file in whole.arrays.items()}
+    monkeypatch.setattr("twofour.pipeline.onnx_calibrating._GRAM_BYTES", 1)
+    (tmp_path / "work" / "state.json").unlink()
+    here = Here()
+    again = calibrate(job, Silent(), here)
+    assert here.calls.count("look") == 5
+    assert {row: file.read_bytes() for row, file in again.arrays.items()} == arrays
+
+
+def test_a_run_that_was_killed_goes_on_behind_its_last_finished_level(tmp_path: Path) -> None:
+    job = job_of(om.save(net(), tmp_path / "dense.onnx"), data_of(x=X))
+    whole = calibrate(job, Silent(), Here())
+    arrays = {row: file.read_bytes() for row, file in whole.arrays.items()}
+    (tmp_path / "work" / "state.json").unlink()
+
+    class Killed(Here):
+        def call(self, command: str, *arguments: object) -> Any:
+            if len(self.calls) == 4:
+                raise KeyboardInterrupt
+            return super().call(command, *arguments)
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(job, Silent(), Killed())
+    here = Here()
+    again = calibrate(job, Silent(), here)
+    assert here.calls == ["begin", *["look"] * 4]
+    assert {row: file.read_bytes() for row, file in again.arrays.items()} == arrays
+    assert again.rows == whole.rows
+
+
+def test_what_was_finished_for_other_options_is_not_taken(tmp_path: Path) -> None:
+    job = job_of(om.save(net(), tmp_path / "dense.onnx"), data_of(x=X))
+    calibrate(job, Silent(), Here())
+    here = Here()
+    calibrate(replace(job, key="another"), Silent(), here)
+    assert here.calls.count("look") == 4
+
+
+class Dying(Here):
+    """A process that ends in its third command, and then lives."""
+
+    def call(self, command: str, *arguments: object) -> Any:
+        if len(self.calls) == 3:
+            self.__init__([*self.calls, "died"])  # type: ignore[misc]  # another process
+            raise WorkerDiedError("SIGSEGV", ending="SIGSEGV", passing=False)
+        return super().call(command, *arguments)
+
+
+def test_a_process_that_ends_is_started_again_at_a_lower_level(tmp_path: Path) -> None:
+    path = om.save(net(), tmp_path / "dense.onnx")
+    job = job_of(path, data_of(x=X))
+    here = Dying()
+    found = calibrate(job, Silent(), here)
+    assert here.calls == ["begin", "look", "look", "died", "begin", *["look"] * 4]
+    prune_onnx(job.opened, tmp_path / "a.onnx", PATTERN, EVERY, method="admm", calibrated=found)
+    (tmp_path / "b").mkdir()
+    whole, _ = pruned(net(), tmp_path / "b", data_of(x=X))
+    assert share(run(whole, x=X), run(tmp_path / "a.onnx", x=X)) < 1e-5

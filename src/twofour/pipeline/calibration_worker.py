@@ -113,6 +113,8 @@ class CalibrationWorker:
                 arrays = {**self._arrays_kept(number), **outputs}
                 self._add(asked.taps, sums, number, arrays)
                 store.add(number, arrays)
+                if not (asked.taps or store.keeps):
+                    break
         self._session = None
         kept = store.finish()
         if kept is not None:
@@ -220,7 +222,7 @@ class _Store:
         self._new: dict[str, list[Array]] = {}
         self._used_bytes = sum(_held_bytes(arrays) for arrays in self._found.values())
         self._on_disk_bytes = 0
-        self._keeps = True
+        self.keeps = True
 
     def add(self, number: int, arrays: Mapping[str, Array]) -> None:
         """Of one batch, those that are to be kept and are new."""
@@ -230,8 +232,8 @@ class _Store:
             if name in self._asked.keep and name not in self._found
         }
         if not number:
-            self._keeps = self._has_room(new)
-        if self._keeps:
+            self.keeps = self._has_room(new)
+        if self.keeps:
             for name, array in new.items():
                 self._new.setdefault(name, []).append(self._put(number, array))
 
@@ -247,7 +249,7 @@ class _Store:
 
     def finish(self) -> dict[str, list[Array]] | None:
         """All that is kept; None where there is no room for it."""
-        return {**self._found, **self._new} if self._keeps else None
+        return {**self._found, **self._new} if self.keeps else None
 
     def _put(self, number: int, array: Array) -> Array:
         self._used_bytes += array.nbytes

@@ -161,31 +161,33 @@ class _Calibration:
             self._take(done)
         self._segments = Segments(self._graph, self._changes, _linked(job))
         self._batches: tuple[BatchFile, ...] = ()
-        self._begun = False
+        taps = [{user.tap for _, user in self._users(level)} for level in self._plan.levels]
+        self._borders = tuple(borders(self._graph, taps))
+        self._reached: int | None = None
+        self._no_room: set[int] = set()
         self._have: dict[str, Kind] = {}
         self._waiting: dict[int, _Seen] = {}
 
     def run(self) -> Calibrated:
         """Every level that is not finished, in order."""
-        levels = self._plan.levels
         self._batches = tuple(_written_batches(self._job))
-        taps = [sorted({user.tap for _, user in self._users(level)}) for level in levels]
         tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=self._host.note)
-        for level, border in zip(levels, borders(self._graph, taps), strict=True):
-            self._one_level(level, border, tries)
+        for index, level in enumerate(self._plan.levels):
+            self._one_level(index, level, tries)
         return self._calibrated()
 
-    def _one_level(self, level: int, border: frozenset[str], tries: Tries) -> None:
+    def _one_level(self, index: int, level: int, tries: Tries) -> None:
         users = [(number, u) for number, u in self._users(level) if number not in self._finished]
-        if users:
-            tries.until_alive(
-                lambda optimized: self._level(users, border, optimized),
-                lambda: f"running {self._job.opened.path.name} on calibration data",
-            )
-            write_record(
-                self._job.folder / _STATE,
-                _State(key=self._job.key, pieces=tuple(self._finished.values())),
-            )
+        if not users:
+            return
+        tries.until_alive(
+            lambda optimized: self._level(index, users, optimized),
+            lambda: f"running {self._job.opened.path.name} on calibration data",
+        )
+        state = _State(key=self._job.key, pieces=tuple(self._finished.values()))
+        write_record(self._job.folder / _STATE, state)
+        if any(self._plan.pieces[n].is_tied and n in self._finished for n, _ in users):
+            self._reached = None  # what is kept was made with the weight as it was before
 
     def _users(self, level: int) -> list[tuple[int, Target]]:
         """Those of one level, each with the number of its piece."""
@@ -196,14 +198,20 @@ class _Calibration:
             if user.level == level
         ]
 
-    def _level(
-        self, users: Sequence[tuple[int, Target]], border: frozenset[str], optimized: str
-    ) -> None:
-        """Look at the inputs of one level's layers, and prune those that have no others to come."""
+    def _level(self, index: int, users: Sequence[tuple[int, Target]], optimized: str) -> None:
+        """Look at the inputs of one level's layers, and prune those that have no others to come.
+
+        From the start the way leads over the borders of all levels before, as it did in a run that
+        was not interrupted: ONNX Runtime fuses nodes, but not across outputs, so that the bits are
+        the same.
+        """
         waiting = dict(self._waiting)
+        for passed in range(0 if self._reached is None else self._reached + 1, index):
+            if passed not in self._no_room:
+                self._look((), passed, optimized)
         for group in _passes([one for one in users if one[0] not in self._finished]):
             taps = tuple({_tapped(user): _tap(user) for _, user in group}.values())
-            looked = self._look(taps, border, optimized)
+            looked = self._look(taps, index, optimized)
             found = dict(zip(((t.tensor, t.reading) for t in taps), looked.statistics, strict=True))
             ready = []
             for number, user in group:
@@ -214,14 +222,13 @@ class _Calibration:
             self._solve(ready)
         self._waiting = waiting
 
-    def _look(self, taps: tuple[Tap, ...], border: frozenset[str], optimized: str) -> Looked:
-        """One pass over the batches, from what the worker holds to these taps."""
-        folder = self._job.folder
+    def _look(self, taps: tuple[Tap, ...], index: int, optimized: str) -> Looked:
+        """One pass over the batches, from what the worker holds to the taps of a level."""
+        folder, border = self._job.folder, self._borders[index]
         try:
-            if not self._begun:
-                self._have = {}
+            if self._reached is None:
                 self._host.call("begin", folder, self._batches)
-                self._begun = True
+                self._have, self._reached = {}, -1
             wanted = sorted({*border, *(tap.tensor for tap in taps)})
             piece = self._segments.piece(wanted, self._have)
             if piece is not None:
@@ -232,17 +239,20 @@ class _Calibration:
                 keep=border,
                 taps=taps,
                 memory_bytes=_KEPT_BYTES,
-                disk_bytes=shutil.disk_usage(folder).free // 2,
+                disk_bytes=_free_bytes(folder) // 2,
             )
             looked: Looked = self._host.call("look", asked)
         except WorkerDiedError:
-            self._begun = False
+            self._reached = None
             raise
-        if looked.kept:
-            self._have = {
-                name: Kind(dtype=_CODES[dtype], rank=rank)
-                for name, (dtype, rank) in looked.ranks.items()
-            }
+        if not looked.kept:
+            self._no_room.add(index)
+            return looked
+        self._reached = index
+        self._have = {
+            name: Kind(dtype=_CODES[dtype], rank=rank)
+            for name, (dtype, rank) in looked.ranks.items()
+        }
         return looked
 
     def _solve(self, ready: Sequence[tuple[int, Statistics | None]]) -> None:
@@ -471,6 +481,10 @@ def _naming_layers(path: Path, pieces: Sequence[Piece]) -> Iterator[None]:
             raise
         labels = ", ".join(repr(piece.users[0].label) for piece in pieces)
         raise BadInputError(f"{path}: layer {labels}: {error.message}", hint=error.hint) from error
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 def _write(file: Path, values: Array) -> None:

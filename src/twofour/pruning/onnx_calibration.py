@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +86,11 @@ class Piece:
     def level(self) -> int:
         """Where the inputs of all users are known."""
         return max(user.level for user in self.users)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether layers of several levels use it."""
+        return len({user.level for user in self.users}) > 1
 
     @property
     def size(self) -> int:
@@ -196,7 +201,7 @@ class MainGraph:
         return self.scope.is_fixed(name)
 
 
-def borders(graph: MainGraph, taps: Sequence[Sequence[str]]) -> Iterator[frozenset[str]]:
+def borders(graph: MainGraph, taps: Sequence[Collection[str]]) -> Iterator[frozenset[str]]:
     """For each level's taps, in order, the tensors that the nodes behind it go on from.
 
     These are the taps themselves and what of the nodes before is read later; constants are not
