@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AlbertConfig,
+    AlbertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import twofour
 from twofour.errors import BadInputError
+from twofour.pattern import check
 from twofour.pipeline.run import run_prune
 from twofour.pruning.torch_checkpoint import CheckpointFiles, StreamedModule, without_values
-from twofour.records.options import RunOptions, Selection
+from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 from twofour.records.pruning import PruneResult
 from twofour.store import read_record
 
@@ -149,3 +158,88 @@ def test_a_module_runs_from_files_as_it_does_from_memory(llama: Path) -> None:
             assert not any(p.is_meta for p in bare.model.layers[0].parameters())
             assert torch.equal(bare(ids).logits, whole(ids).logits)
     assert all(p.is_meta for p in bare.parameters())
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "ids.npz"
+    ids = np.random.default_rng(0).integers(0, 96, (24, 12))
+    np.savez(file, input_ids=ids, attention_mask=np.ones_like(ids))
+    return file
+
+
+@pytest.mark.parametrize("method", ["wanda", "admm"])
+def test_blocks_are_calibrated_as_in_memory(
+    method: str, llama: Path, tokens: Path, tmp_path: Path
+) -> None:
+    options = RunOptions(
+        stream=True,
+        method=MethodOptions(name=method),
+        calibration=CalibrationOptions(data=str(tokens)),
+    )
+    folder, result, validation = run_prune(str(llama), tmp_path / "run", options)
+    assert not validation.broken
+    assert result.calibration is not None
+    assert (result.method, result.calibration.samples) == (method, 24)
+    model = LlamaForCausalLM.from_pretrained(llama, dtype=torch.bfloat16)
+    batches = list(np.load(tokens)["input_ids"].reshape(3, 8, 12))
+    expected = twofour.prune(model, method=method, calibrate=batches)
+    for found, wanted in zip(result.weights, expected.weights, strict=True):
+        assert found.method == wanted.method == method, found.weight.layer
+        assert found.output_error is not None
+        assert wanted.output_error is not None
+        assert found.output_error.calibration == pytest.approx(
+            wanted.output_error.calibration, rel=0.1, abs=1e-3
+        )
+    pruned = state(folder / "checkpoint")
+    first = pruned["model.layers.0.self_attn.q_proj.weight"]
+    assert check(first.float().numpy(), 1, TWO_FOUR).holds
+    same = (first == model.model.layers[0].self_attn.q_proj.weight).float().mean()
+    assert float(same) > 0.98
+
+
+def test_activations_that_do_not_fit_go_to_files(
+    llama: Path, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = RunOptions(
+        stream=True,
+        method=MethodOptions(name="wanda"),
+        calibration=CalibrationOptions(data=str(tokens)),
+    )
+    in_memory, _, _ = run_prune(str(llama), tmp_path / "a", options)
+    monkeypatch.setattr("twofour.pruning.torch_streaming.MEMORY_BYTES", 0)
+    in_files, _, _ = run_prune(str(llama), tmp_path / "b", options)
+    one, other = state(in_memory / "checkpoint"), state(in_files / "checkpoint")
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_an_encoder_and_its_decoder_are_two_chains(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4}
+    model = T5ForConditionalGeneration(T5Config(**sizes, num_layers=2, decoder_start_token_id=0))
+    model.save_pretrained(tmp_path / "t5")
+    ids = np.random.default_rng(0).integers(0, 64, (20, 8))
+    np.savez(tmp_path / "ids.npz", input_ids=ids, decoder_input_ids=ids)
+    options = RunOptions(
+        stream=True, calibration=CalibrationOptions(data=str(tmp_path / "ids.npz"))
+    )
+    _, result, validation = run_prune(str(tmp_path / "t5"), tmp_path / "run", options)
+    assert not validation.broken
+    pruned = [row for row in result.weights if row.pruned]
+    assert len(pruned) == 2 * 6 + 2 * 10
+    assert all(row.output_error is not None for row in pruned)
+
+
+def test_blocks_that_run_more_than_once_are_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
+    heads = {"num_attention_heads": 4, "num_hidden_layers": 3, "embedding_size": 16}
+    model = AlbertModel(AlbertConfig(**sizes, **heads, num_hidden_groups=2, inner_group_num=2))
+    model.save_pretrained(tmp_path / "albert")
+    np.savez(tmp_path / "ids.npz", input_ids=np.ones((20, 8), np.int64))
+    options = RunOptions(
+        stream=True, calibration=CalibrationOptions(data=str(tmp_path / "ids.npz"))
+    )
+    with pytest.raises(BadInputError, match="runs more than once in a forward") as caught:
+        run_prune(str(tmp_path / "albert"), tmp_path / "run", options)
+    assert caught.value.hint == "prune it in memory, with --no-stream"

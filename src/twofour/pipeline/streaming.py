@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING
 import psutil
 
 from twofour.errors import BadInputError
-from twofour.pipeline.folder import own_folder
+from twofour.pipeline.folder import STAGES, own_folder
 from twofour.pipeline.sources.checkpoint import check_weight_file, read_checkpoint
 from twofour.pipeline.sources.hf import HfSource
 from twofour.pipeline.stages import CHECKPOINT, PRUNE, VALIDATE, Made, Run, Stage
 from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.pipeline.validating import merged, validate_shard
+from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.pruning import PruneResult, Validation
 
 if TYPE_CHECKING:
     from twofour.pipeline.sources.checkpoint import Checkpoint
+    from twofour.pruning.torch_checkpoint import StreamedModule
 
 _SHARE_OF_MEMORY = 0.5
 """Of what is free: larger checkpoints are streamed. In memory, float16 weights take twice their
@@ -121,15 +123,37 @@ def _pruned(run: Run, files: list[Path]) -> PruneResult:
     from twofour.pruning.torch_streaming import prune_streamed
 
     assert isinstance(run.source, HfSource)
-    module = run.source.without_values()
-    streamed = StreamedModule(module, CheckpointFiles(files))
+    options = run.options
+    streamed = StreamedModule(run.source.without_values(), CheckpointFiles(files))
     try:
+        if options.calibration.data is not None:
+            return _by_data(run, streamed)
         return prune_streamed(
             streamed,
-            run.options.pattern,
-            run.options.selection,
-            method=run.options.method.name or "magnitude",
+            options.pattern,
+            options.selection,
+            method=options.method.name or DEFAULT_WITHOUT_DATA,
             step=run.progress.step,
         )
     finally:
         streamed.close()
+
+
+def _by_data(run: Run, streamed: StreamedModule) -> PruneResult:
+    from twofour.pipeline.sources.calibration.models import loaded_inputs
+    from twofour.pipeline.sources.calibration.open import open_calibration
+    from twofour.pipeline.sources.hf_io import with_made_up_inputs
+    from twofour.pipeline.torch_calibrating import calls_of
+    from twofour.pruning.torch_pruning import work_of
+    from twofour.pruning.torch_streaming import prune_streamed_calibrated
+
+    assert isinstance(run.source, HfSource)
+    options, module = run.options, streamed.module
+    loaded = with_made_up_inputs(module, options.seed)
+    inputs = loaded_inputs(loaded, run.source.text, run.source.folder)
+    data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
+    for note in data.notes:
+        run.progress.note(note)
+    work = work_of(options.pattern, options.method)
+    calls = calls_of(module, data)
+    return prune_streamed_calibrated(streamed, calls, work, options.selection, run.progress.step)

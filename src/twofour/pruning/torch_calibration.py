@@ -27,7 +27,7 @@ from twofour.pruning.threads import one_blas_thread
 from twofour.pruning.torch_blocks import Blocks, find_blocks, parts_of
 from twofour.pruning.torch_calls import Call, device_of, forward, moved, undisturbed
 from twofour.pruning.torch_products import Product, Products, Target
-from twofour.pruning.torch_spill import Spill, Tree, spill
+from twofour.pruning.torch_spill import MEMORY_BYTES, Spill, Tree, spill
 from twofour.pruning.torch_statistics import Gathering
 from twofour.pruning.torch_trace import Enough, RowOrder, Step, Trace
 from twofour.records.options import MethodOptions
@@ -73,6 +73,8 @@ class Work:
     options: MethodOptions
     progress: Progress | None = None
     finished: Finished | None = None
+    memory_bytes: int = MEMORY_BYTES
+    """Of what the data became that is kept in memory; the rest lies in files."""
 
 
 def calibrate(
@@ -87,7 +89,12 @@ def calibrate(
     number of threads. Raises BadInputError for data without samples, a forward that fails, and NaN
     and infinity on the way; every weight and bias is as it was then.
     """
-    with _all_or_nothing(weights), undisturbed(model), one_blas_thread(), spill() as kept:
+    with (
+        _all_or_nothing(weights),
+        undisturbed(model),
+        one_blas_thread(),
+        spill(memory_bytes=work.memory_bytes) as kept,
+    ):
         data = _Data(calls, model, kept)
         if not data.samples:
             raise BadInputError("the calibration data has no samples", hint="give at least one")

@@ -368,7 +368,7 @@ def prune_module(
     _check_storage(stored)
     arrays = _arrays(stored)
     done = {} if by_data is None else dict(by_data(model, list(arrays.values())))
-    note = None if by_data is None else _NOT_REACHED
+    note = None if by_data is None else NOT_REACHED
     for key, array in arrays.items():
         if key not in done:
             done[key] = _pruned(array, pattern, prune, method, note)
@@ -382,7 +382,7 @@ def prune_module(
     )
 
 
-_NOT_REACHED = "no calibration input reached it: pruned without data"
+NOT_REACHED = "no calibration input reached it: pruned without data"
 
 
 def _tensor(model: nn.Module, weight: Weight) -> Tensor | None:

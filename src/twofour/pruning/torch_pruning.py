@@ -58,7 +58,7 @@ def prune_calibrated(
         ]
         solved = calibrate(module, weights, data.calls, work) if weights else {}
         return {
-            storage_key(tensor): _done(solved[weight.weight], tensor, name)
+            storage_key(tensor): done_of(solved[weight.weight], tensor, name)
             for weight, tensor in arrays
             if weight.weight is not None and weight.weight in solved
         }
@@ -140,7 +140,8 @@ def _bias(module: nn.Module, tensor: Tensor) -> Tensor | None:
     return None if third is None else packed.chunk(3)[third]
 
 
-def _done(solved: Solved, tensor: Tensor, method: str) -> Done:
+def done_of(solved: Solved, tensor: Tensor, method: str) -> Done:
+    """What is reported of a weight that a method with data has changed in place."""
     return Done(
         method=method,
         zeros=zeros_of(tensor),

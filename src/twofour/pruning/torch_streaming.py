@@ -1,42 +1,52 @@
-"""Pruning a checkpoint that is larger than memory, in its own files, tensor by tensor."""
+"""Pruning a checkpoint that is larger than memory, in its own files, block by block.
+
+Without data memory holds one tensor at a time. With data it holds one block of the model, its Gram
+matrices, and what the calibration data became in front of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
-from twofour.pruning.methods import InPlace, without_data
-from twofour.pruning.methods.magnitude import Outcome
+from twofour.pruning.methods import DEFAULT_WITH_DATA, InPlace, left_to, without_data
 from twofour.pruning.selection import Choice, axis_conflict, choose
+from twofour.pruning.torch_calibration import Work, calibrate
+from twofour.pruning.torch_calls import Call, forward, undisturbed
 from twofour.pruning.torch_checkpoint import StreamedModule
 from twofour.pruning.torch_module import (
+    NOT_REACHED,
+    Done,
     bits_of,
     dtype_name,
     find_not_covered,
     find_weights,
     zeros_of,
 )
+from twofour.pruning.torch_pruning import CalibrationCalls, calibrated_weight, done_of
+from twofour.pruning.torch_spill import Spill, Tree, spill
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
-from twofour.records.weights import Pattern, Weight
+from twofour.records.weights import Pattern, Weight, shared
 
-Step = Callable[[str, int, int], None]
-"""Told of each layer: its name, how many are done, of how many."""
+Step = Callable[[str, int, int | None], None]
+"""Told of each layer or block: its name, how many are done, of how many."""
+MEMORY_BYTES = 256 << 20
+"""Of activations that are kept in memory; the rest lies in files."""
 
 
 @torch.no_grad()
 def prune_streamed(
-    streamed: StreamedModule,
-    pattern: Pattern,
-    selection: Selection,
-    *,
-    method: str,
-    step: Step,
+    streamed: StreamedModule, pattern: Pattern, selection: Selection, *, method: str, step: Step
 ) -> PruneResult:
-    """N:M in the files behind the module, without data; memory holds one tensor at a time.
+    """N:M in the files behind the module, without data.
 
     Raises BadInputError for NaN or infinity in a weight, a method that needs data, and as `choose`
     does; the files are half pruned then.
@@ -45,19 +55,44 @@ def prune_streamed(
     weights = find_weights(streamed.module)
     choices = choose(weights, pattern, selection)
     wanted = _by_key(streamed, choices)
-    outcomes: dict[str, Outcome] = {}
-    for done, (key, weight) in enumerate(wanted.items(), 1):
-        outcomes[key] = _prune_one(streamed, key, weight, pattern, prune)
-        step(weight.layer, done, len(wanted))
-    rows = tuple(_row(streamed, choice, outcomes, method) for choice in choices)
-    return PruneResult(
+    done: dict[str, Done] = {}
+    for number, (key, weight) in enumerate(wanted.items(), 1):
+        done[key] = _without_data(streamed, weight, pattern, prune, method)
+        step(weight.layer, number, len(wanted))
+    plan = PruneResult(source="", pattern=pattern, method=method, selection=selection, weights=())
+    return _result(plan, streamed, choices, done)
+
+
+@torch.no_grad()
+def prune_streamed_calibrated(
+    streamed: StreamedModule, data: CalibrationCalls, work: Work, selection: Selection, step: Step
+) -> PruneResult:
+    """The same by a method that has data: later blocks see what earlier ones became.
+
+    What no input reached is pruned without data. Raises BadInputError also for data that the model
+    cannot run on, and for a model whose blocks are no chain.
+    """
+    name = work.options.name or DEFAULT_WITH_DATA
+    weights = find_weights(streamed.module)
+    choices = choose(weights, work.pattern, selection)
+    wanted = _by_key(streamed, choices)
+    with undisturbed(streamed.module), spill(memory_bytes=MEMORY_BYTES) as kept:
+        run = _Run(streamed, list(wanted.values()), data, kept)
+        done = run.all(replace(work, memory_bytes=MEMORY_BYTES), name, step)
+    left = left_to(name)
+    for key, weight in wanted.items():
+        if key not in done:
+            found = _without_data(streamed, weight, work.pattern, without_data(left), left)
+            done[key] = replace(found, note=NOT_REACHED)
+    plan = PruneResult(
         source="",
-        pattern=pattern,
-        method=method,
+        pattern=work.pattern,
+        method=name,
         selection=selection,
-        weights=rows,
-        not_covered=find_not_covered(streamed.module, weights),
+        weights=(),
+        calibration=data.about,
     )
+    return _result(plan, streamed, choices, done)
 
 
 def _by_key(streamed: StreamedModule, choices: Sequence[Choice]) -> dict[str, Weight]:
@@ -71,10 +106,13 @@ def _by_key(streamed: StreamedModule, choices: Sequence[Choice]) -> dict[str, We
     return found
 
 
-def _prune_one(
-    streamed: StreamedModule, key: str, weight: Weight, pattern: Pattern, prune: InPlace
-) -> Outcome:
+def _without_data(
+    streamed: StreamedModule, weight: Weight, pattern: Pattern, prune: InPlace, method: str
+) -> Done:
+    """One tensor of the files."""
     assert weight.axis is not None
+    assert weight.weight is not None
+    key = streamed.key_of(weight.weight)
     tensor = streamed.files.read(key)
     outcome = prune(bits_of(tensor), weight.axis, pattern, kind=dtype_name(tensor))
     if outcome.non_finite:
@@ -84,23 +122,282 @@ def _prune_one(
             hint="the checkpoint is damaged or its training diverged; use another one",
         )
     streamed.files.write(key, tensor)
-    return outcome
+    return Done(
+        method=method,
+        zeros=outcome.zeros,
+        kept_magnitude=outcome.kept_magnitude,
+        held_before=outcome.held_before,
+    )
 
 
-def _row(
-    streamed: StreamedModule, choice: Choice, outcomes: dict[str, Outcome], method: str
-) -> PrunedWeight:
+def _result(
+    plan: PruneResult,
+    streamed: StreamedModule,
+    choices: Sequence[Choice],
+    done: Mapping[str, Done],
+) -> PruneResult:
+    """What was asked for, with what was done to each weight."""
+    return replace(
+        plan,
+        weights=tuple(_row(streamed, choice, done) for choice in choices),
+        not_covered=find_not_covered(streamed.module, [weight for weight, _, _ in choices]),
+    )
+
+
+def _row(streamed: StreamedModule, choice: Choice, done: Mapping[str, Done]) -> PrunedWeight:
+    """Named by the key in the files, which is what is validated."""
     weight, pruned, reasons = choice
     key = None if weight.weight is None else streamed.key_of(weight.weight)
-    outcome = None if key is None else outcomes.get(key)
-    zeros = 0 if key is None or outcome is not None else zeros_of(streamed.files.read(key))
-    taken = outcome if pruned else None
+    found = None if key is None else done.get(key)
+    stored = replace(weight, weight=key)
+    if found is not None and pruned:
+        return PrunedWeight(**shared(found, Done), weight=stored, pruned=True, reasons=reasons)
+    zeros = 0 if key is None else zeros_of(streamed.files.read(key))
     return PrunedWeight(
-        weight=replace(weight, weight=key),
+        weight=stored,
         pruned=pruned,
-        zeros=zeros if outcome is None else outcome.zeros,
-        kept_magnitude=taken.kept_magnitude if taken else None,
+        zeros=zeros if found is None else found.zeros,
+        kept_magnitude=None,
         reasons=reasons,
-        held_before=taken is not None and taken.held_before,
-        method=method if pruned else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A block of a chain, or a layer that lies in none."""
+
+    path: str
+    module: nn.Module
+    chain: str | None
+    """Path of the ModuleList that it is a member of."""
+
+
+class _ReachedError(Exception):
+    """Ends a forward at the unit whose inputs were wanted."""
+
+
+class _Run:
+    """A model on its calibration data, one unit at a time."""
+
+    def __init__(
+        self,
+        streamed: StreamedModule,
+        wanted: Sequence[Weight],
+        data: CalibrationCalls,
+        kept: Spill,
+    ) -> None:
+        self._streamed, self._module, self._kept = streamed, streamed.module, kept
+        self._wanted = wanted
+        self._calls = [
+            (replace(call, args=(), kwargs={}), kept.put("calls", number, _tree(call)))
+            for number, call in enumerate(data.calls)
+        ]
+        if not self._calls:
+            raise BadInputError("the calibration data has no samples", hint="give at least one")
+        self._latest: dict[str, str] = {}
+        """Chain -> its last unit that is done, whose outputs are kept."""
+        self._number = 0
+
+    def all(self, work: Work, method: str, step: Step) -> dict[str, Done]:
+        """Every unit in the order in which the model runs them; what was done, by key."""
+        units = self._in_order(_units(self._module, self._wanted))
+        tables = list(_outside(self._module, units))
+        done: dict[str, Done] = {}
+        with contextlib.ExitStack() as held:
+            for part in tables:
+                held.enter_context(self._streamed.held(part))
+            for number, unit in enumerate(units):
+                step(unit.path, number, len(units))
+                done |= self._unit(unit, work, method)
+        return done
+
+    def _unit(self, unit: _Unit, work: Work, method: str) -> dict[str, Done]:
+        """Prune a unit, write it back, and keep what it gives now."""
+        with self._streamed.held(unit.module):
+            self._capture(unit)
+            weights = [
+                calibrated_weight(self._module, weight, self._tensor(weight), work.pattern)
+                for weight in self._within(unit)
+            ]
+            solved = calibrate(unit.module, weights, self._inputs(unit), work) if weights else {}
+            done = {}
+            for weight in weights:
+                found = solved.get(weight.target.name)
+                if found is not None:
+                    key = self._streamed.key_of(weight.target.name)
+                    done[key] = done_of(found, weight.target.tensor, method)
+            changed = [t for w in weights for t in (w.target.tensor, *w.biases)]
+            self._save(unit, {_storage(tensor) for tensor in changed})
+            if unit.chain is not None:
+                self._keep_outputs(unit)
+        self._kept.drop(("in", unit.path))
+        return done
+
+    def _save(self, unit: _Unit, changed: set[int]) -> None:
+        for name, parameter in unit.module.named_parameters():
+            if _storage(parameter) in changed:
+                self._streamed.save(f"{unit.path}.{name}")
+
+    def _tensor(self, weight: Weight) -> Tensor:
+        assert weight.weight is not None
+        return self._module.get_parameter(weight.weight)
+
+    def _within(self, unit: _Unit) -> list[Weight]:
+        start = f"{unit.path}."
+        return [w for w in self._wanted if w.layer == unit.path or w.layer.startswith(start)]
+
+    def _call(self, number: int) -> Call:
+        args, kwargs, padding = self._kept.get("calls", number)
+        return replace(self._calls[number][0], args=args, kwargs=kwargs, padding=padding)
+
+    def _capture(self, unit: _Unit) -> None:
+        """The unit's arguments in every call; what is done gives what it gave before."""
+
+        def reached(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._kept.put(("in", unit.path), self._number, (args, kwargs)):
+                raise _no_chain(unit.path, "takes what is no plain tensor")
+            raise _ReachedError
+
+        hook = unit.module.register_forward_pre_hook(reached, with_kwargs=True)
+        try:
+            with self._standing_in():
+                for number in range(len(self._calls)):
+                    self._number = number
+                    with contextlib.suppress(_ReachedError):
+                        self._forward(number)
+        finally:
+            hook.remove()
+
+    def _forward(self, number: int) -> None:
+        """Like `forward`, which makes an error of every exception."""
+        call = self._call(number)
+        torch.manual_seed(0)
+        self._module(*call.args, **call.kwargs)
+
+    def _inputs(self, unit: _Unit) -> Iterator[Call]:
+        group = ("in", unit.path)
+        for number, (call, _) in enumerate(self._calls):
+            if self._kept.has(group, number):
+                args, kwargs = self._kept.get(group, number)
+                padding = self._call(number).padding
+                yield replace(call, args=args, kwargs=kwargs, padding=padding)
+
+    def _keep_outputs(self, unit: _Unit) -> None:
+        """What the unit gives from now on, in place of the unit before it in the chain."""
+        assert unit.chain is not None
+        for number, call in enumerate(self._inputs(unit)):
+            output = forward(unit.module, call, number)
+            if not self._kept.put(("out", unit.path), number, output):
+                raise _no_chain(unit.path, "gives what is no plain tensor")
+        before = self._latest.get(unit.chain)
+        if before is not None:
+            self._kept.drop(("out", before))
+        self._latest[unit.chain] = unit.path
+
+    @contextlib.contextmanager
+    def _standing_in(self) -> Iterator[None]:
+        """Blocks that are done give what the last of their chain gave."""
+        done = []
+        for chain, latest in self._latest.items():
+            for name, block in self._module.get_submodule(chain).named_children():
+                block.forward = self._stand_in(latest)
+                done.append(block)
+                if f"{chain}.{name}" == latest:
+                    break
+        try:
+            yield
+        finally:
+            for block in done:
+                del block.forward
+
+    def _stand_in(self, latest: str) -> Callable[..., Any]:
+        def stand_in(*_args: Tree, **_kwargs: Tree) -> Tree:
+            return self._kept.get(("out", latest), self._number)
+
+        return stand_in
+
+    def _in_order(self, units: Sequence[_Unit]) -> list[_Unit]:
+        """Those that the first call runs, as it runs them.
+
+        Raises BadInputError where blocks of a chain do not hand on what the one before gave.
+        """
+        seen: list[_Unit] = []
+        given: dict[str, set[int]] = {}
+        hooks = []
+
+        def before(unit: _Unit) -> Callable[..., None]:
+            def look(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                if unit in seen:
+                    raise _no_chain(unit.path, "runs more than once in a forward")
+                seen.append(unit)
+                last = given.get(unit.chain or "")
+                if last is not None and not last & _places((args, kwargs)):
+                    raise _no_chain(unit.path, "does not take what the block before it gave")
+
+            return look
+
+        def after(unit: _Unit) -> Callable[..., None]:
+            def look(_module: nn.Module, _args: Tree, output: Tree) -> None:
+                if unit.chain is not None:
+                    given[unit.chain] = _places(output)
+
+            return look
+
+        for unit in units:
+            hooks.append(unit.module.register_forward_pre_hook(before(unit), with_kwargs=True))
+            hooks.append(unit.module.register_forward_hook(after(unit)))
+        try:
+            forward(self._module, self._call(0), 0)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return seen
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tree(call: Call) -> Tree:
+    return call.args, dict(call.kwargs), call.padding
+
+
+def _places(tree: Tree) -> set[int]:
+    """Where the tensors lie."""
+    return {leaf.data_ptr() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)}
+
+
+def _no_chain(path: str, what: str) -> BadInputError:
+    return BadInputError(
+        f"{path} {what}: the blocks of this model cannot be pruned one after the other",
+        hint="prune it in memory, with --no-stream",
+    )
+
+
+def _units(module: nn.Module, wanted: Sequence[Weight]) -> list[_Unit]:
+    """Blocks of the outermost chains of one class, and the layers with weights outside of them."""
+    units: dict[str, _Unit] = {}
+    for path, part in module.named_modules():
+        if any(path.startswith(f"{unit}.") for unit in units):
+            continue
+        if isinstance(part, nn.ModuleList) and len(part) > 1 and _alike(part):
+            for name, block in part.named_children():
+                units[f"{path}.{name}"] = _Unit(f"{path}.{name}", block, path)
+    found = list(units.values())
+    for weight in wanted:
+        inside = any(weight.layer.startswith(f"{path}.") for path in units)
+        if not inside and not any(unit.path == weight.layer for unit in found):
+            found.append(_Unit(weight.layer, module.get_submodule(weight.layer), None))
+    return found
+
+
+def _alike(blocks: nn.ModuleList) -> bool:
+    return len({type(block) for block in blocks}) == 1
+
+
+def _outside(module: nn.Module, units: Sequence[_Unit]) -> Iterator[nn.Module]:
+    """What every capture runs again, so that it stays: tables of embeddings."""
+    inside = {part for unit in units for part in unit.module.modules()}
+    for part in module.modules():
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part not in inside:
+            yield part

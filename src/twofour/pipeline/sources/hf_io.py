@@ -104,6 +104,15 @@ def invented_inputs(
     )
 
 
+def with_made_up_inputs(model: Any, seed: int) -> LoadedModule:  # noqa: ANN401  # a PreTrainedModel
+    """A model without values and inputs from its config alone: what data for it must be like."""
+    inputs = invented_inputs(model, seed)
+    loaded = LoadedModule(
+        module=model, args=inputs.args, kwargs=inputs.kwargs, input_names=tuple(inputs.kwargs)
+    )
+    return with_free_sizes(loaded)
+
+
 def _takes(model: PreTrainedModel, name: str) -> bool:
     return getattr(model, "main_input_name", None) == name
 
