@@ -118,8 +118,3 @@ def refuse_without_data(options: MethodOptions) -> None:
                 f"--{option} {value} needs calibration data",
                 hint="give some with --calibrate (twofour.prune: calibrate=batches)",
             )
-
-
-def left_to(name: str) -> str:
-    """The method for weights that a method with data cannot take."""
-    return name if method_named(name).in_place is not None else DEFAULT_WITHOUT_DATA
