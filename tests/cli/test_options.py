@@ -10,6 +10,8 @@ from support.onnx_models import save, two_weights
 from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
+from twofour.pipeline.sources.calibration.open import KINDS
+from twofour.pruning.methods import METHODS
 from twofour.records.build import TrtexecFolder
 from twofour.records.options import RunOptions
 from twofour.store import read_record
@@ -20,6 +22,17 @@ ONCE: dict[str, list[str]] = {
     "--all-layers": [],
     "--include": ["*"],
     "--exclude": ["*"],
+    "--calibrate": ["x.npz"],
+    "--calibrate-samples": ["32"],
+    "--mean": ["0.5"],
+    "--std": ["0.5,0.4,0.5"],
+    "--size": ["224"],
+    "--method": ["wanda"],
+    "--refit": ["0"],
+    "--damping": ["0.1"],
+    "--no-bias-correction": [],
+    "--no-repair": [],
+    "--permute-seconds": ["3"],
     "--precision": ["float16"],
     "--keep-float32": ["*"],
     "--opset": ["19"],
@@ -136,3 +149,47 @@ def test_inputs_and_their_shapes_are_refused_together_for_an_emitted_folder_too(
     refused = build("--emit-trtexec", tmp_path / "other", *inputs)
     assert refused.exit_code == 2
     assert "--inputs and --input-shape exclude each other" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--mean", "0.485,0.456,0.406"], {"image_mean": (0.485, 0.456, 0.406)}),
+        (["--std", "1"], {"image_std": (1.0,)}),
+        (["--size", "224x320"], {"image_size": (224, 320)}),
+        (["--size", "224"], {"image_size": (224, 224)}),
+    ],
+)
+def test_numbers_of_images_are_read(
+    arguments: list[str], expected: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = asked("prune", *arguments, patch=monkeypatch)[1].calibration
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--mean", "a,b,c"], "--mean: cannot read 'a,b,c'"),
+        (["--std", "nan"], "--std: cannot read 'nan'"),
+        (["--size", "3x224x224"], "--size 3x224x224 has 3 numbers"),
+        (["--size", "0"], "'0' is not a shape"),
+    ],
+)
+def test_numbers_of_images_that_cannot_be_read_are_refused(
+    arguments: list[str], reason: str
+) -> None:
+    result = CliRunner().invoke(app, ["prune", "model.onnx", *arguments])
+    assert result.exit_code == 2
+    assert reason in result.output
+
+
+def test_the_help_names_every_method() -> None:
+    shown = CliRunner().invoke(app, ["prune", "--help"], env={"COLUMNS": "200"}).output
+    assert [name for name in METHODS if name not in shown] == []
+
+
+def test_the_help_names_every_kind_of_calibration_data() -> None:
+    shown = CliRunner().invoke(app, ["prune", "--help"], env={"COLUMNS": "200"}).output
+    words = [kind.written.removeprefix("file").split(":")[0] for kind in KINDS]
+    assert [word for word in words if word not in " ".join(shown.split())] == []

@@ -21,9 +21,11 @@ from twofour.records.build import EngineStatus
 from twofour.records.options import (
     AllowedType,
     BuildOptions,
+    CalibrationOptions,
     CompareOptions,
     DynamicAxis,
     ExampleInputs,
+    MethodOptions,
     Precision,
     RunOptions,
     Selection,
@@ -42,6 +44,8 @@ FIRST_DONE_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "selection.include": ("prune", {"selection": Selection(include=("fc",))}),
     "selection.exclude": ("prune", {"selection": Selection(exclude=("fc",))}),
     "selection.all_layers": ("prune", {"selection": Selection(all_layers=True)}),
+    "method": ("prune", {"method": MethodOptions(bias_correction=False)}),
+    "calibration": ("prune", {"calibration": CalibrationOptions(data="inputs.npz")}),
     "precision": ("export-dense", {"precision": Precision.FLOAT16}),
     "inputs": ("export-dense", {"inputs": "inputs.npz"}),
     "input_shapes": ("export-dense", {"input_shapes": ((4, 8, 6, 6),)}),
@@ -60,8 +64,10 @@ FIRST_DONE_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "build.threads": ("check-dense", {"build": BuildOptions(threads=1)}),
 }
 """Option -> the first stage that is done again when it changes, in a run of an ONNX file."""
-IN_OTHER_TESTS = {"keep_float32", "input_shape_names", "opset", "dynamic_batch", "dynamic"}
-"""They need another option beside them, or a torch model."""
+IN_OTHER_TESTS = {"keep_float32", "input_shape_names", "opset", "dynamic_batch", "dynamic"} | {
+    "stream", "budget", "side_by_side", "selection.said_by",
+}  # fmt: skip
+"""They need another option beside them, a torch model, or a command of their own."""
 
 
 def options_by_name() -> Iterator[str]:

@@ -393,7 +393,7 @@ def parse_input_shapes(
     of the shapes only.
     """
     parts = [text.rpartition("=") for text in texts or ()]
-    shapes = tuple(_dimensions(shape) for _, _, shape in parts)
+    shapes = tuple(dimensions(shape) for _, _, shape in parts)
     names = tuple(name.strip() for name, equals, _ in parts if equals)
     if names and (len(names) < len(shapes) or not all(names)):
         raise BadInputError(
@@ -405,7 +405,8 @@ def parse_input_shapes(
     return shapes, names
 
 
-def _dimensions(text: str) -> tuple[int, ...]:
+def dimensions(text: str) -> tuple[int, ...]:
+    """Read "2x3x224x224"; raises BadInputError for anything but positive numbers."""
     try:
         dimensions = tuple(int(part) for part in text.lower().split("x"))
     except ValueError:

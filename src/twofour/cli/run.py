@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.cli import options as opt
+from twofour.cli import pruning_options as how
 from twofour.cli.build import build_view
 from twofour.cli.console import show_result
 from twofour.cli.guard import guarded, running
@@ -30,6 +31,17 @@ def prune_export_build(
     all_layers: opt.AllLayers = False,
     include: opt.Include = None,
     exclude: opt.Exclude = None,
+    calibrate: how.Calibrate = None,
+    calibrate_samples: how.CalibrateSamples = how.SAMPLES,
+    mean: how.Mean = None,
+    std: how.Std = None,
+    size: how.Size = None,
+    method: how.MethodName = None,
+    refit: how.Refit = None,
+    damping: how.Damping = None,
+    bias_correction: how.BiasCorrection = True,
+    repair: how.Repair = None,
+    permute_seconds: how.PermuteSeconds = 0.0,
     precision: opt.PrecisionOption = None,
     keep_float32: opt.KeepFloat32 = None,
     opset: opt.Opset = None,
@@ -58,7 +70,7 @@ def prune_export_build(
     and does again only what a changed option or input asks for. An engine that crashes is a row of
     the report and, when all else is done, exit code 5.
 
-    Example: twofour prune-export-build model.py:make --out runs/model
+    Example: twofour prune-export-build model.py:make --calibrate data.py:batches --out runs/model
     """
     from twofour.pipeline.building import refuse_crashed
     from twofour.pipeline.run import run_all
@@ -67,6 +79,17 @@ def prune_export_build(
     options = RunOptions(
         pattern=Pattern.parse(pattern),
         selection=opt.selection(all_layers=all_layers, include=include, exclude=exclude),
+        calibration=how.calibration_options(
+            data=calibrate, samples=calibrate_samples, mean=mean, std=std, size=size
+        ),
+        method=how.method_options(
+            name=method,
+            refit=refit,
+            damping=damping,
+            bias_correction=bias_correction,
+            repair=repair,
+            permute_seconds=permute_seconds,
+        ),
         precision=precision,
         keep_float32=tuple(keep_float32 or ()),
         opset=opset,

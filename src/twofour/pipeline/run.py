@@ -23,7 +23,13 @@ from twofour.pipeline.building import (
     time_variants,
     with_profiles,
 )
-from twofour.pipeline.checks import accuracy, check, check_reference_fits, why_no_baseline
+from twofour.pipeline.checks import (
+    accuracy,
+    check,
+    check_reference_fits,
+    lost_without_data,
+    why_no_baseline,
+)
 from twofour.pipeline.engine_host import EngineHost, Sessions
 from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
 from twofour.pipeline.reporting import Facts, report
@@ -239,6 +245,9 @@ def prune(run: Run) -> tuple[PruneResult, Validation]:
     """Pruned, read back and judged."""
     stages = onnx_stages if run.model is None else torch_stages
     pruned = run.do(stages.prune(run))
+    lost = lost_without_data(pruned)
+    if lost is not None:
+        run.progress.note(lost)
     return pruned, run.do(stages.validate(run, pruned))
 
 

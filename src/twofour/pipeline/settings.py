@@ -22,7 +22,12 @@ from twofour.engines.tensorrt.build import opset_for
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.sources.source import Source
-from twofour.pruning.methods import DEFAULT_WITH_DATA, DEFAULT_WITHOUT_DATA
+from twofour.pruning.methods import (
+    DEFAULT_WITH_DATA,
+    DEFAULT_WITHOUT_DATA,
+    method_named,
+    without_data,
+)
 from twofour.records.build import EngineStatus
 from twofour.records.options import Precision, RunOptions
 
@@ -77,10 +82,13 @@ def resolve(
 ) -> Settings:
     """Decide what the options leave open; `status_of` tries an engine, None: none is needed.
 
-    Raises BadInputError for options that this kind of source would pass over and for a metric that
-    cannot be called, and MissingToolError when nothing that was asked for can run here.
+    Raises BadInputError for options that this kind of source would pass over, a method that lacks
+    its data, and a metric that cannot be called, and MissingToolError when nothing that was asked
+    for can run here.
     """
     _refuse_passed_over(options, source)
+    _refuse_without_data(options)
+    _refuse_unheeded(options, source)
     if options.metric is not None:  # found before hours of work, not after
         from twofour.pipeline.sources.metric import load_metric
 
@@ -137,6 +145,42 @@ def _refuse_passed_over(options: RunOptions, source: Source) -> None:
         if given:
             raise BadInputError(
                 f"{source.text} is ONNX already: {option} is for torch models", hint=hint
+            )
+
+
+def _refuse_without_data(options: RunOptions) -> None:
+    """A method that needs data, and options that say how data are used."""
+    method, calibration = options.method, options.calibration
+    if method.name is not None:
+        method_named(method.name)
+    if calibration.data is not None:
+        return
+    if method.name is not None:
+        without_data(method.name)
+    for given, option in (
+        (method.refit is not None, "--refit"),
+        (method.damping is not None, "--damping"),
+        (method.repair is True, "--repair"),
+        (bool(calibration.image_mean), "--mean"),
+        (bool(calibration.image_std), "--std"),
+        (calibration.image_size is not None, "--size"),
+    ):
+        if given:
+            raise BadInputError(
+                f"{option} needs calibration data", hint="name them with --calibrate"
+            )
+
+
+def _refuse_unheeded(options: RunOptions, source: Source) -> None:
+    """What no stage goes by."""
+    for given, option in (
+        (options.method.repair is True, "--repair"),
+        (options.method.permute_seconds > 0, "--permute-seconds"),
+    ):
+        if given:
+            raise BadInputError(
+                f"{option} is not heeded in a run of {source.text} by this version",
+                hint="leave it out",
             )
 
 

@@ -1,0 +1,76 @@
+"""Runs without calibration data: what is lost is said once, and what needs data is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.onnx_models import save, two_weights
+from test_run import Recorder
+
+from twofour.errors import BadInputError
+from twofour.pipeline.run import run_prune
+from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
+
+LOST = "2 weights are pruned by magnitude, without calibration data: all-MiniLM-L6-v2 pruned so"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(save(two_weights(), tmp_path / "model.onnx"))
+
+
+def notes(model: str, folder: Path, options: RunOptions) -> list[str]:
+    recorder = Recorder()
+    run_prune(model, folder, options, recorder)
+    return recorder.notes
+
+
+def test_what_is_lost_without_data_is_one_note(model: str, tmp_path: Path) -> None:
+    said = notes(model, tmp_path / "r", RunOptions())
+    assert [note for note in said if note.startswith(LOST)] == said
+
+
+def test_with_data_nothing_is_said_of_it(model: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(300, 8, 6, 6)))
+    calibration = CalibrationOptions(data=str(tmp_path / "x.npy"))
+    assert notes(model, tmp_path / "r", RunOptions(calibration=calibration)) == []
+
+
+def test_a_model_that_came_pruned_loses_nothing(model: str, tmp_path: Path) -> None:
+    notes(model, tmp_path / "r", RunOptions())
+    sparse = str(tmp_path / "r" / "sparse.onnx")
+    assert [n for n in notes(sparse, tmp_path / "s", RunOptions()) if "without cal" in n] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ({"name": "wanda"}, "--method wanda needs calibration data"),
+        ({"name": "admm"}, "--method admm needs calibration data"),
+        ({"name": "best"}, "there is no pruning method 'best'"),
+        ({"refit": 3}, "--refit needs calibration data"),
+        ({"damping": 0.1}, "--damping needs calibration data"),
+        ({"repair": True}, "--repair needs calibration data"),
+    ],
+)
+def test_what_needs_data_is_refused_before_any_work(
+    model: str, tmp_path: Path, method: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(BadInputError, match=reason):
+        run_prune(model, tmp_path / "r", RunOptions(method=MethodOptions(**method)))
+    assert not (tmp_path / "r" / "sparse.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"image_mean": (0.5,)}, {"image_std": (0.5,)}, {"image_size": (8, 8)}]
+)
+def test_scaling_of_images_without_data_is_refused(
+    model: str, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    options = RunOptions(calibration=replace(CalibrationOptions(), **changed))
+    with pytest.raises(BadInputError, match=r"--(mean|std|size) needs calibration data"):
+        run_prune(model, tmp_path / "r", options)
