@@ -49,10 +49,10 @@ def _output_power(weight: Array, shift: Array | float, inputs: Inputs, layout: L
     parts, rows, _ = weight.shape
     power = 0.0
     for part in range(parts):
-        gram = xp.astype(inputs.gram[part], xp.float64, copy=False)
+        gram = inputs.gram[part]  # float32 where it is wide: no copy of it in float64
         for row in range(0, rows, _ROWS):
-            some = xp.astype(weight[part, row : row + _ROWS], xp.float64, copy=False)
-            power = power + xp.sum(xp.matmul(some, gram) * some)
+            some = xp.astype(weight[part, row : row + _ROWS], gram.dtype, copy=False)
+            power = power + xp.sum(xp.matmul(some, gram) * some, dtype=xp.float64)
     mean = _part_means(weight, inputs)
     deviations = float(power) / max(1, inputs.rows) - float(xp.sum(mean * mean))
     return deviations + float(xp.sum((_outputs(mean, layout) - shift) ** 2))

@@ -153,8 +153,15 @@ class _Run:
     """One method over some layers, with what was worked out for the last Gram matrices."""
 
     def __init__(self, method: Method, options: MethodOptions, threads: int | None) -> None:
+        if (options.refit or 0) < 0:
+            raise BadInputError(f"--refit {options.refit} is not a number of steps", hint="0: none")
+        if options.damping is not None and not 0 <= options.damping < math.inf:
+            raise BadInputError(
+                f"--damping {options.damping} is not a share of the mean diagonal",
+                hint="0.01 is usual; leave it out and it is chosen on held-out data",
+            )
         self._method, self._options, self._threads = method, options, threads
-        self._steps = method.refit if options.refit is None else max(0, options.refit)
+        self._steps = method.refit if options.refit is None else options.refit
         self._gram: Array = None
         self._damping = DAMPING
         self._prepared: list[Any] = []
@@ -177,8 +184,7 @@ class _Run:
                 lambda tile: refit(stack.problem(tile, self._damping), pruned[tile], self._steps),
             )
         saved = from_stack(pruned * stack.scale, layer.layout)
-        saved = saved if layer.rounded is None else layer.rounded(saved)
-        solved = self._judged(layer, saved + 0.0)  # a small negative weight may round to -0.0
+        solved = self._judged(layer, _stored(saved, layer))
         used = self._steps or self._method.prepare is not None
         notes = [
             _few_rows(layer, self._damping) if used else None,
@@ -290,6 +296,18 @@ class _Run:
             refit_steps=0,
             kept_magnitude=kept / magnitude if magnitude else None,
         )
+
+
+def _stored(weight: Array, layer: LayerProblem) -> Array:
+    """The values that the layer's type can hold, without -0.0.
+
+    One that grew out of the type's range takes its old value, which did not.
+    """
+    if layer.rounded is None:
+        return weight + 0.0
+    xp = array_namespace(weight)
+    rounded = layer.rounded(weight)
+    return xp.where(xp.isfinite(rounded), rounded, layer.stored) + 0.0
 
 
 def _lost(stack: _Stack, inputs: Inputs, rows: Sequence[Array]) -> float:

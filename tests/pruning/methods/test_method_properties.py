@@ -38,6 +38,11 @@ def matrix_problem(
     )
 
 
+def _to_float16(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return weight.astype(np.float16).astype(np.float32)
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> LayerProblem:
     """Ties, zeros, dead and repeated inputs, few rows, and any scale."""
@@ -114,6 +119,17 @@ def test_ties_keep_the_lower_index(pattern: Pattern, values: list[int]) -> None:
         places = range(first, first + pattern.m)
         best = sorted(places, key=lambda i: (-values[i], i))[: pattern.n]
         assert sorted(best) == [i for i in places if mask[i]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(problem=problems(), steps=st.sampled_from([0, 1, 10]))
+def test_keep_keeps_the_mask(problem: LayerProblem, steps: int) -> None:
+    pruned = solve_layer(problem, METHODS["wanda"], MethodOptions(refit=0)).weight
+    again = replace(problem, stored=pruned, reference=problem.stored)
+    kept = solve_layer(again, METHODS["keep"], MethodOptions(refit=steps))
+    assert not kept.weight[pruned == 0].any()
+    if not steps:
+        assert np.array_equal(kept.weight, pruned)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -193,7 +209,7 @@ def test_the_error_is_that_of_the_values_that_are_stored() -> None:
     x = generator.normal(size=(200, 16)).astype(np.float32)
     problem = replace(
         matrix_problem(weight, x, PATTERNS[1]),
-        rounded=lambda w: w.astype(np.float16).astype(np.float32),
+        rounded=_to_float16,
     )
     solved = solve_layer(problem, METHODS["admm"], MethodOptions(bias_correction=False))
     assert np.array_equal(solved.weight, solved.weight.astype(np.float16))
@@ -245,3 +261,25 @@ def test_a_mask_that_is_worse_than_magnitudes_is_told() -> None:
     assert notes["magnitude"] is None
     assert notes["wanda"] is not None
     assert notes["wanda"].startswith("on held-out inputs the mask of --method magnitude, with the")
+
+
+def test_a_weight_that_outgrows_its_type_keeps_its_old_value() -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(200, 1)) + 0.1 * generator.normal(size=(200, 16))
+    problem = replace(
+        matrix_problem(np.full((2, 16), 60000, np.float32), x.astype(np.float32), PATTERNS[1]),
+        rounded=_to_float16,
+    )
+    solved = solve_layer(problem, METHODS["admm"], MethodOptions())
+    assert np.isfinite(solved.weight).all()
+    assert check(solved.weight, 1, PATTERNS[1]).holds
+    assert 60000 in solved.weight
+    wide = solve_layer(replace(problem, rounded=None), METHODS["admm"], MethodOptions())
+    assert wide.weight.max() > 65520
+
+
+@pytest.mark.parametrize("options", [MethodOptions(refit=-1), MethodOptions(damping=-0.1)])
+def test_numbers_without_sense_are_refused(options: MethodOptions) -> None:
+    problem = matrix_problem(np.ones((2, 8), np.float32), np.ones((9, 8), np.float32), PATTERNS[1])
+    with pytest.raises(BadInputError, match=r"--(refit -1|damping -0.1) is not a"):
+        solve_layer(problem, METHODS["admm"], options)
