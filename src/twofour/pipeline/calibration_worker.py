@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +23,14 @@ from twofour.engines.onnxruntime.session import CannotRunError, OrtSession, Prov
 from twofour.engines.protocol import ProgressCallback
 from twofour.errors import BadInputError
 from twofour.pruning.onnx_rows import Marks, Reading, rows_of
+from twofour.pruning.repair import (
+    Moments,
+    OutputDistance,
+    compared_values,
+    joined,
+    moments,
+    places,
+)
 from twofour.pruning.statistics import InputSums, Statistics, held_out_samples
 from twofour.pruning.threads import one_blas_thread
 
@@ -56,7 +64,7 @@ class Tap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looking:
+class Pass:
     """One pass over the batches."""
 
     piece: Path | None
@@ -65,22 +73,66 @@ class Looking:
     """Optimization level of ONNX Runtime."""
     keep: frozenset[str]
     """What later pieces go on from; all else that was kept is let go of."""
-    taps: tuple[Tap, ...]
     memory_bytes: int
     """Of what is kept, before it goes to files."""
     disk_bytes: int
     """Of these files; where they would be larger nothing is kept."""
 
+    @property
+    def looks(self) -> bool:
+        """Whether anything is wanted beside what is kept."""
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class Looking(Pass):
+    """A pass that adds up the inputs of layers."""
+
+    taps: tuple[Tap, ...]
+
+    @property
+    def looks(self) -> bool:
+        """Whether anything is wanted beside what is kept."""
+        return bool(self.taps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring(Pass):
+    """A pass that measures channels, and how far outputs are from the dense model's."""
+
+    channels: tuple[tuple[str, int], ...] = ()
+    """Tensors, and the axis of each that its channels lie along."""
+    outputs: tuple[str, ...] = ()
+    """Of the graph."""
+    of_dense: bool = False
+    """These outputs are what later ones are compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """What is there after a pass."""
+
+    kept: bool
+    ranks: dict[str, tuple[str, int]]
+    """numpy's name of the type, and the rank, of every tensor that is kept now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked(Passed):
     """What a pass gave."""
 
     statistics: tuple[Statistics | None, ...]
     """Of each tap; None: no input came."""
-    kept: bool
-    ranks: dict[str, tuple[str, int]]
-    """numpy's name of the type, and the rank, of every tensor that is kept now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(Passed):
+    """What a pass gave."""
+
+    moments: tuple[Moments | None, ...]
+    """Of each tensor; None: no value, or one that is not finite."""
+    error: float | None
+    """As `OutputDistance.error`."""
 
 
 class CalibrationWorker:
@@ -91,7 +143,8 @@ class CalibrationWorker:
         self._batches: tuple[BatchFile, ...] = ()
         self._folder = Path()
         self._kept: dict[str, list[Array]] = {}
-        self._session: tuple[Path, str, OrtSession] | None = None
+        self._dense: dict[tuple[int, str], Array] = {}
+        """Outputs of the dense model by batch, the values that others are compared with."""
 
     def begin(self, folder: Path, batches: Sequence[BatchFile]) -> None:
         """Take the batches; `folder` is for tensors that memory has no room for."""
@@ -105,28 +158,73 @@ class CalibrationWorker:
         Raises BadInputError for an input that is not finite, CannotRunError where ONNX Runtime is
         not installed or lacks a kernel, and what OrtSession raises.
         """
-        session = None if asked.piece is None else self._opened(asked.piece, asked.level)
         sums = [InputSums(tap.reading.layout) for tap in asked.taps]
+        passed = self._pass(asked, lambda at, arrays: self._add(asked.taps, sums, at, arrays))
+        statistics = tuple(each.statistics() for each in sums)
+        return Looked(statistics=statistics, kept=passed.kept, ranks=passed.ranks)
+
+    def measure(self, asked: Measuring) -> Measured:
+        """Run a piece on every batch: channels of samples seen, outputs of those held out.
+
+        Raises as `look`, but for values that are not finite: they give no moments.
+        """
+        parts: list[list[Moments]] = [[] for _ in asked.channels]
+        distance = OutputDistance()
+        passed = self._pass(
+            asked, lambda at, arrays: self._measure(asked, parts, distance, at, arrays)
+        )
+        return Measured(
+            moments=tuple(map(joined, parts)),
+            error=distance.error(),
+            kept=passed.kept,
+            ranks=passed.ranks,
+        )
+
+    def _pass(self, asked: Pass, add: Callable[[int, dict[str, Array]], None]) -> Passed:
+        """Run the piece; `add` is given each batch's number and tensors, in order."""
+        session = None if asked.piece is None else self._opened(asked.piece, asked.level)
         store = _Store(self._folder, asked, len(self._batches), self._kept)
         with one_blas_thread():
             for number, outputs in self._run(session):
                 arrays = {**self._arrays_kept(number), **outputs}
-                self._add(asked.taps, sums, number, arrays)
+                add(number, arrays)
                 store.add(number, arrays)
-                if not (asked.taps or store.keeps):
+                if not (asked.looks or store.keeps):
                     break
-        self._session = None
         kept = store.finish()
         if kept is not None:
             self._kept = kept
         ranks = {
             name: (arrays[0].dtype.name, arrays[0].ndim) for name, arrays in self._kept.items()
         }
-        return Looked(
-            statistics=tuple(each.statistics() for each in sums),
-            kept=kept is not None,
-            ranks=ranks,
-        )
+        return Passed(kept=kept is not None, ranks=ranks)
+
+    def _measure(
+        self,
+        asked: Measuring,
+        parts: Sequence[list[Moments]],
+        distance: OutputDistance,
+        number: int,
+        arrays: Mapping[str, Array],
+    ) -> None:
+        """Of one batch."""
+        batch = self._batches[number]
+        held_out = held_out_samples(batch.first, batch.samples)
+        names = [*dict.fromkeys((*(name for name, _ in asked.channels), *asked.outputs))]
+        values = self._values(names, number, arrays)
+        for (name, axis), found in zip(asked.channels, parts, strict=True):
+            tensor = values[name]
+            others = [size for at, size in enumerate(tensor.shape) if at != axis % tensor.ndim]
+            found.append(moments(tensor, axis, places((*others,), ~held_out, batch.padding)))
+        for at, name in enumerate(asked.outputs):
+            output = values[name]
+            if not isinstance(output, np.ndarray) or output.dtype.kind not in "fV":
+                continue
+            kept = places(output.shape, held_out, batch.padding)
+            compared = compared_values(output, kept).astype(np.float32)
+            if asked.of_dense:
+                self._dense[number, name] = compared
+            distance.add(at, self._dense[number, name], compared)
 
     def _opened(self, piece: Path, level: str) -> OrtSession:
         try:
@@ -213,7 +311,7 @@ class _Store:
     """Keeps tensors of every batch, in memory as long as there is room, then in files."""
 
     def __init__(
-        self, folder: Path, asked: Looking, batches: int, before: Mapping[str, list[Array]]
+        self, folder: Path, asked: Pass, batches: int, before: Mapping[str, list[Array]]
     ) -> None:
         self._folder = folder
         self._asked = asked

@@ -31,6 +31,7 @@ from twofour.graph.opened import OpenedModel
 from twofour.pattern import as_bits
 from twofour.pipeline.calibration_worker import BatchFile, Looked, Looking, Tap
 from twofour.pipeline.engine_host import EngineHost, Tries
+from twofour.pipeline.onnx_repairing import RepairJob, repaired
 from twofour.pipeline.sources.calibration.data import CalibrationData
 from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pipeline.workers import WorkerDiedError
@@ -45,7 +46,7 @@ from twofour.pruning.onnx_calibration import (
 from twofour.pruning.onnx_file import Calibrated, Solution
 from twofour.pruning.onnx_problems import constant, corrected, layer_problem, store_piece
 from twofour.pruning.onnx_rows import Reading
-from twofour.pruning.onnx_segments import Changes, Kind, Segments
+from twofour.pruning.onnx_segments import Changes, Kind, Segments, unused_name
 from twofour.pruning.selection import choose
 from twofour.pruning.solve import Solved, solve_layers
 from twofour.pruning.statistics import HELD_OUT, Inputs, Statistics
@@ -159,7 +160,8 @@ class _Calibration:
         self._finished: dict[int, _Finished] = {}
         for done in _finished(job):
             self._take(done)
-        self._segments = Segments(self._graph, self._changes, _linked(job))
+        self._files = _linked(job)
+        self._segments = Segments(self._graph, self._changes, self._files)
         self._batches: tuple[BatchFile, ...] = ()
         taps = [{user.tap for _, user in self._users(level)} for level in self._plan.levels]
         self._borders = tuple(borders(self._graph, taps))
@@ -174,7 +176,7 @@ class _Calibration:
         tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=self._host.note)
         for index, level in enumerate(self._plan.levels):
             self._one_level(index, level, tries)
-        return self._calibrated()
+        return self._repaired(self._calibrated())
 
     def _one_level(self, index: int, level: int, tries: Tries) -> None:
         users = [(number, u) for number, u in self._users(level) if number not in self._finished]
@@ -287,7 +289,7 @@ class _Calibration:
             if user.bias is not None and solved.bias_change is not None:
                 file = f"bias-{number}-{at}.bin"
                 _write(folder / file, corrected(user.bias, solved.bias_change, path))
-                copy = None if user.bias.own else self._new_name(f"{user.label}.bias")
+                copy = None if user.bias.own else self._copy_name(user)
                 biases.append(_Corrected(user=at, file=file, copy=copy))
         solution = Solution(
             method=self._job.method,
@@ -320,15 +322,28 @@ class _Calibration:
         first = next(n for n, one in enumerate(self._plan.pieces) if one.key == piece.key)
         return f"array-{first}.bin"
 
-    def _new_name(self, wish: str) -> str:
-        graph = self._job.opened.proto.graph
-        taken = {*self._graph.made_by, *(v.name for v in (*graph.initializer, *graph.input))}
-        taken |= {tensor.name for tensor in self._changes.constants.values()}
-        name, number = wish, 0
-        while name in taken:
-            number += 1
-            name = f"{wish}.{number}"
-        return name
+    def _copy_name(self, user: Target) -> str:
+        return unused_name(self._graph, self._changes, f"{user.label}.bias")
+
+    def _repaired(self, found: Calibrated) -> Calibrated:
+        """With what brings the outputs of the pruned model nearer to the dense ones."""
+        if self._job.options.repair is False:
+            return found
+        return repaired(
+            RepairJob(
+                host=self._host,
+                graph=self._graph,
+                pattern=self._job.pattern,
+                pieces=self._plan.pieces,
+                changes=self._changes,
+                folder=self._job.folder,
+                files=self._files,
+                batches=self._batches,
+                wanted=self._job.options.repair,
+                step=self._talk.step,
+            ),
+            found,
+        )
 
     def _calibrated(self) -> Calibrated:
         """What is to be written into the file."""

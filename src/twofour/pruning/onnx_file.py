@@ -37,7 +37,7 @@ from twofour.pruning.methods import InPlace, left_to, without_data
 from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.selection import Choice, choose
 from twofour.records.options import Selection
-from twofour.records.pruning import Calibration, OutputError, PrunedWeight, PruneResult
+from twofour.records.pruning import Calibration, OutputError, PrunedWeight, PruneResult, Repair
 from twofour.records.weights import Pattern, Weight, shared
 from twofour.store import atomic_file
 
@@ -83,6 +83,8 @@ class Calibrated:
     """By name of a constant in the main graph: a file with its new values."""
     constants: Mapping[tuple[int, int], onnx.TensorProto]
     """(node of the main graph, input of it): a constant of a new name that it is to read."""
+    repair: Repair | None = None
+    """What was tried after pruning; what was taken is in the values."""
 
 
 _NOTHING = Outcome(kept_magnitude=None, zeros=0, zeros_before=0)
@@ -134,6 +136,7 @@ def prune_onnx(
         weights=tuple(_rows(chosen, keys, outcomes, method, calibrated)),
         not_covered=found.not_covered,
         calibration=None if calibrated is None else calibrated.calibration,
+        repair=None if calibrated is None else calibrated.repair,
     )
 
 

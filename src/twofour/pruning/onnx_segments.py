@@ -41,6 +41,18 @@ class Changes:
     """(node, input): the constant of a new name that it reads now."""
 
 
+def unused_name(graph: MainGraph, changes: Changes, wish: str) -> str:
+    """The name for another constant: as wished, or with a number behind it."""
+    body = graph.opened.proto.graph
+    taken = {*graph.made_by, *(value.name for value in (*body.initializer, *body.input))}
+    taken |= {tensor.name for tensor in changes.constants.values()}
+    name, number = wish, 0
+    while name in taken:
+        number += 1
+        name = f"{wish}.{number}"
+    return name
+
+
 class Segments:
     """Cuts pieces out of a graph, for a folder that they lie in."""
 

@@ -13,8 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
-from array_api_compat import array_namespace
+import numpy as np
+from array_api_compat import array_namespace, device
+from numpy.typing import NDArray
 
+from twofour.pruning.matrices import every_nth
 from twofour.pruning.methods.problem import Array
 from twofour.records.pruning import Repair, RepairTry
 
@@ -25,6 +28,7 @@ _FLOOR = 1e-3
 is not blown up."""
 _FEW = 16
 """Values of a channel at which its change is taken by half."""
+_MOST_VALUES = 1 << 20
 _GAIN = 0.01
 """Share of the error that must go: less is taken for noise."""
 
@@ -43,15 +47,40 @@ class Moments:
         return self.squares / max(1, self.count)
 
 
-def moments(values: Array, channel_axis: int, kept: Array | None = None) -> Moments:
+def places(
+    shape: tuple[int, ...], samples: NDArray[np.bool_], padding: NDArray[np.bool_] | None
+) -> NDArray[np.bool_] | None:
+    """Which places of a tensor belong to the samples that count, and to no padding.
+
+    `samples` says of each sample of the call whether it counts, `padding` (samples, positions)
+    where it ends. None where the first axis is no multiple of the samples: then nothing is known
+    of whose places they are.
+    """
+    count = len(samples)
+    if not shape or not count or shape[0] % count:
+        return None
+    if padding is not None and shape[:2] == padding.shape:
+        found = samples[:, None] & ~padding
+        shown: NDArray[np.bool_] = found.reshape(*found.shape, *(1 for _ in shape[2:]))
+    else:
+        if padding is not None and shape[0] == padding.size:
+            first = (samples[:, None] & ~padding).reshape(-1)
+        else:
+            first = np.repeat(samples, shape[0] // count)
+        shown = first.reshape(-1, *(1 for _ in shape[1:]))
+    whole: NDArray[np.bool_] = np.broadcast_to(shown, shape).copy()
+    return whole
+
+
+def moments(values: Array, channel_axis: int, kept: NDArray[np.bool_] | None = None) -> Moments:
     """Moments over all axes but one.
 
     `kept` says of each place, in the order of the other axes, whether it counts.
     """
     xp = array_namespace(values)
     rows = xp.reshape(xp.moveaxis(values, channel_axis, -1), (-1, values.shape[channel_axis]))
-    if kept is not None:
-        rows = rows[xp.reshape(kept, (-1,))]
+    if kept is not None and not kept.all():
+        rows = rows[xp.asarray(kept.reshape(-1), device=device(values))]
     rows = xp.astype(rows, xp.float64)
     if not rows.shape[0]:
         zeros = xp.sum(rows, axis=0)
@@ -153,6 +182,16 @@ def renormalised(
     variance = xp.maximum(floor / _ratio(dense, now) ** 2 - epsilon, xp.zeros_like(floor))
     scale = xp.sqrt(floor / (variance + epsilon))
     return Normalisation(mean=now.mean - (dense.mean - before.mean) / scale, variance=variance)
+
+
+def compared_values(output: Array, kept: NDArray[np.bool_] | None) -> Array:
+    """Of one output of one call the values that count, flat, at most a million spread evenly."""
+    xp = array_namespace(output)
+    if kept is None:
+        return xp.reshape(output, (-1,))[:0]
+    flat = output[xp.asarray(kept, device=device(output))]
+    some = every_nth(flat.shape[0], _MOST_VALUES)
+    return flat if some is None else xp.take(flat, xp.asarray(some, device=device(flat)))
 
 
 class OutputDistance:
