@@ -74,7 +74,7 @@ def job_of(
         pattern=PATTERN,
         selection=EVERY,
         method=method,
-        options=MethodOptions(name=method, **options),
+        options=MethodOptions(name=method, **{"repair": False, **options}),
         data=data,
         folder=path.parent / "work",
         key="key",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from twofour.pipeline.sources.source import LoadedModule
     from twofour.pipeline.stages import Run
+    from twofour.pruning.torch_calls import Call
     from twofour.pruning.torch_pruning import CalibrationCalls
 
 
@@ -68,15 +69,19 @@ def _described_in(run: Run) -> Path | None:
     return run.source.folder if isinstance(run.source, HfSource) else None
 
 
-def calls_of(module: nn.Module, data: CalibrationData) -> CalibrationCalls:
-    """The data's batches in forward's order, read as they are asked for."""
-    from twofour.pipeline.sources.calibration.torch_calls import torch_call
-    from twofour.pruning.torch_calls import Call
-    from twofour.pruning.torch_pruning import CalibrationCalls
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """The data's batches in forward's order, read anew each time that they are gone through."""
 
-    def calls() -> Iterator[Call]:
-        for batch in data.batches():
-            found = torch_call(module, batch)
+    module: nn.Module
+    data: CalibrationData
+
+    def __iter__(self) -> Iterator[Call]:
+        from twofour.pipeline.sources.calibration.torch_calls import torch_call
+        from twofour.pruning.torch_calls import Call
+
+        for batch in self.data.batches():
+            found = torch_call(self.module, batch)
             yield Call(
                 args=found.args,
                 kwargs=found.kwargs,
@@ -84,7 +89,12 @@ def calls_of(module: nn.Module, data: CalibrationData) -> CalibrationCalls:
                 padding=found.padding,
             )
 
-    return CalibrationCalls(calls=calls(), about=about(data))
+
+def calls_of(module: nn.Module, data: CalibrationData) -> CalibrationCalls:
+    """The data's batches in forward's order, read as they are asked for."""
+    from twofour.pruning.torch_pruning import CalibrationCalls
+
+    return CalibrationCalls(calls=_Calls(module=module, data=data), about=about(data))
 
 
 def data_of(module: nn.Module, value: object, samples: int) -> CalibrationData:

@@ -17,7 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from twofour.pruning.matrices import every_nth
+from twofour.pruning.matrices import spread
 from twofour.pruning.methods.problem import Array
 from twofour.records.pruning import Repair, RepairTry
 
@@ -190,7 +190,7 @@ def compared_values(output: Array, kept: NDArray[np.bool_] | None) -> Array:
     if kept is None:
         return xp.reshape(output, (-1,))[:0]
     flat = output[xp.asarray(kept, device=device(output))]
-    some = every_nth(flat.shape[0], _MOST_VALUES)
+    some = spread(flat.shape[0], _MOST_VALUES)
     return flat if some is None else xp.take(flat, xp.asarray(some, device=device(flat)))
 
 

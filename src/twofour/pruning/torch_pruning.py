@@ -22,6 +22,7 @@ from twofour.pruning.torch_module import (
     zeros_of,
 )
 from twofour.pruning.torch_products import Target
+from twofour.pruning.torch_repair import DenseRecord, record_dense, repair_module
 from twofour.records.options import MethodOptions, Selection
 from twofour.records.pruning import Calibration, PruneResult
 from twofour.records.weights import Pattern, Weight
@@ -37,18 +38,20 @@ class CalibrationCalls:
     """Calibration data as calls of the module, and what is to be said about them."""
 
     calls: Iterable[Call]
+    """The same ones each time that they are gone through."""
     about: Calibration
 
 
 def prune_calibrated(
     model: nn.Module, data: CalibrationCalls, work: Work, selection: Selection, source: str = ""
 ) -> PruneResult:
-    """N:M in the model's own memory by a method that has data.
+    """N:M in the model's own memory by a method that has data; then repair, unless it is unwanted.
 
     All or nothing: raises BadInputError like `prune_module`, and like `calibrate` for data that
     the model cannot run on, with every weight and bias as it was.
     """
-    name = work.options.name or DEFAULT_WITH_DATA
+    name, wanted = work.options.name or DEFAULT_WITH_DATA, work.options.repair
+    dense: list[DenseRecord] = []
 
     def by_data(
         module: nn.Module, arrays: Sequence[tuple[Weight, Tensor]]
@@ -56,6 +59,8 @@ def prune_calibrated(
         weights = [
             calibrated_weight(module, weight, tensor, work.pattern) for weight, tensor in arrays
         ]
+        if weights and wanted is not False:
+            dense.append(record_dense(module, [weight for weight, _ in arrays], data.calls))
         solved = calibrate(module, weights, data.calls, work) if weights else {}
         return {
             storage_key(tensor): done_of(solved[weight.weight], tensor, name)
@@ -66,7 +71,8 @@ def prune_calibrated(
     result = prune_module(
         model, work.pattern, selection, source=source, method=left_to(name), by_data=by_data
     )
-    return replace(result, method=name, calibration=data.about)
+    repair = repair_module(model, dense[0], data.calls, wanted) if dense else None
+    return replace(result, method=name, calibration=data.about, repair=repair)
 
 
 def work_of(pattern: Pattern, options: MethodOptions) -> Work:

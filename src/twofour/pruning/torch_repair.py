@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from twofour.pruning.lock_step import LockStep
-from twofour.pruning.matrices import every_nth
 from twofour.pruning.repair import (
     Change,
     Moments,
@@ -288,8 +287,7 @@ def _affordable(largest_bytes: int, calls: Iterable[Call]) -> frozenset[int]:
     """Numbers of the calls whose forwards fit into memory side by side, spread evenly."""
     total = sum(1 for _ in calls)
     most = max(1, _MOST_BYTES // max(1, _AT_HAND * largest_bytes))
-    chosen_calls = every_nth(total, most)
-    return frozenset(range(total) if chosen_calls is None else map(int, chosen_calls))
+    return frozenset(range(0, total, max(1, -(-total // most))))
 
 
 def _moments(site: Site, tensor: Tensor, one: _Numbered) -> Moments:
