@@ -29,6 +29,8 @@ is not blown up."""
 _FEW = 16
 """Values of a channel at which its change is taken by half."""
 _MOST_VALUES = 1 << 20
+_ROUNDING = 1e-8
+"""An error of the outputs below this is that of their arithmetic."""
 _GAIN = 0.01
 """Share of the error that must go: less is taken for noise."""
 
@@ -233,7 +235,7 @@ def chosen(tried: Iterable[RepairTry], before: float | None, *, always: bool) ->
     best = min(judged, key=lambda t: t.error or 0.0, default=None)
     if always:
         return best or next(iter(tried), None)
-    if best is None or before is None or best.error is None:
+    if best is None or before is None or best.error is None or before < _ROUNDING:
         return None
     return best if best.error < before * (1 - _GAIN) else None
 
