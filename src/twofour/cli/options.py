@@ -331,7 +331,7 @@ def budget_options(
     max_drop: str | None,
     share: float | None,
     lower_is_better: bool = False,
-    loss: LossKind | None = None,
+    loss: str | None = None,
     profile: Path | None = None,
     siblings: bool = False,
 ) -> BudgetOptions:
@@ -348,7 +348,7 @@ def budget_options(
         share=share,
         figure=figure.strip() or None,
         lower_is_better=lower_is_better,
-        loss=loss,
+        loss=None if loss is None else LossKind(loss),
         profile=None if profile is None else str(profile),
         siblings=siblings,
     )

@@ -30,6 +30,7 @@ def prune(
     bias_correction: how.BiasCorrection = True,
     repair: how.Repair = None,
     permute_seconds: how.PermuteSeconds = 0.0,
+    layers: opt.Layers = None,
     stream: opt.Stream = None,
     seed: opt.Seed = 0,
     json: opt.AsJson = False,
@@ -49,7 +50,9 @@ def prune(
 
     options = RunOptions(
         pattern=Pattern.parse(pattern),
-        selection=opt.selection(all_layers=all_layers, include=include, exclude=exclude),
+        selection=opt.selection(
+            all_layers=all_layers, include=include, exclude=exclude, layers=layers
+        ),
         calibration=how.calibration_options(
             data=calibrate, samples=calibrate_samples, mean=mean, std=std, size=size
         ),

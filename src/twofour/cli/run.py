@@ -42,6 +42,7 @@ def prune_export_build(
     bias_correction: how.BiasCorrection = True,
     repair: how.Repair = None,
     permute_seconds: how.PermuteSeconds = 0.0,
+    layers: opt.Layers = None,
     precision: opt.PrecisionOption = None,
     keep_float32: opt.KeepFloat32 = None,
     opset: opt.Opset = None,
@@ -51,6 +52,14 @@ def prune_export_build(
     input_shape: opt.InputShapes = None,
     dense_reference: opt.DenseReference = None,
     metric: opt.MetricOption = None,
+    max_drop: opt.MaxDrop = None,
+    budget: opt.BudgetShare = None,
+    lower_is_better: opt.LowerIsBetter = False,
+    loss: opt.LossOption = None,
+    profile: opt.LayerTimes = None,
+    siblings: opt.Siblings = False,
+    jobs: opt.Jobs = None,
+    ray: opt.Ray = None,
     seed: opt.Seed = 0,
     fresh: opt.Fresh = False,
     engine: opt.EngineOption = AUTO,
@@ -78,7 +87,9 @@ def prune_export_build(
     asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
     options = RunOptions(
         pattern=Pattern.parse(pattern),
-        selection=opt.selection(all_layers=all_layers, include=include, exclude=exclude),
+        selection=opt.selection(
+            all_layers=all_layers, include=include, exclude=exclude, layers=layers
+        ),
         calibration=how.calibration_options(
             data=calibrate, samples=calibrate_samples, mean=mean, std=std, size=size
         ),
@@ -100,6 +111,15 @@ def prune_export_build(
         input_shape_names=asked_names,
         dense_reference=dense_reference,
         metric=metric,
+        budget=opt.budget_options(
+            max_drop=max_drop,
+            share=budget,
+            lower_is_better=lower_is_better,
+            loss=loss,
+            profile=profile,
+            siblings=siblings,
+        ),
+        side_by_side=opt.side_by_side(jobs, ray),
         seed=seed,
         fresh=fresh,
         engine=engine,

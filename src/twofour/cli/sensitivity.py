@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from twofour.cli import options as opt
 from twofour.cli.console import show_result
 from twofour.cli.guard import guarded, running
-from twofour.records.options import LossKind, RunOptions
+from twofour.records.options import RunOptions
 from twofour.records.weights import Pattern
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def sensitivity(
             max_drop=max_drop,
             share=budget,
             lower_is_better=lower_is_better,
-            loss=None if loss is None else LossKind(loss),
+            loss=loss,
             profile=profile,
             siblings=siblings,
         ),

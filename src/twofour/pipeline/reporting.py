@@ -49,6 +49,7 @@ from twofour.records.export import Accuracy, ExportResult, LayerMap, LayerName
 from twofour.records.latency import LatencyComparison
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation
 from twofour.records.run import BuildResult
+from twofour.records.sensitivity import SensitivityResult
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
 from twofour.reports import html, markdown
 from twofour.reports.document import Document
@@ -61,6 +62,7 @@ REPORT_STAGE = "report"
 REPORT = "eligibility.json"
 MARKDOWN = "report.md"
 HTML = "report.html"
+SENSITIVITY = "sensitivity.json"
 LATENCY = "latency.json"
 """What `twofour compare` writes; the page shows it."""
 
@@ -74,6 +76,8 @@ class Facts:
     layers: LayerMap
     built: BuildResult
     accuracy: Accuracy
+    chosen: SensitivityResult | None = None
+    """By which the layers were chosen, where a budget was given."""
 
 
 def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
@@ -109,6 +113,7 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
             accuracy=facts.accuracy,
             build=built,
             comparison=_if_there(LatencyComparison, run.file(LATENCY)),
+            chosen=facts.chosen,
             pruned=pruned,
         )
         write_pages(run.path, document)
@@ -120,6 +125,7 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
         record=REPORT,
         kind=EligibilityReport,
         work=work,
+        facts={} if facts.chosen is None else {"chosen": facts.chosen},
         reads=(
             PRUNE,
             EXPORT,
@@ -372,8 +378,15 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
         accuracy=_if_there(Accuracy, folder / ACCURACY),
         build=_if_there(BuildResult, folder / BUILD),
         comparison=_if_there(LatencyComparison, folder / LATENCY),
+        chosen=_chosen(folder),
         pruned=_if_there(PruneResult, folder / PRUNE),
     )
+
+
+def _chosen(folder: Path) -> SensitivityResult | None:
+    """By which the layers were chosen; a study without a budget chose nothing."""
+    found = _if_there(SensitivityResult, folder / SENSITIVITY)
+    return None if found is None or found.budget is None else found
 
 
 def write_pages(folder: Path, document: Document) -> None:

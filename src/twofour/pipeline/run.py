@@ -33,6 +33,14 @@ from twofour.pipeline.checks import (
 from twofour.pipeline.engine_host import EngineHost, Sessions
 from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
 from twofour.pipeline.reporting import Facts, report
+from twofour.pipeline.sensitivity.choosing import (
+    figure_drop,
+    keep_taken,
+    leaving,
+    nothing_holds,
+    taken_before,
+    worst_first,
+)
 from twofour.pipeline.sensitivity.study import sensitivity
 from twofour.pipeline.settings import resolve
 from twofour.pipeline.sources.onnx import OnnxSource
@@ -46,6 +54,7 @@ from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import BuildResult, ExportedVariant, RunResult, VariantCheck
 from twofour.records.sensitivity import SensitivityResult
 from twofour.store import write_record
+from twofour.words import count, figure
 
 if TYPE_CHECKING:
     from twofour.pipeline.sources.module import ModuleSource
@@ -75,6 +84,7 @@ def run_stages(run: Run) -> RunResult:
     check_asked_shapes(run, dense.inputs)
     dense = make_inputs(run, dense)
     build = with_profiles(run, dense)
+    run, chosen = within_budget(run, dense)
     pruned, validation = prune(run)
     sparse = export_sparse(run, dense)
     check_reference_fits(run, dense, sparse)
@@ -90,7 +100,12 @@ def run_stages(run: Run) -> RunResult:
     times = run.do(time_variants(run, build, builds, sparse.precision))
     built = run.do(build_result(run, build, tuple(builds), times, no_baseline))
     facts = Facts(
-        pruned=pruned, exported=exports, layers=sparse.layers, built=built, accuracy=drift
+        pruned=pruned,
+        exported=exports,
+        layers=sparse.layers,
+        built=built,
+        accuracy=drift,
+        chosen=chosen,
     )
     verdicts = run.do(report(run, facts))
     return RunResult(
@@ -102,6 +117,46 @@ def run_stages(run: Run) -> RunResult:
         accuracy=drift,
         report=verdicts,
     )
+
+
+def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityResult | None]:
+    """The run with the layers left dense that the budget leaves; as it is without a budget.
+
+    With --max-drop the model that comes out was pruned, exported and measured: where it falls
+    further than the sets that chose it, layers are taken back, the worst first.
+    """
+    budget = run.options.budget
+    if not budget.is_set:
+        return run, None
+    chosen = sensitivity(run, dense)
+    if budget.max_drop is None:
+        return leaving(run, chosen, ()), chosen
+    order = worst_first(chosen)
+    taken = min(taken_before(run), max(0, len(order) - 1))
+    while True:
+        found = leaving(run, chosen, order[:taken])
+        drop = _drop(found, dense, chosen)
+        if drop <= budget.max_drop:
+            return found, chosen
+        if taken >= len(order) - 1:  # the next would leave all of them dense
+            raise nothing_holds(chosen)
+        taken = min(len(order) - 1, max(1, 2 * taken))
+        keep_taken(run, taken)
+        run.progress.note(
+            f"the pruned model loses {figure(drop)}, {figure(budget.max_drop) or 0} is allowed: "
+            f"{count(taken, 'layer')} more left dense"
+        )
+
+
+def _drop(run: Run, dense: ExportedVariant, chosen: SensitivityResult) -> float:
+    """How far the figure falls in the model that is really pruned and exported."""
+    if not any(row.pruned for row in chosen.layers):
+        raise nothing_holds(chosen)
+    prune(run)
+    sparse = export_sparse(run, dense)
+    check_reference_fits(run, dense, sparse)
+    before, after = (run.do(check(run, of)) for of in (dense, sparse))
+    return figure_drop(chosen, before.metrics, after.metrics)
 
 
 def run_prune(

@@ -29,7 +29,7 @@ from twofour.pruning.methods import (
     without_data,
 )
 from twofour.records.build import EngineStatus
-from twofour.records.options import Precision, RunOptions
+from twofour.records.options import LossKind, Precision, RunOptions
 
 StatusOf = Callable[[EngineRow], EngineStatus]
 Note = Callable[[str], None]
@@ -89,6 +89,7 @@ def resolve(
     _refuse_passed_over(options, source)
     _refuse_without_data(options)
     _refuse_unheeded(options, source)
+    _refuse_unmeasured(options)
     if options.metric is not None:  # found before hours of work, not after
         from twofour.pipeline.sources.metric import load_metric
 
@@ -97,6 +98,19 @@ def resolve(
     asked = {field.name: getattr(options, field.name) for field in fields(RunOptions)}
     decided = {"precision": _precision(options, source), "opset": _opset(options, source, chosen)}
     return Settings(**{**asked, **decided}, chosen=chosen)
+
+
+def _refuse_unmeasured(options: RunOptions) -> None:
+    """A budget in units of a metric needs one."""
+    if options.metric is not None:
+        return
+    if options.budget.max_drop is not None:
+        raise BadInputError(
+            "--max-drop is in the units of your metric, and none is given",
+            hint="add --metric file.py:evaluate, or choose by --budget 0.8",
+        )
+    if options.budget.loss is LossKind.METRIC:
+        raise BadInputError("--loss metric needs a metric", hint="add --metric file.py:evaluate")
 
 
 def _precision(options: RunOptions, source: Source) -> Precision | None:

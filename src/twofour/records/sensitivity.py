@@ -98,6 +98,16 @@ class BudgetResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakenBack:
+    """stages/taken-back.json: layers that were left dense once the whole model was measured."""
+
+    chosen: str
+    """sha256 of the sensitivity.json that they were taken from."""
+    layers: int
+    """So many, the worst first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SensitivityResult(PrunedModel):
     """sensitivity.json."""
 

@@ -18,6 +18,7 @@ from twofour.records.export import Accuracy
 from twofour.records.latency import LatencyComparison
 from twofour.records.pruning import PruneResult
 from twofour.records.run import BuildResult
+from twofour.records.sensitivity import SensitivityResult
 from twofour.records.weights import NotCovered
 from twofour.reports import eligibility_plots as plots
 from twofour.reports.document import (
@@ -52,6 +53,7 @@ from twofour.reports.eligibility_words import (
     totals,
 )
 from twofour.reports.latency_document import latency_section
+from twofour.reports.sensitivity_document import sensitivity_section
 from twofour.reports.shipping import shipping_line
 from twofour.reports.weights_document import pruning_section
 from twofour.words import SPARSE_TO_DENSE, count, printable, shape_cell, tactic_ratio, times
@@ -69,6 +71,7 @@ def eligibility_document(
     build: BuildResult | None = None,
     comparison: LatencyComparison | None = None,
     pruned: PruneResult | None = None,
+    chosen: SensitivityResult | None = None,
 ) -> Document:
     """The report with what else is known of its run; a comparison replaces the build's times."""
     name, layers = name_cell(report.model), layers_table(report.verdicts)
@@ -96,6 +99,7 @@ def eligibility_document(
             ),
             _drift(accuracy),
             None if pruned is None else pruning_section(pruned),
+            None if chosen is None else sensitivity_section(chosen),
             None if build is None else section("Engines", engine_lines(build, Role.LIST)),
             None if times is None else latency_section(times, "Latency"),
         ),

@@ -10,16 +10,19 @@ from twofour.records.eligibility import ShareUnit
 from twofour.records.options import LossKind
 from twofour.records.sensitivity import LayerCost, PrunedSet, SensitivityResult
 from twofour.reports.document import (
+    Block,
     Column,
     Document,
     Kind,
     Lines,
     Plot,
     Role,
+    Section,
     Table,
     column,
     figures,
     present,
+    section,
     table,
 )
 from twofour.reports.eligibility_words import name_cell
@@ -59,17 +62,27 @@ def sensitivity_document(result: SensitivityResult) -> Document:
         lead=present(
             Lines(lines=(title,), role=Role.TEXT), Lines(lines=_answers(result), role=Role.ANSWER)
         ),
-        blocks=present(
-            _layers(result),
-            _sets(result),
-            Plot(
-                caption="What is saved against what is lost",
-                draw=lambda: draw_pareto(result),
-                note="one set of layers each: measured, and as the losses of its layers foretell",
-                key=pareto_key(),
-            ),
-            Lines(lines=tuple(map(printable, result.notes)), role=Role.NOTE),
+        blocks=_blocks(result),
+    )
+
+
+def sensitivity_section(result: SensitivityResult) -> Section | None:
+    """The same as a part of a run's report."""
+    lines = Lines(lines=_answers(result), role=Role.LIST)
+    return section("What each layer loses, and what was chosen", lines, *_blocks(result))
+
+
+def _blocks(result: SensitivityResult) -> tuple[Block, ...]:
+    return present(
+        _layers(result),
+        _sets(result),
+        Plot(
+            caption="What is saved against what is lost",
+            draw=lambda: draw_pareto(result),
+            note="one set of layers each: measured, and as the losses of its layers foretell",
+            key=pareto_key(),
         ),
+        Lines(lines=tuple(map(printable, result.notes)), role=Role.NOTE),
     )
 
 

@@ -16,9 +16,11 @@ from pathlib import Path
 
 from twofour.errors import BadInputError
 from twofour.pipeline import onnx_stages, torch_stages
-from twofour.pipeline.checks import metric_key
+from twofour.pipeline.checks import check, metric_key
 from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
 from twofour.pipeline.layer_lists import LAYER_LIST, layer_list
+from twofour.pipeline.reporting import REPORT, SENSITIVITY
+from twofour.pipeline.sensitivity.choosing import figure_of
 from twofour.pipeline.sensitivity.savings import Savings, find_savings
 from twofour.pipeline.sensitivity.sets import MEASURED, Places, Sets, open_sets, union
 from twofour.pipeline.sensitivity.units import Unit, find_units
@@ -53,11 +55,10 @@ from twofour.reports.sensitivity_document import (
     loss_words,
     sensitivity_document,
 )
-from twofour.store import write_text
+from twofour.store import sha256_file, write_text
 
 FOLDER = "sensitivity"
 """Of everything pruned and of the measurements, inside the run folder."""
-SENSITIVITY = "sensitivity.json"
 MARKDOWN, HTML = "sensitivity.md", "sensitivity.html"
 STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Shares of the possible saving at which a set is measured for the table."""
@@ -75,8 +76,13 @@ class _Apart:
 def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     """sensitivity.json, done where it has to be: the files in the folder `sensitivity` as well.
 
-    Raises BadInputError for a budget that does not fit the metric, and a metric that fails.
+    Raises BadInputError for a budget that does not fit the metric, a metric that fails, and a model
+    that cannot be run here.
     """
+    checked = run.do(check(run, dense))  # before everything is pruned, which may take hours
+    if checked.outputs is None:
+        raise BadInputError(f"what layers lose cannot be measured: {checked.not_compared}")
+    figure_of(run.options.budget, checked.metrics)
     with _apart(run) as apart_run:
         apart = _prune_everything(apart_run, dense)
         return run.do(_stage(run, apart))
@@ -115,9 +121,6 @@ def _stage(run: Run, apart: _Apart) -> Stage[SensitivityResult]:
 
 def _state_of_profile(profile: str | None) -> str | None:
     """Hash of the file; of a folder the report in it."""
-    from twofour.pipeline.reporting import REPORT
-    from twofour.store import sha256_file
-
     if profile is None:
         return None
     path = Path(profile)
@@ -230,7 +233,7 @@ class _Study:
         """Measure, choose, and put it together."""
         self.savings = self._savings()
         self.sets.measure([()])
-        self.figure = self._figure()
+        self.figure = figure_of(self.budget, self._measured(()).metrics)
         self.loss = self._loss_kind()
         everything = tuple(u for u in self.units if u.pruned)
         self.sets.measure([union([u.places for u in everything]), *(u.places for u in everything)])
@@ -259,35 +262,10 @@ class _Study:
     def _measured(self, places: Places) -> Measured:
         return self.sets.found[places]
 
-    def _figure(self) -> str | None:
-        """Which of the user's figures counts; raises BadInputError where that is not clear."""
-        names, asked = list(self._measured(()).metrics), self.budget.figure
-        listed = ", ".join(names)
-        if asked is not None and asked not in names:
-            raise BadInputError(
-                f"the metric gives no figure {asked!r}",
-                hint=f"it gives {listed}" if names else "name the metric with --metric",
-            )
-        if asked is None and self.budget.max_drop is not None and not names:
-            raise BadInputError(
-                "--max-drop is in the units of your metric, and none is given",
-                hint="add --metric file.py:evaluate, or choose by --budget 0.8",
-            )
-        if asked is None and self.budget.max_drop is not None and len(names) > 1:
-            raise BadInputError(
-                f"the metric gives {len(names)} figures: {listed}",
-                hint=f"say which may fall: --max-drop {names[0]}={self.budget.max_drop:g}",
-            )
-        return asked if asked is not None else next(iter(names), None)
-
     def _loss_kind(self) -> LossKind:
         asked = self.budget.loss
         if asked is None:
             return LossKind.OUTPUTS if self.figure is None else LossKind.METRIC
-        if asked is LossKind.METRIC and self.figure is None:
-            raise BadInputError(
-                "--loss metric needs a metric", hint="add --metric file.py:evaluate"
-            )
         return asked
 
     # --- losses -----------------------------------------------------------------------------------

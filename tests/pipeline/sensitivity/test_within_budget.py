@@ -1,0 +1,134 @@
+"""prune-export-build with a budget: the limit holds for the model that comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from support.mlp_onnx import save_mlp
+
+from twofour.errors import BadInputError, PatternBrokenError
+from twofour.pipeline.layer_lists import read_layers
+from twofour.pipeline.run import run_all, run_sensitivity
+from twofour.pipeline.stages import Silent
+from twofour.records.options import BudgetOptions, RunOptions, Selection, SideBySide
+from twofour.records.run import RunResult
+from twofour.records.sensitivity import SensitivityResult
+from twofour.records.weights import ReasonCode
+from twofour.store import read_record
+
+METRIC = f"{Path(__file__).parents[2] / 'support' / 'mlp_onnx.py'}:agreement"
+OPTIONS = RunOptions(
+    metric=METRIC,
+    engine="onnxruntime",
+    budget=BudgetOptions(max_drop=8.0),
+    side_by_side=SideBySide(jobs=1),
+)
+
+
+@dataclass
+class Recorder(Silent):
+    """Remembers what was done, what was found done, and what was said."""
+
+    did: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
+        """Remember."""
+        if not reused:
+            self.did.append(name)
+
+    def note(self, text: str) -> None:
+        """Remember."""
+        self.notes.append(text)
+
+
+def _dense(result: RunResult) -> list[str]:
+    return [row.weight.layer for row in result.prune.weights if not row.pruned]
+
+
+def _drop(result: RunResult) -> float:
+    metric = result.accuracy.metrics[0]
+    return metric.dense - metric.sparse
+
+
+def test_one_command_measures_chooses_prunes_and_holds_the_limit(tmp_path: Path) -> None:
+    model, folder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run"
+    result = run_all(model, folder, OPTIONS)
+    chosen = read_record(SensitivityResult, folder / "sensitivity.json")
+    assert chosen.budget is not None
+    assert 0 < _drop(result) <= 8.0
+    assert _drop(result) == pytest.approx(chosen.budget.chosen.loss)
+    assert _dense(result) == [row.layer for row in chosen.layers if not row.pruned]
+    assert 0 < len(_dense(result)) < 4
+    reasons = [row.reasons[0] for row in result.prune.weights if not row.pruned]
+    assert all(r.code is ReasonCode.EXCLUDED for r in reasons)
+    assert all(r.message.startswith("left dense by the budget: it loses") for r in reasons)
+    page = (folder / "report.html").read_text()
+    assert "What each layer loses, and what was chosen" in page
+    again = Recorder()
+    assert run_all(model, folder, OPTIONS, again).accuracy == result.accuracy
+    assert again.did == []
+
+
+def test_the_list_of_a_study_gives_the_same_model(tmp_path: Path) -> None:
+    model, folder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run"
+    run_sensitivity(model, folder, OPTIONS)
+    by_list = read_layers(folder / "layers.txt", Selection())
+    listed = replace(OPTIONS, budget=BudgetOptions(), selection=by_list)
+    first = run_all(model, folder, listed)
+    second = run_all(model, tmp_path / "other", OPTIONS)
+    assert _dense(first) == _dense(second)
+    assert (folder / "sparse.onnx").read_bytes() == (tmp_path / "other/sparse.onnx").read_bytes()
+    said = [row.reasons[0].message for row in first.prune.weights if not row.pruned]
+    assert all("layers.txt line" in message for message in said)
+
+
+HARSH = '''
+import sys
+from support.mlp_onnx import agreement
+
+def harsh(predict):
+    """As the workers see it; in the process of the run itself all is lost below 90."""
+    found = agreement(predict)
+    return 0.0 if found < 90.0 and "pytest" in sys.modules else found
+'''
+
+
+def test_where_the_model_that_comes_out_falls_further_layers_are_taken_back(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "harsh.py").write_text(HARSH)
+    metric, budget = f"{tmp_path / 'harsh.py'}:harsh", BudgetOptions(max_drop=50.0)
+    options = replace(OPTIONS, metric=metric, budget=budget)
+    model, folder, recorder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", Recorder()
+    result = run_all(model, folder, options, recorder)
+    assert _drop(result) <= 10.0
+    chosen = read_record(SensitivityResult, folder / "sensitivity.json")
+    by_budget = [row.layer for row in chosen.layers if not row.pruned]
+    assert set(by_budget) < set(_dense(result))
+    assert any("is allowed: 1 layer more left dense" in note for note in recorder.notes)
+    again = Recorder()
+    assert run_all(model, folder, options, again).accuracy == result.accuracy
+    assert again.did == []
+
+
+def test_where_no_layer_holds_the_limit_a_gate_is_not_met(tmp_path: Path) -> None:
+    (tmp_path / "score.py").write_text(
+        "from support.mlp_onnx import evaluate\n"
+        "def score(predict):\n    return -1e6 * evaluate(predict)['error'] ** 2\n"
+    )
+    options = replace(
+        OPTIONS, metric=f"{tmp_path / 'score.py'}:score", budget=BudgetOptions(max_drop=1e-9)
+    )
+    with pytest.raises(PatternBrokenError, match="no layer can be pruned within --max-drop 1e-09"):
+        run_all(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options)
+
+
+def test_a_drop_without_a_metric_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    options = replace(OPTIONS, metric=None)
+    recorder = Recorder()
+    with pytest.raises(BadInputError, match="--max-drop is in the units of your metric"):
+        run_all(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options, recorder)
+    assert recorder.did == []
