@@ -155,6 +155,7 @@ def _drop(run: Run, dense: ExportedVariant, chosen: SensitivityResult) -> float:
     prune(run)
     sparse = export_sparse(run, dense)
     check_reference_fits(run, dense, sparse)
+    run.sessions.close()  # sparse.onnx may have been another file until now
     before, after = (run.do(check(run, of)) for of in (dense, sparse))
     return figure_drop(chosen, before.metrics, after.metrics)
 
