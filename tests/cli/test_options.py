@@ -33,6 +33,15 @@ ONCE: dict[str, list[str]] = {
     "--no-bias-correction": [],
     "--no-repair": [],
     "--permute-seconds": ["3"],
+    "--layers": ["layers.txt"],
+    "--max-drop": ["accuracy=0.5"],
+    "--budget": ["0.8"],
+    "--lower-is-better": [],
+    "--loss": ["kl"],
+    "--profile": ["times.csv"],
+    "--siblings": [],
+    "--jobs": ["3"],
+    "--ray": ["auto"],
     "--precision": ["float16"],
     "--keep-float32": ["*"],
     "--opset": ["19"],
@@ -60,6 +69,7 @@ SAID_ELSEWHERE = {"--out", "--json", "--quiet", "--emit-trtexec", "--tensorrt-ve
 COMMANDS = {
     "prune-export-build": "run_all",
     "prune": "run_prune",
+    "sensitivity": "run_sensitivity",
     "export": "run_export",
     "build": "run_build",
 }
@@ -90,6 +100,25 @@ def asked(command: str, *arguments: str, patch: pytest.MonkeyPatch) -> tuple[Pat
     return given[0], given[1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-drop", "much"], "'much' is no number"),
+        (["--max-drop=-1"], "--max-drop -1 is no drop"),
+        (["--max-drop", "nan"], "--max-drop nan is no drop"),
+        (["--budget", "80"], "--budget 80 is no part of a saving"),
+        (["--budget", "0.8", "--max-drop", "1"], "--max-drop and --budget ask for two things"),
+        (["--jobs", "2", "--ray", "auto"], "--jobs and --ray ask for two things"),
+        (["--loss", "least"], "'least' is not one of metric, outputs, kl, fisher, layer"),
+        (["--layers", "none.txt"], "cannot read none.txt"),
+    ],
+)
+def test_budgets_that_make_no_sense_are_refused(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["sensitivity", "model.onnx", *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
 def test_the_table_above_has_every_option() -> None:
     there = {option for command in COMMANDS for option in options_of(command)}
     assert there == ONCE.keys() | SAID_ELSEWHERE
@@ -100,6 +129,7 @@ def test_each_option_changes_what_the_pipeline_is_asked_for(
     command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "layers.txt").write_text("head\n")
     usual = asked(command, patch=monkeypatch)
     assert usual[1] == RunOptions()
     changed = {
