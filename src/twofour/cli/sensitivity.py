@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twofour.cli import options as opt
+from twofour.cli import pruning_options as how
 from twofour.cli.console import show_result
 from twofour.cli.guard import guarded, running
 from twofour.records.options import RunOptions
@@ -33,6 +34,15 @@ def sensitivity(
     include: opt.Include = None,
     exclude: opt.Exclude = None,
     layers: opt.Layers = None,
+    calibrate: how.Calibrate = None,
+    calibrate_samples: how.CalibrateSamples = how.SAMPLES,
+    mean: how.Mean = None,
+    std: how.Std = None,
+    size: how.Size = None,
+    method: how.MethodName = None,
+    refit: how.Refit = None,
+    damping: how.Damping = None,
+    bias_correction: how.BiasCorrection = True,
     precision: opt.PrecisionOption = None,
     keep_float32: opt.KeepFloat32 = None,
     inputs: opt.Inputs = None,
@@ -58,6 +68,17 @@ def sensitivity(
         pattern=Pattern.parse(pattern),
         selection=opt.selection(
             all_layers=all_layers, include=include, exclude=exclude, layers=layers
+        ),
+        calibration=how.calibration_options(
+            data=calibrate, samples=calibrate_samples, mean=mean, std=std, size=size
+        ),
+        method=how.method_options(
+            name=method,
+            refit=refit,
+            damping=damping,
+            bias_correction=bias_correction,
+            repair=None,
+            permute_seconds=0.0,
         ),
         precision=precision,
         keep_float32=tuple(keep_float32 or ()),
