@@ -133,7 +133,7 @@ def test_rows_times_matrices_are_the_nodes_output(
 
 
 def test_a_wide_kernel_is_read_tap_by_tap(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twofour.pruning.onnx_rows._WIDEST_GRAM", 16)
+    monkeypatch.setattr("twofour.pruning.matrices._WIDEST", 16)
     model, shape = layer("Conv", W(6, 8, 3, 2), (2, 8, 5, 5), pads=[1, 1, 0, 0])
     (piece,) = pieces_of(model, tmp_path)
     x = np.random.default_rng(1).normal(size=shape).astype(np.float32)

@@ -14,11 +14,11 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from twofour.errors import BadInputError
-from twofour.pruning.matrices import Layout, to_stack
+from twofour.pruning.matrices import Layout, spread, to_stack
 from twofour.pruning.statistics import Statistics
 from twofour.pruning.torch_calls import Call, undisturbed
 from twofour.pruning.torch_products import Products
-from twofour.pruning.torch_statistics import Gathering, spread
+from twofour.pruning.torch_statistics import Gathering
 from twofour.pruning.torch_trace import RowOrder
 
 

@@ -49,9 +49,8 @@ from twofour.pruning.onnx_rows import Reading
 from twofour.pruning.onnx_segments import Changes, Kind, Segments, unused_name
 from twofour.pruning.selection import choose
 from twofour.pruning.solve import Solved, solve_layers
-from twofour.pruning.statistics import HELD_OUT, Inputs, Statistics
+from twofour.pruning.statistics import Inputs, Statistics
 from twofour.records.options import MethodOptions, Selection
-from twofour.records.pruning import Calibration
 from twofour.records.weights import Pattern
 from twofour.store import atomic_file, read_record, write_record
 
@@ -363,14 +362,8 @@ class _Calibration:
             for each in done[number].biases
             if each.copy is None and (user := piece.users[each.user]).bias is not None
         }
-        data = self._job.data
         return Calibrated(
-            calibration=Calibration(
-                source=data.source,
-                samples=data.samples,
-                held_out=data.samples // HELD_OUT,
-                notes=data.notes,
-            ),
+            calibration=self._job.data.about,
             rows=rows,
             arrays={
                 user.row: arrays[piece.key]

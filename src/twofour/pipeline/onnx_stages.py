@@ -27,6 +27,7 @@ from twofour.pipeline.onnx_inputs import (
 )
 from twofour.pipeline.sources.calibration.open import calibration_key
 from twofour.pipeline.sources.inputs import save_arrays
+from twofour.pipeline.sources.source import key_of
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
@@ -51,7 +52,7 @@ from twofour.records.options import Precision, RunOptions, Selection, Variant
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
 from twofour.records.weights import Pattern
-from twofour.store import sha256_bytes, sha256_file
+from twofour.store import sha256_file
 
 if TYPE_CHECKING:
     from twofour.export.casts import Conversion
@@ -175,7 +176,11 @@ def prune(run: Run) -> Stage[PruneResult]:
         kind=PruneResult,
         work=work,
         options=("pattern", "selection", "method", "calibration"),
-        facts={"calibration": calibration_key(run.options.calibration, _beside(run))},
+        facts={
+            "calibration": calibration_key(
+                run.options.calibration, _beside(run), seed=run.options.seed
+            )
+        },
         packages=("onnx",) if run.options.calibration.data is None else ("onnx", *RUNTIMES),
         reads=onnx_files(run.file(onnx_name(_base(run)))),
     )
@@ -310,7 +315,8 @@ def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
     data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
     for note in data.notes:
         run.progress.note(note)
-    facts = (options.pattern, options.selection, options.method, options.calibration, data.key())
+    facts = (options.pattern, options.selection, options.method, options.calibration)
+    parts = (*map(repr, (*facts, versions(*RUNTIMES))), data.key())
     files = (sha256_file(file) for file in (opened.path, *opened.data_files))
     job = CalibrationJob(
         opened=opened,
@@ -320,7 +326,7 @@ def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
         options=options.method,
         data=data,
         folder=folder,
-        key=sha256_bytes(*(repr(fact).encode() for fact in (*facts, *files, versions(*RUNTIMES)))),
+        key=key_of(*parts, *files),
     )
     return calibrate(job, run.progress)
 

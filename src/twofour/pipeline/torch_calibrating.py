@@ -14,8 +14,7 @@ from twofour.pipeline.sources.calibration.open import calibration_key, open_cali
 from twofour.pipeline.sources.hf import HfSource
 from twofour.pipeline.sources.source import key_of
 from twofour.pipeline.stages import versions
-from twofour.pruning.statistics import held_out_samples
-from twofour.records.pruning import Calibration, PruneResult
+from twofour.records.pruning import PruneResult
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,7 +93,7 @@ def calls_of(module: nn.Module, data: CalibrationData) -> CalibrationCalls:
     """The data's batches in forward's order, read as they are asked for."""
     from twofour.pruning.torch_pruning import CalibrationCalls
 
-    return CalibrationCalls(calls=_Calls(module=module, data=data), about=about(data))
+    return CalibrationCalls(calls=_Calls(module=module, data=data), about=data.about)
 
 
 def data_of(module: nn.Module, value: object, samples: int) -> CalibrationData:
@@ -102,13 +101,3 @@ def data_of(module: nn.Module, value: object, samples: int) -> CalibrationData:
     from twofour.pipeline.sources.calibration.values import calibration_from_value
 
     return calibration_from_value(value, module_inputs(module), samples=samples)
-
-
-def about(data: CalibrationData) -> Calibration:
-    """The record of the data."""
-    return Calibration(
-        source=data.source,
-        samples=data.samples,
-        held_out=int(held_out_samples(0, data.samples).sum()),
-        notes=data.notes,
-    )

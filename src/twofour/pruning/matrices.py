@@ -9,7 +9,7 @@ is every matrix of a stored stack of them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -251,11 +251,19 @@ def _filled(rows: Array, layout: Layout) -> Array:
     return xp.concat([rows, zeros], axis=-1)
 
 
+_WIDEST = 8192
+"""Inputs of one output of a convolution up to which its taps share a Gram matrix (512 MiB)."""
 _ROWS_PER_INPUT = 8
 """Outputs of a convolution that are looked at, for each input: a Gram matrix has settled then."""
 _LEAST_OUTPUTS = 64
 """Of each sample."""
 _GOLDEN = (5**0.5 - 1) / 2
+
+
+def cut_where_wide(layout: Layout) -> Layout:
+    """The layout, with a Gram matrix for each tap where one of all taps would be too large."""
+    wide = layout.taps > 1 and layout.parts_and_inputs[1] > _WIDEST
+    return replace(layout, per_tap=True) if wide else layout
 
 
 def outputs_to_see(

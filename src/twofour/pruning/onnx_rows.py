@@ -18,16 +18,13 @@ from twofour.graph.scope import Node, attribute, integer
 from twofour.pruning.matrices import (
     Layout,
     Window,
+    cut_where_wide,
     matrix_rows,
     outputs_to_see,
     window_index,
     window_rows,
 )
 from twofour.pruning.onnx_storage import Move
-
-_WIDEST_GRAM = 8192
-"""Inputs above which the taps of a kernel get Gram matrices of their own: one of all of them would
-take more than half a GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +111,7 @@ def _convolution(node: Node, shape: tuple[int, ...], m: int) -> Use:
     groups = integer(node.proto, "group", 1)
     transposed = node.op == "ConvTranspose"
     axis = 0 if transposed else 1
-    layout = Layout(shape=shape, axis=axis, m=m, groups=groups, convolution=True)
-    if layout.parts_and_inputs[1] > _WIDEST_GRAM and layout.taps > 1:
-        layout = replace(layout, per_tap=True)
+    layout = cut_where_wide(Layout(shape=shape, axis=axis, m=m, groups=groups, convolution=True))
     one = (shape[0], 1, *shape[2:]) if transposed else (groups, *shape[1:])
     return Use(
         reading=Reading(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from twofour.pruning.matrices import Layout
+from twofour.pruning.matrices import Layout, cut_where_wide
 from twofour.pruning.methods import DEFAULT_WITH_DATA, left_to, method_named
 from twofour.pruning.solve import Solved
 from twofour.pruning.torch_calibration import CalibratedWeight, Work, calibrate
@@ -27,8 +27,6 @@ from twofour.records.options import MethodOptions, Selection
 from twofour.records.pruning import Calibration, PruneResult
 from twofour.records.weights import Pattern, Weight
 
-_WIDEST = 8192
-"""Inputs of one output of a convolution up to which its taps share a Gram matrix (512 MiB)."""
 _PLACES = {"q_proj_weight": 0, "k_proj_weight": 1, "v_proj_weight": 2}
 """Which third of its in_proj_bias belongs to a separate projection of MultiheadAttention."""
 
@@ -87,11 +85,9 @@ def layout_of(weight: Weight, m: int) -> Layout:
     assert weight.axis is not None
     if not weight.kernel:
         return Layout(shape=weight.shape, axis=weight.axis, m=m)
-    whole = Layout(
-        shape=weight.shape, axis=weight.axis, m=m, groups=weight.groups, convolution=True
+    return cut_where_wide(
+        Layout(shape=weight.shape, axis=weight.axis, m=m, groups=weight.groups, convolution=True)
     )
-    wide = whole.taps > 1 and whole.parts_and_inputs[1] > _WIDEST
-    return replace(whole, per_tap=True) if wide else whole
 
 
 def calibrated_weight(

@@ -17,19 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from twofour.errors import BadInputError
-from twofour.pruning.matrices import Layout, Window, matrix_rows, window_index, window_rows
+from twofour.pruning.matrices import Layout, matrix_rows, outputs_to_see, window_rows
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.statistics import Inputs, InputSums, Statistics, held_out_samples
 from twofour.pruning.torch_calls import Call
 from twofour.pruning.torch_products import Product, Target
 
-_ROWS_PER_INPUT = 8
-"""Outputs of a convolution that are looked at, for each input: a Gram matrix has settled then."""
-_LEAST_OUTPUTS = 64
-"""Of each sample."""
 _MOST_BLOCKS = 16
 """Row blocks of one weight that have Gram matrices of their own."""
-_GOLDEN = (5**0.5 - 1) / 2
 
 _Rows = tuple[int, int]
 """The first row of a matrix and the one behind the last."""
@@ -108,7 +103,8 @@ class Gathering:
             rows = matrix_rows(x, product.layout)
             owner, padding = _owners(rows.shape[1], call, positions_first=positions_first)
         else:
-            taken = self._outputs(product.layout, product.window, tuple(x.shape[2:]))
+            size = tuple(x.shape[2:])
+            taken = outputs_to_see(product.layout, product.window, size, self._samples)
             rows = window_rows(x, product.layout, product.window, taken)
             owner, padding = _even_owners(rows.shape[1], call.samples), None
         if padding is not None:
@@ -118,26 +114,6 @@ class Gathering:
             rows = rows.copy() if isinstance(rows, np.ndarray) else rows.clone()
         _refuse_non_finite(rows, product.target.name, number)
         return rows, held_out_samples(first_sample, call.samples)[owner]
-
-    def _outputs(
-        self, layout: Layout, window: Window, spatial: tuple[int, ...]
-    ) -> NDArray[np.int64] | None:
-        """Which outputs of each sample are looked at; None: all."""
-        inputs = layout.parts_and_inputs[1]
-        most = max(_LEAST_OUTPUTS, -(-_ROWS_PER_INPUT * inputs // self._samples))
-        return spread(window_index(window, spatial).shape[1], most)
-
-
-def spread(count: int, most: int) -> NDArray[np.int64] | None:
-    """At most `most` of `count` places, evenly and in no step with rows or strides; None: all.
-
-    Multiples of the golden ratio: a fixed step could meet the borders of every image row.
-    """
-    if count <= most:
-        return None
-    shares = np.arange(1, most + 1) * _GOLDEN % 1.0
-    places: NDArray[np.int64] = np.unique((shares * count).astype(np.int64))
-    return places
 
 
 def version_of(tensor: Tensor) -> int:

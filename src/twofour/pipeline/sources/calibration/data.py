@@ -9,6 +9,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from twofour.pruning.statistics import held_out_samples
+from twofour.records.pruning import Calibration
+
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -108,6 +111,16 @@ class CalibrationData:
     content_key: Callable[[], str]
     watched: tuple[Path, ...] = ()
     """Files that the user's code read while it made them."""
+
+    @property
+    def about(self) -> Calibration:
+        """The record of the data."""
+        return Calibration(
+            source=self.source,
+            samples=self.samples,
+            held_out=int(held_out_samples(0, self.samples).sum()),
+            notes=self.notes,
+        )
 
     def batches(self) -> Iterator[Batch]:
         """From the first, the same ones in the same order on every call.
