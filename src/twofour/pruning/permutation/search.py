@@ -35,9 +35,9 @@ _HOT, _COLD = 0.3, 0.1
 """First and last temperature of an annealing, in standard deviations of what a column is worth."""
 _QUENCH = 0.9
 """Share of an annealing after which no noise is added any more."""
-_WORK = 1e10
-"""Distances between two numbers that the default number of sweeps may take: some seconds."""
-_MOST_SWEEPS, _LEAST_SWEEPS = 1 << 13, 32
+_WORK = 3e9
+"""Distances between two numbers that the default number of sweeps may take: seconds."""
+_MOST_SWEEPS, _LEAST_SWEEPS = 1 << 11, 32
 _ENOUGH = 2e-3
 """An annealing that adds less of what there is to gain is one without success."""
 _PATIENCE = 2
