@@ -160,7 +160,7 @@ class CalibrationOptions:
     data: str | None = None
     """What the user named: a file, a folder of images, file.py:callable; None: no data."""
     samples: int = 256
-    """At most this many are used, the first ones."""
+    """At most this many are used: the first ones, of a folder images all over it."""
     image_mean: tuple[float, ...] = ()
     """Of each channel, on the scale 0 to 1; (): the model's own preprocessing."""
     image_std: tuple[float, ...] = ()
