@@ -43,6 +43,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_the_main_job_shows_the_verdicts_and_where_everything_is(folder: Path) -> None:
     result = invoke("prune-export-build", f"{MODEL}:make", "--out", folder)
+    assert "worth shipping: not known yet: " in result.stdout
     assert result.exit_code == 0
     assert "GROUPED_CONV" in result.stdout
     assert "can run sparse" in result.stdout

@@ -145,12 +145,16 @@ def _view(result: RunResult) -> RenderableType:
     from twofour.reports.eligibility_document import eligibility_document
     from twofour.reports.eligibility_words import drift_lines
     from twofour.reports.terminal import render
-    from twofour.reports.weights_document import holding_words
+    from twofour.reports.weights_document import calibration_lines, holding_words
 
     found, files = result.export.pattern, result.export.files
+    report = eligibility_document(
+        result.report, accuracy=result.accuracy, comparison=result.build.times
+    )
     return Group(
-        render(eligibility_document(result.report)),
+        render(report),
         Text(),
+        *map(Text, calibration_lines(result.prune)),
         *map(Text, drift_lines(result.accuracy)),
         Text(),
         build_view(result.build),
