@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from twofour.pruning.permutation.apply import permute_onnx, same_outputs
 from twofour.pruning.permutation.choosing import (
     ChoiceProgress,
     ClassOrder,
+    Reorder,
     Search,
     choose_orders,
     orders_taken,
@@ -113,20 +115,21 @@ def test_every_group_of_a_convolution_has_an_order_of_its_own(tmp_path: Path) ->
     net = Net()
     inner = net.conv(net.conv("x", 8, 32), 32, 32, groups=2)
     opened, classes = opened_net(net, net.conv(inner, 32, 4), tmp_path)
-    asked: list[tuple[str, Array | None]] = []
+    moved: list[Array] = []
 
-    def score(layer: str, order: Array | None) -> float:
-        asked.append((layer, order))
-        return 1.0 if order is None else 0.5
+    def score(layer: str, reorder: Reorder | None) -> float:
+        if reorder is not None and layer == "Conv_1":
+            places = np.tile(np.arange(16), (32, 1)).reshape(32, 16, 1, 1)
+            moved.append(reorder(places).reshape(2, 16, 16))
+        return 1.0 if reorder is None else 0.5
 
     how = Search(pattern=TWO_FOUR, steps=60, score=score)
     records = chosen(opened, classes, how)
     grouped = [record for record in records if record.layers[0].layer == "Conv_1"]
     assert len(grouped) == 2
-    orders = [order for layer, order in asked if layer == "Conv_1" and order is not None]
-    assert [order.shape for order in orders] == [(2, 16), (2, 16)]
-    assert orders[0][0].tolist() == list(grouped[0].order)
-    assert orders[0][1].tolist() == list(range(16)), "the other group stays meanwhile"
+    for halves, number, other in ((moved[0], 0, 1), (moved[1], 1, 0)):
+        assert (halves[number] == grouped[number].order).all()
+        assert (halves[other] == np.arange(16)).all(), "the other group stays meanwhile"
 
 
 @pytest.mark.parametrize(("after", "taken"), [(0.4, True), (0.5, False), (0.6, False)])
@@ -134,11 +137,11 @@ def test_an_order_is_taken_only_where_the_output_error_falls(
     after: float, taken: bool, tmp_path: Path
 ) -> None:
     opened, classes = two_layers(tmp_path)
-    asked: list[tuple[str, Array | None]] = []
+    asked: list[tuple[str, Reorder | None]] = []
 
-    def score(layer: str, order: Array | None) -> float:
-        asked.append((layer, order))
-        return 0.5 if order is None else after
+    def score(layer: str, reorder: Reorder | None) -> float:
+        asked.append((layer, reorder))
+        return 0.5 if reorder is None else after
 
     records = chosen(opened, classes, Search(pattern=TWO_FOUR, steps=60, score=score))
     assert [record.taken for record in records] == [taken, taken]
@@ -147,7 +150,8 @@ def test_an_order_is_taken_only_where_the_output_error_falls(
     assert records[0].reason == f"output error {words}: 0.5 to {after:.4g}"
     assert asked[0] == ("Conv_2", None)
     assert asked[1][1] is not None
-    assert tuple(asked[1][1]) == records[0].order, "along the weight's own axis"
+    places = asked[1][1](np.tile(np.arange(16), (32, 1)).reshape(32, 16, 1, 1))
+    assert (places.reshape(32, 16) == records[0].order).all(), "along the weight's own axis"
     assert set(orders_taken(records)) == ({r.key for r in records} if taken else set())
 
 
@@ -225,6 +229,17 @@ def test_classes_that_time_does_not_reach_stay_and_say_so(tmp_path: Path) -> Non
     assert not any(record.taken for record in records)
     many = chosen(opened, classes, Search(pattern=TWO_FOUR, seconds=1000, steps=60))
     assert many == chosen(opened, classes)
+
+
+def test_the_time_of_judging_is_not_that_of_searching(tmp_path: Path) -> None:
+    opened, classes = two_layers(tmp_path)
+
+    def slow(_layer: str, reorder: Reorder | None) -> float:
+        time.sleep(0.3)
+        return 0.5 if reorder is None else 0.4
+
+    records = chosen(opened, classes, Search(pattern=TWO_FOUR, seconds=0.4, steps=5, score=slow))
+    assert [record.taken for record in records] == [True, True]
 
 
 def test_keys_hang_on_the_graph_alone(tmp_path: Path) -> None:

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.pruning.permutation.apply import permuted, source_places
-from twofour.pruning.permutation.channels import varying
+from twofour.pruning.permutation.apply import permuted
 from twofour.pruning.permutation.classes import ChannelClass, Classes, Placement, Reader
 from twofour.pruning.permutation.search import Found, Order, Progress, Stop, kept_score, search
 from twofour.records.weights import Pattern
 
 Array = NDArray[Any]
-Score = Callable[[str, Order | None], float]
-"""Output error of a layer after the real method, with its stored inputs in that order (None: as
-they are): place i of the weight's axis of groups holds what `order[i]` held; of a grouped
-convolution a row for each group."""
+Reorder = Callable[[Array], Array]
+"""Puts what stands along a weight's axis of groups in another order; takes any array of the
+weight's stored shape."""
+Score = Callable[[str, Reorder | None], float]
+"""Output error of a layer after the real method, with its inputs so reordered (None: as they
+are)."""
 
 LEAST_EFFICACY = 0.03
 """Below, an order is not worth the change: many rows average out (2048x2048 normal: 0.12)."""
@@ -88,7 +89,8 @@ class Search:
     broadcasts to the stored weight. A layer without: magnitudes alone."""
     score: Score | None = None
     seconds: float | None = None
-    """At most for all classes together; a class that it does not reach stays as it is."""
+    """At most for all searches together; a class that it does not reach stays as it is. What
+    `score` takes comes on top."""
     steps: int | None = None
     """Sweeps for each class; None: by its size."""
     seed: int = 0
@@ -109,13 +111,17 @@ def choose_orders(
     stopped; the search of each class is the same whichever others there are. Time alone may change
     the result, and says so: see `ClassOrder.stop`.
     """
+    judging = _Timed(how.score)
+    how = how if how.score is None else replace(how, score=judging)
     until = None if how.seconds is None else time.monotonic() + how.seconds
     done: list[ClassOrder] = []
     sought = [each for each in enumerate(classes.classes) if _readers(each[1], how)]
     for at, (number, each) in enumerate(sought):
         record = (known or {}).get(each.key)
         if record is None or len(record.order) != each.size:
-            left = None if until is None else (until - time.monotonic()) / (len(sought) - at)
+            left = None
+            if until is not None:
+                left = (until + judging.seconds - time.monotonic()) / (len(sought) - at)
 
             def tell(step: Progress, at: int = at) -> None:
                 if progress is not None:
@@ -126,6 +132,21 @@ def choose_orders(
         if progress is not None:
             progress(ChoiceProgress(classes_done=at + 1, of=len(sought), record=record))
     return tuple(done)
+
+
+class _Timed:
+    """A score that knows how long it took."""
+
+    def __init__(self, score: Score | None) -> None:
+        self.score, self.seconds = score, 0.0
+
+    def __call__(self, layer: str, reorder: Reorder | None) -> float:
+        assert self.score is not None, "not asked without one"
+        started = time.monotonic()
+        try:
+            return self.score(layer, reorder)
+        finally:
+            self.seconds += time.monotonic() - started
 
 
 def orders_taken(records: Sequence[ClassOrder]) -> dict[str, tuple[int, ...]]:
@@ -223,20 +244,9 @@ class _Class:
             kept, whole = kept + kept_score(part, self.how.pattern), whole + float(part.sum())
         return kept / whole if whole else 1.0
 
-    def stored_order(self, reader: Reader, order: Order) -> Order:
-        """The order along the axis as it is stored; a row for each group that has its own."""
-        placement = self.placement(reader)
-        source = source_places(placement, {self.number: order}).reshape(placement.shape)
-        axes = varying(placement.group)
-        at: Order = np.unravel_index(source, placement.shape)[reader.axis]
-        lines: Order = np.moveaxis(at, reader.axis, -1).reshape(-1, placement.shape[reader.axis])
-        return lines[0] if len(axes) == 1 else self._of_each_group(lines)
-
-    def _of_each_group(self, lines: NDArray[np.intp]) -> Order:
-        """One row for each run of rows that have the same order."""
-        starts = np.r_[True, (lines[1:] != lines[:-1]).any(1)]
-        found: Order = lines[starts]
-        return found
+    def reorder(self, reader: Reader, order: Order) -> Reorder:
+        """What the order does to this weight's inputs."""
+        return lambda stored: permuted(stored, [self.placement(reader)], {self.number: order})
 
 
 def _chosen(each: _Class, seconds: float | None, tell: Callable[[Progress], None]) -> ClassOrder:
@@ -293,13 +303,12 @@ def _record(
 
 def _judged(each: _Class, reader: Reader, order: Order) -> LayerOrder:
     score = each.how.score
-    stored = each.stored_order(reader, order) if score is not None else None
     return LayerOrder(
         layer=reader.layer,
         kept_before=each.kept(reader, None),
         kept=each.kept(reader, order),
         error_before=None if score is None else score(reader.layer, None),
-        error=None if score is None else score(reader.layer, stored),
+        error=None if score is None else score(reader.layer, each.reorder(reader, order)),
     )
 
 
