@@ -1,12 +1,16 @@
 """What each method loses and costs, layer by layer, on all-MiniLM-L6-v2.
 
     python benchmarks/methods.py [--blocks 6] [--sentences 256]
+    python benchmarks/methods.py --shapes 768x768,3072x768,768x3072
 
 The Linears of the encoder to 2:4, from the inputs that the dense model gives them on docstrings of
 the standard library: a tenth of the sentences held out, as the product does, and as many other
 sentences to judge by. Beside the methods stand Wanda and SparseGPT as they were published, written
 out here. Error: ||(W - W')X||^2 / ||WX||^2, the mean over the layers, without bias correction.
 Seconds of the processor, in one thread, for all the layers: statistics are not counted.
+
+With --shapes: time and memory of one layer of each shape (outputs x inputs), random weights and
+correlated random inputs, a fresh process for each method, all the threads there are.
 """
 
 from __future__ import annotations
@@ -15,8 +19,11 @@ import argparse
 import importlib
 import inspect
 import json
+import multiprocessing
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -243,11 +250,48 @@ def rows(found: Layers) -> Iterator[Row]:
         )
 
 
+def one_shape(shape: tuple[int, int], method: str) -> tuple[float, float, float]:
+    """Wall seconds, seconds of the processor, and MB at the peak above what was there before."""
+    generator = np.random.default_rng(0)
+    weight = generator.normal(size=shape).astype(np.float32)
+    x = generator.normal(size=(4096, shape[1])).astype(np.float32)
+    x += np.roll(x, 1, 1) + 0.5
+    layout = Layout(shape=shape, axis=1, m=PATTERN.m)
+    sums = InputSums(layout)
+    sums.add(matrix_rows(x, layout), held_out_samples(0, len(x)))
+    statistics = sums.statistics()
+    assert statistics is not None
+    problem = LayerProblem(
+        stored=weight, layout=layout, pattern=PATTERN, statistics=statistics, has_bias=True
+    )
+    del x, sums
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    wall, busy = time.perf_counter(), time.process_time()
+    solve_layer(problem, METHODS[method], MethodOptions())
+    wall, busy = time.perf_counter() - wall, time.process_time() - busy
+    return wall, busy, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024
+
+
+def shapes(text: str) -> None:
+    print("| shape | method | wall s | CPU s | MB |\n|---|---|---|---|---|")
+    context = multiprocessing.get_context("spawn")
+    for name in text.split(","):
+        rows, inputs = map(int, name.split("x"))
+        for method in ("magnitude", "wanda", "sparsegpt", "admm"):
+            with ProcessPoolExecutor(1, mp_context=context) as pool:
+                wall, busy, memory = pool.submit(one_shape, (rows, inputs), method).result()
+            print(f"| {name} | {method} | {wall:.2f} | {busy:.2f} | {memory:.0f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", help="outputs x inputs of layers, such as 768x3072,768x768")
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--sentences", type=int, default=256)
     args = parser.parse_args()
+    if args.shapes:
+        shapes(args.shapes)
+        return
     torch.set_num_threads(1)
     with torch.no_grad():
         found = layers(args.blocks, args.sentences)
