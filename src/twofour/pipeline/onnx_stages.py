@@ -181,6 +181,7 @@ def prune(run: Run) -> Stage[PruneResult]:
                 run.options.calibration, _beside(run), seed=run.options.seed
             )
         },
+        watched=lambda: run.calibration_files,
         packages=("onnx",) if run.options.calibration.data is None else ("onnx", *RUNTIMES),
         reads=onnx_files(run.file(onnx_name(_base(run)))),
     )
@@ -313,6 +314,7 @@ def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
     options = run.options
     inputs = onnx_inputs(Path(run.source.text).absolute(), opened.inputs)
     data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
+    run.calibration_files[:] = data.watched
     for note in data.notes:
         run.progress.note(note)
     facts = (options.pattern, options.selection, options.method, options.calibration)

@@ -230,6 +230,8 @@ class Run:
     reference: Source | None = None
     """Where dense.onnx comes from, if not from `source`."""
     reference_model: TorchModel | None = None
+    calibration_files: list[Path] = field(default_factory=list)
+    """What the user's code read while it made the calibration data, once it has been run."""
 
     @property
     def dense_source(self) -> Source:

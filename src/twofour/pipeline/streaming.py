@@ -56,6 +56,7 @@ def is_streamed(run: Run) -> bool:
 
 def prune(run: Run) -> Stage[PruneResult]:
     """checkpoint/, a copy of the folder with pruned weights, and prune.json."""
+    from twofour.pipeline.torch_calibrating import data_key
 
     def work() -> Made[PruneResult]:
         files = _copy(run)
@@ -70,7 +71,8 @@ def prune(run: Run) -> Stage[PruneResult]:
         kind=PruneResult,
         work=work,
         options=("pattern", "selection", "method", "calibration"),
-        facts={"source": run.source.key(), "streamed": True},
+        watched=lambda: run.calibration_files,
+        facts={"source": run.source.key(), "streamed": True, "calibration": data_key(run)},
         packages=("torch", "transformers"),
     )
 
@@ -152,6 +154,7 @@ def _by_data(run: Run, streamed: StreamedModule) -> PruneResult:
     loaded = with_made_up_inputs(module, options.seed)
     inputs = loaded_inputs(loaded, run.source.text, run.source.folder)
     data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
+    run.calibration_files[:] = data.watched
     for note in data.notes:
         run.progress.note(note)
     work = work_of(options.pattern, options.method)

@@ -50,6 +50,7 @@ def _prune_by_data(run: Run, loaded: LoadedModule) -> PruneResult:
     options, folder = run.options, run.file(STAGES)
     inputs = loaded_inputs(loaded, run.source.text, _described_in(run))
     data = open_calibration(options.calibration, inputs, seed=options.seed, folder=folder)
+    run.calibration_files[:] = data.watched
     for note in data.notes:
         run.progress.note(note)
     facts = (options.pattern, options.selection, options.method, options.calibration)

@@ -87,7 +87,7 @@ def prune(run: Run) -> Stage[PruneResult]:
         record=PRUNE,
         kind=PruneResult,
         work=work,
-        watched=lambda: model.data_files,
+        watched=lambda: (*model.data_files, *run.calibration_files),
         options=("pattern", "selection", "method", "calibration"),
         facts={"source": run.source.key(), "calibration": data_key(run)},
         packages=("torch",),

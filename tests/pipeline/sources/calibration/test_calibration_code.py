@@ -62,6 +62,15 @@ def test_the_key_follows_the_code_and_runs_nothing(tmp_path: Path) -> None:
     assert key != calibration_key(CalibrationOptions(data=text), None)
 
 
+def test_once_run_the_key_is_that_of_the_values(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((4, 3)))
+    text = code(tmp_path, f"def batches():\n    yield np.load({str(tmp_path / 'x.npy')!r})\n")
+    key = opened(text, MODEL).key()
+    assert key == opened(text, MODEL).key()
+    np.save(tmp_path / "x.npy", np.zeros((4, 3)))
+    assert key != opened(text, MODEL).key()
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

@@ -31,6 +31,7 @@ def is_code(text: str, path: Path) -> bool:
 def open_code(request: Request) -> CalibrationData:
     """Call the function and keep what it yields, with all random numbers seeded.
 
+    Their key is then that of the values, which tells other data of the same code apart.
     Raises BadInputError for code that fails, wants arguments, or yields no batches of the model.
     """
     reference = parse_reference(request.text)
@@ -43,7 +44,7 @@ def open_code(request: Request) -> CalibrationData:
             where=request.text,
             guard=partial(user_code, reference, "raised"),
         )
-    return replace(data, watched=tuple(watched), content_key=partial(code_key, request))
+    return replace(data, watched=tuple(watched))
 
 
 def code_key(request: Request) -> str:

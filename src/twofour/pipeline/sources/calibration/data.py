@@ -130,5 +130,5 @@ class CalibrationData:
         return self.read()
 
     def key(self) -> str:
-        """sha256 over the data, or the code that makes them, and how they are read."""
+        """sha256 over the data and how they are read."""
         return self.content_key()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twofour.errors import BadInputError
 from twofour.pipeline.sources.calibration.data import ImageScaling, ModelInput, ModelInputs
 from twofour.pipeline.sources.checkpoint import (
     MODULES,
@@ -38,15 +40,27 @@ def onnx_inputs(file: Path, tensors: Sequence[TensorShape]) -> ModelInputs:
         model=file.name,
         inputs=tuple(ModelInput(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors),
         positional=tuple(t.name for t in tensors),
-        folder=_described_in(file.parent),
+        folder=described_in(file.parent),
     )
 
 
-def _described_in(folder: Path) -> Path:
-    """Optimum and others write onnx/model.onnx below the folder with the tokenizer."""
+def described_in(folder: Path) -> Path:
+    """Where the tokenizer and the image processor of a model in this folder are described.
+
+    Optimum and others write onnx/model.onnx below them; older sentence encoders have the
+    transformer one level down.
+    """
+    if (folder / MODULES).is_file():
+        with contextlib.suppress(BadInputError):  # whoever reads the checkpoint will say so
+            return transformer_folder(folder, read_json(folder / MODULES))
     above = folder.absolute().parent
-    is_above = folder.name == "onnx" and not any((folder / name).is_file() for name in _TOLD_BY)
-    return above if is_above and any((above / name).is_file() for name in _TOLD_BY) else folder
+    if folder.name == "onnx" and not _is_told(folder) and _is_told(above):
+        return described_in(above)
+    return folder
+
+
+def _is_told(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (*_TOLD_BY, MODULES))
 
 
 def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) -> ModelInputs:
@@ -66,7 +80,7 @@ def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) 
         model=model,
         inputs=(*found, *more),
         positional=names,
-        folder=None if folder is None else _model_folder(folder),
+        folder=None if folder is None else described_in(folder),
         most_tokens=loaded.longest.get("sequence"),
         images=_image_scaling(loaded.module),
     )
@@ -86,13 +100,6 @@ def _image_scaling(module: nn.Module) -> ImageScaling | None:
         resized=1.0 / float(told.get("crop_pct") or 1.0),
         resample=interpolation if interpolation in _INTERPOLATIONS else "bilinear",
     )
-
-
-def _model_folder(folder: Path) -> Path:
-    """Older sentence encoders have the transformer one level down."""
-    if not (folder / MODULES).is_file():
-        return folder
-    return transformer_folder(folder, read_json(folder / MODULES))
 
 
 def module_inputs(module: nn.Module) -> ModelInputs:

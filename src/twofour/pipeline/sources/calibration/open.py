@@ -22,6 +22,7 @@ from twofour.pipeline.sources.calibration.images import (
     open_images,
 )
 from twofour.pipeline.sources.calibration.jsonl import open_jsonl
+from twofour.pipeline.sources.calibration.models import described_in
 from twofour.pipeline.sources.calibration.request import Request, TemporaryFolder
 from twofour.pipeline.sources.calibration.text import open_txt, text_key
 from twofour.records.options import CalibrationOptions
@@ -88,11 +89,13 @@ def open_calibration(
 def calibration_key(options: CalibrationOptions, folder: Path | None, *, seed: int = 0) -> str:
     """sha256 over the data and what reads them, before any model is loaded; "" without data.
 
-    `folder`: where the model's tokenizer and image processor are described.
+    Of code, what it reads when it runs is not in it. `folder`: of the model, where its tokenizer
+    and image processor are described.
     """
     if options.data is None:
         return ""
-    no_model = ModelInputs(model="", inputs=(), positional=(), folder=folder)
+    told = None if folder is None else described_in(folder)
+    no_model = ModelInputs(model="", inputs=(), positional=(), folder=told)
     request = _request(options, no_model, seed)
     return _kind(request).key(request)
 
