@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from twofour.pruning.torch_spill import Spill, Tree
 from twofour.pruning.torch_statistics import version_of
 
-_MOST_WEIGHTS = 16
+_MOST_WEIGHTS = 12
 """Calibrated weights of one block at most, where its parts can be blocks of their own."""
 
 

@@ -16,7 +16,7 @@ from twofour.pruning.torch_blocks import Blocks
 from twofour.pruning.torch_products import Product, Target
 from twofour.pruning.torch_statistics import version_of
 
-_MOST_STEPS = 8
+_MOST_STEPS = 16
 """In one block; neighbours are taken together where there are more (experts, dense blocks)."""
 
 
