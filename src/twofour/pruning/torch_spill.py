@@ -38,7 +38,7 @@ class _Bytes:
 class Spill:
     """Trees of tensors by group and key; each is a copy, put in and taken out."""
 
-    def __init__(self, folder: Path, *, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
         self._folder = folder
         self._free = memory_bytes
         self._trees: dict[Hashable, dict[Hashable, tuple[list[Any], Any]]] = {}
@@ -108,11 +108,11 @@ class Spill:
 
 
 @contextlib.contextmanager
-def spill(*, memory_bytes: int = MEMORY_BYTES) -> Iterator[Spill]:
+def spill(*, memory_bytes: int | None = None) -> Iterator[Spill]:
     """A Spill whose files are gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="twofour-calibration-"))
     try:
-        yield Spill(folder, memory_bytes=memory_bytes)
+        yield Spill(folder, MEMORY_BYTES if memory_bytes is None else memory_bytes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,0 +1,150 @@
+"""Blocks whose outputs are kept give the same result as running everything each time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import twofour
+from twofour.pruning.torch_blocks import Blocks, find_blocks
+from twofour.pruning.torch_spill import spill
+
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 64,
+}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=16, n_layer=4, n_head=2, vocab_size=64, n_positions=16)
+    ),
+    "llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, num_key_value_heads=1)
+    ),
+    "albert": lambda: transformers.AlbertModel(
+        transformers.AlbertConfig(**SIZES, embedding_size=8)
+    ),
+}
+
+
+def texts() -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([[9], [5], [7]])
+    return [
+        {
+            "input_ids": torch.randint(0, 64, (3, 9), generator=generator),
+            "attention_mask": (torch.arange(9)[None] < lengths).long(),
+        }
+        for _ in range(3)
+    ]
+
+
+def same_state(one: nn.Module, other: nn.Module) -> bool:
+    states = one.state_dict(), other.state_dict()
+    return all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers_are_calibrated_block_by_block(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    whole = copy.deepcopy(model)
+    result = twofour.prune(model, calibrate=texts(), method="wanda", refit=0)
+    monkeypatch.setattr("twofour.pruning.torch_calibration.find_blocks", lambda *_: {})
+    assert twofour.prune(whole, calibrate=texts(), method="wanda", refit=0) == result
+    assert same_state(model, whole)
+    assert all(row.output_error is not None for row in result.weights if row.pruned)
+
+
+def test_what_does_not_fit_into_memory_goes_to_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = MODELS["bert"]()
+    other = copy.deepcopy(model)
+    twofour.prune(model, calibrate=texts(), method="wanda")
+    monkeypatch.setattr("twofour.pruning.torch_spill.MEMORY_BYTES", 5000)
+    twofour.prune(other, calibrate=texts(), method="wanda")
+    assert same_state(model, other)
+
+
+def test_kept_trees_come_back_with_their_strides_and_types() -> None:
+    trees = [
+        {"a": torch.randn(2, 3, 4).transpose(0, 2), "b": (None, "x", torch.tensor(3))},
+        [torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last), torch.ones(0, 2)],
+        torch.randn(3).bfloat16().expand(4, 3),
+        torch.tensor([True, False]),
+    ]
+    for memory in (0, 1 << 20):
+        with spill(memory_bytes=memory) as kept:
+            for number, tree in enumerate(trees):
+                assert kept.put("group", number, tree)
+            first = kept.get("group", 0)
+            assert torch.equal(first["a"], trees[0]["a"])  # type: ignore[index]
+            assert first["a"].stride() == trees[0]["a"].stride()  # type: ignore[index]
+            assert first["b"][:2] == (None, "x")
+            second = kept.get("group", 1)
+            assert second[0].is_contiguous(memory_format=torch.channels_last)
+            assert second[1].shape == (0, 2)
+            assert torch.equal(kept.get("group", 2), trees[2])  # type: ignore[arg-type]
+            assert kept.get("group", 3).dtype is torch.bool
+            first["a"].zero_()
+            assert torch.equal(kept.get("group", 0)["a"], trees[0]["a"])  # type: ignore[index]
+            kept.drop("group")
+            assert not kept.has("group", 0)
+            assert not kept.put("group", 4, torch.randn(3, 3).to_sparse())
+
+
+class InPlace(nn.Module):
+    """Changes what it is given, which its caller goes on with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x.relu_())
+        return y
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = InPlace(), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0
+        y = self.first(x)
+        z: Tensor = self.third(self.second(y) + x)
+        return z
+
+
+def test_a_block_that_changes_its_input_always_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Odd()
+    whole, x = copy.deepcopy(model), torch.randn(9, 8)
+    result = twofour.prune(model, calibrate=[x], method="wanda")
+    monkeypatch.setattr("twofour.pruning.torch_calibration.find_blocks", lambda *_: {})
+    assert twofour.prune(whole, calibrate=[x], method="wanda") == result
+    assert same_state(model, whole)
+    with spill() as kept:
+        blocks = Blocks({"first": model.first}, kept)
+        with blocks.installed(), torch.no_grad():
+            blocks.begin(0, {"first"})
+            model(x)
+        assert blocks.impure == {"first"}
+
+
+def test_large_parts_fall_into_their_children_and_weightless_ones_are_no_blocks() -> None:
+    deep = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(14)))
+    model = nn.Sequential(nn.Embedding(4, 4), deep, nn.GRU(4, 4), nn.LayerNorm(4))
+    holders = {part for part in model.modules() if isinstance(part, nn.Linear)}
+    assert list(find_blocks(model, holders)) == [*(f"1.{i}" for i in range(14)), "2"]
