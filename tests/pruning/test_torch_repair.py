@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 import torch
@@ -87,30 +87,28 @@ def images(samples: int = 48, seed: int = 1) -> Tensor:
 
 
 def repaired(
-    model: nn.Module, calls: Iterable[Call], wanted: bool | None = None
+    model: nn.Module,
+    calls: Iterable[Call],
+    wanted: bool | None = None,
+    kinds: Sequence[RepairKind] = tuple(RepairKind),
 ) -> tuple[Repair, DenseRecord]:
     """Prune by magnitude and repair, in place."""
     rows = prune_module(copy.deepcopy(model), PATTERN, Selection(all_layers=True)).weights
     dense = record_dense(model, [row.weight for row in rows if row.pruned], calls)
     prune_module(model, PATTERN, Selection(all_layers=True))
-    return repair_module(model, dense, calls, wanted), dense
+    return repair_module(model, dense, calls, wanted, kinds), dense
 
 
-def forced(
-    monkeypatch: pytest.MonkeyPatch, model: nn.Module, calls: Iterable[Call], kind: RepairKind
-) -> nn.Module:
+def forced(model: nn.Module, calls: Iterable[Call], kind: RepairKind) -> nn.Module:
     """The pruned model with this kind of repair, whatever the outputs say."""
-    monkeypatch.setattr("twofour.pruning.torch_repair._kinds", lambda _dense: (kind,))
-    record, _ = repaired(model, calls, wanted=True)
+    record, _ = repaired(model, calls, True, (kind,))
     assert record.taken is kind
     return model
 
 
-def test_batch_norms_are_estimated_again_behind_those_that_were(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_batch_norms_are_estimated_again_behind_those_that_were() -> None:
     data = images()
-    model = forced(monkeypatch, cnn(), calls_of(data), RepairKind.BATCH_NORM)
+    model = forced(cnn(), calls_of(data), RepairKind.BATCH_NORM)
     x = seen(data)
     with torch.no_grad():
         for layer in model.children():
@@ -123,31 +121,29 @@ def test_batch_norms_are_estimated_again_behind_those_that_were(
 
 
 @pytest.mark.parametrize("kind", list(RepairKind))
-@pytest.mark.parametrize("size", [1, 3, 7, 48])
-def test_repair_does_not_depend_on_the_size_of_batches(
-    monkeypatch: pytest.MonkeyPatch, kind: RepairKind, size: int
-) -> None:
+@pytest.mark.parametrize("size", [1, 7])
+def test_repair_does_not_depend_on_the_size_of_batches(kind: RepairKind, size: int) -> None:
     data = images()
-    one = forced(monkeypatch, cnn(), calls_of(data, 8), kind).state_dict()
-    other = forced(monkeypatch, cnn(), calls_of(data, size), kind).state_dict()
+    one = forced(cnn(), calls_of(data, 8), kind).state_dict()
+    other = forced(cnn(), calls_of(data, size), kind).state_dict()
     for key, values in one.items():
         torch.testing.assert_close(other[key], values, rtol=1e-5, atol=1e-6)
 
 
-def test_the_same_run_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_run_gives_the_same_bits() -> None:
     data = images()
-    one = forced(monkeypatch, cnn(), calls_of(data), RepairKind.BOTH).state_dict()
-    other = forced(monkeypatch, cnn(), calls_of(data), RepairKind.BOTH).state_dict()
+    one = forced(cnn(), calls_of(data), RepairKind.BOTH).state_dict()
+    other = forced(cnn(), calls_of(data), RepairKind.BOTH).state_dict()
     assert all(torch.equal(other[key], values) for key, values in one.items())
 
 
 @pytest.mark.parametrize("build", [cnn, plain])
 def test_matching_gives_every_channel_the_mean_and_deviation_of_the_dense_model(
-    monkeypatch: pytest.MonkeyPatch, build: Callable[[], nn.Module]
+    build: Callable[[], nn.Module],
 ) -> None:
     data = images(600) if build is cnn else images(600).flatten(2)[..., :6]
     dense = build()
-    model = forced(monkeypatch, build(), calls_of(data), RepairKind.MATCHING)
+    model = forced(build(), calls_of(data), RepairKind.MATCHING)
     x, y = seen(data), seen(data)
     looked_at = 0
     with torch.no_grad():
@@ -273,13 +269,11 @@ class Frozen(nn.Module):
         return (x - mean) / var.sqrt()
 
 
-def test_batch_norms_that_are_frozen_shared_untracked_or_unused_are_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_batch_norms_that_are_frozen_shared_untracked_or_unused_are_left_alone() -> None:
     model = settled(Norms)
     before = copy.deepcopy(model.state_dict())
     data = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
-    after = forced(monkeypatch, model, calls_of(data), RepairKind.BATCH_NORM).state_dict()
+    after = forced(model, calls_of(data), RepairKind.BATCH_NORM).state_dict()
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed == {"first.weight", "plain.running_mean", "plain.running_var"}
 
@@ -357,7 +351,7 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [RepairKind.BATCH_NORM, RepairKind.MATCHING])
-def test_padding_counts_nowhere(monkeypatch: pytest.MonkeyPatch, kind: RepairKind) -> None:
+def test_padding_counts_nowhere(kind: RepairKind) -> None:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(1, 16, (40, 6), generator=generator)
     padding = torch.arange(6) >= torch.randint(1, 7, (40, 1), generator=generator)
@@ -365,9 +359,9 @@ def test_padding_counts_nowhere(monkeypatch: pytest.MonkeyPatch, kind: RepairKin
     for filler in (0, 5):
         data = tokens.masked_fill(padding, filler)
         model = settled(Tokens)
-        states.append(forced(monkeypatch, model, calls_of(data, 8, padding), kind).state_dict())
+        states.append(forced(model, calls_of(data, 8, padding), kind).state_dict())
     assert all(torch.equal(states[1][key], values) for key, values in states[0].items())
-    without = forced(monkeypatch, settled(Tokens), calls_of(tokens), kind).state_dict()
+    without = forced(settled(Tokens), calls_of(tokens), kind).state_dict()
     assert not torch.equal(without["norm.running_mean"], states[0]["norm.running_mean"])
 
 
@@ -454,3 +448,17 @@ def test_forwards_that_change_their_inputs_see_the_same_every_time() -> None:
     assert torch.equal(data, before)
     again, _ = repaired(build(), calls_of(data))
     assert record == again
+
+
+def test_a_record_of_the_dense_model_serves_for_a_copy_that_was_pruned() -> None:
+    dense, data = cnn(), calls_of(images(80))
+    before = copy.deepcopy(dense.state_dict())
+    pruned, at_once = copy.deepcopy(dense), copy.deepcopy(dense)
+    rows = prune_module(pruned, PATTERN, Selection(all_layers=True)).weights
+    record = record_dense(dense, [row.weight for row in rows], data)
+    repair = repair_module(pruned, record, data)
+    assert repair == repaired(at_once, data)[0]
+    assert repair.taken is not None
+    assert all(torch.equal(before[key], values) for key, values in dense.state_dict().items())
+    for one, other in zip(pruned.parameters(), at_once.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -116,19 +116,25 @@ def record_dense(model: nn.Module, weights: Sequence[Weight], calls: Iterable[Ca
 
 
 def repair_module(
-    model: nn.Module, dense: DenseRecord, calls: Iterable[Call], wanted: bool | None = None
+    model: nn.Module,
+    dense: DenseRecord,
+    calls: Iterable[Call],
+    wanted: bool | None = None,
+    kinds: Sequence[RepairKind] = tuple(RepairKind),
 ) -> Repair:
-    """Try each kind of repair on the pruned module, and leave it with the best.
+    """Try the kinds of repair that fit the pruned module, and leave it with the best.
 
     `wanted` None: where the outputs on held-out samples come nearer to the dense ones by more than
-    a hundredth; True: in any case. Comes after bias correction, whose mean it replaces.
+    a hundredth; True: in any case. The module may be another one than the dense one of the record,
+    with layers of the same names. Comes after bias correction, whose mean it replaces.
     """
+    dense = replace(dense, sites={n: site.of(model) for n, site in dense.sites.items()})
     used = [one for one in _numbered(calls) if one.number in dense.calls]
     plans: dict[RepairKind, _Plan] = {}
     with undisturbed(model):
         before = _distance(dense, _outputs(model, used))
         tried = []
-        for kind in _kinds(dense):
+        for kind in (kind for kind in _fitting(dense) if kind in kinds):
             trial = _Trial(dense, kind)
             error = _distance(dense, trial.outputs(model, used))
             plans[kind] = trial.plan
@@ -148,7 +154,7 @@ _Plan = dict[str, Change | Normalisation]
 """By site."""
 
 
-def _kinds(dense: DenseRecord) -> tuple[RepairKind, ...]:
+def _fitting(dense: DenseRecord) -> tuple[RepairKind, ...]:
     norms = any(site.weight is None for site in dense.sites.values())
     layers = any(site.weight is not None for site in dense.sites.values())
     if norms and layers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,10 @@ class Site:
     module: nn.Module
     weight: Weight | None = None
     """None: a batch norm."""
+
+    def of(self, model: nn.Module) -> Site:
+        """The same place in another copy of the model."""
+        return replace(self, module=model.get_submodule(self.name))
 
     @property
     def has_bias(self) -> bool:
