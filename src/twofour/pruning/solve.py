@@ -164,6 +164,7 @@ class _Run:
         self._steps = method.refit if options.refit is None else options.refit
         self._gram: Array = None
         self._damping = DAMPING
+        self._raised: str | None = None
         self._prepared: list[Any] = []
 
     def solve(self, layer: LayerProblem) -> Solved:
@@ -188,6 +189,7 @@ class _Run:
         used = self._steps or self._method.prepare is not None
         notes = [
             _few_rows(layer, self._damping) if used else None,
+            self._raised,
             _unfed(stack),
             self._against_magnitude(stack, layer.statistics.held_out, pruned),
         ]
@@ -212,7 +214,14 @@ class _Run:
             lambda part: prepare(stack.problem((part, slice(0, 0)), self._damping)),
             range(stack.weight.shape[0]),
         )
-        self._damping = max(getattr(p, "damping", self._damping) for p in self._prepared)
+        wanted = self._damping
+        self._damping = max(getattr(p, "damping", wanted) for p in self._prepared)
+        self._raised = None
+        if self._damping > wanted:
+            self._raised = (
+                f"with a damping of {wanted:g} the Gram matrix of the inputs cannot be factored: "
+                f"{self._damping:g} was taken"
+            )
 
     def _chosen_damping(self, statistics: Statistics, stack: _Stack) -> float:
         """The one with which Wanda's mask, refitted, loses least on the held-out inputs.

@@ -201,6 +201,9 @@ def test_a_gram_matrix_without_inverse_and_no_damping_still_gives_a_weight(metho
     if method == "sparsegpt":
         assert solved.damping is not None
         assert 0 < solved.damping <= 1e-4
+        assert solved.note is not None
+        assert "with a damping of 0 the Gram matrix of the inputs cannot be factored" in solved.note
+        assert f"{solved.damping:g} was taken" in solved.note
 
 
 def test_the_error_is_that_of_the_values_that_are_stored() -> None:

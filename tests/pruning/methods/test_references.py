@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -197,6 +198,27 @@ def test_a_refit_is_conjugate_gradients_towards_least_squares(kind: str) -> None
             expected = wanda_alone
         assert np.allclose(solved.weight, expected, rtol=1e-6, atol=1e-7)
         assert np.array_equal(solved.weight != 0, wanda_alone != 0)
+
+
+@pytest.mark.parametrize("kind", ["conv2d, groups", "transposed, 2d"])
+def test_a_convolution_cut_into_taps_is_pruned_tap_by_tap(kind: str) -> None:
+    """Wanda's mask is the same, and so is the bias; what taps share is unknown to the error."""
+    layer = KINDS[kind](4, 0)
+    whole = solve_layer(problem_of(layer, Pattern(2, 4)), METHODS["wanda"], MethodOptions(refit=0))
+    layout = replace(layer.layout, per_tap=True)
+    parts, count, _ = layer.rows.shape
+    by_tap = layer.rows.reshape(parts, count, layout.taps, -1).transpose(0, 2, 1, 3)
+    cut = replace(layer, layout=layout, rows=by_tap.reshape(parts * layout.taps, count, -1))
+    problem = problem_of(cut, Pattern(2, 4))
+    taps = solve_layer(problem, METHODS["wanda"], MethodOptions(refit=0))
+    assert np.array_equal(taps.weight, whole.weight)
+    assert taps.bias_change is not None
+    assert whole.bias_change is not None
+    assert np.allclose(taps.bias_change, whole.bias_change)
+    assert 0.3 < taps.output_error.calibration / whole.output_error.calibration < 3
+    refitted = solve_layer(problem, METHODS["admm"], MethodOptions())
+    assert check(refitted.weight, layout.axis, Pattern(2, 4)).holds
+    assert refitted.output_error.calibration < taps.output_error.calibration
 
 
 def test_many_inputs_go_through_several_blocks() -> None:
