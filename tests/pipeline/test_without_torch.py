@@ -1,5 +1,6 @@
 """ONNX in, ONNX out: nothing of that chain needs torch, so that a TensorRT box can do it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -61,6 +62,22 @@ def test_onnx_commands_need_neither_torch_nor_onnxruntime(
     done = _run((*_TORCH, "onnxruntime"), *arguments)
     assert done.returncode == (4 if command == "validate" else 0), done.stderr
     assert "conv" in done.stdout
+
+
+def test_an_onnx_file_is_pruned_with_calibration_data_without_torch(
+    model: Path, tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).normal(0.5, size=(24, 8, 6, 6)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    data = ["--calibrate", str(tmp_path / "x.npz"), "--method", "admm"]
+    done = _run(_TORCH, "prune", str(model), *data, "--out", str(tmp_path / "r"), "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    (row,) = record["weights"]
+    assert (row["method"], row["pruned"]) == ("admm", True)
+    assert 0 < row["output_error"]["calibration"] < 0.15
+    assert record["calibration"]["samples"] == 24
+    assert not (tmp_path / "r" / "stages" / "calibration").exists()
 
 
 def test_a_missing_engine_is_exit_3_with_what_to_install(model: Path, tmp_path: Path) -> None:

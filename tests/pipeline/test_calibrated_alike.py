@@ -1,0 +1,45 @@
+"""A torch module and its ONNX file alone: calibration prunes both alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twofour.pipeline.run import run_export, run_prune
+from twofour.records.options import (
+    CalibrationOptions,
+    MethodOptions,
+    Precision,
+    RunOptions,
+)
+from twofour.records.pruning import PrunedWeight
+
+_MODEL = f"{Path(__file__).parents[1] / 'support' / 'small_model.py'}:make"
+
+
+@pytest.mark.slow
+def test_a_module_and_its_file_lose_the_same(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(0.3, size=(60, 3, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    options = RunOptions(
+        precision=Precision.FLOAT32,
+        calibration=CalibrationOptions(data=str(tmp_path / "x.npz")),
+        method=MethodOptions(name="admm", repair=False),
+    )
+    run_export(_MODEL, tmp_path / "e", RunOptions(precision=Precision.FLOAT32))
+    _, module, _ = run_prune(_MODEL, tmp_path / "m", options)
+    file = str(tmp_path / "e" / "dense.onnx")
+    no_precision = RunOptions(calibration=options.calibration, method=options.method)
+    _, alone, _ = run_prune(file, tmp_path / "f", no_precision)
+    for one, other in zip(_pruned(module.weights), _pruned(alone.weights), strict=True):
+        assert one.weight.shape == other.weight.shape
+        assert one.output_error is not None
+        assert other.output_error is not None
+        lost = one.output_error.calibration, other.output_error.calibration
+        np.testing.assert_allclose(*lost, rtol=0.02)
+
+
+def _pruned(weights: tuple[PrunedWeight, ...]) -> list[PrunedWeight]:
+    return [weight for weight in weights if weight.pruned]
