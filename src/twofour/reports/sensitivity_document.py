@@ -43,8 +43,8 @@ _LOSSES = {
     LossKind.LAYER: "||(W - W')X||^2 / ||WX||^2 of the layer itself",
 }
 _LEGEND = (
-    "loss: {loss}, with that layer alone pruned; saves: of all that these layers could save. Worth "
-    "pruning most stands first."
+    "loss: {loss}, with that layer alone pruned; saves: part of the {unit} that all of them could "
+    "save. Worth pruning most stands first."
 )
 _PARETO_LEGEND = (
     "Each row is a set of layers, measured as a whole: the one that is foretold to lose least for "
@@ -160,13 +160,12 @@ def _layers(result: SensitivityResult) -> Table:
     rows = in_order_of_worth(result)
     whole = math.fsum(r.saves for r in rows if r.why_dense is None)
     names = [result.figure] if result.figure is not None else []
-    unit = _UNITS[result.unit]
+    timed = result.unit is ShareUnit.MILLISECONDS
+    part = 100 / whole if whole else 0.0
     columns: list[Column] = [
         column("layer", Kind.NAME, rows, _names),
-        figures(
-            "saves", rows, lambda r: 100 * r.saves / whole if whole else 0.0, "{:.1f} %".format
-        ),
-        figures(unit, rows, lambda r: r.saves or None),
+        figures("saves", rows, lambda r: r.saves * part or None, "{:.1f} %".format),
+        *((figures("ms", rows, lambda r: r.saves or None),) if timed else ()),
         figures("loss", rows, lambda r: r.loss, _small),
         *(
             figures(printable(name), rows, lambda r, n=name: _metric(r, n))  # type: ignore[misc]  # a default argument binds the name
@@ -174,13 +173,13 @@ def _layers(result: SensitivityResult) -> Table:
         ),
         figures("layer error", rows, _layer_error, _small),
         figures("outputs", rows, lambda r: _outputs(r, "error"), _small),
-        figures("cosine", rows, lambda r: _outputs(r, "cosine"), "{:.4f}".format),
         figures("KL", rows, lambda r: _outputs(r, "kl"), _small),
         figures("Fisher", rows, lambda r: r.fisher, _small),
         _decisions(rows, result),
         column("why dense", Kind.REASON, rows, _why),
     ]
-    return table("Layers", columns, legend=_LEGEND.format(loss=loss_words(result)), style="rows")
+    legend = _LEGEND.format(loss=loss_words(result), unit=_UNITS[result.unit])
+    return table("Layers", columns, legend=legend)
 
 
 def _names(row: LayerCost) -> str:

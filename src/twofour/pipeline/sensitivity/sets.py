@@ -15,9 +15,10 @@ from twofour.pipeline.jobs.job import Job, Service
 from twofour.pipeline.jobs.local import Processes
 from twofour.pipeline.jobs.open import open_jobs
 from twofour.pipeline.jobs.ray_cluster import RayCluster
+from twofour.pipeline.sensitivity.measured_on import MEASURED_ON
 from twofour.pipeline.sensitivity.measuring import MixedModel
 from twofour.pipeline.sources.user_code import parse_reference, state_of
-from twofour.pipeline.stages import DENSE, INPUTS, SPARSE, Run, onnx_files, onnx_name, versions
+from twofour.pipeline.stages import DENSE, SPARSE, Run, onnx_files, onnx_name, versions
 from twofour.records.sensitivity import Measured, Measurement
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 
@@ -110,7 +111,7 @@ def open_sets(run: Run, step: Step) -> Iterator[Sets]:
         metric = f"{file}:{metric.rpartition(':')[2]}"
     files = [f for v in (DENSE, SPARSE) for f in onnx_files(run.file(onnx_name(v)))]
     facts = (
-        *(sha256_file(run.file(name)) for name in (*files, INPUTS)),
+        *(sha256_file(run.file(name)) for name in (*files, MEASURED_ON)),
         str(metric_key(run.options)),
         str(versions("numpy", *RUNTIMES)),
     )
@@ -120,7 +121,7 @@ def open_sets(run: Run, step: Step) -> Iterator[Sets]:
         base=onnx_name(DENSE),
         other=onnx_name(SPARSE),
         places=(),
-        inputs=INPUTS,
+        inputs=MEASURED_ON,
         reference="stages/outputs.npz",
         metric=metric,
         seed=run.options.seed,

@@ -21,12 +21,14 @@ from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_fold
 from twofour.pipeline.layer_lists import LAYER_LIST, layer_list
 from twofour.pipeline.reporting import REPORT, SENSITIVITY
 from twofour.pipeline.sensitivity.choosing import figure_of
+from twofour.pipeline.sensitivity.measured_on import MEASURED_ON, measured_on
 from twofour.pipeline.sensitivity.savings import Savings, find_savings
 from twofour.pipeline.sensitivity.sets import MEASURED, Places, Sets, open_sets, union
 from twofour.pipeline.sensitivity.units import Unit, find_units
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
+    PRUNE,
     SPARSE,
     WEIGHTS,
     Made,
@@ -71,6 +73,8 @@ class _Apart:
     run: Run
     pruned: PruneResult
     layers: LayerMap
+    note: str | None
+    """On what the outputs are compared."""
 
 
 def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
@@ -99,7 +103,7 @@ def _stage(run: Run, apart: _Apart) -> Stage[SensitivityResult]:
         write_sensitivity(run.path, found)
         return found, (LAYER_LIST, MARKDOWN, HTML)
 
-    inside = [*onnx_files(apart.run.file(onnx_name(SPARSE))), INPUTS, "prune.json"]
+    inside = [*onnx_files(apart.run.file(onnx_name(SPARSE))), MEASURED_ON, PRUNE]
     return Stage(
         name="sensitivity",
         title="measure what each layer loses",
@@ -199,7 +203,8 @@ def _prune_everything(run: Run, dense: ExportedVariant) -> _Apart:
         pruned = run.do(torch_stages.prune(run))
         run.do(torch_stages.validate(run, pruned))
         sparse = run.do(torch_stages.export_sparse(run, dense))
-    return _Apart(run=run, pruned=pruned, layers=sparse.layers)
+    inputs = run.do(measured_on(run, dense))
+    return _Apart(run=run, pruned=pruned, layers=sparse.layers, note=inputs.note)
 
 
 def _link(there: Path, here: Path) -> None:
@@ -252,7 +257,7 @@ class _Study:
             layers=self._rows(chosen),
             pareto=tuple(self._set(t, costs) for t in pareto),
             budget=chosen,
-            notes=(*self.savings.notes, *self.notes),
+            notes=(*self.savings.notes, *self.notes, *filter(None, (self.apart.note,))),
         )
 
     def _savings(self) -> Savings:
