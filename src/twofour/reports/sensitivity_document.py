@@ -75,6 +75,7 @@ def sensitivity_section(result: SensitivityResult) -> Section | None:
 def _blocks(result: SensitivityResult) -> tuple[Block, ...]:
     return present(
         _layers(result),
+        _left_dense(result),
         _sets(result),
         Plot(
             caption="What is saved against what is lost",
@@ -157,8 +158,8 @@ def _worst(result: SensitivityResult) -> LayerCost | None:
 
 
 def _layers(result: SensitivityResult) -> Table:
-    rows = in_order_of_worth(result)
-    whole = math.fsum(r.saves for r in rows if r.why_dense is None)
+    rows = [row for row in in_order_of_worth(result) if row.why_dense is None]
+    whole = math.fsum(r.saves for r in rows)
     names = [result.figure] if result.figure is not None else []
     timed = result.unit is ShareUnit.MILLISECONDS
     part = 100 / whole if whole else 0.0
@@ -176,7 +177,6 @@ def _layers(result: SensitivityResult) -> Table:
         figures("KL", rows, lambda r: _outputs(r, "kl"), _small),
         figures("Fisher", rows, lambda r: r.fisher, _small),
         _decisions(rows, result),
-        column("why dense", Kind.REASON, rows, _why),
     ]
     legend = _LEGEND.format(loss=loss_words(result), unit=_UNITS[result.unit])
     return table("Layers", columns, legend=legend)
@@ -210,20 +210,28 @@ def _small(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _why(row: LayerCost) -> str | None:
-    return None if row.why_dense is None else printable(row.why_dense)
-
-
 def _decisions(rows: Sequence[LayerCost], result: SensitivityResult) -> Column:
     """What the budget decided; without one, what it could choose from."""
 
     def word(row: LayerCost) -> str:
-        if row.why_dense is not None or row.pruned is False:
+        if row.pruned is False:
             return "dense"
         return "prune" if result.budget is not None else "possible"
 
     found = column("decision", Kind.VERDICT, rows, word)
     return replace(found, slugs=tuple("dense" if w == "dense" else "holds" for w in found.cells))
+
+
+def _left_dense(result: SensitivityResult) -> Table | None:
+    """Layers that no budget prunes, with the reasons."""
+    rows = [row for row in result.layers if row.why_dense is not None]
+    if not rows:
+        return None
+    columns = (
+        column("layer", Kind.NAME, rows, _names),
+        column("stays dense because", Kind.REASON, rows, lambda r: printable(r.why_dense or "")),
+    )
+    return table("Layers that cost nothing, as they stay dense", columns)
 
 
 def _sets(result: SensitivityResult) -> Table:

@@ -1,0 +1,86 @@
+"""What is decided together: users of one array, siblings; and how each is named in a list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+from onnx import helper
+from support import onnx_models as om
+
+from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.pipeline.sensitivity.units import Unit, find_units
+from twofour.pruning.onnx_file import prune_onnx
+from twofour.records.export import LayerMap, LayerName
+from twofour.records.options import Selection
+from twofour.records.pruning import PruneResult
+from twofour.records.weights import HARDWARE_PATTERN
+
+
+def _attention(path: Path) -> Path:
+    """q, k and v read x; `up` reads their sum; `tied` multiplies by the array of `up`."""
+    nodes = [
+        *(helper.make_node("MatMul", ["x", n], [f"{n}.out"], name=n) for n in "qkv"),
+        helper.make_node("Add", ["q.out", "k.out"], ["qk"]),
+        helper.make_node("Add", ["qk", "v.out"], ["sum"]),
+        helper.make_node("MatMul", ["sum", "up"], ["u"], name="up"),
+        helper.make_node("MatMul", ["u", "up"], ["y"], name="tied[0]"),
+    ]
+    constants = {n: om.weights(16, 16, seed=i) for i, n in enumerate(("q", "k", "v", "up"))}
+    return om.save(om.model(nodes, constants, inputs={"x": [2, 16]}), path)
+
+
+def _pruned(tmp_path: Path) -> tuple[PruneResult, OpenedModel, OpenedModel, LayerMap]:
+    dense = open_onnx(_attention(tmp_path / "dense.onnx"))
+    result = prune_onnx(dense, tmp_path / "sparse.onnx", HARDWARE_PATTERN, Selection())
+    layers = LayerMap(
+        layers=tuple(
+            LayerName(
+                layer=w.layer,
+                parameter=w.weight or "",
+                node=w.node or "",
+                initializer=w.weight or "",
+                op=w.op,
+            )
+            for w in dense.weights().weights
+        )
+    )
+    return result, dense, open_onnx(tmp_path / "sparse.onnx"), layers
+
+
+def _units(tmp_path: Path, *, siblings: bool) -> dict[str, Unit]:
+    result, dense, sparse, layers = _pruned(tmp_path)
+    found = find_units(result.weights, layers, dense, sparse, siblings=siblings)
+    return {unit.name: unit for unit in found}
+
+
+def test_users_of_one_array_are_one_unit(tmp_path: Path) -> None:
+    units = _units(tmp_path, siblings=False)
+    assert list(units) == ["q", "k", "v", "up"]
+    assert units["up"].members == ("up", "tied[0]")
+    assert units["up"].nodes == ("up", "tied[0]")
+    assert [len(unit.places) for unit in units.values()] == [1, 1, 1, 1]
+    assert len({place for unit in units.values() for place in unit.places}) == 4
+    assert any(fnmatchcase("tied[0]", glob) for glob in units["up"].globs)
+
+
+def test_siblings_are_one_unit_where_they_are_asked_for(tmp_path: Path) -> None:
+    units = _units(tmp_path, siblings=True)
+    assert list(units) == ["q", "up"]
+    assert units["q"].members == ("q", "k", "v")
+    assert units["q"].globs == ("q", "k", "v")
+    assert len(units["q"].places) == 3
+
+
+def test_a_layer_of_several_weights_is_named_by_weight(tmp_path: Path) -> None:
+    result, dense, sparse, layers = _pruned(tmp_path)
+    rows = [
+        replace(row, weight=replace(row.weight, layer="attention")) if i < 2 else row
+        for i, row in enumerate(result.weights)
+    ]
+    first, second, *_ = find_units(rows, layers, dense, sparse, siblings=False)
+    assert (first.name, first.globs) == ("q", ("q",))
+    assert (second.name, second.globs) == ("k", ("k",))
+    assert np.intersect1d(first.places, second.places).size == 0

@@ -1,0 +1,138 @@
+"""Sensitivity in words: the answer, rows in the order of worth, and the plot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from twofour.records.eligibility import ShareUnit
+from twofour.records.options import BudgetOptions, LossKind
+from twofour.records.sensitivity import (
+    BudgetResult,
+    LayerCost,
+    Measured,
+    OutputChange,
+    PrunedSet,
+    SensitivityResult,
+)
+from twofour.records.weights import HARDWARE_PATTERN
+from twofour.reports import FORMATS, renderer
+from twofour.reports.sensitivity_document import in_order_of_worth, sensitivity_document
+from twofour.reports.sensitivity_plots import draw_pareto
+from twofour.reports.terminal import plain_text
+
+
+def _measured(accuracy: float, error: float) -> Measured:
+    change = OutputChange(error=error, cosine=1 - error / 2, kl=error / 10)
+    return Measured(outputs=change, metrics={"accuracy": accuracy})
+
+
+def _row(layer: str, saves: float, loss: float | None, **more: Any) -> LayerCost:
+    alone = None if loss is None else _measured(90 - loss, 0.01)
+    return LayerCost(
+        layer=layer, members=(layer,), globs=(layer,), saves=saves, alone=alone, loss=loss, **more
+    )
+
+
+def _set(layers: int, share: float, loss: float | None, dense: tuple[str, ...]) -> PrunedSet:
+    measured = _measured(90 - (loss or 0), 0.02) if loss is not None else Measured(error="it broke")
+    return PrunedSet(
+        layers=layers, saves=100 * share, share=share, predicted=0.3 * layers, loss=loss,
+        measured=measured, dense=dense,
+    )  # fmt: skip
+
+
+EVERYTHING = _set(3, 1.0, 4.0, ())
+RESULT = SensitivityResult(
+    source="model.py:make",
+    pattern=HARDWARE_PATTERN,
+    method="admm",
+    loss=LossKind.METRIC,
+    figure="accuracy",
+    unit=ShareUnit.MULTIPLY_ADDS,
+    dense=_measured(90.0, 0.0),
+    layers=(
+        _row("dear", 10.0, 3.0, pruned=False),
+        _row("narrow", 0.0, None, why_dense="GROUPED_CONV: 4 groups", pruned=False),
+        _row("cheap", 60.0, 0.2, pruned=True),
+        _row("better", 30.0, -0.1, pruned=True),
+    ),
+    pareto=(_set(1, 0.6, 0.3, ("dear", "better")), EVERYTHING),
+    budget=BudgetResult(
+        asked=BudgetOptions(max_drop=0.5),
+        chosen=_set(2, 0.9, 0.4, ("dear",)),
+        trials=(EVERYTHING, _set(2, 0.9, 0.4, ("dear",))),
+    ),
+    notes=("a note",),
+)
+
+
+def _text(result: SensitivityResult) -> str:
+    return plain_text(renderer("table")(sensitivity_document(result)))
+
+
+def test_the_answer_says_what_is_pruned_what_it_loses_and_what_was_allowed() -> None:
+    text = " ".join(_text(RESULT).split())
+    assert (
+        "prune 2 layers: 90.0 % of the possible saving, accuracy 90.00 dense, 89.60 pruned "
+        "(at most 0.5000 is allowed); dense: dear" in text
+    )
+    assert "chosen from 2 measured sets" in text
+    assert "all 3 layers pruned: accuracy 90.00 dense, 86.00 pruned" in text
+    assert "alone, dear loses most: 3.000" in text
+    assert "stay dense for nothing lost: narrow" in text
+    assert "narrow GROUPED_CONV: 4 groups" in text
+
+
+def test_rows_stand_in_the_order_of_worth() -> None:
+    assert [r.layer for r in in_order_of_worth(RESULT)] == ["better", "cheap", "dear", "narrow"]
+    assert [r[0] for r in sensitivity_document(RESULT).tables[0].rows] == [
+        "better",
+        "cheap",
+        "dear",
+    ]
+
+
+def test_every_format_shows_the_same_rows_and_the_page_a_plot() -> None:
+    for name in FORMATS:
+        text = renderer(name)(sensitivity_document(RESULT))
+        whole = text if isinstance(text, str) else plain_text(text)
+        assert all(word in whole for word in ("better", "cheap", "dear", "narrow")), name
+    page = renderer("html")(sensitivity_document(RESULT))
+    assert isinstance(page, str)
+    assert page.count('class="plot"') == 1
+    assert "allowed" in page
+
+
+def test_the_plot_has_two_marks_for_each_set_and_the_limit() -> None:
+    drawing = draw_pareto(RESULT)
+    assert drawing is not None
+    points = [part for part in drawing.parts if ("class", "point") in part.attributes]
+    assert len(points) == 6
+    assert points[0].title == "1 layer pruned, 60.0 % saved\nloss foretold: 0.3000"
+    assert any(("class", "guide") in part.attributes for part in drawing.parts)
+    unknown = replace(RESULT, pareto=(_set(1, 0.5, None, ()),), budget=None)
+    assert draw_pareto(unknown) is None
+
+
+def test_what_could_not_be_measured_and_what_has_no_metric_is_told() -> None:
+    broken = replace(RESULT, pareto=(_set(3, 1.0, None, ()),), budget=None)
+    assert "all 3 layers pruned: the loss is not known (it broke)" in " ".join(
+        _text(broken).split()
+    )
+    without = replace(
+        RESULT, loss=LossKind.OUTPUTS, figure=None, budget=None, unit=ShareUnit.MILLISECONDS,
+        dense=Measured(),
+    )  # fmt: skip
+    text = " ".join(_text(without).split())
+    assert "all 3 layers pruned: loss 4.000" in text
+    assert "loss: ||y - y'||^2 / ||y||^2 of the outputs" in text
+    assert "possible" in text
+
+
+def test_names_from_a_model_reach_no_terminal_and_no_page_as_they_are() -> None:
+    evil = replace(RESULT, layers=(_row("a\x1b[31m<script>", 10.0, 1.0),), source="\x1b]0;x")
+    assert "\x1b" not in _text(evil)
+    page = renderer("html")(sensitivity_document(evil))
+    assert isinstance(page, str)
+    assert "<script>" not in page
