@@ -39,7 +39,7 @@ def permute_onnx(
     stays external, as `prune_onnx` leaves it. Raises BadInputError for an order that is no
     permutation, a class the model has not, and a target that would overwrite the model.
     """
-    by_number = _by_number(classes, orders)
+    by_number = orders_by_number(classes, orders)
     copies, model = data_copies(opened, target), opened.copy()
     constants = next(scopes(model, opened.path)).constants
     changed = []
@@ -53,7 +53,8 @@ def permute_onnx(
     return tuple(changed)
 
 
-def _by_number(classes: Classes, orders: Orders) -> dict[int, NDArray[np.intp]]:
+def orders_by_number(classes: Classes, orders: Orders) -> dict[int, NDArray[np.intp]]:
+    """Orders by the number of their class; raises BadInputError for one that is none."""
     numbers = {each.key: (at, each.size) for at, each in enumerate(classes.classes)}
     found = {}
     for key, order in orders.items():

@@ -11,6 +11,7 @@ permutation search of Pool and Yu (NeurIPS 2021) looks at pairs of groups instea
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ Order = NDArray[np.intp]
 _FIRST_ROUND = 50
 """Sweeps of the first annealing; each that follows takes twice as many, so that one that is cut
 short costs half of the time at most."""
+_LONGEST = 1 << 15
+"""Sweeps of one annealing: beyond, several find more than one that is longer."""
 _HOT, _COLD = 0.3, 0.1
 """First and last temperature of an annealing, in standard deviations of what a column is worth."""
 _QUENCH = 0.9
@@ -41,7 +44,7 @@ _MOST_SWEEPS, _LEAST_SWEEPS = 1 << 11, 32
 _ENOUGH = 2e-3
 """An annealing that adds less of what there is to gain is one without success."""
 _PATIENCE = 2
-"""Annealings without success, one after the other, that end a search."""
+"""Annealings without success, one after the other, that end a search without a number of steps."""
 _POOL = 1 << 16
 
 
@@ -96,10 +99,11 @@ def search(
 ) -> Found:
     """The best order of the columns of `scores` (rows x columns, none negative) that is found.
 
-    The same scores, seed and steps give the same order. `steps` counts annealing steps (None: by
-    the size of the matrix); `seconds` is an upper bound, and `Found.stop` tells when it cut the
-    search short. Columns behind the last whole group of M stay where they are. Raises
-    BadInputError for scores that are negative, NaN or infinite, or no matrix.
+    The same scores, seed and steps give the same order. `steps` are taken in full; None: until it
+    converges, and no more than fit the size of the matrix. `seconds` is an upper bound, and
+    `Found.stop` tells when it cut the search short. Columns behind the last whole group of M stay
+    where they are. Raises BadInputError for scores that are negative, NaN or infinite, or no
+    matrix.
     """
     matrix = _checked(scores)
     whole = matrix.shape[1] - matrix.shape[1] % pattern.m
@@ -109,6 +113,7 @@ def search(
         columns=np.ascontiguousarray(matrix[:, :whole].T),
         pattern=pattern,
         steps=_default_steps(matrix.shape[0], whole, pattern) if steps is None else steps,
+        patience=_PATIENCE if steps is None else math.inf,
         room=room[1] - room[0],
         seed=seed,
         until=None if seconds is None else time.monotonic() + seconds,
@@ -181,6 +186,7 @@ class _Run:
     """One column of the scores a row, float64."""
     pattern: Pattern
     steps: int
+    patience: float
     room: float
     seed: int
     until: float | None
@@ -200,7 +206,7 @@ def _searched(run: _Run) -> tuple[Order, Stop, int]:
     groups = np.arange(len(run.columns)).reshape(-1, run.pattern.m)
     best, best_kept = groups.copy(), 0.0
     taken, failed, length, noise = 0, 0, _FIRST_ROUND, np.zeros(0)
-    while taken < run.steps and failed < _PATIENCE:
+    while taken < run.steps and failed < run.patience:
         planned = min(length, run.steps - taken)
         before = best_kept
         for kept in _annealed(run, groups, planned, random, noise):
@@ -211,10 +217,11 @@ def _searched(run: _Run) -> tuple[Order, Stop, int]:
             if run.is_over():
                 return best.reshape(-1), Stop.SECONDS, taken
         failed = failed + 1 if best_kept - before < _ENOUGH * run.room else 0
-        length *= 2
+        length = min(2 * length, _LONGEST)
         if not len(noise):
             noise = random.gumbel(size=_POOL + len(groups) ** 2)
-    return best.reshape(-1), Stop.CONVERGED if failed else Stop.STEPS, taken
+    stop = Stop.CONVERGED if failed >= run.patience else Stop.STEPS
+    return best.reshape(-1), stop, taken
 
 
 def _annealed(
