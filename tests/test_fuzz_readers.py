@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save as save_arrays_safely
 from support import fuzzing
 from support import onnx_models as om
+from support.calibration_data import onnx_model, opened
 from support.rendered import eligibility_table, log_text
 
 from twofour.engines.tensorrt.build import precisions_of
@@ -120,6 +122,34 @@ def _npz() -> bytes:
     return buffer.getvalue()
 
 
+def _read_calibration(path: Path) -> None:
+    inputs = onnx_model(x=("float32", ("b", "n")), ids=("int64", ("b", "n")))
+    _all((lambda: [batch.samples for batch in opened(path, inputs).batches()],), path)
+
+
+def _data() -> dict[str, bytes]:
+    """Calibration data of every kind of file, by suffix."""
+    x, ids = np.ones((12, 8), np.float32), np.zeros((12, 8), np.int64)
+    npy = io.BytesIO()
+    np.save(npy, x)
+    rows = [{"x": [0.5] * 8, "ids": [1] * 8}, {"x": [1.5] * 8, "ids": [2] * 8}]
+    return {
+        ".npz": _npz(),
+        ".npy": npy.getvalue(),
+        ".safetensors": save_arrays_safely({"x": x, "ids": ids}),
+        ".jsonl": "\n".join(map(json.dumps, rows)).encode(),
+    }
+
+
+def _data_kinds() -> dict[str, Kind]:
+    kinds = {
+        f"data{suffix}": Kind(suffix, (content,), fuzzing.mutate_bytes, _read_calibration)
+        for suffix, content in _data().items()
+    }
+    members = Kind(".npz", (_npz(),), fuzzing.mutate_npz, _read_calibration)
+    return {**kinds, "data.npz members": members}
+
+
 def _pt() -> bytes:
     buffer = io.BytesIO()
     torch.save({"a.weight": torch.ones(8, 8), "b": {"c.weight": torch.ones(4)}}, buffer)
@@ -170,12 +200,13 @@ def _kinds(folder: Path) -> dict[str, Kind]:
         "log": Kind(".log", logs, fuzzing.mutate_bytes, _read_log),
         "engine-json": Kind(".json", _engine_json(), fuzzing.mutate_json, _read_json_of_engine),
         "engine-bytes": Kind(".json", _engine_json(), fuzzing.mutate_bytes, _read_json_of_engine),
+        **_data_kinds(),
     }
 
 
 _NAMES = (
     "onnx", "onnx-bytes", "npz", "pt", "pt-members", "safetensors", "log", "engine-json",
-    "engine-bytes",
+    "engine-bytes", "data.npz", "data.npz members", "data.npy", "data.safetensors", "data.jsonl",
 )  # fmt: skip
 
 

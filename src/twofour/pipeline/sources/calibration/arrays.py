@@ -139,8 +139,8 @@ def _stored_in_npz(request: Request) -> dict[str, Stored]:
     Raises BadInputError too for a file that would unpack to far more than it is.
     """
     path, found = request.path, {}
-    check_archive(path)
     try:
+        check_archive(path)
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             for number, member in enumerate(archive.infolist()):
                 name, dot, kind = member.filename.rpartition(".")
@@ -163,6 +163,8 @@ def _stored_in_npz(request: Request) -> dict[str, Stored]:
 
 
 def _unreadable(path: Path, error: Exception, hint: str) -> BadInputError:
+    if isinstance(error, BadInputError) and str(path) in error.message:
+        return error
     kind = path.suffix.lower()
     return BadInputError(f"{path} is no readable {kind} file: {first_line(error)}", hint=hint)
 
