@@ -172,13 +172,13 @@ class _Run:
         if 0 in layer.layout.stack_shape:
             return self._judged(layer, layer.stored)
         stack = _stack(layer)
-        if layer.reference is None and _holds(stack):
+        if layer.reference is None and _holds(stack, layer):
             return self._judged(layer, layer.stored)
         if self._gram is None or not _same(self._gram, stack.gram):
             self._study(layer.statistics, stack)
         pruned = self._of_tiles(stack, lambda tile: self._pruned(stack, tile))
         if layer.layout.straddled:
-            pruned = _along_stored_axis(pruned, layer)
+            pruned = _along_stored_axis(pruned * stack.scale, layer) / stack.scale
         if self._steps:
             pruned = self._of_tiles(
                 stack,
@@ -367,9 +367,11 @@ def _stack(layer: LayerProblem) -> _Stack:
     )
 
 
-def _holds(stack: _Stack) -> bool:
+def _holds(stack: _Stack, layer: LayerProblem) -> bool:
     """Whether nothing has to go."""
     xp = array_namespace(stack.weight)
+    if layer.layout.straddled:
+        return bool(xp.all(_along_stored_axis(stack.weight, layer) == stack.weight))
     groups = xp.reshape(stack.weight != 0, (-1, stack.pattern.m))
     return not bool(xp.any(xp.sum(groups, axis=-1, dtype=xp.int64) > stack.pattern.n))
 

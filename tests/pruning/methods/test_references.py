@@ -248,3 +248,17 @@ def test_groups_over_the_border_of_a_transposed_convolution_hold_too(method: str
     assert check(solved.weight, 0, pattern).holds
     assert solved.output_error.calibration < 0.5
     assert np.count_nonzero(solved.weight) >= 0.35 * solved.weight.size
+    again = replace(layer, weight=solved.weight)
+    for name in (method, "keep"):
+        same = solve_layer(problem_of(again, pattern), METHODS[name], MethodOptions())
+        assert np.array_equal(same.weight, solved.weight)
+
+
+def test_groups_over_the_border_alone_may_be_what_breaks_the_pattern() -> None:
+    layer = straddled(4, 0)
+    weight = layer.weight.copy()
+    weight[[0, 1, 7, 8]] = 0  # inputs 0 to 4 and 5 to 9 hold it, each from its own start
+    assert not check(weight, 0, Pattern(2, 4)).holds
+    layer = replace(layer, weight=weight)
+    solved = solve_layer(problem_of(layer, Pattern(2, 4)), METHODS["admm"], MethodOptions())
+    assert check(solved.weight, 0, Pattern(2, 4)).holds
