@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 import transformers
+from support.calibrated import TWO_FOUR
 from torch import Tensor, nn
 
 import twofour
 from twofour.pruning.torch_blocks import Blocks, find_blocks
-from twofour.pruning.torch_spill import spill
+from twofour.pruning.torch_calls import Call
+from twofour.pruning.torch_pruning import CalibrationCalls, prune_calibrated, work_of
+from twofour.pruning.torch_spill import Spill, spill
+from twofour.records.options import MethodOptions, Selection
+from twofour.records.pruning import Calibration
 
 SIZES = {
     "hidden_size": 16,
@@ -66,14 +72,81 @@ def test_models_of_transformers_are_calibrated_block_by_block(
     assert all(row.output_error is not None for row in result.weights if row.pruned)
 
 
-def test_what_does_not_fit_into_memory_goes_to_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def pruned_in(
+    memory_bytes: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[nn.Module, int]:
+    """A pruned model, and how many kept outputs were let go on the way."""
     torch.manual_seed(0)
-    model = MODELS["bert"]()
-    other = copy.deepcopy(model)
-    twofour.prune(model, calibrate=texts(), method="wanda")
-    monkeypatch.setattr("twofour.pruning.torch_spill.MEMORY_BYTES", 5000)
-    twofour.prune(other, calibrate=texts(), method="wanda")
-    assert same_state(model, other)
+    model, gone = MODELS[name](), []
+    let_go = Spill.blank
+    monkeypatch.setattr(Spill, "blank", lambda *a: (gone.append(a[1:]), let_go(*a)))
+    work = replace(work_of(TWO_FOUR, MethodOptions(name="wanda")), memory_bytes=memory_bytes)
+    calls = [Call(args=(), kwargs=text, samples=3) for text in texts()]
+    about = Calibration(source="texts", samples=9, held_out=0)
+    prune_calibrated(model, CalibrationCalls(calls=calls, about=about), work, Selection())
+    monkeypatch.undo()
+    return model, len(gone)
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("llama", 2), ("albert", 0)])
+def test_what_does_not_fit_into_memory_goes_to_files_and_is_let_go(
+    name: str, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, gone = pruned_in(1 << 20, name, monkeypatch)
+    assert gone == 0
+    small, gone = pruned_in(2000, name, monkeypatch)
+    assert gone == 3 * blocks
+    assert same_state(model, small)
+
+
+class Skips(nn.Module):
+    """What the first block gives is needed again by the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.parts[0](x)
+        second = self.parts[1](first)
+        y: Tensor = self.parts[3](self.parts[2](second) + first)
+        return y
+
+
+def test_an_output_that_is_skipped_on_is_kept_as_long_as_it_is_needed() -> None:
+    torch.manual_seed(0)
+    model, x = Skips(), torch.randn(9, 8)
+    paths = [f"parts.{i}" for i in range(4)]
+    with spill() as kept, torch.no_grad():
+        blocks = Blocks({path: model.get_submodule(path) for path in paths}, kept)
+
+        def run() -> Tensor:
+            blocks.begin(0, paths)
+            y: Tensor = model(x)
+            return y
+
+        with blocks.installed():
+            run()
+            assert blocks.lasting(run, paths) == {
+                "parts.0": "parts.3",
+                "parts.1": "parts.2",
+                "parts.2": "parts.3",
+                "parts.3": None,
+            }
+
+
+def test_what_is_let_go_gives_its_file_back() -> None:
+    with spill(memory_bytes=0) as kept:
+        for number in range(3):
+            kept.put("block", number, torch.full((4,), number))
+            kept.put("block", number + 10, {"y": torch.randn(2, 2)})
+            (file,) = kept._files.values()
+            kept.blank("block", number + 10)
+            kept.blank("block", number)
+            assert file.stat().st_size == 0
+        assert torch.isnan(kept.get("block", 11)["y"]).all()
+        assert torch.equal(kept.get("block", 2), torch.zeros(4, dtype=torch.long))
+        assert kept.size_bytes() == 0
 
 
 def test_kept_trees_come_back_with_their_strides_and_types() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from twofour.pruning.torch_spill import Spill, Tree
+from twofour.pruning.torch_spill import Spill, Tree, blanked
 from twofour.pruning.torch_statistics import version_of
 
 _MOST_WEIGHTS = 12
@@ -87,6 +87,11 @@ class Blocks:
         within another one that they are no part of."""
         self.ended: Callable[[str], None] = _nothing
         """Told whenever a block has run."""
+        self._without: str | None = None
+        self._inputs: dict[str, list[Any]] | None = None
+        self.let_go: Mapping[str, Sequence[str]] = {}
+        """By block: others whose outputs are needed for their shape alone once it has run; all of
+        these run once in every call."""
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -119,6 +124,27 @@ class Blocks:
         """Forget what a block gave."""
         self._kept.drop(path)
 
+    def lasting(self, forward: Callable[[], Tree], order: Sequence[str]) -> dict[str, str | None]:
+        """The last block, by `order`, that needs what a block gave, tried on one call.
+
+        `forward` runs the call with all blocks final. None: the model's output needs it too, or
+        what lies between the blocks cannot go without.
+        """
+        inputs: dict[str, list[Any]] = {}
+        self._inputs = inputs
+        output = forward()
+        found: dict[str, str | None] = {}
+        for path in order:
+            self._without, self._inputs = path, {}
+            try:
+                same = same_bits(output, forward())
+            except Exception:  # noqa: BLE001  # whatever the model says to NaN
+                same = False
+            changed = [p for p in order if not same_bits(inputs.get(p), self._inputs.get(p))]
+            found[path] = (changed or [path])[-1] if same else None
+        self._without = self._inputs = None
+        return found
+
     def _standing_in(self, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def stand_in(*args: Tree, **kwargs: Tree) -> Tree:
             key = self._call, self._times[path]
@@ -127,20 +153,48 @@ class Blocks:
                 self.impure.add(path)
             replayed = path in self._final and path not in self.impure
             if replayed and self._kept.has(path, key):
-                return self._kept.get(path, key)
+                if self._inputs is not None:
+                    self._inputs.setdefault(path, []).append((args, kwargs))
+                return self._replay(path, key)
             versions = _versions(args, kwargs)
             self._inside.append(path)
             output = forward(*args, **kwargs)
             self._inside.pop()
             if replayed:
                 unchanged = versions == _versions(args, kwargs)
-                if not (unchanged and self._kept.put(path, key, output)):
+                if unchanged and self._kept.put(path, key, output):
+                    for other in self.let_go.get(path, ()):
+                        if self._kept.has(other, key):
+                            self._kept.blank(other, key)
+                else:
                     self.impure.add(path)
                     self._kept.drop(path)
             self.ended(path)
             return output
 
         return stand_in
+
+    def _replay(self, path: str, key: tuple[int, int]) -> Tree:
+        output = self._kept.get(path, key)
+        if path != self._without:
+            return output
+        return pytree.tree_map(lambda v: blanked(v) if isinstance(v, Tensor) else v, output)
+
+
+def same_bits(one: object, other: object) -> bool:
+    """Whether two trees have equal tensors, NaN being equal to itself."""
+    ours, theirs = pytree.tree_leaves(one), pytree.tree_leaves(other)
+    return len(ours) == len(theirs) and all(
+        _equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if not one.is_floating_point() or one.dtype != other.dtype:
+        return torch.equal(one, other)
+    same = torch.equal(one.nan_to_num(), other.nan_to_num())
+    return same and torch.equal(one.isnan(), other.isnan())
 
 
 def _versions(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:

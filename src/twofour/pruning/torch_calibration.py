@@ -15,7 +15,6 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout
@@ -24,7 +23,7 @@ from twofour.pruning.methods.problem import Array
 from twofour.pruning.solve import LayerProblem, Solved, solve_layers
 from twofour.pruning.statistics import Statistics
 from twofour.pruning.threads import one_blas_thread
-from twofour.pruning.torch_blocks import Blocks, find_blocks, parts_of
+from twofour.pruning.torch_blocks import Blocks, find_blocks, parts_of, same_bits
 from twofour.pruning.torch_calls import Call, device_of, forward, moved, undisturbed
 from twofour.pruning.torch_products import Product, Products, Target
 from twofour.pruning.torch_spill import MEMORY_BYTES, Spill, Tree, spill
@@ -160,12 +159,14 @@ class _Run:
         self._holders = {module for weight in weights for module in weight.holders}
         self._order = RowOrder()
         self._blocks = Blocks({}, data.kept)
+        self._lasting: Mapping[str, str | None] = {}
 
     def all(self) -> dict[str, Solved]:
         """Every step in turn."""
         solved: dict[str, Solved] = {}
         with self._order.watched(self._holders):
             trace = self._traced()
+            self._blocks.let_go = trace.let_go(self._lasting)
             steps, started = trace.steps, time.perf_counter()
             with self._blocks.installed():
                 for number, step in enumerate(steps):
@@ -197,16 +198,24 @@ class _Run:
                 if number == 0 and trace.uncalled(blocks):
                     break
                 if number == 0:
-                    self._check_replay(blocks, output)
+                    self._check_replay(trace.order, output)
         for path in blocks:
             self._blocks.drop(path)
         return trace, trace.uncalled(blocks)
 
-    def _check_replay(self, blocks: Iterable[str], output: object) -> None:
-        """The first call once more, with what its blocks gave: another result forbids it."""
-        again = self._forward(0, (), _nothing, blocks)
-        if not _same(output, again):
-            self._blocks.impure.update(blocks)
+    def _check_replay(self, order: Sequence[str], output: object) -> None:
+        """The first call once more, with what its blocks gave: another result forbids it.
+
+        Where the blocks of all calls would not fit into memory, how long each is needed.
+        """
+
+        def again() -> Tree:
+            return self._forward(0, (), _nothing, order)
+
+        if not same_bits(output, again()):
+            self._blocks.impure.update(order)
+        elif self._data.kept.size_bytes() * len(self._data) > self._work.memory_bytes:
+            self._lasting = self._blocks.lasting(again, order)
 
     def _forward(
         self,
@@ -346,17 +355,6 @@ def _rounding(dtype: torch.dtype) -> Callable[[Array], Array] | None:
         return narrow if isinstance(values, Tensor) else narrow.numpy()
 
     return rounded
-
-
-def _same(one: object, other: object) -> bool:
-    """Whether two outputs have the same bits."""
-    ours, theirs = pytree.tree_leaves(one), pytree.tree_leaves(other)
-    return len(ours) == len(theirs) and all(
-        torch.equal(a.nan_to_num(), b.nan_to_num())
-        if isinstance(a, Tensor) and isinstance(b, Tensor)
-        else type(a) is type(b)
-        for a, b in zip(ours, theirs, strict=True)
-    )
 
 
 def _nothing(_: object) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,30 @@ class Spill:
         values = [self._read(group, v) if isinstance(v, _Bytes) else v for v in leaves]
         return pytree.tree_unflatten(values, shape)
 
+    def size_bytes(self) -> int:
+        """Of all that is kept, in memory and in files."""
+        groups = self._trees.values()
+        leaves = (leaf for group in groups for kept, _ in group.values() for leaf in kept)
+        return sum(leaf.size for leaf in leaves if isinstance(leaf, _Bytes))
+
+    def blank(self, group: Hashable, key: Hashable) -> None:
+        """Give a tree's memory back; from now on it has NaN, and 0 where a type has none."""
+        kept, shape = self._trees[group][key]
+        for leaf in reversed(kept):
+            if isinstance(leaf, _Bytes):
+                self._release(group, leaf)
+        blank = [replace(v, size=0, data=None) if isinstance(v, _Bytes) else v for v in kept]
+        self._trees[group][key] = blank, shape
+
+    def _release(self, group: Hashable, leaf: _Bytes) -> None:
+        """Of a file, what lies at its end."""
+        if leaf.data is not None:
+            self._free += leaf.size
+        elif leaf.size:
+            file = self._files[group]
+            if file.stat().st_size == leaf.offset + leaf.size:
+                os.truncate(file, leaf.offset)
+
     def drop(self, group: Hashable) -> None:
         """Forget a group, and give its memory and its file back."""
         for leaves, _ in self._trees.pop(group, {}).values():
@@ -96,15 +121,16 @@ class Spill:
         return offset
 
     def _read(self, group: Hashable, kept: _Bytes) -> Tensor:
+        result = torch.empty_strided(kept.shape, kept.stride, dtype=kept.dtype, device=kept.device)
+        if not kept.size:
+            return blanked(result)
         flat = kept.data
         if flat is None:
             mapped = np.memmap(
                 self._files[group], np.uint8, mode="r", offset=kept.offset, shape=(kept.size,)
             )
             flat = torch.from_numpy(np.array(mapped))
-        values = flat.view(kept.dtype).view(kept.shape) if kept.size else None
-        result = torch.empty_strided(kept.shape, kept.stride, dtype=kept.dtype, device=kept.device)
-        return result if values is None else result.copy_(values)
+        return result.copy_(flat.view(kept.dtype).view(kept.shape))
 
 
 @contextlib.contextmanager
@@ -115,6 +141,11 @@ def spill(*, memory_bytes: int | None = None) -> Iterator[Spill]:
         yield Spill(folder, MEMORY_BYTES if memory_bytes is None else memory_bytes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def blanked(tensor: Tensor) -> Tensor:
+    """Its values replaced by NaN, or 0 where the type has none."""
+    return tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
 
 
 def _is_plain(tensor: Tensor) -> bool:

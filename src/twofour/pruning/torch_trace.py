@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -50,6 +50,7 @@ class Trace:
         self._ends: dict[str, int] = {}
         self._last: tuple[Tensor, int] | None = None
         self._met = 0
+        self._events: list[list[str]] = []
 
     @property
     def targets(self) -> list[Target]:
@@ -60,12 +61,14 @@ class Trace:
         """The next call's forward begins."""
         self._counts.append(Counter())
         self._ran.append(Counter())
+        self._events.append([])
 
     def meet(self, product: Product) -> None:
         """A weight is used."""
         name = product.target.name
         self._clock += 1
         self._counts[-1][name] += 1
+        self._events[-1].append(name)
         if not self._same_as_last(product.x):
             self._met += 1
         self._first.setdefault(name, self._clock)
@@ -76,6 +79,7 @@ class Trace:
         """A block has run."""
         self._clock += 1
         self._ran[-1][path] += 1
+        self._events[-1].append(path)
         if len(self._counts) == 1:
             self._ends[path] = self._clock
 
@@ -86,6 +90,21 @@ class Trace:
     def uncalled(self, paths: Iterable[str]) -> list[str]:
         """Blocks that do not run as a whole."""
         return [path for path in paths if path not in self._ends]
+
+    @property
+    def order(self) -> list[str]:
+        """The blocks of the first call, as they end."""
+        return sorted(self._ends, key=lambda path: self._ends[path])
+
+    def let_go(self, lasting: Mapping[str, str | None]) -> dict[str, list[str]]:
+        """Behind which blocks the outputs of others may go; none, unless all calls run alike."""
+        found: dict[str, list[str]] = {}
+        if any(events != self._events[0] for events in self._events):
+            return found
+        for path, last in lasting.items():
+            if last not in (None, path) and self._ran[0][path] == 1 == self._ran[0][last]:
+                found.setdefault(last, []).append(path)
+        return found
 
     @property
     def steps(self) -> list[Step]:
