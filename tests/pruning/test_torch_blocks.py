@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 import pytest
@@ -79,7 +79,12 @@ def pruned_in(
     torch.manual_seed(0)
     model, gone = MODELS[name](), []
     let_go = Spill.blank
-    monkeypatch.setattr(Spill, "blank", lambda *a: (gone.append(a[1:]), let_go(*a)))
+
+    def counted(kept: Spill, group: Hashable, key: Hashable) -> None:
+        gone.append(key)
+        let_go(kept, group, key)
+
+    monkeypatch.setattr(Spill, "blank", counted)
     work = replace(work_of(TWO_FOUR, MethodOptions(name="wanda")), memory_bytes=memory_bytes)
     calls = [Call(args=(), kwargs=text, samples=3) for text in texts()]
     about = Calibration(source="texts", samples=9, held_out=0)
