@@ -52,8 +52,8 @@ def test_a_model_that_came_pruned_loses_nothing(model: str, tmp_path: Path) -> N
         ({"name": "wanda"}, "--method wanda needs calibration data"),
         ({"name": "admm"}, "--method admm needs calibration data"),
         ({"name": "best"}, "there is no pruning method 'best'"),
-        ({"refit": 3}, "--refit needs calibration data"),
-        ({"damping": 0.1}, "--damping needs calibration data"),
+        ({"refit": 3}, "--refit 3 needs calibration data"),
+        ({"damping": 0.1}, "--damping 0.1 needs calibration data"),
         ({"repair": True}, "--repair needs calibration data"),
     ],
 )
@@ -73,4 +73,20 @@ def test_scaling_of_images_without_data_is_refused(
 ) -> None:
     options = RunOptions(calibration=replace(CalibrationOptions(), **changed))
     with pytest.raises(BadInputError, match=r"--(mean|std|size) needs calibration data"):
+        run_prune(model, tmp_path / "r", options)
+
+
+def test_a_repair_that_is_asked_for_is_done(model: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(40, 8, 6, 6)))
+    options = RunOptions(
+        calibration=CalibrationOptions(data=str(tmp_path / "x.npy")),
+        method=MethodOptions(repair=True),
+    )
+    _, result, _ = run_prune(model, tmp_path / "r", options)
+    assert result.repair is not None
+
+
+def test_a_permutation_is_not_passed_over_in_silence(model: str, tmp_path: Path) -> None:
+    options = RunOptions(method=MethodOptions(permute_seconds=3.0))
+    with pytest.raises(BadInputError, match="--permute-seconds is not heeded"):
         run_prune(model, tmp_path / "r", options)

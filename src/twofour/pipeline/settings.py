@@ -26,6 +26,7 @@ from twofour.pruning.methods import (
     DEFAULT_WITH_DATA,
     DEFAULT_WITHOUT_DATA,
     method_named,
+    refuse_without_data,
     without_data,
 )
 from twofour.records.build import EngineStatus
@@ -171,9 +172,8 @@ def _refuse_without_data(options: RunOptions) -> None:
         return
     if method.name is not None:
         without_data(method.name)
+    refuse_without_data(method)
     for given, option in (
-        (method.refit is not None, "--refit"),
-        (method.damping is not None, "--damping"),
         (method.repair is True, "--repair"),
         (bool(calibration.image_mean), "--mean"),
         (bool(calibration.image_std), "--std"),
@@ -187,15 +187,11 @@ def _refuse_without_data(options: RunOptions) -> None:
 
 def _refuse_unheeded(options: RunOptions, source: Source) -> None:
     """What no stage goes by."""
-    for given, option in (
-        (options.method.repair is True, "--repair"),
-        (options.method.permute_seconds > 0, "--permute-seconds"),
-    ):
-        if given:
-            raise BadInputError(
-                f"{option} is not heeded in a run of {source.text} by this version",
-                hint="leave it out",
-            )
+    if options.method.permute_seconds > 0:
+        raise BadInputError(
+            f"--permute-seconds is not heeded in a run of {source.text} by this version",
+            hint="leave it out",
+        )
 
 
 def _pick_engine(options: RunOptions, status_of: StatusOf, note: Note) -> ChosenEngine:
