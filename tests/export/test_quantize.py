@@ -19,6 +19,7 @@ from twofour.export import int8 as quantize
 from twofour.export.int8 import Activations, calibration_rows, quantize_int8
 from twofour.export.torch_export import export_onnx
 from twofour.graph.files import read_tensor
+from twofour.graph.half import widen
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
 from twofour.pruning.verify import validate_onnx
@@ -192,7 +193,7 @@ def test_half_precision_inside_a_function_is_widened_too() -> None:
     function = helper.make_function("own", "f", ["a"], ["c"], body, [helper.make_opsetid("", 18)])
     model = om.model([helper.make_node("f", ["x"], ["y"], domain="own")], {}, inputs={"x": [4]})
     model.functions.append(function)
-    quantize.widen(model)
+    widen(model)
     constant, cast, _ = model.functions[0].node
     assert constant.attribute[0].t.data_type == TensorProto.FLOAT
     assert cast.attribute[0].i == TensorProto.FLOAT

@@ -360,6 +360,33 @@ def test_errors_are_those_of_what_was_stored(
     assert not np.signbit(values.astype(np.float32)[values == 0]).any()
 
 
+def test_bfloat16_is_run_in_float32_and_stored_as_it_was(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", ["x"], "h", to=16),
+        node("MatMul", ["h", "w"], "m"),
+        node("MatMul", ["m", "v"], "n"),
+        node("Cast", ["n"], "y", to=1),
+    ]
+    arrays = {"w": W(16, 8, dtype=om.BFLOAT16), "v": W(8, 4, dtype=om.BFLOAT16, seed=1)}
+    model = om.model(nodes, arrays, inputs={"x": ("batch", 16)})
+    x = np.random.default_rng(1).normal(0.5, size=(SAMPLES, 16)).astype(om.BFLOAT16)
+    target, result = pruned(model, tmp_path, data_of(x=x.astype(np.float32)))
+    assert result.calibration is not None
+    (note,) = result.calibration.notes
+    assert note.startswith("run in float32, as ONNX Runtime lacks a kernel:")
+    seen = x[~HELD].astype(np.float64)
+    for row, name in zip(result.weights, "wv", strict=True):
+        assert stored(target, name).dtype == om.BFLOAT16
+        assert check(stored(target, name), 0, PATTERN).holds
+        before, after = (
+            stored(path, name).astype(np.float64) for path in (tmp_path / "dense.onnx", target)
+        )
+        assert row.output_error is not None
+        lost = share(seen @ before, seen @ after)
+        np.testing.assert_allclose(row.output_error.calibration, lost, rtol=1e-3)
+        seen = seen @ after
+
+
 def test_int32_biases_are_rounded_to_their_scale(tmp_path: Path) -> None:
     x = np.random.default_rng(1).normal(0.5, size=(SAMPLES, 8, 5, 5)).astype(np.float32)
     target, result = pruned(quantized(), tmp_path, data_of(x=x), "wanda", refit=0)

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from twofour.errors import BadInputError
+from twofour.graph.half import TYPE_ATTRIBUTES
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import scopes
 from twofour.records.weights import LARGEST_PASSED_OVER
@@ -48,8 +49,6 @@ _STAY_FLOAT32 = {"Resize": frozenset({1})}
 """Inputs that could be half precision and are coordinates: a region of interest."""
 Types = dict[ir.Value, ir.DataType]
 """Tensors alone: a sequence, an optional, or what is not known has no entry."""
-TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
-"""Attributes whose integer is a type of ONNX (Cast, random numbers, windows)."""
 _FIXED = {
     f"tensor({name})": ir.DataType[name.upper()] for name in ("float16", "bfloat16", "bool")
 } | {

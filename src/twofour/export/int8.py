@@ -13,20 +13,17 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import numpy_helper
 
 from twofour.errors import BadInputError, BuildFailedError, first_line
-from twofour.export.float32 import LAYERS, TYPE_ATTRIBUTES, load_float32
+from twofour.export.float32 import LAYERS, load_float32
 from twofour.export.model_code import quiet
 from twofour.graph.files import (
-    DTYPES,
     Array,
     external_tensors,
-    graphs,
     load_external,
     size_bytes,
-    tensors,
 )
+from twofour.graph.half import HALF, widen
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.store import atomic_file
 
@@ -35,7 +32,6 @@ _MASKED = 0.99 * float(np.finfo(np.float32).max)
 """From here on it is float32's own limit: a mask, which is float16's limit in the new file."""
 _PREFIX = "largest value of "
 _MOST_NAMED = 6
-_HALF = frozenset(code for code, name in DTYPES.items() if name in {"float16", "bfloat16"})
 _FLOATS = frozenset({"float32", "float16", "bfloat16"})
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1
 
@@ -90,28 +86,6 @@ def refuse_overflow(model: OpenedModel, ranges: Mapping[str, float]) -> None:
         + (f"; so do {len(over) - 1} others" if len(over) > 1 else ""),
         hint=f"use --precision bfloat16, or leave float32 what makes and uses it: {keep}{more}",
     )
-
-
-def widen(model: onnx.ModelProto) -> None:
-    """Make float16 and bfloat16 to float32 in place: tensors, casts, inputs, outputs, functions.
-
-    Weights must be at hand, not external. Values stay what they are; sums gain the digits that half
-    precision would have lost.
-    """
-    for tensor in tensors(model):
-        if tensor.data_type in _HALF:
-            values = numpy_helper.to_array(tensor).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    for graph in graphs(model):
-        del graph.value_info[:]  # types of the tensors between; whoever needs them infers them anew
-        if isinstance(graph, onnx.GraphProto):
-            for value in (*graph.input, *graph.output):
-                if value.type.tensor_type.elem_type in _HALF:
-                    value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.name in TYPE_ATTRIBUTES and attribute.i in _HALF:
-                    attribute.i = onnx.TensorProto.FLOAT
 
 
 class Activations(str, Enum):
@@ -241,7 +215,7 @@ def _refuse_other_types(model: OpenedModel) -> None:
 
 def _refuse_too_large(model: OpenedModel) -> None:
     total = model.path.stat().st_size + sum(map(size_bytes, external_tensors(model.proto)))
-    if any(tensor.data_type in _HALF for tensor in model.proto.graph.initializer):
+    if any(tensor.data_type in HALF for tensor in model.proto.graph.initializer):
         total *= 2
     if total > _PROTOBUF_LIMIT_BYTES:
         raise BadInputError(

@@ -11,13 +11,13 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from twofour.engines.onnxruntime.session import LEVELS
+from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
 from twofour.errors import BadInputError
 from twofour.graph.files import (
     DTYPES,
@@ -27,6 +27,7 @@ from twofour.graph.files import (
     read_tensor,
     storage_key,
 )
+from twofour.graph.half import has_half
 from twofour.graph.opened import OpenedModel
 from twofour.pattern import as_bits
 from twofour.pipeline.calibration_worker import BatchFile, Looked, Looking, Tap
@@ -46,7 +47,7 @@ from twofour.pruning.onnx_calibration import (
 from twofour.pruning.onnx_file import Calibrated, Solution
 from twofour.pruning.onnx_problems import constant, corrected, layer_problem, store_piece
 from twofour.pruning.onnx_rows import Reading
-from twofour.pruning.onnx_segments import Changes, Kind, Segments, unused_name
+from twofour.pruning.onnx_segments import Changes, Kind, Segments, in_float32, unused_name
 from twofour.pruning.selection import choose
 from twofour.pruning.solve import Solved, solve_layers
 from twofour.pruning.statistics import Inputs, Statistics
@@ -166,6 +167,7 @@ class _Calibration:
         self._borders = tuple(borders(self._graph, taps))
         self._reached: int | None = None
         self._no_room: set[int] = set()
+        self._widened: str | None = None
         self._have: dict[str, Kind] = {}
         self._waiting: dict[int, _Seen] = {}
 
@@ -182,7 +184,7 @@ class _Calibration:
         if not users:
             return
         tries.until_alive(
-            lambda optimized: self._level(index, users, optimized),
+            lambda optimized: self._level_in_some_type(index, users, optimized),
             lambda: f"running {self._job.opened.path.name} on calibration data",
         )
         state = _State(key=self._job.key, pieces=tuple(self._finished.values()))
@@ -198,6 +200,21 @@ class _Calibration:
             for user in piece.users
             if user.level == level
         ]
+
+    def _level_in_some_type(
+        self, index: int, users: Sequence[tuple[int, Target]], optimized: str
+    ) -> None:
+        """In the file's own types, else in float32: the CPU has few kernels for bfloat16."""
+        opened = self._job.opened
+        try:
+            self._level(index, users, optimized)
+        except CannotRunError as error:
+            if self._widened is not None or not has_half(opened.proto):
+                raise
+            self._widened = f"run in float32, as ONNX Runtime lacks a kernel: {error.message}"
+            self._talk.note(f"{opened.path.name} is {self._widened}")
+            self._reached = None
+            self._level(index, users, optimized)
 
     def _level(self, index: int, users: Sequence[tuple[int, Target]], optimized: str) -> None:
         """Look at the inputs of one level's layers, and prune those that have no others to come.
@@ -232,6 +249,8 @@ class _Calibration:
                 self._have, self._reached = {}, -1
             wanted = sorted({*border, *(tap.tensor for tap in taps)})
             piece = self._segments.piece(wanted, self._have)
+            if piece is not None and self._widened is not None:
+                piece = in_float32(piece, folder)
             if piece is not None:
                 (folder / _PIECE).write_bytes(piece.SerializeToString())
             asked = Looking(
@@ -346,6 +365,7 @@ class _Calibration:
 
     def _calibrated(self) -> Calibrated:
         """What is to be written into the file."""
+        about = self._job.data.about
         pieces, done = self._plan.pieces, self._finished
         rows = {
             user.row: done[number].solution
@@ -363,7 +383,7 @@ class _Calibration:
             if each.copy is None and (user := piece.users[each.user]).bias is not None
         }
         return Calibrated(
-            calibration=self._job.data.about,
+            calibration=replace(about, notes=(*about.notes, *filter(None, (self._widened,)))),
             rows=rows,
             arrays={
                 user.row: arrays[piece.key]

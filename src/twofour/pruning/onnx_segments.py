@@ -13,12 +13,15 @@ from pathlib import Path
 import onnx
 
 from twofour.graph.files import (
+    Array,
     external_data,
     read_tensor,
     storage_key,
     subgraphs,
+    tensors,
     write_tensor,
 )
+from twofour.graph.half import widen
 from twofour.pruning.onnx_calibration import Key, MainGraph
 from twofour.pruning.onnx_file import SEPARATE_INITIALIZERS
 
@@ -51,6 +54,22 @@ def unused_name(graph: MainGraph, changes: Changes, wish: str) -> str:
         number += 1
         name = f"{wish}.{number}"
     return name
+
+
+def in_float32(piece: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+    """The piece with its half precision widened, all its values in it; it lies in the folder."""
+    for tensor in tensors(piece):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            _write_here(tensor, read_tensor(tensor, folder / "piece"))
+    widen(piece)
+    return piece
+
+
+def _write_here(tensor: onnx.TensorProto, values: Array) -> None:
+    """The values in the model itself."""
+    tensor.ClearField("data_location")
+    del tensor.external_data[:]
+    write_tensor(tensor, values)
 
 
 class Segments:
@@ -148,10 +167,7 @@ class Segments:
         """Read what its attributes have in other files: ONNX Runtime would not look for it."""
         for tensor in _tensors_in(node):
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                values = read_tensor(tensor, self._graph.opened.path)
-                tensor.ClearField("data_location")
-                del tensor.external_data[:]
-                write_tensor(tensor, values)
+                _write_here(tensor, read_tensor(tensor, self._graph.opened.path))
 
 
 def _value(name: str, kind: Kind) -> onnx.ValueInfoProto:
