@@ -11,24 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.mlp_onnx import save_mlp
 
 from twofour.errors import BadInputError
 from twofour.pipeline.jobs.job import Job, LostError, Service
 from twofour.pipeline.jobs.ray_cluster import RayCluster
+from twofour.pipeline.run import run_sensitivity
+from twofour.records.options import BudgetOptions, RunOptions, SideBySide
 
 NAME = "support.job_service:JobService"
 ray = pytest.importorskip("ray")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head without cores, so that all work is done on the other nodes."""
+    """A head of one core; another node joins in the test that kills it."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False},
-    )
+    head = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=head)
     try:
         yield made
     finally:
@@ -104,3 +105,20 @@ def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
         RayCluster(service, "127.0.0.1:1"),
     ):
         pass
+
+
+@pytest.mark.slow
+def test_a_study_gives_the_same_as_on_this_machine_alone(cluster: Any, tmp_path: Path) -> None:
+    metric = f"{Path(__file__).parents[2] / 'support' / 'mlp_onnx.py'}:agreement"
+    budget = BudgetOptions(max_drop=8.0)
+    model = str(save_mlp(tmp_path / "mlp.onnx"))
+    found = [
+        run_sensitivity(
+            model,
+            tmp_path / f"run{number}",
+            RunOptions(metric=metric, budget=budget, side_by_side=where),
+        )[1]
+        for number, where in enumerate((SideBySide(jobs=1), SideBySide(ray=cluster.address)))
+    ]
+    assert found[0] == found[1]
+    assert found[0].budget is not None
