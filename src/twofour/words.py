@@ -175,3 +175,8 @@ def _turned(value: float | None, *, faster: bool) -> float | None:
     if value is None or not faster:
         return value
     return 1 / value if value > 0 else None
+
+
+def in_seconds(seconds: float) -> str:
+    """A time to wait, as people say it."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -520,7 +521,7 @@ def test_tensors_between_levels_may_go_to_files_or_be_made_again(
     for name, memory, free in (("a", 1 << 30, 1 << 40), ("b", 0, 1 << 40), ("c", 0, 0)):
         (tmp_path / name).mkdir()
         monkeypatch.setattr("twofour.pipeline.onnx_calibrating._KEPT_BYTES", memory)
-        monkeypatch.setattr("twofour.pipeline.onnx_calibrating._free_bytes", lambda _, b=free: b)
+        monkeypatch.setattr("twofour.pipeline.onnx_calibrating.free_bytes", lambda _, b=free: b)
         target, _ = pruned(net(), tmp_path / name, data_of(x=X))
         found.append(target)
     assert found[0].read_bytes() == found[1].read_bytes()
@@ -561,6 +562,23 @@ def test_a_run_that_was_killed_goes_on_behind_its_last_finished_level(tmp_path: 
     assert here.calls == ["begin", *["look"] * 4]
     assert {row: file.read_bytes() for row, file in again.arrays.items()} == arrays
     assert again.rows == whole.rows
+
+
+def test_progress_tells_the_level_and_the_time_that_is_left(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int | None]] = []
+
+    class Listening(Silent):
+        def step(self, text: str, done: int, total: int | None) -> None:
+            told.append((re.sub(r"\d+ (s|min) left", "... left", text), done, total))
+
+    path = om.save(net(), tmp_path / "dense.onnx")
+    calibrate(job_of(path, data_of(x=X), repair=False), Listening(), Here())
+    assert told == [
+        ("first (1 of 4)", 0, 4),
+        ("second (2 of 4, about ... left)", 1, 4),
+        ("product (3 of 4, about ... left)", 2, 4),
+        ("head (4 of 4, about ... left)", 3, 4),
+    ]
 
 
 def test_what_was_finished_for_other_options_is_not_taken(tmp_path: Path) -> None:

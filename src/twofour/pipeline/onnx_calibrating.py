@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
 from twofour.errors import BadInputError
 from twofour.graph.files import (
     DTYPES,
-    Array,
     dtype_name,
     numpy_dtype,
     read_tensor,
@@ -30,11 +28,20 @@ from twofour.graph.files import (
 from twofour.graph.half import has_half
 from twofour.graph.opened import OpenedModel
 from twofour.pattern import as_bits
+from twofour.pipeline.calibration_folder import (
+    Corrected,
+    Finished,
+    finished,
+    free_bytes,
+    linked,
+    write_array,
+    write_finished,
+    written_batches,
+)
 from twofour.pipeline.calibration_worker import BatchFile, Looked, Looking, Tap
 from twofour.pipeline.engine_host import EngineHost, Tries
 from twofour.pipeline.onnx_repairing import RepairJob, repaired
 from twofour.pipeline.sources.calibration.data import CalibrationData
-from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pipeline.workers import WorkerDiedError
 from twofour.pruning.methods import left_to, method_named, without_data
 from twofour.pruning.onnx_calibration import (
@@ -50,10 +57,10 @@ from twofour.pruning.onnx_rows import Reading
 from twofour.pruning.onnx_segments import Changes, Kind, Segments, in_float32, unused_name
 from twofour.pruning.selection import choose
 from twofour.pruning.solve import Solved, solve_layers
-from twofour.pruning.statistics import Inputs, Statistics
+from twofour.pruning.statistics import Statistics, both
 from twofour.records.options import MethodOptions, Selection
 from twofour.records.weights import Pattern
-from twofour.store import atomic_file, read_record, write_record
+from twofour.words import in_seconds
 
 _SERVICE = "twofour.pipeline.calibration_worker:CalibrationWorker"
 _GRAM_BYTES = 1 << 30
@@ -62,7 +69,7 @@ _GRAM_ITEM_BYTES = 8
 _KEPT_BYTES = 1 << 30
 """Of tensors between two levels that stay in memory; more go to files."""
 _NO_INPUT = "no calibration input reached it: pruned by magnitude"
-_STATE, _PIECE = "state.json", "piece.onnx"
+_PIECE = "piece.onnx"
 _CODES = {name: code for code, name in DTYPES.items()}
 _Seen = tuple[int, Statistics | None]
 """How many users of a piece were looked at, and what they showed together."""
@@ -93,34 +100,6 @@ class Talk(Protocol):
 
     def note(self, text: str) -> None:
         """Something the user should know."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Corrected:
-    """A bias that was corrected, of one node: in its place, or as a copy for that node alone."""
-
-    user: int
-    """Of the piece."""
-    file: str
-    copy: str | None
-    """Its name; None: in its place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Finished:
-    """A piece that is done, by its number in the plan."""
-
-    piece: int
-    solution: Solution
-    biases: tuple[_Corrected, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
-    """state.json: what of a calibration is done."""
-
-    key: str
-    pieces: tuple[_Finished, ...] = ()
 
 
 class Host(Protocol):
@@ -157,10 +136,10 @@ class _Calibration:
         self._plan = plan_calibration(self._graph, job.pattern, chosen)
         job.folder.mkdir(parents=True, exist_ok=True)
         self._changes = Changes(arrays={}, constants={})
-        self._finished: dict[int, _Finished] = {}
-        for done in _finished(job):
+        self._finished: dict[int, Finished] = {}
+        for done in finished(job.folder, job.key):
             self._take(done)
-        self._files = _linked(job)
+        self._files = linked(job.folder, job.opened)
         self._segments = Segments(self._graph, self._changes, self._files)
         self._batches: tuple[BatchFile, ...] = ()
         taps = [{user.tap for _, user in self._users(level)} for level in self._plan.levels]
@@ -170,10 +149,12 @@ class _Calibration:
         self._widened: str | None = None
         self._have: dict[str, Kind] = {}
         self._waiting: dict[int, _Seen] = {}
+        self._started = time.monotonic()
+        self._at_start = sum(self._plan.pieces[number].size for number in self._finished)
 
     def run(self) -> Calibrated:
         """Every level that is not finished, in order."""
-        self._batches = tuple(_written_batches(self._job))
+        self._batches = tuple(written_batches(self._job.folder, self._job.data))
         tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=self._host.note)
         for index, level in enumerate(self._plan.levels):
             self._one_level(index, level, tries)
@@ -183,12 +164,12 @@ class _Calibration:
         users = [(number, u) for number, u in self._users(level) if number not in self._finished]
         if not users:
             return
+        self._tell(index, users)
         tries.until_alive(
             lambda optimized: self._level_in_some_type(index, users, optimized),
             lambda: f"running {self._job.opened.path.name} on calibration data",
         )
-        state = _State(key=self._job.key, pieces=tuple(self._finished.values()))
-        write_record(self._job.folder / _STATE, state)
+        write_finished(self._job.folder, self._job.key, [*self._finished.values()])
         if any(self._plan.pieces[n].is_tied and n in self._finished for n, _ in users):
             self._reached = None  # what is kept was made with the weight as it was before
 
@@ -234,11 +215,24 @@ class _Calibration:
             ready = []
             for number, user in group:
                 count, before = waiting.get(number, (0, None))
-                waiting[number] = count + 1, _both(before, found[_tapped(user)])
+                waiting[number] = count + 1, both(before, found[_tapped(user)])
                 if count + 1 == len(self._plan.pieces[number].users):
                     ready.append((number, waiting.pop(number)[1]))
             self._solve(ready)
         self._waiting = waiting
+
+    def _tell(self, index: int, users: Sequence[tuple[int, Target]]) -> None:
+        """Which layers are worked on, and how long the rest will take at the pace until now."""
+        sizes = [piece.size for piece in self._plan.pieces]
+        ready = sum(sizes[number] for number in self._finished)
+        before = ready - self._at_start
+        pace = ""
+        if before:
+            seconds = (time.monotonic() - self._started) * (sum(sizes) - ready) / before
+            pace = f", about {in_seconds(seconds)} left"
+        levels = len(self._plan.levels)
+        text = f"{users[0][1].label} ({index + 1} of {levels}{pace})"
+        self._talk.step(text, index, levels)
 
     def _look(self, taps: tuple[Tap, ...], index: int, optimized: str) -> Looked:
         """One pass over the batches, from what the worker holds to the taps of a level."""
@@ -259,7 +253,7 @@ class _Calibration:
                 keep=border,
                 taps=taps,
                 memory_bytes=_KEPT_BYTES,
-                disk_bytes=_free_bytes(folder) // 2,
+                disk_bytes=free_bytes(folder) // 2,
             )
             looked: Looked = self._host.call("look", asked)
         except WorkerDiedError:
@@ -282,7 +276,7 @@ class _Calibration:
         for number, found in ready:
             if found is None:
                 unseen = Solution(method=left_to(self._job.method), note=_NO_INPUT)
-                self._take(_Finished(piece=number, solution=unseen))
+                self._take(Finished(piece=number, solution=unseen))
             else:
                 known.append((number, found))
         with _naming_layers(path, [pieces[number] for number, _ in known]):
@@ -290,10 +284,8 @@ class _Calibration:
             solved = solve_layers(problems, method_named(self._job.method), self._job.options)
         for (number, _), result in zip(known, solved, strict=True):
             self._take(self._stored(number, result))
-            done = len(self._finished)
-            self._talk.step(pieces[number].users[0].label, done, len(pieces))
 
-    def _stored(self, number: int, solved: Solved) -> _Finished:
+    def _stored(self, number: int, solved: Solved) -> Finished:
         """Write what became of a piece, and of the biases behind it."""
         piece, folder, path = self._plan.pieces[number], self._job.folder, self._job.opened.path
         array = folder / self._file_of(piece)
@@ -301,14 +293,14 @@ class _Calibration:
         if array.exists() and piece.key in self._changes.arrays:  # another part of it was first
             stored = np.fromfile(array, stored.dtype).reshape(stored.shape)
         store_piece(piece, solved.weight, stored)
-        _write(array, stored)
+        write_array(array, stored)
         biases = []
         for at, user in enumerate(piece.users):
             if user.bias is not None and solved.bias_change is not None:
                 file = f"bias-{number}-{at}.bin"
-                _write(folder / file, corrected(user.bias, solved.bias_change, path))
+                write_array(folder / file, corrected(user.bias, solved.bias_change, path))
                 copy = None if user.bias.own else self._copy_name(user)
-                biases.append(_Corrected(user=at, file=file, copy=copy))
+                biases.append(Corrected(user=at, file=file, copy=copy))
         solution = Solution(
             method=self._job.method,
             output_error=solved.output_error,
@@ -317,9 +309,9 @@ class _Calibration:
             bias_corrected=bool(biases),
             note=solved.note,
         )
-        return _Finished(piece=number, solution=solution, biases=tuple(biases))
+        return Finished(piece=number, solution=solution, biases=tuple(biases))
 
-    def _take(self, done: _Finished) -> None:
+    def _take(self, done: Finished) -> None:
         """A finished piece: what runs from now on has its values."""
         piece, folder = self._plan.pieces[done.piece], self._job.folder
         self._finished[done.piece] = done
@@ -409,48 +401,12 @@ class _Calibration:
                 values = values.reshape(tuple(tensor.dims))
                 axis = self._axis(parts[0][1])
                 prune(as_bits(values), axis, self._job.pattern, kind=values.dtype.name)
-                _write(file, values)
+                write_array(file, values)
 
     def _axis(self, piece: Piece) -> int:
         axis = self._job.opened.weights(self._job.pattern).weights[piece.users[0].row].axis
         assert axis is not None, "it was chosen for its axis"
         return axis
-
-
-def _finished(job: CalibrationJob) -> tuple[_Finished, ...]:
-    """What an earlier run with the same key finished; what another one left is removed."""
-    file = job.folder / _STATE
-    with contextlib.suppress(BadInputError):
-        state = read_record(_State, file)
-        if state.key == job.key:
-            return state.pieces
-    for left in job.folder.glob("*"):
-        left.unlink()
-    return ()
-
-
-def _linked(job: CalibrationJob) -> dict[Path, str]:
-    """The model's files under names in the folder, as ONNX Runtime reads none from outside it."""
-    names = {}
-    for number, file in enumerate((job.opened.path, *job.opened.data_files)):
-        link = job.folder / f"model-{number}.bin"
-        link.unlink(missing_ok=True)
-        try:
-            os.link(file, link)
-        except OSError:
-            shutil.copyfile(file, link)
-        names[file] = link.name
-    return names
-
-
-def _written_batches(job: CalibrationJob) -> Iterator[BatchFile]:
-    """The batches as files, for a process that may have to be started again."""
-    first = 0
-    for number, batch in enumerate(job.data.batches()):
-        path = job.folder / f"batch-{number}.npz"
-        save_arrays(path, batch.arrays)
-        yield BatchFile(path=path, samples=batch.samples, first=first, padding=batch.padding)
-        first += batch.samples
 
 
 def _tapped(user: Target) -> tuple[str, Reading]:
@@ -481,24 +437,6 @@ def _passes(users: Sequence[tuple[int, Target]]) -> Iterator[list[tuple[int, Tar
         yield together
 
 
-def _both(one: Statistics | None, other: Statistics | None) -> Statistics | None:
-    """Of two users of one array."""
-    if one is None or other is None:
-        return one or other
-    return Statistics(
-        seen=_sum(one.seen, other.seen),
-        held_out=one.held_out or other.held_out
-        if one.held_out is None or other.held_out is None
-        else _sum(one.held_out, other.held_out),
-    )
-
-
-def _sum(one: Inputs, other: Inputs) -> Inputs:
-    return Inputs(
-        gram=one.gram + other.gram, total=one.total + other.total, rows=one.rows + other.rows
-    )
-
-
 @contextlib.contextmanager
 def _naming_layers(path: Path, pieces: Sequence[Piece]) -> Iterator[None]:
     """Which layers an error is about, where it does not say."""
@@ -509,13 +447,3 @@ def _naming_layers(path: Path, pieces: Sequence[Piece]) -> Iterator[None]:
             raise
         labels = ", ".join(repr(piece.users[0].label) for piece in pieces)
         raise BadInputError(f"{path}: layer {labels}: {error.message}", hint=error.hint) from error
-
-
-def _free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free
-
-
-def _write(file: Path, values: Array) -> None:
-    """Whole or not at all."""
-    with atomic_file(file) as temporary:
-        np.ascontiguousarray(values).tofile(temporary)

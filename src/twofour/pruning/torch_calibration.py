@@ -31,6 +31,7 @@ from twofour.pruning.torch_statistics import Gathering
 from twofour.pruning.torch_trace import Enough, RowOrder, Step, Trace
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
+from twofour.words import in_seconds
 
 _CALLS = "the calls themselves"
 
@@ -319,11 +320,6 @@ class _Ending:
     def _stop(self) -> None:
         self.enough = True
         raise Enough
-
-
-def in_seconds(seconds: float) -> str:
-    """A time to wait, as people say it."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _put(weight: CalibratedWeight, solved: Solved) -> None:

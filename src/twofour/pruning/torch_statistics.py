@@ -19,7 +19,7 @@ from torch import Tensor
 from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout, matrix_rows, outputs_to_see, window_rows
 from twofour.pruning.methods.problem import Array
-from twofour.pruning.statistics import Inputs, InputSums, Statistics, held_out_samples
+from twofour.pruning.statistics import Inputs, InputSums, Statistics, added, held_out_samples
 from twofour.pruning.torch_calls import Call
 from twofour.pruning.torch_products import Product, Target
 
@@ -196,13 +196,7 @@ def _joined(layout: Layout, met: Sequence[tuple[_Rows, Statistics]]) -> tuple[La
 def _plus(one: Statistics, other: Statistics) -> Statistics:
     held = [found for found in (one.held_out, other.held_out) if found is not None]
     return Statistics(
-        seen=_sum(one.seen, other.seen), held_out=reduce(_sum, held) if held else None
-    )
-
-
-def _sum(one: Inputs, other: Inputs) -> Inputs:
-    return Inputs(
-        gram=one.gram + other.gram, total=one.total + other.total, rows=one.rows + other.rows
+        seen=added(one.seen, other.seen), held_out=reduce(added, held) if held else None
     )
 
 

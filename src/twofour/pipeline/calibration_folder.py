@@ -1,0 +1,102 @@
+"""What of a calibration lies in its folder: what is finished, the batches, the model's files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from twofour.errors import BadInputError
+from twofour.graph.files import Array
+from twofour.graph.opened import OpenedModel
+from twofour.pipeline.calibration_worker import BatchFile
+from twofour.pipeline.sources.calibration.data import CalibrationData
+from twofour.pipeline.sources.inputs import save_arrays
+from twofour.pruning.onnx_file import Solution
+from twofour.store import atomic_file, read_record, write_record
+
+_STATE = "state.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrected:
+    """A bias that was corrected, of one node: in its place, or as a copy for that node alone."""
+
+    user: int
+    """Of the piece."""
+    file: str
+    copy: str | None
+    """Its name; None: in its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A piece that is done, by its number in the plan."""
+
+    piece: int
+    solution: Solution
+    biases: tuple[Corrected, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """state.json: what of a calibration is done."""
+
+    key: str
+    pieces: tuple[Finished, ...] = ()
+
+
+def finished(folder: Path, key: str) -> tuple[Finished, ...]:
+    """What an earlier run with the same key finished; what another one left is removed."""
+    with contextlib.suppress(BadInputError):
+        state = read_record(_State, folder / _STATE)
+        if state.key == key:
+            return state.pieces
+    for left in folder.glob("*"):
+        left.unlink()
+    return ()
+
+
+def write_finished(folder: Path, key: str, pieces: Sequence[Finished]) -> None:
+    """The record that a run goes on from; the files that it speaks of are there."""
+    write_record(folder / _STATE, _State(key=key, pieces=tuple(pieces)))
+
+
+def linked(folder: Path, opened: OpenedModel) -> dict[Path, str]:
+    """The model's files under names in the folder, as ONNX Runtime reads none from outside it."""
+    names = {}
+    for number, file in enumerate((opened.path, *opened.data_files)):
+        link = folder / f"model-{number}.bin"
+        link.unlink(missing_ok=True)
+        try:
+            os.link(file, link)
+        except OSError:
+            shutil.copyfile(file, link)
+        names[file] = link.name
+    return names
+
+
+def written_batches(folder: Path, data: CalibrationData) -> Iterator[BatchFile]:
+    """The batches as files, for a process that may have to be started again."""
+    first = 0
+    for number, batch in enumerate(data.batches()):
+        path = folder / f"batch-{number}.npz"
+        save_arrays(path, batch.arrays)
+        yield BatchFile(path=path, samples=batch.samples, first=first, padding=batch.padding)
+        first += batch.samples
+
+
+def free_bytes(folder: Path) -> int:
+    """What its file system has room for."""
+    return shutil.disk_usage(folder).free
+
+
+def write_array(file: Path, values: Array) -> None:
+    """The bytes alone, whole or not at all."""
+    with atomic_file(file) as temporary:
+        np.ascontiguousarray(values).tofile(temporary)
