@@ -1,6 +1,6 @@
 """What repair after pruning is worth: accuracy of small nets by method, and by kind of repair.
 
-    python benchmarks/repair.py [--seeds 3] [--methods magnitude,wanda,...]
+    python benchmarks/repair.py [--seeds 3] [--methods admm wanda ...] [--no-file]
 
 Nets are trained on the spot (scikit-learn's digits, moved about and with noise; no download): six
 3x3 convolutions of width 8 and of width 16, with batch norms and with these folded into the
@@ -246,6 +246,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--no-file", action="store_true", help="leave ONNX files out")
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
@@ -254,7 +255,7 @@ def main() -> None:
         rows.setdefault("dense", {}).setdefault("accuracy", []).append(accuracy(dense, data))
         for method in options.methods:
             row = judged(dense, images, METHODS[method], data)
-            if method not in rows:
+            if method not in rows and not options.no_file:
                 file = from_file(dense, images, METHODS[method], data)
                 row |= {f"file {key}": value for key, value in file.items()}
             for key, value in row.items():

@@ -462,3 +462,15 @@ def test_a_record_of_the_dense_model_serves_for_a_copy_that_was_pruned() -> None
     assert all(torch.equal(before[key], values) for key, values in dense.state_dict().items())
     for one, other in zip(pruned.parameters(), at_once.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_calls_from_a_reader_that_counts_its_batches_are_all_used() -> None:
+    """Two ways through it at once would get in each other's way."""
+    from twofour.pipeline.torch_calibrating import calls_of as read
+    from twofour.pipeline.torch_calibrating import data_of
+
+    model = settled(lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8)))
+    batches = [*torch.split(images(80), 8)]
+    dense = record_dense(model, (), read(model, data_of(model, batches, 80)).calls)
+    assert dense.calls == (*range(10),)
+    assert dense.held_out == 8

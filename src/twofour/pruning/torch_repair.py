@@ -89,29 +89,28 @@ def record_dense(model: nn.Module, weights: Sequence[Weight], calls: Iterable[Ca
     `weights` are those that will be pruned. Raises BadInputError where the forward fails.
     """
     recorder = _Recorder(possible_sites(model, weights))
-    used: list[int] = []
+    every = [*_numbered(calls)]  # not while they are gone through: a reader may count its batches
+    used: list[_Numbered] = []
     outputs: dict[int, Sequence[Tensor]] = {}
-    held_out = 0
     with undisturbed(model):
-        wanted: frozenset[int] | None = None
-        for one in _numbered(calls):
-            if wanted is not None and one.number not in wanted:
-                continue
-            with hooked(recorder.sites, recorder.meet):
-                recorder.begin(one)
-                given = _run(model, one)
-            outputs[one.number] = _held_out_outputs(given, one)
-            used.append(one.number)
-            held_out += int(held_out_samples(one.first_sample, one.call.samples).sum())
-            if wanted is None:
-                wanted = _affordable(recorder.largest_bytes, calls)
+        wanted = range(len(every))
+        for one in every:
+            if one.number in wanted:
+                with hooked(recorder.sites, recorder.meet):
+                    recorder.begin(one)
+                    given = _run(model, one)
+                outputs[one.number] = _held_out_outputs(given, one)
+                used.append(one)
+                wanted = _affordable(recorder.largest_bytes, len(every))
     found = recorder.moments()
     return DenseRecord(
         sites={name: recorder.sites[name] for name in found},
         moments=found,
-        calls=tuple(used),
+        calls=tuple(one.number for one in used),
         outputs=outputs,
-        held_out=held_out,
+        held_out=sum(
+            int(held_out_samples(one.first_sample, one.call.samples).sum()) for one in used
+        ),
     )
 
 
@@ -289,11 +288,10 @@ def _numbered(calls: Iterable[Call]) -> Iterator[_Numbered]:
         first += call.samples
 
 
-def _affordable(largest_bytes: int, calls: Iterable[Call]) -> frozenset[int]:
+def _affordable(largest_bytes: int, calls: int) -> range:
     """Numbers of the calls whose forwards fit into memory side by side, spread evenly."""
-    total = sum(1 for _ in calls)
     most = max(1, _MOST_BYTES // max(1, _AT_HAND * largest_bytes))
-    return frozenset(range(0, total, max(1, -(-total // most))))
+    return range(0, calls, max(1, -(-calls // most)))
 
 
 def _moments(site: Site, tensor: Tensor, one: _Numbered) -> Moments:

@@ -45,7 +45,9 @@ class PrunedWeight:
     method: str | None = None
     """Which method pruned it; None: left dense."""
     output_error: OutputError | None = None
-    """None without calibration data, and for a layer that no calibration input reached."""
+    """None without calibration data, and for a layer that no calibration input reached.
+
+    As the method left it: repair, which is of the whole model, comes after."""
     damping: float | None = None
     """Share of the mean diagonal added to the Gram matrix; None where none was used."""
     refit_steps: int = 0
