@@ -221,6 +221,26 @@ def test_a_block_that_changes_its_input_always_runs(monkeypatch: pytest.MonkeyPa
         assert blocks.impure == {"first"}
 
 
+class Gradient(nn.Module):
+    """Asks for a gradient through its first layer, which kept outputs do not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            gradient = torch.autograd.grad(self.first(x).sum(), self.first.weight)[0]
+        y: Tensor = self.second(x + gradient.sum())
+        return y
+
+
+def test_a_model_that_cannot_go_on_with_kept_outputs_runs_as_a_whole() -> None:
+    torch.manual_seed(0)
+    result = twofour.prune(Gradient(), calibrate=[torch.randn(9, 8)], method="wanda")
+    assert all(row.output_error is not None for row in result.weights)
+
+
 def test_large_parts_fall_into_their_children_and_weightless_ones_are_no_blocks() -> None:
     deep = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(14)))
     model = nn.Sequential(nn.Embedding(4, 4), deep, nn.GRU(4, 4), nn.LayerNorm(4))
