@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +15,16 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import helper
+from support import killed_calibration
 from support import onnx_models as om
+from support.killed_calibration import options
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import open_onnx
 from twofour.pattern import check
 from twofour.pipeline.calibration_worker import CalibrationWorker
 from twofour.pipeline.onnx_calibrating import CalibrationJob, calibrate
+from twofour.pipeline.run import run_prune
 from twofour.pipeline.sources.calibration.data import Batch, CalibrationData
 from twofour.pipeline.stages import Silent
 from twofour.pipeline.workers import WorkerDiedError
@@ -564,6 +569,27 @@ def test_a_run_that_was_killed_goes_on_behind_its_last_finished_level(tmp_path: 
     assert again.rows == whole.rows
 
 
+@pytest.mark.slow
+def test_a_process_that_was_killed_is_gone_on_with_by_the_same_command(tmp_path: Path) -> None:
+    model = str(om.save(net(), tmp_path / "m.onnx"))
+    np.savez(tmp_path / "x.npz", x=X)
+    data, steps = tmp_path / "x.npz", []
+
+    class Listening(Silent):
+        def step(self, text: str, done: int, total: int | None) -> None:  # noqa: ARG002  # Progress's
+            steps.append(text)
+
+    run_prune(model, tmp_path / "whole", options(data))
+    script = [sys.executable, str(Path(killed_calibration.__file__)), model, str(data)]
+    killed = subprocess.run([*script, str(tmp_path / "r"), "2"], check=False)
+    assert killed.returncode == -9
+    assert not (tmp_path / "r" / "prune.json").exists()
+    run_prune(model, tmp_path / "r", options(data), Listening())
+    assert steps[0] == "product (3 of 4)"
+    for name in ("sparse.onnx", "prune.json"):
+        assert (tmp_path / "r" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
 def test_progress_tells_the_level_and_the_time_that_is_left(tmp_path: Path) -> None:
     told: list[tuple[str, int, int | None]] = []
 
@@ -609,3 +635,92 @@ def test_a_process_that_ends_is_started_again_at_a_lower_level(tmp_path: Path) -
     (tmp_path / "b").mkdir()
     whole, _ = pruned(net(), tmp_path / "b", data_of(x=X))
     assert share(run(whole, x=X), run(tmp_path / "a.onnx", x=X)) < 1e-5
+
+
+# --- what may go wrong, and what must not matter --------------------------------------------------
+
+
+def test_the_bits_are_the_same_for_any_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for cores in (1, 7):
+        monkeypatch.setattr("twofour.pipeline.calibration_worker.usable_cores", lambda n=cores: n)
+        monkeypatch.setattr("twofour.pruning.threads.available_threads", lambda n=cores: n)
+        folder = tmp_path / str(cores)
+        folder.mkdir()
+        target, _ = pruned(net(), folder, data_of(x=X, step=3))
+        found.append(target.read_bytes())
+    assert found[0] == found[1]
+
+
+def test_a_sequence_between_two_levels_is_made_again(tmp_path: Path) -> None:
+    """No array holds it: later pieces start where there was none."""
+    nodes = [
+        node("MatMul", ["x", "w"], "a"),
+        node("SequenceConstruct", ["x", "x"], "both"),
+        node("MatMul", ["a", "v"], "b"),
+        node("Relu", ["b"], "r"),
+        node("SequenceAt", ["both", "one"], "again"),
+        node("Add", ["again", "r"], "c"),
+        node("MatMul", ["c", "u"], "y"),
+    ]
+    arrays = {"w": W(16, 16), "v": W(16, 16, seed=1), "u": W(16, 16, seed=2), "one": np.array(1)}
+    # as the way to the second weight makes it, and that to the third needs it
+    nodes.insert(2, node("SequenceLength", ["both"], "two"))
+    nodes.insert(3, node("Cast", ["two"], "scale", to=1))
+    nodes.insert(4, node("Mul", ["a", "scale"], "scaled"))
+    nodes[5].input[0] = "scaled"
+    model = om.model(nodes, arrays, inputs={"x": ("batch", 16)})
+    x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
+    target, result = pruned(model, tmp_path, data_of(x=x), repair=False)
+    seen = run(target, "c", x=x)[~HELD].astype(np.float64)
+    dense, sparse = (stored(path, "u") for path in (tmp_path / "dense.onnx", target))
+    error = {row.weight.weight: row.output_error for row in result.weights}["u"]
+    assert error is not None
+    lost = share(seen @ dense, seen @ sparse)
+    np.testing.assert_allclose(error.calibration, lost, rtol=1e-3)
+
+
+def test_an_operator_that_onnx_runtime_lacks_is_said(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Odd", ["x"], ["o"], name="odd", domain="own"),
+        node("MatMul", ["o", "w"], "y"),
+    ]
+    model = om.model(nodes, {"w": W(16, 16)}, inputs={"x": ("batch", 16)})
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    job = job_of(om.save(model, tmp_path / "dense.onnx"), data_of(x=np.ones((8, 16), np.float32)))
+    with pytest.raises(BuildFailedError, match=r"Odd"):
+        calibrate(job, Silent(), Here())
+
+
+def test_a_weight_that_is_not_finite_names_its_layer(tmp_path: Path) -> None:
+    weight = W(16, 16)
+    weight[3, 4] = np.inf
+    path = om.save(one_layer("Gemm", weight, (0, 16)), tmp_path / "dense.onnx")
+    x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
+    with pytest.raises(BadInputError, match=r"'w' of 'layer' has 1 values that are NaN or inf"):
+        calibrate(job_of(path, data_of(x=x)), Silent(), Here())
+
+
+def test_an_array_along_two_axes_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    nodes = [
+        node("Gemm", ["x", "a"], "h", transB=1),
+        node("Gemm", ["h", "b"], "y"),
+    ]
+    model = om.model(nodes, {"a": W(16, 16), "b": W(16, 16)}, inputs={"x": ("batch", 16)})
+    for tensor in model.graph.initializer:
+        om.make_external(tensor, "w.bin")
+    (tmp_path / "w.bin").write_bytes(W(16, 16).tobytes())
+    job = job_of(om.save(model, tmp_path / "dense.onnx"), data_of(x=np.ones((8, 16), np.float32)))
+    here = Here()
+    with pytest.raises(BadInputError, match=r"'h' and 'y' share"):
+        calibrate(job, Silent(), here)
+    assert here.calls == []
+
+
+def test_a_model_without_weights_is_left_as_it_is(tmp_path: Path) -> None:
+    model = om.model([node("Relu", ["x"], "y")], {}, inputs={"x": ("batch", 16)})
+    target, result = pruned(model, tmp_path, data_of(x=np.ones((8, 16), np.float32)), repair=False)
+    assert result.weights == ()
+    assert target.read_bytes() == (tmp_path / "dense.onnx").read_bytes()

@@ -51,7 +51,7 @@ from twofour.pruning.onnx_calibration import (
     main_graph,
     plan_calibration,
 )
-from twofour.pruning.onnx_file import Calibrated, Solution
+from twofour.pruning.onnx_file import Calibrated, Solution, refuse_conflicts
 from twofour.pruning.onnx_problems import constant, corrected, layer_problem, store_piece
 from twofour.pruning.onnx_rows import Reading
 from twofour.pruning.onnx_segments import Changes, Kind, Segments, in_float32, unused_name
@@ -118,6 +118,7 @@ def calibrate(job: CalibrationJob, talk: Talk, host: Host | None = None) -> Cali
     lacks a kernel, BuildFailedError where it fails, and CrashedError where it ends its process at
     every optimization level.
     """
+    refuse_conflicts(job.opened, job.pattern, job.selection)
     if host is not None:
         return _Calibration(job, talk, host).run()
     with EngineHost(threads=1, note=talk.note, service=_SERVICE) as own:

@@ -19,7 +19,7 @@ import onnx
 from twofour.graph.files import Array, storage_key, with_subgraphs
 from twofour.graph.layers import Layer
 from twofour.graph.opened import OpenedModel
-from twofour.graph.scope import Node, Scope, attribute, is_standard
+from twofour.graph.scope import Node, Scope, attribute, is_standard, scopes
 from twofour.graph.trace import shapes, trace
 from twofour.pruning.matrices import Layout, to_stack
 from twofour.pruning.onnx_rows import Reading, use_of
@@ -152,8 +152,9 @@ def plan_calibration(
 
 
 def main_graph(opened: OpenedModel, pattern: Pattern) -> MainGraph:
-    """The main graph of a file that has weights."""
-    scope = opened.weights(pattern).layers[0].scope
+    """The main graph, made of the same nodes as the graph's weights are."""
+    layers = opened.weights(pattern).layers
+    scope = layers[0].scope if layers else next(scopes(opened.proto, opened.path))
     while scope.parent is not None:
         scope = scope.parent
     return MainGraph(opened, scope)
