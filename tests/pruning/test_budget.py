@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofour.pruning.budget import Cost, Trial, least_lost, most_saved, together, within
+from twofour.pruning.budget import Cost, Trial, least_lost, most_saved, within
 
 FIGURES = st.one_of(st.integers(0, 8).map(float), st.floats(1e-6, 1e3))
 COSTS = st.lists(st.tuples(FIGURES, st.one_of(FIGURES, st.floats(-5, 0))), max_size=9).map(
@@ -90,19 +90,6 @@ def test_losses_of_very_different_size_are_told_apart() -> None:
     costs = [Cost(name=f"l{i}", gain=1.0, loss=10.0**-i) for i in range(12)]
     assert most_saved(costs, 2e-9) == {"l9", "l10", "l11"}
     assert most_saved(costs, 0.0) == frozenset()
-
-
-def test_members_of_a_group_are_decided_as_one() -> None:
-    costs = [
-        Cost(name="q", gain=1.0, loss=0.1),
-        Cost(name="up", gain=2.0, loss=0.5),
-        Cost(name="k", gain=1.0, loss=0.2),
-    ]
-    assert together(costs, {"q": "qk", "k": "qk"}) == (
-        Cost(name="qk", gain=2.0, loss=math.fsum((0.1, 0.2))),
-        Cost(name="up", gain=2.0, loss=0.5),
-    )
-    assert math.isnan(together([Cost(name="q", gain=1, loss=math.nan)], {})[0].loss)
 
 
 def test_four_hundred_layers_are_solved_in_a_moment() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,14 @@ from twofour.pipeline.checks import (
     why_no_baseline,
 )
 from twofour.pipeline.engine_host import EngineHost, Sessions
-from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
+from twofour.pipeline.folder import (
+    MANIFEST,
+    STAGES,
+    RunFolder,
+    is_run_folder,
+    open_run_folder,
+    own_folder,
+)
 from twofour.pipeline.reporting import Facts, report
 from twofour.pipeline.sensitivity.choosing import (
     figure_drop,
@@ -51,9 +59,15 @@ from twofour.pipeline.torch_model import TorchModel
 from twofour.pipeline.validating import put_together
 from twofour.records.options import RunOptions
 from twofour.records.pruning import PruneResult, Validation
-from twofour.records.run import BuildResult, ExportedVariant, RunResult, VariantCheck
+from twofour.records.run import (
+    BuildResult,
+    ExportedVariant,
+    RunManifest,
+    RunResult,
+    VariantCheck,
+)
 from twofour.records.sensitivity import SensitivityResult
-from twofour.store import write_record
+from twofour.store import read_record, write_record
 from twofour.words import count, figure
 
 if TYPE_CHECKING:
@@ -177,10 +191,28 @@ def run_prune(
 def run_sensitivity(
     model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, SensitivityResult]:
-    """Only measure what each layer loses and saves; the run folder can be gone on with."""
+    """Only measure what each layer loses and saves; the run folder can be gone on with.
+
+    `model` may be a run folder itself: its model, on the example inputs that it was given.
+    """
+    if is_run_folder(Path(model)):
+        model, out, options = _as_it_was(Path(model), out, options)
     with open_run(model, out, options, progress or Silent()) as run:
         dense = make_inputs(run, export_dense(run))
         return run.shown, sensitivity(run, dense)
+
+
+def _as_it_was(folder: Path, out: Path | None, options: RunOptions) -> tuple[str, Path, RunOptions]:
+    """Model, folder and options of a run that was made before."""
+    manifest = read_record(RunManifest, folder / MANIFEST)
+    if options.inputs is None and not options.input_shapes:
+        options = replace(
+            options,
+            inputs=manifest.inputs,
+            input_shapes=manifest.input_shapes,
+            input_shape_names=manifest.input_shape_names,
+        )
+    return manifest.source, out if out is not None else folder, options
 
 
 def run_export(

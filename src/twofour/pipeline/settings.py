@@ -102,7 +102,17 @@ def resolve(
 
 
 def _refuse_unmeasured(options: RunOptions) -> None:
-    """A budget in units of a metric needs one."""
+    """A budget in units of a metric needs one; losses of layers need data, and a dense model."""
+    if options.budget.is_set and options.dense_reference is not None:
+        raise BadInputError(
+            "a budget chooses what is pruned: with --dense-reference the model is pruned already",
+            hint="leave --dense-reference out, or choose layers with --layers",
+        )
+    if options.budget.loss is LossKind.LAYER and options.calibration.data is None:
+        raise BadInputError(
+            "--loss layer is the output error of each layer on calibration data, and there is none",
+            hint="add --calibrate, or choose another --loss",
+        )
     if options.metric is not None:
         return
     if options.budget.max_drop is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,17 +71,6 @@ class Outcome:
     best: Trial
     """The empty set, which loses nothing, where no other holds."""
     trials: tuple[Trial, ...]
-
-
-def together(costs: Iterable[Cost], group_of: Mapping[str, str]) -> tuple[Cost, ...]:
-    """The costs with those of a group as one, at the place of its first; sums of gain and loss."""
-    members: dict[str, list[Cost]] = defaultdict(list)
-    for cost in costs:
-        members[group_of.get(cost.name, cost.name)].append(cost)
-    return tuple(
-        Cost(name=name, gain=math.fsum(c.gain for c in of), loss=_sum(c.loss for c in of))
-        for name, of in members.items()
-    )
 
 
 def most_saved(costs: Sequence[Cost], limit: float) -> frozenset[str]:
@@ -244,12 +233,6 @@ def _worth(costs: Iterable[Cost]) -> list[Cost]:
 
 def _names(costs: Iterable[Cost]) -> frozenset[str]:
     return frozenset(c.name for c in costs)
-
-
-def _sum(values: Iterable[float]) -> float:
-    """As math.fsum, which refuses infinities of both signs."""
-    found = list(values)
-    return math.fsum(found) if all(map(math.isfinite, found)) else math.nan
 
 
 def _or_infinite(value: float) -> float:

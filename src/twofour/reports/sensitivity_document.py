@@ -172,14 +172,19 @@ def _layers(result: SensitivityResult) -> Table:
             figures(printable(name), rows, lambda r, n=name: _metric(r, n))  # type: ignore[misc]  # a default argument binds the name
             for name in names
         ),
-        figures("layer error", rows, _layer_error, _small),
-        figures("outputs", rows, lambda r: _outputs(r, "error"), _small),
-        figures("KL", rows, lambda r: _outputs(r, "kl"), _small),
-        figures("Fisher", rows, lambda r: r.fisher, _small),
+        *(of for kind, of in _beside(rows) if kind is not result.loss),
         _decisions(rows, result),
     ]
     legend = _LEGEND.format(loss=loss_words(result), unit=_UNITS[result.unit])
     return table("Layers", columns, legend=legend)
+
+
+def _beside(rows: Sequence[LayerCost]) -> Iterator[tuple[LossKind, Column]]:
+    """What else was found out of each layer, by the loss that it would be."""
+    yield LossKind.LAYER, figures("layer error", rows, _layer_error, _small)
+    yield LossKind.OUTPUTS, figures("outputs", rows, lambda r: _outputs(r, "error"), _small)
+    yield LossKind.KL, figures("KL", rows, lambda r: _outputs(r, "kl"), _small)
+    yield LossKind.FISHER, figures("Fisher", rows, lambda r: r.fisher, _small)
 
 
 def _names(row: LayerCost) -> str:

@@ -13,7 +13,7 @@ from twofour.engines.onnxruntime.session import OrtSession
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
 from twofour.pipeline.layer_lists import read_layers
-from twofour.pipeline.run import run_sensitivity
+from twofour.pipeline.run import run_prune, run_sensitivity
 from twofour.pipeline.sensitivity.measuring import output_change
 from twofour.pipeline.sources.inputs import stored_arrays
 from twofour.pipeline.stages import Silent
@@ -21,6 +21,7 @@ from twofour.pruning.onnx_file import prune_onnx
 from twofour.records.eligibility import ShareUnit
 from twofour.records.options import (
     BudgetOptions,
+    CalibrationOptions,
     LossKind,
     RunOptions,
     Selection,
@@ -221,6 +222,10 @@ def test_a_float32_file_is_told_by_its_zeros_as_tensorrt_runs_none_of_it_sparse(
             {"metric": None, "budget": BudgetOptions(loss=LossKind.METRIC)},
             "--loss metric needs a metric",
         ),
+        (
+            {"budget": BudgetOptions(loss=LossKind.LAYER)},
+            "--loss layer is the output error of each layer on calibration data",
+        ),
         ({"budget": BudgetOptions(profile="nowhere.csv")}, "cannot read nowhere.csv"),
     ],
 )
@@ -231,6 +236,45 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(BadInputError) as caught:
         run_sensitivity(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options)
     assert message in caught.value.message
+
+
+def test_a_model_that_is_pruned_already_has_no_budget(tmp_path: Path) -> None:
+    model = str(save_mlp(tmp_path / "mlp.onnx"))
+    options = replace(OPTIONS, dense_reference=model)
+    with pytest.raises(BadInputError, match="with --dense-reference the model is pruned already"):
+        run_sensitivity(model, tmp_path / "run", options)
+
+
+def test_calibration_data_gives_errors_of_layers_and_is_what_outputs_are_compared_on(
+    tmp_path: Path,
+) -> None:
+    data = np.random.default_rng(3).normal(size=(160, 16)).astype(np.float16)
+    np.savez(tmp_path / "data.npz", x=data)
+    options = RunOptions(
+        calibration=CalibrationOptions(data=str(tmp_path / "data.npz")),
+        budget=BudgetOptions(loss=LossKind.LAYER, share=0.5),
+        side_by_side=SideBySide(jobs=1),
+    )
+    _, result = run_sensitivity(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options)
+    assert result.method == "admm"
+    for row in result.layers:
+        assert row.output_error is not None
+        assert row.loss == row.output_error.held_out
+    assert min(result.layers, key=lambda row: row.loss or 0).layer == "robust"
+    measured_on = stored_arrays(tmp_path / "run/sensitivity/stages/measured-on.npz")
+    np.testing.assert_array_equal(measured_on["x"], data[:64])
+    assert "outputs are compared on 64 samples of the calibration data" in result.notes
+
+
+def test_a_run_folder_is_studied_as_the_run_was(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.ones((3, 16), np.float16))
+    model, folder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run"
+    run_prune(model, folder, RunOptions(inputs=str(tmp_path / "x.npz")))
+    shown, result = run_sensitivity(str(folder), None, RunOptions(side_by_side=SideBySide(jobs=1)))
+    assert shown == folder
+    assert result.source == model
+    assert stored_arrays(folder / "inputs.npz")["x"].shape == (3, 16)
+    assert (folder / "layers.txt").is_file()
 
 
 def test_times_of_the_user_decide_what_is_saved(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def find_savings(
     counts by its weights: what is saved is zeros then, no time.
     """
     if profile is not None:
-        return _of_times(units, _times(Path(profile)), profile)
+        return _of_times(units, read_times(Path(profile)), profile)
     verdicts = _predicted(run, pruned, layers)
     gains = _products(run, layers, verdicts)
     of, why_not = {}, {}
@@ -152,7 +152,7 @@ def _of_times(
     return Savings(unit=ShareUnit.MILLISECONDS, of=of, why_not=why_not)
 
 
-def _times(path: Path) -> dict[str, tuple[float, float]]:
+def read_times(path: Path) -> dict[str, tuple[float, float]]:
     """Dense and sparse milliseconds by layer (or node); raises BadInputError."""
     if path.is_dir():
         return _of_report(report_folder(path), path)

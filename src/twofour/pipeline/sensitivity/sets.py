@@ -43,7 +43,8 @@ class Sets:
     watched: dict[str, str] = field(default_factory=dict)
     """Data files that the metric read -> their state then."""
     made: int = 0
-    """Measurements that were not there yet."""
+    wanted: int = 0
+    """Measurements that were not in the folder."""
 
     def measure(self, sets: Iterable[Places]) -> None:
         """Have all of these in `found`; those that are in the folder are not made again.
@@ -53,12 +54,12 @@ class Sets:
         """
         wanted = {self._key(p): p for p in dict.fromkeys(map(tuple, sets)) if p not in self.found}
         left = {key: p for key, p in wanted.items() if not self._known(key, p)}
-        total = len(left)
+        self.wanted += len(left)
 
         def done(key: str, value: object) -> None:
             self.made += 1
             self._keep(left[key], key, value)
-            self.step(self.made, max(self.made, total))
+            self.step(self.made, self.wanted)
 
         jobs = [
             Job(key=key, arguments=(replace(self.model, key=key, places=places),))

@@ -193,7 +193,10 @@ def _with_folder(run: Run, path: Path, folder: RunFolder) -> Run:
 def _prune_everything(run: Run, dense: ExportedVariant) -> _Apart:
     """sparse.onnx beside links to dense.onnx and the inputs, all that the selection takes."""
     outer = run.path.parent
-    for name in (*onnx_files(outer / onnx_name(DENSE)), INPUTS):
+    there = onnx_files(outer / onnx_name(DENSE))
+    for name in set(onnx_files(run.file(onnx_name(DENSE)))) - {*there}:
+        run.file(name).unlink(missing_ok=True)
+    for name in (*there, INPUTS):
         _link(outer / name, run.path / name)
     if run.model is None:
         pruned = run.do(onnx_stages.prune(run))

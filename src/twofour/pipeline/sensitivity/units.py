@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from twofour.graph.mixture import changed_places
@@ -74,24 +74,20 @@ def _unit(
     names: Mapping[str, int],
 ) -> Unit:
     there = tuple(dict.fromkeys(nodes))
-    first = rows[0].weight
-    alone = names[first.layer] == 1 or first.weight is None
     return Unit(
-        name=first.layer if alone else str(first.weight),
+        name=_name(rows[0], names),
         rows=tuple(rows),
-        globs=tuple(dict.fromkeys(_globs(rows, names))),
+        globs=tuple(dict.fromkeys(glob_of(_name(row, names)) for row in rows)),
         nodes=there,
         places=tuple(sorted({p for label in there for p in changed.get(label, ())})),
     )
 
 
-def _globs(rows: Sequence[PrunedWeight], names: Mapping[str, int]) -> Iterator[str]:
-    """By layer where that names one weight; users of an array are left dense with any of them."""
-    for row in rows:
-        weight = row.weight
-        yield glob_of(
-            weight.layer if names[weight.layer] == 1 or weight.weight is None else weight.weight
-        )
+def _name(row: PrunedWeight, names: Mapping[str, int]) -> str:
+    """The layer, or its weight where the layer has several, or no name: a model of one layer."""
+    weight = row.weight
+    by_layer = names[weight.layer] == 1 and weight.layer != ""
+    return weight.layer if by_layer or weight.weight is None else weight.weight
 
 
 def _by_array(
