@@ -17,7 +17,6 @@ import pytest
 from onnx import helper
 from support import killed_calibration
 from support import onnx_models as om
-from support.killed_calibration import options
 
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import open_onnx
@@ -29,7 +28,7 @@ from twofour.pipeline.sources.calibration.data import Batch, CalibrationData
 from twofour.pipeline.stages import Silent
 from twofour.pipeline.workers import WorkerDiedError
 from twofour.pruning.onnx_file import prune_onnx
-from twofour.records.options import MethodOptions, Selection
+from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 from twofour.records.pruning import PruneResult
 from twofour.records.weights import Pattern
 
@@ -573,18 +572,19 @@ def test_a_run_that_was_killed_goes_on_behind_its_last_finished_level(tmp_path: 
 def test_a_process_that_was_killed_is_gone_on_with_by_the_same_command(tmp_path: Path) -> None:
     model = str(om.save(net(), tmp_path / "m.onnx"))
     np.savez(tmp_path / "x.npz", x=X)
-    data, steps = tmp_path / "x.npz", []
+    data, steps = str(tmp_path / "x.npz"), []
+    asked = RunOptions(calibration=CalibrationOptions(data=data), selection=EVERY)
 
     class Listening(Silent):
         def step(self, text: str, done: int, total: int | None) -> None:  # noqa: ARG002  # Progress's
             steps.append(text)
 
-    run_prune(model, tmp_path / "whole", options(data))
-    script = [sys.executable, str(Path(killed_calibration.__file__)), model, str(data)]
-    killed = subprocess.run([*script, str(tmp_path / "r"), "2"], check=False)
+    run_prune(model, tmp_path / "whole", asked)
+    script = [sys.executable, str(killed_calibration.__file__), model, str(tmp_path / "r")]
+    killed = subprocess.run([*script, data, "product"], check=False)
     assert killed.returncode == -9
     assert not (tmp_path / "r" / "prune.json").exists()
-    run_prune(model, tmp_path / "r", options(data), Listening())
+    run_prune(model, tmp_path / "r", asked, Listening())
     assert steps[0] == "product (3 of 4)"
     for name in ("sparse.onnx", "prune.json"):
         assert (tmp_path / "r" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -1,4 +1,4 @@
-"""Prune with calibration data and die by SIGKILL: `killed_calibration.py MODEL DATA OUT LEVEL`."""
+"""Prune with calibration data and die by SIGKILL: `killed_calibration.py MODEL OUT DATA STEP`."""
 
 import os
 import signal
@@ -7,28 +7,24 @@ from pathlib import Path
 
 from twofour.pipeline.run import run_prune
 from twofour.pipeline.stages import Silent
-from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
+from twofour.records.options import CalibrationOptions, RunOptions, Selection
 
 
 class Killer(Silent):
-    """Kills its own process when the N-th level begins."""
+    """Kills its own process when the layers before the given one are done."""
 
-    def __init__(self, level: int) -> None:
-        self._level = level
+    def __init__(self, layer: str) -> None:
+        self.layer = layer
 
     def step(self, text: str, done: int, total: int | None) -> None:  # noqa: ARG002  # Progress's
-        """Die where asked."""
-        if done == self._level:
+        """Die there."""
+        if text.startswith(self.layer):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def options(data: Path) -> RunOptions:
-    """By ADMM, with these data."""
-    return RunOptions(
-        calibration=CalibrationOptions(data=str(data)), method=MethodOptions(name="admm")
-    )
-
-
 if __name__ == "__main__":
-    model, data, out, level = sys.argv[1:]
-    run_prune(model, Path(out), options(Path(data)), Killer(int(level)))
+    model, out, data, layer = sys.argv[1:]
+    options = RunOptions(
+        calibration=CalibrationOptions(data=data), selection=Selection(all_layers=True)
+    )
+    run_prune(model, Path(out), options, Killer(layer))
