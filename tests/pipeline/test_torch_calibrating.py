@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file
 
 from twofour.pipeline.run import run_prune
 from twofour.pipeline.stages import Silent
+from twofour.pruning.torch_spill import spill
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -111,3 +113,16 @@ def test_a_killed_run_goes_on_behind_the_last_finished_layers(tmp_path: Path, da
     assert whole.keys() == resumed.keys()
     assert all(np.array_equal(whole[key], resumed[key]) for key in whole)
     assert (tmp_path / "whole" / "prune.json").read_text() == (out / "prune.json").read_text()
+
+
+def test_what_a_killed_process_kept_beside_is_removed_by_the_next(
+    tmp_path: Path, data: Path
+) -> None:
+    folder, _, _ = run_prune(MODEL, tmp_path / "run", options(data))
+    with spill(within=folder / "stages") as kept:
+        (left,) = (folder / "stages").iterdir()
+        shutil.copytree(left, tmp_path / "left")
+        kept.drop("nothing")
+    shutil.move(tmp_path / "left", left)
+    run_prune(MODEL, folder, options(data))
+    assert not left.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from support.calibrated import TWO_FOUR
 from torch import Tensor, nn
 
 import twofour
+from twofour.errors import BadInputError
 from twofour.pruning.torch_blocks import Blocks, find_blocks
 from twofour.pruning.torch_calls import Call
 from twofour.pruning.torch_pruning import CalibrationCalls, prune_calibrated, work_of
@@ -138,6 +140,17 @@ def test_an_output_that_is_skipped_on_is_kept_as_long_as_it_is_needed() -> None:
                 "parts.2": "parts.3",
                 "parts.3": None,
             }
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no temporary folder"), spill(within=tmp_path / "no"):
+        pass
+    with spill(memory_bytes=0, within=tmp_path) as kept:
+        (folder,) = tmp_path.iterdir()
+        assert folder.name.startswith(".calibration.")
+        folder.rmdir()
+        with pytest.raises(BadInputError, match="cannot keep"):
+            kept.put("block", 0, torch.ones(3))
 
 
 def test_what_is_let_go_gives_its_file_back() -> None:

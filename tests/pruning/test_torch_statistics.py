@@ -17,7 +17,7 @@ from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout, spread, to_stack
 from twofour.pruning.statistics import Statistics
 from twofour.pruning.torch_calls import Call, undisturbed
-from twofour.pruning.torch_products import Products
+from twofour.pruning.torch_products import Products, Target
 from twofour.pruning.torch_statistics import Gathering
 from twofour.pruning.torch_trace import RowOrder
 
@@ -284,6 +284,26 @@ def test_outputs_looked_at_are_spread_over_rows_and_columns() -> None:
         assert np.bincount(along // 4, minlength=8).min() >= 5
         assert np.bincount(along, minlength=32).max() <= 5
     assert spread(64, 64) is None
+
+
+def test_taps_of_a_wide_convolution_have_gram_matrices_of_their_own() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(6, 4, 2, padding=1)), torch.randn(3, 6, 5, 5)
+    _, whole = gathered(model, [call(x)], "0.weight")["0.weight"]
+    target = calibrated(model, "0.weight").target
+    apart = Target(
+        name="0.weight", tensor=target.tensor, layout=replace(target.layout, per_tap=True)
+    )
+    gathering = Gathering([apart], 3)
+    gathering.begin(call(x), 0, 0)
+    with undisturbed(model), Products([apart], gathering.meet):
+        model(x)
+    gathering.end()
+    _, taps = gathering.statistics()["0.weight"]
+    assert taps.seen.gram.shape == (4, 8, 8)
+    for tap, gram in enumerate(taps.seen.gram):
+        place = slice(8 * tap, 8 * tap + 8)
+        assert np.allclose(gram, whole.seen.gram[0, place, place], rtol=1e-5)
 
 
 def test_large_images_are_sampled() -> None:

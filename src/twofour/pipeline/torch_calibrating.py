@@ -57,7 +57,10 @@ def _prune_by_data(run: Run, loaded: LoadedModule) -> PruneResult:
     parts = (*map(repr, (*facts, versions("torch"))), run.source.key(), data.key())
     finished = FinishedSteps(folder=folder / "calibration", key=key_of(*parts))
     work = replace(
-        work_of(options.pattern, options.method), progress=run.progress.step, finished=finished
+        work_of(options.pattern, options.method),
+        progress=run.progress.step,
+        finished=finished,
+        spill_folder=folder,
     )
     result = prune_calibrated(loaded.module, calls_of(loaded.module, data), work, options.selection)
     finished.clear()

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -75,6 +76,8 @@ class Work:
     finished: Finished | None = None
     memory_bytes: int = MEMORY_BYTES
     """Of what the data became that is kept in memory; the rest lies in files."""
+    spill_folder: Path | None = None
+    """Where these files go; None: where temporary files do."""
 
 
 def calibrate(
@@ -93,7 +96,7 @@ def calibrate(
         _all_or_nothing(weights),
         undisturbed(model),
         one_blas_thread(),
-        spill(memory_bytes=work.memory_bytes) as kept,
+        spill(memory_bytes=work.memory_bytes, within=work.spill_folder) as kept,
     ):
         data = _Data(calls, model, kept)
         if not data.samples:

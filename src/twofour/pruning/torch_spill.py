@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from twofour.errors import BadInputError
+
 Tree = Any
 """Tensors and other things in nested tuples, lists, dicts and what else pytree knows."""
 
@@ -115,9 +117,15 @@ class Spill:
 
     def _append(self, group: Hashable, flat: Tensor) -> int:
         file = self._files.setdefault(group, self._folder / f"{len(self._files)}-{id(group)}.bin")
-        with file.open("ab") as stream:
-            offset = stream.tell()
-            stream.write(flat.numpy().data)
+        try:
+            with file.open("ab") as stream:
+                offset = stream.tell()
+                stream.write(flat.numpy().data)
+        except OSError as error:
+            raise BadInputError(
+                f"cannot keep what calibration gives in {self._folder}: {error.strerror or error}",
+                hint="free some space, or take fewer samples",
+            ) from error
         return offset
 
     def _read(self, group: Hashable, kept: _Bytes) -> Tensor:
@@ -134,9 +142,19 @@ class Spill:
 
 
 @contextlib.contextmanager
-def spill(*, memory_bytes: int | None = None) -> Iterator[Spill]:
-    """A Spill whose files are gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="twofour-calibration-"))
+def spill(*, memory_bytes: int | None = None, within: Path | None = None) -> Iterator[Spill]:
+    """A Spill whose files lie in a folder `within`, and are gone afterwards.
+
+    None: where temporary files go, which may be memory. A run folder removes at its next start
+    what a killed process has left in it. Raises BadInputError where the file system refuses.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".calibration.data.", suffix=".part", dir=within))
+    except OSError as error:
+        raise BadInputError(
+            f"no temporary folder can be made for calibration: {error}",
+            hint="free some space, or set TMPDIR to a folder that has it",
+        ) from error
     try:
         yield Spill(folder, MEMORY_BYTES if memory_bytes is None else memory_bytes)
     finally:
