@@ -262,6 +262,7 @@ class WatchingRunner(Runner):
 UNNAMED: dict[str, set[str]] = {}
 BY_FACTS = {
     "inputs": {"build"},
+    "prune": {"method_name"},
     "check-dense": {"seed"},
     "check-sparse": {"seed"},
     "build-dense": {"builder", "chosen"},
@@ -269,7 +270,7 @@ BY_FACTS = {
     "times": {"builder", "chosen"},
     "build": {"builder", "chosen", "build"},
 }
-"""Stage -> the settings that its facts stand for: the engine, the profiles, the metric's seed."""
+"""Stage -> the settings that its facts stand for: method, engine, profiles, seed of the metric."""
 
 
 @pytest.mark.parametrize("is_torch", [False, True])

@@ -48,8 +48,8 @@ FOR_READERS = {
     "LoadedWeights.made_permanent": "what the caller of load_weights is told",
     "LoadedWeights.tied": "what the caller of load_weights is told",
     "Percentile.percent": "trtexec's own summary, whole",
+    "PrunedWeight.bias_corrected": "what was done beside the weight",
     "RunResult.validation": "what the caller of run is given",
-    "StageRecord.seconds": "what run.json says of the time of a stage",
 }
 """Fields that nothing in twofour reads, each with the reason why it is there all the same."""
 

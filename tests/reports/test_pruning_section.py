@@ -10,7 +10,11 @@ from support.report_cases import matmul
 from twofour.records.options import Selection
 from twofour.records.pruning import (
     Calibration,
+    FixedChannels,
     OutputError,
+    Permutation,
+    PermutedClass,
+    PermutedLayer,
     PrunedWeight,
     PruneResult,
     Repair,
@@ -25,6 +29,7 @@ from twofour.reports.html import drawn
 from twofour.reports.pruning_plots import draw_errors
 from twofour.reports.weights_document import (
     calibration_lines,
+    permutation_section,
     prune_document,
     pruned_table,
     pruning_section,
@@ -145,3 +150,71 @@ def test_a_page_shows_the_table_and_the_plot() -> None:
     assert "What pruning did to each layer" in page
     assert page.count("no calibration input reached it") == 1
     assert "Output error of each pruned layer" in page
+
+
+def one_class(errors: tuple[float, float] | None, *, taken: bool, reason: str) -> PermutedClass:
+    """Of two layers, the second with half of the errors of the first; or of one not looked at."""
+    layers = [PermutedLayer(layer="alone")]
+    if errors is not None:
+        layers = [
+            PermutedLayer(
+                layer=f"l{at}",
+                kept_before=0.6,
+                kept_after=0.65,
+                error_before=errors[0] / (1 + at),
+                error_after=errors[1] / (1 + at),
+            )
+            for at in range(2)
+        ]
+    return PermutedClass(
+        channels=64,
+        layers=tuple(layers),
+        efficacy=0.125 if errors else 0.0,
+        taken=taken,
+        reason=reason,
+        is_time_cut=errors is None,
+    )
+
+
+PERMUTED = Permutation(
+    seconds=30.0,
+    classes=(
+        one_class((0.08, 0.04), taken=True, reason="output error falls"),
+        one_class(None, taken=False, reason="not searched: the time was up"),
+    ),
+    fixed=(FixedChannels(layer="stem", channels=3, reason="graph input 'x'"),),
+)
+
+
+def test_a_permutation_has_its_own_section_with_errors_before_and_after() -> None:
+    found = permutation_section(PERMUTED)
+    assert found is not None
+    _, classes, fixed = found.blocks
+    assert isinstance(classes, Table)
+    assert isinstance(fixed, Table)
+    assert cells(classes) == {
+        "layers": ("l0 and 1 more", "alone"),
+        "channels": ("64", "64"),
+        "efficacy": ("12.5 %", "0.0 %"),
+        "kept": ("60.0 % to 65.0 %", None),
+        "output error": ("0.0600 to 0.0300", None),
+        "taken": ("yes", "no"),
+        "why": ("output error falls", "not searched: the time was up"),
+    }
+    assert cells(fixed)["why they stay"] == ("graph input 'x'",)
+    text = markdown.render(prune_document(replace(RESULT, permutation=PERMUTED)))
+    assert "1 of 2 classes of channels are in another order" in text
+    assert "the time (30 s) ended the search" in text
+    document = eligibility_document(every_status(), pruned=replace(RESULT, permutation=PERMUTED))
+    assert "Channel permutation" in markdown.render(document)
+
+
+def test_a_permutation_that_was_refused_says_why() -> None:
+    left = tuple(replace(each, taken=False) for each in PERMUTED.classes)
+    refused = replace(PERMUTED, classes=left, refused="output y: off by 1")
+    text = markdown.render(prune_document(replace(RESULT, permutation=refused)))
+    assert "refused: output y: off by 1" in text
+    assert "saved weights have this order" not in text
+    nothing = replace(PERMUTED, classes=(), fixed=())
+    text = markdown.render(prune_document(replace(RESULT, permutation=nothing)))
+    assert "no input channels of the pruned layers can change places" in text

@@ -62,7 +62,7 @@ from twofour.records.options import MethodOptions, Selection
 from twofour.records.weights import Pattern
 from twofour.words import in_seconds
 
-_SERVICE = "twofour.pipeline.calibration_worker:CalibrationWorker"
+SERVICE = "twofour.pipeline.calibration_worker:CalibrationWorker"
 _GRAM_BYTES = 1 << 30
 """Of the Gram matrices that are summed up in one pass; more make further passes."""
 _GRAM_ITEM_BYTES = 8
@@ -120,12 +120,12 @@ def calibrate(job: CalibrationJob, talk: Talk, host: Host | None = None) -> Cali
     """
     refuse_conflicts(job.opened, job.pattern, job.selection)
     if host is not None:
-        return _Calibration(job, talk, host).run()
-    with EngineHost(threads=1, note=talk.note, service=_SERVICE) as own:
-        return _Calibration(job, talk, own).run()
+        return LevelByLevel(job, talk, host).run()
+    with EngineHost(threads=1, note=talk.note, service=SERVICE) as own:
+        return LevelByLevel(job, talk, own).run()
 
 
-class _Calibration:
+class LevelByLevel:
     """One calibration, from its first level to its last."""
 
     def __init__(self, job: CalibrationJob, talk: Talk, host: Host) -> None:
@@ -154,12 +154,16 @@ class _Calibration:
         self._at_start = sum(self._plan.pieces[number].size for number in self._finished)
 
     def run(self) -> Calibrated:
-        """Every level that is not finished, in order."""
+        """Prune every level that is not finished, in order, then repair."""
+        self.every_level()
+        return self._repaired(self._calibrated())
+
+    def every_level(self) -> None:
+        """Look at the inputs of every level that is not finished, and do what they are for."""
         self._batches = tuple(written_batches(self._job.folder, self._job.data))
         tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=self._host.note)
         for index, level in enumerate(self._plan.levels):
             self._one_level(index, level, tries)
-        return self._repaired(self._calibrated())
 
     def _one_level(self, index: int, level: int, tries: Tries) -> None:
         users = [(number, u) for number, u in self._users(level) if number not in self._finished]
@@ -210,13 +214,13 @@ class _Calibration:
             if passed not in self._no_room:
                 self._look((), passed, optimized)
         for group in _passes([one for one in users if one[0] not in self._finished]):
-            taps = tuple({_tapped(user): _tap(user) for _, user in group}.values())
+            taps = tuple({tapped(user): _tap(user) for _, user in group}.values())
             looked = self._look(taps, index, optimized)
             found = dict(zip(((t.tensor, t.reading) for t in taps), looked.statistics, strict=True))
             ready = []
             for number, user in group:
                 count, before = waiting.get(number, (0, None))
-                waiting[number] = count + 1, both(before, found[_tapped(user)])
+                waiting[number] = count + 1, both(before, found[tapped(user)])
                 if count + 1 == len(self._plan.pieces[number].users):
                     ready.append((number, waiting.pop(number)[1]))
             self._solve(ready)
@@ -410,7 +414,7 @@ class _Calibration:
         return axis
 
 
-def _tapped(user: Target) -> tuple[str, Reading]:
+def tapped(user: Target) -> tuple[str, Reading]:
     """Equal for users with the same Gram matrix."""
     return user.tap, user.reading
 
@@ -423,7 +427,7 @@ def _passes(users: Sequence[tuple[int, Target]]) -> Iterator[list[tuple[int, Tar
     """Users whose Gram matrices are summed up together; those that share one stay together."""
     groups: dict[tuple[str, Reading], list[tuple[int, Target]]] = {}
     for one in users:
-        groups.setdefault(_tapped(one[1]), []).append(one)
+        groups.setdefault(tapped(one[1]), []).append(one)
     together: list[tuple[int, Target]] = []
     total = 0
     for (_, reading), group in groups.items():

@@ -31,6 +31,8 @@ from twofour.pipeline.sources.source import key_of
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
+    PERMUTE,
+    PERMUTED,
     PRUNE,
     SPARSE,
     TUNED,
@@ -48,14 +50,15 @@ from twofour.pipeline.stages import (
 from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.pipeline.validating import pruned_names
 from twofour.records.export import LayerMap, LayerName
-from twofour.records.options import Precision, RunOptions, Selection, Variant
-from twofour.records.pruning import PruneResult, Validation
+from twofour.records.options import Precision, RunOptions, Variant
+from twofour.records.pruning import PermutedModel, PruneResult, Validation
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
-from twofour.records.weights import Pattern
 from twofour.store import sha256_file
 
 if TYPE_CHECKING:
     from twofour.export.casts import Conversion
+    from twofour.pipeline.onnx_calibrating import CalibrationJob
+    from twofour.pipeline.sources.calibration.data import CalibrationData
     from twofour.pipeline.sources.onnx import OnnxSource
     from twofour.pruning.onnx_file import Calibrated
 
@@ -159,31 +162,34 @@ def make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
     )
 
 
-def prune(run: Run) -> Stage[PruneResult]:
-    """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
+def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]:
+    """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx.
+
+    Where it was permuted, the order of the channels is that of the permuted file.
+    """
     if run.reference is not None:
         take_over(run, TUNED)
-    pattern, selection = run.options.pattern, run.options.selection
+    base = onnx_name(_base(run)) if permuted is None or permuted.file is None else permuted.file
     target = run.file(onnx_name(SPARSE))
 
     def work() -> Made[PruneResult]:
-        return _prune(run, pattern, selection), onnx_files(target)
+        result = _prune(run, run.file(base))
+        if permuted is None:  # of an earlier run
+            remove_onnx(run.file(PERMUTED))
+            return result, onnx_files(target)
+        return replace(result, permutation=permuted.about), onnx_files(target)
 
     return Stage(
         name="prune",
-        title=f"prune to {pattern}",
+        title=f"prune to {run.options.pattern}",
         record=PRUNE,
         kind=PruneResult,
         work=work,
         options=("pattern", "selection", "method", "calibration"),
-        facts={
-            "calibration": calibration_key(
-                run.options.calibration, _beside(run), seed=run.options.seed
-            )
-        },
+        facts={"calibration": data_key(run)},
         watched=lambda: run.calibration_files,
         packages=("onnx",) if run.options.calibration.data is None else ("onnx", *RUNTIMES),
-        reads=onnx_files(run.file(onnx_name(_base(run)))),
+        reads=(*onnx_files(run.file(base)), *(() if permuted is None else (PERMUTE,))),
     )
 
 
@@ -284,11 +290,12 @@ def _outputs_and_ranges(
             run.sessions.close()
 
 
-def _prune(run: Run, pattern: Pattern, selection: Selection) -> PruneResult:
+def _prune(run: Run, base: Path) -> PruneResult:
     from twofour.pruning.onnx_file import prune_onnx
 
+    pattern, selection = run.options.pattern, run.options.selection
     sparse, folder = run.file(onnx_name(SPARSE)), run.file(STAGES) / "calibration"
-    opened = run.models.open(run.file(onnx_name(_base(run))))
+    opened = run.models.open(base)
     _remove_data(sparse)
     method, calibrated = run.options.method_name, None
     if run.options.calibration.data is not None:
@@ -307,7 +314,21 @@ def _beside(run: Run) -> Path:
 
 def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
     """New weights by the calibration data; a folder that an earlier run left is gone on with."""
-    from twofour.pipeline.onnx_calibrating import CalibrationJob, calibrate
+    from twofour.pipeline.onnx_calibrating import calibrate
+
+    data = open_data(run, opened)
+    for note in data.notes:
+        run.progress.note(note)
+    return calibrate(calibration_job(run, opened, data, folder), run.progress)
+
+
+def data_key(run: Run) -> str:
+    """sha256 over the run's calibration data; "" without any."""
+    return calibration_key(run.options.calibration, _beside(run), seed=run.options.seed)
+
+
+def open_data(run: Run, opened: OpenedModel) -> CalibrationData:
+    """The run's calibration data for the file, which is named as the user did."""
     from twofour.pipeline.sources.calibration.models import onnx_inputs
     from twofour.pipeline.sources.calibration.open import open_calibration
 
@@ -315,12 +336,20 @@ def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
     inputs = onnx_inputs(Path(run.source.text).absolute(), opened.inputs)
     data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
     run.calibration_files[:] = data.watched
-    for note in data.notes:
-        run.progress.note(note)
+    return data
+
+
+def calibration_job(
+    run: Run, opened: OpenedModel, data: CalibrationData, folder: Path
+) -> CalibrationJob:
+    """What the options say is to be done with these data; `folder` keeps what is finished."""
+    from twofour.pipeline.onnx_calibrating import CalibrationJob
+
+    options = run.options
     facts = (options.pattern, options.selection, options.method, options.calibration)
     parts = (*map(repr, (*facts, versions(*RUNTIMES))), data.key())
     files = (sha256_file(file) for file in (opened.path, *opened.data_files))
-    job = CalibrationJob(
+    return CalibrationJob(
         opened=opened,
         pattern=options.pattern,
         selection=options.selection,
@@ -330,12 +359,17 @@ def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
         folder=folder,
         key=key_of(*parts, *files),
     )
-    return calibrate(job, run.progress)
 
 
 def _base(run: Run) -> Variant:
     """The variant that is pruned."""
     return DENSE if run.reference is None else TUNED
+
+
+def remove_onnx(path: Path) -> None:
+    """The file and its data, where they are there."""
+    _remove_data(path)
+    path.unlink(missing_ok=True)
 
 
 def _remove_data(path: Path) -> None:

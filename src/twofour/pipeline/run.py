@@ -40,6 +40,7 @@ from twofour.pipeline.folder import (
     open_run_folder,
     own_folder,
 )
+from twofour.pipeline.permuting import permute
 from twofour.pipeline.reporting import Facts, report
 from twofour.pipeline.sensitivity.choosing import (
     figure_drop,
@@ -183,7 +184,9 @@ def run_prune(
             pruned = run.do(streaming.prune(run))
             return run.shown, pruned, run.do(streaming.validate(run, pruned))
         if run.model is None:
-            onnx_stages.take_over(run)
+            dense = onnx_stages.take_over(run)
+            if run.options.method.permute_seconds and run.options.calibration.data is None:
+                make_inputs(run, dense)
         pruned, validation = prune(run)
         return run.shown, pruned, validation
 
@@ -330,9 +333,10 @@ def make_inputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
 
 
 def prune(run: Run) -> tuple[PruneResult, Validation]:
-    """Pruned, read back and judged."""
+    """Permuted where that is asked for, pruned, read back and judged."""
+    permuted = run.do(permute(run)) if run.options.method.permute_seconds else None
     stages = onnx_stages if run.model is None else torch_stages
-    pruned = run.do(stages.prune(run))
+    pruned = run.do(stages.prune(run, permuted))
     lost = lost_without_data(pruned)
     if lost is not None:
         run.progress.note(lost)

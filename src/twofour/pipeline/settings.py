@@ -90,6 +90,7 @@ def resolve(
     _refuse_passed_over(options, source)
     _refuse_without_data(options)
     _refuse_unheeded(options, source)
+    _refuse_broken_mask(options)
     _refuse_unmeasured(options)
     if options.metric is not None:  # found before hours of work, not after
         from twofour.pipeline.sources.metric import load_metric
@@ -195,9 +196,23 @@ def _refuse_without_data(options: RunOptions) -> None:
             )
 
 
+def _refuse_broken_mask(options: RunOptions) -> None:
+    """Another order of channels would break the zeros that a model came with."""
+    method = options.method
+    for given, option in (
+        (method.name == "keep", "--method keep"),
+        (options.dense_reference is not None, "--dense-reference"),
+    ):
+        if given and method.permute_seconds > 0:
+            raise BadInputError(
+                f"--permute-seconds would tear apart the mask that {option} says the model has",
+                hint="leave one of the two out",
+            )
+
+
 def _refuse_unheeded(options: RunOptions, source: Source) -> None:
     """What no stage goes by."""
-    if options.method.permute_seconds > 0:
+    if options.method.permute_seconds > 0 and not isinstance(source, OnnxSource):
         raise BadInputError(
             f"--permute-seconds is not heeded in a run of {source.text} by this version",
             hint="leave it out",

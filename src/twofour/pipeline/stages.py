@@ -180,6 +180,8 @@ def versions(*packages: str) -> dict[str, str | None]:
 DENSE, SPARSE, TUNED = Variant.DENSE, Variant.SPARSE, Variant.TUNED
 """The model as it came, where another one is the dense reference."""
 PRUNE, VALIDATE, EXPORT = "prune.json", "validate.json", "export.json"
+PERMUTE, PERMUTED = "stages/permute.json", "permuted.onnx"
+"""The dense model with its channels in the order in which it is pruned."""
 BUILD, ACCURACY = "build.json", "accuracy.json"
 INPUTS = "inputs.npz"
 WEIGHTS = "weights.safetensors"

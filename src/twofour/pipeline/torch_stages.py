@@ -31,7 +31,7 @@ from twofour.pipeline.stages import (
 from twofour.pipeline.validating import pruned_names
 from twofour.records.export import TensorShape
 from twofour.records.options import DynamicAxis, ExportOptions, Precision, SizeRange, Variant
-from twofour.records.pruning import PruneResult, Validation
+from twofour.records.pruning import PermutedModel, PruneResult, Validation
 from twofour.records.run import ExportedVariant, OtherSizes
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def export_dense(run: Run) -> Stage[ExportedVariant]:
     )
 
 
-def prune(run: Run) -> Stage[PruneResult]:
+def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]:  # noqa: ARG001  # as of ONNX
     """weights.safetensors and prune.json."""
     from twofour.pipeline.torch_calibrating import data_key, prune_by_options
 

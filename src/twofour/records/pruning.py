@@ -109,6 +109,81 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PermutedLayer:
+    """What another order of its input channels does to one layer."""
+
+    layer: str
+    kept_before: float | None = None
+    """Of the scores that N:M could keep of these channels, the share that it keeps, 0 to 1: |w|,
+    with calibration data |w| times the size of the input. None: not judged."""
+    kept_after: float | None = None
+    error_before: float | None = None
+    """Output error after the method; None without calibration data."""
+    error_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermutedClass:
+    """Channels any order of which gives the same model, and the order that was looked for."""
+
+    channels: int
+    layers: tuple[PermutedLayer, ...]
+    """Pruned layers that sum over these channels."""
+    efficacy: float
+    """Of what magnitude loses and any order could save, the share that is saved (Pool and Yu
+    2021)."""
+    taken: bool
+    reason: str
+    """Why the order was taken, or not."""
+    is_time_cut: bool
+    """The search ended because its time was up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedChannels:
+    """Input channels of a layer that cannot change places."""
+
+    layer: str
+    channels: int
+    """How many; 0: not known."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permutation:
+    """The order of channels in which the model was pruned; the unpruned model gives the same."""
+
+    seconds: float
+    """Allowed for the search."""
+    classes: tuple[PermutedClass, ...]
+    fixed: tuple[FixedChannels, ...]
+    """Of the layers that were to be pruned."""
+    refused: str | None = None
+    """Why the channels stay in their order although a better one was found."""
+
+    @property
+    def taken(self) -> int:
+        """How many classes are in another order."""
+        return sum(each.taken for each in self.classes)
+
+    @property
+    def is_time_cut(self) -> bool:
+        """Whether more time might find better orders; another machine may find others."""
+        return any(each.is_time_cut for each in self.classes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermutedModel:
+    """stages/permute.json: the model that is pruned, where its channels were put in order."""
+
+    about: Permutation
+    orders: dict[str, tuple[int, ...]]
+    """By key of its class: which channel comes to each slot; only what was taken."""
+    file: str | None
+    """The dense model in this order, in the run folder; None: nothing was taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedModel:
     """Which model was pruned, to what and how."""
 
@@ -129,6 +204,8 @@ class PruneResult(Glance, PrunedModel):
     """None: pruned without data."""
     repair: Repair | None = None
     """None: not asked for, or pruned without data."""
+    permutation: Permutation | None = None
+    """None: not asked for. Else the saved weights have the order that it says."""
     schema_version: int = SCHEMA_VERSION
 
 

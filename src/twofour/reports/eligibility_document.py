@@ -55,7 +55,7 @@ from twofour.reports.eligibility_words import (
 from twofour.reports.latency_document import latency_section
 from twofour.reports.sensitivity_document import sensitivity_section
 from twofour.reports.shipping import shipping_line
-from twofour.reports.weights_document import pruning_section
+from twofour.reports.weights_document import permutation_section, pruning_section
 from twofour.words import SPARSE_TO_DENSE, count, printable, shape_cell, tactic_ratio, times
 
 _NUMBERS = re.compile(r"(\d+)", re.ASCII)
@@ -99,6 +99,9 @@ def eligibility_document(
             ),
             _drift(accuracy),
             None if pruned is None else pruning_section(pruned),
+            None
+            if pruned is None or pruned.permutation is None
+            else permutation_section(pruned.permutation),
             None if chosen is None else sensitivity_section(chosen),
             None if build is None else section("Engines", engine_lines(build, Role.LIST)),
             None if times is None else latency_section(times, "Latency"),

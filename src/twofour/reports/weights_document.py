@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
+from statistics import fmean
 
 from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.rules import holds_trivially
 from twofour.records.pruning import (
+    FixedChannels,
+    Permutation,
+    PermutedClass,
+    PermutedLayer,
     PrunedWeight,
     PruneResult,
     Repair,
@@ -33,7 +38,16 @@ from twofour.reports.document import (
 )
 from twofour.reports.eligibility_words import TRIVIAL
 from twofour.reports.pruning_plots import draw_errors, error_key
-from twofour.words import count, nothing_pruned, printable, shape_cell, share, times
+from twofour.words import (
+    count,
+    in_seconds,
+    nothing_pruned,
+    per_cent,
+    printable,
+    shape_cell,
+    share,
+    times,
+)
 
 
 def prune_document(result: PruneResult) -> Document:
@@ -48,7 +62,11 @@ def prune_document(result: PruneResult) -> Document:
         about="pruned weights",
         title="Pruned weights",
         lead=(Lines(lines=lines, role=Role.TEXT),),
-        blocks=present(pruned_table(result.weights), error_plot(result.weights)),
+        blocks=present(
+            pruned_table(result.weights),
+            error_plot(result.weights),
+            None if result.permutation is None else permutation_section(result.permutation),
+        ),
     )
 
 
@@ -61,6 +79,87 @@ def pruning_section(result: PruneResult) -> Section | None:
         error_plot(changed),
         pruned_table(changed) if changed else None,
     )
+
+
+def permutation_section(found: Permutation) -> Section | None:
+    """Which channels were put in another order and what that saves; which stay, and why."""
+    return section(
+        "Channel permutation",
+        Lines(lines=tuple(_permutation_lines(found)), role=Role.LIST),
+        _classes_table(found.classes) if found.classes else None,
+        _fixed_table(found.fixed) if found.fixed else None,
+    )
+
+
+def _permutation_lines(found: Permutation) -> Iterator[str]:
+    if found.refused is not None:
+        yield f"refused: {printable(found.refused)}"
+    elif not found.classes:
+        yield "no input channels of the pruned layers can change places"
+    else:
+        classes = f"{found.taken:,} of {len(found.classes):,} classes of channels"
+        yield f"{classes} are in another order, in which the dense model gives the same outputs"
+    if found.taken:
+        yield "the saved weights have this order, in every layer that the channels go through"
+    if found.is_time_cut:
+        yield (
+            f"the time ({in_seconds(found.seconds)}) ended the search: more of it may find better "
+            "orders"
+        )
+
+
+def _classes_table(rows: Sequence[PermutedClass]) -> Table:
+    """A row per class: what its order does to the layers that read it."""
+    taken = column("taken", Kind.VERDICT, rows, lambda r: "yes" if r.taken else "no")
+    columns = (
+        column("layers", Kind.NAME, rows, lambda r: _first_of([x.layer for x in r.layers])),
+        column("channels", Kind.FIGURE, rows, lambda r: f"{r.channels:,}"),
+        column("efficacy", Kind.FIGURE, rows, lambda r: per_cent(r.efficacy)),
+        column("kept", Kind.FIGURE, rows, lambda r: _change(r, _kept, per_cent)),
+        column("output error", Kind.FIGURE, rows, lambda r: _change(r, _errors, _error_words)),
+        replace(taken, slugs=tuple("holds" if r.taken else "dense" for r in rows)),
+        column("why", Kind.TEXT, rows, lambda r: printable(r.reason)),
+    )
+    legend = (
+        "Channels of a class may stand in any order without changing the model. Efficacy: of what "
+        "magnitude loses and some order could save, the share that is saved. Kept and output error "
+        "are means over the layers, before and after."
+    )
+    return Table(title="", columns=columns, legend=legend, style="rows")
+
+
+def _fixed_table(rows: Sequence[FixedChannels]) -> Table:
+    columns = (
+        column("layer", Kind.NAME, rows, lambda r: printable(r.layer)),
+        column("channels", Kind.FIGURE, rows, lambda r: f"{r.channels:,}" if r.channels else None),
+        column("why they stay", Kind.TEXT, rows, lambda r: printable(r.reason)),
+    )
+    return Table(title="Channels that stay where they are", columns=columns, style="rows")
+
+
+def _first_of(layers: Sequence[str]) -> str:
+    """The first, and how many more."""
+    more = f" and {len(layers) - 1:,} more" if len(layers) > 1 else ""
+    return f"{printable(layers[0])}{more}"
+
+
+def _kept(layer: PermutedLayer) -> tuple[float | None, float | None]:
+    return layer.kept_before, layer.kept_after
+
+
+def _errors(layer: PermutedLayer) -> tuple[float | None, float | None]:
+    return layer.error_before, layer.error_after
+
+
+def _change(
+    of: PermutedClass,
+    values: Callable[[PermutedLayer], tuple[float | None, float | None]],
+    words: Callable[[float], str],
+) -> str | None:
+    """Means over the layers that were judged, before and after; None where none was."""
+    pairs = [values(layer) for layer in of.layers]
+    sides = ([x for x in side if x is not None] for side in zip(*pairs, strict=True))
+    return " to ".join(words(fmean(side)) for side in sides if side) or None
 
 
 def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
