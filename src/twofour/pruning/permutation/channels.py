@@ -58,6 +58,8 @@ class Ledger:
         self._labels: list[_Label] = []
         self._copies: list[_Copy] = []
         self._equal: list[tuple[Move, Move]] = []
+        self._pinned: set[int] = set()
+        """By id: the labels keep the moves alive."""
 
     def fresh(self, shape: Sequence[int], origin: str) -> Move:
         """New channels, one for each place of the shape."""
@@ -88,6 +90,9 @@ class Ledger:
 
     def within(self, move: Move, axes: Sequence[int], reason: str) -> None:
         """Channels may only move along axes that are not among `axes`."""
+        if set(varying(move)) <= set(axes):
+            self.pin(move, reason)
+            return
         values = np.zeros((1,) * move.ndim, np.int64)
         for axis in axes:
             length = move.shape[axis]
@@ -107,8 +112,13 @@ class Ledger:
 
     def pin(self, move: Move, reason: str) -> None:
         """Channels stay where they are."""
+        self._pinned.add(id(move))
         values = np.arange(move.size).reshape(move.shape)
         self._labels.append(_Label(channels=move, values=values, reason=reason, is_pin=True))
+
+    def is_pinned(self, move: Move) -> bool:
+        """Whether it is known already that nothing moves in it."""
+        return id(move) in self._pinned
 
     def solve(self) -> Solved:
         """Channels that are one, and what of them may change places."""

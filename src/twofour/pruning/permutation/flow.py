@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -55,6 +55,7 @@ class Value:
 
     def with_moves(self, moves: Moves, stopped: str | None) -> Value:
         """The same tensor, and what moves in it, or why nothing does."""
+        moves = tuple(move for move in moves if move.size > 1)
         return replace(self, moves=moves, is_new=False, stopped=None if moves else stopped)
 
     def along(self, axis: int) -> Move | None:
@@ -187,7 +188,23 @@ def combine(flow: Flow, operands: Sequence[Operand], node: Node) -> Moves:
             group += more
             axes |= {axis for _, move in more for axis in varying(move)}
         result.append(_mixed(flow, operands, group, tuple(sorted(axes)), node))
-    return tuple(result)
+    return tuple(move for move in result if not flow.ledger.is_pinned(move))
+
+
+def passing(flow: Flow, moves: Moves, refused: Callable[[Move], str | None]) -> Moves:
+    """Those that get through; the others stay, for the reason given.
+
+    Raises NotFollowed where there is nothing left.
+    """
+    reasons = [refused(move) for move in moves]
+    for move, reason in zip(moves, reasons, strict=True):
+        if reason is not None:
+            flow.ledger.pin(move, reason)
+    left = tuple(m for m, reason in zip(moves, reasons, strict=True) if reason is None)
+    first = next((reason for reason in reasons if reason is not None), None)
+    if first is not None and not left:
+        raise NotFollowed(first)
+    return left
 
 
 def _laid(flow: Flow, operands: Sequence[Operand]) -> list[list[Move]]:

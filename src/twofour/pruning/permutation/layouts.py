@@ -19,6 +19,7 @@ from twofour.pruning.permutation.flow import (
     called,
     combine,
     operand,
+    passing,
 )
 
 _LARGEST = 1 << 24
@@ -202,12 +203,13 @@ def expand(node: Node, flow: Flow) -> Outputs:
     """Expand and Tile: repeated along axes where nothing moves."""
     value, after = first(flow, node), out_shape(flow, node)
     added = len(after) - value.rank
-    moves = []
-    for move in value.moves:
-        if any(after[axis + added] != move.shape[axis] for axis in varying(move)):
-            raise NotFollowed(f"{called(node)} repeats the channels")
-        moves.append(move.reshape((1,) * added + move.shape))
-    return [tuple(moves)]
+
+    def refused(move: Move) -> str | None:
+        kept = all(after[axis + added] == move.shape[axis] for axis in varying(move))
+        return None if kept else f"{called(node)} repeats the channels"
+
+    left = passing(flow, value.moves, refused)
+    return [tuple(move.reshape((1,) * added + move.shape) for move in left)]
 
 
 def concat(node: Node, flow: Flow) -> Outputs:
@@ -360,11 +362,15 @@ def resized(node: Node, flow: Flow) -> Outputs:
     """Resize, Upsample, Pad: along axes that stay as long as they are, nothing is mixed."""
     value = first(flow, node)
     after = out_shape(flow, node) if value.moves else ()
-    for move in value.moves:
-        for axis in varying(move):
-            if after[axis] != move.shape[axis] or not _keeps(node, flow, axis, value.rank):
-                raise NotFollowed(f"{called(node)} changes the axis of the channels")
-    return [value.moves]
+
+    def refused(move: Move) -> str | None:
+        kept = all(
+            after[axis] == move.shape[axis] and _keeps(node, flow, axis, value.rank)
+            for axis in varying(move)
+        )
+        return None if kept else f"{called(node)} changes the axis of the channels"
+
+    return [passing(flow, value.moves, refused)]
 
 
 def _keeps(node: Node, flow: Flow, axis: int, rank: int) -> bool:

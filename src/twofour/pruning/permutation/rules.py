@@ -25,6 +25,7 @@ from twofour.pruning.permutation.flow import (
     called,
     combine,
     operand,
+    passing,
     reduced,
 )
 from twofour.pruning.permutation.layouts import Outputs, axis_of, first
@@ -354,10 +355,8 @@ def _pool(node: Node, flow: Flow) -> Outputs:
     value = first(flow, node)
     if any(node.proto.output[1:]):
         raise NotFollowed(f"{called(node)} gives the places of what it takes")
-    for move in value.moves:
-        if any(axis > 1 for axis in varying(move)):
-            raise NotFollowed(f"{called(node)} mixes neighbours along its axis")
-    return [value.moves]
+    reason = f"{called(node)} mixes neighbours along its axis"
+    return [passing(flow, value.moves, lambda m: reason if max(varying(m)) > 1 else None)]
 
 
 def _over_axis(default: int, why: str) -> Rule:
@@ -368,13 +367,13 @@ def _over_axis(default: int, why: str) -> Rule:
         old = node.proto.op_type in _FLATTENING and flow.opset < _PER_AXIS_OPSET
         axis = axis_of(node, value, 1 if old else default)
         over = range(axis, value.rank) if old else (axis,)
-        for move in value.moves:
-            if any(a in over for a in varying(move)):
-                raise NotFollowed(f"{called(node)} {why}")
+        reason = f"{called(node)} {why}"
+        moves = passing(
+            flow, value.moves, lambda m: reason if not {*over}.isdisjoint(varying(m)) else None
+        )
         for name in node.proto.input[1:]:
             flow.pin(flow.value(name) if name else None, f"{called(node)} reads it as a number")
         removed = node.proto.op_type.startswith("Arg") and not integer(node.proto, "keepdims", 1)
-        moves = value.moves
         if removed:
             rest = [a for a in range(value.rank) if a != axis]
             moves = tuple(m.reshape([m.shape[a] for a in rest]) for m in moves)
