@@ -429,6 +429,24 @@ def test_users_of_one_array_are_pruned_by_the_inputs_of_all(tmp_path: Path) -> N
     assert stored(target, "h.bias").any()
 
 
+def test_layers_behind_a_shared_weight_see_all_of_its_uses_pruned(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], "h"),
+        node("Relu", ["h"], "r"),
+        node("MatMul", ["r", "w"], "k"),
+        node("MatMul", ["k", "v"], "y"),
+    ]
+    arrays = {"w": W(8, 8), "v": W(8, 8, seed=1)}
+    model = om.model(nodes, arrays, inputs={"x": ("batch", 8)})
+    x = np.random.default_rng(1).normal(0.5, size=(SAMPLES, 8)).astype(np.float32)
+    target, result = pruned(model, tmp_path, data_of(x=x), repair=False)
+    seen = run(target, "k", x=x)[~HELD].astype(np.float64)
+    error = {row.weight.layer: row.output_error for row in result.weights}["y"]
+    assert error is not None
+    lost = share(seen @ arrays["v"], seen @ stored(target, "v"))
+    np.testing.assert_allclose(error.calibration, lost, rtol=1e-3)
+
+
 def test_parts_of_one_array_are_pruned_by_their_own_inputs(tmp_path: Path) -> None:
     nodes = [
         node("Split", ["w"], "q", axis=1, num_outputs=2),

@@ -25,7 +25,6 @@ from twofour.graph.trace import (
     shape_after,
 )
 
-_WIDEST = "float64"
 Move = Callable[[Array], Array]
 """Puts elements in another order or leaves some out, and computes nothing."""
 
