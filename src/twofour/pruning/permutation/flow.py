@@ -14,6 +14,8 @@ from twofour.pruning.permutation.channels import Ledger, Move, varying
 Dim = int | str | None
 """A length, its name, or neither."""
 Moves = tuple[Move, ...]
+_LONGEST_AXIS = 1 << 22
+"""Of a constant whose channels are told apart: a damaged file may well name more."""
 
 
 class NotFollowed(Exception):  # noqa: N818 - no error: the channels stay where they are
@@ -86,8 +88,8 @@ class Flow:
         if tensor is None:
             stopped = f"graph input {name!r}" if name in self.scope.inputs else None
             return Value(name=name, shape=self.shapes.get(name), stopped=stopped)
-        if not is_readable(dtype_name(tensor)):
-            stopped = f"{name!r} is stored as {dtype_name(tensor)}"
+        if not is_readable(dtype_name(tensor)) or max(shape_of(tensor), default=0) > _LONGEST_AXIS:
+            stopped = f"{name!r} is stored as {dtype_name(tensor)} of shape {shape_of(tensor)}"
             return Value(name=name, shape=shape_of(tensor), stopped=stopped)
         stored = self.storage.get(name, name)
         if stored != name:
