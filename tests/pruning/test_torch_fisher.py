@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from twofour.pruning.torch_fisher import fisher_scores
+from twofour.pruning import torch_fisher
+
+
+def fisher_scores(
+    net: nn.Module, call: Any, changes: dict[str, torch.Tensor], seed: int = 0
+) -> dict[str, float]:
+    """Each parameter as a layer of its own."""
+    return torch_fisher.fisher_scores(
+        net, call, {key: {key: change} for key, change in changes.items()}, seed=seed
+    )
 
 
 def _net() -> nn.Sequential:
@@ -100,3 +111,13 @@ def test_a_forward_without_gradients_is_torchs_error() -> None:
 
     with pytest.raises(RuntimeError, match="does not require grad"):
         fisher_scores(Frozen(), ((torch.ones(2, 4),), {}), {"fc.weight": torch.ones(4, 4)})
+
+
+def test_a_bias_that_makes_up_for_the_mean_lowers_the_score_of_its_layer() -> None:
+    net, x = _net(), torch.randn(64, 16).abs() + 1
+    change = 0.01 * torch.ones(32, 16)
+    made_up = -(change @ x.mean(0))
+    alone = {"0": {"0.weight": change}}
+    both = {"0": {"0.weight": change, "0.bias": made_up}}
+    without = torch_fisher.fisher_scores(net, ((x,), {}), alone)["0"]
+    assert torch_fisher.fisher_scores(net, ((x,), {}), both)["0"] < 0.2 * without

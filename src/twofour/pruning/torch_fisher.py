@@ -22,18 +22,20 @@ PROBES = 32
 def fisher_scores(
     module: nn.Module,
     call: tuple[tuple[Any, ...], Mapping[str, Any]],
-    changes: Mapping[str, Tensor],
+    changes: Mapping[str, Mapping[str, Tensor]],
     *,
     seed: int = 0,
 ) -> dict[str, float]:
-    """||J D||^2 / ||y||^2, mean over the float outputs, for the change D of each parameter.
+    """||J D||^2 / ||y||^2, mean over the float outputs, for the change D of each layer.
 
-    `changes` are by state_dict key; keys of no parameter are left out. `call` holds example inputs
-    by position and by name. The module is as it was afterwards. Raises RuntimeError (torch's) where
-    there is no gradient, as under no_grad.
+    `changes` are by layer and state_dict key: those of weight and bias belong together, as one may
+    make up for the other. Keys of no parameter, and layers of none, are left out. `call` holds
+    example inputs by position and by name. The module is as it was afterwards. Raises RuntimeError
+    (torch's) where there is no gradient, as under no_grad.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    wanted = {key: parameters[key] for key in changes if key in parameters}
+    keys = dict.fromkeys(key for of in changes.values() for key in of)
+    wanted = {key: parameters[key] for key in keys if key in parameters}
     if not wanted:
         return {}
     before = {name: p.requires_grad for name, p in parameters.items()}
@@ -51,7 +53,7 @@ def fisher_scores(
 def _scores(
     module: nn.Module,
     call: tuple[tuple[Any, ...], Mapping[str, Any]],
-    changes: Mapping[str, Tensor],
+    changes: Mapping[str, Mapping[str, Tensor]],
     wanted: Mapping[str, nn.Parameter],
     seed: int,
 ) -> dict[str, float]:
@@ -60,7 +62,7 @@ def _scores(
     generator = torch.Generator().manual_seed(seed)
     chunks = list(_chunks(call))
     probes = math.ceil(PROBES / len(chunks))
-    sums = dict.fromkeys(wanted, 0.0)
+    sums = {layer: 0.0 for layer, of in changes.items() if not wanted.keys().isdisjoint(of)}
     for chunk in chunks:
         outputs = float_outputs(_run(module, chunk))
         for number in range(probes):
@@ -68,11 +70,20 @@ def _scores(
             found = torch.autograd.grad(
                 signed, list(wanted.values()), retain_graph=number < probes - 1, allow_unused=True
             )
-            for key, gradient in zip(wanted, found, strict=True):
-                if gradient is not None:
-                    moved = (gradient.double() * changes[key].detach().double()).sum()
-                    sums[key] += float(moved.detach()) ** 2 / probes
+            gradients = dict(zip(wanted, found, strict=True))
+            for layer in sums:
+                sums[layer] += _moved(gradients, changes[layer]) ** 2 / probes
     return sums
+
+
+def _moved(gradients: Mapping[str, Tensor | None], change: Mapping[str, Tensor]) -> float:
+    """Gradient times change, over the parameters of one layer."""
+    products = (
+        float((gradient.double() * change[key].detach().double()).sum())
+        for key in change
+        if (gradient := gradients.get(key)) is not None
+    )
+    return math.fsum(products)
 
 
 def float_outputs(value: object) -> list[Tensor]:

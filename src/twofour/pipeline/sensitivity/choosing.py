@@ -105,10 +105,14 @@ def nothing_holds(chosen: SensitivityResult) -> PatternBrokenError:
     assert chosen.budget is not None
     known = [r for r in chosen.layers if r.loss is not None and r.why_dense is None]
     least = min(known, key=lambda r: r.loss or 0.0, default=None)
-    why = "" if least is None else f"; {printable(least.layer)} alone loses {figure(least.loss)}"
+    why = ""
+    if least is not None:
+        why = f"; the least, {printable(least.layer)} alone, loses {figure(least.loss)}"
+    calibrated = any(row.output_error is not None for row in chosen.layers)
+    data = "" if calibrated else "prune with calibration data (--calibrate), "
     return PatternBrokenError(
         f"no layer can be pruned within --max-drop {chosen.budget.asked.max_drop:g}{why}",
-        hint="allow more, prune with calibration data (--calibrate), or fine-tune with the mask",
+        hint=f"allow more, {data}or fine-tune with the mask",
     )
 
 

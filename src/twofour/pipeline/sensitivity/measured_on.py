@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +23,13 @@ from twofour.records.run import ExampleArrays, ExportedVariant
 from twofour.words import count
 
 MEASURED_ON = f"{STAGES}/measured-on.npz"
-MOST_ROWS = 64
-"""Of the calibration data, the first ones."""
+ENOUGH = 64
+"""Samples of the calibration data, the first ones in whole batches."""
+Array: TypeAlias = npt.NDArray[np.generic]
 
 
 def measured_on(run: Run, dense: ExportedVariant) -> Stage[ExampleArrays]:
-    """stages/measured-on.npz: up to 64 calibration samples; the example inputs where none fit."""
+    """stages/measured-on.npz: 64 calibration samples in whole batches, or the example inputs."""
 
     def work() -> Made[ExampleArrays]:
         arrays, note = _arrays(run, dense)
@@ -48,50 +51,45 @@ def measured_on(run: Run, dense: ExportedVariant) -> Stage[ExampleArrays]:
     )
 
 
-def _arrays(run: Run, dense: ExportedVariant) -> tuple[dict[str, npt.NDArray[np.generic]], str]:
-    """The arrays, and a sentence on what they are."""
-    examples = run.example_inputs()
+def batches_of(arrays: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """The inputs of each run of the model, in order, from the arrays of the file."""
+    found: dict[int, dict[str, Array]] = defaultdict(dict)
+    for key, array in arrays.items():
+        number, _, name = key.partition(":")
+        found[int(number)][name] = array
+    return [found[number] for number in sorted(found)]
+
+
+def _arrays(run: Run, dense: ExportedVariant) -> tuple[dict[str, Array], str]:
+    """The arrays, the number of the run before each name, and a sentence on what they are."""
+    examples = {f"0:{name}": array for name, array in run.example_inputs().items()}
     rows = next((len(a) for a in examples.values() if a.ndim), 1)
     said = f"outputs are compared on the example inputs ({count(rows, 'row')})"
     if run.options.calibration.data is None:
         return examples, said
     try:
-        arrays = _of_calibration(run, dense.inputs)
+        batches = _of_calibration(run, dense.inputs)
     except BadInputError as error:  # data that only the torch module takes
         return examples, f"{said}: {error.message}"
-    rows = next(len(a) for a in arrays.values() if a.ndim)
-    return arrays, f"outputs are compared on {count(rows, 'sample')} of the calibration data"
+    arrays = {f"{i}:{n}": a for i, batch in enumerate(batches) for n, a in batch.arrays.items()}
+    samples = sum(batch.samples for batch in batches)
+    return arrays, f"outputs are compared on {count(samples, 'sample')} of the calibration data"
 
 
-def _of_calibration(run: Run, tensors: Sequence[TensorShape]) -> dict[str, npt.NDArray[np.generic]]:
-    """Batches of the same sizes side by side; one alone where the file fixes the batch."""
+def _of_calibration(run: Run, tensors: Sequence[TensorShape]) -> list[Batch]:
+    """The first batches, until there are enough samples."""
     options = run.options
     inputs = onnx_inputs(Path(run.source.text).absolute(), tensors)
     inputs = replace(inputs, folder=_described(run) or inputs.folder)
     data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
-    is_free = all(t.shape and isinstance(t.shape[0], str) for t in tensors)
-    taken = list(_alike(data.batches(), MOST_ROWS if is_free else 1))
+    taken: list[Batch] = []
+    for batch in data.batches():
+        taken.append(batch)
+        if sum(one.samples for one in taken) >= ENOUGH:
+            break
     if not taken:
         raise BadInputError("the calibration data has no batch")
-    return {
-        name: np.concatenate([batch.arrays[name] for batch in taken])[
-            : MOST_ROWS if is_free else None
-        ]
-        for name in taken[0].arrays
-    }
-
-
-def _alike(batches: Iterator[Batch], most: int) -> Iterator[Batch]:
-    """The first batches of one size behind the first axis, until there are so many samples."""
-    sizes, samples = None, 0
-    for batch in batches:
-        of_this = {name: array.shape[1:] for name, array in batch.arrays.items()}
-        sizes = sizes or of_this
-        if of_this == sizes:
-            yield batch
-            samples += batch.samples
-        if samples >= most:
-            return
+    return taken
 
 
 def _described(run: Run) -> Path | None:

@@ -15,6 +15,7 @@ from twofour.engines.onnxruntime.session import LEVELS, CannotRunError, OrtSessi
 from twofour.engines.protocol import ProgressCallback
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.mixture import Mixture
+from twofour.pipeline.sensitivity.measured_on import batches_of
 from twofour.pipeline.sources.inputs import save_arrays, stored_arrays
 from twofour.pipeline.sources.user_code import files_read, state_of
 from twofour.records.sensitivity import Measured, Measurement, OutputChange
@@ -61,7 +62,7 @@ class Measurer:
         finally:
             target.unlink(missing_ok=True)
         with session, files_read() as read:
-            outputs = session.outputs(stored_arrays(folder / asked.inputs))
+            outputs = _outputs(session, stored_arrays(folder / asked.inputs))
             metrics = _metrics(session, asked)
         if not asked.places:
             save_arrays(folder / asked.reference, outputs)
@@ -93,6 +94,15 @@ def output_change(dense: Arrays, pruned: Arrays) -> OutputChange | None:
         cosine=_mean([_cosine(a, b) for a, b in pairs]),
         kl=_mean(divergences) if divergences else None,
     )
+
+
+def _outputs(session: OrtSession, inputs: Arrays) -> dict[str, npt.NDArray[np.generic]]:
+    """Those of every batch, its number before the name."""
+    return {
+        f"{number}:{name}": array
+        for number, batch in enumerate(batches_of(inputs))
+        for name, array in session.outputs(batch).items()
+    }
 
 
 @lru_cache(maxsize=1)

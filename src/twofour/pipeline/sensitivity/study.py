@@ -279,7 +279,7 @@ class _Study:
     # --- losses -----------------------------------------------------------------------------------
 
     def _fisher(self) -> Mapping[str, float]:
-        """By state_dict key; none for an ONNX file, and where torch gives no gradient."""
+        """By unit; none for an ONNX file, and where torch gives no gradient."""
         run = self.apart.run
         if run.model is None:
             if self.loss is LossKind.FISHER:
@@ -289,7 +289,7 @@ class _Study:
                 )
             return {}
         try:
-            return fisher_of(run)
+            return fisher_of(run, [u for u in self.units if u.pruned])
         except RuntimeError as error:
             self.notes.append(f"no Fisher scores: {str(error).splitlines()[0]}")
             return {}
@@ -305,9 +305,7 @@ class _Study:
         return self._whole_loss(unit.places)
 
     def _fisher_of(self, unit: Unit) -> float:
-        keys = dict.fromkeys(r.weight.weight for r in unit.rows if r.pruned and r.weight.weight)
-        found = [self.fisher[key] for key in keys if key in self.fisher]
-        return math.fsum(found) if found else math.nan
+        return self.fisher.get(unit.name, math.nan)
 
     def _output_error(self, unit: Unit) -> float:
         errors = [row.output_error for row in unit.rows if row.output_error is not None]
@@ -438,8 +436,8 @@ class _Study:
         return cost.why_dense if error is None else f"{cost.why_dense}: {error}"
 
 
-def fisher_of(run: Run) -> dict[str, float]:
-    """Scores of every pruned parameter, from the dense module and the weights that were saved."""
+def fisher_of(run: Run, units: Sequence[Unit]) -> dict[str, float]:
+    """Scores by unit, from the dense module and the weights and biases that were saved."""
     from safetensors import safe_open
 
     from twofour.pruning.torch_fisher import fisher_scores
@@ -449,11 +447,18 @@ def fisher_of(run: Run) -> dict[str, float]:
     state = dict(loaded.module.named_parameters(remove_duplicate=False))
     changes = {}
     with safe_open(str(run.file(WEIGHTS)), framework="pt") as file:
-        for key in file.keys():  # noqa: SIM118  # not a dict
-            if key in state and state[key].ndim > 1:
-                change = file.get_tensor(key) - state[key].detach()
-                if bool(change.any()):
-                    changes[key] = change
-    return fisher_scores(
-        loaded.module, (loaded.args, loaded.kwargs), changes, seed=run.options.seed
-    )
+        saved = set(file.keys())
+        for unit in units:
+            keys = [key for key in _parameters(unit) if key in saved and key in state]
+            changes[unit.name] = {key: file.get_tensor(key) - state[key].detach() for key in keys}
+    call = (loaded.args, loaded.kwargs)
+    return fisher_scores(loaded.module, call, changes, seed=run.options.seed)
+
+
+def _parameters(unit: Unit) -> Iterator[str]:
+    """Keys of the weights that were pruned, and of the biases that may make up for them."""
+    keys = dict.fromkeys(r.weight.weight for r in unit.rows if r.pruned and r.weight.weight)
+    for key in keys:
+        yield key
+        if key.endswith("weight"):
+            yield f"{key.removesuffix('weight')}bias"
