@@ -13,7 +13,8 @@ SECONDS ?= 60
 
 demo: $(INSTALLED)
 	$(BIN)/twofour prune-export-build examples/digits.py:make \
-	    --metric examples/digits.py:evaluate --out runs/digits
+	    --metric examples/digits.py:evaluate --calibrate examples/digits.py:calibration \
+	    --out runs/digits
 
 test: lint types imports unit
 

@@ -1,11 +1,13 @@
-"""A model to try twofour on: a small CNN that reads handwritten digits, trained on the spot.
+r"""A model to try twofour on: a small CNN that reads handwritten digits, trained on the spot.
 
-    twofour prune-export-build examples/digits.py:make --metric examples/digits.py:evaluate
+    twofour prune-export-build examples/digits.py:make --metric examples/digits.py:evaluate \
+        --calibrate examples/digits.py:calibration
 
 `make` trains the network in a few seconds on scikit-learn's bundled 8x8 digits (real scans, no
 download; needs the extra `examples`) and returns it with example inputs. `evaluate` is handed the
 dense and the pruned program in turn and answers with the accuracy of each on digits that the
-training never saw. The layers are chosen so that the report has something to explain:
+training never saw. `calibration` gives digits of the training set, which pruning looks at. The
+layers are chosen so that the report has something to explain:
 
     layer      C -> K, kernel           what the report should say
     stem       1 -> 64, 3x3             one input channel: nothing to prune, too small to gain
@@ -51,6 +53,13 @@ def evaluate(predict: Predict) -> dict[str, float]:
     _, _, images, labels = split()
     logits = predict(images)[0]
     return {"accuracy": float((logits.argmax(axis=1) == labels).mean())}
+
+
+def calibration() -> Iterator[Array]:
+    """Batches (64, 1, 8, 8) of digits that the training saw, for `--calibrate`; no labels."""
+    images = split()[0]
+    for start in range(0, len(images), 64):
+        yield images[start : start + 64]
 
 
 def split() -> tuple[Array, npt.NDArray[np.int64], Array, npt.NDArray[np.int64]]:

@@ -91,3 +91,11 @@ def test_the_metric_is_the_share_of_digits_read_correctly() -> None:
 
     right = 405 + int((labels[:45] == 0).sum())
     assert digits.evaluate(oracle) == {"accuracy": right / 450}
+
+
+def test_calibration_shows_digits_of_the_training_set_alone() -> None:
+    train_x, _, test_x, _ = digits.split()
+    shown = np.concatenate(list(digits.calibration()))
+    assert np.array_equal(shown, train_x)
+    assert shown.dtype == np.float32
+    assert not {image.tobytes() for image in shown} & {image.tobytes() for image in test_x}

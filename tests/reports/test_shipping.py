@@ -10,6 +10,7 @@ from support.render_cases import every_status
 
 from twofour.records.export import Accuracy, Metric
 from twofour.records.latency import LatencyComparison, LatencyVerdict
+from twofour.records.pruning import Repair, RepairKind
 from twofour.reports import markdown
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.shipping import shipping_line
@@ -95,3 +96,41 @@ def test_it_is_the_first_line_of_the_page() -> None:
     first = markdown.render(document).splitlines()[2]
     assert first.startswith("**worth shipping: accuracy 0.9800 dense")
     assert shipping_line(None, comparison(0.8)) is None
+
+
+def test_a_repaired_model_says_its_metric_before_and_after() -> None:
+    metric = Metric(name="accuracy", dense=0.98, sparse=0.9702, one_shot=0.9)
+    line = shipping_line(replace(ACCURACY, metrics=(metric,)), comparison(0.8))
+    assert line is not None
+    assert line.startswith(
+        "worth shipping: accuracy 0.9800 dense, 0.9000 one-shot, 0.9702 repaired (-1.0 %); "
+    )
+
+
+REPAIR = Repair(
+    error_before=0.25, tried=(), taken=RepairKind.BOTH, error_after=0.0625, judged_on=25, why="-"
+)
+
+
+@pytest.mark.parametrize(
+    ("repair", "words"),
+    [
+        (None, "(no metric)"),
+        (
+            REPAIR,
+            "(no metric; error of the outputs on held-out samples 0.2500 one-shot, 0.06250 "
+            "repaired)",
+        ),
+        (
+            replace(REPAIR, taken=None),
+            "(no metric; error of the outputs on held-out samples 0.2500)",
+        ),
+        (replace(REPAIR, error_before=None), "(no metric)"),
+    ],
+)
+def test_without_a_metric_the_held_out_error_of_the_outputs_is_said(
+    repair: Repair | None, words: str
+) -> None:
+    line = shipping_line(replace(ACCURACY, metrics=()), comparison(0.8), repair)
+    assert line is not None
+    assert words in line

@@ -149,7 +149,10 @@ def _view(result: RunResult) -> RenderableType:
 
     found, files = result.export.pattern, result.export.files
     report = eligibility_document(
-        result.report, accuracy=result.accuracy, comparison=result.build.times
+        result.report,
+        accuracy=result.accuracy,
+        comparison=result.build.times,
+        pruned=result.prune,
     )
     return Group(
         render(report),

@@ -16,10 +16,12 @@ from twofour.pipeline.stages import (
     ACCURACY,
     DENSE,
     INPUTS,
+    ONE_SHOT,
     SPARSE,
     Made,
     Run,
     Stage,
+    one_shot_files,
     onnx_files,
     reference_name,
     variant_record,
@@ -28,7 +30,13 @@ from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.pruning import PruneResult
-from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck, VariantCheck
+from twofour.records.run import (
+    ExportedVariant,
+    OneShotCheck,
+    OtherSizes,
+    SizeCheck,
+    VariantCheck,
+)
 from twofour.words import nothing_pruned
 
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
@@ -74,14 +82,59 @@ def check(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
     )
 
 
+def was_repaired(run: Run, pruned: PruneResult) -> bool:
+    """Whether there is a model before its repair for the user's metric to be measured on."""
+    repair = pruned.repair
+    return run.options.metric is not None and repair is not None and repair.taken is not None
+
+
+def check_one_shot(run: Run) -> Stage[OneShotCheck]:
+    """The user's metric of the pruned model before its repair."""
+    metric_files: list[Path] = []
+
+    def work() -> Made[OneShotCheck]:
+        try:
+            session = run.sessions.open(run.file(ONE_SHOT))
+        except BuildFailedError as error:
+            return OneShotCheck(metrics={}, not_measured=error.message), ()
+        try:
+            return OneShotCheck(metrics=_metrics(run, session, metric_files)), ()
+        finally:
+            run.sessions.close()
+
+    return Stage(
+        name="check-one-shot",
+        title="run the pruned model before its repair",
+        record="stages/check-one-shot.json",
+        kind=OneShotCheck,
+        work=work,
+        watched=lambda: metric_files,
+        lasting=lambda checked: checked.not_measured is None,
+        options=("metric",),
+        facts={"metric": metric_key(run.options), "threads": run.options.build.threads},
+        packages=RUNTIMES,
+        reads=one_shot_files(run.path),
+    )
+
+
 def accuracy(
-    run: Run, dense: VariantCheck, sparse: VariantCheck, no_baseline: str | None
+    run: Run,
+    dense: VariantCheck,
+    sparse: VariantCheck,
+    one_shot: OneShotCheck | None,
+    no_baseline: str | None,
 ) -> Stage[Accuracy]:
     """accuracy.json: sparse.onnx against dense.onnx."""
+    before_repair = {} if one_shot is None else one_shot.metrics
 
     def work() -> Made[Accuracy]:
         metrics = tuple(
-            Metric(name=name, dense=value, sparse=sparse.metrics[name])
+            Metric(
+                name=name,
+                dense=value,
+                sparse=sparse.metrics[name],
+                one_shot=before_repair.get(name),
+            )
             for name, value in dense.metrics.items()
             if name in sparse.metrics
         )
@@ -104,7 +157,7 @@ def accuracy(
         record=ACCURACY,
         kind=Accuracy,
         work=work,
-        facts={"no_baseline": no_baseline},
+        facts={"no_baseline": no_baseline, "one_shot": before_repair},
         reads=(
             variant_record("check", DENSE),
             variant_record("check", SPARSE),

@@ -108,7 +108,7 @@ def repaired(job: RepairJob, found: Calibrated) -> Calibrated:
         record, taken = replace(concluded((), None, (None, None), held_out), why=why), None
     if taken is None:
         return replace(found, repair=record)
-    return replace(_with(found, job, sites, taken), repair=record)
+    return replace(_with(found, job, sites, taken), repair=record, one_shot=found)
 
 
 def _best(

@@ -31,6 +31,7 @@ from twofour.pipeline.sources.source import key_of
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
+    ONE_SHOT,
     PERMUTE,
     PERMUTED,
     PRUNE,
@@ -41,6 +42,7 @@ from twofour.pipeline.stages import (
     Run,
     Stage,
     exported_variant,
+    one_shot_files,
     onnx_files,
     onnx_name,
     reference_name,
@@ -174,10 +176,11 @@ def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]
 
     def work() -> Made[PruneResult]:
         result = _prune(run, run.file(base))
+        files = (*onnx_files(target), *one_shot_files(run.path))
         if permuted is None:  # of an earlier run
             remove_onnx(run.file(PERMUTED))
-            return result, onnx_files(target)
-        return replace(result, permutation=permuted.about), onnx_files(target)
+            return result, files
+        return replace(result, permutation=permuted.about), files
 
     return Stage(
         name="prune",
@@ -301,6 +304,11 @@ def _prune(run: Run, base: Path) -> PruneResult:
     if run.options.calibration.data is not None:
         calibrated = _calibrated(run, opened, folder)
     pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
+    one_shot = run.file(ONE_SHOT)
+    remove_onnx(one_shot)
+    if calibrated is not None and calibrated.one_shot is not None:
+        before = calibrated.one_shot
+        prune_onnx(opened, one_shot, pattern, selection, method=method, calibrated=before)
     shutil.rmtree(folder, ignore_errors=True)
     result = replace(pruned, source=run.source.text)
     refuse_nothing_pruned(result)

@@ -27,8 +27,10 @@ from twofour.pipeline.building import (
 from twofour.pipeline.checks import (
     accuracy,
     check,
+    check_one_shot,
     check_reference_fits,
     lost_without_data,
+    was_repaired,
     why_no_baseline,
 )
 from twofour.pipeline.engine_host import EngineHost, Sessions
@@ -101,6 +103,9 @@ def run_stages(run: Run) -> RunResult:
     build = with_profiles(run, dense)
     run, chosen = within_budget(run, dense)
     pruned, validation = prune(run)
+    repaired = was_repaired(run, pruned)
+    if repaired and run.model is not None:
+        run.do(torch_stages.export_one_shot(run, dense))
     sparse = export_sparse(run, dense)
     check_reference_fits(run, dense, sparse)
     no_baseline = why_no_baseline(pruned) if run.reference is None else None
@@ -111,7 +116,8 @@ def run_stages(run: Run) -> RunResult:
         checks.append(run.do(check(run, exported)))
         builds.append(run.do(build_variant(run, build, exported.onnx.variant)))
     exports = run.do(put_together(run, pruned, (dense, sparse), checks))
-    drift = run.do(accuracy(run, checks[0], checks[1], no_baseline))
+    one_shot = run.do(check_one_shot(run)) if repaired else None
+    drift = run.do(accuracy(run, checks[0], checks[1], one_shot, no_baseline))
     times = run.do(time_variants(run, build, builds, sparse.precision))
     built = run.do(build_result(run, build, tuple(builds), times, no_baseline))
     facts = Facts(

@@ -185,6 +185,8 @@ PERMUTE, PERMUTED = "stages/permute.json", "permuted.onnx"
 BUILD, ACCURACY = "build.json", "accuracy.json"
 INPUTS = "inputs.npz"
 WEIGHTS = "weights.safetensors"
+ONE_SHOT, ONE_SHOT_WEIGHTS = "stages/one-shot.onnx", "stages/one-shot.safetensors"
+"""The pruned model before its repair, where one was taken."""
 CHECKPOINT = "checkpoint"
 """Folder of a checkpoint that was pruned in its own files."""
 LAYERS = "layers.json"
@@ -209,6 +211,13 @@ def onnx_files(path: Path) -> tuple[str, ...]:
     """Names of an ONNX file and of its external data files, `<name>.data` or `<name>.0.data`."""
     data = [*path.parent.glob(f"{path.name}.data"), *path.parent.glob(f"{path.name}.*.data")]
     return (path.name, *sorted(file.name for file in data))
+
+
+def one_shot_files(path: Path) -> tuple[str, ...]:
+    """Names in the run folder of the ONNX file of the pruned model before its repair."""
+    file = path / ONE_SHOT
+    names = onnx_files(file) if file.is_file() else ()
+    return tuple(f"{file.parent.name}/{name}" for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ from twofour.pipeline.sources.calibration.models import loaded_inputs, module_in
 from twofour.pipeline.sources.calibration.open import calibration_key, open_calibration
 from twofour.pipeline.sources.hf import HfSource
 from twofour.pipeline.sources.source import key_of
-from twofour.pipeline.stages import versions
+from twofour.pipeline.stages import ONE_SHOT_WEIGHTS, versions
 from twofour.records.pruning import PruneResult
+from twofour.store import atomic_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,15 +57,26 @@ def _prune_by_data(run: Run, loaded: LoadedModule) -> PruneResult:
     facts = (options.pattern, options.selection, options.method, options.calibration)
     parts = (*map(repr, (*facts, versions("torch"))), run.source.key(), data.key())
     finished = FinishedSteps(folder=folder / "calibration", key=key_of(*parts))
+    one_shot = run.file(ONE_SHOT_WEIGHTS)
     work = replace(
         work_of(options.pattern, options.method),
         progress=run.progress.step,
         finished=finished,
         spill_folder=folder,
+        before_repair=lambda: _save(loaded.module, one_shot),
     )
     result = prune_calibrated(loaded.module, calls_of(loaded.module, data), work, options.selection)
     finished.clear()
+    if result.repair is not None and result.repair.taken is None:
+        one_shot.unlink()
     return result
+
+
+def _save(module: nn.Module, target: Path) -> None:
+    from twofour.pipeline.torch_model import save_tensors
+
+    with atomic_file(target) as temporary:
+        save_tensors(module.state_dict(), temporary)
 
 
 def _described_in(run: Run) -> Path | None:

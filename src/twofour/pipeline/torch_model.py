@@ -45,13 +45,13 @@ class TorchModel:
         self._source = source
         self._note = note
         self._loaded: LoadedModule | None = None
-        self._pruned = False
+        self._pruned: Path | None = None
         self.data_files: Sequence[Path] = ()
         """What the source read when it was loaded last, its own code apart."""
 
     def dense(self) -> LoadedModule:
         """The module with the weights of the source."""
-        if self._loaded is None or self._pruned:
+        if self._loaded is None or self._pruned is not None:
             from twofour.pruning.torch_module import make_permanent
 
             self._loaded = None
@@ -60,7 +60,7 @@ class TorchModel:
             make_permanent(self._loaded.module)
             for text in self._loaded.notes:
                 self._note(text)
-            self._pruned = False
+            self._pruned = None
         return self._loaded
 
     def prune(self, prune: Callable[[LoadedModule], PruneResult], target: Path) -> PruneResult:
@@ -68,24 +68,23 @@ class TorchModel:
         loaded = self.dense()
         result = replace(prune(loaded), source=self._source.text)
         refuse_nothing_pruned(result)
-        self._pruned = True
+        self._pruned = target
         with atomic_file(target) as temporary:
             save_tensors(loaded.module.state_dict(), temporary, first=_names(result))
         return result
 
     def pruned(self, weights: Path) -> LoadedModule:
         """The module with the weights that were saved, read back unless they are at hand."""
-        if self._loaded is None or not self._pruned:
-            loaded = self.dense()
+        loaded = self._loaded or self.dense()
+        if self._pruned != weights:
             load_weights(loaded.module, weights)
-            self._pruned = True
-        assert self._loaded is not None
-        return self._loaded
+            self._pruned = weights
+        return loaded
 
     def release(self) -> None:
         """Let go of the module and its memory, which the engines' process needs next."""
         self._loaded = None
-        self._pruned = False
+        self._pruned = None
         if sys.platform == "linux":
             with contextlib.suppress(OSError, AttributeError):  # other C libraries than glibc
                 ctypes.CDLL(None).malloc_trim(0)

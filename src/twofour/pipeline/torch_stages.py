@@ -15,6 +15,8 @@ from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
+    ONE_SHOT,
+    ONE_SHOT_WEIGHTS,
     PRUNE,
     SPARSE,
     VALIDATE,
@@ -23,13 +25,14 @@ from twofour.pipeline.stages import (
     Run,
     Stage,
     exported_variant,
+    one_shot_files,
     onnx_files,
     onnx_name,
     reference_name,
     variant_record,
 )
 from twofour.pipeline.validating import pruned_names
-from twofour.records.export import TensorShape
+from twofour.records.export import LayerMap, TensorShape
 from twofour.records.options import DynamicAxis, ExportOptions, Precision, SizeRange, Variant
 from twofour.records.pruning import PermutedModel, PruneResult, Validation
 from twofour.records.run import ExportedVariant, OtherSizes
@@ -77,9 +80,10 @@ def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]
     model, options = _model(run), run.options
 
     def work() -> Made[PruneResult]:
-        return model.prune(lambda loaded: prune_by_options(run, loaded), run.file(WEIGHTS)), (
-            WEIGHTS,
-        )
+        run.file(ONE_SHOT_WEIGHTS).unlink(missing_ok=True)
+        result = model.prune(lambda loaded: prune_by_options(run, loaded), run.file(WEIGHTS))
+        left = (WEIGHTS, ONE_SHOT_WEIGHTS)
+        return result, tuple(name for name in left if run.file(name).is_file())
 
     return Stage(
         name="prune",
@@ -137,6 +141,28 @@ def export_sparse(run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
         facts={"source": run.source.key(), "free": (dense.dynamic, dense.ranges)},
         packages=_EXPORTERS,
         reads=(WEIGHTS,),
+    )
+
+
+def export_one_shot(run: Run, dense: ExportedVariant) -> Stage[LayerMap]:
+    """stages/one-shot.onnx: the pruned model before its repair, exported as dense.onnx was."""
+    model = _model(run)
+
+    def work() -> Made[LayerMap]:
+        loaded = model.pruned(run.file(ONE_SHOT_WEIGHTS))
+        layers = _export_to(run, loaded, ONE_SHOT, (dense.dynamic, dense.ranges))
+        return layers, one_shot_files(run.path)
+
+    return Stage(
+        name="export-one-shot",
+        title="export the pruned model before its repair",
+        record="stages/export-one-shot.json",
+        kind=LayerMap,
+        work=work,
+        options=_EXPORT_OPTIONS,
+        facts={"source": run.source.key(), "free": (dense.dynamic, dense.ranges)},
+        packages=_EXPORTERS,
+        reads=(ONE_SHOT_WEIGHTS,),
     )
 
 
@@ -227,9 +253,28 @@ def _export(
     free: tuple[tuple[DynamicAxis, ...], tuple[SizeRange, ...]],
     outputs: tuple[np.ndarray, ...],
 ) -> ExportedVariant:
+    layers = _export_to(run, loaded, onnx_name(variant), free)
+    exported = exported_variant(run, variant, layers)
+    _save(run.file(reference_name(variant)), exported.outputs, outputs)
+    return replace(
+        exported,
+        reference=reference_name(variant),
+        precision=run.options.precision,
+        dynamic=free[0],
+        ranges=free[1],
+    )
+
+
+def _export_to(
+    run: Run,
+    loaded: LoadedModule,
+    name: str,
+    free: tuple[tuple[DynamicAxis, ...], tuple[SizeRange, ...]],
+) -> LayerMap:
+    """Write the module to a file of the run folder."""
     from twofour.export.torch_export import export_onnx
 
-    path, precision = run.file(onnx_name(variant)), run.options.precision
+    precision = run.options.precision
     assert precision is not None, "resolved for every torch model"
     options = ExportOptions(
         precision=precision,
@@ -239,17 +284,9 @@ def _export(
         ranges=free[1],
         input_names=loaded.input_names,
     )
-    layers = export_onnx(loaded.module, loaded.args, loaded.kwargs, path, options)
+    layers = export_onnx(loaded.module, loaded.args, loaded.kwargs, run.file(name), options)
     gc.collect()  # torch.export leaves cycles that hold the weights it traced
-    exported = exported_variant(run, variant, layers)
-    _save(run.file(reference_name(variant)), exported.outputs, outputs)
-    return replace(
-        exported,
-        reference=reference_name(variant),
-        precision=precision,
-        dynamic=free[0],
-        ranges=free[1],
-    )
+    return layers
 
 
 def _reference(loaded: LoadedModule) -> tuple[np.ndarray, ...]:

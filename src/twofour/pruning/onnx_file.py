@@ -85,6 +85,8 @@ class Calibrated:
     """(node of the main graph, input of it): a constant of a new name that it is to read."""
     repair: Repair | None = None
     """What was tried after pruning; what was taken is in the values."""
+    one_shot: Calibrated | None = None
+    """As it was before the repair that was taken."""
 
 
 _NOTHING = Outcome(kept_magnitude=None, zeros=0, zeros_before=0)

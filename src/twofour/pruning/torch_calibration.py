@@ -74,6 +74,8 @@ class Work:
     options: MethodOptions
     progress: Progress | None = None
     finished: Finished | None = None
+    before_repair: Callable[[], None] | None = None
+    """Called when everything is pruned, where a repair is going to be tried."""
     memory_bytes: int = MEMORY_BYTES
     """Of what the data became that is kept in memory; the rest lies in files."""
     spill_folder: Path | None = None

@@ -69,8 +69,12 @@ def prune_calibrated(
     result = prune_module(
         model, work.pattern, selection, source=source, method=left_to(name), by_data=by_data
     )
-    repair = repair_module(model, dense[0], data.calls, wanted) if dense else None
-    return replace(result, method=name, calibration=data.about, repair=repair)
+    result = replace(result, method=name, calibration=data.about)
+    if not dense:
+        return result
+    if work.before_repair is not None:
+        work.before_repair()
+    return replace(result, repair=repair_module(model, dense[0], data.calls, wanted))
 
 
 def work_of(pattern: Pattern, options: MethodOptions) -> Work:

@@ -130,6 +130,8 @@ class Metric:
     name: str
     dense: float
     sparse: float
+    one_shot: float | None = None
+    """Of the pruned model before its repair; None: nothing was repaired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

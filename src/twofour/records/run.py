@@ -102,6 +102,15 @@ class VariantCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OneShotCheck:
+    """stages/check-one-shot.json: the user's metric of the pruned model before its repair."""
+
+    metrics: dict[str, float]
+    not_measured: str | None = None
+    """Why there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildResult:
     """build.json."""
 

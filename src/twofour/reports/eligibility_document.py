@@ -83,7 +83,7 @@ def eligibility_document(
         about="sparsity report",
         title="Sparsity report",
         lead=present(
-            _shipping(accuracy, times), title, totals_table(report), _bars(report), advice
+            _shipping(accuracy, times, pruned), title, totals_table(report), _bars(report), advice
         ),
         blocks=present(
             _plots(report.verdicts),
@@ -110,8 +110,10 @@ def eligibility_document(
     )
 
 
-def _shipping(accuracy: Accuracy | None, times: LatencyComparison | None) -> Lines:
-    line = shipping_line(accuracy, times)
+def _shipping(
+    accuracy: Accuracy | None, times: LatencyComparison | None, pruned: PruneResult | None
+) -> Lines:
+    line = shipping_line(accuracy, times, None if pruned is None else pruned.repair)
     return Lines(lines=() if line is None else (line,), role=Role.ANSWER)
 
 

@@ -27,7 +27,7 @@ from twofour.records.eligibility import (
     Verdict,
     VerdictName,
 )
-from twofour.records.export import Accuracy, OutputAgreement
+from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.weights import HARDWARE_PATTERN, ReasonCode
 from twofour.words import axis_name, count, printable, share, tactic_times_words, times
 
@@ -112,7 +112,7 @@ def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
         return (printable(accuracy.no_baseline), *figures)
     drift = [_drift_line(output, accuracy.examples) for output in accuracy.drift]
     metrics = [
-        f"{printable(m.name)}: dense {m.dense:.4g}, sparse {m.sparse:.4g} "
+        f"{printable(m.name)}: dense {m.dense:.4g}, {_pruned_figures(m)} "
         f"({m.sparse - m.dense:+.4g})"
         for m in accuracy.metrics
     ]
@@ -121,6 +121,12 @@ def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
     how = accuracy.by_module
     missing += [] if how is None else [f"outputs of the module in float32: {printable(how)}"]
     return (*drift, *metrics, *missing)
+
+
+def _pruned_figures(metric: Metric) -> str:
+    if metric.one_shot is None:
+        return f"sparse {metric.sparse:.4g}"
+    return f"one-shot {metric.one_shot:.4g}, repaired {metric.sparse:.4g}"
 
 
 def _drift_line(output: OutputAgreement, examples: int) -> str:

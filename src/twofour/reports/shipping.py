@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from twofour.records.export import Accuracy
+from twofour.records.export import Accuracy, Metric
 from twofour.records.latency import LatencyComparison, LatencyRatio, LatencyVerdict
+from twofour.records.pruning import Repair
 from twofour.reports.latency_words import why_no_difference
 from twofour.words import figure, printable, speed_up
 
@@ -21,11 +22,13 @@ _NEEDS_ENGINE = (
 )
 
 
-def shipping_line(accuracy: Accuracy | None, times: LatencyComparison | None) -> str | None:
+def shipping_line(
+    accuracy: Accuracy | None, times: LatencyComparison | None, repair: Repair | None = None
+) -> str | None:
     """Score lost and speed won in one sentence; None for a report that has neither."""
     if accuracy is None:
         return None
-    score = _score(accuracy)
+    score = _score(accuracy, repair)
     ratio = None if times is None else _sparse_over_dense(times)
     if times is None or ratio is None:
         return f"{UNKNOWN}: {score}; {_NEEDS_ENGINE}"
@@ -48,7 +51,7 @@ def _sparse_over_dense(times: LatencyComparison) -> LatencyRatio | None:
     return next((r for r in found if r.baseline not in sparse), None)
 
 
-def _score(accuracy: Accuracy) -> str:
+def _score(accuracy: Accuracy, repair: Repair | None) -> str:
     """What pruning cost by the user's metrics, else by the outputs."""
     if accuracy.no_baseline is not None:
         return "score lost is not known (there is no dense model to compare with)"
@@ -56,7 +59,7 @@ def _score(accuracy: Accuracy) -> str:
         shown = accuracy.metrics[:_METRICS_SHOWN]
         more = len(accuracy.metrics) - len(shown)
         words = ", ".join(
-            f"{printable(m.name)} {figure(m.dense)} dense, {figure(m.sparse)} sparse"
+            f"{printable(m.name)} {figure(m.dense)} dense, {_pruned_figures(m)}"
             f"{_relative(m.dense, m.sparse)}"
             for m in shown
         )
@@ -66,7 +69,24 @@ def _score(accuracy: Accuracy) -> str:
         why = accuracy.not_compared
         return f"score lost is not known{'' if why is None else f' ({printable(why)})'}"
     cosine, output = lowest
-    return f"output {printable(output)} keeps a cosine of {cosine:.3f} to the dense one (no metric)"
+    kept = f"output {printable(output)} keeps a cosine of {cosine:.3f} to the dense one"
+    return f"{kept} (no metric{_error_words(repair)})"
+
+
+def _pruned_figures(metric: Metric) -> str:
+    if metric.one_shot is None:
+        return f"{figure(metric.sparse)} sparse"
+    return f"{figure(metric.one_shot)} one-shot, {figure(metric.sparse)} repaired"
+
+
+def _error_words(repair: Repair | None) -> str:
+    """The held-out score of the outputs, by which a repair was judged."""
+    if repair is None or repair.error_before is None:
+        return ""
+    before = f"; error of the outputs on held-out samples {figure(repair.error_before)}"
+    if repair.taken is None or repair.error_after is None:
+        return before
+    return f"{before} one-shot, {figure(repair.error_after)} repaired"
 
 
 def _relative(dense: float, sparse: float) -> str:

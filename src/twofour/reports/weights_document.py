@@ -218,17 +218,17 @@ def _repair_line(repair: Repair) -> str:
         line = f"repair: {repair.taken.value} of {count(changed, 'layer')} taken: {repair.why}"
     if repair.error_before is None:
         return line
-    left = "" if repair.error_after is None else f"{_error_words(repair.error_after)} left, "
-    others = (
-        f"{each.kind.value} {'not known' if each.error is None else _error_words(each.error)}"
+    errors = [f"{_error_words(repair.error_before)} one-shot"]
+    if repair.taken is not None and repair.error_after is not None:
+        errors.append(f"{_error_words(repair.error_after)} repaired")
+    errors += (
+        f"{'not known' if each.error is None else _error_words(each.error)} by {each.kind.value}"
         for each in repair.tried
         if each.kind is not repair.taken
     )
-    before = f"without repair {_error_words(repair.error_before)}"
     return (
-        f"{line} (squared distance of the outputs to the dense ones over their variance, on "
-        f"{count(repair.judged_on, 'sample')}: {left if repair.taken else ''}"
-        f"{', '.join((before, *others))})"
+        f"{line}; error of the outputs on {count(repair.judged_on, 'held-out sample')}: "
+        f"{', '.join(errors)} (squared distance to the dense ones over their variance)"
     )
 
 
