@@ -273,4 +273,4 @@ def _why(
         return "no sample was held out to judge it by"
     if before is None:
         return "no output of floats varies on the held-out samples: nothing to judge it by"
-    return "the outputs on held-out samples are no nearer with it"
+    return f"no kind brings the outputs on held-out samples nearer by {_GAIN:.0%}"

@@ -163,13 +163,17 @@ def _change(
 
 
 def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
-    """A row per weight; columns that only a method with data fills are there where one is."""
-    pruned = column("pruned", Kind.VERDICT, rows, lambda r: "yes" if r.pruned else "no")
+    """A row per weight; columns that would say nothing (all pruned, no data) are left out."""
+    pruned = replace(
+        column("pruned", Kind.VERDICT, rows, lambda r: "yes" if r.pruned else "no"),
+        slugs=tuple("holds" if r.pruned else "dense" for r in rows),
+    )
+    some_dense = not all(row.pruned for row in rows)
     columns = (
         column("layer", Kind.NAME, rows, lambda r: printable(r.weight.layer)),
         column("op", Kind.VERDICT, rows, lambda r: r.weight.op),
         column("C x K kernel", Kind.TEXT, rows, lambda r: shape_cell(r.weight)),
-        replace(pruned, slugs=tuple("holds" if r.pruned else "dense" for r in rows)),
+        *((pruned,) if some_dense else ()),
         column("zeros", Kind.FIGURE, rows, lambda r: share(r.zeros, prod(r.weight.shape))),
         column("kept |w|", Kind.VERDICT, rows, _kept_magnitude),
     )

@@ -24,7 +24,9 @@ class TemporaryFolder:
         """The folder; raises BadInputError where none can be made."""
         if self._path is None:
             try:
-                made = tempfile.mkdtemp(prefix=".calibration.data.", suffix=".part", dir=self._parent)
+                made = tempfile.mkdtemp(
+                    prefix=".calibration.data.", suffix=".part", dir=self._parent
+                )
             except OSError as error:
                 raise BadInputError(
                     f"no temporary folder can be made for calibration data: {error}",
