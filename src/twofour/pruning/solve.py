@@ -324,9 +324,9 @@ def _lost(stack: _Stack, inputs: Inputs, rows: Sequence[Array]) -> float:
     xp = array_namespace(stack.weight)
     total = 0.0
     for tile, new in zip(stack.sample, rows, strict=True):
-        gone = xp.astype((stack.weight[tile] - new) * stack.scale[tile], xp.float64)
-        gram = xp.astype(inputs.gram[tile[0]], xp.float64, copy=False)
-        total += float(xp.sum(xp.matmul(gone, gram) * gone))
+        gram = inputs.gram[tile[0]]  # float32 where it is wide: no copy of it in float64
+        gone = xp.astype((stack.weight[tile] - new) * stack.scale[tile], gram.dtype, copy=False)
+        total += float(xp.sum(xp.matmul(gone, gram) * gone, dtype=xp.float64))
     return total
 
 
@@ -340,31 +340,41 @@ def _stack(layer: LayerProblem) -> _Stack:
     stored = to_stack(layer.stored, layer.layout)
     weight = stored if layer.reference is None else to_stack(layer.reference, layer.layout)
     xp = array_namespace(weight)
-    gram = layer.statistics.seen.mean_gram
-    diagonal = xp.linalg.diagonal(gram)
-    mean = xp.mean(diagonal, axis=1)
     largest = xp.max(xp.abs(weight), axis=2, keepdims=True)
     if not bool(xp.all(xp.isfinite(largest))):
         raise BadInputError("the weight holds NaN or infinity")
-    if not bool(xp.all(xp.isfinite(gram))):
-        raise BadInputError(
-            "the sums over the layer's calibration inputs are not finite",
-            hint="an input holds NaN or infinity, or is too large to be squared: look for it in "
-            "the calibration data, and in the model's own outputs before this layer",
-        )
-    fed = (mean > 0)[:, None, None]
-    eye = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
-    gram = xp.where(fed, gram / xp.where(fed, mean[:, None, None], xp.ones_like(eye)), eye)
+    gram, unfed = _of_mean_one(layer.statistics.seen)
     one = xp.ones_like(largest)
     scale = xp.where(largest > 0, 2 ** xp.floor(xp.log2(xp.where(largest > 0, largest, one))), one)
     return _Stack(
         weight=weight / scale,
         pruned_before=None if layer.reference is None else stored / scale,
         scale=scale,
-        gram=xp.astype(gram, weight.dtype),
-        unfed=int(xp.sum(mean <= 0, dtype=xp.int64)),
+        gram=xp.astype(gram, weight.dtype, copy=False),
+        unfed=unfed,
         pattern=layer.pattern,
     )
+
+
+def _of_mean_one(inputs: Inputs) -> tuple[Array, int]:
+    """Gram matrices with a mean diagonal of 1, and how many parts have none; one copy of them.
+
+    The identity stands for a part whose inputs never fired.
+    """
+    xp = array_namespace(inputs.gram)
+    if not bool(xp.all(xp.isfinite(inputs.gram))):
+        raise BadInputError(
+            "the sums over the layer's calibration inputs are not finite",
+            hint="an input holds NaN or infinity, or is too large to be squared: look for it in "
+            "the calibration data, and in the model's own outputs before this layer",
+        )
+    mean = xp.mean(xp.linalg.diagonal(inputs.gram), axis=1)
+    fed = mean > 0
+    gram = inputs.gram / xp.where(fed, mean, xp.ones_like(mean))[:, None, None]
+    unfed = [part for part in range(gram.shape[0]) if not bool(fed[part])]
+    for part in unfed:
+        gram[part] = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
+    return gram, len(unfed)
 
 
 def _holds(stack: _Stack, layer: LayerProblem) -> bool:
