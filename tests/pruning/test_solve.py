@@ -95,3 +95,28 @@ def test_a_mask_that_is_there_is_kept_and_refitted_to_the_dense_weight() -> None
     assert np.array_equal(kept.weight, pruned)
     assert np.array_equal(refitted.weight != 0, pruned != 0)
     assert refitted.output_error.calibration < 0.7 * kept.output_error.calibration
+
+
+def test_a_weight_of_very_many_rows_is_solved_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = np.random.default_rng(0)
+    weight = generator.normal(size=(50, 12)).astype(np.float32)
+    x = generator.normal(size=(60, 12)).astype(np.float32)
+    layout = Layout(shape=weight.shape, axis=1, m=4)
+    sums = InputSums(layout)
+    sums.add(matrix_rows(x, layout), held_out_samples(0, 60))
+    statistics = sums.statistics()
+    assert statistics is not None
+    problem = LayerProblem(
+        stored=weight, layout=layout, pattern=PATTERN, statistics=statistics, has_bias=True
+    )
+    options = MethodOptions(damping=0.01)
+    whole = solve_layer(problem, method_named("admm"), options)
+    monkeypatch.setattr("twofour.pruning.solve._LARGEST_PIECE", 12 * 7)
+    pieces = solve_layer(problem, method_named("admm"), options)
+    assert check(pieces.weight, 1, PATTERN).holds
+    assert np.array_equal(whole.weight != 0, pieces.weight != 0)
+    assert np.allclose(whole.weight, pieces.weight, atol=1e-5)
+    assert whole.bias_change == pytest.approx(pieces.bias_change, abs=1e-5)
+    assert whole.output_error.held_out == pytest.approx(pieces.output_error.held_out, rel=1e-4)

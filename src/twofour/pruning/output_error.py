@@ -34,9 +34,7 @@ def _error(
 ) -> float:
     """||(W - W')X - shift||^2 / ||WX||^2; 0 where the layer gave nothing before."""
     whole = _output_power(before, 0.0, inputs, layout)
-    xp = array_namespace(before)
-    gone = xp.astype(before, xp.float64) - xp.astype(after, xp.float64)
-    lost = _output_power(gone, 0.0 if shift is None else shift, inputs, layout)
+    lost = _output_power(before - after, 0.0 if shift is None else shift, inputs, layout)
     return max(0.0, lost) / whole if whole > 0 else 0.0
 
 
@@ -61,8 +59,12 @@ def _output_power(weight: Array, shift: Array | float, inputs: Inputs, layout: L
 def _part_means(weight: Array, inputs: Inputs) -> Array:
     """(parts, rows)."""
     xp = array_namespace(weight)
-    mean = xp.astype(inputs.mean, xp.float64)
-    return xp.matmul(xp.astype(weight, xp.float64, copy=False), mean[..., None])[..., 0]
+    mean = xp.astype(inputs.mean, xp.float64)[..., None]
+    tiles = [weight[:, row : row + _ROWS] for row in range(0, weight.shape[1], _ROWS)]
+    if not tiles:
+        return xp.zeros(weight.shape[:2], dtype=xp.float64)
+    some = (xp.astype(tile, xp.float64, copy=False) for tile in tiles)
+    return xp.concat([xp.matmul(tile, mean)[..., 0] for tile in some], axis=1)
 
 
 def _outputs(rows: Array, layout: Layout) -> Array:

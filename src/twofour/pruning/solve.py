@@ -42,6 +42,8 @@ _TRIED_PARTS = 8
 _CLEARLY = 0.95
 """Less than this share of a loss is worth a word."""
 _TRIED_STEPS = 10
+_LARGEST_PIECE = 1 << 24
+"""Weights of a layer that are solved at a time: the head of a language model has 65 million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,14 +168,35 @@ class _Run:
         self._damping = DAMPING
         self._raised: str | None = None
         self._prepared: list[Any] = []
+        self._notes: list[str | None] = []
 
     def solve(self, layer: LayerProblem) -> Solved:
         """One layer: what its inputs tell, the method, the refit, the judgement."""
         if 0 in layer.layout.stack_shape:
             return self._judged(layer, layer.stored)
-        stack = _stack(layer)
-        if layer.reference is None and _holds(stack, layer):
+        pieces = _pieces(layer)
+        found = [self._new_weight(piece) for piece in pieces]
+        if all(new is None for new in found):
             return self._judged(layer, layer.stored)
+        xp = array_namespace(layer.stored)
+        both = zip(pieces, found, strict=True)
+        new = [piece.stored if weight is None else weight for piece, weight in both]
+        solved = self._judged(layer, new[0] if len(new) == 1 else xp.concat(new))
+        used = self._steps or self._method.prepare is not None
+        notes = [_few_rows(layer, self._damping) if used else None, self._raised, *self._notes]
+        return replace(
+            solved,
+            damping=self._damping if used else None,
+            refit_steps=self._steps,
+            note="; ".join(filter(None, dict.fromkeys(notes))) or None,
+        )
+
+    def _new_weight(self, layer: LayerProblem) -> Array | None:
+        """What is to be stored; None: the pattern holds already."""
+        stack = _stack(layer)
+        self._notes = []
+        if layer.reference is None and _holds(stack, layer):
+            return None
         if self._gram is None or not _same(self._gram, stack.gram):
             self._study(layer.statistics, stack)
         pruned = self._of_tiles(stack, lambda tile: self._pruned(stack, tile))
@@ -184,21 +207,9 @@ class _Run:
                 stack,
                 lambda tile: refit(stack.problem(tile, self._damping), pruned[tile], self._steps),
             )
-        saved = from_stack(pruned * stack.scale, layer.layout)
-        solved = self._judged(layer, _stored(saved, layer))
-        used = self._steps or self._method.prepare is not None
-        notes = [
-            _few_rows(layer, self._damping) if used else None,
-            self._raised,
-            _unfed(stack),
-            self._against_magnitude(stack, layer.statistics.held_out, pruned),
-        ]
-        return replace(
-            solved,
-            damping=self._damping if used else None,
-            refit_steps=self._steps,
-            note="; ".join(filter(None, notes)) or None,
-        )
+        against = self._against_magnitude(stack, layer.statistics.held_out, pruned)
+        self._notes = [_unfed(stack), against]
+        return _stored(from_stack(pruned * stack.scale, layer.layout), layer)
 
     def _study(self, statistics: Statistics, stack: _Stack) -> None:
         """The damping, and what the method prepares: neighbours with the same inputs share both."""
@@ -273,9 +284,11 @@ class _Run:
     def _of_tiles(self, stack: _Stack, solve: Callable[[_Tile], Array]) -> Array:
         """A stack of what each tile becomes."""
         result = array_namespace(stack.weight).empty_like(stack.weight)
-        tiles = stack.tiles
-        for tile, rows in zip(tiles, self._side_by_side(solve, tiles), strict=True):
-            result[tile] = rows
+
+        def fill(tile: _Tile) -> None:
+            result[tile] = solve(tile)
+
+        self._side_by_side(fill, stack.tiles)
         return result
 
     def _side_by_side(self, work: Callable[[Any], R], pieces: Sequence[Any]) -> list[R]:
@@ -293,8 +306,7 @@ class _Run:
         seen = layer.statistics.seen
         shift = None
         if self._options.bias_correction and layer.has_bias:
-            gone = xp.astype(before, xp.float64) - xp.astype(after, xp.float64)
-            shift = mean_output(gone, seen, layer.layout)
+            shift = mean_output(before - after, seen, layer.layout)
         magnitude = float(xp.sum(xp.abs(before), dtype=xp.float64))
         kept = float(xp.sum(xp.abs(after), dtype=xp.float64))
         return Solved(
@@ -305,6 +317,29 @@ class _Run:
             refit_steps=0,
             kept_magnitude=kept / magnitude if magnitude else None,
         )
+
+
+def _pieces(layer: LayerProblem) -> list[LayerProblem]:
+    """The layer, or its rows in turn where there are very many: each piece takes copies of itself.
+
+    Rows do not depend on each other; only a plain matrix of (outputs, inputs) is taken apart.
+    """
+    layout = layer.layout
+    rows = layout.shape[0]
+    is_plain = len(layout.shape) == 2 and layout.axis % 2 == 1 and layout.blocks == 1
+    most = max(1, _LARGEST_PIECE // max(1, layout.shape[-1]))
+    if not is_plain or rows <= most:
+        return [layer]
+    reference = layer.reference
+    return [
+        replace(
+            layer,
+            stored=layer.stored[row : row + most],
+            layout=replace(layout, shape=(min(most, rows - row), layout.shape[1])),
+            reference=None if reference is None else reference[row : row + most],
+        )
+        for row in range(0, rows, most)
+    ]
 
 
 def _stored(weight: Array, layer: LayerProblem) -> Array:
