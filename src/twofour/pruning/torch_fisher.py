@@ -25,6 +25,7 @@ def fisher_scores(
     changes: Mapping[str, Mapping[str, Tensor]],
     *,
     seed: int = 0,
+    probes: int = PROBES,
 ) -> dict[str, float]:
     """||J D||^2 / ||y||^2, mean over the float outputs, for the change D of each layer.
 
@@ -44,7 +45,7 @@ def fisher_scores(
             parameter.requires_grad_(False)
         for parameter in wanted.values():
             parameter.requires_grad_(True)
-        return _scores(module, call, changes, wanted, seed)
+        return _scores(module, call, changes, wanted, (seed, probes))
     finally:
         for name, parameter in parameters.items():
             parameter.requires_grad_(before[name])
@@ -55,13 +56,13 @@ def _scores(
     call: tuple[tuple[Any, ...], Mapping[str, Any]],
     changes: Mapping[str, Mapping[str, Tensor]],
     wanted: Mapping[str, nn.Parameter],
-    seed: int,
+    how: tuple[int, int],
 ) -> dict[str, float]:
     with torch.no_grad():
         sizes = [float(y.double().square().sum()) for y in float_outputs(_run(module, call))]
-    generator = torch.Generator().manual_seed(seed)
-    chunks = list(_chunks(call))
-    probes = math.ceil(PROBES / len(chunks))
+    generator = torch.Generator().manual_seed(how[0])
+    chunks = list(_chunks(call, how[1]))
+    probes = math.ceil(how[1] / len(chunks))
     sums = {layer: 0.0 for layer, of in changes.items() if not wanted.keys().isdisjoint(of)}
     for chunk in chunks:
         outputs = float_outputs(_run(module, chunk))
@@ -116,12 +117,13 @@ def _run(module: nn.Module, call: tuple[tuple[Any, ...], Mapping[str, Any]]) -> 
 
 def _chunks(
     call: tuple[tuple[Any, ...], Mapping[str, Any]],
+    most: int,
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The examples in at most PROBES parts along the first axis; whole where they have none."""
+    """The examples in at most so many parts along the first axis; whole where they have none."""
     args, kwargs = call
     tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
     rows = {t.shape[0] if t.ndim else 0 for t in tensors}
-    number = min(rows.pop(), PROBES) if len(rows) == 1 else 1
+    number = min(rows.pop(), most) if len(rows) == 1 else 1
 
     def part(value: Any, at: int) -> Any:  # noqa: ANN401  # whatever forward takes
         if number < 2 or not isinstance(value, Tensor):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from twofour.errors import BadInputError
 from twofour.pipeline.folder import STAGES
-from twofour.pipeline.sources.calibration.data import Batch
+from twofour.pipeline.sources.calibration.data import Batch, ModelInputs
 from twofour.pipeline.sources.calibration.models import onnx_inputs
 from twofour.pipeline.sources.calibration.open import calibration_key, open_calibration
 from twofour.pipeline.sources.inputs import save_arrays
@@ -45,7 +45,7 @@ def measured_on(run: Run, dense: ExportedVariant) -> Stage[ExampleArrays]:
         kind=ExampleArrays,
         work=work,
         options=("calibration", "seed"),
-        facts={"data": calibration_key(options.calibration, _described(run), seed=options.seed)},
+        facts={"data": calibration_key(options.calibration, described_in(run), seed=options.seed)},
         packages=("numpy",),
         reads=(INPUTS,),
     )
@@ -77,10 +77,14 @@ def _arrays(run: Run, dense: ExportedVariant) -> tuple[dict[str, Array], str]:
 
 
 def _of_calibration(run: Run, tensors: Sequence[TensorShape]) -> list[Batch]:
-    """The first batches, until there are enough samples."""
-    options = run.options
+    """The first batches as the file takes them."""
     inputs = onnx_inputs(Path(run.source.text).absolute(), tensors)
-    inputs = replace(inputs, folder=_described(run) or inputs.folder)
+    return first_batches(run, replace(inputs, folder=described_in(run) or inputs.folder))
+
+
+def first_batches(run: Run, inputs: ModelInputs) -> list[Batch]:
+    """Of the calibration data, until there are enough samples; raises BadInputError without any."""
+    options = run.options
     data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
     taken: list[Batch] = []
     for batch in data.batches():
@@ -92,7 +96,7 @@ def _of_calibration(run: Run, tensors: Sequence[TensorShape]) -> list[Batch]:
     return taken
 
 
-def _described(run: Run) -> Path | None:
+def described_in(run: Run) -> Path | None:
     """Where the model's tokenizer and image processor may lie."""
     path = Path(run.source.text).absolute()
     if path.is_dir():

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError
 from twofour.pipeline import onnx_stages, torch_stages
@@ -21,7 +22,12 @@ from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_fold
 from twofour.pipeline.layer_lists import LAYER_LIST, layer_list
 from twofour.pipeline.reporting import REPORT, SENSITIVITY
 from twofour.pipeline.sensitivity.choosing import figure_of
-from twofour.pipeline.sensitivity.measured_on import MEASURED_ON, measured_on
+from twofour.pipeline.sensitivity.measured_on import (
+    MEASURED_ON,
+    described_in,
+    first_batches,
+    measured_on,
+)
 from twofour.pipeline.sensitivity.savings import Savings, find_savings
 from twofour.pipeline.sensitivity.sets import MEASURED, Places, Sets, open_sets, union
 from twofour.pipeline.sensitivity.units import Unit, find_units
@@ -58,6 +64,9 @@ from twofour.reports.sensitivity_document import (
     sensitivity_document,
 )
 from twofour.store import sha256_file, write_text
+
+if TYPE_CHECKING:
+    from twofour.pipeline.sources.source import LoadedModule
 
 FOLDER = "sensitivity"
 """Of everything pruned and of the measurements, inside the run folder."""
@@ -440,7 +449,7 @@ def fisher_of(run: Run, units: Sequence[Unit]) -> dict[str, float]:
     """Scores by unit, from the dense module and the weights and biases that were saved."""
     from safetensors import safe_open
 
-    from twofour.pruning.torch_fisher import fisher_scores
+    from twofour.pruning.torch_fisher import PROBES, fisher_scores
 
     assert run.model is not None
     loaded = run.model.dense()
@@ -451,8 +460,23 @@ def fisher_of(run: Run, units: Sequence[Unit]) -> dict[str, float]:
         for unit in units:
             keys = [key for key in _parameters(unit) if key in saved and key in state]
             changes[unit.name] = {key: file.get_tensor(key) - state[key].detach() for key in keys}
-    call = (loaded.args, loaded.kwargs)
-    return fisher_scores(loaded.module, call, changes, seed=run.options.seed)
+    calls = _calls(run, loaded)
+    probes = -(-PROBES // len(calls))
+    seed = run.options.seed
+    found = [fisher_scores(loaded.module, c, changes, seed=seed, probes=probes) for c in calls]
+    return {name: math.fsum(of[name] for of in found) / len(found) for name in found[0]}
+
+
+def _calls(run: Run, loaded: LoadedModule) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """What the module is called with: the first calibration batches, else the example inputs."""
+    from twofour.pipeline.sources.calibration.models import loaded_inputs
+    from twofour.pipeline.sources.calibration.torch_calls import torch_call
+
+    if run.options.calibration.data is None:
+        return [(loaded.args, loaded.kwargs)]
+    inputs = loaded_inputs(loaded, run.source.text, described_in(run))
+    calls = (torch_call(loaded.module, batch) for batch in first_batches(run, inputs))
+    return [(call.args, call.kwargs) for call in calls]
 
 
 def _parameters(unit: Unit) -> Iterator[str]:
