@@ -18,8 +18,15 @@ from twofour.pattern import check
 from twofour.pipeline.permuting import permute
 from twofour.pipeline.run import export_dense, make_inputs, open_run, run_prune
 from twofour.pipeline.stages import Silent
+from twofour.pipeline.torch_permuting import why_not_put_back
 from twofour.pruning.permutation.apply import same_outputs
-from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
+from twofour.records.options import (
+    CalibrationOptions,
+    MethodOptions,
+    Precision,
+    RunOptions,
+    Selection,
+)
 from twofour.records.pruning import PruneResult
 from twofour.records.weights import Pattern
 
@@ -267,3 +274,137 @@ def test_a_mask_that_is_there_is_not_torn_apart(
     asked = replace(options(data_of(tmp_path, (20, 16))), **how)
     with pytest.raises(BadInputError, match=f"mask that {said} says"):
         pruned(path, tmp_path / "out", asked)
+
+
+TORCH = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.into = nn.Conv2d(width, 2 * width, 1, bias=False)
+        self.norm = nn.BatchNorm2d(2 * width)
+        self.out = nn.Conv2d(2 * width, width, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.out(torch.relu(self.norm(self.into(x))))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(8, 16, 1)
+        self.blocks = nn.Sequential(Block(16), Block(16))
+        self.head = nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.head(self.blocks(torch.relu(self.stem(x))).mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Linear(8, 16)
+        self.norm = nn.LayerNorm(16)
+        self.qkv = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        x = self.norm(self.into(x))
+        q, k, v = (y.reshape(*y.shape[:2], 2, 8).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        y = (torch.softmax(q @ k.transpose(-1, -2), -1) @ v).transpose(1, 2).flatten(2)
+        x = x + self.out(y)
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def images():
+    torch.manual_seed(0)
+    net = Net().eval()
+    for each in net.modules():
+        if isinstance(each, nn.BatchNorm2d):
+            nn.init.normal_(each.running_mean)
+            nn.init.uniform_(each.running_var, 0.5, 2)
+            nn.init.uniform_(each.weight, 0.5, 2)
+    return net, (torch.randn(2, 8, 6, 6),)
+
+
+def tokens():
+    torch.manual_seed(1)
+    return Attention().eval(), (torch.randn(2, 5, 8),)
+"""
+
+
+def torch_outputs(make: str, weights: Path | None) -> np.ndarray:
+    import torch
+
+    from twofour import load_weights
+
+    space: dict[str, Any] = {}
+    exec(compile(TORCH, "nets", "exec"), space)  # the text above
+    module, args = space[make]()
+    if weights is not None:
+        load_weights(module, weights)
+    with torch.no_grad():
+        found: np.ndarray = module(*args).numpy()
+    return found
+
+
+@pytest.mark.parametrize(("make", "shape"), [("images", (8, 6, 6)), ("tokens", (5, 8))])
+@pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.FLOAT16])
+def test_a_torch_model_is_permuted_in_its_own_weights(
+    make: str, shape: tuple[int, ...], precision: Precision, tmp_path: Path
+) -> None:
+    from safetensors.numpy import load_file
+
+    (tmp_path / "nets.py").write_text(TORCH)
+    model, told = f"{tmp_path / 'nets.py'}:{make}", Told()
+    how = options(data_of(tmp_path, shape), precision=precision)
+    folder, result, validation = run_prune(model, tmp_path / "out", how, told)
+    found = result.permutation
+    assert found is not None
+    assert found.refused is None, found.refused
+    assert found.taken, found
+    assert not validation.broken
+    plain = run_prune(model, tmp_path / "plain", options(how.calibration.data, seconds=0))[1]
+    assert [r.weight.weight for r in plain.weights] == [r.weight.weight for r in result.weights]
+    assert plain.method == result.method == "admm"
+    layers = {row.weight.layer for row in result.weights}
+    assert {each.layer for kind in found.classes for each in kind.layers} <= layers
+    assert held_out(result) < held_out(plain)
+    dense = torch_outputs(make, None)
+    sparse = torch_outputs(make, folder / "weights.safetensors")
+    other = torch_outputs(make, tmp_path / "plain" / "weights.safetensors")
+    assert np.square(sparse - dense).sum() < 0.5 * np.square(dense).sum()
+    assert not np.array_equal(sparse, other)
+    for row in result.weights:
+        array = load_file(folder / "weights.safetensors")[str(row.weight.weight)]
+        if row.pruned and row.weight.axis is not None:
+            assert not check(array, row.weight.axis, PATTERN).violations
+
+
+def test_a_torch_model_that_differs_by_itself_is_not_permuted(tmp_path: Path) -> None:
+    text = TORCH.replace(".mean((2, 3)))", ".mean((2, 3))) + torch.rand(x.shape[0], 8)")
+    (tmp_path / "nets.py").write_text(text)
+    how, model = options(precision=Precision.FLOAT32), f"{tmp_path / 'nets.py'}:images"
+    found = run_prune(model, tmp_path / "out", how)[1].permutation
+    assert found is not None
+    assert found.taken == 0
+    assert found.refused is not None
+    assert "off by" in found.refused
+    plain = run_prune(model, tmp_path / "plain", replace(how, method=MethodOptions()))[0]
+    weights = [(f / "weights.safetensors").read_bytes() for f in (tmp_path / "out", plain)]
+    assert weights[0] == weights[1]
+
+
+def test_orders_that_a_module_cannot_have_are_told(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(TORCH)
+    model = f"{tmp_path / 'nets.py'}:tokens"
+    with open_run(model, tmp_path / "out", options(), Told()) as opened:
+        export_dense(opened)
+        assert why_not_put_back(opened, {"other": (1, 0)}) == (
+            "the model has no class of channels 'other'"
+        )
+        assert why_not_put_back(opened, {}) is None

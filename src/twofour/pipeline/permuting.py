@@ -70,6 +70,8 @@ from twofour.words import count, in_seconds
 
 if TYPE_CHECKING:
     from twofour.pipeline.onnx_calibrating import CalibrationJob
+    from twofour.pipeline.sources.calibration.data import CalibrationData
+    from twofour.records.options import Selection
 
 Array = NDArray[Any]
 Outputs = Mapping[str, Array]
@@ -91,7 +93,7 @@ class _State:
 def permute(run: Run) -> Stage[PermutedModel]:
     """permuted.onnx: dense.onnx with its channels in a better order, where there is one."""
     dense = onnx_files(run.file(onnx_name(DENSE)))
-    has_data = run.options.calibration.data is not None
+    runs_on_data = run.model is None and run.options.calibration.data is not None
 
     def work() -> Made[PermutedModel]:
         onnx_stages.remove_onnx(run.file(PERMUTED))
@@ -105,11 +107,19 @@ def permute(run: Run) -> Stage[PermutedModel]:
         kind=PermutedModel,
         work=work,
         options=("pattern", "selection", "method", "calibration", "seed"),
-        facts={"calibration": onnx_stages.data_key(run)},
+        facts={"calibration": _data_key(run), "source": run.source.key()},
         packages=("onnx", "scipy", *RUNTIMES),
         watched=lambda: run.calibration_files,
-        reads=dense if has_data else (*dense, INPUTS),
+        reads=dense if runs_on_data else (*dense, INPUTS),
     )
+
+
+def _data_key(run: Run) -> str:
+    if run.model is None:
+        return onnx_stages.data_key(run)
+    from twofour.pipeline.torch_calibrating import data_key
+
+    return data_key(run)
 
 
 def _permuted(run: Run) -> PermutedModel:
@@ -123,6 +133,10 @@ def _permuted(run: Run) -> PermutedModel:
         return PermutedModel(about=about, orders={}, file=None)
     permute_onnx(opened, run.file(PERMUTED), choice.classes, orders)
     different = _why_different(run, opened, choice.example())
+    if different is None and run.model is not None:
+        from twofour.pipeline.torch_permuting import why_not_put_back
+
+        different = why_not_put_back(run, orders)
     if different is None:
         return PermutedModel(about=about, orders=orders, file=PERMUTED)
     onnx_stages.remove_onnx(run.file(PERMUTED))
@@ -152,19 +166,33 @@ def _computes_in(opened: OpenedModel) -> str:
     return next((kind for kind, is_used in kinds if is_used), "float32")
 
 
+def _chosen_by(run: Run, opened: OpenedModel) -> tuple[Selection, CalibrationData | None]:
+    """Which layers of the file are pruned, and the data for its inputs."""
+    has_data = run.options.calibration.data is not None
+    if run.model is None:
+        return run.options.selection, onnx_stages.open_data(run, opened) if has_data else None
+    from twofour.pipeline import torch_permuting
+
+    data = None
+    if has_data:
+        try:
+            data = torch_permuting.open_data(run, opened)
+        except BadInputError as error:
+            run.progress.note(error.message)
+    return torch_permuting.selection_of(run, opened), data
+
+
 class _Choice:
     """The classes of one model, and the orders that they get."""
 
     def __init__(self, run: Run, opened: OpenedModel) -> None:
         self._run, self._opened = run, opened
         self._pattern = run.options.pattern
+        self._selection, self._data = _chosen_by(run, opened)
         weights = opened.weights(self._pattern).weights
-        chosen = choose(weights, self._pattern, run.options.selection)
+        chosen = choose(weights, self._pattern, self._selection)
         self._layers = {weight.layer for weight, is_pruned, _ in chosen if is_pruned}
         self.classes: Classes = find_classes(opened, self._pattern)
-        self._data = None
-        if run.options.calibration.data is not None:
-            self._data = onnx_stages.open_data(run, opened)
 
     def example(self) -> Outputs:
         """What the model is run on: the first calibration batch, else the example inputs."""
@@ -190,6 +218,7 @@ class _Choice:
             key = ""
         else:
             job = onnx_stages.calibration_job(self._run, self._opened, self._data, folder / "seen")
+            job = replace(job, selection=self._selection)
             how, key = self._with_data(how, job), job.key
         return self._searched(how, _Kept(folder / "state.json", key))
 
@@ -212,15 +241,28 @@ class _Choice:
     def about(self, records: Sequence[ClassOrder]) -> Permutation:
         """The record for people."""
         of_key = {each.key: each for each in self.classes.classes}
+        names = self._names()
         return Permutation(
             seconds=self._run.options.method.permute_seconds,
-            classes=tuple(_class_record(r, self._read(of_key[r.key])) for r in records),
+            classes=tuple(_class_record(r, self._read(of_key[r.key]), names) for r in records),
             fixed=tuple(
-                FixedChannels(layer=each.layer, channels=each.channels, reason=each.reason)
+                FixedChannels(
+                    layer=names.get(each.layer, each.layer),
+                    channels=each.channels,
+                    reason=each.reason,
+                )
                 for each in self.classes.fixed
                 if each.layer in self._layers
             ),
         )
+
+    def _names(self) -> dict[str, str]:
+        """What the user calls the layers of an exported file."""
+        if self._run.model is None:
+            return {}
+        from twofour.pipeline.torch_permuting import layer_names
+
+        return layer_names(self._run, self._opened)
 
     def _read(self, each: ChannelClass) -> list[str]:
         return [reader.layer for reader in each.readers if reader.layer in self._layers]
@@ -249,22 +291,22 @@ class _Choice:
                     break
 
 
-def _class_record(record: ClassOrder, layers: Sequence[str]) -> PermutedClass:
+def _class_record(
+    record: ClassOrder, layers: Sequence[str], names: Mapping[str, str]
+) -> PermutedClass:
     judged = {each.layer: each for each in record.layers}
     rows = []
     for layer in layers:
-        known = judged.get(layer)
-        rows.append(
-            PermutedLayer(layer=layer)
-            if known is None
-            else PermutedLayer(
-                layer=layer,
+        row, known = PermutedLayer(layer=names.get(layer, layer)), judged.get(layer)
+        if known is not None:
+            row = replace(
+                row,
                 kept_before=known.kept_before,
                 kept_after=known.kept,
                 error_before=known.error_before,
                 error_after=known.error,
             )
-        )
+        rows.append(row)
     return PermutedClass(
         channels=len(record.order),
         layers=tuple(rows),

@@ -193,6 +193,8 @@ def run_prune(
             dense = onnx_stages.take_over(run)
             if run.options.method.permute_seconds and run.options.calibration.data is None:
                 make_inputs(run, dense)
+        elif run.options.method.permute_seconds:
+            export_dense(run)
         pruned, validation = prune(run)
         return run.shown, pruned, validation
 

@@ -89,7 +89,6 @@ def resolve(
     """
     _refuse_passed_over(options, source)
     _refuse_without_data(options)
-    _refuse_unheeded(options, source)
     _refuse_broken_mask(options)
     _refuse_unmeasured(options)
     if options.metric is not None:  # found before hours of work, not after
@@ -208,15 +207,6 @@ def _refuse_broken_mask(options: RunOptions) -> None:
                 f"--permute-seconds would tear apart the mask that {option} says the model has",
                 hint="leave one of the two out",
             )
-
-
-def _refuse_unheeded(options: RunOptions, source: Source) -> None:
-    """What no stage goes by."""
-    if options.method.permute_seconds > 0 and not isinstance(source, OnnxSource):
-        raise BadInputError(
-            f"--permute-seconds is not heeded in a run of {source.text} by this version",
-            hint="leave it out",
-        )
 
 
 def _pick_engine(options: RunOptions, status_of: StatusOf, note: Note) -> ChosenEngine:

@@ -46,6 +46,12 @@ def is_streamed(run: Run) -> bool:
         return False
     size = sum(file.stat().st_size for file in _checkpoint(run).weights)
     if wanted or size > _SHARE_OF_MEMORY * psutil.virtual_memory().available:
+        if run.options.method.permute_seconds:
+            raise BadInputError(
+                f"{run.source.text} is pruned in a copy of its files, whose channels stay in their "
+                "order: --permute-seconds needs the whole model in memory",
+                hint="leave --permute-seconds out, or give --no-stream where memory is enough",
+            )
         run.progress.note(
             f"{run.source.text} ({size / 1e9:.1f} GB) is pruned in a copy of its files, block by "
             "block"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     from twofour.pruning.torch_pruning import CalibrationCalls
 
 
-def prune_by_options(run: Run, loaded: LoadedModule) -> PruneResult:
-    """Prune the run's module in place, with its calibration data where it has some."""
+def prune_by_options(
+    run: Run, loaded: LoadedModule, orders: Mapping[str, Sequence[int]] | None = None
+) -> PruneResult:
+    """Prune the run's module in place, with its calibration data where it has some.
+
+    `orders`: those that its channels were put in before.
+    """
     from twofour.pruning.torch_module import prune_module
 
     options = run.options
@@ -35,7 +40,7 @@ def prune_by_options(run: Run, loaded: LoadedModule) -> PruneResult:
         return prune_module(
             loaded.module, options.pattern, options.selection, method=options.method_name
         )
-    return _prune_by_data(run, loaded)
+    return _prune_by_data(run, loaded, orders or {})
 
 
 def data_key(run: Run) -> str:
@@ -43,18 +48,18 @@ def data_key(run: Run) -> str:
     return calibration_key(run.options.calibration, _described_in(run), seed=run.options.seed)
 
 
-def _prune_by_data(run: Run, loaded: LoadedModule) -> PruneResult:
+def _prune_by_data(
+    run: Run, loaded: LoadedModule, orders: Mapping[str, Sequence[int]]
+) -> PruneResult:
     """What is done is kept in the run folder: after a kill the same command goes on from there."""
     from twofour.pruning.torch_finished import FinishedSteps
     from twofour.pruning.torch_pruning import prune_calibrated, work_of
 
     options, folder = run.options, run.file(STAGES)
-    inputs = loaded_inputs(loaded, run.source.text, _described_in(run))
-    data = open_calibration(options.calibration, inputs, seed=options.seed, folder=folder)
-    run.calibration_files[:] = data.watched
+    data = open_loaded_data(run, loaded)
     for note in data.notes:
         run.progress.note(note)
-    facts = (options.pattern, options.selection, options.method, options.calibration)
+    facts = (options.pattern, options.selection, options.method, options.calibration, orders)
     parts = (*map(repr, (*facts, versions("torch"))), run.source.key(), data.key())
     finished = FinishedSteps(folder=folder / "calibration", key=key_of(*parts))
     one_shot = run.file(ONE_SHOT_WEIGHTS)
@@ -77,6 +82,15 @@ def _save(module: nn.Module, target: Path) -> None:
 
     with atomic_file(target) as temporary:
         save_tensors(module.state_dict(), temporary)
+
+
+def open_loaded_data(run: Run, loaded: LoadedModule) -> CalibrationData:
+    """The run's calibration data, found to fit its module."""
+    inputs = loaded_inputs(loaded, run.source.text, _described_in(run))
+    options = run.options
+    data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
+    run.calibration_files[:] = data.watched
+    return data
 
 
 def _described_in(run: Run) -> Path | None:

@@ -17,6 +17,7 @@ from twofour.pipeline.stages import (
     INPUTS,
     ONE_SHOT,
     ONE_SHOT_WEIGHTS,
+    PERMUTE,
     PRUNE,
     SPARSE,
     VALIDATE,
@@ -73,17 +74,26 @@ def export_dense(run: Run) -> Stage[ExportedVariant]:
     )
 
 
-def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]:  # noqa: ARG001  # as of ONNX
-    """weights.safetensors and prune.json."""
+def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]:
+    """weights.safetensors and prune.json; where it was permuted, the weights have that order."""
     from twofour.pipeline.torch_calibrating import data_key, prune_by_options
+    from twofour.pipeline.torch_permuting import put_back
 
     model, options = _model(run), run.options
+    orders = {} if permuted is None else permuted.orders
+
+    def in_order(loaded: LoadedModule) -> PruneResult:
+        if orders:
+            put_back(run, loaded, orders)
+        return prune_by_options(run, loaded, orders)
 
     def work() -> Made[PruneResult]:
         run.file(ONE_SHOT_WEIGHTS).unlink(missing_ok=True)
-        result = model.prune(lambda loaded: prune_by_options(run, loaded), run.file(WEIGHTS))
-        left = (WEIGHTS, ONE_SHOT_WEIGHTS)
-        return result, tuple(name for name in left if run.file(name).is_file())
+        result = model.prune(in_order, run.file(WEIGHTS))
+        about, left = None if permuted is None else permuted.about, (WEIGHTS, ONE_SHOT_WEIGHTS)
+        return replace(result, permutation=about), tuple(
+            name for name in left if run.file(name).is_file()
+        )
 
     return Stage(
         name="prune",
@@ -95,6 +105,7 @@ def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]
         options=("pattern", "selection", "method", "calibration"),
         facts={"source": run.source.key(), "calibration": data_key(run)},
         packages=("torch",),
+        reads=() if permuted is None else (PERMUTE,),
     )
 
 

@@ -32,7 +32,7 @@ class TorchCall:
 
 def torch_call(module: nn.Module, batch: Batch, device: torch.device | None = None) -> TorchCall:
     """The batch in forward's order, on `device` (None: the CPU); no memory is shared with it."""
-    left = {name: _moved(array, device) for name, array in batch.arrays.items()}
+    left = {name: tensor_of(array, device) for name, array in batch.arrays.items()}
     args: list[torch.Tensor] = []
     for parameter in inspect.signature(module.forward).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -40,7 +40,7 @@ def torch_call(module: nn.Module, batch: Batch, device: torch.device | None = No
         if parameter.kind not in _BY_POSITION or parameter.name not in left:
             break
         args.append(left.pop(parameter.name))
-    padding = None if batch.padding is None else _moved(batch.padding, device)
+    padding = None if batch.padding is None else tensor_of(batch.padding, device)
     return TorchCall(args=tuple(args), kwargs=left, padding=padding)
 
 
@@ -80,7 +80,8 @@ def _numbered(names: dict[str, torch.Tensor]) -> list[str]:
     return found
 
 
-def _moved(array: NDArray[Any], device: torch.device | None) -> torch.Tensor:
+def tensor_of(array: NDArray[Any], device: torch.device | None = None) -> torch.Tensor:
+    """The array in torch, of its own type and in memory of its own; on the CPU, unless told."""
     import torch
 
     own = np.array(array)  # mapped files are read-only, which torch cannot say of a tensor
