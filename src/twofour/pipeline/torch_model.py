@@ -6,9 +6,6 @@ and the header's metadata maps the other keys to it.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -85,9 +82,9 @@ class TorchModel:
         """Let go of the module and its memory, which the engines' process needs next."""
         self._loaded = None
         self._pruned = None
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError, AttributeError):  # other C libraries than glibc
-                ctypes.CDLL(None).malloc_trim(0)
+        from twofour.pruning.torch_checkpoint import give_back_memory
+
+        give_back_memory()
 
 
 def refuse_nothing_pruned(result: PruneResult) -> None:

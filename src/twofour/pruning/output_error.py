@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods.problem import Array
@@ -13,9 +13,12 @@ _ROWS = 512
 """Worked on at a time: float64 copies stay small."""
 
 
-def mean_output(weight: Array, inputs: Inputs, layout: Layout) -> Array:
-    """(outputs,): the mean of each output of a stack, without its bias, in float64."""
-    return _outputs(_part_means(weight, inputs), layout)
+def mean_change(before: Array, after: Array, inputs: Inputs, layout: Layout) -> Array:
+    """(outputs,): how much the mean of each output falls from one stack to the other, in float64.
+
+    Biases do not count.
+    """
+    return _outputs(_part_means(_Difference(before, after), inputs), layout)
 
 
 def output_error(
@@ -29,42 +32,61 @@ def output_error(
     )
 
 
+class _Difference:
+    """A stack, or one less another, some rows at a time: there is never a copy of the whole."""
+
+    def __init__(self, stack: Array, less: Array | None = None) -> None:
+        self.shape = stack.shape
+        self._stack, self._less = stack, less
+
+    def rows(self, part: int, first: int) -> Array:
+        """Some rows of a part, from `first` on."""
+        some = slice(first, first + _ROWS)
+        found = self._stack[part, some]
+        return found if self._less is None else found - self._less[part, some]
+
+
 def _error(
     before: Array, after: Array, shift: Array | None, inputs: Inputs, layout: Layout
 ) -> float:
     """||(W - W')X - shift||^2 / ||WX||^2; 0 where the layer gave nothing before."""
-    whole = _output_power(before, 0.0, inputs, layout)
-    lost = _output_power(before - after, 0.0 if shift is None else shift, inputs, layout)
+    whole = _output_power(_Difference(before), 0.0, inputs, layout)
+    gone = _Difference(before, after)
+    lost = _output_power(gone, 0.0 if shift is None else shift, inputs, layout)
     return max(0.0, lost) / whole if whole > 0 else 0.0
 
 
-def _output_power(weight: Array, shift: Array | float, inputs: Inputs, layout: Layout) -> float:
+def _output_power(
+    weight: _Difference, shift: Array | float, inputs: Inputs, layout: Layout
+) -> float:
     """Mean square of the outputs less `shift`, summed over the outputs.
 
     Of a convolution cut into taps, the deviations of different taps count as independent.
     """
-    xp = array_namespace(weight)
+    xp = array_namespace(inputs.gram)
     parts, rows, _ = weight.shape
     power = 0.0
     for part in range(parts):
         gram = inputs.gram[part]  # float32 where it is wide: no copy of it in float64
         for row in range(0, rows, _ROWS):
-            some = xp.astype(weight[part, row : row + _ROWS], gram.dtype, copy=False)
+            some = xp.astype(weight.rows(part, row), gram.dtype, copy=False)
             power = power + xp.sum(xp.matmul(some, gram) * some, dtype=xp.float64)
     mean = _part_means(weight, inputs)
     deviations = float(power) / max(1, inputs.rows) - float(xp.sum(mean * mean))
     return deviations + float(xp.sum((_outputs(mean, layout) - shift) ** 2))
 
 
-def _part_means(weight: Array, inputs: Inputs) -> Array:
+def _part_means(weight: _Difference, inputs: Inputs) -> Array:
     """(parts, rows)."""
-    xp = array_namespace(weight)
-    mean = xp.astype(inputs.mean, xp.float64)[..., None]
-    tiles = [weight[:, row : row + _ROWS] for row in range(0, weight.shape[1], _ROWS)]
-    if not tiles:
-        return xp.zeros(weight.shape[:2], dtype=xp.float64)
-    some = (xp.astype(tile, xp.float64, copy=False) for tile in tiles)
-    return xp.concat([xp.matmul(tile, mean)[..., 0] for tile in some], axis=1)
+    xp = array_namespace(inputs.gram)
+    mean = xp.astype(inputs.mean, xp.float64)
+    parts, rows, _ = weight.shape
+    found = xp.zeros((parts, rows), dtype=xp.float64, device=device(mean))
+    for part in range(parts):
+        for row in range(0, rows, _ROWS):
+            some = xp.astype(weight.rows(part, row), xp.float64, copy=False)
+            found[part, row : row + _ROWS] = xp.matmul(some, mean[part])
+    return found
 
 
 def _outputs(rows: Array, layout: Layout) -> Array:

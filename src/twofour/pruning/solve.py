@@ -18,7 +18,7 @@ from twofour.pruning.matrices import Layout, from_stack, to_stack
 from twofour.pruning.methods import METHODS, Method, wanda
 from twofour.pruning.methods.problem import DAMPING, Array, Problem, best_of_groups, masked
 from twofour.pruning.methods.refit import refit
-from twofour.pruning.output_error import mean_output, output_error
+from twofour.pruning.output_error import mean_change, output_error
 from twofour.pruning.statistics import Inputs, Statistics
 from twofour.pruning.threads import R, one_blas_thread, side_by_side
 from twofour.records.options import MethodOptions
@@ -174,14 +174,10 @@ class _Run:
         """One layer: what its inputs tell, the method, the refit, the judgement."""
         if 0 in layer.layout.stack_shape:
             return self._judged(layer, layer.stored)
-        pieces = _pieces(layer)
-        found = [self._new_weight(piece) for piece in pieces]
-        if all(new is None for new in found):
+        new = self._new_weights(_pieces(layer), layer.stored)
+        if new is None:
             return self._judged(layer, layer.stored)
-        xp = array_namespace(layer.stored)
-        both = zip(pieces, found, strict=True)
-        new = [piece.stored if weight is None else weight for piece, weight in both]
-        solved = self._judged(layer, new[0] if len(new) == 1 else xp.concat(new))
+        solved = self._judged(layer, new)
         used = self._steps or self._method.prepare is not None
         notes = [_few_rows(layer, self._damping) if used else None, self._raised, *self._notes]
         return replace(
@@ -190,6 +186,19 @@ class _Run:
             refit_steps=self._steps,
             note="; ".join(filter(None, dict.fromkeys(notes))) or None,
         )
+
+    def _new_weights(self, pieces: Sequence[LayerProblem], stored: Array) -> Array | None:
+        """Of all pieces together; None: the pattern holds in each already."""
+        if len(pieces) == 1:
+            return self._new_weight(pieces[0])
+        result, held, row = array_namespace(stored).empty_like(stored), True, 0
+        for piece in pieces:
+            new = self._new_weight(piece)
+            held = held and new is None
+            rows = piece.stored.shape[0]
+            result[row : row + rows] = piece.stored if new is None else new
+            row += rows
+        return None if held else result
 
     def _new_weight(self, layer: LayerProblem) -> Array | None:
         """What is to be stored; None: the pattern holds already."""
@@ -302,13 +311,11 @@ class _Run:
         """What was done, by the weights as they will be stored."""
         dense = layer.stored if layer.reference is None else layer.reference
         before, after = to_stack(dense, layer.layout), to_stack(saved, layer.layout)
-        xp = array_namespace(before)
         seen = layer.statistics.seen
         shift = None
         if self._options.bias_correction and layer.has_bias:
-            shift = mean_output(before - after, seen, layer.layout)
-        magnitude = float(xp.sum(xp.abs(before), dtype=xp.float64))
-        kept = float(xp.sum(xp.abs(after), dtype=xp.float64))
+            shift = mean_change(before, after, seen, layer.layout)
+        magnitude, kept = _magnitude(before), _magnitude(after)
         return Solved(
             weight=saved,
             bias_change=shift,
@@ -317,6 +324,13 @@ class _Run:
             refit_steps=0,
             kept_magnitude=kept / magnitude if magnitude else None,
         )
+
+
+def _magnitude(stack: Array) -> float:
+    """Sum of |w|, some rows at a time."""
+    xp = array_namespace(stack)
+    tiles = (stack[:, row : row + _TILE] for row in range(0, stack.shape[1], _TILE))
+    return float(sum(float(xp.sum(xp.abs(tile), dtype=xp.float64)) for tile in tiles))
 
 
 def _pieces(layer: LayerProblem) -> list[LayerProblem]:

@@ -7,6 +7,8 @@ lies.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -174,6 +176,13 @@ class StreamedModule:
     def _name(self, part: nn.Module, name: str) -> str:
         path = self._paths[part]
         return f"{path}.{name}" if path else name
+
+
+def give_back_memory() -> None:
+    """Hand what was freed back to the system: glibc keeps much of it for later."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # other C libraries than glibc
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _keys(module: nn.Module, files: CheckpointFiles, prefix: str) -> dict[str, str]:

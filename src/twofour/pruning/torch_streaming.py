@@ -20,7 +20,7 @@ from twofour.pruning.methods import DEFAULT_WITH_DATA, InPlace, left_to, without
 from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.pruning.torch_calibration import Work, calibrate
 from twofour.pruning.torch_calls import Call, forward, undisturbed
-from twofour.pruning.torch_checkpoint import StreamedModule
+from twofour.pruning.torch_checkpoint import StreamedModule, give_back_memory
 from twofour.pruning.torch_module import (
     NOT_REACHED,
     Done,
@@ -209,6 +209,7 @@ class _Run:
             for number, unit in enumerate(units):
                 step(unit.path, number, len(units))
                 done |= self._unit(unit, work, method)
+                give_back_memory()
         return done
 
     def _unit(self, unit: _Unit, work: Work, method: str) -> dict[str, Done]:
