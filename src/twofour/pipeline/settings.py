@@ -72,6 +72,12 @@ class Settings(RunOptions):
         return self.method.name or default
 
     @property
+    def refits_a_mask(self) -> bool:
+        """A mask that came with the model is kept, its weights refitted to the dense reference."""
+        refits = self.method.name == "keep" and bool(self.method.refit)
+        return refits and self.dense_reference is not None
+
+    @property
     def builder(self) -> ChosenEngine:
         """The engine of a job that builds."""
         assert self.chosen is not None, "only asked for by the stages that build"

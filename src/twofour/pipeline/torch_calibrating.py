@@ -60,7 +60,8 @@ def _prune_by_data(
     for note in data.notes:
         run.progress.note(note)
     facts = (options.pattern, options.selection, options.method, options.calibration, orders)
-    parts = (*map(repr, (*facts, versions("torch"))), run.source.key(), data.key())
+    sources = (run.source.key(), refitted_to_key(run))
+    parts = (*map(repr, (*facts, versions("torch"))), *sources, data.key())
     finished = FinishedSteps(folder=folder / "calibration", key=key_of(*parts))
     one_shot = run.file(ONE_SHOT_WEIGHTS)
     work = replace(
@@ -69,12 +70,25 @@ def _prune_by_data(
         finished=finished,
         spill_folder=folder,
         before_repair=lambda: _save(loaded.module, one_shot),
+        reference=_refitted_to(run),
     )
     result = prune_calibrated(loaded.module, calls_of(loaded.module, data), work, options.selection)
     finished.clear()
     if result.repair is not None and result.repair.taken is None:
         one_shot.unlink()
     return result
+
+
+def refitted_to_key(run: Run) -> str:
+    """Of the dense reference, where the weights hang on it."""
+    return run.dense_source.key() if run.options.refits_a_mask else ""
+
+
+def _refitted_to(run: Run) -> nn.Module | None:
+    """The dense reference, where a mask that came with the model is to be refitted."""
+    if run.reference_model is None or not run.options.refits_a_mask:
+        return None
+    return run.reference_model.dense().module
 
 
 def _save(module: nn.Module, target: Path) -> None:

@@ -76,7 +76,7 @@ def export_dense(run: Run) -> Stage[ExportedVariant]:
 
 def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]:
     """weights.safetensors and prune.json; where it was permuted, the weights have that order."""
-    from twofour.pipeline.torch_calibrating import data_key, prune_by_options
+    from twofour.pipeline.torch_calibrating import data_key, prune_by_options, refitted_to_key
     from twofour.pipeline.torch_permuting import put_back
 
     model, options = _model(run), run.options
@@ -103,7 +103,11 @@ def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]
         work=work,
         watched=lambda: (*model.data_files, *run.calibration_files),
         options=("pattern", "selection", "method", "calibration"),
-        facts={"source": run.source.key(), "calibration": data_key(run)},
+        facts={
+            "source": run.source.key(),
+            "calibration": data_key(run),
+            "refitted_to": refitted_to_key(run),
+        },
         packages=("torch",),
         reads=() if permuted is None else (PERMUTE,),
     )

@@ -76,6 +76,8 @@ class Work:
     finished: Finished | None = None
     before_repair: Callable[[], None] | None = None
     """Called when everything is pruned, where a repair is going to be tried."""
+    reference: nn.Module | None = None
+    """The dense model, to whose layers of the same names a mask that is kept is refitted."""
     memory_bytes: int = MEMORY_BYTES
     """Of what the data became that is kept in memory; the rest lies in files."""
     spill_folder: Path | None = None
@@ -287,11 +289,17 @@ class _Run:
                 pattern=work.pattern,
                 statistics=found,
                 has_bias=bool(self._weights[name].biases),
+                reference=self._reference(name),
                 rounded=_rounding(self._weights[name].target.tensor.dtype),
             )
             for name, (layout, found) in statistics.items()
         ]
         return dict(zip(statistics, solve_layers(problems, work.method, work.options), strict=True))
+
+    def _reference(self, name: str) -> Array | None:
+        if self._work.reference is None:
+            return None
+        return _numbers(fellow(self._work.reference, name, self._weights[name].target.tensor))
 
     def _tell(self, steps: Sequence[Step], number: int, seconds: float) -> None:
         """Which layers are worked on, and how long the rest will take at the pace until now."""
@@ -329,6 +337,18 @@ class _Ending:
     def _stop(self) -> None:
         self.enough = True
         raise Enough
+
+
+def fellow(reference: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """The tensor of the same state_dict key; raises BadInputError where none fits."""
+    found: Tensor | None = reference.state_dict().get(name)
+    if found is None or found.shape != tensor.shape:
+        shape = "there is none" if found is None else f"it is {list(found.shape)}"
+        raise BadInputError(
+            f"{name} is {list(tensor.shape)} in the model; in the dense reference {shape}",
+            hint="name the dense model that this one was made from",
+        )
+    return found.detach().to(tensor.device)
 
 
 def _put(weight: CalibratedWeight, solved: Solved) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from twofour.pruning.matrices import Layout, cut_where_wide
 from twofour.pruning.methods import DEFAULT_WITH_DATA, left_to, method_named
 from twofour.pruning.solve import Solved
-from twofour.pruning.torch_calibration import CalibratedWeight, Work, calibrate
+from twofour.pruning.torch_calibration import CalibratedWeight, Work, calibrate, fellow
 from twofour.pruning.torch_calls import Call
 from twofour.pruning.torch_module import (
     Done,
@@ -58,7 +59,11 @@ def prune_calibrated(
             calibrated_weight(module, weight, tensor, work.pattern) for weight, tensor in arrays
         ]
         if weights and wanted is not False:
-            dense.append(record_dense(module, [weight for weight, _ in arrays], data.calls))
+            by = module if work.reference is None else work.reference
+            dense.append(record_dense(by, [weight for weight, _ in arrays], data.calls))
+        if work.reference is not None and work.options.bias_correction:
+            for weight in weights:
+                _take_biases(module, weight, work.reference)
         solved = calibrate(module, weights, data.calls, work) if weights else {}
         return {
             storage_key(tensor): done_of(solved[weight.weight], tensor, name)
@@ -75,6 +80,20 @@ def prune_calibrated(
     if work.before_repair is not None:
         work.before_repair()
     return replace(result, repair=repair_module(model, dense[0], data.calls, wanted))
+
+
+def _take_biases(model: nn.Module, weight: CalibratedWeight, reference: nn.Module) -> None:
+    """The dense model's: what the correction adds is reckoned from its outputs.
+
+    Raises BadInputError where the dense model has another weight in its place.
+    """
+    fellow(reference, weight.target.name, weight.target.tensor)
+    state = model.state_dict()
+    for bias in weight.biases:
+        for name, tensor in state.items():
+            if storage_key(tensor) == storage_key(bias):
+                with torch.no_grad():
+                    bias.copy_(fellow(reference, name, bias))
 
 
 def work_of(pattern: Pattern, options: MethodOptions) -> Work:
