@@ -52,7 +52,8 @@ def embeddings(path: Path, arrays: Arrays) -> Tensor:
     found, real = [], arrays["attention_mask"][..., None]
     for first in range(0, len(real), 16):
         some = slice(first, first + 16)
-        hidden = session.run(None, {name: arrays[name][some] for name in names})[0]
+        outputs = session.run(None, {name: arrays[name][some] for name in names})
+        hidden = next(each for each in outputs if each.ndim == 3)
         found.append((hidden * real[some]).sum(1) / real[some].sum(1))
     vectors = torch.from_numpy(np.concatenate(found)).float()
     return torch.nn.functional.normalize(vectors, dim=-1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -408,3 +411,20 @@ def test_orders_that_a_module_cannot_have_are_told(tmp_path: Path) -> None:
             "the model has no class of channels 'other'"
         )
         assert why_not_put_back(opened, {}) is None
+
+
+def test_a_killed_search_goes_on_behind_the_classes_that_have_their_order(tmp_path: Path) -> None:
+    path = om.save(mlp(), tmp_path / "m.onnx")
+    whole = pruned(path, tmp_path / "whole", options(seconds=60)).permutation
+    script = Path(__file__).parents[1] / "support" / "killed_permutation.py"
+    out = tmp_path / "killed"
+    killed = subprocess.run([sys.executable, str(script), str(path), str(out)], check=False)
+    assert killed.returncode == -9
+    state = out / "stages" / "permutation" / "state.json"
+    assert len(json.loads(state.read_text())["records"]) == 1
+    told = Told()
+    resumed = pruned(path, out, options(seconds=60), told).permutation
+    assert resumed == whole
+    assert whole is not None
+    assert not whole.is_time_cut
+    assert not state.exists()
