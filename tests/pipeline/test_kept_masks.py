@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import onnx_models as om
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pipeline.run import run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
 from twofour.records.pruning import PruneResult
@@ -114,3 +116,49 @@ def test_another_reference_is_refused_by_name(mine: Path) -> None:
     )
     with pytest.raises(BadInputError, match=r"0.weight is \[32, 32\].*it is \[8, 32\]"):
         pruned(mine, 20, "other")
+
+
+def test_a_dense_model_has_no_mask_to_keep_and_the_layer_is_named(mine: Path) -> None:
+    options = RunOptions(
+        calibration=CalibrationOptions(data=f"{mine}:batches"), method=MethodOptions(name="keep")
+    )
+    with pytest.raises(PatternBrokenError, match=r"^0\.weight: there is no mask to keep: 512 "):
+        run_prune(f"{mine}:dense", mine.parent / "dense", options)
+
+
+def test_an_onnx_file_is_refitted_to_the_dense_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weight, bias = rng.normal(size=(16, 32)), rng.normal(size=16)
+    groups = weight.reshape(16, -1, 4).copy()
+    np.put_along_axis(groups, np.abs(groups).argsort(-1)[..., :2], 0.0, axis=-1)
+    sparse = groups.reshape(16, 32)
+    for name, (w, b) in {"dense": (weight, bias), "sparse": (sparse, bias + 1)}.items():
+        onnx.save(_gemm(w.astype(np.float32), b.astype(np.float32)), tmp_path / f"{name}.onnx")
+    x = rng.normal(size=(200, 32)) @ rng.normal(size=(32, 32))
+    np.save(tmp_path / "x.npy", x.astype(np.float32))
+    options = RunOptions(
+        calibration=CalibrationOptions(data=str(tmp_path / "x.npy")),
+        method=MethodOptions(name="keep", refit=40),
+        dense_reference=str(tmp_path / "dense.onnx"),
+    )
+    folder, result, validation = run_prune(str(tmp_path / "sparse.onnx"), tmp_path / "run", options)
+    assert not validation.broken
+    saved = {
+        t.name: onnx.numpy_helper.to_array(t)
+        for t in onnx.load(folder / "sparse.onnx").graph.initializer
+    }
+    assert np.array_equal(saved["w"] == 0, sparse == 0)
+    wanted, had = x @ weight.T + bias, x @ sparse.T + bias + 1
+    found = x @ saved["w"].astype(np.float64).T + saved["b"]
+    assert np.mean((found - wanted) ** 2) < 0.5 * np.mean((had - wanted) ** 2)
+    assert abs(np.mean(found - wanted)) < 0.1
+    assert result.weights[0].output_error is not None
+    gone = np.sum(((found - found.mean(0)) - (wanted - wanted.mean(0))) ** 2)
+    assert gone / np.sum((x @ weight.T) ** 2) == pytest.approx(
+        result.weights[0].output_error.calibration, rel=0.3
+    )
+
+
+def _gemm(weight: om.Array, bias: om.Array) -> onnx.ModelProto:
+    node = onnx.helper.make_node("Gemm", ["x", "w", "b"], ["y"], name="layer", transB=1)
+    return om.model([node], {"w": weight, "b": bias}, inputs={"x": ["n", 32]})

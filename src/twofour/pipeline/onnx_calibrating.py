@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, PatternBrokenError
 from twofour.graph.files import (
     DTYPES,
     dtype_name,
@@ -88,6 +88,8 @@ class CalibrationJob:
     folder: Path
     """For what is finished and what is passed on, on the file system of the model; the caller
     removes it."""
+    reference: OpenedModel | None = None
+    """The dense model, to whose weights a mask that is kept is refitted."""
     key: str
     """Of all that the result depends on: what another one finished is not taken."""
 
@@ -285,7 +287,10 @@ class LevelByLevel:
             else:
                 known.append((number, found))
         with _naming_layers(path, [pieces[number] for number, _ in known]):
-            problems = [layer_problem(pieces[n], self._job.pattern, s, path) for n, s in known]
+            problems = [
+                layer_problem(pieces[n], self._job.pattern, s, path, self._job.reference)
+                for n, s in known
+            ]
             solved = solve_layers(problems, method_named(self._job.method), self._job.options)
         for (number, _), result in zip(known, solved, strict=True):
             self._take(self._stored(number, result))
@@ -303,7 +308,10 @@ class LevelByLevel:
         for at, user in enumerate(piece.users):
             if user.bias is not None and solved.bias_change is not None:
                 file = f"bias-{number}-{at}.bin"
-                write_array(folder / file, corrected(user.bias, solved.bias_change, path))
+                write_array(
+                    folder / file,
+                    corrected(user.bias, solved.bias_change, path, self._job.reference),
+                )
                 copy = None if user.bias.own else self._copy_name(user)
                 biases.append(Corrected(user=at, file=file, copy=copy))
         solution = Solution(
@@ -342,8 +350,8 @@ class LevelByLevel:
 
     def _repaired(self, found: Calibrated) -> Calibrated:
         """With what brings the outputs of the pruned model nearer to the dense ones."""
-        if self._job.options.repair is False:
-            return found
+        if self._job.options.repair is False or self._job.reference is not None:
+            return found  # repair knows the dense outputs by the model that is pruned
         return repaired(
             RepairJob(
                 host=self._host,
@@ -447,8 +455,8 @@ def _naming_layers(path: Path, pieces: Sequence[Piece]) -> Iterator[None]:
     """Which layers an error is about, where it does not say."""
     try:
         yield
-    except BadInputError as error:
+    except (BadInputError, PatternBrokenError) as error:
         if str(path) in error.message:
             raise
         labels = ", ".join(repr(piece.users[0].label) for piece in pieces)
-        raise BadInputError(f"{path}: layer {labels}: {error.message}", hint=error.hint) from error
+        raise type(error)(f"{path}: layer {labels}: {error.message}", hint=error.hint) from error

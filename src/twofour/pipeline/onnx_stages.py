@@ -189,7 +189,10 @@ def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]
         kind=PruneResult,
         work=work,
         options=("pattern", "selection", "method", "calibration"),
-        facts={"calibration": data_key(run)},
+        facts={
+            "calibration": data_key(run),
+            "refitted_to": run.dense_source.key() if run.options.refits_a_mask else "",
+        },
         watched=lambda: run.calibration_files,
         packages=("onnx",) if run.options.calibration.data is None else ("onnx", *RUNTIMES),
         reads=(*onnx_files(run.file(base)), *(() if permuted is None else (PERMUTE,))),
@@ -356,7 +359,9 @@ def calibration_job(
     options = run.options
     facts = (options.pattern, options.selection, options.method, options.calibration)
     parts = (*map(repr, (*facts, versions(*RUNTIMES))), data.key())
-    files = (sha256_file(file) for file in (opened.path, *opened.data_files))
+    reference = run.models.open(run.file(onnx_name(DENSE))) if options.refits_a_mask else None
+    read = [opened] if reference is None else [opened, reference]
+    files = (sha256_file(f) for model in read for f in (model.path, *model.data_files))
     return CalibrationJob(
         opened=opened,
         pattern=options.pattern,
@@ -365,6 +370,7 @@ def calibration_job(
         options=options.method,
         data=data,
         folder=folder,
+        reference=reference,
         key=key_of(*parts, *files),
     )
 

@@ -10,6 +10,8 @@ import onnx
 
 from twofour.errors import BadInputError
 from twofour.graph.files import DTYPES, Array, read_tensor
+from twofour.graph.opened import OpenedModel
+from twofour.graph.scope import scopes
 from twofour.pruning.methods.magnitude import count_non_finite
 from twofour.pruning.onnx_calibration import Bias, Piece
 from twofour.pruning.onnx_storage import as_type
@@ -21,11 +23,16 @@ _CODES = {name: code for code, name in DTYPES.items()}
 
 
 def layer_problem(
-    piece: Piece, pattern: Pattern, statistics: Statistics, path: Path
+    piece: Piece,
+    pattern: Pattern,
+    statistics: Statistics,
+    path: Path,
+    reference: OpenedModel | None = None,
 ) -> LayerProblem:
-    """The dense weight as it flows into its nodes, with the rounding that storing it means.
+    """The weight as it flows into its nodes, with the rounding that storing it means.
 
-    Raises BadInputError for NaN and infinity in it; `path` is the model's file.
+    `path` is the model's file, `reference` the dense model where it is not that. Raises
+    BadInputError for NaN and infinity in the weight, and a reference that has none like it.
     """
     stored = read_tensor(piece.tensor, path)
     if broken := count_non_finite(stored):
@@ -45,6 +52,9 @@ def layer_problem(
         layout=piece.layout,
         pattern=pattern,
         statistics=statistics,
+        reference=None
+        if reference is None
+        else piece.view.seen(_dense(reference, piece.tensor)).astype(work),
         has_bias=all(user.bias is not None for user in piece.users),
         rounded=None if stored.dtype == work and not piece.view.changes else rounded,
     )
@@ -56,9 +66,24 @@ def store_piece(piece: Piece, weight: Array, stored: Array) -> None:
     piece.view.write(np.where(kept == 0, np.zeros_like(kept), kept), stored)
 
 
-def corrected(bias: Bias, change: Array, path: Path) -> Array:
-    """The bias with a change of its layer's outputs in it: as stored, or of a copy as seen."""
-    stored = read_tensor(bias.tensor, path)
+def _dense(reference: OpenedModel, tensor: onnx.TensorProto) -> Array:
+    """The constant of the same name in the dense model."""
+    found = next(scopes(reference.proto, reference.path)).constants.get(tensor.name)
+    if found is None or (found.dims, found.data_type) != (tensor.dims, tensor.data_type):
+        there = "there is none" if found is None else f"it is {list(found.dims)}"
+        raise BadInputError(
+            f"{tensor.name!r} is {list(tensor.dims)} in the model; in the dense reference {there}",
+            hint="name the dense model that this one was made from",
+        )
+    return read_tensor(found, reference.path)
+
+
+def corrected(bias: Bias, change: Array, path: Path, reference: OpenedModel | None = None) -> Array:
+    """The bias with a change of its layer's outputs in it: as stored, or of a copy as seen.
+
+    With a dense reference its bias, from whose outputs the change is reckoned.
+    """
+    stored = read_tensor(bias.tensor, path) if reference is None else _dense(reference, bias.tensor)
     seen = bias.view.seen(stored)
     wanted = seen.astype(np.float64) + bias.factor * np.reshape(change, bias.shape)
     if not bias.own:

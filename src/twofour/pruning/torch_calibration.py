@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods import Method
 from twofour.pruning.methods.problem import Array
@@ -294,7 +294,12 @@ class _Run:
             )
             for name, (layout, found) in statistics.items()
         ]
-        return dict(zip(statistics, solve_layers(problems, work.method, work.options), strict=True))
+        try:
+            solved = solve_layers(problems, work.method, work.options)
+        except PatternBrokenError as error:
+            names = ", ".join(statistics)
+            raise PatternBrokenError(f"{names}: {error.message}", hint=error.hint) from error
+        return dict(zip(statistics, solved, strict=True))
 
     def _reference(self, name: str) -> Array | None:
         if self._work.reference is None:
