@@ -31,7 +31,6 @@ from twofour.records.options import (
     MethodOptions,
     Precision,
     RunOptions,
-    Selection,
 )
 from twofour.records.pruning import PruneResult
 
@@ -53,8 +52,11 @@ def embeddings(path: Path, arrays: Arrays) -> Tensor:
     for first in range(0, len(real), 16):
         some = slice(first, first + 16)
         outputs = session.run(None, {name: arrays[name][some] for name in names})
-        hidden = next(each for each in outputs if each.ndim == 3)
-        found.append((hidden * real[some]).sum(1) / real[some].sum(1))
+        hidden = next((each for each in outputs if each.ndim == 3), None)
+        pooled = outputs[0]  # where the checkpoint has its pooling with it
+        if hidden is not None:
+            pooled = (hidden * real[some]).sum(1) / real[some].sum(1)
+        found.append(pooled)
     vectors = torch.from_numpy(np.concatenate(found)).float()
     return torch.nn.functional.normalize(vectors, dim=-1)
 
@@ -92,7 +94,6 @@ def main() -> None:
                     data=str(folder / "seen.npz"), samples=args.sentences
                 ),
                 method=MethodOptions(name=args.method, permute_seconds=seconds),
-                selection=Selection(exclude=("*pooler*",)),
             )
             started = time.perf_counter()
             out = folder / f"run-{seconds:g}"
