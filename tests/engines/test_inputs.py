@@ -222,6 +222,14 @@ def test_a_transposed_array_becomes_contiguous() -> None:
     np.testing.assert_array_equal(fitted, x)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_another_byte_order_becomes_that_of_the_machine(dtype: str) -> None:
+    x = np.arange(8, dtype=np.dtype(dtype).newbyteorder(">")).reshape(2, 4)
+    fitted = fit_inputs({"x": x}, wanted(dtype))["x"]
+    assert fitted.dtype.isnative
+    np.testing.assert_array_equal(fitted, x)
+
+
 def test_integers_are_converted_where_every_value_fits() -> None:
     x = np.array([[0, 1, -5, 2**31 - 1]], np.int64)
     assert fit_inputs({"x": x}, wanted("int32"))["x"].dtype == np.int32

@@ -179,6 +179,82 @@ def test_matching_gives_the_saved_model_the_moments_of_the_dense_one(
         )
 
 
+def left_weights() -> onnx.ModelProto:
+    """A Gemm and a MatMul whose weights stand on the left: channels run along their rows."""
+    nodes = [
+        helper.make_node("Gemm", ["w", "x", "c"], ["a"], name="gemm", transA=1, transB=1),
+        helper.make_node("Transpose", ["a"], ["t"], perm=[1, 0]),
+        helper.make_node("Reshape", ["t", "shape"], ["r"]),
+        helper.make_node("MatMul", ["v", "r"], ["y"], name="matmul"),
+    ]
+    constants = {
+        "w": W(16, 8),
+        "c": W(8, 1),
+        "shape": np.array([-1, 8, 1]),
+        "v": W(4, 8),
+    }
+    return om.model(nodes, constants, inputs={"x": ("batch", 16)})
+
+
+def test_channels_of_a_weight_on_the_left_are_its_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("twofour.pipeline.onnx_repairing.kinds", lambda _: (RepairKind.MATCHING,))
+    x = np.random.default_rng(5).normal(0.5, 1, (SAMPLES, 16)).astype(np.float32)
+    target, _, record = repaired(left_weights(), tmp_path, data_of(x=x), repair=True)
+    assert record.taken is RepairKind.MATCHING
+    dense = run(tmp_path / "dense.onnx", "a", x=x)[:, ~HELD].astype(np.float64)
+    now = run(target, "a", x=x)[:, ~HELD].astype(np.float64)
+    np.testing.assert_allclose(now.std(1), dense.std(1), rtol=0.1)  # 54 values say little of it
+    np.testing.assert_allclose(now.mean(1), dense.mean(1), rtol=1e-3, atol=1e-4)
+
+
+def test_a_layer_without_outputs_is_left_alone(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="fc"),
+        helper.make_node("MatMul", ["m", "none"], ["n"], name="empty"),
+        helper.make_node("Concat", ["m", "n"], ["y"], axis=1),
+    ]
+    constants = {"w": W(16, 8), "none": np.zeros((8, 0), np.float32)}
+    model = om.model(nodes, constants, inputs={"x": ("batch", 16)})
+    x = np.random.default_rng(5).normal(0.5, 1, (SAMPLES, 16)).astype(np.float32)
+    _, _, record = repaired(model, tmp_path, data_of(x=x), repair=True)
+    assert record.taken is RepairKind.MATCHING
+    assert [each.changed for each in record.tried] == [1]
+
+
+def test_bfloat16_is_repaired_in_float32(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["h"], to=16),
+        helper.make_node("Gemm", ["h", "w", "b"], ["a"], name="one"),
+        helper.make_node("Gemm", ["a", "v", "c"], ["n"], name="two"),
+        helper.make_node("Cast", ["n"], ["y"], to=1),
+    ]
+    arrays = {
+        "w": W(16, 8, dtype=om.BFLOAT16),
+        "b": W(8, dtype=om.BFLOAT16, seed=1),
+        "v": W(8, 4, dtype=om.BFLOAT16, seed=2),
+        "c": W(4, dtype=om.BFLOAT16, seed=3),
+    }
+    model = om.model(nodes, arrays, inputs={"x": ("batch", 16)})
+    x = np.random.default_rng(5).normal(0.5, 1, (SAMPLES, 16)).astype(np.float32)
+    target, _, record = repaired(model, tmp_path, data_of(x=x), repair=True)
+    assert record.taken is RepairKind.MATCHING
+
+    def outputs(path: Path) -> om.Array:
+        found = {
+            t.name: numpy_helper.to_array(t).astype(np.float64)
+            for t in om.load(path).graph.initializer
+        }
+        y: om.Array = ((x @ found["w"] + found["b"]) @ found["v"] + found["c"])[HELD]
+        return y
+
+    dense, sparse = outputs(tmp_path / "dense.onnx"), outputs(target)
+    error = ((dense - sparse) ** 2).sum() / ((dense - dense.mean()) ** 2).sum()
+    assert record.error_after == pytest.approx(float(error), rel=0.02)
+    assert {t.data_type for t in om.load(target).graph.initializer} == {onnx.TensorProto.BFLOAT16}
+
+
 @pytest.mark.parametrize("model", [cnn(), folded()], ids=["with batch norms", "without"])
 def test_the_record_is_what_the_saved_file_does(tmp_path: Path, model: onnx.ModelProto) -> None:
     target, result, record = repaired(model, tmp_path, repair=True)

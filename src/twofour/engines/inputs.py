@@ -259,7 +259,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, npt.NDArray[Any]]:
-    """The inputs a model wants, contiguous and in its element types.
+    """The inputs a model wants, contiguous, in its element types and this machine's byte order.
 
     Floats become the model's float type and integers its integer type where every value fits.
     Raises BadInputError for a missing or unknown name, another rank or fixed dimension, and a type
@@ -284,7 +284,7 @@ def _fit(array: npt.NDArray[Any], tensor: TensorShape) -> npt.NDArray[Any]:
             f"input {tensor.name!r} has the shape {list(tensor.shape)} in the model, "
             f"found {list(array.shape)}"
         )
-    if array.dtype.name == tensor.dtype:
+    if array.dtype.name == tensor.dtype and array.dtype.isnative:
         return np.ascontiguousarray(array)
     return np.ascontiguousarray(_convert(array, tensor))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from twofour.engines.onnxruntime.session import LEVELS
+from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
 from twofour.errors import BuildFailedError
 from twofour.graph.files import (
     DTYPES,
@@ -24,6 +24,7 @@ from twofour.graph.files import (
     read_tensor,
     storage_key,
 )
+from twofour.graph.half import has_half
 from twofour.pipeline.calibration_worker import BatchFile, Measured, Measuring
 from twofour.pruning.onnx_calibration import MainGraph, Piece, borders
 from twofour.pruning.onnx_file import Calibrated
@@ -38,7 +39,7 @@ from twofour.pruning.onnx_repair import (
     moved_bias,
     scaled_weight,
 )
-from twofour.pruning.onnx_segments import Changes, Kind, Segments, unused_name
+from twofour.pruning.onnx_segments import Changes, Kind, Segments, in_float32, unused_name
 from twofour.pruning.onnx_storage import as_type
 from twofour.pruning.repair import (
     Change,
@@ -89,6 +90,8 @@ class RepairJob:
     wanted: bool | None
     """As MethodOptions.repair."""
     step: Callable[[str, int, int | None], None]
+    in_float32: bool = False
+    """Half precision is widened, as ONNX Runtime lacks a kernel."""
 
 
 def repaired(job: RepairJob, found: Calibrated) -> Calibrated:
@@ -102,13 +105,25 @@ def repaired(job: RepairJob, found: Calibrated) -> Calibrated:
     if not sites:
         return replace(found, repair=concluded((), None, (None, None), held_out))
     try:
-        record, taken = _best(job, sites, held_out)
+        record, taken = _best_in_some_type(job, sites, held_out)
     except BuildFailedError as error:
         why = f"ONNX Runtime failed while it was tried: {error.message}"
         record, taken = replace(concluded((), None, (None, None), held_out), why=why), None
     if taken is None:
         return replace(found, repair=record)
     return replace(_with(found, job, sites, taken), repair=record, one_shot=found)
+
+
+def _best_in_some_type(
+    job: RepairJob, sites: Mapping[str, Site], held_out: int
+) -> tuple[Repair, Changes | None]:
+    """In the file's own types, else in float32: the CPU has few kernels for bfloat16."""
+    try:
+        return _best(job, sites, held_out)
+    except CannotRunError:
+        if not has_half(job.graph.opened.proto):
+            raise
+        return _best(replace(job, in_float32=True), sites, held_out)
 
 
 def _best(
@@ -158,6 +173,8 @@ class _Runner:
         given = self._outputs if outputs else ()
         wanted = sorted({*keep, *(name for name, _ in channels), *given})
         piece = self._segments.piece(wanted, self._have)
+        if piece is not None and job.in_float32:
+            piece = in_float32(piece, job.folder)
         if piece is not None:
             (job.folder / _PIECE).write_bytes(piece.SerializeToString())
         asked = Measuring(

@@ -178,12 +178,15 @@ def _statistic(graph: MainGraph, node: Node, position: int) -> Statistic | None:
 def _layer(graph: MainGraph, pattern: Pattern, piece: Piece) -> LayerSite | None:
     target = piece.users[0]
     weight = graph.opened.weights(pattern).weights[target.row]
-    node = graph.opened.weights(pattern).layers[target.row].node
+    layer = graph.opened.weights(pattern).layers[target.row]
+    node, position = layer.node, layer.position
     quantized = any(op in (*QUANTIZE, *DEQUANTIZE) for op in weight.trace)
     stacked = not piece.layout.convolution and (len(piece.layout.shape) != 2)
     alone = len(piece.users) == 1 and not weight.tied_to and not weight.looked_up_by
     whole = piece.size == int(np.prod(piece.tensor.dims, dtype=np.int64))
     if quantized or stacked or not alone or not whole or piece.layout.blocks > 1:
+        return None
+    if not piece.size:
         return None
     if node.op not in (*_CHANNELS_FIRST, "MatMul"):
         return None
@@ -192,7 +195,7 @@ def _layer(graph: MainGraph, pattern: Pattern, piece: Piece) -> LayerSite | None
         return None
     adds = node if target.bias is None else graph.scope.nodes[target.bias.node]
     axis = 1 if node.op in _CHANNELS_FIRST else -1
-    if node.op == "MatMul" and graph.opened.weights(pattern).layers[target.row].position == 0:
+    if node.op in ("Gemm", "MatMul") and position == 0:
         axis = -2
     return LayerSite(
         node=graph.index[node],

@@ -134,6 +134,23 @@ def test_doubles_become_the_type_of_the_model(tmp_path: Path, x_model: ModelInpu
     assert joined(data).dtype == np.float32
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">f8"])
+def test_values_of_another_byte_order_are_the_same_values(
+    tmp_path: Path, x_model: ModelInputs, dtype: str
+) -> None:
+    data = opened(npz(tmp_path / "x.npz", x=X.astype(dtype)), x_model)
+    assert all(batch.arrays["x"].dtype.isnative for batch in data.batches())
+    assert np.array_equal(joined(data), X)
+
+
+def test_integers_of_another_byte_order_are_the_same_values(tmp_path: Path) -> None:
+    model = onnx_model(ids=("int64", ("b", 3)))
+    ids = np.arange(60).reshape(20, 3)
+    data = opened(npz(tmp_path / "ids.npz", ids=ids.astype(">i8")), model)
+    assert all(batch.arrays["ids"].dtype.isnative for batch in data.batches())
+    assert np.array_equal(joined(data, "ids"), ids)
+
+
 def test_an_input_without_samples_is_given_whole(tmp_path: Path) -> None:
     model = onnx_model(x=("float32", ("batch", 3)), table=("float32", (2, 4)), t=("float32", ()))
     table, t = np.ones((2, 4), np.float32), np.float32(0.5)
@@ -164,6 +181,32 @@ def test_nodes_and_edges_of_a_graph_are_not_cut(tmp_path: Path) -> None:
     (batch,) = data.batches()
     assert batch.arrays["x"].shape == (20, 3)
     assert batch.arrays["edges"].shape == (50, 2)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("unk__12", "unk__14"), ("a_dynamic_axes_1", "b_dynamic_axes_1"), ("s77", "s53")],
+    ids=["tf2onnx", "torch's older exporter", "torch's newer exporter"],
+)
+def test_names_that_a_converter_made_up_keep_no_samples_together(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    model = onnx_model(a=("float32", (names[0], 3)), b=("float32", (names[1], 3)))
+    data = opened(npz(tmp_path / "x.npz", a=X, b=X), model)
+    assert [batch.samples for batch in data.batches()] == [8, 8, 4]
+    assert np.array_equal(joined(data, "b"), X)
+
+
+def test_sizes_that_differ_are_not_cut_whoever_named_them(tmp_path: Path) -> None:
+    model = onnx_model(a=("float32", ("s0", 3)), b=("float32", ("s1", 3)))
+    data = opened(npz(tmp_path / "x.npz", a=X, b=X[:7]), model)
+    (batch,) = data.batches()
+    assert {name: len(array) for name, array in batch.arrays.items()} == {"a": 20, "b": 7}
+
+
+def test_one_sample_is_called_one_sample(tmp_path: Path, x_model: ModelInputs) -> None:
+    (note,) = opened(npz(tmp_path / "x.npz", x=X[:1]), x_model).notes
+    assert "has 1 sample, fewer than the 256" in note
 
 
 def test_arrays_that_no_input_takes_are_named(tmp_path: Path, x_model: ModelInputs) -> None:

@@ -33,7 +33,8 @@ def usable(inputs: ModelInputs, there: int, asked: int, source: str) -> tuple[in
     notes = []
     if there < asked:
         notes.append(
-            f"{source} has {there} samples, fewer than the {asked} that calibration may use"
+            f"{source} has {there} {'sample' if there == 1 else 'samples'}, fewer than the "
+            f"{asked} that calibration may use"
         )
     fixed = fixed_batch(inputs)
     count = min(there, asked)

@@ -16,6 +16,8 @@ from twofour.records.export import ANONYMOUS
 
 _POSITIONAL = re.compile(r"arr_(\d+)")
 """How numpy.savez calls arrays that were given without a name."""
+_GENERATED = re.compile(r"unk__\d+|.*_dynamic_axes_\d+|s\d+")
+"""How converters call free sizes, each by another name: of tf2onnx, and both exporters of torch."""
 _NAMES_HINT = "name the arrays after the inputs of the model"
 
 
@@ -82,14 +84,16 @@ def per_sample(inputs: ModelInputs, arrays: Mapping[str, Any]) -> tuple[str, ...
     """Names of the arrays whose first axis counts samples; the others are given whole every time.
 
     () where first axes have several names in the file, as nodes and edges of a graph have: then
-    nothing can be cut.
+    nothing can be cut. Names that a converter made up say nothing where the sizes agree.
     """
     batch = fixed_batch(inputs)
     known = {one.name: one.shape for one in inputs.inputs if one.shape}
     if batch is not None:
         return tuple(n for n in arrays if known.get(n, (batch,))[0] == batch and arrays[n].ndim)
     free = {n: s[0] for n, s in known.items() if n in arrays and not isinstance(s[0], int)}
-    if len({symbol for symbol in free.values() if symbol != ANONYMOUS}) > 1:
+    symbols = {str(symbol) for symbol in free.values()} - {ANONYMOUS}
+    agree = len({arrays[name].shape[:1] for name in free}) == 1
+    if len(symbols) > 1 and not (agree and all(map(_GENERATED.fullmatch, symbols))):
         return ()
     if free:
         return tuple(free)
@@ -167,7 +171,7 @@ def _typed(one: ModelInput, array: NDArray[Any], where: str, floats: str | None)
         raise BadInputError(f"{where}: the array for input {one.name} has type {source}, no number")
     wanted = one.dtype or (floats if floats and _is_float(source) else source.name)
     if source.name == wanted:
-        return array
+        return array.astype(source.newbyteorder("="), copy=False)
     target = numpy_dtype(wanted)
     if _is_float(source) and _is_float(target):
         with np.errstate(over="ignore"):  # infinity is refused, with its place
