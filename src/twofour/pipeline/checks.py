@@ -37,7 +37,7 @@ from twofour.records.run import (
     SizeCheck,
     VariantCheck,
 )
-from twofour.words import nothing_pruned
+from twofour.words import count, nothing_pruned
 
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
 
@@ -217,8 +217,9 @@ def lost_without_data(pruned: PruneResult) -> str | None:
     if not any(row.method in (None, DEFAULT_WITHOUT_DATA) for row in rows):
         return None
     return (
-        f"{len(rows)} weights are pruned by magnitude, without calibration data: all-MiniLM-L6-v2 "
-        "pruned so keeps a cosine of 0.60 to its own embeddings, with --calibrate DATA 0.93"
+        f"{count(len(rows), 'weight')} pruned by magnitude, without calibration data: "
+        "all-MiniLM-L6-v2 pruned so keeps a cosine of 0.60 to its own embeddings, "
+        "with --calibrate DATA 0.93"
     )
 
 
