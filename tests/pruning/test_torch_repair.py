@@ -415,8 +415,32 @@ def test_as_many_calls_as_memory_holds_are_used(monkeypatch: pytest.MonkeyPatch)
     largest = 8 * 8 * 6 * 6 * 4
     monkeypatch.setattr("twofour.pruning.torch_repair._MOST_BYTES", 3 * 4 * largest)
     record, dense = repaired(cnn(), calls_of(data))
-    assert dense.calls == (0, 4, 8)
-    assert record.judged_on == int(held_out_samples(0, 80).reshape(10, 8)[[0, 4, 8]].sum())
+    assert dense.calls == (0, 2, 5)
+    assert record.judged_on == int(held_out_samples(0, 80).reshape(10, 8)[[0, 2, 5]].sum())
+
+
+def test_no_more_calls_than_enough_are_used_and_their_held_out_samples_stay_a_tenth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("twofour.pruning.torch_repair._ENOUGH_BYTES", 1)
+    one_by_one = [Call(args=(x[None],), kwargs={}, samples=1) for x in images(256)]
+    record, dense = repaired(cnn(), one_by_one)
+    assert len(dense.calls) == pytest.approx(128, abs=2)
+    assert record.judged_on == pytest.approx(13, abs=2)
+    assert record.taken is not None
+
+
+def test_only_calls_with_a_held_out_sample_are_run_to_judge() -> None:
+    calls = [Call(args=(x[None],), kwargs={}, samples=1) for x in images(20)]
+    model = cnn()
+    rows = prune_module(copy.deepcopy(model), PATTERN, Selection(all_layers=True)).weights
+    dense = record_dense(model, [row.weight for row in rows], calls)
+    prune_module(model, PATTERN, Selection(all_layers=True))
+    ran: list[object] = []
+    model.register_forward_hook(lambda _, args, __: ran.append(args))
+    record = repair_module(model, dense, calls, kinds=(RepairKind.MATCHING,))
+    assert record.taken is RepairKind.MATCHING
+    assert len(ran) == 2 + 20 + 2  # before; the trial; what was written
 
 
 def test_a_forward_that_fails_names_the_batch() -> None:

@@ -53,10 +53,20 @@ from twofour.pruning.torch_sites import (
 from twofour.records.pruning import Repair, RepairKind, RepairTry
 from twofour.records.weights import Weight
 
-_MOST_BYTES = 4 << 30
+_MOST_BYTES = 2 << 30
 """That forwards side by side may hold, judged by the largest tensor seen in one of them."""
+_ENOUGH_BYTES = 256 << 20
+"""The same, where there are enough samples as well: more of either tell little new."""
+_ENOUGH_SAMPLES = 128
 _AT_HAND = 4
 """Tensors of that size which a forward holds at one place: a residual, an operator's in and out."""
+_GOLDEN = 0.6180339887498949
+"""Its multiples modulo 1 spread evenly, in step with no period: of batches of one, every second
+would have no sample that is held out."""
+_CHECKED = 4
+"""Calls by which it is seen that a repair does what its trial did, once it is written."""
+_ALIKE = 0.01
+"""Share of an error by which the two may differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +78,10 @@ class _Numbered:
     first_sample: int
 
 
+_Outputs = Mapping[int, Sequence[Tensor]]
+"""On held-out samples, by number of the call."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseRecord:
     """What the dense module gave: moments of its channels, and its outputs on held-out samples."""
@@ -76,9 +90,8 @@ class DenseRecord:
     """In the order in which the forward comes to them."""
     moments: Mapping[str, Moments]
     calls: tuple[int, ...]
-    """Numbers of those that are used: all that memory can hold side by side."""
-    outputs: Mapping[int, Sequence[Tensor]]
-    """By number of the call."""
+    """Numbers of those that are used: enough of them, which memory can hold side by side."""
+    outputs: _Outputs
     held_out: int
     """Samples that the outputs are of."""
 
@@ -93,24 +106,22 @@ def record_dense(model: nn.Module, weights: Sequence[Weight], calls: Iterable[Ca
     used: list[_Numbered] = []
     outputs: dict[int, Sequence[Tensor]] = {}
     with undisturbed(model):
-        wanted = range(len(every))
+        share = 1.0
         for one in every:
-            if one.number in wanted:
+            if one.number * _GOLDEN % 1 < share:
                 with hooked(recorder.sites, recorder.meet):
                     recorder.begin(one)
                     given = _run(model, one)
                 outputs[one.number] = _held_out_outputs(given, one)
                 used.append(one)
-                wanted = _affordable(recorder.largest_bytes, len(every))
+                share = _share(recorder.largest_bytes, every)
     found = recorder.moments()
     return DenseRecord(
         sites={name: recorder.sites[name] for name in found},
         moments=found,
         calls=tuple(one.number for one in used),
         outputs=outputs,
-        held_out=sum(
-            int(held_out_samples(one.first_sample, one.call.samples).sum()) for one in used
-        ),
+        held_out=sum(int(_held_out(one).sum()) for one in used),
     )
 
 
@@ -129,19 +140,22 @@ def repair_module(
     """
     dense = replace(dense, sites={n: site.of(model) for n, site in dense.sites.items()})
     used = [one for one in _numbered(calls) if one.number in dense.calls]
-    plans: dict[RepairKind, _Plan] = {}
+    judged = [one for one in used if _held_out(one).any()]
+    trials: dict[RepairKind, tuple[_Plan, _Outputs]] = {}
     with undisturbed(model):
-        before = _distance(dense, _outputs(model, used))
+        before = _distance(dense, _outputs(model, judged))
         tried = []
         for kind in (kind for kind in _fitting(dense) if kind in kinds):
             trial = _Trial(dense, kind)
-            error = _distance(dense, trial.outputs(model, used))
-            plans[kind] = trial.plan
+            outputs = trial.outputs(model, used)
+            trials[kind] = trial.plan, outputs
+            error = _distance(dense, outputs)
             tried.append(RepairTry(kind=kind, error=error, changed=len(trial.plan)))
     taken, after = chosen(tried, before, always=bool(wanted)), before
     if taken is not None:
-        with _taken_back_unless_kept(dense, plans[taken.kind]) as keep, undisturbed(model):
-            after = _distance(dense, _outputs(model, used))
+        plan, outputs = trials[taken.kind]
+        with _taken_back_unless_kept(dense, plan) as keep, undisturbed(model):
+            after = _error_as_written(model, dense, judged, outputs)
             if wanted or after is None or before is None or after < before:
                 keep()
             else:  # the module uses its layers in other ways than by calling them
@@ -215,7 +229,7 @@ class _Trial:
         order = {name: at for at, name in enumerate(dense.sites)}
         self._together = LockStep[Moments](self._settle, order)
 
-    def outputs(self, model: nn.Module, used: Sequence[_Numbered]) -> dict[int, Sequence[Tensor]]:
+    def outputs(self, model: nn.Module, used: Sequence[_Numbered]) -> _Outputs:
         """Held-out outputs of the repaired model, by number of the call; fills `plan`."""
         norms_alone = self._kind is RepairKind.BATCH_NORM
         sites = {
@@ -288,10 +302,17 @@ def _numbered(calls: Iterable[Call]) -> Iterator[_Numbered]:
         first += call.samples
 
 
-def _affordable(largest_bytes: int, calls: int) -> range:
-    """Numbers of the calls whose forwards fit into memory side by side, spread evenly."""
-    most = max(1, _MOST_BYTES // max(1, _AT_HAND * largest_bytes))
-    return range(0, calls, max(1, -(-calls // most)))
+def _held_out(one: _Numbered) -> NDArray[np.bool_]:
+    """Which of its samples are."""
+    return held_out_samples(one.first_sample, one.call.samples)
+
+
+def _share(largest_bytes: int, every: Sequence[_Numbered]) -> float:
+    """Of the calls, how many are used: their forwards lie in memory side by side."""
+    samples = max(1, sum(one.call.samples for one in every))
+    bytes_each = max(1, _AT_HAND * largest_bytes)
+    enough = max(_ENOUGH_BYTES / bytes_each, len(every) * _ENOUGH_SAMPLES / samples)
+    return min(enough, _MOST_BYTES / bytes_each) / max(1, len(every))
 
 
 def _moments(site: Site, tensor: Tensor, one: _Numbered) -> Moments:
@@ -303,7 +324,7 @@ def _moments(site: Site, tensor: Tensor, one: _Numbered) -> Moments:
 
 def _places(shape: tuple[int, ...], one: _Numbered, *, held_out: bool) -> NDArray[np.bool_] | None:
     call = one.call
-    samples = held_out_samples(one.first_sample, call.samples) == held_out
+    samples = _held_out(one) == held_out
     return places(shape, samples, None if call.padding is None else call.padding.cpu().numpy())
 
 
@@ -318,8 +339,21 @@ def _run(model: nn.Module, one: _Numbered) -> object:
     return forward(model, replace(one.call, args=args, kwargs=kwargs), one.number)
 
 
-def _outputs(model: nn.Module, used: Sequence[_Numbered]) -> dict[int, Sequence[Tensor]]:
-    return {one.number: _held_out_outputs(_run(model, one), one) for one in used}
+def _error_as_written(
+    model: nn.Module, dense: DenseRecord, judged: Sequence[_Numbered], trial: _Outputs
+) -> float | None:
+    """The trial's error, if some calls give the same with the repair written; else that of all."""
+    some = judged[:: max(1, len(judged) // _CHECKED)]
+    written = _outputs(model, some)
+    now = _distance(dense, written)
+    then = _distance(dense, {number: trial[number] for number in written})
+    if now is not None and then is not None and abs(now - then) <= _ALIKE * then:
+        return _distance(dense, trial)
+    return _distance(dense, _outputs(model, judged))
+
+
+def _outputs(model: nn.Module, calls: Sequence[_Numbered]) -> _Outputs:
+    return {one.number: _held_out_outputs(_run(model, one), one) for one in calls}
 
 
 def _held_out_outputs(given: object, one: _Numbered) -> list[Tensor]:
@@ -348,9 +382,10 @@ def _float_tensors(value: object) -> Iterator[Tensor]:
             yield from _float_tensors(getattr(value, field.name))
 
 
-def _distance(dense: DenseRecord, outputs: Mapping[int, Sequence[Tensor]]) -> float | None:
+def _distance(dense: DenseRecord, outputs: _Outputs) -> float | None:
+    """Over the calls that there are outputs of."""
     distance = OutputDistance()
-    for number in dense.calls:
+    for number in (number for number in dense.calls if number in outputs):
         for at, (one, other) in enumerate(zip(dense.outputs[number], outputs[number], strict=True)):
             distance.add(at, one, other)
     return distance.error()
