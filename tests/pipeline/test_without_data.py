@@ -84,9 +84,3 @@ def test_a_repair_that_is_asked_for_is_done(model: str, tmp_path: Path) -> None:
     )
     _, result, _ = run_prune(model, tmp_path / "r", options)
     assert result.repair is not None
-
-
-def test_a_permutation_is_not_passed_over_in_silence(model: str, tmp_path: Path) -> None:
-    options = RunOptions(method=MethodOptions(permute_seconds=3.0))
-    with pytest.raises(BadInputError, match="--permute-seconds is not heeded"):
-        run_prune(model, tmp_path / "r", options)
