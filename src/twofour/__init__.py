@@ -116,7 +116,7 @@ def prune(  # noqa: PLR0913  # what a user may choose
     model cannot run on, and an argument of another type; nothing is changed then.
     """
     from twofour.arguments import globs_of, module_of, pattern_of
-    from twofour.records.options import MethodOptions, Selection
+    from twofour.records.options import CalibrationOptions, MethodOptions, Selection
     from twofour.store import checked
 
     module = module_of(model, hint="for a model on disk: twofour.run(...), or `twofour prune`")
@@ -146,7 +146,8 @@ def prune(  # noqa: PLR0913  # what a user may choose
     from twofour.pruning.torch_pruning import prune_calibrated, work_of
 
     work = work_of(pattern_of(pattern), options)
-    data = data_of(module, calibrate, samples)
+    wanted = checked(CalibrationOptions, CalibrationOptions(samples=samples))
+    data = data_of(module, calibrate, wanted.samples)
     return prune_calibrated(module, calls_of(module, data), work, selection)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from support.calibrated import TWO_FOUR, calibrated, call
 from torch import Tensor, nn
 
 import twofour
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pattern import check
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import method_named
@@ -323,6 +324,13 @@ def test_the_same_bits_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(found[0][1][name], found[1][1][name]) for name in found[0][1])
 
 
+def unread() -> Iterator[Tensor]:
+    """Data that nothing needs to look at."""
+    raise AssertionError("the data were read")
+    yield
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -332,11 +340,21 @@ def test_the_same_bits_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch
         ({"refit": 3}, "--refit 3 needs calibration data"),
         ({"method": "wish", "calibrate": [torch.randn(4, 8)]}, "no pruning method 'wish'"),
         ({"damping": "much", "calibrate": [torch.randn(4, 8)]}, "damping"),
+        ({"damping": float("inf"), "calibrate": [torch.randn(4, 8)]}, "^--damping inf is not"),
+        ({"damping": -1.0, "calibrate": unread()}, "^--damping -1.0 is not"),
+        ({"refit": -1, "calibrate": unread()}, "^--refit -1 is not"),
+        ({"samples": "many", "calibrate": unread()}, "samples.*found .many. of type str"),
+        ({"samples": 0, "calibrate": unread()}, "^samples=0 leaves no sample"),
+        (
+            {"calibrate": [torch.randn(40, 8) * 1e25]},
+            "^0.weight: the sums over the layer's calibration inputs are not finite",
+        ),
+        ({"calibrate": [torch.randn(4, 8)], "method": "keep"}, "^0.weight: there is no mask"),
     ],
 )
 def test_bad_arguments_are_refused(given: dict[str, Any], message: str) -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     before = leaves(model)
-    with pytest.raises(BadInputError, match=message):
+    with pytest.raises((BadInputError, PatternBrokenError), match=message):
         twofour.prune(model, **given)
     assert torch.equal(before["0.weight"], leaves(model)["0.weight"])

@@ -30,7 +30,7 @@ from twofour.pruning.methods import (
     without_data,
 )
 from twofour.records.build import EngineStatus
-from twofour.records.options import LossKind, Precision, RunOptions
+from twofour.records.options import CalibrationOptions, LossKind, Precision, RunOptions
 
 StatusOf = Callable[[EngineRow], EngineStatus]
 Note = Callable[[str], None]
@@ -185,12 +185,17 @@ def _refuse_without_data(options: RunOptions) -> None:
     if method.name is not None:
         method_named(method.name)
     if calibration.data is not None:
+        from twofour.pruning.solve import solve_layers
+
+        # without layers it looks at the settings alone: the data are not read yet
+        solve_layers((), method_named(method.name or DEFAULT_WITH_DATA), method)
         return
     if method.name is not None:
         without_data(method.name)
     refuse_without_data(method)
     for given, option in (
         (method.repair is True, "--repair"),
+        (calibration.samples != CalibrationOptions().samples, "--calibrate-samples"),
         (bool(calibration.image_mean), "--mean"),
         (bool(calibration.image_std), "--std"),
         (calibration.image_size is not None, "--size"),

@@ -296,9 +296,9 @@ class _Run:
         ]
         try:
             solved = solve_layers(problems, work.method, work.options)
-        except PatternBrokenError as error:
+        except (BadInputError, PatternBrokenError) as error:
             names = ", ".join(statistics)
-            raise PatternBrokenError(f"{names}: {error.message}", hint=error.hint) from error
+            raise type(error)(f"{names}: {error.message}", hint=error.hint) from error
         return dict(zip(statistics, solved, strict=True))
 
     def _reference(self, name: str) -> Array | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twofour.pruning.matrices import Layout, cut_where_wide
 from twofour.pruning.methods import DEFAULT_WITH_DATA, left_to, method_named
-from twofour.pruning.solve import Solved
+from twofour.pruning.solve import Solved, solve_layers
 from twofour.pruning.torch_calibration import CalibratedWeight, Work, calibrate, fellow
 from twofour.pruning.torch_calls import Call
 from twofour.pruning.torch_module import (
@@ -97,10 +97,13 @@ def _take_biases(model: nn.Module, weight: CalibratedWeight, reference: nn.Modul
 
 
 def work_of(pattern: Pattern, options: MethodOptions) -> Work:
-    """The method that the options name, with data; raises BadInputError for an unknown one."""
-    return Work(
-        pattern=pattern, method=method_named(options.name or DEFAULT_WITH_DATA), options=options
-    )
+    """The method that the options name, with data; raises BadInputError for an unknown one.
+
+    And for a refit or damping that no layer can be solved with: the data are not read yet.
+    """
+    method = method_named(options.name or DEFAULT_WITH_DATA)
+    solve_layers((), method, options)
+    return Work(pattern=pattern, method=method, options=options)
 
 
 def layout_of(weight: Weight, m: int) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,3 +72,25 @@ def test_a_home_folder_and_another_working_directory_are_followed(
     data = opened("x.npy", MODEL)
     monkeypatch.chdir("/")
     assert next(data.batches()).samples == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "option"),
+    [
+        ({"image_mean": (0.5,)}, "--mean"),
+        ({"image_std": (0.5,)}, "--std"),
+        ({"image_size": (8, 8)}, "--size"),
+    ],
+)
+def test_scaling_of_images_is_refused_for_data_that_are_no_images(
+    tmp_path: Path, changed: dict[str, Any], option: str
+) -> None:
+    np.save(tmp_path / "x.npy", np.ones((4, 3)))
+    with pytest.raises(BadInputError, match=f"^{option} is for folders of images, and .*x.npy is"):
+        opened(tmp_path / "x.npy", MODEL, **changed)
+
+
+def test_a_single_sample_is_told_in_the_singular(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((1, 3)))
+    (note,) = opened(tmp_path / "x.npy", MODEL).notes
+    assert note.endswith("x.npy has 1 sample, fewer than the 256 that calibration may use")

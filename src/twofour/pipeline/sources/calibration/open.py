@@ -40,6 +40,8 @@ class Kind:
     """Raises BadInputError where the data do not fit the model."""
     key: Callable[[Request], str]
     """sha256 over the data without opening them for the model."""
+    scales_images: bool = False
+    """It heeds --mean, --std and --size."""
 
 
 def _suffix(*suffixes: str) -> Callable[[str, Path], bool]:
@@ -47,7 +49,13 @@ def _suffix(*suffixes: str) -> Callable[[str, Path], bool]:
 
 
 KINDS = (
-    Kind(written="a folder of images", fits=is_folder, open=open_images, key=images_key),
+    Kind(
+        written="a folder of images",
+        fits=is_folder,
+        open=open_images,
+        key=images_key,
+        scales_images=True,
+    ),
     Kind(written="file.npz", fits=_suffix(".npz"), open=open_npz, key=file_key),
     Kind(written="file.npy", fits=_suffix(".npy"), open=open_npy, key=file_key),
     Kind(
@@ -83,7 +91,10 @@ def open_calibration(
     """
     request = _request(options, inputs, seed)
     request = replace(request, spill=TemporaryFolder(folder))
-    return _kind(request).open(request)
+    kind = _kind(request)
+    if not kind.scales_images:
+        _refuse_scaling(request)
+    return kind.open(request)
 
 
 def calibration_key(options: CalibrationOptions, folder: Path | None, *, seed: int = 0) -> str:
@@ -116,6 +127,21 @@ def _kind(request: Request) -> Kind:
     if kind is None:
         raise _no_data(request.text, request.path)
     return kind
+
+
+def _refuse_scaling(request: Request) -> None:
+    """Arrays come as the model takes them: what would scale them must not pass unheeded."""
+    asked = request.options
+    for given, option in (
+        (bool(asked.image_mean), "--mean"),
+        (bool(asked.image_std), "--std"),
+        (asked.image_size is not None, "--size"),
+    ):
+        if given:
+            raise BadInputError(
+                f"{option} is for folders of images, and {request.text} is none",
+                hint="give arrays scaled as the model expects them, and leave the option out",
+            )
 
 
 def _no_data(text: str, path: Path) -> BadInputError:

@@ -45,6 +45,8 @@ def calibration_from_value(
     once: these are read now, and kept in a temporary folder. Raises BadInputError, which `where`
     begins, for what is no batch, does not fit the model or holds no samples.
     """
+    if samples < 1:
+        raise BadInputError(f"samples={samples} leaves no sample", hint="give at least 1")
     given = _Given(value=value, inputs=inputs, where=where, guard=guard or partial(_caller, where))
     if _is_in_memory(value):
         there = sum(batch.samples for batch in given.batches(samples))
