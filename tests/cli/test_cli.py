@@ -1,5 +1,6 @@
 """The commands as a user meets them: exit codes, streams, and messages without tracebacks."""
 
+import errno
 import json
 import os
 import subprocess
@@ -255,6 +256,36 @@ def test_a_bug_of_ours_is_exit_1_with_a_saved_traceback(
     assert "surprise" in result.stderr
     (saved,) = tmp_path.glob("twofour-*-traceback.txt")
     assert "AssertionError: surprise" in saved.read_text()
+
+
+def test_leaving_every_layer_out_is_refused_with_what_to_do(model: Path, tmp_path: Path) -> None:
+    result = invoke("prune", model, "--exclude", "*", "--out", tmp_path / "p")
+    assert result.exit_code == 2
+    assert "is pruned: EXCLUDED 1" in result.stderr
+    assert "hint: leave fewer layers out" in result.stderr
+
+
+def test_a_full_disk_is_no_bug_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import typer
+
+    from twofour.cli.guard import guarded, keep_tracebacks_in
+
+    full = typer.Typer()
+
+    @full.command()
+    @guarded
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    keep_tracebacks_in(tmp_path)
+    result = CliRunner().invoke(full, [])
+    monkeypatch.setattr("twofour.cli.guard._traceback_folder", None)
+    assert result.exit_code == 2
+    assert f"error: No space left on device: {tmp_path}" in result.stderr
+    assert "the same command goes on" in result.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 def test_ctrl_c_is_exit_130() -> None:

@@ -203,7 +203,8 @@ def test_numbers_of_images_are_read(
         (["--mean", "a,b,c"], "--mean: cannot read 'a,b,c'"),
         (["--std", "nan"], "--std: cannot read 'nan'"),
         (["--size", "3x224x224"], "--size 3x224x224 has 3 numbers"),
-        (["--size", "0"], "'0' is not a shape"),
+        (["--size", "0"], "--size: cannot read '0'\nhint: write height and width"),
+        (["--size", "3x"], "--size: cannot read '3x'"),
     ],
 )
 def test_numbers_of_images_that_cannot_be_read_are_refused(

@@ -708,8 +708,9 @@ def test_an_operator_that_onnx_runtime_lacks_is_said(tmp_path: Path) -> None:
     model = om.model(nodes, {"w": W(16, 16)}, inputs={"x": ("batch", 16)})
     model.opset_import.append(helper.make_opsetid("own", 1))
     job = job_of(om.save(model, tmp_path / "dense.onnx"), data_of(x=np.ones((8, 16), np.float32)))
-    with pytest.raises(BuildFailedError, match=r"Odd"):
+    with pytest.raises(BuildFailedError, match=r"Odd") as refused:
         calibrate(job, Silent(), Here())
+    assert "without --calibrate" in str(refused.value)
 
 
 def test_a_weight_that_is_not_finite_names_its_layer(tmp_path: Path) -> None:

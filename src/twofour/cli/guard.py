@@ -5,6 +5,7 @@ Exit codes: errors.py. A bug of ours ends in 1, and its traceback goes to a file
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -17,7 +18,7 @@ from typing import ParamSpec, TypeVar
 import typer
 
 from twofour.cli.console import TerminalProgress, say
-from twofour.errors import INTERRUPTED, MissingToolError, TwofourError
+from twofour.errors import INTERRUPTED, BadInputError, MissingToolError, TwofourError
 from twofour.version import __version__
 
 P = ParamSpec("P")
@@ -25,6 +26,7 @@ T = TypeVar("T")
 _BUG = 1
 _INTERRUPTED = {"compare": "interrupted before the first round: nothing was kept"}
 _LONGEST_MESSAGE = 2_000
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _traceback_folder: Path | None = None
 
 
@@ -68,6 +70,8 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
             _silence_stdout()
             raise typer.Exit(0) from None
         except Exception as error:  # noqa: BLE001  # the one place where a bug of ours ends
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise typer.Exit(_full(error)) from None
             raise typer.Exit(_bug(error)) from None
 
     return run
@@ -94,6 +98,18 @@ def _missing(error: ModuleNotFoundError) -> int:
     )
     say(f"error: {missing}")
     return missing.exit_code
+
+
+def _full(error: OSError) -> int:
+    """A disk or a quota that is used up: named where it is known, and no bug of ours."""
+    place = error.filename or _traceback_folder
+    full = BadInputError(
+        f"{error.strerror}{'' if place is None else f': {place}'}",
+        hint="make room, or choose another disk (--out, and TMPDIR for temporary files); the same "
+        "command goes on from here",
+    )
+    say(f"error: {full}")
+    return full.exit_code
 
 
 def _bug(error: Exception) -> int:

@@ -156,9 +156,11 @@ def _size(text: str | None) -> tuple[int, int] | None:
     """Read "224x320" (height and width), or "224" for both."""
     if text is None:
         return None
-    sizes = dimensions(text)
+    hint = "write height and width: 224x320"
+    try:
+        sizes = dimensions(text)
+    except BadInputError as error:
+        raise BadInputError(f"--size: cannot read {text!r}", hint=hint) from error
     if len(sizes) > 2:
-        raise BadInputError(
-            f"--size {text} has {len(sizes)} numbers", hint="write height and width: 224x320"
-        )
+        raise BadInputError(f"--size {text} has {len(sizes)} numbers", hint=hint)
     return (sizes[0], sizes[-1])

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
-from twofour.errors import BadInputError, PatternBrokenError
+from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.graph.files import (
     DTYPES,
     dtype_name,
@@ -70,6 +70,7 @@ _KEPT_BYTES = 1 << 30
 """Of tensors between two levels that stay in memory; more go to files."""
 _NO_INPUT = "no calibration input reached it: pruned by magnitude"
 _PIECE = "piece.onnx"
+_RUN_HINT = "calibration runs the model in ONNX Runtime; without --calibrate nothing is run"
 _CODES = {name: code for code, name in DTYPES.items()}
 _Seen = tuple[int, Statistics | None]
 """How many users of a piece were looked at, and what they showed together."""
@@ -121,10 +122,14 @@ def calibrate(job: CalibrationJob, talk: Talk, host: Host | None = None) -> Cali
     every optimization level.
     """
     refuse_conflicts(job.opened, job.pattern, job.selection)
-    if host is not None:
-        return LevelByLevel(job, talk, host).run()
-    with EngineHost(threads=1, note=talk.note, service=SERVICE) as own:
-        return LevelByLevel(job, talk, own).run()
+    try:
+        if host is not None:
+            return LevelByLevel(job, talk, host).run()
+        with EngineHost(threads=1, note=talk.note, service=SERVICE) as own:
+            return LevelByLevel(job, talk, own).run()
+    except BuildFailedError as error:
+        error.hint = error.hint or _RUN_HINT
+        raise
 
 
 class LevelByLevel:

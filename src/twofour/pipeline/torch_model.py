@@ -16,6 +16,7 @@ from twofour.eligibility.predict import not_covered_lines
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.user_code import files_read
 from twofour.records.pruning import LoadedWeights, PruneResult
+from twofour.records.weights import ReasonCode
 from twofour.store import atomic_file
 from twofour.words import keys_listed
 
@@ -104,9 +105,12 @@ def refuse_nothing_pruned(result: PruneResult) -> None:
         )
     codes = Counter(row.reasons[0].code.value for row in result.weights if row.reasons)
     why = ", ".join(f"{code} {count}" for code, count in codes.most_common())
+    excluded = {*codes} == {ReasonCode.EXCLUDED.value}
     raise BadInputError(
         f"none of the {len(result.weights)} weights of {result.source} is pruned: {why}",
-        hint="--include GLOB or --all-layers prunes what sparse math cannot use",
+        hint="leave fewer layers out"
+        if excluded
+        else "--include GLOB or --all-layers prunes what sparse math cannot use",
     )
 
 
