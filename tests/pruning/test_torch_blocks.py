@@ -106,6 +106,70 @@ def test_what_does_not_fit_into_memory_goes_to_files_and_is_let_go(
     assert same_state(model, small)
 
 
+def products_run(model: nn.Module, parts: bool, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many forwards of Linears pruning takes."""
+    if not parts:
+        monkeypatch.setattr("twofour.pruning.torch_calibration.inner_parts", lambda *_: {})
+    ran: list[nn.Module] = []
+    hook = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, _: ran.append(module) if isinstance(module, nn.Linear) else None
+    )
+    try:
+        twofour.prune(model, calibrate=texts(), method="wanda", refit=0, repair=False)
+    finally:
+        hook.remove()
+        monkeypatch.undo()
+    return len(ran)
+
+
+def test_what_parts_of_a_block_gave_is_not_worked_out_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(MODELS["bert"]())
+    with_parts = products_run(models[0], True, monkeypatch)
+    without = products_run(models[1], False, monkeypatch)
+    assert same_state(*models)
+    assert with_parts < 0.75 * without
+
+
+class TwoWays(nn.Module):
+    """Which weights run hangs on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = (self.one if float(x.sum()) > 0 else self.other)(x)
+        return y
+
+
+class Block(nn.Module):
+    """With a part that is not finished when what comes behind it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways, self.last = TwoWays(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.ways(x))
+        return y
+
+
+def test_a_part_whose_weights_hang_on_the_data_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), nn.Linear(8, 8))
+    whole = copy.deepcopy(model)
+    data = [torch.rand(9, 8), -torch.rand(9, 8)]
+    result = twofour.prune(model, calibrate=data, method="wanda", refit=0)
+    monkeypatch.setattr("twofour.pruning.torch_calibration.inner_parts", lambda *_: {})
+    assert twofour.prune(whole, calibrate=data, method="wanda", refit=0) == result
+    assert same_state(model, whole)
+
+
 class Skips(nn.Module):
     """What the first block gives is needed again by the last."""
 

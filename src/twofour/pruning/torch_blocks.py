@@ -1,7 +1,8 @@
 """Parts of a module whose work is done once: what a finished one gave is given again.
 
 A forward then runs the model's own code (branches, loops, whatever lies between the blocks) and
-only what is not finished is worked out again.
+only what is not finished is worked out again. The same goes for the parts of a block that is in
+work, as far as memory has room for what they gave.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from twofour.pruning.torch_statistics import version_of
 
 _MOST_WEIGHTS = 12
 """Calibrated weights of one block at most, where its parts can be blocks of their own."""
+_MOST_IN_PART = 3
+"""The same of a part of a block: query, key and value with the attention itself."""
 
 
 def find_blocks(model: nn.Module, holders: Collection[nn.Module]) -> dict[str, nn.Module]:
@@ -33,6 +37,17 @@ def find_blocks(model: nn.Module, holders: Collection[nn.Module]) -> dict[str, n
     return _once(found)
 
 
+def inner_parts(
+    blocks: Mapping[str, nn.Module], holders: Collection[nn.Module]
+) -> dict[str, nn.Module]:
+    """What lies in blocks and can be finished before them, by path."""
+    found: dict[str, nn.Module] = {}
+    for path, block in blocks.items():
+        for name, child in block.named_children():
+            found |= _within(f"{path}.{name}", child, holders, _MOST_IN_PART)
+    return _once(found)
+
+
 def parts_of(path: str, block: nn.Module, holders: Collection[nn.Module]) -> dict[str, nn.Module]:
     """What a block that is never called as a whole falls into."""
     found: dict[str, nn.Module] = {}
@@ -41,16 +56,21 @@ def parts_of(path: str, block: nn.Module, holders: Collection[nn.Module]) -> dic
     return _once(found)
 
 
-def _within(path: str, module: nn.Module, holders: Collection[nn.Module]) -> dict[str, nn.Module]:
+def _within(
+    path: str, module: nn.Module, holders: Collection[nn.Module], most: int = _MOST_WEIGHTS
+) -> dict[str, nn.Module]:
     weights = sum(part in holders for part in module.modules())
     if not weights and not _is_heavy(module):
         return {}
     if isinstance(module, torch.jit.ScriptModule):
         return {}
     has_forward = type(module).forward is not nn.Module.forward
-    if has_forward and (weights <= _MOST_WEIGHTS or not list(module.children())):
+    if has_forward and (weights <= most or not list(module.children())):
         return {path: module}
-    return parts_of(path, module, holders)
+    found: dict[str, nn.Module] = {}
+    for name, child in module.named_children():
+        found |= _within(f"{path}.{name}", child, holders, most)
+    return _once(found)
 
 
 def _is_heavy(module: nn.Module) -> bool:
@@ -72,11 +92,17 @@ def _first(found: Mapping[str, nn.Module], module: nn.Module) -> str:
     return next(path for path, other in found.items() if other is module)
 
 
+_NONE: Mapping[str, nn.Module] = MappingProxyType({})
+
+
 class Blocks:
     """Stands in the forward of every block, and gives the kept outputs of those that are final."""
 
-    def __init__(self, blocks: Mapping[str, nn.Module], kept: Spill) -> None:
+    def __init__(
+        self, blocks: Mapping[str, nn.Module], kept: Spill, parts: Mapping[str, nn.Module] = _NONE
+    ) -> None:
         self._blocks = dict(blocks)
+        self._parts = dict(parts)
         self._kept = kept
         self._final: frozenset[str] = frozenset()
         self._call = 0
@@ -87,6 +113,8 @@ class Blocks:
         within another one that they are no part of."""
         self.ended: Callable[[str], None] = _nothing
         """Told whenever a block has run."""
+        self.part_ended: Callable[[str], None] = _nothing
+        """The same for a part of one."""
         self._without: str | None = None
         self._inputs: dict[str, list[Any]] | None = None
         self.let_go: Mapping[str, Sequence[str]] = {}
@@ -96,13 +124,15 @@ class Blocks:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Within it, the blocks' forwards go through here."""
-        before = {path: vars(block).get("forward") for path, block in self._blocks.items()}
-        for path, block in self._blocks.items():
-            block.forward = self._standing_in(path, block.forward)
+        every = self._blocks | self._parts
+        before = {path: vars(block).get("forward") for path, block in every.items()}
+        for path, block in every.items():
+            standing_in = self._standing_in if path in self._blocks else self._standing_in_part
+            block.forward = standing_in(path, block.forward)
         try:
             yield
         finally:
-            for path, block in self._blocks.items():
+            for path, block in every.items():
                 was = before[path]
                 if was is None:
                     del block.forward
@@ -110,7 +140,12 @@ class Blocks:
                     block.forward = was
 
     def begin(self, call: int, final: Collection[str]) -> None:
-        """Forward number `call` begins; the outputs of `final` blocks count from now on."""
+        """Forward number `call` begins; the outputs of `final` blocks and parts count from now on.
+
+        What other parts gave is forgotten.
+        """
+        for path in self._parts.keys() & (self._final - frozenset(final)):
+            self._kept.drop(path)
         self._call, self._final = call, frozenset(final)
         self._times.clear()
         self._inside.clear()
@@ -170,6 +205,25 @@ class Blocks:
                     self.impure.add(path)
                     self._kept.drop(path)
             self.ended(path)
+            return output
+
+        return stand_in
+
+    def _standing_in_part(self, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def stand_in(*args: Tree, **kwargs: Tree) -> Tree:
+            key = self._call, self._times[path]
+            self._times[path] += 1
+            final = path in self._final and path not in self.impure
+            if final and self._kept.has(path, key):
+                return self._kept.get(path, key)
+            versions = _versions(args, kwargs)
+            output = forward(*args, **kwargs)
+            if final and versions != _versions(args, kwargs):
+                self.impure.add(path)
+                self._kept.drop(path)
+            elif final and self.inside not in self._final and self._kept.has_room(output):
+                self._kept.put(path, key, output)
+            self.part_ended(path)
             return output
 
         return stand_in

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +24,7 @@ from twofour.pruning.methods.problem import Array
 from twofour.pruning.solve import LayerProblem, Solved, solve_layers
 from twofour.pruning.statistics import Statistics
 from twofour.pruning.threads import one_blas_thread
-from twofour.pruning.torch_blocks import Blocks, find_blocks, parts_of, same_bits
+from twofour.pruning.torch_blocks import Blocks, find_blocks, inner_parts, parts_of, same_bits
 from twofour.pruning.torch_calls import Call, device_of, forward, moved, undisturbed
 from twofour.pruning.torch_products import Product, Products, Target
 from twofour.pruning.torch_spill import MEMORY_BYTES, Spill, Tree, spill
@@ -179,7 +179,7 @@ class _Run:
             with self._blocks.installed():
                 for number, step in enumerate(steps):
                     self._tell(steps, number, time.perf_counter() - started)
-                    solved |= self._step(trace, step)
+                    solved |= self._step(trace, step, steps[number - 1] if number else None)
         return solved
 
     def _traced(self) -> Trace:
@@ -194,20 +194,26 @@ class _Run:
 
     def _watched(self, blocks: dict[str, nn.Module]) -> tuple[Trace, list[str]]:
         """Given up after the first call where blocks are not called as a whole: these."""
-        self._blocks = Blocks(blocks, self._data.kept)
+        parts = inner_parts(blocks, self._holders)
+        self._blocks = Blocks(blocks, self._data.kept, parts)
         trace = Trace([weight.target for weight in self._weights.values()], self._blocks)
-        self._blocks.ended = trace.ended
+        self._blocks.ended, self._blocks.part_ended = trace.ended, trace.part_ended
         with self._blocks.installed():
             for number in range(len(self._data)):
                 self._say("how the layers follow each other", number, len(self._data))
                 trace.begin()
-                output = self._forward(number, trace.targets, trace.meet, () if number else blocks)
+                tried = () if number else blocks.keys() | parts.keys()
+                output = self._forward(number, trace.targets, trace.meet, tried)
                 trace.end()
                 if number == 0 and trace.uncalled(blocks):
                     break
                 if number == 0:
+                    self._blocks.ended = self._blocks.part_ended = _nothing
+                    self._check_parts(parts, output)
                     self._check_replay(trace.order, output)
-        for path in blocks:
+                    self._blocks.ended, self._blocks.part_ended = trace.ended, trace.part_ended
+        self._blocks.part_ended = _nothing
+        for path in blocks.keys() | parts.keys():
             self._blocks.drop(path)
         return trace, trace.uncalled(blocks)
 
@@ -220,14 +226,26 @@ class _Run:
         def again() -> Tree:
             return self._forward(0, (), _nothing, order)
 
-        try:
-            same = same_bits(output, again())
-        except BadInputError:  # gradients are asked for, among others: what is kept has none
-            same = False
-        if not same:
+        if not self._same(output, again):
             self._blocks.impure.update(order)
         elif self._data.kept.size_bytes() * len(self._data) > self._work.memory_bytes:
             self._lasting = self._blocks.lasting(again, order)
+
+    def _check_parts(self, parts: Collection[str], output: object) -> None:
+        """The same with what parts of the blocks gave."""
+
+        def again() -> Tree:
+            return self._forward(0, (), _nothing, parts)
+
+        if parts and not self._same(output, again):
+            self._blocks.impure.update(parts)
+
+    @staticmethod
+    def _same(output: object, again: Callable[[], Tree]) -> bool:
+        try:
+            return same_bits(output, again())
+        except BadInputError:  # gradients are asked for, among others: what is kept has none
+            return False
 
     def _forward(
         self,
@@ -242,23 +260,25 @@ class _Run:
         with Products(targets, meet):
             return forward(self._model, call, number)
 
-    def _step(self, trace: Trace, step: Step) -> dict[str, Solved]:
+    def _step(self, trace: Trace, step: Step, before: Step | None) -> dict[str, Solved]:
         """Statistics, new weights and biases."""
         names = [target.name for target in step.targets]
         finished = self._work.finished
         solved = None if finished is None else finished.load(names)
         if solved is None:
-            solved = self._solved(self._statistics(trace, step))
+            solved = self._solved(self._statistics(trace, step, before))
             if finished is not None:
                 finished.save(names, solved)
         for name, found in solved.items():
             _put(self._weights[name], found)
         return dict(solved)
 
-    def _statistics(self, trace: Trace, step: Step) -> dict[str, tuple[Layout, Statistics]]:
+    def _statistics(
+        self, trace: Trace, step: Step, before: Step | None
+    ) -> dict[str, tuple[Layout, Statistics]]:
         """What the step's weights met in one pass over the data."""
         gathering = Gathering(step.targets, self._data.samples)
-        final = trace.final(step)
+        final = trace.final(step) | trace.final_parts(step, before)
         for number in range(len(self._data)):
             gathering.begin(self._data.call(number), number, self._data.first_sample(number))
             broken_off = _Ending(trace, step, number)

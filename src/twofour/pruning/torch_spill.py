@@ -21,7 +21,7 @@ from twofour.errors import BadInputError
 Tree = Any
 """Tensors and other things in nested tuples, lists, dicts and what else pytree knows."""
 
-MEMORY_BYTES = 1 << 30
+MEMORY_BYTES = 512 << 20
 """Kept in memory at most, in all; what is more goes to files that are mapped when read."""
 
 
@@ -66,6 +66,11 @@ class Spill:
         leaves, shape = self._trees[group][key]
         values = [self._read(group, v) if isinstance(v, _Bytes) else v for v in leaves]
         return pytree.tree_unflatten(values, shape)
+
+    def has_room(self, tree: Tree) -> bool:
+        """Whether it would be kept in memory."""
+        tensors = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= self._free
 
     def size_bytes(self) -> int:
         """Of all that is kept, in memory and in files."""

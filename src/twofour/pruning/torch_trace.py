@@ -48,6 +48,8 @@ class Trace:
         self._inputs: dict[str, int] = {}
         self._used_in: dict[str, set[str | None]] = {}
         self._ends: dict[str, int] = {}
+        self._part_ends: dict[str, int] = {}
+        self._parts_ran: list[Counter[str]] = []
         self._last: tuple[Tensor, int] | None = None
         self._met = 0
         self._events: list[list[str]] = []
@@ -61,6 +63,7 @@ class Trace:
         """The next call's forward begins."""
         self._counts.append(Counter())
         self._ran.append(Counter())
+        self._parts_ran.append(Counter())
         self._events.append([])
 
     def meet(self, product: Product) -> None:
@@ -82,6 +85,13 @@ class Trace:
         self._events[-1].append(path)
         if len(self._counts) == 1:
             self._ends[path] = self._clock
+
+    def part_ended(self, path: str) -> None:
+        """A part of a block has run."""
+        self._clock += 1
+        self._parts_ran[-1][path] += 1
+        if len(self._counts) == 1:
+            self._part_ends[path] = self._clock
 
     def end(self) -> None:
         """The forward is over."""
@@ -125,6 +135,23 @@ class Trace:
     def final(self, step: Step) -> frozenset[str]:
         """Blocks whose outputs do not change any more once all steps before this one are done."""
         return frozenset(path for path, end in self._ends.items() if end < step.at)
+
+    def final_parts(self, step: Step, before: Step | None) -> frozenset[str]:
+        """The same of parts, of blocks that were not final in the step `before` this one.
+
+        Only those that run once in every call; none where calls use different weights, as what the
+        first does not use is pruned out of order.
+        """
+        if any(counts.keys() != self._counts[0].keys() for counts in self._counts):
+            return frozenset()
+        done = frozenset() if before is None else self.final(before)
+        return frozenset(
+            path
+            for path, end in self._part_ends.items()
+            if end < step.at
+            and all(ran[path] == 1 for ran in self._parts_ran)
+            and not any(path.startswith(f"{block}.") for block in done)
+        )
 
     def uses(self, step: Step, number: int) -> int | None:
         """After how many products with its weights a forward of this call is done with the step.
