@@ -80,6 +80,8 @@ class Work:
     """The dense model, to whose layers of the same names a mask that is kept is refitted."""
     memory_bytes: int = MEMORY_BYTES
     """Of what the data became that is kept in memory; the rest lies in files."""
+    restores: bool = True
+    """Weights get back what they held where anything is raised, for which a copy is held."""
     spill_folder: Path | None = None
     """Where these files go; None: where temporary files do."""
 
@@ -97,7 +99,7 @@ def calibrate(
     and infinity on the way; every weight and bias is as it was then.
     """
     with (
-        _all_or_nothing(weights),
+        _all_or_nothing(weights) if work.restores else contextlib.nullcontext(),
         undisturbed(model),
         one_blas_thread(),
         spill(memory_bytes=work.memory_bytes, within=work.spill_folder) as kept,
@@ -386,9 +388,10 @@ def _put(weight: CalibratedWeight, solved: Solved) -> None:
 
 
 def _numbers(tensor: Tensor) -> Array:
-    """In float32 or float64; of numpy on the CPU."""
+    """In float32 or float64, in memory of their own; of numpy on the CPU."""
     wide = tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float()
-    return np.array(wide.numpy()) if tensor.device.type == "cpu" else wide.clone()
+    own = wide.clone() if wide.data_ptr() == tensor.data_ptr() else wide
+    return own.numpy() if tensor.device.type == "cpu" else own
 
 
 def _tensor(values: Array) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -179,7 +180,8 @@ class StreamedModule:
 
 
 def give_back_memory() -> None:
-    """Hand what was freed back to the system: glibc keeps much of it for later."""
+    """Free what only holds itself, and hand it back to the system: glibc would keep much of it."""
+    gc.collect()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # other C libraries than glibc
             ctypes.CDLL(None).malloc_trim(0)

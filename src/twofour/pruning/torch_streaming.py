@@ -78,7 +78,7 @@ def prune_streamed_calibrated(
     wanted = _by_key(streamed, choices)
     with undisturbed(streamed.module), spill(memory_bytes=MEMORY_BYTES) as kept:
         run = _Run(streamed, list(wanted.values()), data, kept)
-        done = run.all(replace(work, memory_bytes=MEMORY_BYTES), name, step)
+        done = run.all(replace(work, memory_bytes=MEMORY_BYTES, restores=False), name, step)
     left = left_to(name)
     for key, weight in wanted.items():
         if key not in done:
@@ -197,19 +197,18 @@ class _Run:
         self._latest: dict[str, str] = {}
         """Chain -> its last unit that is done, whose outputs are kept."""
         self._number = 0
+        self._tables: list[nn.Module] = []
+        """What every call of a capture looks up in."""
 
     def all(self, work: Work, method: str, step: Step) -> dict[str, Done]:
         """Every unit in the order in which the model runs them; what was done, by key."""
         units = self._in_order(_units(self._module, self._wanted))
-        tables = list(_outside(self._module, units))
+        self._tables = list(_outside(self._module, units))
         done: dict[str, Done] = {}
-        with contextlib.ExitStack() as held:
-            for part in tables:
-                held.enter_context(self._streamed.held(part))
-            for number, unit in enumerate(units):
-                step(unit.path, number, len(units))
-                done |= self._unit(unit, work, method)
-                give_back_memory()
+        for number, unit in enumerate(units):
+            step(unit.path, number, len(units))
+            done |= self._unit(unit, work, method)
+            give_back_memory()
         return done
 
     def _unit(self, unit: _Unit, work: Work, method: str) -> dict[str, Done]:
@@ -261,7 +260,9 @@ class _Run:
 
         hook = unit.module.register_forward_pre_hook(reached, with_kwargs=True)
         try:
-            with self._standing_in():
+            with self._standing_in(), contextlib.ExitStack() as held:
+                for table in self._tables:
+                    held.enter_context(self._streamed.held(table))
                 for number in range(len(self._calls)):
                     self._number = number
                     with contextlib.suppress(_ReachedError):
