@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import platform
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from twofour.errors import BadInputError
 from twofour.pruning.torch_blocks import Blocks, find_blocks
 from twofour.pruning.torch_calls import Call
 from twofour.pruning.torch_pruning import CalibrationCalls, prune_calibrated, work_of
-from twofour.pruning.torch_spill import Spill, spill
+from twofour.pruning.torch_spill import Spill, give_back_memory, spill
 from twofour.records.options import MethodOptions, Selection
 from twofour.records.pruning import Calibration
 
@@ -215,6 +217,19 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         folder.rmdir()
         with pytest.raises(BadInputError, match="cannot keep"):
             kept.put("block", 0, torch.ones(3))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+def test_what_was_freed_between_what_is_kept_goes_back() -> None:
+    def resident() -> int:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    tensors = [torch.ones(1 << 14) for _ in range(2000)]  # 64 KiB each, in the heap
+    full = resident()
+    tensors = tensors[::100]
+    give_back_memory()
+    assert resident() < full - (80 << 20)
 
 
 def test_what_is_let_go_gives_its_file_back() -> None:

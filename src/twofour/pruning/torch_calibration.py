@@ -27,7 +27,7 @@ from twofour.pruning.threads import one_blas_thread
 from twofour.pruning.torch_blocks import Blocks, find_blocks, inner_parts, parts_of, same_bits
 from twofour.pruning.torch_calls import Call, device_of, forward, moved, undisturbed
 from twofour.pruning.torch_products import Product, Products, Target
-from twofour.pruning.torch_spill import MEMORY_BYTES, Spill, Tree, spill
+from twofour.pruning.torch_spill import MEMORY_BYTES, Spill, Tree, give_back_memory, spill
 from twofour.pruning.torch_statistics import Gathering
 from twofour.pruning.torch_trace import Enough, RowOrder, Step, Trace
 from twofour.records.options import MethodOptions
@@ -273,6 +273,7 @@ class _Run:
                 finished.save(names, solved)
         for name, found in solved.items():
             _put(self._weights[name], found)
+        give_back_memory()
         return dict(solved)
 
     def _statistics(

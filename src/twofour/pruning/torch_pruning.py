@@ -24,6 +24,7 @@ from twofour.pruning.torch_module import (
 )
 from twofour.pruning.torch_products import Target
 from twofour.pruning.torch_repair import DenseRecord, record_dense, repair_module
+from twofour.pruning.torch_spill import give_back_memory
 from twofour.records.options import MethodOptions, Selection
 from twofour.records.pruning import Calibration, PruneResult
 from twofour.records.weights import Pattern, Weight
@@ -79,6 +80,7 @@ def prune_calibrated(
         return result
     if work.before_repair is not None:
         work.before_repair()
+    give_back_memory()
     return replace(result, repair=repair_module(model, dense[0], data.calls, wanted))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,25 @@ def spill(*, memory_bytes: int | None = None, within: Path | None = None) -> Ite
         yield Spill(folder, MEMORY_BYTES if memory_bytes is None else memory_bytes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def give_back_memory() -> None:
+    """Let the operating system have what was freed, where the C library keeps it (glibc).
+
+    Tensors of some megabytes lie in its heaps, one of each thread: what one thread freed another
+    cannot use, and holes between what is kept add up.
+    """
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _trim() -> Callable[[int], object] | None:
+    try:
+        return getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except (OSError, TypeError):  # no C library to be had under no name: Windows
+        return None
 
 
 def blanked(tensor: Tensor) -> Tensor:
