@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_run import Recorder
 from transformers import (
     AlbertConfig,
     AlbertModel,
@@ -132,6 +134,19 @@ def test_stream_is_refused_where_there_is_nothing_to_stream(tmp_path: Path) -> N
     (tmp_path / "m.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(8, 8)\n")
     with pytest.raises(BadInputError, match="is no checkpoint folder"):
         run_prune(f"{tmp_path}/m.py:make", tmp_path / "run", RunOptions(stream=True))
+
+
+def test_a_repair_that_is_not_done_is_told_and_one_that_is_asked_for_refused(
+    llama: Path, tokens: Path, tmp_path: Path
+) -> None:
+    calibration = CalibrationOptions(data=str(tokens), samples=4)
+    options = RunOptions(stream=True, calibration=calibration)
+    asked = replace(options, method=MethodOptions(repair=True))
+    with pytest.raises(BadInputError, match="block by block: --repair needs the whole model"):
+        run_prune(str(llama), tmp_path / "run", asked)
+    recorder = Recorder()
+    run_prune(str(llama), tmp_path / "run", options, recorder)
+    assert [note for note in recorder.notes if note.endswith("block by block and without repair")]
 
 
 def test_other_weights_than_the_config_says_are_named(llama: Path, tmp_path: Path) -> None:

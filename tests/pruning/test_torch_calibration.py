@@ -324,6 +324,39 @@ def test_the_same_bits_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(found[0][1][name], found[1][1][name]) for name in found[0][1])
 
 
+class ChangedInPlace(nn.Module):
+    """Two layers read one tensor, which is another one in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.other = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y: Tensor = self.one(x)
+        return y + self.other(x.relu_())
+
+
+def test_inference_mode_of_the_caller_changes_nothing() -> None:
+    torch.manual_seed(0)
+    model = ChangedInPlace()
+    inside = copy.deepcopy(model)
+    result = twofour.prune(model, calibrate=batches())
+    with torch.inference_mode():
+        assert twofour.prune(inside, calibrate=batches()) == result
+        assert torch.is_inference_mode_enabled()
+    assert all(torch.equal(value, leaves(inside)[name]) for name, value in leaves(model).items())
+
+
+def test_weights_made_in_inference_mode_are_refused_with_a_way_out() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(8, 8))
+    with pytest.raises(BadInputError, match=r"^0.weight was made under torch.inference_mode"):
+        twofour.prune(model, calibrate=batches())
+    plain = copy.deepcopy(model)
+    assert twofour.prune(plain, calibrate=batches()).weights[0].method == "admm"
+
+
 def unread() -> Iterator[Tensor]:
     """Data that nothing needs to look at."""
     raise AssertionError("the data were read")

@@ -52,9 +52,17 @@ def is_streamed(run: Run) -> bool:
                 "order: --permute-seconds needs the whole model in memory",
                 hint="leave --permute-seconds out, or give --no-stream where memory is enough",
             )
+        if run.options.method.repair:
+            raise BadInputError(
+                f"{run.source.text} is pruned in a copy of its files, block by block: --repair "
+                "needs the whole model in memory",
+                hint="leave --repair out, or give --no-stream where memory is enough",
+            )
+        calibrated = run.options.calibration.data is not None
+        without = " and without repair" if calibrated and run.options.method.repair is None else ""
         run.progress.note(
             f"{run.source.text} ({size / 1e9:.1f} GB) is pruned in a copy of its files, block by "
-            "block"
+            f"block{without}"
         )
         return True
     return False

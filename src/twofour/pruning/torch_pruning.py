@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout, cut_where_wide
 from twofour.pruning.methods import DEFAULT_WITH_DATA, left_to, method_named
 from twofour.pruning.solve import Solved, solve_layers
@@ -42,6 +43,7 @@ class CalibrationCalls:
     about: Calibration
 
 
+@torch.inference_mode(False)  # under it nothing tells that a tensor was changed in place
 def prune_calibrated(
     model: nn.Module, data: CalibrationCalls, work: Work, selection: Selection, source: str = ""
 ) -> PruneResult:
@@ -50,6 +52,7 @@ def prune_calibrated(
     All or nothing: raises BadInputError like `prune_module`, and like `calibrate` for data that
     the model cannot run on, with every weight and bias as it was.
     """
+    _refuse_inference_tensors(model)
     name, wanted = work.options.name or DEFAULT_WITH_DATA, work.options.repair
     dense: list[DenseRecord] = []
 
@@ -96,6 +99,16 @@ def _take_biases(model: nn.Module, weight: CalibratedWeight, reference: nn.Modul
             if storage_key(tensor) == storage_key(bias):
                 with torch.no_grad():
                     bias.copy_(fellow(reference, name, bias))
+
+
+def _refuse_inference_tensors(model: nn.Module) -> None:
+    """Torch lets nothing write to them outside of the mode."""
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and tensor.is_inference():
+            raise BadInputError(
+                f"{name} was made under torch.inference_mode, and cannot be changed outside of it",
+                hint="make the model outside of it, or prune copy.deepcopy(model), made outside",
+            )
 
 
 def work_of(pattern: Pattern, options: MethodOptions) -> Work:
