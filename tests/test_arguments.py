@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,13 @@ def test_every_name_of_the_api_is_there() -> None:
     assert set(twofour.__all__) <= set(dir(twofour))
     assert twofour.RunOptions(pattern=twofour.Pattern(1, 4)).pattern.m == 4
     assert issubclass(twofour.BadInputError, twofour.TwofourError)
+
+
+def test_the_options_of_a_run_can_all_be_made_from_names_of_the_api() -> None:
+    for field in dataclasses.fields(twofour.RunOptions()):
+        value = getattr(twofour.RunOptions(), field.name)
+        if dataclasses.is_dataclass(value):
+            assert type(value).__name__ in twofour.__all__
 
 
 def test_another_name_is_an_attribute_error() -> None:

@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from twofour.records.latency import LatencyComparison
     from twofour.records.log import BuildLog
     from twofour.records.options import (
+        BudgetOptions,
         BuildOptions,
+        CalibrationOptions,
         CompareOptions,
         ExportOptions,
+        MethodOptions,
         Precision,
         RunOptions,
         Selection,
+        SideBySide,
     )
     from twofour.records.pruning import Calibration, LoadedWeights, PruneResult, Validation
     from twofour.records.run import RunResult
@@ -41,15 +45,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadInputError",
+    "BudgetOptions",
     "BuildFailedError",
     "BuildLog",
     "BuildOptions",
     "Calibration",
+    "CalibrationOptions",
     "CompareOptions",
     "EligibilityReport",
     "ExportOptions",
     "LatencyComparison",
     "LoadedWeights",
+    "MethodOptions",
     "MissingToolError",
     "Pattern",
     "PatternBrokenError",
@@ -58,6 +65,7 @@ __all__ = [
     "RunOptions",
     "RunResult",
     "Selection",
+    "SideBySide",
     "TwofourError",
     "Validation",
     "__version__",

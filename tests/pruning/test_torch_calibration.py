@@ -333,8 +333,9 @@ class ChangedInPlace(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        y: Tensor = self.one(x)
-        return y + self.other(x.relu_())
+        y = self.one(x)
+        z: Tensor = y + self.other(x.relu_())
+        return z
 
 
 def test_inference_mode_of_the_caller_changes_nothing() -> None:
