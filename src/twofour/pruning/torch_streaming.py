@@ -55,12 +55,19 @@ def prune_streamed(
     weights = find_weights(streamed.module)
     choices = choose(weights, pattern, selection)
     wanted = _by_key(streamed, choices)
+    plan = PruneResult(
+        source="",
+        pattern=pattern,
+        method=method,
+        selection=selection,
+        weights=(),
+        not_covered=find_not_covered(streamed.module, weights),
+    )
     done: dict[str, Done] = {}
     for number, (key, weight) in enumerate(wanted.items(), 1):
         done[key] = _without_data(streamed, weight, pattern, prune, method)
         step(weight.layer, number, len(wanted))
-    plan = PruneResult(source="", pattern=pattern, method=method, selection=selection, weights=())
-    return _result(plan, streamed, choices, done)
+    return replace(plan, weights=tuple(_row(streamed, choice, done) for choice in choices))
 
 
 @torch.no_grad()
@@ -76,6 +83,15 @@ def prune_streamed_calibrated(
     weights = find_weights(streamed.module)
     choices = choose(weights, work.pattern, selection)
     wanted = _by_key(streamed, choices)
+    plan = PruneResult(
+        source="",
+        pattern=work.pattern,
+        method=name,
+        selection=selection,
+        weights=(),
+        not_covered=find_not_covered(streamed.module, weights),
+        calibration=data.about,
+    )
     with undisturbed(streamed.module), spill(memory_bytes=MEMORY_BYTES) as kept:
         run = _Run(streamed, list(wanted.values()), data, kept)
         done = run.all(replace(work, memory_bytes=MEMORY_BYTES, restores=False), name, step)
@@ -84,15 +100,7 @@ def prune_streamed_calibrated(
         if key not in done:
             found = _without_data(streamed, weight, work.pattern, without_data(left), left)
             done[key] = replace(found, note=NOT_REACHED)
-    plan = PruneResult(
-        source="",
-        pattern=work.pattern,
-        method=name,
-        selection=selection,
-        weights=(),
-        calibration=data.about,
-    )
-    return _result(plan, streamed, choices, done)
+    return replace(plan, weights=tuple(_row(streamed, choice, done) for choice in choices))
 
 
 def _by_key(streamed: StreamedModule, choices: Sequence[Choice]) -> dict[str, Weight]:
@@ -127,20 +135,6 @@ def _without_data(
         zeros=outcome.zeros,
         kept_magnitude=outcome.kept_magnitude,
         held_before=outcome.held_before,
-    )
-
-
-def _result(
-    plan: PruneResult,
-    streamed: StreamedModule,
-    choices: Sequence[Choice],
-    done: Mapping[str, Done],
-) -> PruneResult:
-    """What was asked for, with what was done to each weight."""
-    return replace(
-        plan,
-        weights=tuple(_row(streamed, choice, done) for choice in choices),
-        not_covered=find_not_covered(streamed.module, [weight for weight, _, _ in choices]),
     )
 
 

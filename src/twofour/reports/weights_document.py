@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from statistics import fmean
+from statistics import fmean, median
 
 from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.rules import holds_trivially
@@ -203,7 +203,7 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
         if (error := _held_out_error(row) or _seen_error(row)) is not None
     )
     if errors:
-        middle, (most, layer) = errors[len(errors) // 2][0], errors[-1]
+        middle, (most, layer) = median(error for error, _ in errors), errors[-1]
         lines.append(
             f"output error of {count(len(errors), 'layer')}: median {_error_words(middle)}, "
             f"largest {_error_words(most)} in {printable(layer)}"
