@@ -3,35 +3,64 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import onnx
 
 from twofour.errors import BadInputError
-from twofour.graph.files import dtype_name, is_external, is_readable, read_tensor, tensors
+from twofour.graph.files import dtype_name, graphs, is_external, is_readable, read_tensor, tensors
 from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.records.export import GraphNode
 
 _CARRIED_ON = ("Add", "Cast", "Reshape", "Identity")
 """Ops between a product and its bias."""
+_SEPARATE_INITIALIZERS = 4
+"""IR version since which initializers need not stand among the inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moved:
+    """Inputs of nodes that read one constant in the base and another in the other model."""
+
+    mine: str
+    theirs: str
+    name: str
+    """Of a constant of their own in the mixture; new in the base."""
+    inputs: tuple[tuple[int, int], ...]
+    """Node of the main graph, and which of its inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pairs:
+    """What two models have in common: a place is a number in `tensors`, and then in `moved`."""
+
+    tensors: tuple[tuple[int, int], ...]
+    """Numbers of a tensor in the base and in the other model."""
+    moved: tuple[_Moved, ...]
 
 
 class Mixture:
     """Two models of one graph in one folder; constants are known by their place in it.
 
-    Raises BadInputError where the graphs have other constants, by name, type or shape.
+    Nodes that share a constant may each have their own in the other model: what such inputs read is
+    a place as well. Raises BadInputError where the graphs have other constants, by name, type or
+    shape.
     """
 
     def __init__(self, base: Path, other: Path) -> None:
         self.base, self.other = open_onnx(base), open_onnx(other)
-        self._there = self.base.whole()
-        self._taken = list(tensors(self.other.whole()))
-        mine = list(tensors(self._there))
-        if len(mine) != len(self._taken) or any(map(_differs, mine, self._taken)):
+        self._there, self._whole_other = self.base.whole(), self.other.whole()
+        self._taken = list(tensors(self._whole_other))
+        pairs = _pairs(self._there, self._whole_other)
+        if pairs is None:
             raise BadInputError(
                 f"{base.name} and {other.name} do not have the same constants",
                 hint="a model whose exported graph depends on its weights has no layers to compare",
             )
+        self._pairs = pairs
 
     def write(self, places: Iterable[int], target: Path) -> None:
         """The base with the constants at these places from the other model.
@@ -40,9 +69,15 @@ class Mixture:
         """
         mixed = onnx.ModelProto()
         mixed.CopyFrom(self._there)
-        mine = list(tensors(mixed))
-        for place in places:
-            mine[place].CopyFrom(self._taken[place])
+        mine, chosen = list(tensors(mixed)), set(places)
+        for place, (here, there) in enumerate(self._pairs.tensors):
+            if place in chosen:
+                mine[here].CopyFrom(self._taken[there])
+        for place, moved in enumerate(self._pairs.moved, start=len(self._pairs.tensors)):
+            if place in chosen:
+                _give_own(mixed, moved, self._whole_other, moved.theirs)
+            else:  # others may read what is there now
+                _give_own(mixed, moved, self._there, moved.mine)
         target.write_bytes(mixed.SerializeToString())
 
 
@@ -50,47 +85,156 @@ def changed_places(base: OpenedModel, other: OpenedModel) -> dict[str, tuple[int
     """Places of the constants that differ in value, by the label of the node they belong to.
 
     A weight belongs to the node that multiplies by it, a bias to the one it is added to; what
-    belongs to neither is under "".
+    belongs to neither is under "". {} for models that cannot be mixed.
     """
-    pairs = list(zip(tensors(base.proto), tensors(other.proto), strict=False))
-    changed = {i for i, (a, b) in enumerate(pairs) if not _same_values(a, base, b, other)}
-    owners = _owners(base)
+    pairs = _pairs(base.proto, other.proto)
+    if pairs is None:
+        return {}
+    mine, theirs = list(tensors(base.proto)), list(tensors(other.proto))
+    owners = _owners(base, pairs.moved)
     found: dict[str, list[int]] = defaultdict(list)
-    for place in sorted(changed):
-        for label in owners.get(place, [""]):
+    for place, (here, there) in enumerate(pairs.tensors):
+        if not _same_values(mine[here], base, theirs[there], other):
+            for label in owners.get(here, [""]):
+                found[label].append(place)
+    for place, moved in enumerate(pairs.moved, start=len(pairs.tensors)):
+        for label in _owners_of_inputs(base, moved) or [""]:
             found[label].append(place)
     return {label: tuple(places) for label, places in found.items()}
 
 
-def _owners(model: OpenedModel) -> dict[int, list[str]]:
-    """Labels of the nodes that each constant belongs to, by its place."""
+def _pairs(base: onnx.ModelProto, other: onnx.ModelProto) -> _Pairs | None:
+    """None where the models differ in more than the values and the sharing of constants."""
+    moved = _moved(base, other)
+    if moved is None:
+        return None
+    mine, theirs = list(tensors(base)), list(tensors(other))
+    names = [{t.name for t in model.graph.initializer} for model in (base, other)]
+    if names[0] - names[1] - {m.mine for m in moved}:
+        return None
+    if names[1] - names[0] - {m.theirs for m in moved}:
+        return None
+    here = _common(mine, len(base.graph.initializer), names[1])
+    there = _common(theirs, len(other.graph.initializer), names[0])
+    if len(here) != len(there):
+        return None
+    pairs = tuple(zip(here, there, strict=True))
+    if any(_differs(mine[i], theirs[j]) for i, j in pairs):
+        return None
+    return _Pairs(tensors=pairs, moved=moved)
+
+
+def _common(found: Sequence[onnx.TensorProto], initializers: int, known: set[str]) -> list[int]:
+    """Numbers of the tensors without initializers of the main graph, which come first, that the
+    other model does not know.
+    """
+    return [i for i, t in enumerate(found) if i >= initializers or t.name in known]
+
+
+def _moved(base: onnx.ModelProto, other: onnx.ModelProto) -> tuple[_Moved, ...] | None:
+    """Inputs that have a constant under another name; None where nodes differ in more than that."""
+    mine, theirs = base.graph.node, other.graph.node
+    if len(mine) != len(theirs):
+        return None
+    found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    constants = {tensor.name for tensor in other.graph.initializer}
+    for at, (one, two) in enumerate(zip(mine, theirs, strict=True)):
+        if one.op_type != two.op_type or len(one.input) != len(two.input):
+            return None
+        for position, (here, there) in enumerate(zip(one.input, two.input, strict=True)):
+            if here == there:
+                continue
+            if there not in constants:
+                return None
+            found[here, there].append((at, position))
+    taken = _names(base)
+    moved = []
+    for (here, there), inputs in found.items():
+        name = _unused(there, taken)
+        taken.add(name)
+        moved.append(_Moved(mine=here, theirs=there, name=name, inputs=tuple(inputs)))
+    return tuple(moved)
+
+
+def _names(model: onnx.ModelProto) -> set[str]:
+    """Names of all tensors, in subgraphs too."""
+    found = {tensor.name for tensor in tensors(model)}
+    for graph in graphs(model):
+        found.update(name for node in graph.node for name in (*node.input, *node.output))
+        if isinstance(graph, onnx.GraphProto):
+            found.update(value.name for value in (*graph.input, *graph.output))
+    return found
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    others = (f"{name}.{number}" for number in count(2))
+    return name if name not in taken else next(each for each in others if each not in taken)
+
+
+def _give_own(
+    mixed: onnx.ModelProto, moved: _Moved, source: onnx.ModelProto, constant: str
+) -> None:
+    """Let these inputs read a copy of an initializer; what is computed is read as before."""
+    tensor = next((t for t in source.graph.initializer if t.name == constant), None)
+    if tensor is None:
+        return
+    own = mixed.graph.initializer.add()
+    own.CopyFrom(tensor)
+    own.name = moved.name
+    for node, position in moved.inputs:
+        mixed.graph.node[node].input[position] = moved.name
+    if mixed.ir_version < _SEPARATE_INITIALIZERS:
+        value = onnx.helper.make_tensor_value_info(own.name, own.data_type, own.dims)
+        mixed.graph.input.append(value)
+
+
+def _owners(model: OpenedModel, moved: Iterable[_Moved]) -> dict[int, list[str]]:
+    """Labels of the nodes that each constant belongs to, by its number.
+
+    Inputs that have a constant of their own in the other model do not count.
+    """
     found: dict[int, list[str]] = defaultdict(list)
-    places = {id(tensor): place for place, tensor in enumerate(tensors(model.proto))}
+    numbers = {id(tensor): number for number, tensor in enumerate(tensors(model.proto))}
+    apart = {place for each in moved for place in each.inputs}
     by_weight = model.weights()
     for weight, tensor in zip(by_weight.weights, by_weight.tensors, strict=True):
         if tensor is not None:
-            found[places[id(tensor)]].append(weight.node or weight.layer)
-    products = {weight.node for weight in by_weight.weights}
-    labels = {name: node.label for node in model.nodes for name in node.outputs}
+            found[numbers[id(tensor)]].append(weight.node or weight.layer)
+    added = _Added(model)
+    readers: dict[str, set[str]] = defaultdict(set)
+    for at, node in enumerate(model.nodes):
+        for position, name in enumerate(node.inputs):
+            if (at, position) not in apart:
+                readers[name].update(added.to(node, name))
     for tensor in model.proto.graph.initializer:
-        place = places[id(tensor)]
-        if place not in found:
-            found[place] = sorted(set(_added_to(tensor.name, model, labels, products)))
-    return {place: of for place, of in found.items() if of}
+        number = numbers[id(tensor)]
+        if number not in found:
+            found[number] = sorted(readers[tensor.name])
+    return {number: of for number, of in found.items() if of}
 
 
-def _added_to(
-    name: str, model: OpenedModel, labels: Mapping[str, str], products: set[str | None]
-) -> Iterator[str]:
-    """Products that have this constant as an input beside the weight, or to which it is added."""
-    for node in model.nodes:
-        if name not in node.inputs:
-            continue
-        if node.label in products:
+def _owners_of_inputs(model: OpenedModel, moved: _Moved) -> list[str]:
+    added = _Added(model)
+    nodes = (model.nodes[at] for at, _ in moved.inputs)
+    return sorted({label for node in nodes for label in added.to(node, moved.mine)})
+
+
+class _Added:
+    """Products of a graph, and what is added to them."""
+
+    def __init__(self, model: OpenedModel) -> None:
+        self._products = {weight.node for weight in model.weights().weights}
+        self._labels = {name: node.label for node in model.nodes for name in node.outputs}
+
+    def to(self, node: GraphNode, name: str) -> Iterator[str]:
+        """The node where it is a product with this input beside the weight, or the products that
+        it adds this to.
+        """
+        if node.label in self._products:
             yield node.label
         elif node.op in _CARRIED_ON:
-            makers = (labels.get(other) for other in node.inputs if other != name)
-            yield from (maker for maker in makers if maker in products and maker is not None)
+            makers = (self._labels.get(other) for other in node.inputs if other != name)
+            yield from (maker for maker in makers if maker is not None and maker in self._products)
 
 
 def _differs(one: onnx.TensorProto, other: onnx.TensorProto) -> bool:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
+from support import onnx_models as om
 from support.mlp_onnx import NAMES, save_mlp
 
 from twofour.engines.onnxruntime.session import OrtSession
@@ -303,3 +305,40 @@ def test_records_come_back_from_json(studied: tuple[Path, SensitivityResult]) ->
     assert "NaN" not in text
     losses = [row.loss for row in studied[1].layers if row.loss is not None]
     assert np.isfinite(losses).tolist() == [True] * 4
+
+
+def _save_shared_bias(path: Path) -> Path:
+    """Two products that one bias is added to, and a third; the batch is free."""
+    nodes = [
+        helper.make_node("Gemm", ["x", "a", "bias"], ["m"], name="first"),
+        helper.make_node("Relu", ["m"], ["h"]),
+        helper.make_node("MatMul", ["h", "b"], ["g"], name="second"),
+        helper.make_node("Add", ["g", "bias"], ["k"], name="add"),
+        helper.make_node("Gemm", ["k", "c"], ["y"], name="third"),
+    ]
+    constants = {name: om.weights(32, 32, seed=at) for at, name in enumerate("abc")}
+    model = om.model(nodes, constants | {"bias": om.weights(32, seed=4)}, inputs={"x": ["N", 32]})
+    return om.save(model, path)
+
+
+def test_layers_whose_shared_bias_is_corrected_are_measured_one_by_one(tmp_path: Path) -> None:
+    model = _save_shared_bias(tmp_path / "model.onnx")
+    np.savez(tmp_path / "x.npz", x=om.weights(64, 32, seed=9) + 1)
+    options = RunOptions(
+        calibration=CalibrationOptions(data=str(tmp_path / "x.npz")),
+        side_by_side=SideBySide(jobs=1),
+    )
+    folder, result = run_sensitivity(str(model), tmp_path / "run", options)
+    sparse = open_onnx(folder / "sensitivity" / "sparse.onnx").proto.graph
+    assert len(sparse.initializer) == 6, "two copies of the bias"
+    alone = {row.layer: row.loss for row in result.layers}
+    assert sorted(alone) == ["first", "second", "third"]
+    assert all(loss is not None and 0 < loss < 1 for loss in alone.values())
+    whole = result.pareto[-1].measured.outputs
+    assert whole is not None
+    pruned, dense = (OrtSession(folder / "sensitivity" / f"{v}.onnx") for v in ("sparse", "dense"))
+    with pruned, dense:
+        x = {"x": np.load(tmp_path / "x.npz")["x"]}
+        change = output_change(dense.outputs(x), pruned.outputs(x))
+    assert change is not None
+    assert whole.error == pytest.approx(change.error, rel=0.05)
