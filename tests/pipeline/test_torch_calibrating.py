@@ -120,9 +120,10 @@ def test_what_a_killed_process_kept_beside_is_removed_by_the_next(
 ) -> None:
     folder, _, _ = run_prune(MODEL, tmp_path / "run", options(data))
     with spill(within=folder / "stages") as kept:
-        (left,) = (folder / "stages").iterdir()
+        (left,) = (folder / "stages").glob(".calibration.data.*")
         shutil.copytree(left, tmp_path / "left")
         kept.drop("nothing")
     shutil.move(tmp_path / "left", left)
     run_prune(MODEL, folder, options(data))
     assert not left.exists()
+    assert [file.name for file in (folder / "stages").iterdir()] == ["one-shot.safetensors"]

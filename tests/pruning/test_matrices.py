@@ -7,13 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from twofour.pruning.matrices import (
     Layout,
+    Share,
     Window,
     from_stack,
     matrix_rows,
+    outputs_to_see,
+    sampled,
     to_stack,
     window_rows,
 )
@@ -103,3 +108,101 @@ def test_blocks_of_rows_and_stored_stacks_are_parts() -> None:
     product = np.einsum("pni,pri->pnr", matrix_rows(x, layout), to_stack(experts, layout))
     assert np.allclose(product, x @ experts)
     assert np.array_equal(from_stack(to_stack(experts, layout), layout), experts)
+
+
+# --- of many outputs, some of each sample ---------------------------------------------------------
+
+_CONVOLUTION = Layout(shape=(8, 4, 3, 3), axis=1, m=4, convolution=True)
+_SAME = Window(kernel=(3, 3), stride=(1, 1), dilation=(1, 1), padding=((1, 1), (1, 1)))
+
+
+def _looked_at(x: np.ndarray, first: int, in_all: int) -> np.ndarray:
+    """Rows of the outputs looked at, (n, inputs)."""
+    share = Share(first=first, samples=len(x), in_all=in_all)
+    places = outputs_to_see(_CONVOLUTION, _SAME, x.shape, share)
+    rows: np.ndarray = window_rows(x, _CONVOLUTION, _SAME, places)[0]
+    return rows
+
+
+@pytest.mark.parametrize("of", [slice(None), slice(9, None, 10), slice(0, None, 4)])
+def test_every_place_is_looked_at_as_often_over_many_samples(of: slice) -> None:
+    """Also of those held out, and of samples with a period: a corner no less than the middle."""
+    numbers = np.arange(64 if of == slice(None) else 640)[of]
+    places = sampled(16 * 16, 64, numbers)
+    assert places is not None
+    assert places.shape == (len(numbers), 64)
+    seen = np.bincount(places.reshape(-1), minlength=256)
+    assert seen[[0, 15, 240, 255]].min() >= len(numbers) / 4 - 2
+    assert np.abs(seen - len(numbers) / 4).max() <= (2 if of == slice(None) else 4)
+
+
+@given(count=st.integers(1, 5000), most=st.integers(1, 200), first=st.integers(0, 10**6))
+def test_places_of_a_sample_are_different_ones_and_spread(
+    count: int, most: int, first: int
+) -> None:
+    places = sampled(count, most, np.arange(first, first + 3))
+    if count <= most:
+        assert places is None
+        return
+    assert places is not None
+    assert places.shape == (3, most)
+    assert places.min() >= 0
+    assert places.max() < count
+    assert (np.diff(places) > 0).all()
+    if most >= 32:
+        eighths = [np.bincount(row * 8 // count, minlength=8) for row in places]
+        assert np.abs(np.array(eighths) - most / 8).max() <= 3 + 8 * most / count
+
+
+def test_the_gram_matrix_of_some_outputs_is_near_that_of_all() -> None:
+    """Of images that are brightest in the corners, where padding begins."""
+    generator = np.random.default_rng(0)
+    bright = np.abs(np.linspace(-1, 1, 16)) ** 8
+    images = generator.normal(size=(64, 4, 16, 16)) + 40 * np.multiply.outer(bright, bright)
+    rows, every = _looked_at(images, 0, 64), window_rows(images, _CONVOLUTION, _SAME)[0]
+    assert len(rows) == 64 * 64
+    near, whole = rows.T @ rows / len(rows), every.T @ every / len(every)
+    assert np.linalg.norm(near - whole) < 0.03 * np.linalg.norm(whole)
+
+
+@pytest.mark.parametrize("split", [(64,), (1,) * 64, (7, 30, 27)])
+def test_outputs_looked_at_do_not_hang_on_how_samples_are_batched(split: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).normal(size=(64, 4, 16, 16)).astype(np.float32)
+    firsts = np.cumsum([0, *split])
+    parts = [
+        _looked_at(x[first : first + size], int(first), 64)
+        for first, size in zip(firsts[:-1], split, strict=True)
+    ]
+    assert np.array_equal(np.concatenate(parts), _looked_at(x, 0, 64))
+
+
+def test_rows_of_a_tensor_that_cuts_samples_up_are_numbered_over_all_batches() -> None:
+    """Four views of each sample, one behind the other."""
+    assert list(Share(first=3, samples=2, in_all=9).numbers(8)) == list(range(12, 20))
+    assert list(Share(first=0, samples=0, in_all=9).numbers(0)) == []
+
+
+@pytest.mark.parametrize("per_tap", [False, True])
+@pytest.mark.parametrize(("module", "shape"), CONVOLUTIONS)
+def test_rows_of_some_outputs_are_those_among_the_rows_of_all(
+    module: Any, shape: tuple[int, ...], per_tap: bool
+) -> None:
+    layout = Layout(
+        shape=tuple(module.weight.shape),
+        axis=0 if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d)) else 1,
+        m=4,
+        groups=module.groups,
+        convolution=True,
+        per_tap=per_tap,
+    )
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    every = window_rows(x.numpy(), layout, _window(module))
+    outputs = every.shape[1] // shape[0]
+    places = sampled(outputs, 3, np.arange(shape[0]))
+    assert places is not None
+    wanted = (places + outputs * np.arange(shape[0])[:, None]).reshape(-1)
+    for given_x in (x.numpy(), x):
+        rows = window_rows(given_x, layout, _window(module), places)
+        assert np.array_equal(np.asarray(rows), every[:, wanted])
+    none = window_rows(x.numpy()[:0], layout, _window(module), places[:0])
+    assert none.shape == (every.shape[0], 0, every.shape[2])

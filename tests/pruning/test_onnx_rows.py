@@ -15,7 +15,7 @@ from support import onnx_models as om
 
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
-from twofour.pruning.matrices import spread, to_stack
+from twofour.pruning.matrices import sampled, to_stack
 from twofour.pruning.onnx_calibration import Piece, main_graph, plan_calibration
 from twofour.pruning.onnx_rows import Marks, rows_of
 from twofour.pruning.selection import choose
@@ -198,12 +198,12 @@ def test_of_many_outputs_some_of_each_sample_are_looked_at(tmp_path: Any) -> Non
     model, shape = layer("Conv", W(6, 8, 1, 1), (3, 8, 20, 20))
     (piece,) = pieces_of(model, tmp_path)
     x = np.broadcast_to(np.arange(400, dtype=np.float32).reshape(20, 20), shape)
-    marks = Marks(samples=3, held_out=HELD, in_all=300)
+    marks = Marks(samples=3, held_out=HELD, first=7, in_all=300)
     rows, held_out = rows_of(x, piece.users[0].reading, marks)
-    places = spread(400, 64)
+    places = sampled(400, 64, np.arange(7, 10))
     assert places is not None
     assert (rows.shape, held_out.sum()) == ((1, 3 * 64, 8), 64)
-    assert np.array_equal(rows[0, :, 0], np.tile(places, 3))
+    assert np.array_equal(rows[0, :, 0], places.reshape(-1))
 
 
 @settings(deadline=None, max_examples=40)

@@ -313,3 +313,19 @@ def test_large_images_are_sampled() -> None:
     layout, found = gathered(model, [call(x, samples=8)], "0.weight")["0.weight"]
     assert found.seen.rows == 8 * 64
     assert replace(layout, m=4) == layout
+    halves = [call(x[:3], samples=3), call(x[3:], samples=5)]
+    _, apart = gathered(model, halves, "0.weight")["0.weight"]
+    assert np.allclose(apart.seen.gram, found.seen.gram, rtol=1e-5, atol=1e-3)
+
+
+def test_of_images_in_batches_every_place_is_seen() -> None:
+    """Each place has its own channel, so that the Gram matrix counts how often it is seen."""
+    model = nn.Sequential(nn.Conv2d(100, 4, 1))
+    x = torch.eye(100).reshape(1, 100, 10, 10).expand(4, -1, -1, -1)
+    calls = [call(x, samples=4) for _ in range(25)]
+    _, found = gathered(model, calls, "0.weight")["0.weight"]
+    assert found.held_out is not None
+    for inputs, samples in ((found.seen, 90), (found.held_out, 10)):
+        times = np.diagonal(inputs.gram[0])
+        assert inputs.rows == samples * 64
+        assert np.abs(times - 0.64 * samples).max() <= 4

@@ -283,6 +283,7 @@ class CalibrationWorker:
         marks = Marks(
             samples=batch.samples,
             held_out=held_out_samples(batch.first, batch.samples),
+            first=batch.first,
             in_all=sum(each.samples for each in self._batches),
             padding=batch.padding,
         )

@@ -8,6 +8,7 @@ is every matrix of a stored stack of them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -141,6 +142,20 @@ def _by_tap(weight: Array, layout: Layout) -> Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Which of all calibration samples a batch has."""
+
+    first: int
+    """Number of its first sample among all."""
+    samples: int
+    in_all: int
+
+    def numbers(self, items: int) -> NDArray[np.int64]:
+        """Of the batch's rows of a tensor among those of all batches: as many of each sample."""
+        return self.first * items // max(1, self.samples) + np.arange(items, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """Which inputs a convolution joins to an output, for each spatial axis."""
 
@@ -181,20 +196,21 @@ def window_rows(
 ) -> Array:
     """The inputs of a convolution as (parts, n, inputs), sample by sample, output by output.
 
-    `x` is (samples, channels, spatial ...). `positions` are flat indices of the outputs to take.
+    `x` is (samples, channels, spatial ...). `positions` (samples, n) are flat indices of the
+    outputs to take of each sample; None: all.
     """
     xp = array_namespace(x)
     samples, spatial = x.shape[0], tuple(x.shape[2:])
     index = window_index(window, spatial)
-    if positions is not None:
-        index = index[:, positions]
-    taps, outputs = index.shape
-    place = xp.asarray(np.maximum(index, 0).reshape(-1), device=device(x))
+    taps, outputs = index.shape[0], index.shape[1] if positions is None else positions.shape[1]
     flat = xp.reshape(x, (samples, x.shape[1], math.prod(spatial)))
-    taken = xp.take(flat, place, axis=2)
-    if (index < 0).any():
-        valid = xp.asarray((index >= 0).reshape(-1), device=device(x))
-        taken = xp.where(valid, taken, xp.zeros_like(taken))
+    if positions is None:
+        taken = _read(flat, index.reshape(-1))
+    elif samples:
+        places = index[:, positions].swapaxes(0, 1).reshape(samples, -1)
+        taken = xp.stack([_read(flat[at], places[at]) for at in range(samples)])
+    else:
+        taken = xp.zeros((0, x.shape[1], taps * outputs), dtype=x.dtype, device=device(x))
     groups, channels = layout.groups, layout.channels
     taken = xp.reshape(taken, (samples, groups, channels, taps, outputs))
     if layout.per_tap:
@@ -203,6 +219,17 @@ def window_rows(
     rows = xp.permute_dims(taken, (1, 0, 4, 3, 2))
     rows = _filled(xp.reshape(rows, (groups, samples * outputs * taps, channels)), layout)
     return xp.reshape(rows, (groups, samples * outputs, taps * layout.padded))
+
+
+def _read(flat: Array, index: NDArray[np.int64]) -> Array:
+    """The values at these places of the last axis; 0 where an index is below 0."""
+    xp = array_namespace(flat)
+    place = xp.asarray(np.maximum(index, 0), device=device(flat))
+    taken = xp.take(flat, place, axis=flat.ndim - 1)
+    if not (index < 0).any():
+        return taken
+    valid = xp.asarray(index >= 0, device=device(flat))
+    return xp.where(valid, taken, xp.zeros_like(taken))
 
 
 def window_index(window: Window, spatial: tuple[int, ...]) -> NDArray[np.int64]:
@@ -267,12 +294,31 @@ def cut_where_wide(layout: Layout) -> Layout:
 
 
 def outputs_to_see(
-    layout: Layout, window: Window, spatial: tuple[int, ...], samples: int
+    layout: Layout, window: Window, size: tuple[int, ...], share: Share
 ) -> NDArray[np.int64] | None:
-    """Which outputs of each of so many samples are looked at in a convolution; None: all."""
+    """Which outputs of each sample are looked at in a convolution, (samples, n); None: all.
+
+    `size` is the whole input's, (samples, channels, spatial ...).
+    """
     inputs = layout.parts_and_inputs[1]
-    most = max(_LEAST_OUTPUTS, -(-_ROWS_PER_INPUT * inputs // max(1, samples)))
-    return spread(window_index(window, spatial).shape[1], most)
+    most = max(_LEAST_OUTPUTS, -(-_ROWS_PER_INPUT * inputs // max(1, share.in_all)))
+    outputs = window_index(window, size[2:]).shape[1]
+    return sampled(outputs, most, share.numbers(size[0]))
+
+
+def sampled(count: int, most: int, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Of each sample, by its number, `most` of `count` places, (samples, most); None: all.
+
+    A walk goes over all places in steps of their golden section, which spreads any stretch of it
+    evenly. Each sample has a stretch from a start of its own, so that over many samples every
+    place is looked at as often, whatever period the samples or the held-out ones have.
+    """
+    if count <= most:
+        return None
+    step = next(k for k in itertools.count(round(count * _GOLDEN)) if math.gcd(k, count) == 1)
+    starts = (numbers * _GOLDEN % 1.0 * count).astype(np.int64)
+    walked = (starts[:, None] + np.arange(most)) * step % count
+    return np.sort(walked, axis=1)
 
 
 def spread(count: int, most: int) -> NDArray[np.int64] | None:

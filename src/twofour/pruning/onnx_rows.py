@@ -17,6 +17,7 @@ from twofour.graph.layers import attribute_text, einsum_terms, einsum_weight
 from twofour.graph.scope import Node, attribute, integer
 from twofour.pruning.matrices import (
     Layout,
+    Share,
     Window,
     cut_where_wide,
     matrix_rows,
@@ -74,6 +75,8 @@ class Marks:
     samples: int
     held_out: NDArray[np.bool_]
     """(samples,)"""
+    first: int = 0
+    """Number of its first sample among all."""
     in_all: int = 1
     """Samples of all batches."""
     padding: NDArray[np.bool_] | None = None
@@ -253,14 +256,16 @@ def _convolution_rows(x: Array, reading: Reading, marks: Marks) -> tuple[Array, 
     assert reading.spatial is not None
     window = window_of(reading.spatial, tuple(x.shape[2:]))
     samples, size = x.shape[0], tuple(x.shape[2:])
-    places = outputs_to_see(reading.layout, window, size, marks.in_all)
+    share = Share(first=marks.first, samples=marks.samples, in_all=marks.in_all)
+    places = outputs_to_see(reading.layout, window, tuple(x.shape), share)
     rows = window_rows(x, reading.layout, window, places)
     outputs = rows.shape[1] // max(1, samples)
     held = np.broadcast_to(_spread((samples, 1), marks), (samples, outputs)).reshape(-1)
     padding = marks.padding
     if padding is None or not _keeps(reading.spatial, size, padding.shape, samples):
         return rows, held
-    counted = ~(padding if places is None else padding[:, places]).reshape(-1)
+    padded = padding if places is None else np.take_along_axis(padding, places, axis=1)
+    counted = ~padded.reshape(-1)
     return rows[:, counted], held[counted]
 
 

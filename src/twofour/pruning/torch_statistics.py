@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from twofour.errors import BadInputError
-from twofour.pruning.matrices import Layout, matrix_rows, outputs_to_see, window_rows
+from twofour.pruning.matrices import Layout, Share, matrix_rows, outputs_to_see, window_rows
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.statistics import Inputs, InputSums, Statistics, added, held_out_samples
 from twofour.pruning.torch_calls import Call
@@ -103,8 +103,8 @@ class Gathering:
             rows = matrix_rows(x, product.layout)
             owner, padding = _owners(rows.shape[1], call, positions_first=positions_first)
         else:
-            size = tuple(x.shape[2:])
-            taken = outputs_to_see(product.layout, product.window, size, self._samples)
+            share = Share(first=first_sample, samples=call.samples, in_all=self._samples)
+            taken = outputs_to_see(product.layout, product.window, tuple(x.shape), share)
             rows = window_rows(x, product.layout, product.window, taken)
             owner, padding = _even_owners(rows.shape[1], call.samples), None
         if padding is not None:
