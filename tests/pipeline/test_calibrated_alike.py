@@ -16,20 +16,24 @@ from twofour.records.options import (
 )
 from twofour.records.pruning import PrunedWeight
 
-_MODEL = f"{Path(__file__).parents[1] / 'support' / 'small_model.py'}:make"
+_SMALL = Path(__file__).parents[1] / "support" / "small_model.py"
 
 
 @pytest.mark.slow
-def test_a_module_and_its_file_lose_the_same(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).normal(0.3, size=(60, 3, 8, 8)).astype(np.float32)
+@pytest.mark.parametrize("side", [8, 12], ids=["all places", "some of each sample"])
+def test_a_module_and_its_file_lose_the_same(tmp_path: Path, side: int) -> None:
+    model = f"{tmp_path / 'model.py'}:make"
+    code = _SMALL.read_text().replace("2, 3, 8, 8", f"2, 3, {side}, {side}")
+    (tmp_path / "model.py").write_text(code)
+    x = np.random.default_rng(0).normal(0.3, size=(60, 3, side, side)).astype(np.float32)
     np.savez(tmp_path / "x.npz", x=x)
     options = RunOptions(
         precision=Precision.FLOAT32,
         calibration=CalibrationOptions(data=str(tmp_path / "x.npz")),
         method=MethodOptions(name="admm", repair=False),
     )
-    run_export(_MODEL, tmp_path / "e", RunOptions(precision=Precision.FLOAT32))
-    _, module, _ = run_prune(_MODEL, tmp_path / "m", options)
+    run_export(model, tmp_path / "e", RunOptions(precision=Precision.FLOAT32))
+    _, module, _ = run_prune(model, tmp_path / "m", options)
     file = str(tmp_path / "e" / "dense.onnx")
     no_precision = RunOptions(calibration=options.calibration, method=options.method)
     _, alone, _ = run_prune(file, tmp_path / "f", no_precision)
