@@ -83,7 +83,7 @@ class TorchModel:
         """Let go of the module and its memory, which the engines' process needs next."""
         self._loaded = None
         self._pruned = None
-        from twofour.pruning.torch_checkpoint import give_back_memory
+        from twofour.pruning.torch_spill import give_back_memory
 
         give_back_memory()
 

@@ -7,9 +7,6 @@ lies.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -177,14 +174,6 @@ class StreamedModule:
     def _name(self, part: nn.Module, name: str) -> str:
         path = self._paths[part]
         return f"{path}.{name}" if path else name
-
-
-def give_back_memory() -> None:
-    """Free what only holds itself, and hand it back to the system: glibc would keep much of it."""
-    gc.collect()
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # other C libraries than glibc
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _keys(module: nn.Module, files: CheckpointFiles, prefix: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ matrices, and what the calibration data became in front of it.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ from twofour.pruning.methods import DEFAULT_WITH_DATA, InPlace, left_to, without
 from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.pruning.torch_calibration import Work, calibrate
 from twofour.pruning.torch_calls import Call, forward, undisturbed
-from twofour.pruning.torch_checkpoint import StreamedModule, give_back_memory
+from twofour.pruning.torch_checkpoint import StreamedModule
 from twofour.pruning.torch_module import (
     NOT_REACHED,
     Done,
@@ -31,7 +32,7 @@ from twofour.pruning.torch_module import (
     zeros_of,
 )
 from twofour.pruning.torch_pruning import CalibrationCalls, calibrated_weight, done_of
-from twofour.pruning.torch_spill import Spill, Tree, spill
+from twofour.pruning.torch_spill import Spill, Tree, give_back_memory, spill
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import Pattern, Weight, shared
@@ -202,6 +203,7 @@ class _Run:
         for number, unit in enumerate(units):
             step(unit.path, number, len(units))
             done |= self._unit(unit, work, method)
+            gc.collect()  # what only holds itself
             give_back_memory()
         return done
 
