@@ -21,6 +21,7 @@ from twofour.pipeline.engine_host import RUNTIMES, lasts, tries_of
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.onnx_inputs import (
     asked_or_opt,
+    example_shapes,
     load_exact_inputs,
     made_up_batch,
     random_inputs,
@@ -134,6 +135,29 @@ def _refuse_half(source: OpenedModel) -> None:
             "undone",
             hint="leave --precision out, or name the float32 file",
         )
+
+
+def sized_by_data(run: Run, taken: ExportedVariant) -> Run:
+    """The run with the sizes of the first calibration batch, where the file leaves some free and
+    nothing else gives them.
+    """
+    options = run.options
+    if run.model is not None or options.inputs is not None or options.calibration.data is None:
+        return run
+    asked = asked_or_opt(options, options.build.shapes)
+    try:
+        example_shapes(taken.inputs, asked, run.source.text)
+    except BadInputError:
+        if asked.shapes:  # what was asked for does not fit, and is to be said
+            return run
+        data = open_data(run, run.models.open(run.file(onnx_name(DENSE))))
+        first = next(data.batches(), None)
+        if first is None:
+            return run
+        shapes = {name: tuple(map(int, array.shape)) for name, array in first.arrays.items()}
+        sized = replace(options, input_shapes=(*shapes.values(),), input_shape_names=(*shapes,))
+        return replace(run, options=sized)
+    return run
 
 
 def make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:

@@ -209,8 +209,10 @@ def run_sensitivity(
     if is_run_folder(Path(model)):
         model, out, options = _as_it_was(Path(model), out, options)
     with open_run(model, out, options, progress or Silent()) as run:
-        dense = make_inputs(run, export_dense(run))
-        return run.shown, sensitivity(run, dense)
+        dense = export_dense(run)
+        sized = onnx_stages.sized_by_data(run, dense)
+        dense = make_inputs(sized, dense)
+        return run.shown, sensitivity(sized, dense)
 
 
 def _as_it_was(folder: Path, out: Path | None, options: RunOptions) -> tuple[str, Path, RunOptions]:

@@ -342,3 +342,19 @@ def test_layers_whose_shared_bias_is_corrected_are_measured_one_by_one(tmp_path:
         change = output_change(dense.outputs(x), pruned.outputs(x))
     assert change is not None
     assert whole.error == pytest.approx(change.error, rel=0.05)
+
+
+def test_sizes_that_the_file_leaves_free_are_those_of_the_calibration_data(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "a"], ["y"], name="only")]
+    proto = om.model(nodes, {"a": om.weights(16, 16, seed=1)}, inputs={"x": ["N", "length", 16]})
+    model = om.save(proto, tmp_path / "model.onnx")
+    np.savez(tmp_path / "x.npz", x=om.weights(64 * 5, 16, seed=9).reshape(64, 5, 16))
+    data = CalibrationOptions(data=str(tmp_path / "x.npz"))
+    options = RunOptions(calibration=data, side_by_side=SideBySide(jobs=1))
+    folder, result = run_sensitivity(str(model), tmp_path / "run", options)
+    assert stored_arrays(folder / "inputs.npz")["x"].shape == (8, 5, 16)
+    assert [row.layer for row in result.layers] == ["only"]
+    with pytest.raises(BadInputError, match="leaves sizes of its inputs free"):
+        run_sensitivity(
+            str(model), tmp_path / "without", replace(options, calibration=CalibrationOptions())
+        )
