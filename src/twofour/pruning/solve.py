@@ -24,6 +24,7 @@ from twofour.pruning.threads import R, one_blas_thread, side_by_side
 from twofour.records.options import MethodOptions
 from twofour.records.pruning import OutputError
 from twofour.records.weights import Pattern
+from twofour.words import count
 
 _TILE = 128
 """Rows that one thread solves at a time: their bits do not depend on the number of threads."""
@@ -282,8 +283,8 @@ class _Run:
         if theirs >= _CLEARLY * ours:
             return None
         return (
-            "on held-out inputs the mask of --method magnitude, with the same refit, loses "
-            f"{theirs / ours:.2f} times what this one does"
+            "--method magnitude, with the same refit, would lose less here: "
+            f"{theirs / ours:.2f} of this error on held-out inputs"
         )
 
     def _pruned(self, stack: _Stack, tile: _Tile) -> Array:
@@ -461,8 +462,8 @@ def _few_rows(layer: LayerProblem, damping: float) -> str | None:
     if rows >= inputs:
         return None
     return (
-        f"{rows} rows of calibration inputs for {inputs} weights of each output: what they leave "
-        f"open is held at the old weights by a damping of {damping:g}; more samples help"
+        f"{count(rows, 'row')} of calibration inputs for {inputs} weights of each output: what "
+        f"they leave open is held at the old weights by a damping of {damping:g}; more samples help"
     )
 
 

@@ -263,7 +263,7 @@ def test_a_mask_that_is_worse_than_magnitudes_is_told() -> None:
     notes = {name: solve_layer(problem, METHODS[name], MethodOptions()).note for name in WITH_MASK}
     assert notes["magnitude"] is None
     assert notes["wanda"] is not None
-    assert notes["wanda"].startswith("on held-out inputs the mask of --method magnitude, with the")
+    assert notes["wanda"].startswith("--method magnitude, with the same refit, would lose less")
 
 
 def test_a_weight_that_outgrows_its_type_keeps_its_old_value() -> None:
