@@ -43,7 +43,7 @@ _TRIED_PARTS = 8
 _CLEARLY = 0.95
 """Less than this share of a loss is worth a word."""
 _TRIED_STEPS = 10
-_LARGEST_PIECE = 1 << 23
+_LARGEST_PIECE = 1 << 21
 """Weights of a layer that are solved at a time: the head of a language model has 65 million."""
 
 
