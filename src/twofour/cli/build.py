@@ -9,6 +9,8 @@ import typer
 
 from twofour.cli import options as opt
 from twofour.cli.console import say, show_result, show_text
+from twofour.cli.engine_options import EngineArguments
+from twofour.cli.groups import with_groups
 from twofour.cli.guard import guarded, running
 from twofour.engines.registry import AUTO
 from twofour.errors import BadInputError
@@ -24,6 +26,7 @@ _EMITTED_FOR = "10"
 
 
 @guarded
+@with_groups
 def build(
     onnx: Annotated[Path, typer.Argument(metavar="ONNX", help="The pruned model, an .onnx file.")],
     *,
@@ -33,14 +36,7 @@ def build(
     inputs: opt.Inputs = None,
     input_shape: opt.InputShapes = None,
     seed: opt.Seed = 0,
-    engine: opt.EngineOption = AUTO,
-    shapes: opt.Shapes = None,
-    workspace: opt.Workspace = None,
-    opt_level: opt.OptimizationLevel = None,
-    tf32: opt.Tf32 = True,
-    fp16: opt.Fp16 = False,
-    int8: opt.Int8 = False,
-    bf16: opt.Bf16 = False,
+    engine: EngineArguments,
     emit_trtexec: Annotated[
         Path | None,
         typer.Option(
@@ -77,14 +73,8 @@ def build(
         input_shapes=asked_shapes,
         input_shape_names=asked_names,
         seed=seed,
-        engine=engine,
-        build=opt.build_options(
-            shapes=shapes,
-            workspace=workspace,
-            level=opt_level,
-            tf32=tf32,
-            allow=opt.allowed_types(fp16=fp16, int8=int8, bf16=bf16),
-        ),
+        engine=engine.engine,
+        build=engine.build_options(),
     )
     if emit_trtexec is None:
         if tensorrt_version is not None:
@@ -94,7 +84,7 @@ def build(
             )
         _build(onnx, out, options, json=json, quiet=quiet)
         return
-    if (engine != AUTO or out is not None or seed) and not quiet:
+    if (engine.engine != AUTO or out is not None or seed) and not quiet:
         say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
     version = tensorrt_version or _EMITTED_FOR
     _emit(onnx, emit_trtexec, options, version=version, json=json, quiet=quiet)

@@ -9,6 +9,7 @@ import typer
 
 from twofour.cli import options as opt
 from twofour.cli.console import TerminalProgress, say, show, show_text
+from twofour.cli.engine_options import Shapes
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.errors import INTERRUPTED, NOT_JUDGED, BadInputError, PatternBrokenError
 from twofour.records.options import CompareOptions
@@ -65,7 +66,7 @@ def compare(
     ] = None,
     inputs: opt.Inputs = None,
     input_shape: opt.InputShapes = None,
-    shapes: opt.Shapes = None,
+    shapes: Shapes = None,
     seed: opt.Seed = 0,
     metric: opt.MetricOption = None,
     fail_if: Annotated[

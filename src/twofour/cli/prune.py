@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from twofour.cli import options as opt
-from twofour.cli import pruning_options as how
 from twofour.cli.console import show_result
+from twofour.cli.groups import with_groups
 from twofour.cli.guard import guarded, running
+from twofour.cli.pruning_options import PermuteSeconds, PruningArguments, Repair
 from twofour.records.options import RunOptions
 from twofour.records.weights import Pattern
 
 
 @guarded
+@with_groups
 def prune(
     model: opt.Model,
     *,
     out: opt.Out = None,
-    pattern: opt.PatternText = "2:4",
-    all_layers: opt.AllLayers = False,
-    include: opt.Include = None,
-    exclude: opt.Exclude = None,
-    calibrate: how.Calibrate = None,
-    calibrate_samples: how.CalibrateSamples = how.SAMPLES,
-    mean: how.Mean = None,
-    std: how.Std = None,
-    size: how.Size = None,
-    method: how.MethodName = None,
-    refit: how.Refit = None,
-    damping: how.Damping = None,
-    bias_correction: how.BiasCorrection = True,
-    repair: how.Repair = None,
-    permute_seconds: how.PermuteSeconds = 0.0,
-    layers: opt.Layers = None,
+    pruning: PruningArguments,
+    repair: Repair = None,
+    permute_seconds: PermuteSeconds = 0.0,
     stream: opt.Stream = None,
     seed: opt.Seed = 0,
     json: opt.AsJson = False,
@@ -49,21 +38,10 @@ def prune(
     from twofour.reports.weights_document import prune_document
 
     options = RunOptions(
-        pattern=Pattern.parse(pattern),
-        selection=opt.selection(
-            all_layers=all_layers, include=include, exclude=exclude, layers=layers
-        ),
-        calibration=how.calibration_options(
-            data=calibrate, samples=calibrate_samples, mean=mean, std=std, size=size
-        ),
-        method=how.method_options(
-            name=method,
-            refit=refit,
-            damping=damping,
-            bias_correction=bias_correction,
-            repair=repair,
-            permute_seconds=permute_seconds,
-        ),
+        pattern=Pattern.parse(pruning.pattern),
+        selection=pruning.selection(),
+        calibration=pruning.calibration_options(),
+        method=pruning.method_options(repair=repair, permute_seconds=permute_seconds),
         stream=stream,
         seed=seed,
     )

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.cli import options as opt
-from twofour.cli import pruning_options as how
+from twofour.cli.budget_options import BudgetArguments
 from twofour.cli.build import build_view
 from twofour.cli.console import show_result
+from twofour.cli.engine_options import EngineArguments
+from twofour.cli.groups import with_groups
 from twofour.cli.guard import guarded, running
-from twofour.engines.registry import AUTO
+from twofour.cli.pruning_options import PermuteSeconds, PruningArguments, Repair
 from twofour.records.options import RunOptions
 from twofour.records.weights import Pattern
 
@@ -23,26 +25,14 @@ _MB = 1e6
 
 
 @guarded
+@with_groups
 def prune_export_build(
     model: opt.Model,
     *,
     out: opt.Out = None,
-    pattern: opt.PatternText = "2:4",
-    all_layers: opt.AllLayers = False,
-    include: opt.Include = None,
-    exclude: opt.Exclude = None,
-    calibrate: how.Calibrate = None,
-    calibrate_samples: how.CalibrateSamples = how.SAMPLES,
-    mean: how.Mean = None,
-    std: how.Std = None,
-    size: how.Size = None,
-    method: how.MethodName = None,
-    refit: how.Refit = None,
-    damping: how.Damping = None,
-    bias_correction: how.BiasCorrection = True,
-    repair: how.Repair = None,
-    permute_seconds: how.PermuteSeconds = 0.0,
-    layers: opt.Layers = None,
+    pruning: PruningArguments,
+    repair: Repair = None,
+    permute_seconds: PermuteSeconds = 0.0,
     precision: opt.PrecisionOption = None,
     keep_float32: opt.KeepFloat32 = None,
     opset: opt.Opset = None,
@@ -52,24 +42,10 @@ def prune_export_build(
     input_shape: opt.InputShapes = None,
     dense_reference: opt.DenseReference = None,
     metric: opt.MetricOption = None,
-    max_drop: opt.MaxDrop = None,
-    budget: opt.BudgetShare = None,
-    lower_is_better: opt.LowerIsBetter = False,
-    loss: opt.LossOption = None,
-    profile: opt.LayerTimes = None,
-    siblings: opt.Siblings = False,
-    jobs: opt.Jobs = None,
-    ray: opt.Ray = None,
+    budget: BudgetArguments,
     seed: opt.Seed = 0,
     fresh: opt.Fresh = False,
-    engine: opt.EngineOption = AUTO,
-    shapes: opt.Shapes = None,
-    workspace: opt.Workspace = None,
-    opt_level: opt.OptimizationLevel = None,
-    tf32: opt.Tf32 = True,
-    fp16: opt.Fp16 = False,
-    int8: opt.Int8 = False,
-    bf16: opt.Bf16 = False,
+    engine: EngineArguments,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -86,21 +62,10 @@ def prune_export_build(
 
     asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
     options = RunOptions(
-        pattern=Pattern.parse(pattern),
-        selection=opt.selection(
-            all_layers=all_layers, include=include, exclude=exclude, layers=layers
-        ),
-        calibration=how.calibration_options(
-            data=calibrate, samples=calibrate_samples, mean=mean, std=std, size=size
-        ),
-        method=how.method_options(
-            name=method,
-            refit=refit,
-            damping=damping,
-            bias_correction=bias_correction,
-            repair=repair,
-            permute_seconds=permute_seconds,
-        ),
+        pattern=Pattern.parse(pruning.pattern),
+        selection=pruning.selection(),
+        calibration=pruning.calibration_options(),
+        method=pruning.method_options(repair=repair, permute_seconds=permute_seconds),
         precision=precision,
         keep_float32=tuple(keep_float32 or ()),
         opset=opset,
@@ -111,25 +76,12 @@ def prune_export_build(
         input_shape_names=asked_names,
         dense_reference=dense_reference,
         metric=metric,
-        budget=opt.budget_options(
-            max_drop=max_drop,
-            share=budget,
-            lower_is_better=lower_is_better,
-            loss=loss,
-            profile=profile,
-            siblings=siblings,
-        ),
-        side_by_side=opt.side_by_side(jobs, ray),
+        budget=budget.budget_options(),
+        side_by_side=budget.side_by_side(),
         seed=seed,
         fresh=fresh,
-        engine=engine,
-        build=opt.build_options(
-            shapes=shapes,
-            workspace=workspace,
-            level=opt_level,
-            tf32=tf32,
-            allow=opt.allowed_types(fp16=fp16, int8=int8, bf16=bf16),
-        ),
+        engine=engine.engine,
+        build=engine.build_options(),
     )
     with running(out, quiet=quiet) as progress:
         result = run_all(model, out, options, progress)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twofour.cli import options as opt
-from twofour.cli import pruning_options as how
+from twofour.cli.budget_options import BudgetArguments
 from twofour.cli.console import show_result
+from twofour.cli.groups import with_groups
 from twofour.cli.guard import guarded, running
+from twofour.cli.pruning_options import PruningArguments
 from twofour.records.options import RunOptions
 from twofour.records.weights import Pattern
 
@@ -18,38 +20,19 @@ if TYPE_CHECKING:
 
 
 @guarded
+@with_groups
 def sensitivity(
     model: opt.Model,
     *,
     out: opt.Out = None,
     metric: opt.MetricOption = None,
-    max_drop: opt.MaxDrop = None,
-    budget: opt.BudgetShare = None,
-    lower_is_better: opt.LowerIsBetter = False,
-    loss: opt.LossOption = None,
-    profile: opt.LayerTimes = None,
-    siblings: opt.Siblings = False,
-    pattern: opt.PatternText = "2:4",
-    all_layers: opt.AllLayers = False,
-    include: opt.Include = None,
-    exclude: opt.Exclude = None,
-    layers: opt.Layers = None,
-    calibrate: how.Calibrate = None,
-    calibrate_samples: how.CalibrateSamples = how.SAMPLES,
-    mean: how.Mean = None,
-    std: how.Std = None,
-    size: how.Size = None,
-    method: how.MethodName = None,
-    refit: how.Refit = None,
-    damping: how.Damping = None,
-    bias_correction: how.BiasCorrection = True,
+    budget: BudgetArguments,
+    pruning: PruningArguments,
     precision: opt.PrecisionOption = None,
     keep_float32: opt.KeepFloat32 = None,
     inputs: opt.Inputs = None,
     input_shape: opt.InputShapes = None,
     seed: opt.Seed = 0,
-    jobs: opt.Jobs = None,
-    ray: opt.Ray = None,
     fresh: opt.Fresh = False,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
@@ -65,21 +48,10 @@ def sensitivity(
 
     shapes, names = opt.parse_input_shapes(input_shape)
     options = RunOptions(
-        pattern=Pattern.parse(pattern),
-        selection=opt.selection(
-            all_layers=all_layers, include=include, exclude=exclude, layers=layers
-        ),
-        calibration=how.calibration_options(
-            data=calibrate, samples=calibrate_samples, mean=mean, std=std, size=size
-        ),
-        method=how.method_options(
-            name=method,
-            refit=refit,
-            damping=damping,
-            bias_correction=bias_correction,
-            repair=None,
-            permute_seconds=0.0,
-        ),
+        pattern=Pattern.parse(pruning.pattern),
+        selection=pruning.selection(),
+        calibration=pruning.calibration_options(),
+        method=pruning.method_options(),
         precision=precision,
         keep_float32=tuple(keep_float32 or ()),
         inputs=None if inputs is None else str(inputs),
@@ -87,15 +59,8 @@ def sensitivity(
         input_shape_names=names,
         metric=metric,
         seed=seed,
-        budget=opt.budget_options(
-            max_drop=max_drop,
-            share=budget,
-            lower_is_better=lower_is_better,
-            loss=loss,
-            profile=profile,
-            siblings=siblings,
-        ),
-        side_by_side=opt.side_by_side(jobs, ray),
+        budget=budget.budget_options(),
+        side_by_side=budget.side_by_side(),
         fresh=fresh,
     )
     with running(out, quiet=quiet) as progress:

@@ -11,6 +11,7 @@ from twofour.cli import options as opt
 from twofour.cli.console import say, show, show_text
 from twofour.cli.guard import guarded
 from twofour.errors import PatternBrokenError
+from twofour.records.options import Selection
 from twofour.records.weights import Pattern
 
 
@@ -53,7 +54,7 @@ def validate(
     from twofour.reports.weights_document import validation_document
     from twofour.store import to_json
 
-    chosen = opt.selection(include=include, exclude=exclude)
+    chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
     validation = validate_path(path, None if pattern is None else Pattern.parse(pattern), chosen)
     if json:
         show_text(to_json(validation))
