@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +13,26 @@ from onnx import helper
 from support import onnx_models as om
 from test_run import Recorder
 
+from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
 from twofour.pipeline.compare.variants import open_compared
-from twofour.pipeline.reporting import explained_folder, report_folder
+from twofour.pipeline.evidence import EvidenceFiles
+from twofour.pipeline.reporting import (
+    explained_folder,
+    report_document,
+    report_files,
+    report_folder,
+)
 from twofour.pipeline.run import run_all, run_prune
-from twofour.records.options import CompareOptions, RunOptions
+from twofour.pipeline.validating import validate_path
+from twofour.records.options import CompareOptions, RunOptions, Selection
 from twofour.records.weights import Pattern
-from twofour.store import sha256_file
+from twofour.reports import html, markdown
+from twofour.reports.explain import explain
+from twofour.reports.terminal import plain_text, render
+from twofour.reports.weights_document import validation_document
+from twofour.store import sha256_file, to_json
+from twofour.version import __version__
 
 _TIMED = {"build.json", "run.json", "report.html", "stages/build-dense.json"}
 _TIMED |= {"stages/build-sparse.json", "stages/times.json"}
@@ -50,31 +64,112 @@ def _remove(path: Path) -> None:
 
 
 def _replace(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b"dot", b"dab") + b" ")
+    blank = b"" if path.suffix == ".onnx" else b" "
+    path.write_bytes(path.read_bytes().replace(b"dot", b"dab") + blank)
 
 
-@pytest.mark.parametrize("change", [_remove, _replace])
 @pytest.mark.parametrize("command", [report_folder, explained_folder])
-def test_a_report_that_is_gone_or_replaced_is_never_made_up(
-    run: Path, change: Callable[[Path], None], command: Callable[[Path], object]
+def test_a_report_that_is_gone_is_never_made_up(
+    run: Path, command: Callable[[Path], object]
 ) -> None:
-    change(run / "eligibility.json")
-    with pytest.raises(BadInputError, match=r"eligibility\.json is .* the report of the run left"):
+    (run / "eligibility.json").unlink()
+    with pytest.raises(BadInputError, match=r"eligibility\.json is gone, the one that the report"):
         command(run)
 
 
-@pytest.mark.parametrize("name", ["sparse.onnx", "prune.json", "layers.json", "build.json"])
-def test_a_report_of_other_files_than_are_there_is_refused(run: Path, name: str) -> None:
+_LEFT = {"eligibility.json": "report", "prune.json": "prune", "layers.json": "export",
+         "build.json": "build", "sparse.onnx": "prune", "accuracy.json": "accuracy",
+         "dense.onnx": "export-dense", "export.json": "export"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(_LEFT))
+def test_a_report_of_other_files_than_are_there_is_stale_and_meets_no_gate(
+    run: Path, name: str
+) -> None:
     _replace(run / name)
-    with pytest.raises(BadInputError, match=f"{name} is not the file that the report") as caught:
-        report_folder(run)
-    assert "run.json has its sha256" in caught.value.message
+    report = report_folder(run)
+    (told,) = report.stale
+    assert re.fullmatch(
+        rf"{re.escape(name)} is not the file that the [a-z-]+ of the run (left|was made from) "
+        r"\(run\.json has its sha256\)",
+        told,
+    )
+    assert check_gates(report, Gates()) == ()
+    assert check_gates(report, Gates(no_broken=True)) == (told,)
+    assert check_gates(report, Gates(min_eligible=0.0)) == (told,)
+
+
+def test_what_is_stale_stands_first_in_every_format(run: Path) -> None:
+    shutil.copyfile(run / "dense.onnx", run / "sparse.onnx")
+    report = report_folder(run)
+    assert json.loads(to_json(report))["stale"] == list(report.stale)
+    document = report_document(run, report)
+    texts = (markdown.render(document), html.render(document), plain_text(render(document)))
+    for text, behind in zip(texts, ("\n|", "<table", "pattern 2:4"), strict=True):
+        assert text.index("STALE: sparse.onnx") < text.index(behind)
+    assert "STALE: sparse.onnx" in plain_text(explain(*explained_folder(run), "dot"))
+
+
+def test_a_report_of_another_folder_is_stale(run: Path) -> None:
+    record = json.loads((run / "eligibility.json").read_bytes())
+    record["verdicts"][0]["pattern_holds"] = True
+    (run / "eligibility.json").write_text(json.dumps(record))
+    assert "eligibility.json is not the file that the report" in report_folder(run).stale[0]
+
+
+def test_a_folder_of_another_version_is_said_to_be_stale(run: Path) -> None:
+    record = json.loads((run / "run.json").read_bytes()) | {"twofour_version": "0.0.0"}
+    (run / "run.json").write_text(json.dumps(record))
+    assert report_folder(run).stale == (f"twofour 0.0.0 made the folder, this is {__version__}",)
+    assert validate_path(run, None, Selection()).stale == ()
+
+
+def test_a_folder_that_was_moved_or_copied_is_as_it_was_left(run: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "r"
+    shutil.copytree(run, moved, copy_function=shutil.copyfile)
+    shutil.rmtree(run)
+    assert report_folder(moved).stale == ()
+    assert validate_path(moved, None, Selection()).stale == ()
+    assert open_compared([moved], None, CompareOptions()).is_run
+
+
+def test_what_a_report_is_not_of_may_be_gone(run: Path) -> None:
+    (run / "dense.onnx").unlink()
+    (run / "stages" / "outputs-dense.npz").unlink()
+    assert report_folder(run).stale == ()
+
+
+def test_files_from_anywhere_are_never_stale(run: Path, tmp_path: Path) -> None:
+    onnx = Path(shutil.copyfile(run / "sparse.onnx", tmp_path / "m.onnx"))
+    assert report_files(EvidenceFiles(onnx=onnx))[0].stale == ()
+    assert validate_path(onnx, None, Selection()).stale == ()
 
 
 def test_another_pruning_in_the_folder_makes_the_report_stale(finished: Path, run: Path) -> None:
     run_prune(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
-    with pytest.raises(BadInputError, match="is not the file that the report"):
-        report_folder(run)
+    told = report_folder(run).stale
+    assert "prune.json is not the file that the report of the run was made from" in told[0]
+    assert validate_path(run, None, Selection()).stale == ()
+
+
+@pytest.mark.parametrize("name", ["prune.json", "layers.json", "sparse.onnx", "validate.json"])
+@pytest.mark.parametrize("path", [".", "sparse.onnx"])
+def test_a_validation_says_what_is_not_as_the_run_left_it(run: Path, name: str, path: str) -> None:
+    _replace(run / name)
+    (told,) = validate_path(run / path, None, Selection()).stale
+    assert told.startswith(f"{name} is not the file that the ")
+
+
+def test_a_weight_that_prune_json_forgets_does_not_pass_as_never_pruned(run: Path) -> None:
+    shutil.copyfile(run / "dense.onnx", run / "sparse.onnx")
+    record = json.loads((run / "prune.json").read_bytes())
+    for row in record["weights"]:
+        row["pruned"] = False
+    (run / "prune.json").write_text(json.dumps(record))
+    checked = validate_path(run, None, Selection())
+    assert checked.broken == ()
+    assert {line.split()[0] for line in checked.stale} == {"prune.json", "sparse.onnx"}
+    assert "STALE: prune.json" in markdown.render(validation_document(checked))
 
 
 @pytest.mark.parametrize("name", ["eligibility.json", "sparse.onnx", "dense.onnx", "layers.json"])

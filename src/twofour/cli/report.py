@@ -93,6 +93,8 @@ def report(
         show_text(to_json(verdicts))
     else:
         show(render(report_document(folder, verdicts)))
+    for line in verdicts.stale if json or layout != TABLE else ():
+        say(f"warning: {line}")
     _hold_to(verdicts, gates)
 
 

@@ -45,7 +45,7 @@ def validate(
     """Check every weight of a saved file against the pattern; exit 4 when one is broken.
 
     In a run folder the weights that were pruned must hold it; elsewhere all that sparse math
-    could use, less --exclude.
+    could use, less --exclude; and no file may be another than the run left.
 
     Example: twofour validate runs/model/sparse.onnx
     """
@@ -64,6 +64,13 @@ def validate(
         error = PatternBrokenError(
             f"{len(validation.broken)} of {len(validation.checks)} weights "
             f"in {path} are not {validation.pattern}"
+        )
+        say(f"error: {error}")
+        raise typer.Exit(error.exit_code)
+    if validation.stale:
+        error = PatternBrokenError(
+            f"{path} is stale: {'; '.join(validation.stale)}",
+            hint="the command that made the folder brings it up to date",
         )
         say(f"error: {error}")
         raise typer.Exit(error.exit_code)

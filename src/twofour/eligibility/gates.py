@@ -53,12 +53,16 @@ class Gates:
 def check_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
     """A line for each gate that is missed, with the share reached, then one for each bad layer.
 
+    A report that is stale meets none: the lines say why it is.
+
     Those have the layer's name, verdict and the reason that counts; () where all is met. Raises
     BadInputError for gates with nothing to hold to them: no layer that counts, no pattern known,
     shares of a build that is no evidence, or choices that nothing speaks of.
     """
     if gates == Gates():
         return ()
+    if report.stale:
+        return report.stale
     least = gates.min_eligible
     if least is None and gates.min_chosen is None and not gates.no_broken:
         least = 1.0

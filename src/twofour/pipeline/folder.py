@@ -6,14 +6,14 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twofour.errors import BadInputError
 from twofour.records.options import ExampleInputs
 from twofour.records.run import RunManifest, StageRecord
-from twofour.store import read_record, sha256_file, write_record
+from twofour.store import read_record, write_record
 from twofour.version import __version__
 
 MANIFEST = "run.json"
@@ -99,26 +99,12 @@ def is_run_folder(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def refuse_changed(folder: Path, stage: str, *, but: Collection[str] = ()) -> None:
-    """Raise BadInputError where the record of a finished stage, or what it was made from, changed.
-
-    Says nothing of a stage that was never finished, nor of the files that `but` names.
-    """
-    manifest = read_record(RunManifest, folder / MANIFEST)
-    record = next((s for s in manifest.stages if s.stage == stage), None)
-    if record is None:
-        return
-    for name, value in {**record.inputs, **record.outputs}.items():
-        if name in but:
-            continue
-        there = (folder / name).is_file()
-        if not there or sha256_file(folder / name) != value:
-            raise BadInputError(
-                f"{folder / name} is {'not the file' if there else 'gone, the one'} that the "
-                f"{stage} of the run {'was made from' if name in record.inputs else 'left'} "
-                "(run.json has its sha256)",
-                hint="the command that made the folder brings it up to date",
-            )
+def is_there(path: Path) -> bool:
+    """Whether it is a file; False for names that no file can have, as of a damaged record."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _make_folder(path: Path) -> None:

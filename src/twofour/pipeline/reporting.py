@@ -20,6 +20,7 @@ from twofour.engines.registry import ENGINES
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.graph.weights import GraphWeights
+from twofour.pipeline.changed_files import BROUGHT_UP_TO_DATE, changes, other_version
 from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
 from twofour.pipeline.evidence import (
     EvidenceFiles,
@@ -28,7 +29,7 @@ from twofour.pipeline.evidence import (
     read_evidence,
     read_layer_names,
 )
-from twofour.pipeline.folder import is_run_folder, refuse_changed
+from twofour.pipeline.folder import MANIFEST, is_run_folder, is_there
 from twofour.pipeline.stages import (
     ACCURACY,
     BUILD,
@@ -48,7 +49,7 @@ from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, LayerMap, LayerName
 from twofour.records.latency import LatencyComparison
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation
-from twofour.records.run import BuildResult
+from twofour.records.run import BuildResult, RunManifest
 from twofour.records.sensitivity import SensitivityResult
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
 from twofour.reports import html, markdown
@@ -317,35 +318,50 @@ def _facts_of(evidence: BuildEvidence) -> BuildFacts:
 def report_folder(folder: Path) -> EligibilityReport:
     """The verdicts of a run folder, or of one that `build --emit-trtexec` wrote and that came back.
 
-    Raises BadInputError for another folder, and one that holds no ONNX file yet.
+    Its `stale` says which files are others now. Raises BadInputError for another folder, one that
+    holds no ONNX file yet, and where the run's own report is gone.
     """
     saved = _saved_report(folder)
-    return _joined(folder)[0] if saved is None else saved
+    return _with_stale(folder, _joined(folder)[0] if saved is None else saved)
 
 
 def explained_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
     """`report_folder` with the evidence behind it, for which logs are read again."""
     saved = _saved_report(folder)
     if saved is None:
-        return _joined(folder)
+        report, evidence = _joined(folder)
+        return _with_stale(folder, report), evidence
     files = files_of_folder(folder, onnx_name(SPARSE))
     model = open_onnx(folder / onnx_name(SPARSE))
-    return saved, read_evidence(files, model, _layer_map(folder))
+    return _with_stale(folder, saved), read_evidence(files, model, _layer_map(folder))
 
 
 def _saved_report(folder: Path) -> EligibilityReport | None:
+    """The run's own; None: no run came so far. It is never made up where it is gone."""
     if not is_run_folder(folder):
         return None
-    refuse_stale(folder)
+    stages = read_record(RunManifest, folder / MANIFEST).stages
+    if not is_there(folder / REPORT) and any(s.stage == REPORT_STAGE for s in stages):
+        raise BadInputError(
+            f"{folder / REPORT} is gone, the one that the report of the run left",
+            hint=BROUGHT_UP_TO_DATE,
+        )
     return _if_there(EligibilityReport, folder / REPORT)
 
 
-def refuse_stale(folder: Path) -> None:
-    """Raise BadInputError where the run's report is not of the files that are there now.
-
-    Comparisons may follow it: they write latency.json and the page again.
-    """
-    refuse_changed(folder, REPORT_STAGE, but=(LATENCY, HTML, MARKDOWN))
+def _with_stale(folder: Path, report: EligibilityReport) -> EligibilityReport:
+    """Comparisons may follow the report: they write latency.json and the page again."""
+    if not is_run_folder(folder):
+        return report
+    model = onnx_name(SPARSE)
+    files = (REPORT, PRUNE, EXPORT, BUILD, ACCURACY, *files_of_folder(folder, model).names())
+    found = changes(
+        folder,
+        (*files, *onnx_files(folder / model)),
+        alone=(LAYERS, SENSITIVITY),
+        but=(LATENCY, HTML, MARKDOWN),
+    )
+    return replace(report, stale=(*other_version(folder), *found))
 
 
 def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
@@ -396,11 +412,10 @@ def write_pages(folder: Path, document: Document) -> None:
 
 
 def check_page(folder: Path) -> None:
-    """Raises BadInputError for a record that the page is made of, damaged or not the run's own."""
+    """Raises BadInputError for a damaged record among those that the page is made of."""
     _if_there(EligibilityReport, folder / REPORT)
     _if_there(Accuracy, folder / ACCURACY)
     _if_there(BuildResult, folder / BUILD)
-    refuse_stale(folder)
 
 
 def _if_there(kind: type[T], path: Path) -> T | None:

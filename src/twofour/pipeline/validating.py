@@ -10,6 +10,7 @@ from pathlib import Path
 
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.graph.opened import open_onnx
+from twofour.pipeline.changed_files import changes
 from twofour.pipeline.folder import MANIFEST, is_run_folder
 from twofour.pipeline.stages import (
     CHECKPOINT,
@@ -17,6 +18,7 @@ from twofour.pipeline.stages import (
     LAYERS,
     PRUNE,
     SPARSE,
+    VALIDATE,
     WEIGHTS,
     Made,
     Run,
@@ -47,6 +49,7 @@ def validate_path(path: Path, pattern: Pattern | None, selection: Selection) -> 
 
     A run folder, and the files in it, are held to what prune.json says was pruned; other files to
     all that sparse math could use. `selection.include` narrows that, `exclude` takes away from it.
+    `stale` says which files of the folder are not as the run left them.
     Raises BadInputError for a path that is none of these, and where nothing can be checked.
     """
     if not path.exists():
@@ -54,7 +57,7 @@ def validate_path(path: Path, pattern: Pattern | None, selection: Selection) -> 
     parts = list(_validations(path, pattern))
     if not parts:
         raise BadInputError(f"{path} holds nothing to check", hint=_HINT)
-    return _selected(merged(parts), selection)
+    return replace(_selected(merged(parts), selection), stale=_stale(path))
 
 
 def put_together(
@@ -159,8 +162,22 @@ def _written_by_run(path: Path) -> tuple[str, ...]:
     return names
 
 
+def _stale(path: Path) -> tuple[str, ...]:
+    """Of what is judged, and of what says which weights were pruned and how they are called."""
+    folder = path if path.is_dir() else _folder_of(path)
+    if not is_run_folder(folder):
+        return ()
+    judged = _written_by_run(folder) if path.is_dir() else (str(path.relative_to(folder)),)
+    models = (n for name in judged if name.endswith(".onnx") for n in onnx_files(folder / name))
+    return changes(folder, (PRUNE, *judged, *models), alone=(VALIDATE, LAYERS))
+
+
+def _folder_of(path: Path) -> Path:
+    return path.parent.parent if path.parent.name == CHECKPOINT else path.parent
+
+
 def _record_beside(path: Path) -> PruneResult | None:
-    folder = path.parent.parent if path.parent.name == CHECKPOINT else path.parent
+    folder = _folder_of(path)
     record = folder / PRUNE
     if not is_run_folder(folder) or not record.is_file():
         return None

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from twofour.records import Glance
 from twofour.records.build import Gpu
-from twofour.records.weights import SCHEMA_VERSION, NotCovered, Pattern, Reason, WeightedLayer
+from twofour.records.weights import (
+    SCHEMA_VERSION,
+    NotCovered,
+    OfFiles,
+    Pattern,
+    Reason,
+    WeightedLayer,
+)
 
 
 class VerdictName(str, Enum):
@@ -158,7 +164,7 @@ class EligibilityTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class EligibilityReport(Glance):
+class EligibilityReport(OfFiles):
     """eligibility.json."""
 
     model: str

@@ -11,6 +11,7 @@ from twofour.records.weights import (
     SCHEMA_VERSION,
     LayerWeight,
     NotCovered,
+    OfFiles,
     Pattern,
     PatternCheck,
     Reason,
@@ -224,7 +225,7 @@ class WeightCheck(PatternCheck, LayerWeight):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Validation(Glance):
+class Validation(OfFiles):
     """validate.json: the rule applied to every weight of the files that were saved."""
 
     files: tuple[str, ...]

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from twofour.errors import BadInputError
+from twofour.records import Glance
 
 SCHEMA_VERSION = 1
 LARGEST_M = 32
@@ -193,6 +194,14 @@ class NotCovered:
     """Names of the nodes or modules."""
     arrays: tuple[str, ...]
     """Names of the initializers or state_dict keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OfFiles(Glance):
+    """What is said of the files of a run folder, and whether they are still those."""
+
+    stale: tuple[str, ...] = ()
+    """Files that are others now than those the run left or read: of another model, maybe."""
 
 
 def shared(record: object, kind: type[Any]) -> dict[str, Any]:

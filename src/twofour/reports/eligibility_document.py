@@ -47,6 +47,7 @@ from twofour.reports.eligibility_words import (
     name_cell,
     other_codes,
     pattern_word,
+    stale_lines,
     surprise,
     tactic_times,
     title_line,
@@ -83,7 +84,12 @@ def eligibility_document(
         about="sparsity report",
         title="Sparsity report",
         lead=present(
-            _shipping(accuracy, times, pruned), title, totals_table(report), _bars(report), advice
+            Lines(lines=stale_lines(report.stale), role=Role.WARNING),
+            _shipping(accuracy, times, pruned),
+            title,
+            totals_table(report),
+            _bars(report),
+            advice,
         ),
         blocks=present(
             _plots(report.verdicts),

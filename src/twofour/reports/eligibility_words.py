@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, isnan
 
@@ -103,6 +103,11 @@ def advice_lines(report: EligibilityReport) -> tuple[str, ...]:
         said = printable(report.not_evidence)
         lines = (f"{_WARNING}: {said}", *(line for line in lines if line != said))
     return tuple(sorted(lines, key=lambda line: not line.startswith(_WARNING)))
+
+
+def stale_lines(stale: Sequence[str]) -> tuple[str, ...]:
+    """What is said of files that changed since."""
+    return tuple(f"STALE: {printable(line)}" for line in stale)
 
 
 def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:

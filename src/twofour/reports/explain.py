@@ -18,7 +18,7 @@ from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import GraphNode
 from twofour.records.log import TunedLayer
-from twofour.reports.eligibility_words import facts, pattern_word, surprise
+from twofour.reports.eligibility_words import facts, pattern_word, stale_lines, surprise
 from twofour.words import count, one_of, printable
 
 _TACTICS_SHOWN = 12
@@ -41,6 +41,7 @@ def explain(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> R
     file = evidence.build.file if evidence.build is not None else ""
     tables = [_tactics(tuned) for tuned in (sighting.tuned,) if tuned is not None and tuned.tactics]
     return Group(
+        *(Text(line, style="yellow") for line in stale_lines(report.stale)),
         _headline(verdict),
         _grid(_weight_facts(verdict, seen.nodes, sighting)),
         Text("\nreasons"),

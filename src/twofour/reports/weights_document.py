@@ -36,7 +36,7 @@ from twofour.reports.document import (
     present,
     section,
 )
-from twofour.reports.eligibility_words import TRIVIAL
+from twofour.reports.eligibility_words import TRIVIAL, stale_lines
 from twofour.reports.pruning_plots import draw_errors, error_key
 from twofour.words import (
     count,
@@ -280,7 +280,10 @@ def validation_document(validation: Validation) -> Document:
         name=printable(", ".join(validation.files)),
         about="weights read back",
         title="Weights read back",
-        lead=(Lines(lines=lines, role=Role.TEXT),),
+        lead=present(
+            Lines(lines=stale_lines(validation.stale), role=Role.WARNING),
+            Lines(lines=lines, role=Role.TEXT),
+        ),
         blocks=present(
             *(_checks_table(file, validation) for file in files),
             Lines(lines=skipped, role=Role.TEXT),

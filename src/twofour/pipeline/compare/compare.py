@@ -35,9 +35,15 @@ from twofour.pipeline.compare.trtexec_times import compare_emitted
 from twofour.pipeline.compare.variants import NOT_LOADABLE, Compared, open_compared
 from twofour.pipeline.emitting import is_emitted_folder
 from twofour.pipeline.folder import is_run_folder, own_folder
-from twofour.pipeline.reporting import LATENCY, REPORT, check_page, report_document, write_pages
+from twofour.pipeline.reporting import (
+    LATENCY,
+    REPORT,
+    check_page,
+    report_document,
+    report_folder,
+    write_pages,
+)
 from twofour.pipeline.stages import ACCURACY, Progress, Silent
-from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio
 from twofour.records.options import CompareOptions
@@ -129,8 +135,7 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
     write_text(folder / PAGE, html.render(document))
     verdicts = folder / REPORT
     if is_run_folder(folder) and verdicts.is_file():
-        report = read_record(EligibilityReport, verdicts)
-        write_pages(folder, report_document(folder, report))
+        write_pages(folder, report_document(folder, report_folder(folder)))
 
 
 def make_folder(path: Path) -> Path:

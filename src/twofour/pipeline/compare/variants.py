@@ -14,12 +14,22 @@ from twofour.engines.registry import ENGINES, Takes
 from twofour.engines.tensorrt.build import precisions_of
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.pipeline.changed_files import refuse_changed
 from twofour.pipeline.compare.plan import NO_TORCH, ComparedModel, TorchRequest
-from twofour.pipeline.folder import MANIFEST, is_run_folder, refuse_changed
+from twofour.pipeline.folder import MANIFEST, is_run_folder
 from twofour.pipeline.onnx_inputs import asked_or_opt, load_inputs, random_inputs
 from twofour.pipeline.sources.inputs import read_arrays, save_arrays, stored_arrays
 from twofour.pipeline.sources.source import IN_MEMORY, safe_name
-from twofour.pipeline.stages import BUILD, DENSE, INPUTS, SPARSE, WEIGHTS, onnx_name, reference_name
+from twofour.pipeline.stages import (
+    BUILD,
+    DENSE,
+    INPUTS,
+    SPARSE,
+    WEIGHTS,
+    onnx_files,
+    onnx_name,
+    reference_name,
+)
 from twofour.records.export import TensorShape
 from twofour.records.options import BuildOptions, CompareOptions, ExampleInputs, Variant
 from twofour.records.run import BuildResult, RunManifest
@@ -34,7 +44,6 @@ NOT_LOADABLE = (
     "the run was given a module in memory, which cannot be loaded again: name a file.py:callable "
     "to prune-export-build where torch variants are to be timed"
 )
-_MODEL_STAGES = ("export-dense", "inputs", "prune", "export-sparse")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +114,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Compared
         raise BadInputError(
             f"{folder} holds no ONNX file yet", hint="run prune-export-build or build first"
         )
-    for stage in _MODEL_STAGES:
-        refuse_changed(folder, stage)
+    _refuse_changed(folder)
     files = tuple(open_onnx(folder / onnx_name(variant)) for variant in here)
     shapes = files[0].inputs
     own = folder / INPUTS
@@ -132,6 +140,15 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Compared
         build=_with_shapes(built.options if built else BuildOptions(), options, inputs, files[0]),
         made_up=asked is None and not own.is_file(),
     )
+
+
+def _refuse_changed(folder: Path) -> None:
+    """Raises BadInputError for a model, its inputs or a plan that the run did not leave so."""
+    models = [onnx_files(folder / onnx_name(v)) for v in (DENSE, SPARSE)]
+    plans = (f"{variant}.plan" for variant in (DENSE, SPARSE))
+    names = (*(n for of in models for n in of), WEIGHTS, INPUTS, reference_name(DENSE), *plans)
+    there = [name for name in names if (folder / name).is_file()]
+    refuse_changed(folder, there)
 
 
 def _model_of_run(
