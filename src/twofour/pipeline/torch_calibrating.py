@@ -121,16 +121,9 @@ class _Calls:
 
     def __iter__(self) -> Iterator[Call]:
         from twofour.pipeline.sources.calibration.torch_calls import torch_call
-        from twofour.pruning.torch_calls import Call
 
         for batch in self.data.batches():
-            found = torch_call(self.module, batch)
-            yield Call(
-                args=found.args,
-                kwargs=found.kwargs,
-                samples=batch.samples,
-                padding=found.padding,
-            )
+            yield torch_call(self.module, batch)
 
 
 def calls_of(module: nn.Module, data: CalibrationData) -> CalibrationCalls:

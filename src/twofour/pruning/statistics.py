@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
@@ -120,17 +121,25 @@ def _gram(rows: Array) -> Array:
     return result
 
 
+@overload
+def both(one: Statistics, other: Statistics) -> Statistics: ...
+
+
+@overload
+def both(one: Statistics | None, other: Statistics | None) -> Statistics | None: ...
+
+
 def both(one: Statistics | None, other: Statistics | None) -> Statistics | None:
     """Of two users of one array, added up; None: no input ever reached them."""
     if one is None or other is None:
         return one or other
     held_out = one.held_out or other.held_out
     if one.held_out is not None and other.held_out is not None:
-        held_out = added(one.held_out, other.held_out)
-    return Statistics(seen=added(one.seen, other.seen), held_out=held_out)
+        held_out = _added(one.held_out, other.held_out)
+    return Statistics(seen=_added(one.seen, other.seen), held_out=held_out)
 
 
-def added(one: Inputs, other: Inputs) -> Inputs:
+def _added(one: Inputs, other: Inputs) -> Inputs:
     """The sums over the rows of both."""
     return Inputs(
         gram=one.gram + other.gram, total=one.total + other.total, rows=one.rows + other.rows

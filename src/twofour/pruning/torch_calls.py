@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,22 @@ def forward(model: nn.Module, call: Call, number: int) -> Tree:
         ) from error
 
 
+def float_tensors(output: object) -> Iterator[Tensor]:
+    """Those of floats in what a model gives, in order, however they are nested."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, Mapping):
+        for each in output.values():
+            yield from float_tensors(each)
+    elif isinstance(output, (list, tuple)):
+        for each in output:
+            yield from float_tensors(each)
+    elif is_dataclass(output) and not isinstance(output, type):
+        for field in fields(output):
+            yield from float_tensors(getattr(output, field.name))
+
+
 def moved(call: Call, device: torch.device) -> Call:
     """The same with every tensor on the device."""
 
@@ -118,13 +134,9 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for module, name, tensor, values in kept:
-                if tensor.shape == values.shape and not _equal(tensor, values):
+                if tensor.shape == values.shape and not torch.equal(tensor, values):
                     tensor.copy_(values)
                 module._buffers[name] = tensor
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one, other)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twofour.pruning.torch_calls import float_tensors
+
 PROBES = 32
 """Random sign vectors in all: the relative error of a score is about sqrt(2 / 32)."""
 
@@ -59,13 +61,13 @@ def _scores(
     how: tuple[int, int],
 ) -> dict[str, float]:
     with torch.no_grad():
-        sizes = [float(y.double().square().sum()) for y in float_outputs(_run(module, call))]
+        sizes = [float(y.double().square().sum()) for y in float_tensors(_run(module, call))]
     generator = torch.Generator().manual_seed(how[0])
     chunks = list(_chunks(call, how[1]))
     probes = math.ceil(how[1] / len(chunks))
     sums = {layer: 0.0 for layer, of in changes.items() if not wanted.keys().isdisjoint(of)}
     for chunk in chunks:
-        outputs = float_outputs(_run(module, chunk))
+        outputs = [*float_tensors(_run(module, chunk))]
         for number in range(probes):
             signed = _signed_sum(outputs, sizes, generator)
             found = torch.autograd.grad(
@@ -85,17 +87,6 @@ def _moved(gradients: Mapping[str, Tensor | None], change: Mapping[str, Tensor])
         if (gradient := gradients.get(key)) is not None
     )
     return math.fsum(products)
-
-
-def float_outputs(value: object) -> list[Tensor]:
-    """The tensors of floats in what a module gives, in order, however they are nested."""
-    if isinstance(value, Tensor):
-        return [value] if value.is_floating_point() else []
-    if isinstance(value, Mapping):
-        return [found for item in value.values() for found in float_outputs(item)]
-    if isinstance(value, (tuple, list)):
-        return [found for item in value for found in float_outputs(item)]
-    return []
 
 
 def _signed_sum(

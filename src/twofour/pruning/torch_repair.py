@@ -12,7 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -39,7 +39,7 @@ from twofour.pruning.repair import (
     undone,
 )
 from twofour.pruning.statistics import held_out_samples
-from twofour.pruning.torch_calls import Call, device_of, forward, undisturbed
+from twofour.pruning.torch_calls import Call, device_of, float_tensors, forward, undisturbed
 from twofour.pruning.torch_sites import (
     Site,
     epsilon,
@@ -362,24 +362,8 @@ def _held_out_outputs(given: object, one: _Numbered) -> list[Tensor]:
         compared_values(tensor.detach(), _places(tuple(tensor.shape), one, held_out=True))
         .float()
         .cpu()
-        for tensor in _float_tensors(given)
+        for tensor in float_tensors(given)
     ]
-
-
-def _float_tensors(value: object) -> Iterator[Tensor]:
-    """Those in nested containers, in order; a model's own output class is a mapping mostly."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _float_tensors(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _float_tensors(each)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _float_tensors(getattr(value, field.name))
 
 
 def _distance(dense: DenseRecord, outputs: _Outputs) -> float | None:

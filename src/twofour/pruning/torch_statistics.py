@@ -19,7 +19,7 @@ from torch import Tensor
 from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout, Share, matrix_rows, outputs_to_see, window_rows
 from twofour.pruning.methods.problem import Array
-from twofour.pruning.statistics import Inputs, InputSums, Statistics, added, held_out_samples
+from twofour.pruning.statistics import Inputs, InputSums, Statistics, both, held_out_samples
 from twofour.pruning.torch_calls import Call
 from twofour.pruning.torch_products import Product, Target
 
@@ -184,20 +184,13 @@ def _joined(layout: Layout, met: Sequence[tuple[_Rows, Statistics]]) -> tuple[La
     blocks = rows // size if size else 1
     splits = layout.blocks == 1 and not layout.convolution and layout.axis % 2 == 1
     if blocks == 1 or blocks > _MOST_BLOCKS or not splits:
-        return layout, reduce(_plus, (statistics for _, statistics in met))
-    every = reduce(_plus, (statistics for _, statistics in met))
+        return layout, reduce(both, (statistics for _, statistics in met))
+    every = reduce(both, (statistics for _, statistics in met))
     parts = []
     for start in range(0, rows, size):
         own = [found for (first, last), found in met if first <= start < last]
-        parts.append(reduce(_plus, own) if own else every)
+        parts.append(reduce(both, own) if own else every)
     return replace(layout, blocks=blocks), _stacked(parts)
-
-
-def _plus(one: Statistics, other: Statistics) -> Statistics:
-    held = [found for found in (one.held_out, other.held_out) if found is not None]
-    return Statistics(
-        seen=added(one.seen, other.seen), held_out=reduce(added, held) if held else None
-    )
 
 
 def _stacked(parts: Sequence[Statistics]) -> Statistics:

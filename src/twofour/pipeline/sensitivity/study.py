@@ -467,7 +467,7 @@ def fisher_of(run: Run, units: Sequence[Unit]) -> dict[str, float]:
     return {name: math.fsum(of[name] for of in found) / len(found) for name in found[0]}
 
 
-def _calls(run: Run, loaded: LoadedModule) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _calls(run: Run, loaded: LoadedModule) -> list[tuple[tuple[Any, ...], Mapping[str, Any]]]:
     """What the module is called with: the first calibration batches, else the example inputs."""
     from twofour.pipeline.sources.calibration.models import loaded_inputs
     from twofour.pipeline.sources.calibration.torch_calls import torch_call

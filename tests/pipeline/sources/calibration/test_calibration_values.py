@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.calibration.data import CalibrationData, ModelInputs
 from twofour.pipeline.sources.calibration.models import loaded_inputs, module_inputs
-from twofour.pipeline.sources.calibration.torch_calls import failed_forward, torch_call
+from twofour.pipeline.sources.calibration.torch_calls import torch_call
 from twofour.pipeline.sources.calibration.values import calibration_from_value
 from twofour.pipeline.sources.source import loaded_module
 
@@ -257,14 +257,3 @@ def test_a_bfloat16_batch_is_a_bfloat16_tensor() -> None:
     call = torch_call(net, next(opened(X, module_inputs(net)).batches()))
     assert call.args[0].dtype is torch.bfloat16
     assert torch.equal(call.args[0], X[:8].to(torch.bfloat16))
-
-
-def test_a_forward_that_fails_names_data_batch_and_shapes() -> None:
-    net = Net()
-    data = opened(torch.ones(2, 5))
-    batch = next(data.batches())
-    call = torch_call(net, batch)
-    with pytest.raises(RuntimeError) as caught:
-        net(*call.args, **call.kwargs)
-    error = failed_forward(data, 0, batch, caught.value, net)
-    assert "Net.forward fails on batch 0 of calibrate (x 2x5 float32): RuntimeError" in str(error)

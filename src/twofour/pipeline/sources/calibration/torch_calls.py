@@ -1,38 +1,29 @@
-"""Batches as calls of a torch module, and what is said where its forward fails on one."""
+"""Batches as calls of a torch module: arrays in its order, as tensors."""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.errors import BadInputError
-from twofour.export.model_code import described
-from twofour.pipeline.sources.calibration.data import Batch, CalibrationData
+from twofour.pipeline.sources.calibration.data import Batch
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from twofour.pruning.torch_calls import Call
+
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchCall:
-    """Arguments of one forward: `module(*args, **kwargs)`."""
+def torch_call(module: nn.Module, batch: Batch) -> Call:
+    """The batch in forward's order, on the CPU; no memory is shared with it."""
+    from twofour.pruning.torch_calls import Call
 
-    args: tuple[torch.Tensor, ...]
-    kwargs: dict[str, torch.Tensor]
-    padding: torch.Tensor | None
-    """Booleans, samples x positions: True where a position is padding; None: none is."""
-
-
-def torch_call(module: nn.Module, batch: Batch, device: torch.device | None = None) -> TorchCall:
-    """The batch in forward's order, on `device` (None: the CPU); no memory is shared with it."""
-    left = {name: tensor_of(array, device) for name, array in batch.arrays.items()}
+    left = {name: tensor_of(array) for name, array in batch.arrays.items()}
     args: list[torch.Tensor] = []
     for parameter in inspect.signature(module.forward).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -40,23 +31,8 @@ def torch_call(module: nn.Module, batch: Batch, device: torch.device | None = No
         if parameter.kind not in _BY_POSITION or parameter.name not in left:
             break
         args.append(left.pop(parameter.name))
-    padding = None if batch.padding is None else tensor_of(batch.padding, device)
-    return TorchCall(args=tuple(args), kwargs=left, padding=padding)
-
-
-def failed_forward(
-    data: CalibrationData, number: int, batch: Batch, error: BaseException, module: nn.Module
-) -> BadInputError:
-    """The error to raise where the module's forward fails on batch `number`, counted from 0."""
-    shapes = ", ".join(
-        f"{name} {'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype.name}"
-        for name, array in batch.arrays.items()
-    )
-    return BadInputError(
-        f"{type(module).__name__}.forward fails on batch {number} of {data.source} ({shapes}): "
-        f"{described(error)}",
-        hint="give calibration data of the shapes and types that the model takes",
-    )
+    padding = None if batch.padding is None else tensor_of(batch.padding)
+    return Call(args=tuple(args), kwargs=left, samples=batch.samples, padding=padding)
 
 
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
@@ -80,11 +56,11 @@ def _numbered(names: dict[str, torch.Tensor]) -> list[str]:
     return found
 
 
-def tensor_of(array: NDArray[Any], device: torch.device | None = None) -> torch.Tensor:
-    """The array in torch, of its own type and in memory of its own; on the CPU, unless told."""
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """The array in torch, of its own type and in memory of its own."""
     import torch
 
     own = np.array(array)  # mapped files are read-only, which torch cannot say of a tensor
     if own.dtype.name == "bfloat16":
-        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16).to(device or "cpu")
-    return torch.from_numpy(own).to(device or "cpu")
+        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(own)
