@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
@@ -17,10 +16,10 @@ from twofour.pipeline.sources.source import (
 )
 from twofour.pipeline.sources.user_code import (
     CodeReference,
+    call,
     import_attribute,
     parse_reference,
     reference_key,
-    required_arguments,
     seed_everything,
     user_code,
 )
@@ -39,16 +38,8 @@ def _call(reference: CodeReference, target: object, seed: int) -> object:
             f"{reference.text} is of type {type(target).__name__}, not a callable",
             hint=f"name a function that takes no arguments; {_RETURN_HINT}",
         )
-    needed = required_arguments(target)
-    if needed:
-        raise BadInputError(
-            f"{reference.text} needs arguments: {', '.join(needed)}",
-            hint="name a function that takes none, and let it call this one",
-        )
-    seed_everything(seed)
-    with user_code(reference, "raised"):
-        made: object = target()
-    return made
+    hint = "name a function that takes none, and let it call this one"
+    return call(reference, target, seed, hint=hint)
 
 
 def _split(reference: CodeReference, made: object) -> tuple[object, Arguments | None]:
@@ -154,11 +145,6 @@ class CallableSource:
             return loaded_module(module, inputs.args, inputs.kwargs)
         give_tensors(module)
         return with_free_sizes(loaded_module(module, inputs.args, inputs.kwargs))
-
-
-def is_callable(text: str, path: Path) -> bool:
-    """Whether a text that names no file or folder has the colon of a callable."""
-    return ":" in text and not path.exists()
 
 
 def open_callable(text: str, options: ExampleInputs) -> CallableSource:

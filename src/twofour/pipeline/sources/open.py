@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.callable import is_callable, open_callable
+from twofour.pipeline.sources.callable import open_callable
 from twofour.pipeline.sources.hf import is_hf, open_hf
 from twofour.pipeline.sources.onnx import OnnxSource, is_onnx, open_onnx
 from twofour.pipeline.sources.source import TorchSource
 from twofour.pipeline.sources.timm import is_timm, open_timm
+from twofour.pipeline.sources.user_code import names_code
 from twofour.records.options import ExampleInputs
 
 _STATE_DICTS = (".pt", ".pth", ".pkl", ".bin", ".ckpt", ".safetensors")
@@ -32,7 +33,7 @@ FORMS = (
     Form(written="file.onnx", fits=is_onnx, open=open_onnx),
     Form(written="a Hugging Face checkpoint folder", fits=is_hf, open=open_hf),
     Form(written="timm:NAME", fits=is_timm, open=open_timm),
-    Form(written="file.py:callable, package.module:callable", fits=is_callable, open=open_callable),
+    Form(written="file.py:callable, package.module:callable", fits=names_code, open=open_callable),
 )
 """Every source there is; the first that fits opens the text."""
 

@@ -266,6 +266,26 @@ def user_code(reference: CodeReference, doing: str) -> Iterator[None]:
             ) from error
 
 
+def names_code(text: str, path: Path) -> bool:
+    """Whether a text that names no file or folder has the colon of a callable."""
+    return ":" in text and not path.exists()
+
+
+def call(
+    reference: CodeReference, target: Callable[..., object], seed: int, *, hint: str
+) -> object:
+    """What the user's function gives, with all random numbers seeded.
+
+    Raises BadInputError for one that fails, or, with the `hint`, needs arguments.
+    """
+    needed = required_arguments(target)
+    if needed:
+        raise BadInputError(f"{reference.text} needs arguments: {', '.join(needed)}", hint=hint)
+    seed_everything(seed)
+    with user_code(reference, "raised"):
+        return target()
+
+
 def seed_everything(seed: int) -> None:
     """Seed the random numbers of Python, numpy and, where it is installed, torch."""
     random.seed(seed)

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from twofour.errors import BadInputError
 from twofour.pipeline.sources.calibration.data import CalibrationData
 from twofour.pipeline.sources.calibration.request import Request
 from twofour.pipeline.sources.calibration.values import calibration_from_value
 from twofour.pipeline.sources.source import key_of
 from twofour.pipeline.sources.user_code import (
     CodeReference,
+    call,
     files_read,
     import_attribute,
     parse_reference,
     reference_key,
-    required_arguments,
     seed_everything,
     user_code,
 )
-
-
-def is_code(text: str, path: Path) -> bool:
-    """Whether a text that names no file or folder has the colon of a callable."""
-    return ":" in text and not path.exists()
 
 
 def open_code(request: Request) -> CalibrationData:
@@ -57,13 +50,4 @@ def _called(reference: CodeReference, seed: int) -> object:
     target = import_attribute(reference)
     if not callable(target):  # a loader of that name
         return target
-    needed = required_arguments(target)
-    if needed:
-        raise BadInputError(
-            f"{reference.text} needs arguments: {', '.join(needed)}",
-            hint="name a function that takes none and yields batches",
-        )
-    seed_everything(seed)
-    with user_code(reference, "raised"):
-        made: object = target()
-    return made
+    return call(reference, target, seed, hint="name a function that takes none and yields batches")

@@ -13,7 +13,7 @@ from twofour.pipeline.sources.calibration.arrays import (
     open_npz,
     open_safetensors,
 )
-from twofour.pipeline.sources.calibration.code import code_key, is_code, open_code
+from twofour.pipeline.sources.calibration.code import code_key, open_code
 from twofour.pipeline.sources.calibration.data import CalibrationData, ModelInputs
 from twofour.pipeline.sources.calibration.images import (
     IMAGE_SUFFIXES,
@@ -25,6 +25,7 @@ from twofour.pipeline.sources.calibration.jsonl import open_jsonl
 from twofour.pipeline.sources.calibration.models import described_in
 from twofour.pipeline.sources.calibration.request import Request, TemporaryFolder
 from twofour.pipeline.sources.calibration.text import open_txt, text_key
+from twofour.pipeline.sources.user_code import names_code
 from twofour.records.options import CalibrationOptions
 
 
@@ -68,7 +69,7 @@ KINDS = (
     Kind(written="file.jsonl", fits=_suffix(".jsonl"), open=open_jsonl, key=text_key),
     Kind(
         written="file.py:callable, package.module:callable",
-        fits=is_code,
+        fits=names_code,
         open=open_code,
         key=code_key,
     ),
