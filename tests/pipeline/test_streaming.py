@@ -228,6 +228,17 @@ def test_activations_that_do_not_fit_go_to_files(
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+def test_a_later_batch_that_the_model_cannot_run_on_is_named(llama: Path, tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 96, (24, 12))
+    ids[10, 3] = 96
+    np.savez(tmp_path / "ids.npz", input_ids=ids)
+    options = RunOptions(
+        stream=True, calibration=CalibrationOptions(data=str(tmp_path / "ids.npz"))
+    )
+    with pytest.raises(BadInputError, match=r"forward fails on calibration batch 2 .*IndexError"):
+        run_prune(str(llama), tmp_path / "run", options)
+
+
 def test_an_encoder_and_its_decoder_are_two_chains(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4}

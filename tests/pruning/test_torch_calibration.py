@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import method_named
 from twofour.pruning.solve import LayerProblem, Solved, solve_layer
 from twofour.pruning.statistics import InputSums, held_out_samples
-from twofour.pruning.torch_calibration import Work, calibrate
-from twofour.records.options import MethodOptions
-from twofour.records.pruning import PrunedWeight, PruneResult
+from twofour.pruning.torch_calibration import Work, calibrate, calls_kept
+from twofour.pruning.torch_calls import Call
+from twofour.pruning.torch_pruning import CalibrationCalls, prune_calibrated
+from twofour.records.options import MethodOptions, Selection
+from twofour.records.pruning import Calibration, PrunedWeight, PruneResult
 
 WANDA = Work(pattern=TWO_FOUR, method=method_named("wanda"), options=MethodOptions())
 
@@ -62,7 +65,9 @@ def test_every_layer_meets_what_the_pruned_ones_before_it_give() -> None:
     expected, plain = stack(), x
     calls = [call(x[i : i + 20], samples=20) for i in range(0, 60, 20)]
     names = [name for name, _ in model.named_parameters() if name.endswith("weight")]
-    found = calibrate(model, [calibrated(model, name) for name in names], calls, WANDA)
+    weights = [calibrated(model, name) for name in names]
+    with calls_kept(model, calls, WANDA) as kept:
+        found = calibrate(model, weights, kept, WANDA)
     assert list(found) == names
     with torch.no_grad():
         for block in expected:
@@ -267,6 +272,8 @@ class Troubled(nn.Module):
             raise ValueError("no\nmore")
         if self.trouble == "nan" and (self.first.weight == 0).any():
             x = x / 0
+        if self.trouble == "last" and (self.second.weight == 0).any():
+            raise ValueError("not with this one")
         y: Tensor = self.second(nn.functional.dropout(x, 0.5, training=self.training))
         return y
 
@@ -276,6 +283,7 @@ class Troubled(nn.Module):
     [
         ("raises", "fails on calibration batch 1 .*ValueError: no"),
         ("nan", "batch 1 the input of second.weight holds"),
+        ("last", "^the pruned model cannot be repaired: .* batch 2 .*ValueError: not with this"),
     ],
 )
 def test_what_goes_wrong_on_the_way_leaves_everything_as_it_was(trouble: str, message: str) -> None:
@@ -290,6 +298,41 @@ def test_what_goes_wrong_on_the_way_leaves_everything_as_it_was(trouble: str, me
     assert model.first.training
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_model_that_cannot_be_repaired_is_pruned_without_repair() -> None:
+    model = Troubled("last")
+    result = twofour.prune(model, calibrate=batches(), repair=False)
+    assert [row.pruned for row in result.weights] == [True, True]
+    assert result.repair is None
+
+
+def test_biases_of_the_dense_model_are_taken_back_too_where_anything_is_raised() -> None:
+    model, dense = Troubled("last"), Troubled("")
+    before = leaves(model)
+    work = replace(WANDA, reference=dense)
+    about = Calibration(source="x", samples=40, held_out=4)
+    data = CalibrationCalls(calls=[call(x, samples=10) for x in batches()], about=about)
+    with pytest.raises(BadInputError, match="cannot be repaired"):
+        prune_calibrated(model, data, work, Selection())
+    assert all(torch.equal(before[name], value) for name, value in leaves(model).items())
+
+
+def test_data_are_gone_through_once() -> None:
+    class Counting:
+        times = 0
+
+        def __iter__(self) -> Iterator[Call]:
+            self.times += 1
+            return (call(x, samples=10) for x in batches())
+
+    calls = Counting()
+    about = Calibration(source="x", samples=40, held_out=4)
+    data = CalibrationCalls(calls=calls, about=about)
+    result = prune_calibrated(stack(), data, WANDA, Selection())
+    assert result.repair is not None
+    assert result.repair.judged_on == 4
+    assert calls.times == 1
 
 
 def test_nothing_is_left_behind_in_a_model_that_was_pruned() -> None:

@@ -139,11 +139,6 @@ def matching(dense: Moments, now: Moments, *, has_bias: bool = True) -> Change:
     return Change(scale=scale, shift=xp.zeros_like(scale))
 
 
-def undone(change: Change) -> Change:
-    """What takes a change back, but for rounding."""
-    return Change(scale=1 / change.scale, shift=-change.shift / change.scale)
-
-
 def _ratio(dense: Moments, now: Moments) -> Array:
     """Dense over present deviation, nearer to 1 the less there is to tell it from."""
     xp = array_namespace(now.mean)

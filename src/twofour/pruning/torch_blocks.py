@@ -155,9 +155,10 @@ class Blocks:
         """The block that runs now; None: what lies between them."""
         return self._inside[0] if self._inside else None
 
-    def drop(self, path: str) -> None:
-        """Forget what a block gave."""
-        self._kept.drop(path)
+    def drop_all(self) -> None:
+        """Forget what blocks and parts gave."""
+        for path in self._blocks.keys() | self._parts.keys():
+            self._kept.drop(path)
 
     def lasting(self, forward: Callable[[], Tree], order: Sequence[str]) -> dict[str, str | None]:
         """The last block, by `order`, that needs what a block gave, tried on one call.

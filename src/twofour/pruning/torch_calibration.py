@@ -25,16 +25,14 @@ from twofour.pruning.solve import LayerProblem, Solved, solve_layers
 from twofour.pruning.statistics import Statistics
 from twofour.pruning.threads import one_blas_thread
 from twofour.pruning.torch_blocks import Blocks, find_blocks, inner_parts, parts_of, same_bits
-from twofour.pruning.torch_calls import Call, device_of, forward, moved, undisturbed
+from twofour.pruning.torch_calls import Call, KeptCalls, device_of, forward, undisturbed
 from twofour.pruning.torch_products import Product, Products, Target
-from twofour.pruning.torch_spill import MEMORY_BYTES, Spill, Tree, give_back_memory, spill
+from twofour.pruning.torch_spill import MEMORY_BYTES, Tree, give_back_memory, spill
 from twofour.pruning.torch_statistics import Gathering
 from twofour.pruning.torch_trace import Enough, RowOrder, Step, Trace
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 from twofour.words import in_seconds
-
-_CALLS = "the calls themselves"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,89 +78,35 @@ class Work:
     """The dense model, to whose layers of the same names a mask that is kept is refitted."""
     memory_bytes: int = MEMORY_BYTES
     """Of what the data became that is kept in memory; the rest lies in files."""
-    restores: bool = True
-    """Weights get back what they held where anything is raised, for which a copy is held."""
     spill_folder: Path | None = None
     """Where these files go; None: where temporary files do."""
 
 
+@contextlib.contextmanager
+def calls_kept(model: nn.Module, calls: Iterable[Call], work: Work) -> Iterator[KeptCalls]:
+    """The calls, read once; raises BadInputError where there are no samples."""
+    with spill(memory_bytes=work.memory_bytes, within=work.spill_folder) as kept:
+        yield KeptCalls(calls, device_of(model), kept)
+
+
 def calibrate(
-    model: nn.Module,
-    weights: Sequence[CalibratedWeight],
-    calls: Iterable[Call],
-    work: Work,
+    model: nn.Module, weights: Sequence[CalibratedWeight], calls: KeptCalls, work: Work
 ) -> dict[str, Solved]:
     """Prune the weights in place, and say what was done to each, by name.
 
     A weight that no calibration input reached is missing, and as it was. The same bits for any
-    number of threads. Raises BadInputError for data without samples, a forward that fails, and NaN
-    and infinity on the way; every weight and bias is as it was then.
+    number of threads. Raises BadInputError for a forward that fails, and NaN and infinity on the
+    way; some weights are pruned then.
     """
-    with (
-        _all_or_nothing(weights) if work.restores else contextlib.nullcontext(),
-        undisturbed(model),
-        one_blas_thread(),
-        spill(memory_bytes=work.memory_bytes, within=work.spill_folder) as kept,
-    ):
-        data = _Data(calls, model, kept)
-        if not data.samples:
-            raise BadInputError("the calibration data has no samples", hint="give at least one")
-        return _Run(model, weights, data, work).all()
-
-
-@contextlib.contextmanager
-def _all_or_nothing(weights: Sequence[CalibratedWeight]) -> Iterator[None]:
-    """Where anything is raised, weights and biases get back what they held."""
-    tensors = [w.target.tensor for w in weights] + [b for w in weights for b in w.biases]
-    before = [tensor.detach().clone() for tensor in tensors]
-    try:
-        yield
-    except BaseException:
-        with torch.no_grad():
-            for tensor, values in zip(tensors, before, strict=True):
-                tensor.copy_(values)
-        raise
-
-
-class _Data:
-    """The calls, kept on the side: they are run many times."""
-
-    def __init__(self, calls: Iterable[Call], model: nn.Module, kept: Spill) -> None:
-        self.kept = kept
-        self._samples: list[int] = []
-        for number, call in enumerate(calls):
-            here = moved(call, device_of(model))
-            tree = here.args, dict(here.kwargs), here.padding
-            if not kept.put(_CALLS, number, tree):
-                raise BadInputError(
-                    f"calibration batch {number + 1} holds a tensor that is no plain array",
-                    hint="give dense tensors",
-                )
-            self._samples.append(call.samples)
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    @property
-    def samples(self) -> int:
-        """Of all calls."""
-        return sum(self._samples)
-
-    def call(self, number: int) -> Call:
-        """A fresh copy: a forward may change its inputs."""
-        args, kwargs, padding = self.kept.get(_CALLS, number)
-        return Call(args=args, kwargs=kwargs, samples=self._samples[number], padding=padding)
-
-    def first_sample(self, number: int) -> int:
-        """Of a call, counted over all."""
-        return sum(self._samples[:number])
+    with undisturbed(model), one_blas_thread():
+        return _Run(model, weights, calls, work).all()
 
 
 class _Run:
     """One model on its calibration data."""
 
     def __init__(
-        self, model: nn.Module, weights: Sequence[CalibratedWeight], data: _Data, work: Work
+        self, model: nn.Module, weights: Sequence[CalibratedWeight], data: KeptCalls, work: Work
     ) -> None:
         self._model, self._data, self._work = model, data, work
         self._weights = {weight.target.name: weight for weight in weights}
@@ -182,6 +126,7 @@ class _Run:
                 for number, step in enumerate(steps):
                     self._tell(steps, number, time.perf_counter() - started)
                     solved |= self._step(trace, step, steps[number - 1] if number else None)
+        self._blocks.drop_all()
         return solved
 
     def _traced(self) -> Trace:
@@ -215,8 +160,7 @@ class _Run:
                     self._check_replay(trace.order, output)
                     self._blocks.ended, self._blocks.part_ended = trace.ended, trace.part_ended
         self._blocks.part_ended = _nothing
-        for path in blocks.keys() | parts.keys():
-            self._blocks.drop(path)
+        self._blocks.drop_all()
         return trace, trace.uncalled(blocks)
 
     def _check_replay(self, order: Sequence[str], output: object) -> None:
@@ -256,7 +200,7 @@ class _Run:
         meet: Callable[[Product], None],
         final: Iterable[str],
     ) -> Tree:
-        call = self._data.call(number)
+        call = self._data[number]
         self._order.begin(call.samples)
         self._blocks.begin(number, frozenset(final))
         with Products(targets, meet):
@@ -283,7 +227,7 @@ class _Run:
         gathering = Gathering(step.targets, self._data.samples)
         final = trace.final(step) | trace.final_parts(step, before)
         for number in range(len(self._data)):
-            gathering.begin(self._data.call(number), number, self._data.first_sample(number))
+            gathering.begin(self._data.about(number), number, self._data.first_sample(number))
             broken_off = _Ending(trace, step, number)
             self._blocks.ended = broken_off.ended
 

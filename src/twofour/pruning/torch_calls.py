@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import BadInputError, TwofourError
-from twofour.pruning.torch_spill import Tree
+from twofour.pruning.torch_spill import Spill, Tree
 
-_SEED = 0
-"""Before each forward: of what is random in it though dropout is off."""
+_CALLS = "the calls themselves"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +30,61 @@ class Call:
     """Booleans, (samples, positions): True for padding, which no statistics count."""
 
 
+class KeptCalls:
+    """Calls that were read once and are run many times: their arguments lie in a `Spill`."""
+
+    def __init__(self, calls: Iterable[Call], device: torch.device, kept: Spill) -> None:
+        """Raises BadInputError where there are no samples, and for tensors that are not plain."""
+        self.kept = kept
+        self._about: list[Call] = []
+        for number, call in enumerate(calls):
+            here = moved(call, device)
+            if not kept.put(_CALLS, number, (here.args, here.kwargs)):
+                raise BadInputError(
+                    f"calibration batch {number + 1} holds a tensor that is no plain array",
+                    hint="give dense tensors",
+                )
+            self._about.append(replace(here, args=(), kwargs={}))
+        if not self.samples:
+            raise BadInputError("the calibration data has no samples", hint="give at least one")
+
+    def __len__(self) -> int:
+        return len(self._about)
+
+    def __iter__(self) -> Iterator[Call]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, number: int) -> Call:
+        """A fresh copy: a forward may change its inputs."""
+        args, kwargs = self.kept.get(_CALLS, number)
+        return replace(self._about[number], args=args, kwargs=kwargs)
+
+    @property
+    def samples(self) -> int:
+        """Of all calls."""
+        return sum(call.samples for call in self._about)
+
+    def about(self, number: int) -> Call:
+        """A call without its arguments."""
+        return self._about[number]
+
+    def first_sample(self, number: int) -> int:
+        """Of a call, counted over all."""
+        return sum(call.samples for call in self._about[:number])
+
+
+def copies(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Each tensor with a copy of what it holds now."""
+    return [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+
+@torch.no_grad()
+def put_back(before: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Tensors get what they held when `copies` were made, bit for bit."""
+    for tensor, values in before:
+        tensor.copy_(values)
+
+
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Within it the model is in eval mode and every forward gives the same bits.
@@ -42,7 +96,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for enter in (_eval_mode, _buffers_kept, _no_caches):
             stack.enter_context(enter(model))
-        stack.enter_context(_random_states_kept())
+        stack.enter_context(random_states_kept())
         stack.enter_context(_plain_arithmetic())
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -54,7 +108,9 @@ def forward(model: nn.Module, call: Call, number: int) -> Tree:
 
     Random numbers that it draws are the same every time.
     """
-    torch.manual_seed(_SEED)
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
     try:
         return model(*call.args, **call.kwargs)
     except TwofourError:
@@ -91,7 +147,7 @@ def moved(call: Call, device: torch.device) -> Call:
         return value.to(device) if isinstance(value, Tensor) else value
 
     tree = torch.utils._pytree.tree_map(move, (call.args, dict(call.kwargs)))
-    return Call(args=tree[0], kwargs=tree[1], samples=call.samples, padding=call.padding)
+    return replace(call, args=tree[0], kwargs=tree[1])
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -154,7 +210,8 @@ def _no_caches(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _random_states_kept() -> Iterator[None]:
+def random_states_kept() -> Iterator[None]:
+    """Afterwards random numbers go on as if nothing had drawn any within."""
     python, numpys = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:

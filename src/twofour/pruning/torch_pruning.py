@@ -12,8 +12,14 @@ from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout, cut_where_wide
 from twofour.pruning.methods import DEFAULT_WITH_DATA, left_to, method_named
 from twofour.pruning.solve import Solved, solve_layers
-from twofour.pruning.torch_calibration import CalibratedWeight, Work, calibrate, fellow
-from twofour.pruning.torch_calls import Call
+from twofour.pruning.torch_calibration import (
+    CalibratedWeight,
+    Work,
+    calibrate,
+    calls_kept,
+    fellow,
+)
+from twofour.pruning.torch_calls import Call, KeptCalls, copies, put_back
 from twofour.pruning.torch_module import (
     Done,
     StorageKey,
@@ -27,7 +33,7 @@ from twofour.pruning.torch_products import Target
 from twofour.pruning.torch_repair import DenseRecord, record_dense, repair_module
 from twofour.pruning.torch_spill import give_back_memory
 from twofour.records.options import MethodOptions, Selection
-from twofour.records.pruning import Calibration, PruneResult
+from twofour.records.pruning import Calibration, PruneResult, Repair
 from twofour.records.weights import Pattern, Weight
 
 _PLACES = {"q_proj_weight": 0, "k_proj_weight": 1, "v_proj_weight": 2}
@@ -49,42 +55,75 @@ def prune_calibrated(
 ) -> PruneResult:
     """N:M in the model's own memory by a method that has data; then repair, unless it is unwanted.
 
-    All or nothing: raises BadInputError like `prune_module`, and like `calibrate` for data that
-    the model cannot run on, with every weight and bias as it was.
+    All or nothing: raises BadInputError like `prune_module`, like `calibrate`, and for data that
+    the model cannot run on, pruned or not, with every weight and bias as it was.
     """
     _refuse_inference_tensors(model)
-    name, wanted = work.options.name or DEFAULT_WITH_DATA, work.options.repair
-    dense: list[DenseRecord] = []
+    name = work.options.name or DEFAULT_WITH_DATA
+    with calls_kept(model, data.calls, work) as calls:
+        by_data = _ByData(calls, work)
+        try:
+            result = prune_module(
+                model,
+                work.pattern,
+                selection,
+                source=source,
+                method=left_to(name),
+                by_data=by_data,
+            )
+            repair = _repaired(model, by_data, calls, work)
+        except BaseException:
+            put_back(by_data.before)
+            raise
+    return replace(result, method=name, calibration=data.about, repair=repair)
 
-    def by_data(
-        module: nn.Module, arrays: Sequence[tuple[Weight, Tensor]]
+
+class _ByData:
+    """Prunes weights of a module with its calls, and remembers what they and its outputs were."""
+
+    def __init__(self, calls: KeptCalls, work: Work) -> None:
+        self._calls, self._work = calls, work
+        self.before: list[tuple[Tensor, Tensor]] = []
+        """What is changed, and copies from before."""
+        self.dense: DenseRecord | None = None
+        """None: nothing is pruned, or no repair is wanted."""
+
+    def __call__(
+        self, model: nn.Module, arrays: Sequence[tuple[Weight, Tensor]]
     ) -> Mapping[StorageKey, Done]:
-        weights = [
-            calibrated_weight(module, weight, tensor, work.pattern) for weight, tensor in arrays
-        ]
-        if weights and wanted is not False:
-            by = module if work.reference is None else work.reference
-            dense.append(record_dense(by, [weight for weight, _ in arrays], data.calls))
+        work, name = self._work, self._work.options.name or DEFAULT_WITH_DATA
+        weights = [calibrated_weight(model, *array, work.pattern) for array in arrays]
+        if not weights:
+            return {}
+        self.before = copies([t for w in weights for t in (w.target.tensor, *w.biases)])
+        if work.options.repair is not False:
+            by = model if work.reference is None else work.reference
+            self.dense = record_dense(by, [weight for weight, _ in arrays], self._calls)
         if work.reference is not None and work.options.bias_correction:
             for weight in weights:
-                _take_biases(module, weight, work.reference)
-        solved = calibrate(module, weights, data.calls, work) if weights else {}
+                _take_biases(model, weight, work.reference)
+        solved = calibrate(model, weights, self._calls, work)
         return {
             storage_key(tensor): done_of(solved[weight.weight], tensor, name)
             for weight, tensor in arrays
             if weight.weight is not None and weight.weight in solved
         }
 
-    result = prune_module(
-        model, work.pattern, selection, source=source, method=left_to(name), by_data=by_data
-    )
-    result = replace(result, method=name, calibration=data.about)
-    if not dense:
-        return result
+
+def _repaired(model: nn.Module, by_data: _ByData, calls: KeptCalls, work: Work) -> Repair | None:
+    """What repair did to the pruned model; None: it is unwanted, or nothing was pruned."""
+    if by_data.dense is None:
+        return None
     if work.before_repair is not None:
         work.before_repair()
     give_back_memory()
-    return replace(result, repair=repair_module(model, dense[0], data.calls, wanted))
+    try:
+        return repair_module(model, by_data.dense, calls, work.options.repair)
+    except BadInputError as error:
+        raise BadInputError(
+            f"the pruned model cannot be repaired: {error.message}",
+            hint="--no-repair (twofour.prune: repair=False) leaves it as pruning made it",
+        ) from error
 
 
 def _take_biases(model: nn.Module, weight: CalibratedWeight, reference: nn.Module) -> None:

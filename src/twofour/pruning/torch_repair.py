@@ -36,10 +36,18 @@ from twofour.pruning.repair import (
     moments,
     places,
     renormalised,
-    undone,
 )
 from twofour.pruning.statistics import held_out_samples
-from twofour.pruning.torch_calls import Call, device_of, float_tensors, forward, undisturbed
+from twofour.pruning.torch_calls import (
+    Call,
+    copies,
+    device_of,
+    float_tensors,
+    forward,
+    put_back,
+    random_states_kept,
+    undisturbed,
+)
 from twofour.pruning.torch_sites import (
     Site,
     epsilon,
@@ -102,26 +110,28 @@ def record_dense(model: nn.Module, weights: Sequence[Weight], calls: Iterable[Ca
     `weights` are those that will be pruned. Raises BadInputError where the forward fails.
     """
     recorder = _Recorder(possible_sites(model, weights))
-    every = [*_numbered(calls)]  # not while they are gone through: a reader may count its batches
-    used: list[_Numbered] = []
+    samples = [call.samples for call in calls]
+    used: list[int] = []
+    held_out = 0
     outputs: dict[int, Sequence[Tensor]] = {}
     with undisturbed(model):
         share = 1.0
-        for one in every:
+        for one in _numbered(calls):
             if one.number * _GOLDEN % 1 < share:
                 with hooked(recorder.sites, recorder.meet):
                     recorder.begin(one)
                     given = _run(model, one)
                 outputs[one.number] = _held_out_outputs(given, one)
-                used.append(one)
-                share = _share(recorder.largest_bytes, every)
+                used.append(one.number)
+                held_out += int(_held_out(one).sum())
+                share = _share(recorder.largest_bytes, samples)
     found = recorder.moments()
     return DenseRecord(
         sites={name: recorder.sites[name] for name in found},
         moments=found,
-        calls=tuple(one.number for one in used),
+        calls=tuple(used),
         outputs=outputs,
-        held_out=sum(int(_held_out(one).sum()) for one in used),
+        held_out=held_out,
     )
 
 
@@ -249,7 +259,9 @@ class _Trial:
         return found
 
     def _meet(self, site: Site, tensor: Tensor) -> Tensor | None:
-        self._together.wait(site.name, _moments(site, tensor, self._local.one))
+        seen = _moments(site, tensor, self._local.one)
+        with random_states_kept():  # other forwards seed and draw meanwhile
+            self._together.wait(site.name, seen)
         change = self.plan.get(site.name)
         if not isinstance(change, Change):
             return None
@@ -281,18 +293,14 @@ class _Trial:
 @contextmanager
 def _taken_back_unless_kept(dense: DenseRecord, plan: _Plan) -> Iterator[Callable[[], None]]:
     """The changes in weights, biases and buffers; to stay there where what it gives is called."""
-    kept: list[bool] = []
     sites = [dense.sites[name] for name in plan]
-    norms = {site.name: normalisation(site) for site in sites if site.weight is None}
-    for name, change in plan.items():
-        fold(dense.sites[name], change)
+    before = copies([tensor for site in sites for tensor in site.tensors])
+    for site, change in zip(sites, plan.values(), strict=True):
+        fold(site, change)
     try:
-        yield lambda: kept.append(True)
+        yield before.clear
     finally:
-        if not kept:
-            for name, change in plan.items():
-                back = undone(change) if isinstance(change, Change) else norms[name]
-                fold(dense.sites[name], back)
+        put_back(before)
 
 
 def _numbered(calls: Iterable[Call]) -> Iterator[_Numbered]:
@@ -307,12 +315,14 @@ def _held_out(one: _Numbered) -> NDArray[np.bool_]:
     return held_out_samples(one.first_sample, one.call.samples)
 
 
-def _share(largest_bytes: int, every: Sequence[_Numbered]) -> float:
-    """Of the calls, how many are used: their forwards lie in memory side by side."""
-    samples = max(1, sum(one.call.samples for one in every))
+def _share(largest_bytes: int, samples: Sequence[int]) -> float:
+    """Of the calls, by the samples of each, how many are used.
+
+    Their forwards lie in memory side by side.
+    """
     bytes_each = max(1, _AT_HAND * largest_bytes)
-    enough = max(_ENOUGH_BYTES / bytes_each, len(every) * _ENOUGH_SAMPLES / samples)
-    return min(enough, _MOST_BYTES / bytes_each) / max(1, len(every))
+    enough = max(_ENOUGH_BYTES / bytes_each, len(samples) * _ENOUGH_SAMPLES / max(1, sum(samples)))
+    return min(enough, _MOST_BYTES / bytes_each) / max(1, len(samples))
 
 
 def _moments(site: Site, tensor: Tensor, one: _Numbered) -> Moments:

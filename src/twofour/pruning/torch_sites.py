@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.pruning.repair import Change, Normalisation
+from twofour.pruning.torch_calls import copies, put_back
 from twofour.pruning.torch_module import storage_key
 from twofour.records.weights import Weight
 
@@ -39,6 +40,13 @@ class Site:
     def has_bias(self) -> bool:
         """Whether a channel can be shifted."""
         return self.weight is None or self.module.bias is not None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What a change changes."""
+        names = ("running_mean", "running_var") if self.weight is None else ("weight", "bias")
+        held = (getattr(self.module, name) for name in names)
+        return [tensor for tensor in held if isinstance(tensor, Tensor)]
 
     def channel_axis(self, tensor: Tensor) -> int:
         """Of the batch norm's input, or the layer's output (which may be of a single sample)."""
@@ -103,12 +111,11 @@ def set_norm(site: Site, change: Normalisation) -> None:
 @contextmanager
 def norms_kept(sites: Iterable[Site]) -> Iterator[None]:
     """Running statistics are afterwards what they were."""
-    norms = [(site, normalisation(site)) for site in sites if site.weight is None]
+    before = copies([t for site in sites if site.weight is None for t in site.tensors])
     try:
         yield
     finally:
-        for site, before in norms:
-            set_norm(site, before)
+        put_back(before)
 
 
 def possible_sites(model: nn.Module, weights: Sequence[Weight]) -> dict[str, Site]:

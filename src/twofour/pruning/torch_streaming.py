@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 from twofour.errors import BadInputError
 from twofour.pruning.methods import DEFAULT_WITH_DATA, InPlace, left_to, without_data
 from twofour.pruning.selection import Choice, axis_conflict, choose
-from twofour.pruning.torch_calibration import Work, calibrate
-from twofour.pruning.torch_calls import Call, forward, undisturbed
+from twofour.pruning.solve import Solved
+from twofour.pruning.torch_calibration import CalibratedWeight, Work, calibrate, calls_kept
+from twofour.pruning.torch_calls import Call, KeptCalls, forward, undisturbed
 from twofour.pruning.torch_checkpoint import StreamedModule
 from twofour.pruning.torch_module import (
     NOT_REACHED,
@@ -95,7 +96,7 @@ def prune_streamed_calibrated(
     )
     with undisturbed(streamed.module), spill(memory_bytes=MEMORY_BYTES) as kept:
         run = _Run(streamed, list(wanted.values()), data, kept)
-        done = run.all(replace(work, memory_bytes=MEMORY_BYTES, restores=False), name, step)
+        done = run.all(replace(work, memory_bytes=MEMORY_BYTES), name, step)
     left = left_to(name)
     for key, weight in wanted.items():
         if key not in done:
@@ -168,7 +169,10 @@ class _Unit:
 
 
 class _ReachedError(Exception):
-    """Ends a forward at the unit whose inputs were wanted."""
+    """Ends a forward at the unit whose inputs were wanted.
+
+    An Exception: torch calls no hooks, which let parameters go, behind what is none.
+    """
 
 
 class _Run:
@@ -183,15 +187,10 @@ class _Run:
     ) -> None:
         self._streamed, self._module, self._kept = streamed, streamed.module, kept
         self._wanted = wanted
-        self._calls = [
-            (replace(call, args=(), kwargs={}), kept.put("calls", number, _tree(call)))
-            for number, call in enumerate(data.calls)
-        ]
-        if not self._calls:
-            raise BadInputError("the calibration data has no samples", hint="give at least one")
+        self._calls = KeptCalls(data.calls, torch.device("cpu"), kept)
         self._latest: dict[str, str] = {}
         """Chain -> its last unit that is done, whose outputs are kept."""
-        self._number = 0
+        self._number, self._reached = 0, False
         self._tables: list[nn.Module] = []
         """What every call of a capture looks up in."""
 
@@ -215,7 +214,7 @@ class _Run:
                 calibrated_weight(self._module, weight, self._tensor(weight), work.pattern)
                 for weight in self._within(unit)
             ]
-            solved = calibrate(unit.module, weights, self._inputs(unit), work) if weights else {}
+            solved = self._solved(unit, weights, work) if weights else {}
             done = {}
             for weight in weights:
                 found = solved.get(weight.target.name)
@@ -228,6 +227,12 @@ class _Run:
                 self._keep_outputs(unit)
         self._kept.drop(("in", unit.path))
         return done
+
+    def _solved(
+        self, unit: _Unit, weights: Sequence[CalibratedWeight], work: Work
+    ) -> dict[str, Solved]:
+        with calls_kept(unit.module, self._inputs(unit), work) as calls:
+            return calibrate(unit.module, weights, calls, work)
 
     def _save(self, unit: _Unit, changed: set[int]) -> None:
         for name, parameter in unit.module.named_parameters():
@@ -242,16 +247,13 @@ class _Run:
         start = f"{unit.path}."
         return [w for w in self._wanted if w.layer == unit.path or w.layer.startswith(start)]
 
-    def _call(self, number: int) -> Call:
-        args, kwargs, padding = self._kept.get("calls", number)
-        return replace(self._calls[number][0], args=args, kwargs=kwargs, padding=padding)
-
     def _capture(self, unit: _Unit) -> None:
         """The unit's arguments in every call; what is done gives what it gave before."""
 
         def reached(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._kept.put(("in", unit.path), self._number, (args, kwargs)):
                 raise _no_chain(unit.path, "takes what is no plain tensor")
+            self._reached = True
             raise _ReachedError
 
         hook = unit.module.register_forward_pre_hook(reached, with_kwargs=True)
@@ -260,25 +262,21 @@ class _Run:
                 for table in self._tables:
                     held.enter_context(self._streamed.held(table))
                 for number in range(len(self._calls)):
-                    self._number = number
-                    with contextlib.suppress(_ReachedError):
-                        self._forward(number)
+                    self._number, self._reached = number, False
+                    try:
+                        forward(self._module, self._calls[number], number)
+                    except BadInputError:
+                        if not self._reached:
+                            raise
         finally:
             hook.remove()
 
-    def _forward(self, number: int) -> None:
-        """Like `forward`, which makes an error of every exception."""
-        call = self._call(number)
-        torch.manual_seed(0)
-        self._module(*call.args, **call.kwargs)
-
     def _inputs(self, unit: _Unit) -> Iterator[Call]:
         group = ("in", unit.path)
-        for number, (call, _) in enumerate(self._calls):
+        for number in range(len(self._calls)):
             if self._kept.has(group, number):
                 args, kwargs = self._kept.get(group, number)
-                padding = self._call(number).padding
-                yield replace(call, args=args, kwargs=kwargs, padding=padding)
+                yield replace(self._calls.about(number), args=args, kwargs=kwargs)
 
     def _keep_outputs(self, unit: _Unit) -> None:
         """What the unit gives from now on, in place of the unit before it in the chain."""
@@ -345,7 +343,7 @@ class _Run:
             hooks.append(unit.module.register_forward_pre_hook(before(unit), with_kwargs=True))
             hooks.append(unit.module.register_forward_hook(after(unit)))
         try:
-            forward(self._module, self._call(0), 0)
+            forward(self._module, self._calls[0], 0)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -354,10 +352,6 @@ class _Run:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _tree(call: Call) -> Tree:
-    return call.args, dict(call.kwargs), call.padding
 
 
 def _places(tree: Tree) -> set[int]:
