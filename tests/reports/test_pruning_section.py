@@ -93,6 +93,13 @@ def test_the_data_and_the_largest_error_are_said_first() -> None:
     assert "largest 0.3000 in d" in text
 
 
+def test_a_layer_that_loses_nothing_on_held_out_samples_counts_with_0() -> None:
+    rows = (row("a", 0.5, 0.0), row("b", 0.0, None), row("d", 0.2, 0.3))
+    assert calibration_lines(replace(RESULT, weights=rows))[-1] == (
+        "output error of 3 layers: median 0, largest 0.3000 in d"
+    )
+
+
 REPAIR = Repair(
     error_before=0.7,
     tried=(

@@ -28,6 +28,11 @@ class OutputError:
     held_out: float | None
     """On the tenth of the calibration data that it did not see; None: too little to hold out."""
 
+    @property
+    def judged(self) -> float:
+        """What a layer is judged by: held out, where something was."""
+        return self.calibration if self.held_out is None else self.held_out
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedWeight:

@@ -205,10 +205,7 @@ def _outputs(row: LayerCost, name: str) -> float | None:
 
 
 def _layer_error(row: LayerCost) -> float | None:
-    error = row.output_error
-    if error is None:
-        return None
-    return error.calibration if error.held_out is None else error.held_out
+    return None if row.output_error is None else row.output_error.judged
 
 
 def _small(value: float) -> str:

@@ -198,9 +198,9 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
         *map(printable, data.notes),
     ]
     errors = sorted(
-        (error, row.weight.layer)
+        (row.output_error.judged, row.weight.layer)
         for row in result.weights
-        if (error := _held_out_error(row) or _seen_error(row)) is not None
+        if row.output_error is not None
     )
     if errors:
         middle, (most, layer) = median(error for error, _ in errors), errors[-1]

@@ -317,8 +317,7 @@ class _Study:
         return self.fisher.get(unit.name, math.nan)
 
     def _output_error(self, unit: Unit) -> float:
-        errors = [row.output_error for row in unit.rows if row.output_error is not None]
-        found = [e.calibration if e.held_out is None else e.held_out for e in errors]
+        found = [row.output_error.judged for row in unit.rows if row.output_error is not None]
         return math.fsum(found) if found else math.nan
 
     def _whole_loss(self, places: Places) -> float:

@@ -76,8 +76,7 @@ def _moved(inputs: Inputs, part: Places, place: Places) -> Inputs:
 
 def error_of(problem: LayerProblem, method: Method, options: MethodOptions) -> float:
     """Output error after the method: on held-out inputs, where there are some."""
-    found = solve_layers([problem], method, options)[0].output_error
-    return found.calibration if found.held_out is None else found.held_out
+    return solve_layers([problem], method, options)[0].output_error.judged
 
 
 def lost_energy(stored: Array, axis: int, pattern: Pattern) -> float:
