@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +136,27 @@ def test_the_list_of_layers_leaves_dense_what_the_budget_does(
     assert "allowed" in (folder / "sensitivity.html").read_text()
     assert "robust" in (folder / "sensitivity.md").read_text()
     assert read_record(SensitivityResult, folder / "sensitivity.json") == result
+
+
+@pytest.mark.parametrize("loss", [LossKind.KL, LossKind.OUTPUTS])
+def test_a_limit_is_of_the_metric_whatever_layers_are_judged_by(
+    studied: tuple[Path, SensitivityResult], tmp_path: Path, loss: LossKind
+) -> None:
+    folder, _ = studied
+    shutil.copytree(folder, tmp_path / "run")
+    options = replace(OPTIONS, budget=replace(OPTIONS.budget, loss=loss))
+    _, result = run_sensitivity(str(folder.parent / "mlp.onnx"), tmp_path / "run", options)
+    assert result.loss is loss
+    for row in result.layers:
+        assert row.alone is not None
+        assert row.alone.outputs is not None
+        outputs = row.alone.outputs
+        assert row.loss == (outputs.kl if loss is LossKind.KL else outputs.error)
+    assert result.budget is not None
+    for one in (result.budget.chosen, *result.budget.trials):
+        assert one.loss == 100.0 - one.measured.metrics["agreement"]
+    assert result.budget.chosen.loss is not None
+    assert 0 < result.budget.chosen.loss <= 5.0
 
 
 def test_the_same_command_measures_nothing_again_and_another_budget_only_what_is_new(

@@ -4,6 +4,7 @@ holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -45,11 +46,21 @@ def figure_drop(
 ) -> float:
     """How far the figure of the budget falls; infinitely where it is missing."""
     assert chosen.budget is not None
-    name = chosen.figure or ""
-    if name not in dense or name not in sparse:
-        return float("inf")
-    fall = dense[name] - sparse[name]
-    return -fall if chosen.budget.asked.lower_is_better else fall
+    found = fall(chosen.budget.asked, chosen.figure, dense, sparse)
+    return math.inf if math.isnan(found) else found
+
+
+def fall(
+    budget: BudgetOptions,
+    name: str | None,
+    dense: Mapping[str, float],
+    pruned: Mapping[str, float],
+) -> float:
+    """How much worse a figure is than that of the dense model; NaN where it is missing."""
+    if name is None or name not in dense or name not in pruned:
+        return math.nan
+    before, after = dense[name], pruned[name]
+    return after - before if budget.lower_is_better else before - after
 
 
 def leaving(run: Run, chosen: SensitivityResult, more: Iterable[LayerCost]) -> Run:

@@ -21,7 +21,7 @@ from twofour.pipeline.checks import check, metric_key
 from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
 from twofour.pipeline.layer_lists import LAYER_LIST, layer_list
 from twofour.pipeline.reporting import REPORT, SENSITIVITY
-from twofour.pipeline.sensitivity.choosing import figure_of
+from twofour.pipeline.sensitivity.choosing import fall, figure_of
 from twofour.pipeline.sensitivity.measured_on import (
     MEASURED_ON,
     described_in,
@@ -251,7 +251,8 @@ class _Study:
         self.savings = self._savings()
         self.sets.measure([()])
         self.figure = figure_of(self.budget, self._measured(()).metrics)
-        self.loss = self._loss_kind()
+        self.loss = self.budget.loss or self._default_loss()
+        self.whole = self._loss_of_sets()
         everything = tuple(u for u in self.units if u.pruned)
         self.sets.measure([union([u.places for u in everything]), *(u.places for u in everything)])
         self.fisher = self._fisher()
@@ -279,11 +280,15 @@ class _Study:
     def _measured(self, places: Places) -> Measured:
         return self.sets.found[places]
 
-    def _loss_kind(self) -> LossKind:
-        asked = self.budget.loss
-        if asked is None:
-            return LossKind.OUTPUTS if self.figure is None else LossKind.METRIC
-        return asked
+    def _default_loss(self) -> LossKind:
+        return LossKind.OUTPUTS if self.figure is None else LossKind.METRIC
+
+    def _loss_of_sets(self) -> LossKind:
+        """By what a model with several layers pruned is judged: a limit is of the metric."""
+        if self.budget.max_drop is not None:
+            return LossKind.METRIC
+        of_one_layer = self.loss in (LossKind.FISHER, LossKind.LAYER)
+        return self._default_loss() if of_one_layer else self.loss
 
     # --- losses -----------------------------------------------------------------------------------
 
@@ -311,7 +316,7 @@ class _Study:
             return self._fisher_of(unit)
         if self.loss is LossKind.LAYER:
             return self._output_error(unit)
-        return self._whole_loss(unit.places)
+        return self._measured_loss(self.loss, unit.places)
 
     def _fisher_of(self, unit: Unit) -> float:
         return self.fisher.get(unit.name, math.nan)
@@ -320,21 +325,17 @@ class _Study:
         found = [row.output_error.judged for row in unit.rows if row.output_error is not None]
         return math.fsum(found) if found else math.nan
 
-    def _whole_loss(self, places: Places) -> float:
-        """By the whole model with these pruned: the metric's drop, else how its outputs move."""
-        measured, dense = self._measured(places), self._measured(())
+    def _measured_loss(self, kind: LossKind, places: Places) -> float:
+        """Of the model with these pruned: how far the metric falls, or how the outputs move."""
+        measured = self._measured(places)
         if measured.error is not None:
             return math.nan
-        if self.figure is not None and self.loss is not LossKind.KL:
-            if self.loss is LossKind.OUTPUTS and measured.outputs is not None:
-                return measured.outputs.error
-            fall = dense.metrics[self.figure] - measured.metrics[self.figure]
-            return -fall if self.budget.lower_is_better else fall
-        if measured.outputs is None:
-            return math.nan
-        if self.loss is LossKind.KL:
-            return math.nan if measured.outputs.kl is None else measured.outputs.kl
-        return measured.outputs.error
+        if kind is LossKind.METRIC:
+            dense = self._measured(()).metrics
+            return fall(self.budget, self.figure, dense, measured.metrics)
+        outputs = measured.outputs
+        found = None if outputs is None else outputs.kl if kind is LossKind.KL else outputs.error
+        return math.nan if found is None else found
 
     def _costs(self) -> tuple[Cost, ...]:
         """What is chosen from: losses alone, and a share of what only shows when all is pruned.
@@ -344,11 +345,12 @@ class _Study:
         """
         wanted = [u for u in self.units if u.pruned and u.nodes]
         alone = {u.name: self._alone(u) for u in wanted}
-        whole = self._whole_loss(union([u.places for u in wanted])) if wanted else 0.0
+        everything = union([u.places for u in wanted])
+        whole = self._measured_loss(self.whole, everything) if wanted else 0.0
         counted = math.fsum(max(x, 0.0) for x in alone.values() if math.isfinite(x))
         moved = {u.name: self._moved(u) for u in wanted}
         total = math.fsum(moved.values())
-        if self.loss in (LossKind.FISHER, LossKind.LAYER) and counted > 0 and whole > 0:
+        if self.loss is not self.whole and counted > 0 and whole > 0:
             alone = {name: x * whole / counted for name, x in alone.items()}
             counted = whole
         excess = max(0.0, whole - counted) if math.isfinite(whole) else 0.0
@@ -373,7 +375,7 @@ class _Study:
 
     def _loss_of(self, pruned: frozenset[str]) -> float:
         self.sets.measure([self._places_of(pruned)])
-        return self._whole_loss(self._places_of(pruned)) if pruned else 0.0
+        return self._measured_loss(self.whole, self._places_of(pruned)) if pruned else 0.0
 
     def _pareto(self, costs: Sequence[Cost]) -> list[Trial]:
         sets = dict.fromkeys(least_lost(costs, share) for share in STEPS)
