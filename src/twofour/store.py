@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -176,6 +177,17 @@ def atomic_file(path: Path) -> Iterator[Path]:
         raise write_error(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def link_or_copy(there: Path, here: Path) -> None:
+    """The same file under both names, or a copy where the file system has no links."""
+    if here.exists() and here.samefile(there):
+        return
+    here.unlink(missing_ok=True)
+    try:
+        os.link(there, here)
+    except OSError:
+        shutil.copyfile(there, here)
 
 
 def sha256_bytes(*parts: bytes) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from twofour.pipeline.calibration_worker import BatchFile
 from twofour.pipeline.sources.calibration.data import CalibrationData
 from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pruning.onnx_file import Solution
-from twofour.store import atomic_file, read_record, write_record
+from twofour.store import atomic_file, link_or_copy, read_record, write_record
 
 _STATE = "state.json"
 
@@ -71,13 +70,8 @@ def linked(folder: Path, opened: OpenedModel) -> dict[Path, str]:
     """The model's files under names in the folder, as ONNX Runtime reads none from outside it."""
     names = {}
     for number, file in enumerate((opened.path, *opened.data_files)):
-        link = folder / f"model-{number}.bin"
-        link.unlink(missing_ok=True)
-        try:
-            os.link(file, link)
-        except OSError:
-            shutil.copyfile(file, link)
-        names[file] = link.name
+        names[file] = f"model-{number}.bin"
+        link_or_copy(file, folder / names[file])
     return names
 
 

@@ -7,48 +7,33 @@ dense.onnx with the constants of those layers from there.
 from __future__ import annotations
 
 import math
-import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError
-from twofour.pipeline import onnx_stages, torch_stages
 from twofour.pipeline.checks import check, metric_key
-from twofour.pipeline.folder import STAGES, RunFolder, open_run_folder, own_folder
 from twofour.pipeline.layer_lists import LAYER_LIST, layer_list
 from twofour.pipeline.reporting import REPORT, SENSITIVITY
 from twofour.pipeline.sensitivity.choosing import fall, figure_of
-from twofour.pipeline.sensitivity.measured_on import (
-    MEASURED_ON,
-    described_in,
-    first_batches,
-    measured_on,
-)
+from twofour.pipeline.sensitivity.everything import FOLDER, Apart, apart, prune_everything
+from twofour.pipeline.sensitivity.fisher import fisher_of
+from twofour.pipeline.sensitivity.measured_on import MEASURED_ON
 from twofour.pipeline.sensitivity.savings import Savings, find_savings
-from twofour.pipeline.sensitivity.sets import MEASURED, Places, Sets, open_sets, union
+from twofour.pipeline.sensitivity.sets import Places, Sets, open_sets, union
 from twofour.pipeline.sensitivity.units import Unit, find_units
 from twofour.pipeline.stages import (
     DENSE,
-    INPUTS,
     PRUNE,
     SPARSE,
-    WEIGHTS,
     Made,
     Run,
-    Runner,
     Stage,
     onnx_files,
     onnx_name,
     versions,
 )
 from twofour.pruning.budget import Cost, Trial, least_lost, trial_of, within
-from twofour.records.export import LayerMap
 from twofour.records.options import BudgetOptions, LossKind
-from twofour.records.pruning import PruneResult
 from twofour.records.run import ExportedVariant
 from twofour.records.sensitivity import (
     BudgetResult,
@@ -65,25 +50,9 @@ from twofour.reports.sensitivity_document import (
 )
 from twofour.store import sha256_file, write_text
 
-if TYPE_CHECKING:
-    from twofour.pipeline.sources.source import LoadedModule
-
-FOLDER = "sensitivity"
-"""Of everything pruned and of the measurements, inside the run folder."""
 MARKDOWN, HTML = "sensitivity.md", "sensitivity.html"
 STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Shares of the possible saving at which a set is measured for the table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Apart:
-    """Everything pruned, in its own folder."""
-
-    run: Run
-    pruned: PruneResult
-    layers: LayerMap
-    note: str | None
-    """On what the outputs are compared."""
 
 
 def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
@@ -96,23 +65,25 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     if checked.outputs is None:
         raise BadInputError(f"what layers lose cannot be measured: {checked.not_compared}")
     figure_of(run.options.budget, checked.metrics)
-    with _apart(run) as apart_run:
-        apart = _prune_everything(apart_run, dense)
-        return run.do(_stage(run, apart))
+    with apart(run) as own_run:
+        pruned = prune_everything(own_run, dense)
+        return run.do(_stage(run, pruned))
 
 
-def _stage(run: Run, apart: _Apart) -> Stage[SensitivityResult]:
+def _stage(run: Run, everything: Apart) -> Stage[SensitivityResult]:
     budget = run.options.budget
     watched: dict[str, str] = {}
 
     def work() -> Made[SensitivityResult]:
-        with open_sets(apart.run, lambda done, of: run.progress.step("measured", done, of)) as sets:
-            found = _Study(apart, budget, sets).result()
+        with open_sets(
+            everything.run, lambda done, of: run.progress.step("measured", done, of)
+        ) as sets:
+            found = _Study(everything, budget, sets).result()
         watched.update(sets.watched)
         write_sensitivity(run.path, found)
         return found, (LAYER_LIST, MARKDOWN, HTML)
 
-    inside = [*onnx_files(apart.run.file(onnx_name(SPARSE))), MEASURED_ON, PRUNE]
+    inside = [*onnx_files(everything.run.file(onnx_name(SPARSE))), MEASURED_ON, PRUNE]
     return Stage(
         name="sensitivity",
         title="measure what each layer loses",
@@ -173,70 +144,13 @@ def _why_left(row: LayerCost) -> str:
     return f"loses {row.loss:.3g} alone"
 
 
-# --- everything pruned ----------------------------------------------------------------------------
-
-
-@contextmanager
-def _apart(run: Run) -> Iterator[Run]:
-    """The run in a folder of its own, without repairs: those hold for one set of layers alone."""
-    path = run.path / FOLDER
-    with open_run_folder(path, run.runner.folder.manifest.source) as folder:
-        own_folder(path / STAGES)
-        if run.options.fresh:
-            folder.forget()
-            shutil.rmtree(path / MEASURED, ignore_errors=True)
-        yield _with_folder(run, path, folder)
-
-
-def _with_folder(run: Run, path: Path, folder: RunFolder) -> Run:
-    method = replace(run.options.method, repair=False, permute_seconds=0.0)
-    return replace(
-        run,
-        path=path,
-        shown=run.shown / FOLDER,
-        runner=Runner(folder, run.progress),
-        options=replace(run.options, method=method),
-    )
-
-
-def _prune_everything(run: Run, dense: ExportedVariant) -> _Apart:
-    """sparse.onnx beside links to dense.onnx and the inputs, all that the selection takes."""
-    outer = run.path.parent
-    there = onnx_files(outer / onnx_name(DENSE))
-    for name in set(onnx_files(run.file(onnx_name(DENSE)))) - {*there}:
-        run.file(name).unlink(missing_ok=True)
-    for name in (*there, INPUTS):
-        _link(outer / name, run.path / name)
-    if run.model is None:
-        pruned = run.do(onnx_stages.prune(run))
-        run.do(onnx_stages.validate(run, pruned))
-        sparse = run.do(onnx_stages.describe_sparse(run))
-    else:
-        pruned = run.do(torch_stages.prune(run))
-        run.do(torch_stages.validate(run, pruned))
-        sparse = run.do(torch_stages.export_sparse(run, dense))
-    inputs = run.do(measured_on(run, dense))
-    return _Apart(run=run, pruned=pruned, layers=sparse.layers, note=inputs.note)
-
-
-def _link(there: Path, here: Path) -> None:
-    """The same file under both names, or a copy where the file system has no links."""
-    if here.exists() and here.samefile(there):
-        return
-    here.unlink(missing_ok=True)
-    try:
-        os.link(there, here)
-    except OSError:
-        shutil.copyfile(there, here)
-
-
 # --- the study ------------------------------------------------------------------------------------
 
 
 class _Study:
     """What is known of the layers so far; each step adds to it."""
 
-    def __init__(self, apart: _Apart, budget: BudgetOptions, sets: Sets) -> None:
+    def __init__(self, apart: Apart, budget: BudgetOptions, sets: Sets) -> None:
         self.apart, self.budget, self.sets = apart, budget, sets
         models = apart.run.models
         dense = models.open(apart.run.file(onnx_name(DENSE)))
@@ -444,46 +358,3 @@ class _Study:
             return self.savings.why_not[unit.name]
         error = self._measured(unit.places).error
         return cost.why_dense if error is None else f"{cost.why_dense}: {error}"
-
-
-def fisher_of(run: Run, units: Sequence[Unit]) -> dict[str, float]:
-    """Scores by unit, from the dense module and the weights and biases that were saved."""
-    from safetensors import safe_open
-
-    from twofour.pruning.torch_fisher import PROBES, fisher_scores
-
-    assert run.model is not None
-    loaded = run.model.dense()
-    state = dict(loaded.module.named_parameters(remove_duplicate=False))
-    changes = {}
-    with safe_open(str(run.file(WEIGHTS)), framework="pt") as file:
-        saved = set(file.keys())
-        for unit in units:
-            keys = [key for key in _parameters(unit) if key in saved and key in state]
-            changes[unit.name] = {key: file.get_tensor(key) - state[key].detach() for key in keys}
-    calls = _calls(run, loaded)
-    probes = -(-PROBES // len(calls))
-    seed = run.options.seed
-    found = [fisher_scores(loaded.module, c, changes, seed=seed, probes=probes) for c in calls]
-    return {name: math.fsum(of[name] for of in found) / len(found) for name in found[0]}
-
-
-def _calls(run: Run, loaded: LoadedModule) -> list[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """What the module is called with: the first calibration batches, else the example inputs."""
-    from twofour.pipeline.sources.calibration.models import loaded_inputs
-    from twofour.pipeline.sources.calibration.torch_calls import torch_call
-
-    if run.options.calibration.data is None:
-        return [(loaded.args, loaded.kwargs)]
-    inputs = loaded_inputs(loaded, run.source.text, described_in(run))
-    calls = (torch_call(loaded.module, batch) for batch in first_batches(run, inputs))
-    return [(call.args, call.kwargs) for call in calls]
-
-
-def _parameters(unit: Unit) -> Iterator[str]:
-    """Keys of the weights that were pruned, and of the biases that may make up for them."""
-    keys = dict.fromkeys(r.weight.weight for r in unit.rows if r.pruned and r.weight.weight)
-    for key in keys:
-        yield key
-        if key.endswith("weight"):
-            yield f"{key.removesuffix('weight')}bias"
