@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +22,6 @@ from twofour.reports import eligibility_plots as plots
 from twofour.reports.document import (
     Column,
     Document,
-    Fold,
     Kind,
     Lines,
     Names,
@@ -53,15 +50,13 @@ from twofour.reports.eligibility_words import (
     title_line,
     totals,
 )
+from twofour.reports.folds import folds
 from twofour.reports.latency_document import latency_section
 from twofour.reports.sensitivity_document import sensitivity_section
 from twofour.reports.shipping import shipping_line
 from twofour.reports.weights_document import permutation_section, pruning_section
 from twofour.words import SPARSE_TO_DENSE, count, printable, shape_cell, tactic_ratio, times
 
-_NUMBERS = re.compile(r"(\d+)", re.ASCII)
-_LONGEST_NUMBER = 9
-_Key = tuple[object, ...]
 _Cell = Callable[[Verdict], "str | None"]
 
 
@@ -166,9 +161,18 @@ def layers_table(verdicts: Sequence[Verdict]) -> Table:
     return Table(
         title="",
         columns=tuple(columns),
-        folds=partial(folds, verdicts),
+        folds=lambda: folds((v.layer, _alike(v)) for v in verdicts),
         details=lambda row: _details(verdicts[row]),
         style="layers",
+    )
+
+
+def _alike(verdict: Verdict) -> tuple[object, ...]:
+    """What layers have in common that share a row."""
+    return (
+        *(verdict.op, verdict.in_channels, verdict.out_channels, verdict.kernel, verdict.groups),
+        *(verdict.dtype, verdict.pattern_holds, verdict.verdict, verdict.predicted),
+        *(verdict.evidence, verdict.remedy, tuple(r.code for r in verdict.reasons)),
     )
 
 
@@ -410,58 +414,3 @@ def _beside(group: NotCovered) -> dict[str, Value]:
         "verdict": NOT_COVERED if group.multiplies else NO_FACTOR,
         "weights": group.weights,
     }
-
-
-def folds(verdicts: Sequence[Verdict]) -> tuple[Fold, ...]:
-    """Layers of one size and verdict whose names differ in one number, in the order of the first.
-
-    Each layer is in exactly one of them.
-    """
-    keys = [_keys(v) for v in verdicts]
-    sizes = Counter(key for options in keys for key in options)
-    members: dict[_Key, list[int]] = {}
-    numbers: dict[_Key, list[str]] = {}
-    for index, options in enumerate(keys):
-        best = max(options, key=lambda key: sizes[key], default=None)
-        key = best if best is not None and sizes[best] > 1 else ("alone", index)
-        members.setdefault(key, []).append(index)
-        numbers.setdefault(key, []).append("" if best is None else options[best])
-    return tuple(
-        Fold(
-            name=name_cell(
-                verdicts[at[0]].layer
-                if len(at) == 1
-                else f"{key[0]}{{{_ranges(numbers[key])}}}{key[1]}"
-            ),
-            rows=tuple(at),
-        )
-        for key, at in members.items()
-    )
-
-
-def _keys(verdict: Verdict) -> dict[_Key, str]:
-    """For each number in the name: what a row along it has in common, and the number."""
-    parts = _NUMBERS.split(verdict.layer)
-    common = (
-        *(verdict.op, verdict.in_channels, verdict.out_channels, verdict.kernel, verdict.groups),
-        *(verdict.dtype, verdict.pattern_holds, verdict.verdict, verdict.predicted),
-        *(verdict.evidence, verdict.remedy, tuple(r.code for r in verdict.reasons)),
-    )
-    return {
-        ("".join(parts[:i]), "".join(parts[i + 1 :]), common): parts[i]
-        for i in range(1, len(parts), 2)
-    }
-
-
-def _ranges(numbers: Sequence[str]) -> str:
-    """Write 0, 1, 2, 5 as "0-2,5"; numbers with leading zeros or very long ones as they are."""
-    distinct = list(dict.fromkeys(numbers))
-    if any(len(text) > _LONGEST_NUMBER or text != str(int(text)) for text in distinct):
-        return ",".join(distinct)
-    spans: list[tuple[int, int]] = []
-    for value in sorted(map(int, distinct)):
-        if spans and spans[-1][1] == value - 1:
-            spans[-1] = (spans[-1][0], value)
-        else:
-            spans.append((value, value))
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
