@@ -27,6 +27,7 @@ from twofour.reports.document import Table
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.html import drawn
 from twofour.reports.pruning_plots import draw_errors
+from twofour.reports.terminal import draw, plain_text
 from twofour.reports.weights_document import (
     calibration_lines,
     permutation_section,
@@ -91,6 +92,30 @@ def test_the_data_and_the_largest_error_are_said_first() -> None:
     )
     text = markdown.render(prune_document(RESULT))
     assert "largest 0.3000 in d" in text
+
+
+def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> None:
+    rows = [
+        replace(row(f"h.{i}.{part}", 0.01 * (i + 1), None), zeros=2048 - i, kept_magnitude=0.75)
+        for i in range(24)
+        for part in ("fc1", "fc2")
+    ]
+    rows[4] = replace(rows[4], note="magnitude's mask would have lost less")
+    rows[6] = replace(rows[6], method="wanda")
+    table = pruned_table(rows)
+    assert len(table.rows) == 48
+    found = cells(table.folded())
+    names = ("h.{0-1,4-23}.fc1", "h.{0-23}.fc2", "h.2.fc1", "h.3.fc1")
+    assert found["layer"] == names
+    assert found["output error"][:2] == ("0.0100 to 0.2400", "0.0100 to 0.2400")
+    assert found["zeros"][:3] == ("49.4 % to 50.0 %", "49.4 % to 50.0 %", "50.0 %")
+    assert found["kept |w|"] == ("75.0 %",) * 4
+    assert found["notes"] == (None, None, "magnitude's mask would have lost less", None)
+    shown = plain_text(draw((table,)))
+    assert "h.{0-23}.fc2 x24" in " ".join(shown.split())
+    assert len(shown.splitlines()) < 30
+    document = prune_document(replace(RESULT, weights=tuple(rows)))
+    assert all(one.weight.layer in html.render(document) for one in rows)
 
 
 def test_a_layer_that_loses_nothing_on_held_out_samples_counts_with_0() -> None:

@@ -37,6 +37,7 @@ from twofour.reports.document import (
     section,
 )
 from twofour.reports.eligibility_words import TRIVIAL, stale_lines
+from twofour.reports.folds import folds
 from twofour.reports.pruning_plots import draw_errors, error_key
 from twofour.words import (
     count,
@@ -45,7 +46,6 @@ from twofour.words import (
     per_cent,
     printable,
     shape_cell,
-    share,
     times,
 )
 
@@ -174,8 +174,8 @@ def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
         column("op", Kind.VERDICT, rows, lambda r: r.weight.op),
         column("C x K kernel", Kind.TEXT, rows, lambda r: shape_cell(r.weight)),
         *((pruned,) if some_dense else ()),
-        column("zeros", Kind.FIGURE, rows, lambda r: share(r.zeros, prod(r.weight.shape))),
-        column("kept |w|", Kind.VERDICT, rows, _kept_magnitude),
+        figures("zeros", rows, _zeros, per_cent),
+        figures("kept |w|", rows, lambda r: r.kept_magnitude, per_cent),
     )
     known = [row for row in rows if row.output_error is not None]
     measured = (
@@ -184,7 +184,24 @@ def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
         figures("held out", rows, _held_out_error, _error_words),
     )
     notes = column("notes", Kind.TEXT, rows, _notes)
-    return Table(title="", columns=(*columns, *(measured if known else ()), notes), style="rows")
+    return Table(
+        title="",
+        columns=(*columns, *(measured if known else ()), notes),
+        folds=lambda: folds((r.weight.layer, _alike(r)) for r in rows),
+        style="rows",
+    )
+
+
+def _alike(row: PrunedWeight) -> tuple[object, ...]:
+    """What weights have in common that share a row."""
+    weight = row.weight
+    sizes = weight.in_channels, weight.out_channels, weight.kernel, weight.groups
+    return weight.op, *sizes, row.pruned, row.method, row.output_error is None, _notes(row)
+
+
+def _zeros(row: PrunedWeight) -> float:
+    """Share of the stored array; 0 of one without elements."""
+    return row.zeros / max(1, prod(row.weight.shape))
 
 
 def calibration_lines(result: PruneResult) -> tuple[str, ...]:
@@ -299,10 +316,6 @@ def holding_words(validation: Validation) -> str:
     line = f"{pattern} holds in {holding} of {count(len(breakable), 'weight')}"
     narrow = len(checks) - len(breakable)
     return f"{line} ({narrow:,} more too narrow to break it)" if narrow else line
-
-
-def _kept_magnitude(row: PrunedWeight) -> str | None:
-    return None if row.kept_magnitude is None else f"{100 * row.kept_magnitude:.1f} %"
 
 
 def _prune_line(result: PruneResult) -> str:
