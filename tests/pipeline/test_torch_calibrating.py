@@ -80,10 +80,14 @@ def test_other_data_and_another_method_are_done_again(tmp_path: Path, data: Path
     run_prune(MODEL, tmp_path / "run", options(data))
     other = tmp_path / "other.npz"
     np.savez(other, x=np.load(data)["x"] * 2 + 1)
+    before_repair = [tmp_path / "run" / "stages" / f"one-shot.{s}" for s in ("safetensors", "onnx")]
+    assert before_repair[0].exists()
+    before_repair[1].touch()  # as a run that builds leaves it
     for changed in (options(data, "wanda"), options(other, "wanda"), RunOptions()):
         steps = Steps()
         run_prune(MODEL, tmp_path / "run", changed, steps)
         assert "prune" in steps.did
+    assert not any(file.exists() for file in before_repair)
 
 
 @pytest.mark.slow

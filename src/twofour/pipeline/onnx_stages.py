@@ -352,8 +352,6 @@ def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
     from twofour.pipeline.onnx_calibrating import calibrate
 
     data = open_data(run, opened)
-    for note in data.notes:
-        run.progress.note(note)
     return calibrate(calibration_job(run, opened, data, folder), run.progress)
 
 

@@ -169,8 +169,6 @@ def _by_data(run: Run, streamed: StreamedModule) -> PruneResult:
     inputs = loaded_inputs(loaded, run.source.text, run.source.folder)
     data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
     run.calibration_files[:] = data.watched
-    for note in data.notes:
-        run.progress.note(note)
     work = work_of(options.pattern, options.method)
     calls = calls_of(module, data)
     return prune_streamed_calibrated(streamed, calls, work, options.selection, run.progress.step)

@@ -57,8 +57,6 @@ def _prune_by_data(
 
     options, folder = run.options, run.file(STAGES)
     data = open_loaded_data(run, loaded)
-    for note in data.notes:
-        run.progress.note(note)
     facts = (options.pattern, options.selection, options.method, options.calibration, orders)
     sources = (run.source.key(), refitted_to_key(run))
     parts = (*map(repr, (*facts, versions("torch"))), *sources, data.key())

@@ -88,7 +88,8 @@ def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]
         return prune_by_options(run, loaded, orders)
 
     def work() -> Made[PruneResult]:
-        run.file(ONE_SHOT_WEIGHTS).unlink(missing_ok=True)
+        for name in (ONE_SHOT_WEIGHTS, *one_shot_files(run.path)):  # of an earlier run
+            run.file(name).unlink(missing_ok=True)
         result = model.prune(in_order, run.file(WEIGHTS))
         about, left = None if permuted is None else permuted.about, (WEIGHTS, ONE_SHOT_WEIGHTS)
         return replace(result, permutation=about), tuple(
