@@ -37,7 +37,7 @@ from torch import nn
 import twofour
 from twofour.pipeline.torch_calibrating import calls_of, data_of
 from twofour.pruning.selection import choose
-from twofour.pruning.torch_module import find_weights
+from twofour.pruning.torch_layers import find_weights
 from twofour.pruning.torch_repair import record_dense, repair_module
 from twofour.records.options import MethodOptions, Selection
 from twofour.records.pruning import RepairKind

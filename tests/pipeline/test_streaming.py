@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_run import Recorder
 from transformers import (
     AlbertConfig,
@@ -27,6 +28,7 @@ from twofour.pipeline.run import run_prune
 from twofour.pruning.torch_checkpoint import CheckpointFiles, StreamedModule, without_values
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 from twofour.records.pruning import PruneResult
+from twofour.records.weights import ReasonCode
 from twofour.store import read_record
 
 TWO_FOUR = twofour.Pattern(2, 4)
@@ -128,6 +130,19 @@ def test_nan_in_a_shard_is_named(llama: Path, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "nan")
     with pytest.raises(BadInputError, match=r"layers\.1\.mlp\.up_proj.*1 of 2048 values"):
         run_prune(str(tmp_path / "nan"), tmp_path / "run", RunOptions(stream=True))
+
+
+def test_a_weight_in_eight_bits_is_left_and_says_why(llama: Path, tmp_path: Path) -> None:
+    folder, key = tmp_path / "eight", "model.layers.1.mlp.up_proj.weight"
+    shutil.copytree(llama, folder)
+    (file,) = [f for f in folder.glob("*.safetensors") if key in load_file(f)]
+    tensors = load_file(file)
+    save_file({**tensors, key: tensors[key].to(torch.float8_e4m3fn)}, file)
+    out, result, _ = run_prune(str(folder), tmp_path / "run", RunOptions(stream=True))
+    (row,) = [row for row in result.weights if row.weight.weight == key]
+    assert (row.pruned, row.zeros, row.reasons[0].code) == (False, 0, ReasonCode.DTYPE)
+    assert sum(row.pruned for row in result.weights) == len(result.weights) - 1
+    assert torch.equal(state(out / "checkpoint")[key].float(), state(folder)[key].float())
 
 
 def test_stream_is_refused_where_there_is_nothing_to_stream(tmp_path: Path) -> None:

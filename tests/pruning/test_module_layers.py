@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
 from twofour.errors import BadInputError
-from twofour.pruning.torch_module import find_not_covered, find_weights, make_permanent
+from twofour.pruning.torch_layers import find_not_covered, find_weights, make_permanent
 from twofour.records.weights import ReasonCode, Weight
 
 

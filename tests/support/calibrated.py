@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from twofour.pruning.torch_calibration import CalibratedWeight
 from twofour.pruning.torch_calls import Call
-from twofour.pruning.torch_module import find_weights
+from twofour.pruning.torch_layers import find_weights
 from twofour.pruning.torch_pruning import calibrated_weight
 from twofour.records.weights import Pattern
 

@@ -50,7 +50,7 @@ class TorchModel:
     def dense(self) -> LoadedModule:
         """The module with the weights of the source."""
         if self._loaded is None or self._pruned is not None:
-            from twofour.pruning.torch_module import make_permanent
+            from twofour.pruning.torch_layers import make_permanent
 
             self._loaded = None
             with files_read() as self.data_files:
@@ -146,7 +146,7 @@ def load_weights(module: nn.Module, path: Path) -> LoadedWeights:
     import torch
     from safetensors import SafetensorError, safe_open
 
-    from twofour.pruning.torch_module import make_permanent
+    from twofour.pruning.torch_layers import make_permanent
 
     permanent = make_permanent(module)
     state = {k: v for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)}

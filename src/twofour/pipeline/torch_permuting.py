@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def selection_of(run: Run, opened: OpenedModel) -> Selection:
     """The layers that the options take of the module, as names of the exported file's layers."""
-    from twofour.pruning.torch_module import find_weights
+    from twofour.pruning.torch_layers import find_weights
 
     pattern = run.options.pattern
     rows = choose(find_weights(_loaded(run).module), pattern, run.options.selection)

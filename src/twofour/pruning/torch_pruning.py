@@ -20,15 +20,8 @@ from twofour.pruning.torch_calibration import (
     fellow,
 )
 from twofour.pruning.torch_calls import Call, KeptCalls, copies, put_back
-from twofour.pruning.torch_module import (
-    Done,
-    StorageKey,
-    is_plain,
-    prune_module,
-    storage_key,
-    tensor_of,
-    zeros_of,
-)
+from twofour.pruning.torch_layers import StorageKey, is_plain, storage_key, tensor_of
+from twofour.pruning.torch_module import Done, prune_module, zeros_of
 from twofour.pruning.torch_products import Target
 from twofour.pruning.torch_repair import DenseRecord, record_dense, repair_module
 from twofour.pruning.torch_spill import give_back_memory

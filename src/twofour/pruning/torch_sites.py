@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 from twofour.pruning.repair import Change, Normalisation
 from twofour.pruning.torch_calls import copies, put_back
-from twofour.pruning.torch_module import storage_key
+from twofour.pruning.torch_layers import CONVOLUTIONS, TRANSPOSED, storage_key
 from twofour.records.weights import Weight
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PLAIN = ("torch.nn.modules.linear", "torch.nn.modules.conv", "transformers.pytorch_utils")
 """Modules with the forwards of layers that give W x + b and nothing more."""
 
@@ -52,7 +50,7 @@ class Site:
         """Of the batch norm's input, or the layer's output (which may be of a single sample)."""
         if self.weight is None:
             return 1
-        if isinstance(self.module, (*_CONVOLUTIONS, *_TRANSPOSED)):
+        if isinstance(self.module, (*CONVOLUTIONS, *TRANSPOSED)):
             return tensor.ndim - len(self.module.kernel_size) - 1
         return tensor.ndim - 1
 
@@ -80,7 +78,7 @@ def _along_outputs(site: Site, scale: Tensor) -> Tensor:
     """A factor for each output channel, in a shape that the weight multiplies with."""
     assert site.weight is not None
     shape, groups = site.weight.shape, site.weight.groups
-    if isinstance(site.module, _TRANSPOSED):  # axis 0 holds the inputs of all groups
+    if isinstance(site.module, TRANSPOSED):  # axis 0 holds the inputs of all groups
         rows = scale.reshape(groups, 1, -1).expand(groups, shape[0] // groups, -1)
         return rows.reshape(shape[0], shape[1], *(1 for _ in shape[2:]))
     axis = 1 if site.weight.axis == 0 else 0

@@ -18,25 +18,26 @@ from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
 from twofour.pruning.methods import DEFAULT_WITH_DATA, InPlace, left_to, without_data
+from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.pruning.solve import Solved
 from twofour.pruning.torch_calibration import CalibratedWeight, Work, calibrate, calls_kept
 from twofour.pruning.torch_calls import Call, KeptCalls, forward, undisturbed
 from twofour.pruning.torch_checkpoint import StreamedModule
+from twofour.pruning.torch_layers import find_not_covered, find_weights
 from twofour.pruning.torch_module import (
     NOT_REACHED,
     Done,
-    bits_of,
-    dtype_name,
-    find_not_covered,
-    find_weights,
-    zeros_of,
+    done_without_data,
+    not_finite,
+    prune_tensor,
+    row_of,
 )
 from twofour.pruning.torch_pruning import CalibrationCalls, calibrated_weight, done_of
 from twofour.pruning.torch_spill import Spill, Tree, give_back_memory, spill
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
-from twofour.records.weights import Pattern, Weight, shared
+from twofour.records.weights import NotCovered, Pattern, Weight
 
 Step = Callable[[str, int, int | None], None]
 """Told of each layer or block: its name, how many are done, of how many."""
@@ -54,22 +55,13 @@ def prune_streamed(
     does; the files are half pruned then.
     """
     prune = without_data(method)
-    weights = find_weights(streamed.module)
-    choices = choose(weights, pattern, selection)
-    wanted = _by_key(streamed, choices)
-    plan = PruneResult(
-        source="",
-        pattern=pattern,
-        method=method,
-        selection=selection,
-        weights=(),
-        not_covered=find_not_covered(streamed.module, weights),
-    )
+    plan = _plan(streamed, pattern, selection)
     done: dict[str, Done] = {}
-    for number, (key, weight) in enumerate(wanted.items(), 1):
-        done[key] = _without_data(streamed, weight, pattern, prune, method)
-        step(weight.layer, number, len(wanted))
-    return replace(plan, weights=tuple(_row(streamed, choice, done) for choice in choices))
+    for number, (key, weight) in enumerate(plan.wanted.items(), 1):
+        outcome = _prune_stored(streamed, replace(weight, weight=key), pattern, prune)
+        done[key] = done_without_data(outcome, method, None)
+        step(weight.layer, number, len(plan.wanted))
+    return plan.result(done, method)
 
 
 @torch.no_grad()
@@ -82,27 +74,54 @@ def prune_streamed_calibrated(
     cannot run on, and for a model whose blocks are no chain.
     """
     name = work.options.name or DEFAULT_WITH_DATA
-    weights = find_weights(streamed.module)
-    choices = choose(weights, work.pattern, selection)
-    wanted = _by_key(streamed, choices)
-    plan = PruneResult(
-        source="",
-        pattern=work.pattern,
-        method=name,
-        selection=selection,
-        weights=(),
-        not_covered=find_not_covered(streamed.module, weights),
-        calibration=data.about,
-    )
+    plan = _plan(streamed, work.pattern, selection)
     with undisturbed(streamed.module), spill(memory_bytes=MEMORY_BYTES) as kept:
-        run = _Run(streamed, list(wanted.values()), data, kept)
+        run = _Run(streamed, list(plan.wanted.values()), data, kept)
         done = run.all(replace(work, memory_bytes=MEMORY_BYTES), name, step)
     left = left_to(name)
-    for key, weight in wanted.items():
+    for key, weight in plan.wanted.items():
         if key not in done:
-            found = _without_data(streamed, weight, work.pattern, without_data(left), left)
-            done[key] = replace(found, note=NOT_REACHED)
-    return replace(plan, weights=tuple(_row(streamed, choice, done) for choice in choices))
+            stored = replace(weight, weight=key)
+            outcome = _prune_stored(streamed, stored, work.pattern, without_data(left))
+            done[key] = done_without_data(outcome, left, NOT_REACHED)
+    return replace(plan.result(done, name), calibration=data.about)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is to be pruned of a module in files."""
+
+    streamed: StreamedModule
+    pattern: Pattern
+    selection: Selection
+    choices: Sequence[Choice]
+    wanted: Mapping[str, Weight]
+    """By key in the files, each stored tensor once."""
+    not_covered: tuple[NotCovered, ...]
+
+    def result(self, done: Mapping[str, Done], method: str) -> PruneResult:
+        """The record; weights are named by the keys in the files, which are validated."""
+        return PruneResult(
+            source="",
+            pattern=self.pattern,
+            method=method,
+            selection=self.selection,
+            weights=tuple(_row(self.streamed, choice, done) for choice in self.choices),
+            not_covered=self.not_covered,
+        )
+
+
+def _plan(streamed: StreamedModule, pattern: Pattern, selection: Selection) -> _Plan:
+    weights = find_weights(streamed.module)
+    choices = choose(weights, pattern, selection)
+    return _Plan(
+        streamed=streamed,
+        pattern=pattern,
+        selection=selection,
+        choices=choices,
+        wanted=_by_key(streamed, choices),
+        not_covered=find_not_covered(streamed.module, weights),
+    )
 
 
 def _by_key(streamed: StreamedModule, choices: Sequence[Choice]) -> dict[str, Weight]:
@@ -116,45 +135,26 @@ def _by_key(streamed: StreamedModule, choices: Sequence[Choice]) -> dict[str, We
     return found
 
 
-def _without_data(
-    streamed: StreamedModule, weight: Weight, pattern: Pattern, prune: InPlace, method: str
-) -> Done:
-    """One tensor of the files."""
-    assert weight.axis is not None
-    assert weight.weight is not None
-    key = streamed.key_of(weight.weight)
-    tensor = streamed.files.read(key)
-    outcome = prune(bits_of(tensor), weight.axis, pattern, kind=dtype_name(tensor))
+def _prune_stored(
+    streamed: StreamedModule, stored: Weight, pattern: Pattern, prune: InPlace
+) -> Outcome:
+    """One tensor of the files, under its key there, without data."""
+    assert stored.weight is not None
+    tensor = streamed.files.read(stored.weight)
+    outcome = prune_tensor(stored, tensor, pattern, prune)
     if outcome.non_finite:
-        raise BadInputError(
-            f"layer {weight.layer!r}: {outcome.non_finite} of {tensor.numel()} values of {key} "
-            "are NaN or infinite",
-            hint="the checkpoint is damaged or its training diverged; use another one",
-        )
-    streamed.files.write(key, tensor)
-    return Done(
-        method=method,
-        zeros=outcome.zeros,
-        kept_magnitude=outcome.kept_magnitude,
-        held_before=outcome.held_before,
-    )
+        raise not_finite(stored, outcome.non_finite)
+    streamed.files.write(stored.weight, tensor)
+    return outcome
 
 
 def _row(streamed: StreamedModule, choice: Choice, done: Mapping[str, Done]) -> PrunedWeight:
-    """Named by the key in the files, which is what is validated."""
     weight, pruned, reasons = choice
     key = None if weight.weight is None else streamed.key_of(weight.weight)
-    found = None if key is None else done.get(key)
-    stored = replace(weight, weight=key)
-    if found is not None and pruned:
-        return PrunedWeight(**shared(found, Done), weight=stored, pruned=True, reasons=reasons)
-    zeros = 0 if key is None else zeros_of(streamed.files.read(key))
-    return PrunedWeight(
-        weight=stored,
-        pruned=pruned,
-        zeros=zeros if found is None else found.zeros,
-        kept_magnitude=None,
-        reasons=reasons,
+    return row_of(
+        (replace(weight, weight=key), pruned, reasons),
+        None if key is None else done.get(key),
+        lambda: None if key is None else streamed.files.read(key),
     )
 
 

@@ -1,0 +1,284 @@
+"""Layers of a torch module and their weights: found, described, made plain parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
+
+from twofour.errors import BadInputError
+from twofour.records.weights import (
+    LARGEST_PASSED_OVER,
+    NotCovered,
+    Reason,
+    ReasonCode,
+    Weight,
+    shared,
+)
+
+PRUNABLE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_NO_PRODUCTS = (
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.modules.batchnorm._NormBase,
+)
+_ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+# Reparametrizations by hook, older than torch.nn.utils.parametrize: module of the hook's class,
+# the class, and the function beside it that undoes it and leaves the weight.
+_HOOKS = (
+    ("torch.nn.utils.weight_norm", "WeightNorm", "remove_weight_norm"),
+    ("torch.nn.utils.spectral_norm", "SpectralNorm", "remove_spectral_norm"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """Reduction axis of a weight and the channels it joins."""
+
+    axis: int | None = None
+    in_channels: int = 0
+    out_channels: int = 0
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+
+
+def find_weights(model: nn.Module) -> tuple[Weight, ...]:
+    """A row for each weight of each layer, in module order; a shared array has a row per layer.
+
+    Linear, Conv1d/2d/3d, ConvTranspose1d/2d/3d, the projections of MultiheadAttention,
+    transformers' Conv1D, and sub-classes of these. Names are those of the model once
+    make_permanent has run. Raises BadInputError for lazy modules that have seen no input yet.
+    """
+    users = _users(model)
+    rows = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name in _weight_names(module):
+            weight = _describe(path, name, module)
+            tensor = tensor_of(module, name)
+            sharing = [] if tensor is None else users[storage_key(tensor)]
+            others = tuple(other for other in dict.fromkeys(sharing) if other != path)
+            tables = tuple(other for other in others if _is_table(model.get_submodule(other)))
+            reasons = (*weight.reasons, *_shared_reasons(others, model))
+            rows.append(
+                dataclasses.replace(weight, tied_to=others, looked_up_by=tables, reasons=reasons)
+            )
+    return tuple(rows)
+
+
+def find_not_covered(model: nn.Module, weights: Sequence[Weight]) -> tuple[NotCovered, ...]:
+    """Parameters of more than 1,024 elements that no row names, by class of their module.
+
+    A parameter of two axes or more in a class that is not torch's own may be multiplied by: what
+    the forward does with it only the graph tells.
+    """
+    named = {weight.weight for weight in weights}
+    state = dict(model.named_parameters(remove_duplicate=False))
+    seen = {storage_key(tensor) for key, tensor in state.items() if key in named}
+    found: dict[tuple[bool, str], list[tuple[str, str, int]]] = defaultdict(list)
+    for path, module in model.named_modules():
+        for name, tensor in module.named_parameters(recurse=False):
+            if tensor.numel() > LARGEST_PASSED_OVER and storage_key(tensor) not in seen:
+                seen.add(storage_key(tensor))
+                use = _class_name(module) + (" bias" if "bias" in name else "")
+                found[_multiplies(module, name, tensor), use].append(
+                    (path, _join(path, name), tensor.numel())
+                )
+    return tuple(
+        NotCovered(
+            op=op,
+            uses=len({path for path, _, _ in rows}),
+            weights=sum(size for _, _, size in rows),
+            multiplies=multiplies,
+            users=tuple(dict.fromkeys(path for path, _, _ in rows)),
+            arrays=tuple(key for _, key, _ in rows),
+        )
+        for (multiplies, op), rows in sorted(found.items(), key=lambda item: not item[0][0])
+    )
+
+
+def _multiplies(module: nn.Module, name: str, tensor: Tensor) -> bool:
+    """Whether a parameter is, or may be, a factor of a matrix product."""
+    is_matrix = sum(length > 1 for length in tensor.shape) > 1
+    return is_matrix and "bias" not in name and not isinstance(module, _NO_PRODUCTS)
+
+
+def tensor_of(module: nn.Module, name: str) -> Tensor | None:
+    """The stored weight of a layer, or None where it is absent or made anew in every forward."""
+    by_hook = any(
+        name in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None))
+        for hook in module._forward_pre_hooks.values()
+    )
+    stored = name in module._parameters or name in module._buffers
+    if stored or by_hook or parametrize.is_parametrized(module, name):
+        tensor = getattr(module, name)
+        return tensor if isinstance(tensor, Tensor) else None
+    return None
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """An ordinary array of floats: no packed, quantised, sparse or distributed sub-class."""
+    ordinary = type(tensor) in {Tensor, nn.Parameter} and tensor.layout is torch.strided
+    return ordinary and tensor.dtype in PRUNABLE_TYPES
+
+
+def make_permanent(model: nn.Module) -> tuple[str, ...]:
+    """Replace weights that are computed (parametrizations, masks, weight norm) by their values.
+
+    What the model computes stays the same. Gives the state_dict keys of the weights replaced.
+    Covers torch.nn.utils.parametrize, prune, weight_norm and spectral_norm.
+    """
+    keys = []
+    for path, module in list(model.named_modules()):
+        names = list(module.parametrizations) if parametrize.is_parametrized(module) else []
+        for name in names:
+            parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+        names += _remove_hooks(module)
+        keys += [_join(path, name) for name in names]
+    return tuple(keys)
+
+
+def _remove_hooks(module: nn.Module) -> list[str]:
+    removed = []
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if isinstance(hook, prune.BasePruningMethod):
+            hook.remove(module)
+            del module._forward_pre_hooks[key]
+            removed.append(hook._tensor_name)
+        for place, kind, undo in _HOOKS:
+            # by import_module: the package's attributes of these names are functions
+            hooks = importlib.import_module(place)
+            if isinstance(hook, getattr(hooks, kind)):
+                getattr(hooks, undo)(module, hook.name)
+                removed.append(hook.name)
+    return removed
+
+
+def _weight_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of the weights of one layer; () for a module that is no layer of ours."""
+    if isinstance(module, nn.MultiheadAttention):
+        return tuple(n for n in _ATTENTION_WEIGHTS if getattr(module, n) is not None)
+    kinds = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, *_conv1d_of_transformers())
+    return ("weight",) if isinstance(module, kinds) else ()
+
+
+def _conv1d_of_transformers() -> tuple[type[nn.Module], ...]:
+    """The Conv1D of transformers, where that has been imported: else no model can hold one."""
+    package = sys.modules.get("transformers.pytorch_utils")
+    kind = getattr(package, "Conv1D", None)
+    return () if kind is None else (kind,)
+
+
+def _describe(path: str, name: str, module: nn.Module) -> Weight:
+    tensor = tensor_of(module, name)
+    if tensor is not None and nn.parameter.is_lazy(tensor):
+        raise BadInputError(
+            f"layer {path!r} ({type(module).__name__}) is lazy and has no weight yet",
+            hint="run the model once on example inputs before pruning it",
+        )
+    geometry = _Geometry() if tensor is None else _geometry(module, tensor)
+    reasons = _storage_reasons(tensor)
+    if reasons:
+        geometry = dataclasses.replace(geometry, axis=None)
+    return Weight(
+        **shared(geometry, _Geometry),
+        layer=path,
+        node=None,
+        weight=None if tensor is None else _join(path, name),
+        op=_class_name(module),
+        shape=() if tensor is None else tuple(tensor.shape),
+        dtype="unknown" if tensor is None else dtype_name(tensor),
+        math_dtype="unknown" if tensor is None else dtype_name(tensor),
+        reasons=reasons,
+    )
+
+
+def _geometry(module: nn.Module, tensor: Tensor) -> _Geometry:
+    """Axis and channels by the kind of layer; no axis where the rank is not that of its kind."""
+    shape = tuple(tensor.shape)
+    if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
+        if len(shape) < 3:
+            return _Geometry()
+        return _Geometry(
+            axis=0 if isinstance(module, TRANSPOSED) else 1,
+            in_channels=module.in_channels,
+            out_channels=module.out_channels,
+            groups=module.groups,
+            kernel=shape[2:],
+        )
+    if len(shape) != 2:
+        return _Geometry()
+    if isinstance(module, _conv1d_of_transformers()):
+        return _Geometry(axis=0, in_channels=shape[0], out_channels=shape[1])
+    return _Geometry(axis=1, in_channels=shape[1], out_channels=shape[0])
+
+
+def _storage_reasons(tensor: Tensor | None) -> tuple[Reason, ...]:
+    """Why the weight is no plain array of floats, if it is not."""
+    if tensor is None:
+        message = "the weight is neither a parameter nor a buffer: it is made in every forward"
+        return (Reason(code=ReasonCode.NOT_CONSTANT, message=message),)
+    if is_plain(tensor):
+        return ()
+    message = f"the weight is stored as {type(tensor).__name__} of {dtype_name(tensor)}, packed"
+    return (Reason(code=ReasonCode.DTYPE, message=message),)
+
+
+def _shared_reasons(others: tuple[str, ...], model: nn.Module) -> Iterator[Reason]:
+    """Say which other layers use the array; of tables the selection speaks."""
+    for other in others:
+        module = model.get_submodule(other)
+        if not _is_table(module):
+            message = f"the array is shared with {other} ({_class_name(module)})"
+            yield Reason(code=ReasonCode.SHARED_WEIGHT, message=message)
+
+
+def _is_table(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+
+
+StorageKey = tuple[torch.device, int, int]
+
+
+def storage_key(tensor: Tensor) -> StorageKey:
+    """Equal for tensors that start at the same place in memory and are of the same size."""
+    address = tensor.data_ptr() if not tensor.is_meta else id(tensor)
+    return tensor.device, address, tensor.numel()
+
+
+def _users(model: nn.Module) -> dict[StorageKey, list[str]]:
+    """Which modules hold the array at each place in memory."""
+    users: dict[StorageKey, list[str]] = defaultdict(list)
+    for path, module in model.named_modules(remove_duplicate=False):
+        for tensor in module._parameters.values():
+            if tensor is not None and not nn.parameter.is_lazy(tensor) and tensor.numel():
+                users[storage_key(tensor)].append(path)
+    return users
+
+
+def _class_name(module: nn.Module) -> str:
+    """The layer's class; torch.nn.utils.parametrize puts one of its own in front."""
+    kind = type(module)
+    return kind.__mro__[1].__name__ if parametrize.is_parametrized(module) else kind.__name__
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """The name numpy has for the type: "float32", "bfloat16"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
