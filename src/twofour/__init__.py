@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         RunOptions,
         Selection,
         SideBySide,
+        Trust,
     )
     from twofour.records.pruning import Calibration, LoadedWeights, PruneResult, Validation
     from twofour.records.run import RunResult
@@ -66,6 +67,7 @@ __all__ = [
     "RunResult",
     "Selection",
     "SideBySide",
+    "Trust",
     "TwofourError",
     "Validation",
     "__version__",

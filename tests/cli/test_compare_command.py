@@ -30,7 +30,8 @@ def evaluate(predict):
 
 
 def compare(*arguments: str | Path, ends: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
+    named = ("--source", f"{MODEL}:make")  # which the run folder names
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments), *named])
     assert result.exit_code == ends, result.output
     return result
 

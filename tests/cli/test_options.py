@@ -51,6 +51,8 @@ ONCE: dict[str, list[str]] = {
     "--input-shape": [SHAPE],
     "--dense-reference": ["other.onnx"],
     "--metric": ["metric.py:f"],
+    "--source": ["model.py:make"],
+    "--trust": [],
     "--no-stream": [],
     "--seed": ["1"],
     "--fresh": [],

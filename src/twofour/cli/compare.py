@@ -69,6 +69,8 @@ def compare(
     shapes: Shapes = None,
     seed: opt.Seed = 0,
     metric: opt.MetricOption = None,
+    source: opt.Sources = None,
+    trust: opt.TrustFlag = False,
     fail_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,6 +93,7 @@ def compare(
     runs twice, and how far these two may differ is the noise. A ratio is time over the baseline's
     time, with a 95 % bootstrap interval. Gates that are met end in exit 4, and gates
     that could not be judged, as on a busy machine, in exit 6. Ctrl-C keeps the rounds so far.
+    Variants in torch run the code that made the run folder: name it with --source, or --trust it.
 
     Example: twofour compare runs/resnet --engines onnxruntime:cpu,torch:compile --batch 1,8
     """
@@ -110,6 +113,7 @@ def compare(
         input_shape_names=asked_names,
         shapes=tuple(shapes or ()),
         metric=metric,
+        trust=opt.trust(source, everything=trust),
         fail_if=tuple(fail_if or ()),
     )
     comparison = _measured(paths, out, options, render=None if json else render, quiet=quiet)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twofour.errors import BadInputError
-from twofour.records.options import DynamicAxis, Precision
+from twofour.records.options import DynamicAxis, Precision, Trust
 from twofour.reports import FORMATS, TABLE, renderer
 
 if TYPE_CHECKING:
@@ -117,6 +117,15 @@ MetricOption = Annotated[
         "--metric", metavar="FILE.py:CALLABLE", help="Called with a predict function per variant."
     ),
 ]
+Sources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="FILE.py:CALLABLE",
+        help="Code that the run folder names and that is to be run; repeatable.",
+    ),
+]
+TrustFlag = Annotated[bool, typer.Option("--trust", help="Run whatever code the run folder names.")]
 Stream = Annotated[
     bool | None,
     typer.Option(
@@ -151,6 +160,11 @@ LayerMapFile = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the record on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
+
+
+def trust(sources: list[str] | None, *, everything: bool) -> Trust:
+    """What --source and --trust allow."""
+    return Trust(sources=tuple(sources or ()), everything=everything)
 
 
 def evidence_files(folder: Path | None, **paths: Path | None) -> EvidenceFiles:

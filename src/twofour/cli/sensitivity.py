@@ -33,6 +33,8 @@ def sensitivity(
     inputs: opt.Inputs = None,
     input_shape: opt.InputShapes = None,
     seed: opt.Seed = 0,
+    source: opt.Sources = None,
+    trust: opt.TrustFlag = False,
     fresh: opt.Fresh = False,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
@@ -41,6 +43,7 @@ def sensitivity(
 
     sensitivity.json, .md and .html, and layers.txt, which `prune-export-build --layers` takes, are
     in the run folder. Measurements are kept: the same command goes on where it was stopped.
+    MODEL may be a run folder too; code that it names is run with --source or --trust.
 
     Example: twofour sensitivity model.py:make --metric model.py:evaluate --max-drop 0.5
     """
@@ -62,6 +65,7 @@ def sensitivity(
         budget=budget.budget_options(),
         side_by_side=budget.side_by_side(),
         fresh=fresh,
+        trust=opt.trust(source, everything=trust),
     )
     with running(out, quiet=quiet) as progress:
         folder, result = run_sensitivity(model, out, options, progress)

@@ -55,10 +55,11 @@ from twofour.pipeline.sensitivity.choosing import (
 from twofour.pipeline.sensitivity.study import sensitivity
 from twofour.pipeline.settings import resolve
 from twofour.pipeline.sources.onnx import OnnxSource
-from twofour.pipeline.sources.open import open_source
+from twofour.pipeline.sources.open import identity, open_source
 from twofour.pipeline.sources.source import Source, TorchSource
 from twofour.pipeline.stages import DENSE, LAYERS, SPARSE, Progress, Run, Runner, Silent, onnx_name
 from twofour.pipeline.torch_model import TorchModel
+from twofour.pipeline.trust import refuse_untrusted
 from twofour.pipeline.validating import put_together
 from twofour.records.options import RunOptions
 from twofour.records.pruning import PruneResult, Validation
@@ -204,10 +205,13 @@ def run_sensitivity(
 ) -> tuple[Path, SensitivityResult]:
     """Only measure what each layer loses and saves; the run folder can be gone on with.
 
-    `model` may be a run folder itself: its model, on the example inputs that it was given.
+    `model` may be a run folder itself: its model, on the example inputs that it was given. Code
+    that it names is run as far as `options.trust` goes, else BadInputError is raised.
     """
     if is_run_folder(Path(model)):
-        model, out, options = _as_it_was(Path(model), out, options)
+        folder = Path(model)
+        model, out, options = _as_it_was(folder, out, options)
+        refuse_untrusted(folder, model, options.trust)
     with open_run(model, out, options, progress or Silent()) as run:
         dense = export_dense(run)
         sized = onnx_stages.sized_by_data(run, dense)
@@ -278,9 +282,9 @@ def open_run(
     # absolute: user code may change the working directory
     shown = out if out is not None else RUNS / source.name
     path = shown.absolute()
-    with open_run_folder(path, _identity(source)) as folder:
+    with open_run_folder(path, identity(source.text)) as folder:
         own_folder(path / STAGES)
-        folder.remember(options, None if reference is None else _identity(reference))
+        folder.remember(options, None if reference is None else identity(reference.text))
         if options.fresh:
             folder.forget()
         with EngineHost(note=progress.note) as host:
@@ -364,12 +368,3 @@ def _import_meanwhile(source: Source, folder: RunFolder) -> None:
     """While the engines' process starts, import what the first stage needs where it is to run."""
     if not folder.manifest.stages:
         importlib.import_module("onnx" if isinstance(source, OnnxSource) else "torch")
-
-
-def _identity(source: Source) -> str:
-    """What a run folder belongs to: the absolute path where the source is one, else its text."""
-    place, colon, name = source.text.rpartition(":")
-    path = Path(source.text if not colon else place).expanduser()
-    if not path.exists():
-        return source.text
-    return f"{path.resolve()}{colon}{name if colon else ''}"

@@ -44,6 +44,9 @@ _START = (
     "import sys; sys.path[:] = {path!r}; "
     "from twofour.pipeline.workers import main; main({service!r}, {parent})"
 )
+_SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
+"""Without the current folder on the path from the start; older ones lose it with the first line of
+_START, before anything is imported."""
 _CLOSING_S = 1.0
 _LOOKING_S = 5.0
 _LAST_BYTES = 1 << 14
@@ -200,7 +203,9 @@ class WorkerProcess:
     ) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self._process = _started(
-            [sys.executable, "-c", _code(service, path)], self._stderr, _environment(threads)
+            [sys.executable, *_SAFE_PATH, "-c", _code(service, path)],
+            self._stderr,
+            _environment(threads),
         )
         self._silence = Silence(self._process.pid, silence_s)
         self._answers: queue.SimpleQueue[tuple[int, str, Any] | None] = queue.SimpleQueue()

@@ -257,6 +257,16 @@ class SideBySide:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """Which code that a run folder names may be run: a folder may be anyone's."""
+
+    sources: tuple[str, ...] = ()
+    """Named by the user too, as they were to the command that made the folder."""
+    everything: bool = False
+    """Whatever the folder names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(ExampleInputs):
     """Everything a run can be told; what it leaves out is decided once, when the run starts."""
 
@@ -284,6 +294,8 @@ class RunOptions(ExampleInputs):
     """Do every stage again, whatever is in the run folder."""
     engine: str = "auto"
     build: BuildOptions = BuildOptions()
+    trust: Trust = Trust()
+    """Where a run folder is named in place of a model: for the code that it names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,3 +322,5 @@ class CompareOptions(ExampleInputs):
     """file.py:callable, called with a predict function for each variant."""
     fail_if: tuple[str, ...] = ()
     """Gates, such as "sparse/dense > 1.0"."""
+    trust: Trust = Trust()
+    """For the variants that are torch modules: the code that makes them."""

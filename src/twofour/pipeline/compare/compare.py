@@ -13,7 +13,7 @@ from types import FrameType
 
 from twofour.engines.machine import describe_machine, read_clocks, usable_cores
 from twofour.engines.protocol import ModeStatus
-from twofour.engines.registry import ENGINES
+from twofour.engines.registry import ENGINES, Takes
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.graph.opened import OpenedModel
 from twofour.latency.gates import check_names, parse_fail_if
@@ -29,7 +29,7 @@ from twofour.latency.layers import (
 from twofour.latency.ratios import ratios_and_noise
 from twofour.latency.variants import parse_variant_name, variant_name, without_batch
 from twofour.pipeline.compare.measure import Measured, check_metric, measure, planned_rows
-from twofour.pipeline.compare.plan import Planned, plan_variants
+from twofour.pipeline.compare.plan import Planned, parse_engines, plan_variants
 from twofour.pipeline.compare.process import start_worker
 from twofour.pipeline.compare.trtexec_times import compare_emitted
 from twofour.pipeline.compare.variants import NOT_LOADABLE, Compared, open_compared
@@ -44,12 +44,14 @@ from twofour.pipeline.reporting import (
     write_pages,
 )
 from twofour.pipeline.stages import ACCURACY, Progress, Silent
+from twofour.pipeline.trust import refuse_untrusted
 from twofour.records.export import Accuracy
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio
 from twofour.records.options import CompareOptions
 from twofour.reports import html, markdown
 from twofour.reports.latency_document import latency_document
 from twofour.store import read_record, write_record, write_text
+from twofour.version import installed_version
 
 _FAR_COSINE = 0.9
 """Below it two outputs are not those of one model in two precisions (those are above 0.99)."""
@@ -89,6 +91,7 @@ def measure_paths(
         folder = make_folder(out or paths[0])
         return folder, compare_emitted(paths[0], options)
     compared = open_compared(paths, out, options)
+    _refuse_untrusted_code(compared, options)
     if is_run_folder(compared.folder):
         check_page(compared.folder)
     own_folder(compared.work)
@@ -240,6 +243,16 @@ def _refuse_nothing(planned: Sequence[Planned]) -> None:
         names.setdefault(row.why_not, []).append(row.name)
     said = "; ".join(f"{', '.join(of)}: {why}" for why, of in names.items())
     raise MissingToolError(said, hint=first.hint)
+
+
+def _refuse_untrusted_code(compared: Compared, options: CompareOptions) -> None:
+    """Before anything is started: the code of the torch variants that are asked for."""
+    asked = [name for name, _ in parse_engines(options.engines)] or list(ENGINES)
+    rows = [ENGINES[name] for name in asked if ENGINES[name].takes is Takes.MODULE]
+    if any(installed_version(package) for row in rows for package in row.packages):
+        for model in compared.models:
+            if model.torch is not None:
+                refuse_untrusted(Path(compared.source), model.torch.source, options.trust)
 
 
 def _refuse_all_failed(variants: Sequence[ComparedVariant]) -> None:

@@ -27,13 +27,20 @@ class Form:
     fits: Callable[[str, Path], bool]
     """Of the text, and the same as a path."""
     open: Callable[[str, ExampleInputs], OnnxSource | TorchSource]
+    runs_code: bool = False
+    """Whether the text names code of the user."""
 
 
 FORMS = (
     Form(written="file.onnx", fits=is_onnx, open=open_onnx),
     Form(written="a Hugging Face checkpoint folder", fits=is_hf, open=open_hf),
     Form(written="timm:NAME", fits=is_timm, open=open_timm),
-    Form(written="file.py:callable, package.module:callable", fits=names_code, open=open_callable),
+    Form(
+        written="file.py:callable, package.module:callable",
+        fits=names_code,
+        open=open_callable,
+        runs_code=True,
+    ),
 )
 """Every source there is; the first that fits opens the text."""
 
@@ -46,11 +53,30 @@ def open_source(text: str, options: ExampleInputs) -> OnnxSource | TorchSource:
     """
     if options.file is not None and not options.file.is_file():
         raise BadInputError(f"--inputs {options.inputs} is no file")
-    path = Path(text).expanduser()
-    form = next((form for form in FORMS if form.fits(text, path)), None)
+    form = _form(text)
     if form is None:
-        raise _no_model(text, path)
+        raise _no_model(text, Path(text).expanduser())
     return form.open(text, options)
+
+
+def runs_code(text: str) -> bool:
+    """Whether loading the source that a text names runs code of the user's."""
+    form = _form(text)
+    return form is not None and form.runs_code
+
+
+def identity(text: str) -> str:
+    """What a run folder belongs to: the absolute path where the source is one, else its text."""
+    place, colon, name = text.rpartition(":")
+    path = Path(text if not colon else place).expanduser()
+    if not path.exists():
+        return text
+    return f"{path.resolve()}{colon}{name if colon else ''}"
+
+
+def _form(text: str) -> Form | None:
+    path = Path(text).expanduser()
+    return next((form for form in FORMS if form.fits(text, path)), None)
 
 
 def _no_model(text: str, path: Path) -> BadInputError:
