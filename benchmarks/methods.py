@@ -103,7 +103,7 @@ def input_sums(
 ) -> dict[str, InputSums]:
     """Of every Linear; padded positions are left out."""
     modules = linears(model, blocks)
-    sums = {name: InputSums(_layout(module)) for name, module in modules.items()}
+    sums = {name: InputSums() for name in modules}
     for first, batch in batches(texts, tokenizer):
         real = batch["attention_mask"].bool()
         held = held_out_samples(first, len(real)) & hold_out
@@ -257,7 +257,7 @@ def one_shape(shape: tuple[int, int], method: str) -> tuple[float, float, float]
     x = generator.normal(size=(4096, shape[1])).astype(np.float32)
     x += np.roll(x, 1, 1) + 0.5
     layout = Layout(shape=shape, axis=1, m=PATTERN.m)
-    sums = InputSums(layout)
+    sums = InputSums()
     sums.add(matrix_rows(x, layout), held_out_samples(0, len(x)))
     statistics = sums.statistics()
     assert statistics is not None

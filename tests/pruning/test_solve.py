@@ -26,7 +26,7 @@ def test_wandas_errors_are_those_of_the_outputs() -> None:
     weight = generator.normal(size=(6, 10)).astype(np.float32)
     x = (generator.normal(size=(40, 3, 10)) * generator.uniform(0.1, 3, 10) + 1).astype(np.float32)
     layout = Layout(shape=weight.shape, axis=1, m=4)
-    sums, held = InputSums(layout), held_out_samples(0, 40)
+    sums, held = InputSums(), held_out_samples(0, 40)
     sums.add(matrix_rows(x[:20], layout), np.repeat(held[:20], 3))
     sums.add(matrix_rows(x[20:], layout), np.repeat(held[20:], 3))
     statistics = sums.statistics()
@@ -59,7 +59,7 @@ def _layer(
     mix = generator.normal(size=(shape[1], shape[1]))
     x = (generator.normal(size=(rows, shape[1])) @ mix + 1).astype(np.float32)
     layout = Layout(shape=weight.shape, axis=1, m=4)
-    sums = InputSums(layout)
+    sums = InputSums()
     sums.add(matrix_rows(x, layout), held_out_samples(0, rows))
     statistics = sums.statistics()
     assert statistics is not None
@@ -104,7 +104,7 @@ def test_a_weight_of_very_many_rows_is_solved_piece_by_piece(
     weight = generator.normal(size=(50, 12)).astype(np.float32)
     x = generator.normal(size=(60, 12)).astype(np.float32)
     layout = Layout(shape=weight.shape, axis=1, m=4)
-    sums = InputSums(layout)
+    sums = InputSums()
     sums.add(matrix_rows(x, layout), held_out_samples(0, 60))
     statistics = sums.statistics()
     assert statistics is not None

@@ -30,7 +30,7 @@ def problem(inputs: int = 640, rows: int = 300) -> LayerProblem:
     x = generator.normal(size=(900, inputs)).astype(np.float32)
     x += np.roll(x, 1, 1)
     layout = Layout(shape=weight.shape, axis=1, m=4)
-    sums = InputSums(layout)
+    sums = InputSums()
     sums.add(matrix_rows(x, layout), held_out_samples(0, 900))
     statistics = sums.statistics()
     assert statistics is not None

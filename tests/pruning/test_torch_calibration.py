@@ -31,7 +31,7 @@ WANDA = Work(pattern=TWO_FOUR, method=method_named("wanda"), options=MethodOptio
 def solved_plainly(weight: Tensor, x: Tensor) -> Solved:
     """One Linear by itself."""
     layout = Layout(shape=tuple(weight.shape), axis=1, m=4)
-    sums = InputSums(layout)
+    sums = InputSums()
     sums.add(matrix_rows(x.numpy(), layout), held_out_samples(0, len(x)))
     statistics = sums.statistics()
     assert statistics is not None

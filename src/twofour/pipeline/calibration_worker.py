@@ -158,7 +158,7 @@ class CalibrationWorker:
         Raises BadInputError for an input that is not finite, CannotRunError where ONNX Runtime is
         not installed or lacks a kernel, and what OrtSession raises.
         """
-        sums = [InputSums(tap.reading.layout) for tap in asked.taps]
+        sums = [InputSums() for _ in asked.taps]
         passed = self._pass(asked, lambda at, arrays: self._add(asked.taps, sums, at, arrays))
         statistics = tuple(each.statistics() for each in sums)
         return Looked(statistics=statistics, kept=passed.kept, ranks=passed.ranks)

@@ -165,6 +165,8 @@ class _Run:
             )
         self._method, self._options, self._threads = method, options, threads
         self._steps = method.refit if options.refit is None else options.refit
+        self._inputs: Inputs | None = None
+        self._scaled: tuple[Array, int] = (None, 0)
         self._gram: Array = None
         self._damping = DAMPING
         self._raised: str | None = None
@@ -203,7 +205,7 @@ class _Run:
 
     def _new_weight(self, layer: LayerProblem) -> Array | None:
         """What is to be stored; None: the pattern holds already."""
-        stack = _stack(layer)
+        stack = self._stack(layer)
         self._notes = []
         if layer.reference is None and _holds(stack, layer):
             return None
@@ -220,6 +222,30 @@ class _Run:
         against = self._against_magnitude(stack, layer.statistics.held_out, pruned)
         self._notes = [_unfed(stack), against]
         return _stored(from_stack(pruned * stack.scale, layer.layout), layer)
+
+    def _stack(self, layer: LayerProblem) -> _Stack:
+        """The layer, scaled; raises BadInputError where it or its statistics are not finite."""
+        stored = to_stack(layer.stored, layer.layout)
+        weight = stored if layer.reference is None else to_stack(layer.reference, layer.layout)
+        xp = array_namespace(weight)
+        largest = xp.max(xp.abs(weight), axis=2, keepdims=True)
+        if not bool(xp.all(xp.isfinite(largest))):
+            raise BadInputError("the weight holds NaN or infinity")
+        if self._inputs is not layer.statistics.seen or self._scaled[0].dtype != weight.dtype:
+            gram, unfed = _of_mean_one(layer.statistics.seen)
+            self._scaled = xp.astype(gram, weight.dtype, copy=False), unfed
+            self._inputs = layer.statistics.seen
+        one = xp.ones_like(largest)
+        scale = xp.where(largest > 0, largest, one)
+        scale = xp.where(largest > 0, 2 ** xp.floor(xp.log2(scale)), one)
+        return _Stack(
+            weight=weight / scale,
+            pruned_before=None if layer.reference is None else stored / scale,
+            scale=scale,
+            gram=self._scaled[0],
+            unfed=self._scaled[1],
+            pattern=layer.pattern,
+        )
 
     def _study(self, statistics: Statistics, stack: _Stack) -> None:
         """The damping, and what the method prepares: neighbours with the same inputs share both."""
@@ -383,27 +409,6 @@ def _lost(stack: _Stack, inputs: Inputs, rows: Sequence[Array]) -> float:
 def _damping_for(rows: int, inputs: int) -> float:
     """Where nothing is held out: the more, the fewer rows there are to know the inputs by."""
     return min(0.3, max(DAMPING, 0.3 * inputs / max(1, rows)))
-
-
-def _stack(layer: LayerProblem) -> _Stack:
-    """The layer, scaled; raises BadInputError where it or its statistics are not finite."""
-    stored = to_stack(layer.stored, layer.layout)
-    weight = stored if layer.reference is None else to_stack(layer.reference, layer.layout)
-    xp = array_namespace(weight)
-    largest = xp.max(xp.abs(weight), axis=2, keepdims=True)
-    if not bool(xp.all(xp.isfinite(largest))):
-        raise BadInputError("the weight holds NaN or infinity")
-    gram, unfed = _of_mean_one(layer.statistics.seen)
-    one = xp.ones_like(largest)
-    scale = xp.where(largest > 0, 2 ** xp.floor(xp.log2(xp.where(largest > 0, largest, one))), one)
-    return _Stack(
-        weight=weight / scale,
-        pruned_before=None if layer.reference is None else stored / scale,
-        scale=scale,
-        gram=xp.astype(gram, weight.dtype, copy=False),
-        unfed=unfed,
-        pattern=layer.pattern,
-    )
 
 
 def _of_mean_one(inputs: Inputs) -> tuple[Array, int]:

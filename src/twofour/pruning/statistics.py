@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 from numpy.typing import NDArray
 
-from twofour.pruning.matrices import Layout
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.threads import one_blas_thread, side_by_side
 
@@ -61,8 +60,7 @@ def held_out_samples(first: int, count: int) -> NDArray[np.bool_]:
 class InputSums:
     """Adds up the input rows of one layer; users of a tied weight add to the same one."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self) -> None:
         self._seen: Inputs | None = None
         self._held_out: Inputs | None = None
 
@@ -85,40 +83,53 @@ class InputSums:
         """None: no input ever reached the layer."""
         if self._seen is None:
             return None
+        for inputs in filter(None, (self._seen, self._held_out)):
+            _mirror(inputs.gram)
         return Statistics(seen=self._seen, held_out=self._held_out)
 
 
 def _plus(before: Inputs | None, rows: Array) -> Inputs:
+    """With more rows; the Gram matrices grow in place."""
     xp = array_namespace(rows)
     rows = xp.astype(rows, xp.float32) if rows.dtype != xp.float64 else rows
-    wide = xp.float32 if rows.shape[-1] > _WIDE else xp.float64
-    gram = xp.astype(_gram(rows), wide)
+    parts, count, inputs = rows.shape
+    wide = xp.float32 if inputs > _WIDE else xp.float64
     total = xp.sum(rows, axis=1, dtype=wide)
     if before is None:
-        return Inputs(gram=gram, total=total, rows=rows.shape[1])
-    gram += before.gram
-    return Inputs(gram=gram, total=before.total + total, rows=before.rows + rows.shape[1])
+        gram = xp.zeros((parts, inputs, inputs), dtype=wide, device=device(rows))
+        before = Inputs(gram=gram, total=xp.zeros_like(total), rows=0)
+    _add_products(before.gram, rows)
+    return replace(before, total=before.total + total, rows=before.rows + count)
 
 
-def _gram(rows: Array) -> Array:
-    """XᵀX of each part, with the same bits for any number of threads."""
+def _add_products(gram: Array, rows: Array) -> None:
+    """XᵀX of each part, with the same bits for any number of threads.
+
+    On the CPU only blocks on the diagonal and above it: `_mirror` makes the others.
+    """
     xp = array_namespace(rows)
     if not is_numpy_array(rows):
-        return xp.matmul(xp.matrix_transpose(rows), rows)
-    inputs = rows.shape[-1]
-    result = np.empty((rows.shape[0], inputs, inputs), rows.dtype)
+        gram += xp.matmul(xp.matrix_transpose(rows), rows)
+        return
 
-    def fill(piece: tuple[int, int]) -> None:
+    def add(piece: tuple[int, int]) -> None:
         part, first = piece
         some = slice(first, first + _COLUMNS)
-        upper = np.matmul(rows[part, :, : some.stop].T, rows[part, :, some])
-        result[part, : some.stop, some] = upper
-        result[part, some, :first] = upper[:first].T
+        gram[part, : some.stop, some] += np.matmul(
+            rows[part, :, : some.stop].T, rows[part, :, some]
+        )
 
-    pieces = [(p, i) for p in range(rows.shape[0]) for i in range(0, inputs, _COLUMNS)]
+    pieces = [(p, i) for p in range(rows.shape[0]) for i in range(0, rows.shape[-1], _COLUMNS)]
     with one_blas_thread():
-        side_by_side(fill, pieces)
-    return result
+        side_by_side(add, pieces)
+
+
+def _mirror(gram: Array) -> None:
+    """Fill in the blocks below the diagonal."""
+    if is_numpy_array(gram):
+        for first in range(_COLUMNS, gram.shape[-1], _COLUMNS):
+            some = slice(first, first + _COLUMNS)
+            gram[:, some, :first] = np.swapaxes(gram[:, :first, some], 1, 2)
 
 
 @overload

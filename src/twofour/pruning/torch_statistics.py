@@ -91,7 +91,7 @@ class Gathering:
         pending, self._pending = self._pending, None
         if pending is not None and pending.rows.shape[1]:
             key = tuple(sorted(pending.users))
-            sums = self._sums.setdefault(key, InputSums(pending.product.layout))
+            sums = self._sums.setdefault(key, InputSums())
             sums.add(pending.rows, pending.held_out)
 
     def _rows(self, product: Product, *, positions_first: bool) -> tuple[Array, NDArray[np.bool_]]:

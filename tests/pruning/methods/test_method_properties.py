@@ -29,7 +29,7 @@ def matrix_problem(
     weight: NDArray[np.float32], x: NDArray[np.float32], pattern: Pattern
 ) -> LayerProblem:
     layout = Layout(shape=weight.shape, axis=1, m=pattern.m)
-    sums = InputSums(layout)
+    sums = InputSums()
     sums.add(matrix_rows(x, layout), held_out_samples(0, len(x)))
     statistics = sums.statistics()
     assert statistics is not None

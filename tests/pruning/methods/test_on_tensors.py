@@ -26,7 +26,7 @@ def solved(kind: str, method: str, on_torch: bool) -> Solved:
     weight: Any = layer.weight.astype(np.float32)
     if on_torch:
         rows, weight = torch.from_numpy(rows), torch.from_numpy(weight)
-    sums = InputSums(layer.layout)
+    sums = InputSums()
     sums.add(rows, held_out_samples(0, rows.shape[1]))
     statistics = sums.statistics()
     assert statistics is not None

@@ -122,7 +122,7 @@ PATTERNS = [Pattern(2, 4), Pattern(1, 2), Pattern(4, 8), Pattern(3, 5), Pattern(
 
 
 def problem_of(layer: CalibratedLayer, pattern: Pattern) -> LayerProblem:
-    sums = InputSums(layer.layout)
+    sums = InputSums()
     half = layer.rows.shape[1] // 2
     for rows in (layer.rows[:, :half], layer.rows[:, half:]):
         sums.add(rows, np.zeros(rows.shape[1], np.bool_))
