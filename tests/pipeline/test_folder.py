@@ -84,9 +84,11 @@ def test_leftovers_behind_a_link_are_not_ours(tmp_path: Path) -> None:
     (outside / ".run.json.abc.part").write_text("the user's")
     with open_run_folder(tmp_path / "run", "m"):
         pass
-    (tmp_path / "run" / "stages").symlink_to(outside)
     (tmp_path / "run" / ".dense.onnx.abc.part").symlink_to(outside)
     with open_run_folder(tmp_path / "run", "m"):
+        pass
+    (tmp_path / "run" / "stages").symlink_to(outside)
+    with pytest.raises(BadInputError), open_run_folder(tmp_path / "run", "m"):
         pass
     assert (outside / ".run.json.abc.part").read_text() == "the user's"
     assert not (tmp_path / "run" / ".dense.onnx.abc.part").is_symlink()
@@ -130,7 +132,7 @@ def test_a_second_run_in_the_same_folder_is_a_clear_error(tmp_path: Path) -> Non
         context = multiprocessing.get_context("spawn")
         with context.Pool(1) as pool:
             message = pool.apply(_error_of_second_run, (tmp_path,))
-    assert "in use by another twofour run" in message
+    assert "in use by another twofour command" in message
 
 
 def _error_of_second_run(path: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,8 +73,9 @@ def test_report_takes_a_format_that_is_added(monkeypatch: pytest.MonkeyPatch) ->
 def test_compare_takes_a_format_that_is_added(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def measured(*_: object) -> tuple[Path, LatencyComparison]:
-        return tmp_path, run_folder()
+    @contextlib.contextmanager
+    def measured(*_: object) -> Iterator[tuple[Path, LatencyComparison]]:
+        yield tmp_path, run_folder()
 
     monkeypatch.setattr(comparing, "measure_paths", measured)
     done = CliRunner().invoke(app, ["compare", "a.onnx", "--format", "toy", "--quiet"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -137,9 +138,10 @@ def _measured(
 
     if out is not None:
         keep_tracebacks_in(out)
-    with first_interrupt_only(until_exit=True):
+    with first_interrupt_only(until_exit=True), contextlib.ExitStack() as lock:
         with TerminalProgress(quiet=quiet) as progress:
-            folder, comparison = measure_paths(paths, out, options, progress)
+            measuring = measure_paths(paths, out, options, progress)
+            folder, comparison = lock.enter_context(measuring)
         try:
             save_comparison(folder, comparison)
         finally:  # on a full disk, the output is all that is left of the measurement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -19,6 +20,8 @@ from twofour.version import __version__
 MANIFEST = "run.json"
 STAGES = "stages"
 """Folder of the records and arrays that only stages read."""
+FOLDERS = (STAGES, "compare", "sensitivity", "checkpoint")
+"""All that is made inside a run folder: what is written goes there, or replaces a file beside."""
 _LOCK = ".lock"
 _LEFTOVER = re.compile(
     r"\..+\.(json|onnx|data|npz|safetensors|plan|log|cache|md|html)\.[^.]+\.part"
@@ -68,17 +71,41 @@ def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
     """Create or reopen the run folder of one source and hold its lock.
 
     `source` identifies the model (an absolute path or a name). Raises BadInputError when the path
-    is a file or a folder of something else, belongs to another source, cannot be written, or is
-    in use by another process.
+    is a file or a folder of something else, belongs to another source, cannot be written, is in
+    use by another process, or holds a link that leads what is written out of it.
     """
     _make_folder(path)
-    with _locked(path):
+    with writing_into(path):
         manifest = _manifest(path, source)
         if manifest is None:
             manifest = RunManifest(source=source, twofour_version=__version__, stages=())
             write_record(path / MANIFEST, manifest)
         _remove_leftovers(path)
         yield RunFolder(path, manifest)
+
+
+@contextlib.contextmanager
+def writing_into(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder that a command writes its results into.
+
+    The operating system drops it when the process ends, however that ends. Raises BadInputError
+    where another process holds it, and for a link in one of FOLDERS: what is written would go
+    through it, to wherever it leads. Files beside them are replaced, links or not.
+    """
+    with _locked(path):
+        for name in FOLDERS:
+            _refuse_links(path / name)
+        yield
+
+
+def _refuse_links(path: Path) -> None:
+    """The folder itself, and everything below it; a folder that cannot be read is no link."""
+    if path.is_symlink():
+        raise _leads_out(path)
+    for here, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            if Path(here, name).is_symlink():
+                raise _leads_out(Path(here, name))
 
 
 def own_folder(path: Path) -> Path:
@@ -195,6 +222,7 @@ def _leads_out(path: Path) -> BadInputError:
 
 
 def _lock(handle: int, path: Path) -> None:
+    busy: tuple[int | None, ...] = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
     try:
         if os.name == "nt":
             import msvcrt  # exists on Windows only
@@ -205,7 +233,11 @@ def _lock(handle: int, path: Path) -> None:
 
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        if error.errno not in busy:  # a file system without locks
+            raise BadInputError(
+                f"cannot lock {path}: {error.strerror or error}", hint="choose another --out"
+            ) from error
         raise BadInputError(
-            f"{path} is in use by another twofour run",
+            f"{path} is in use by another twofour command",
             hint="wait for it to end, or choose another folder with --out",
         ) from error

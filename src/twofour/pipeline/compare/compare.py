@@ -34,7 +34,7 @@ from twofour.pipeline.compare.process import start_worker
 from twofour.pipeline.compare.trtexec_times import compare_emitted
 from twofour.pipeline.compare.variants import NOT_LOADABLE, Compared, open_compared
 from twofour.pipeline.emitting import is_emitted_folder
-from twofour.pipeline.folder import is_run_folder, own_folder
+from twofour.pipeline.folder import is_run_folder, own_folder, writing_into
 from twofour.pipeline.reporting import (
     LATENCY,
     REPORT,
@@ -66,36 +66,40 @@ def compare(
     progress: Progress | None = None,
 ) -> tuple[Path, LatencyComparison]:
     """`measure_paths` and `save_comparison` in one; raises what they raise."""
-    with first_interrupt_only():
-        folder, comparison = measure_paths(paths, out, options, progress)
-        save_comparison(folder, comparison)
-    return folder, comparison
+    with first_interrupt_only(), measure_paths(paths, out, options, progress) as measured:
+        save_comparison(*measured)
+    return measured
 
 
+@contextlib.contextmanager
 def measure_paths(
     paths: Sequence[Path],
     out: Path | None,
     options: CompareOptions,
     progress: Progress | None = None,
-) -> tuple[Path, LatencyComparison]:
-    """Measure; gives the folder for the results, which is there then, and the comparison.
+) -> Iterator[tuple[Path, LatencyComparison]]:
+    """Measure; gives the folder for the results, locked within the block, and the comparison.
 
     An interrupted comparison is one with `partial`. Raises BadInputError for arguments that do not
-    fit, MissingToolError where no engine that was asked for can run here, BuildFailedError where
-    every variant failed, and KeyboardInterrupt before the first round.
+    fit and a folder that another command writes into, MissingToolError where no engine that was
+    asked for can run here, BuildFailedError where every variant failed, and KeyboardInterrupt
+    before the first round.
     """
     check_options(options)
     for text in options.fail_if:
         parse_fail_if(text)
     if len(paths) == 1 and is_emitted_folder(paths[0]):
         folder = make_folder(out or paths[0])
-        return folder, compare_emitted(paths[0], options)
+        with writing_into(folder):
+            yield folder, compare_emitted(paths[0], options)
+        return
     compared = open_compared(paths, out, options)
     _refuse_untrusted_code(compared, options)
     if is_run_folder(compared.folder):
         check_page(compared.folder)
-    own_folder(compared.work)
-    return compared.folder, _measure(compared, options, progress or Silent())
+    with writing_into(make_folder(compared.folder)):
+        own_folder(compared.work)
+        yield compared.folder, _measure(compared, options, progress or Silent())
 
 
 @contextlib.contextmanager
