@@ -52,7 +52,7 @@ Step = Callable[[Builder, str, int], "tuple[str, int] | None"]
 
 def _conv(b: Builder, x: str, width: int) -> tuple[str, int]:
     out = b.even()
-    groups = int(b.random.choice([1, 1, 2, 4]))
+    groups = int(b.random.choice([g for g in (1, 1, 2, 4) if width % g == 0]))
     return b.net.conv(x, width, out, groups=groups, bias=bool(b.random.integers(2))), out
 
 
@@ -62,7 +62,7 @@ def _depthwise(b: Builder, x: str, width: int) -> tuple[str, int]:
 
 
 def _conv_transpose(b: Builder, x: str, width: int) -> tuple[str, int]:
-    groups = int(b.random.choice([1, 2, width]))
+    groups = int(b.random.choice([1, 2 if width % 2 == 0 else 1, width]))
     each = max(int(b.random.choice([1, 4])) if groups * 4 <= 16 else 1, 4 // groups)
     weight = b.net.constant(width, each, 1, 1)
     made = b.net.add("ConvTranspose", x, weight, b.net.constant(groups * each), group=groups)
@@ -89,8 +89,10 @@ def _instance_norm(b: Builder, x: str, width: int) -> tuple[str, int]:
     return made, width
 
 
-def _group_norm(b: Builder, x: str, width: int) -> tuple[str, int]:
-    groups = int(b.random.choice([1, 2, 4]))
+def _group_norm(b: Builder, x: str, width: int) -> tuple[str, int] | None:
+    if width % 2:
+        return None
+    groups = int(b.random.choice([g for g in (1, 2, 4) if width % g == 0]))
     folded = b.net.add("Reshape", x, b.net.numbers(0, groups, -1))
     one, zero = (b.net.constant(values=np.full(groups, value, np.float32)) for value in (1.0, 0.0))
     normal = b.net.add("InstanceNormalization", folded, one, zero)
@@ -98,7 +100,9 @@ def _group_norm(b: Builder, x: str, width: int) -> tuple[str, int]:
     return b.net.add("Mul", back, b.net.constant(width, 1, 1)), width
 
 
-def _group_norm_op(b: Builder, x: str, width: int) -> tuple[str, int]:
+def _group_norm_op(b: Builder, x: str, width: int) -> tuple[str, int] | None:
+    if width % 2:
+        return None
     names = [b.net.constant(width), b.net.constant(width)]
     return b.net.add("GroupNormalization", x, *names, num_groups=2), width
 
@@ -141,7 +145,9 @@ def _take(b: Builder, x: str, width: int) -> tuple[str, int]:
     return b.net.add("Gather", x, b.net.numbers(*map(int, picked)), axis=1), width
 
 
-def _shuffle(b: Builder, x: str, width: int) -> tuple[str, int]:
+def _shuffle(b: Builder, x: str, width: int) -> tuple[str, int] | None:
+    if width % 2:
+        return None
     wide = b.net.add("Reshape", x, b.net.numbers(0, 2, width // 2, 4, 4))
     turned = b.net.add("Transpose", wide, perm=[0, 2, 1, 3, 4])
     return b.net.add("Reshape", turned, b.net.numbers(0, width, 4, 4)), width
@@ -170,6 +176,95 @@ def _pool(b: Builder, x: str, width: int) -> tuple[str, int]:
 def _mean(b: Builder, x: str, width: int) -> tuple[str, int]:
     mean = b.net.add("ReduceMean", x, b.net.numbers(-3), keepdims=1)
     return b.net.add("Sub", x, mean), width
+
+
+def _uneven_split(b: Builder, x: str, width: int) -> tuple[str, int]:
+    one, two = b.net.add("Split", x, b.net.numbers(1, width - 1), outputs=2, axis=1)
+    b.images.append((two, width - 1))
+    return b.net.add("Concat", two, b.net.add("Neg", one), axis=1), width
+
+
+def _same_weight(b: Builder, x: str, width: int) -> tuple[str, int]:
+    """One weight for two layers, the second reads what the first gives."""
+    names = [b.net.scaled(width, width, width, 1, 1), b.net.constant(width)]
+    once = b.net.add("Relu", b.net.add("Conv", x, *names))
+    return b.net.add("Conv", once, names[0]), width
+
+
+def _resize(b: Builder, x: str, width: int) -> tuple[str, int]:
+    """Of places, of channels whose number stays, or of both."""
+    along, mode = ((1.0, "linear"), (1.0, "nearest"), (1.0 + 0.9 / width, "nearest"))[
+        int(b.random.integers(3))
+    ]
+    scales = b.net.constant(values=np.array([1, along, 2, 1], np.float32))
+    larger = b.net.add("Resize", x, "", scales, mode=mode)
+    halved = b.net.add("AveragePool", larger, kernel_shape=[2, 1], strides=[2, 1])
+    return halved, width
+
+
+def _pad(b: Builder, x: str, width: int) -> tuple[str, int]:
+    start, end = ((0, 1), (1, -1), (0, 0))[int(b.random.integers(3))]
+    places = b.net.add("Pad", x, b.net.numbers(0, start, 0, 1, 0, end, 0, -1), mode="constant")
+    return places, width + start + end
+
+
+def _where(b: Builder, x: str, width: int) -> tuple[str, int]:
+    shape = [(width, 1, 1), (1, 4, 4), (width, 4, 4)][int(b.random.integers(3))]
+    name = b.net.constant(values=b.random.integers(0, 2, shape).astype(bool))
+    return b.net.add("Where", name, x, b.net.constant(width, 1, 1)), width
+
+
+def _sorted(b: Builder, x: str, width: int) -> tuple[str, int]:
+    axis = int(b.random.choice([1, 2, -1]))
+    size = width if axis == 1 else 4
+    values, _ = b.net.add("TopK", x, b.net.numbers(size), outputs=2, axis=axis)
+    return values, width
+
+
+def _unit(b: Builder, x: str, width: int) -> tuple[str, int]:
+    return b.net.add("LpNormalization", x, axis=int(b.random.choice([1, -1])), p=2), width
+
+
+def _squashed(b: Builder, x: str, width: int) -> tuple[str, int]:
+    """Pooled with the axes taken away, and put back by a Gemm that gives scales."""
+    op = str(b.random.choice(["ReduceMean", "ReduceMax", "ReduceL2"]))
+    flat = b.net.add(op, x, b.net.numbers(-2, -1), keepdims=0)
+    row = b.net.scaled(width, width, width)
+    turned = int(b.random.integers(2))
+    scales = b.net.add("Gemm", flat, row, b.net.constant(1, width), transB=turned)
+    return b.net.add("Mul", x, b.net.add("Unsqueeze", scales, b.net.numbers(2, 3))), width
+
+
+def _quantized_conv(b: Builder, x: str, width: int) -> tuple[str, int]:
+    """Weights with a scale for each output, or each input; activations with a scale for each."""
+    out, axis = b.even(), int(b.random.integers(2))
+    stored = b.random.integers(-100, 100, (out, width, 1, 1)).astype(np.int8)
+    scales = b.random.uniform(0.005, 0.02, (out, width)[axis]).astype(np.float32)
+    weight = b.net.add(
+        "DequantizeLinear", *(b.net.constant(values=v) for v in (stored, scales)), axis=axis
+    )
+    if b.random.integers(2):
+        steps = [b.net.constant(values=np.full(width, 0.5, np.float32))]
+        steps.append(b.net.constant(values=b.random.integers(-9, 9, width).astype(np.int8)))
+        coarse = b.net.add("QuantizeLinear", b.net.add("Sign", x), *steps, axis=1)
+        x = b.net.add("DequantizeLinear", coarse, *steps, axis=1)
+    return b.net.add("Conv", x, weight), out
+
+
+def _running_sum(b: Builder, x: str, width: int) -> tuple[str, int]:
+    """An operator that nothing is known of."""
+    return b.net.add("CumSum", x, b.net.numbers(int(b.random.choice([1, 2])))), width
+
+
+def _repeated(b: Builder, x: str, width: int) -> tuple[str, int] | None:
+    if width > 8:
+        return None
+    if b.random.integers(2):  # c0 c1 c0 c1
+        return b.net.add("Tile", x, b.net.numbers(1, 2, 1, 1)), 2 * width
+    wide = b.net.add(
+        "Expand", b.net.add("Unsqueeze", x, b.net.numbers(2)), b.net.numbers(2, width, 2, 4, 4)
+    )
+    return b.net.add("Reshape", wide, b.net.numbers(0, -1, 4, 4)), 2 * width
 
 
 def _to_sequence(b: Builder, x: str, width: int) -> None:
@@ -256,7 +351,8 @@ def _quantized(b: Builder, x: str, width: int) -> tuple[str, int]:
 IMAGE_STEPS: tuple[Step, ...] = (
     *(_conv, _conv, _depthwise, _conv_transpose, _unary, _slope, _norm, _instance_norm),
     *(_group_norm, _group_norm_op, _add, _add, _shift, _concat, _split, _slice, _take, _shuffle),
-    *(_softmax, _lrn, _gate, _pool, _mean, _to_sequence),
+    *(_softmax, _lrn, _gate, _pool, _mean, _to_sequence, _uneven_split, _same_weight, _resize),
+    *(_pad, _where, _sorted, _unit, _squashed, _quantized_conv, _running_sum, _repeated),
 )
 SEQUENCE_STEPS: tuple[Step, ...] = (
     *(_linear, _linear, _einsum, _layer_norm, _plain_norm, _add_sequence, _positions, _attention),

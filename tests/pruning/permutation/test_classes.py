@@ -304,6 +304,41 @@ def test_channels_whose_order_tells_stay(
     assert text in why_fixed(classes, "head")
 
 
+@pytest.mark.parametrize(
+    ("scale", "expected"), [(1.0, [16]), (1.05, [])], ids=["places alone", "channels too"]
+)
+@pytest.mark.parametrize("opset", [9, 10, 13, 21])
+def test_scaled_channels_stay_even_where_their_number_does(
+    scale: float, expected: list[int], opset: int, tmp_path: Path
+) -> None:
+    net = Net(opset=opset)
+    x = net.conv("x", 8, 16)
+    scales = net.constant(values=np.array([1, scale, 2, 2], np.float32))
+    names = (x, scales) if opset < 11 else (x, "", scales)
+    x = net.add("Upsample" if opset == 9 else "Resize", *names, mode="nearest")
+    classes = permuted_net(net, head(net, x, 16), tmp_path)
+    assert sizes(classes) == expected
+    assert expected or "changes the axis of the channels" in why_fixed(classes, "head")
+
+
+def test_sizes_scale_channels_only_where_they_keep_the_aspect(tmp_path: Path) -> None:
+    for more, expected in (({}, [16]), ({"keep_aspect_ratio_policy": "not_larger"}, [])):
+        net = Net()
+        x = net.add(
+            "Resize", net.conv("x", 8, 16), "", "", net.numbers(2, 16, 9, 8), mode="linear", **more
+        )
+        path = save(net.model([head(net, x, 16)], {"x": [2, 8, 4, 4]}), tmp_path / "m.onnx")
+        assert sizes(find_classes(open_onnx(path), TWO_FOUR)) == expected
+
+
+def test_a_bias_that_is_read_as_scales_too_stays(tmp_path: Path) -> None:
+    net = Net(opset=9)
+    scales = net.constant(values=np.array([1, 1, 2, 3], np.float32))
+    x = net.add("Conv", "x", net.constant(4, 8, 1, 1), scales)
+    classes = permuted_net(net, head(net, net.add("Upsample", x, scales), 4), tmp_path)
+    assert why_fixed(classes, "head") == "Upsample node 'Upsample_1' reads it as numbers"
+
+
 def test_a_softmax_of_the_first_opsets_runs_over_all_axes_behind(tmp_path: Path) -> None:
     for opset, expected in ((11, []), (13, [16])):
         net = Net(opset=opset)
@@ -428,14 +463,15 @@ def test_a_real_sentence_encoder_moves_value_channels_and_hidden_ones(tmp_path: 
     from twofour.export.torch_export import export_onnx
     from twofour.records.options import ExportOptions
 
-    net = transformers.AutoModel.from_pretrained(Path(package.__file__).parent / "model").eval()
+    folder = Path(package.__file__).parent / "model"
+    net = transformers.AutoModel.from_pretrained(folder, num_hidden_layers=2).eval()
     given = {
         "input_ids": torch.randint(1000, 9000, (2, 12), generator=torch.Generator().manual_seed(0)),
         "attention_mask": torch.ones(2, 12, dtype=torch.int64),
     }
     export_onnx(net, (), given, tmp_path / "m.onnx", ExportOptions())
     classes, _ = permuted_at_random(tmp_path / "m.onnx", tmp_path / "p.onnx")
-    assert sizes(classes) == [1536] * 6 + [32] * 72
+    assert sizes(classes) == [1536] * 2 + [32] * 24
     assert "graph output 'last_hidden_state'" in {row.reason for row in classes.fixed}
 
 
@@ -474,4 +510,5 @@ def test_half_precision_keeps_every_bit(dtype: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_random_nets_give_the_same_outputs(seed: int, tmp_path: Path) -> None:
     net, outputs, inputs = random_net(seed)
+    # fails where they do not
     permuted_at_random(save(net.model(outputs, inputs), tmp_path / "m.onnx"), tmp_path / "p.onnx")

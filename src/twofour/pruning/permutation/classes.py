@@ -29,6 +29,7 @@ _REFUSED = (NotFollowed, BadInputError, ArithmeticError, LookupError, TypeError,
 _READ_AS_NUMBERS = (
     *("Expand", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "Unsqueeze"),
     *("CumSum", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"),
+    "Upsample",
 )
 """Ops whose inputs behind the first are lengths and axes."""
 _WITHOUT_INFERENCE = ("GroupNormalization", "RMSNormalization", "SimplifiedLayerNormalization")

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from twofour.graph.files import read_tensor, shape_of
-from twofour.graph.scope import Node, integer, integers
+from twofour.graph.scope import Node, attribute, integer, integers
 from twofour.pruning.permutation.channels import Move, varying
 from twofour.pruning.permutation.flow import (
     Dim,
@@ -24,6 +24,8 @@ from twofour.pruning.permutation.flow import (
 
 _LARGEST = 1 << 24
 """Places of a move that is spelled out; more would take memory for what nobody does."""
+_SCALES_FIRST = 10
+"""The opset in which Resize was new, and had its scales where later ones have a region."""
 _Block = tuple[range, range]
 Outputs = Sequence[Moves]
 
@@ -376,8 +378,7 @@ def resized(node: Node, flow: Flow) -> Outputs:
 def _keeps(node: Node, flow: Flow, axis: int, rank: int) -> bool:
     """Whether an axis whose length stays also keeps its values in place."""
     if node.proto.op_type != "Pad":
-        given = (a.s for a in node.proto.attribute if a.name == "coordinate_transformation_mode")
-        return next(given, b"") != b"tf_crop_and_resize"
+        return _is_scaled_by_one(node, flow, axis, rank)
     try:
         pads = integers(node, flow.scope, 1, "pads") or ()
         axes = integers(node, flow.scope, 3, "axes") or tuple(range(rank))
@@ -385,3 +386,23 @@ def _keeps(node: Node, flow: Flow, axis: int, rank: int) -> bool:
         return False
     ends = dict(zip(axes, zip(pads, pads[len(axes) :], strict=False), strict=False))
     return bool(pads) and all(pair == (0, 0) for a, pair in ends.items() if a % rank == axis)
+
+
+def _is_scaled_by_one(node: Node, flow: Flow, axis: int, rank: int) -> bool:
+    """Eight channels scaled by 1.1 are eight again, of which some stand twice."""
+    texts = {a.name: a.s for a in node.proto.attribute}
+    if texts.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
+        return False
+    given = [*node.proto.input, "", "", ""]
+    if node.proto.op_type == "Resize" and given[3]:  # sizes, of which the scales follow
+        return texts.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
+    name = given[2] if node.proto.op_type == "Resize" and flow.opset > _SCALES_FIRST else given[1]
+    tensor = flow.scope.constant(name)
+    scales = attribute(node.proto, "scales") if tensor is None else None
+    values = list(scales.floats) if scales is not None else []
+    if tensor is not None:
+        values = read_tensor(tensor, flow.scope.path).reshape(-1).tolist()
+    axes = attribute(node.proto, "axes")
+    places = range(rank) if axes is None else [a % rank for a in axes.ints]
+    by_axis = dict(zip(places, values, strict=False))
+    return bool(values) and by_axis.get(axis, 1.0) == 1.0
