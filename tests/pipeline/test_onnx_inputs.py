@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support import onnx_models as om
+from support.permuted_models import Net
+from test_run import Recorder
 from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
@@ -23,7 +27,9 @@ from twofour.pipeline.onnx_inputs import (
     load_inputs,
     random_inputs,
 )
+from twofour.pipeline.run import export_dense, make_inputs, open_run
 from twofour.records.export import TensorShape
+from twofour.records.options import CalibrationOptions, RunOptions
 
 Shape = Sequence[int | str]
 
@@ -279,3 +285,35 @@ def test_an_empty_cache_fits_and_an_array_that_no_input_takes_is_refused(tmp_pat
     np.savez(path, **arrays, mask=np.ones(1))  # type: ignore[arg-type]  # as above
     with pytest.raises(BadInputError, match=r"holds \['mask'\], which the model does not take"):
         load_exact_inputs(path, SPEECH)
+
+
+def test_sizes_that_nobody_gives_are_those_of_the_calibration_data(tmp_path: Path) -> None:
+    net = Net()
+    path = om.save(
+        net.model([net.linear("x", 16, 4)], {"x": ["n", "length", 16]}), tmp_path / "m.onnx"
+    )
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.zeros((20, 5, 16), np.float32))
+    by_data = RunOptions(calibration=CalibrationOptions(data=str(data)))
+    said: list[list[str]] = []
+    for how, shape in (
+        (by_data, (8, 5, 16)),
+        (by_data, (8, 5, 16)),
+        (replace(by_data, input_shapes=((2, 7, 16),)), (2, 7, 16)),
+    ):
+        told = Recorder()
+        with open_run(str(path), tmp_path / "run", how, told) as run:
+            make_inputs(run, export_dense(run))
+            assert run.example_inputs()["x"].shape == shape
+        said.append(told.notes)
+    assert said == [
+        ["example inputs are as large as a batch of the calibration data: x=8x5x16"],
+        [],
+        [],
+    ]
+    without = RunOptions()
+    with (
+        open_run(str(path), tmp_path / "run", without, Recorder()) as run,
+        pytest.raises(BadInputError, match="leaves sizes of its inputs free"),
+    ):
+        make_inputs(run, export_dense(run))

@@ -20,6 +20,7 @@ from twofour.graph.opened import OpenedModel
 from twofour.pipeline.engine_host import RUNTIMES, lasts, tries_of
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.onnx_inputs import (
+    AskedShapes,
     asked_or_opt,
     example_shapes,
     load_exact_inputs,
@@ -137,38 +138,17 @@ def _refuse_half(source: OpenedModel) -> None:
         )
 
 
-def sized_by_data(run: Run, taken: ExportedVariant) -> Run:
-    """The run with the sizes of the first calibration batch, where the file leaves some free and
-    nothing else gives them.
-    """
-    options = run.options
-    if run.model is not None or options.inputs is not None or options.calibration.data is None:
-        return run
-    asked = asked_or_opt(options, options.build.shapes)
-    try:
-        example_shapes(taken.inputs, asked, run.source.text)
-    except BadInputError:
-        if asked.shapes:  # what was asked for does not fit, and is to be said
-            return run
-        data = open_data(run, run.models.open(run.file(onnx_name(DENSE))))
-        first = next(data.batches(), None)
-        if first is None:
-            return run
-        shapes = {name: tuple(map(int, array.shape)) for name, array in first.arrays.items()}
-        sized = replace(options, input_shapes=(*shapes.values(),), input_shape_names=(*shapes,))
-        return replace(run, options=sized)
-    return run
-
-
 def make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
     """inputs.npz: the user's example inputs, or random ones of the shapes that were asked for.
 
-    Raises BadInputError where sizes that the file leaves free are not given.
+    Sizes that the file leaves free and nobody asked for are those of the first calibration batch;
+    raises BadInputError where there is none.
     """
     options = run.options
+    by_data = _is_sized_by_data(run, taken)
 
     def work() -> Made[ExampleArrays]:
-        arrays, note = _inputs(run, taken)
+        arrays, note = _inputs(run, taken, by_data=by_data)
         if note is not None:
             run.progress.note(note)
         save_arrays(run.file(INPUTS), arrays)
@@ -182,7 +162,11 @@ def make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
         kind=ExampleArrays,
         work=work,
         options=("inputs", "input_shapes", "input_shape_names", "seed"),
-        facts={"source": run.source.key(), "profiles": options.build.shapes},
+        facts={
+            "source": run.source.key(),
+            "profiles": options.build.shapes,
+            "calibration": data_key(run) if by_data else "",
+        },
         packages=("numpy",),
         reads=(taken.onnx.file,),
     )
@@ -433,12 +417,39 @@ def _described(run: Run, variant: Variant) -> ExportedVariant:
     return exported_variant(run, variant, layers)
 
 
-def _inputs(run: Run, taken: ExportedVariant) -> tuple[dict[str, np.ndarray], str | None]:
-    """The arrays, and what is to be said about a batch that nobody gave."""
+def _inputs(
+    run: Run, taken: ExportedVariant, *, by_data: bool
+) -> tuple[dict[str, np.ndarray], str | None]:
+    """The arrays, and what is to be said about sizes that nobody gave."""
     options = run.options
     if options.inputs is not None:
         return load_exact_inputs(Path(options.inputs), taken.inputs), None
-    asked = asked_or_opt(options, options.build.shapes)
+    asked = _shapes_of_data(run, taken) if by_data else asked_or_opt(options, options.build.shapes)
     arrays = random_inputs(taken.inputs, options.seed, asked, run.source.text)
     shapes = {name: array.shape for name, array in arrays.items()}
+    if by_data:
+        given = " ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
+        return arrays, f"example inputs are as large as a batch of the calibration data: {given}"
     return arrays, made_up_batch(taken.inputs, shapes, asked)
+
+
+def _is_sized_by_data(run: Run, taken: ExportedVariant) -> bool:
+    """Whether there are sizes that only the calibration data give."""
+    options = run.options
+    asked = asked_or_opt(options, options.build.shapes)
+    if options.inputs is not None or options.calibration.data is None or asked.shapes:
+        return False
+    try:
+        example_shapes(taken.inputs, asked, run.source.text)
+    except BadInputError:
+        return True
+    return False
+
+
+def _shapes_of_data(run: Run, taken: ExportedVariant) -> AskedShapes:
+    data = open_data(run, run.models.open(run.file(taken.onnx.file)))
+    arrays = next(data.batches()).arrays
+    return AskedShapes(
+        shapes=tuple(tuple(map(int, array.shape)) for array in arrays.values()),
+        names=tuple(arrays),
+    )

@@ -213,10 +213,8 @@ def run_sensitivity(
         model, out, options = _as_it_was(folder, out, options)
         refuse_untrusted(folder, model, options.trust)
     with open_run(model, out, options, progress or Silent()) as run:
-        dense = export_dense(run)
-        sized = onnx_stages.sized_by_data(run, dense)
-        dense = make_inputs(sized, dense)
-        return run.shown, sensitivity(sized, dense)
+        dense = make_inputs(run, export_dense(run))
+        return run.shown, sensitivity(run, dense)
 
 
 def _as_it_was(folder: Path, out: Path | None, options: RunOptions) -> tuple[str, Path, RunOptions]:

@@ -390,7 +390,7 @@ def _keeps(node: Node, flow: Flow, axis: int, rank: int) -> bool:
 
 def _is_scaled_by_one(node: Node, flow: Flow, axis: int, rank: int) -> bool:
     """Eight channels scaled by 1.1 are eight again, of which some stand twice."""
-    texts = {a.name: a.s for a in node.proto.attribute}
+    texts: dict[str, bytes] = {a.name: a.s for a in node.proto.attribute}
     if texts.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
         return False
     given = [*node.proto.input, "", "", ""]
@@ -399,10 +399,10 @@ def _is_scaled_by_one(node: Node, flow: Flow, axis: int, rank: int) -> bool:
     name = given[2] if node.proto.op_type == "Resize" and flow.opset > _SCALES_FIRST else given[1]
     tensor = flow.scope.constant(name)
     scales = attribute(node.proto, "scales") if tensor is None else None
-    values = list(scales.floats) if scales is not None else []
+    values: list[float] = list(scales.floats) if scales is not None else []
     if tensor is not None:
         values = read_tensor(tensor, flow.scope.path).reshape(-1).tolist()
     axes = attribute(node.proto, "axes")
     places = range(rank) if axes is None else [a % rank for a in axes.ints]
-    by_axis = dict(zip(places, values, strict=False))
-    return bool(values) and by_axis.get(axis, 1.0) == 1.0
+    own = [scale for a, scale in zip(places, values, strict=False) if a == axis]
+    return bool(values) and set(own) <= {1.0}
