@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from support import killed_calibration
 from support import onnx_models as om
 
@@ -711,6 +711,19 @@ def test_an_operator_that_onnx_runtime_lacks_is_said(tmp_path: Path) -> None:
     with pytest.raises(BuildFailedError, match=r"Odd") as refused:
         calibrate(job, Silent(), Here())
     assert "without --calibrate" in str(refused.value)
+
+
+def test_data_that_the_model_cannot_take_are_bad_input(tmp_path: Path) -> None:
+    nodes = [node("Gather", ["table", "ids"], "row"), node("MatMul", ["row", "w"], "y")]
+    arrays = {"table": W(20, 16), "w": W(16, 16)}
+    model = om.model(nodes, arrays, inputs={"ids": ("batch",)})
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    job = job_of(om.save(model, tmp_path / "dense.onnx"), data_of(ids=np.arange(16, 24)))
+    with pytest.raises(BadInputError) as refused:
+        calibrate(job, Silent(), Here())
+    assert "dense.onnx cannot be run on it: Non-zero status code" in refused.value.message
+    assert refused.value.message.startswith(job.data.source)
+    assert "idx=20" in refused.value.message
 
 
 def test_a_weight_that_is_not_finite_names_its_layer(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ _KEPT_BYTES = 1 << 30
 _NO_INPUT = "no calibration input reached it: pruned by magnitude"
 _PIECE = "piece.onnx"
 _RUN_HINT = "calibration runs the model in ONNX Runtime; without --calibrate nothing is run"
+_REFUSED = "INVALID_ARGUMENT :"
+"""How ONNX Runtime says that a node cannot take the values or the sizes that came to it."""
 _CODES = {name: code for code, name in DTYPES.items()}
 _Seen = tuple[int, Statistics | None]
 """How many users of a piece were looked at, and what they showed together."""
@@ -271,6 +273,15 @@ class LevelByLevel:
         except WorkerDiedError:
             self._reached = None
             raise
+        except BuildFailedError as error:
+            if _REFUSED not in error.message:
+                raise
+            path, said = self._job.opened.path, error.message.partition(_REFUSED)[2]
+            raise BadInputError(
+                f"{self._job.data.source}: {path.name} cannot be run on it:{said}",
+                hint="give numbers and sizes that the model takes: token ids that its table has, "
+                "inputs that are as long as each other",
+            ) from error
         if not looked.kept:
             self._no_room.add(index)
             return looked

@@ -66,7 +66,7 @@ from twofour.records.pruning import (
     PermutedModel,
 )
 from twofour.store import read_record, write_record
-from twofour.words import count, in_seconds
+from twofour.words import in_seconds
 
 if TYPE_CHECKING:
     from twofour.pipeline.onnx_calibrating import CalibrationJob
@@ -350,7 +350,8 @@ class _Said:
             return
         self._last = now
         left = max(0.0, self._started + self._seconds - now)
-        words = f"orders of {count(step.of, 'class')} of channels, at most {in_seconds(left)} left"
+        classes = "1 class" if step.of == 1 else f"{step.of:,} classes"
+        words = f"orders of {classes} of channels, at most {in_seconds(left)} left"
         self._talk.step(words, step.classes_done, step.of)
 
 

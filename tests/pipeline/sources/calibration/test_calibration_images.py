@@ -133,6 +133,16 @@ def test_a_broken_image_is_named_and_the_next_one_taken(ten: Path) -> None:
     assert "a/4.png" in data.notes[0]
 
 
+def test_pixels_of_no_known_range_are_named_and_hidden_files_passed_over(tmp_path: Path) -> None:
+    image(tmp_path, "x.png", solid(255))
+    (tmp_path / "._x.png").write_bytes(b"no image")
+    Image.fromarray(np.full((8, 8), 0.5, np.float32)).save(tmp_path / "y.tiff")
+    data = opened(tmp_path, rgb_model(), samples=1, **PLAIN)
+    assert (data.samples, data.notes) == (1, ())
+    (note,) = opened(tmp_path, rgb_model(), samples=2, **PLAIN).notes[1:]
+    assert "of 2 images 1 could not be read: y.tiff (its pixels are floats" in note
+
+
 def test_only_broken_images_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"no image")
     with pytest.raises(BadInputError, match=r"none of 1 images can be read: x\.png"):

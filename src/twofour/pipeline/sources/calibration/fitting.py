@@ -13,6 +13,7 @@ from twofour.engines.inputs import numpy_dtype
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.calibration.data import ModelInput, ModelInputs
 from twofour.records.export import ANONYMOUS
+from twofour.words import count as count_of
 
 _POSITIONAL = re.compile(r"arr_(\d+)")
 """How numpy.savez calls arrays that were given without a name."""
@@ -54,7 +55,7 @@ def by_position(inputs: ModelInputs, count: int, where: str) -> tuple[str, ...]:
         names += [f"arr_{index}" for index in range(len(names), count)]
     if len(names) < count:
         raise BadInputError(
-            f"{where} is {count} arrays, and {inputs.model} takes {len(names)}: "
+            f"{where} is {count_of(count, 'array')}, and {inputs.model} takes {len(names)}: "
             f"{', '.join(names) or 'none'}",
             hint="a loader of (inputs, labels) pairs gives more than the model takes: leave the "
             "labels out, as in [inputs for inputs, _ in loader]; a dict names the input of each",
@@ -62,7 +63,8 @@ def by_position(inputs: ModelInputs, count: int, where: str) -> tuple[str, ...]:
     missing = [one.in_words for one in inputs.inputs if one.required and one.name not in names]
     if missing or not count:
         raise BadInputError(
-            f"{where} is {count} arrays; {inputs.model} needs {', '.join(missing) or 'one'} too",
+            f"{where} is {count_of(count, 'array')}; {inputs.model} needs "
+            f"{', '.join(missing) or 'one'} too",
             hint=_NAMES_HINT,
         )
     return tuple(names)

@@ -42,6 +42,8 @@ IMAGE_SUFFIXES = (
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Channels of a model -> how its images are decoded."""
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I")
+_HIDDEN = "."
+"""What begins so is no image that somebody put there: macOS leaves ._NAME.jpg beside NAME.jpg."""
 _SHOWN = 3
 _SCALING_HINT = (
     "give what it was trained with, on the scale 0 to 1: --mean 0.485,0.456,0.406 "
@@ -116,7 +118,7 @@ def _images(folder: Path, source: str) -> list[Path]:
         Path(where, name)
         for where, _, names in os.walk(folder)
         for name in names
-        if Path(name).suffix.lower() in IMAGE_SUFFIXES
+        if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(_HIDDEN)
     ]
     if not found:
         raise BadInputError(
@@ -266,9 +268,11 @@ def _pixels(
 
 
 def _converted(image: Image, mode: str) -> Image:
-    """With these channels; pillow itself cuts 16 bits off at 255."""
+    """With these channels; pillow itself cuts 16 bits off at 255, and floats of 0 to 1 to 0."""
     from PIL import Image as Images
 
+    if image.mode == "F":
+        raise ValueError("its pixels are floats, of which nothing says the range")
     if image.mode not in _SIXTEEN_BITS:
         return image.convert(mode)
     eight = np.clip(np.asarray(image).astype(np.int64) // 257, 0, 255).astype(np.uint8)
