@@ -285,6 +285,47 @@ def test_a_table_that_a_product_uses_too_is_left_dense_unless_it_is_asked_for(
     np.testing.assert_array_equal(stored(after, "table"), oracle(arrays["table"], 1))
 
 
+@pytest.mark.parametrize(
+    ("more", "outputs", "named"),
+    [
+        ([helper.make_node("Add", ["y", "w"], ["z"], name="decay")], ["z"], "decay"),
+        ([helper.make_node("ReduceSum", ["w"], ["z"], name="norm")], ["y", "z"], "norm"),
+        ([], ["y", "w"], "graph output w"),
+    ],
+)
+def test_a_weight_that_something_else_reads_is_left_dense_unless_it_is_asked_for(
+    tmp_path: Path, more: list[onnx.NodeProto], outputs: list[str], named: str
+) -> None:
+    nodes = [helper.make_node("Gemm", ["x", "w"], ["y"], name="fc", transB=1), *more]
+    arrays = {"w": om.weights(16, 16)}
+    model = om.model(nodes, arrays, inputs={"x": [16, 16]}, outputs=outputs)
+    after, result = prune(model, tmp_path)
+    (row,) = result.weights
+    assert (row.pruned, row.weight.read_by) == (False, (named,))
+    assert [r.code for r in row.reasons] == [ReasonCode.SHARED_WEIGHT]
+    assert row.reasons[0].message == (
+        f"its array is also read by {named}, which pruning would change too: left dense unless "
+        "asked for (--include fc)"
+    )
+    np.testing.assert_array_equal(stored(after), arrays["w"])
+    after, result = prune(model, tmp_path, Selection(include=("fc",)))
+    np.testing.assert_array_equal(stored(after), oracle(arrays["w"], 1))
+    assert "its array is also read by" in result.weights[0].reasons[0].message
+
+
+def test_a_node_that_asks_for_the_shape_of_a_weight_alone_keeps_nothing_dense(
+    tmp_path: Path,
+) -> None:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["y"], name="fc", transB=1),
+        helper.make_node("Shape", ["w"], ["size"], name="shape"),
+        helper.make_node("Reshape", ["y", "size"], ["z"], name="reshape"),
+    ]
+    model = om.model(nodes, {"w": om.weights(16, 16)}, inputs={"x": [16, 16]})
+    _, result = prune(model, tmp_path)
+    assert [(row.pruned, row.weight.tied_to) for row in result.weights] == [(True, ())]
+
+
 def test_an_array_needed_along_two_axes_is_an_error_naming_both_nodes(tmp_path: Path) -> None:
     model = shared(helper.make_node("Gemm", ["h", "w"], ["y"], name="second"))
     with pytest.raises(BadInputError, match=r"first.*second"):

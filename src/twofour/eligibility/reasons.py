@@ -175,10 +175,10 @@ _ROWS = (
     ReasonRow(
         code=ReasonCode.SHARED_WEIGHT,
         origin=Origin.CAUSE,
-        sentence="Another layer uses the same stored array.",
-        documentation="An embedding that takes rows of the array would be pruned with it, so it is "
-        "left dense unless asked for. Layers that sum over the array along different axes cannot "
-        "both have the pattern.",
+        sentence="Something else uses the same stored array.",
+        documentation="An embedding that takes rows of the array, another node that reads it and "
+        "an output of the graph would get pruned values too, so it is left dense unless asked for. "
+        "Layers that sum over the array along different axes cannot both have the pattern.",
         best=VerdictName.ELIGIBLE,
         left_dense=LeftDense.WHERE_SAID,
         explains_dense=True,

@@ -10,6 +10,7 @@ from twofour.eligibility.build_facts import BuildFacts, version_numbers
 from twofour.eligibility.rules import GROUP, Case
 from twofour.records.build import FIRST_WITH_SPARSE
 from twofour.records.weights import HARDWARE_PATTERN, ReasonCode
+from twofour.words import listed
 
 GEMM_TILE = 64
 """Channels that fill a tile of a tensor-core kernel (the k of cuSPARSELt's own samples)."""
@@ -240,12 +241,15 @@ def quantize_output(case: Case) -> str:
 
 
 def untie(case: Case) -> str:
-    """A copy for the layer; an embedding's table can be pruned with it."""
+    """A copy for the layer; what else uses the array can get it pruned."""
     if case.at_odds:
         return f"{OWN_COPY.text}, pruned 2:4 along input channels (axis {case.weight.axis})"
-    if not case.weight.looked_up_by:
-        return OWN_COPY.text
-    return f"{OWN_COPY.text}, or prune the embedding too: --include {case.weight.layer}"
+    asked = f"--include {case.weight.layer}"
+    if case.weight.looked_up_by:
+        return f"{OWN_COPY.text}, or prune the embedding too: {asked}"
+    if case.weight.read_by:
+        return f"{OWN_COPY.text}, or prune it for {listed(case.weight.read_by)} too: {asked}"
+    return OWN_COPY.text
 
 
 def _up(width: int, multiple: int) -> int:

@@ -25,6 +25,8 @@ from twofour.graph.scope import Node, Place, Scope, function_scopes, scopes
 from twofour.graph.trace import CUTS
 from twofour.records.weights import NotCovered, Pattern, Reason, ReasonCode, Weight
 
+_SHAPES = ("Shape", "Size")
+"""Ops that look at the shape of what they read alone."""
 _MOST_TIED = 64
 """Names listed in tied_to: the rest would help nobody, and all of all would be quadratic."""
 
@@ -111,12 +113,15 @@ def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
         labels = dict.fromkeys(layer.node.label for layer in group)
         listed = tuple(islice(dict.fromkeys((*labels, *others, *parts)), _MOST_TIED + 1))
         tables = tuple(islice(dict.fromkeys(_lookups(places, known)), _MOST_TIED))
+        read_by = tuple(dict.fromkeys(name for name in others if name not in tables))
         for layer in group:
+            row = _in_pieces(layer, (*others, *parts))
             rows[layer.node] = replace(
-                _in_pieces(layer, (*others, *parts)),
+                row,
                 weight=_unique(layer, again),
                 tied_to=tuple(n for n in listed if n != layer.node.label)[:_MOST_TIED],
                 looked_up_by=tables,
+                read_by=() if row.axis is None else read_by,
             )
     return tuple(rows[layer.node] for layer in layers)
 
@@ -174,10 +179,13 @@ def _external_twins(opened: list[Scope]) -> dict[tuple[object, ...], list[Place]
 
 
 def _other_users(places: Iterable[Place], known: set[Node]) -> Iterator[str]:
-    """Users of the tensors on the way that lead to no weight: a Gather, a graph output."""
+    """Users of the tensors on the way that lead to no weight: a Gather, a graph output.
+
+    What asks for the shape alone is none of them.
+    """
     for scope, name in sorted(places, key=lambda place: place[1]):
         if name in scope.outputs:
             yield f"graph output {name}"
         for user in scope.users.get(name, ()):
-            if user not in known:
+            if user not in known and user.op not in _SHAPES:
                 yield user.label

@@ -227,7 +227,7 @@ def report_onnx(
 
     Raises BadInputError for a damaged graph, and for a model without a weight.
     """
-    from twofour.pruning.selection import table_reasons
+    from twofour.pruning.selection import sharing_reasons
     from twofour.pruning.verify import check_onnx
 
     found = model.weights(HARDWARE_PATTERN)
@@ -251,7 +251,7 @@ def report_onnx(
         tensorrt_version=build.tensorrt_version,
         build=build,
     )
-    weights = [replace(w, reasons=(*w.reasons, *table_reasons(w))) for w in found.weights]
+    weights = [replace(w, reasons=(*w.reasons, *sharing_reasons(w))) for w in found.weights]
     judged = named(weights, layers or LayerMap(layers=()), {})
     return predict(judged, check_onnx(model, HARDWARE_PATTERN), context)
 

@@ -11,6 +11,7 @@ from twofour.eligibility.rules import groups_in_words, tail_in_words
 from twofour.errors import BadInputError
 from twofour.records.options import Selection
 from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
+from twofour.words import listed
 
 Choice = tuple[Weight, bool, tuple[Reason, ...]]
 """A weight, whether it is to be pruned, and what speaks against sparse math in it."""
@@ -37,19 +38,23 @@ def wanted_by_default(weights: Sequence[Weight], pattern: Pattern) -> frozenset[
     return frozenset(w.weight for w, pruned, _ in choices if pruned and w.weight is not None)
 
 
-def table_reasons(weight: Weight) -> tuple[Reason, ...]:
-    """What it means that an embedding takes rows of the same array; () where none does.
+def sharing_reasons(weight: Weight) -> tuple[Reason, ...]:
+    """What it means that something else than layers uses the same array; () where nothing does.
 
-    A pruned table damages every token.
+    A pruned table damages every token; what another node or a caller does with the array is not
+    known.
     """
-    if not weight.looked_up_by:
-        return ()
-    tables = ", ".join(weight.looked_up_by)
-    message = (
-        f"its array is also the table of embedding {tables}, which pruning would change too: "
-        f"left dense unless asked for (--include {weight.layer or weight.weight})"
+    asked = f"left dense unless asked for (--include {weight.layer or weight.weight})"
+    said = []
+    if weight.looked_up_by:
+        tables = ", ".join(weight.looked_up_by)
+        said.append(f"its array is also the table of embedding {tables}, which pruning would")
+    if weight.read_by:
+        said.append(f"its array is also read by {listed(weight.read_by)}, which pruning would")
+    return tuple(
+        Reason(code=ReasonCode.SHARED_WEIGHT, message=f"{text} change too: {asked}")
+        for text in said
     )
-    return (Reason(code=ReasonCode.SHARED_WEIGHT, message=message),)
 
 
 def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
@@ -67,7 +72,7 @@ def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
 def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choice:
     known = {reason.code for reason in weight.reasons}
     from_shape = (r for r in shape_reasons(weight, pattern) if r.code not in known)
-    reasons = (*weight.reasons, *table_reasons(weight), *from_shape)
+    reasons = (*weight.reasons, *sharing_reasons(weight), *from_shape)
     excluded = _first_match(weight, selection.exclude)
     if excluded is not None:
         said_by = selection.said_by.get(excluded, f"--exclude {excluded}")
@@ -83,7 +88,9 @@ def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choic
         )
     wanted = selection.all_layers or included is not None
     usable = not (
-        weight.looked_up_by or any(REASONS[r.code].left_dense in _LEFT_DENSE for r in reasons)
+        weight.looked_up_by
+        or weight.read_by
+        or any(REASONS[r.code].left_dense in _LEFT_DENSE for r in reasons)
     )
     return weight, impossible is None and (wanted or usable), reasons
 

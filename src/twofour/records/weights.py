@@ -169,6 +169,8 @@ class Weight(WeightedLayer):
     """Other layers (module paths or node names) that use the same stored array."""
     looked_up_by: tuple[str, ...] = ()
     """Those of them that take rows of the array as a table: embeddings, Gather nodes."""
+    read_by: tuple[str, ...] = ()
+    """ONNX: those of them that read it as it is, but are no layers: other nodes, graph outputs."""
     reasons: tuple[Reason, ...] = ()
     """What the module or graph alone says against sparse math in this layer."""
 
