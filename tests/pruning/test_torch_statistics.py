@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from support.calibrated import calibrated, call
@@ -14,8 +15,10 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from twofour.errors import BadInputError
+from twofour.graph.scope import Node
 from twofour.pruning.matrices import Layout, spread, to_stack
-from twofour.pruning.statistics import Statistics
+from twofour.pruning.onnx_rows import Marks, rows_of, use_of
+from twofour.pruning.statistics import InputSums, Statistics, held_out_samples
 from twofour.pruning.torch_calls import Call, undisturbed
 from twofour.pruning.torch_products import Products, Target
 from twofour.pruning.torch_statistics import Gathering
@@ -236,6 +239,35 @@ def test_padding_is_left_out_and_the_tenth_sample_is_held_out(*, positions_first
     assert (found.seen.rows, found.held_out.rows) == (len(kept), len(held))
     assert np.allclose(found.seen.gram[0], kept.t() @ kept, rtol=1e-5)
     assert np.allclose(found.held_out.total[0], held.sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("positions", "stride"), [(9, 1), (9, 2), (400, 1)], ids=["all", "no positions", "some of each"]
+)
+def test_a_filter_over_texts_counts_what_its_onnx_node_counts(positions: int, stride: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(4, 6, 3, padding=1, stride=stride))
+    x, padding = torch.randn(12, 4, positions), torch.rand(12, positions) < 0.4
+    _, found = gathered(model, [call(x, samples=12, padding=padding)], "0.weight")["0.weight"]
+    conv = onnx.helper.make_node(
+        "Conv", ["x", "w"], ["y"], kernel_shape=[3], pads=[1, 1], strides=[stride]
+    )
+    node = Node(proto=conv, name="conv", label="conv")
+    use = use_of(node, 1, (6, 4, 3), 4)
+    assert use is not None
+    marks = Marks(samples=12, held_out=held_out_samples(0, 12), in_all=12, padding=padding.numpy())
+    rows, held = rows_of(x.numpy(), use.reading, marks)
+    sums = InputSums(use.layout)
+    sums.add(rows, held)
+    expected = sums.statistics()
+    assert expected is not None
+    assert expected.held_out is not None
+    assert found.held_out is not None
+    for one, other in ((found.seen, expected.seen), (found.held_out, expected.held_out)):
+        assert one.rows == other.rows
+        assert np.array_equal(one.gram, other.gram)
+    left_out = stride == 1
+    assert (found.seen.rows < 11 * min(positions, 64) // stride) == left_out
 
 
 def test_query_key_and_value_share_their_statistics() -> None:

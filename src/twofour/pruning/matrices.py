@@ -306,6 +306,23 @@ def outputs_to_see(
     return sampled(outputs, most, share.numbers(size[0]))
 
 
+def padded_outputs(
+    padding: NDArray[np.bool_],
+    window: Window,
+    size: tuple[int, ...],
+    seen: NDArray[np.int64] | None,
+) -> NDArray[np.bool_] | None:
+    """Which outputs of a filter over texts stand where padding does, (samples, n).
+
+    `padding` is (samples, positions), `size` the whole input's, `seen` what `outputs_to_see` gave.
+    None: the outputs are not the positions that the padding is of.
+    """
+    outputs = window_index(window, size[2:]).shape[1]
+    if padding.shape != (size[0], outputs) or size[2:] != (outputs,):
+        return None
+    return padding if seen is None else np.take_along_axis(padding, seen, axis=1)
+
+
 def sampled(count: int, most: int, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Of each sample, by its number, `most` of `count` places, (samples, most); None: all.
 

@@ -22,7 +22,7 @@ from twofour.pruning.matrices import (
     cut_where_wide,
     matrix_rows,
     outputs_to_see,
-    window_index,
+    padded_outputs,
     window_rows,
 )
 from twofour.pruning.onnx_storage import Move
@@ -255,24 +255,19 @@ def _padding(shape: tuple[int, ...], marks: Marks) -> Array | None:
 def _convolution_rows(x: Array, reading: Reading, marks: Marks) -> tuple[Array, NDArray[np.bool_]]:
     assert reading.spatial is not None
     window = window_of(reading.spatial, tuple(x.shape[2:]))
-    samples, size = x.shape[0], tuple(x.shape[2:])
+    samples = x.shape[0]
     share = Share(first=marks.first, samples=marks.samples, in_all=marks.in_all)
     places = outputs_to_see(reading.layout, window, tuple(x.shape), share)
     rows = window_rows(x, reading.layout, window, places)
     outputs = rows.shape[1] // max(1, samples)
     held = np.broadcast_to(_spread((samples, 1), marks), (samples, outputs)).reshape(-1)
-    padding = marks.padding
-    if padding is None or not _keeps(reading.spatial, size, padding.shape, samples):
+    if marks.padding is None:
         return rows, held
-    padded = padding if places is None else np.take_along_axis(padding, places, axis=1)
+    padded = padded_outputs(marks.padding, window, tuple(x.shape), places)
+    if padded is None:
+        return rows, held
     counted = ~padded.reshape(-1)
     return rows[:, counted], held[counted]
-
-
-def _keeps(spatial: Spatial, size: tuple[int, ...], mask: tuple[int, ...], samples: int) -> bool:
-    """Whether outputs are the positions that the mask is for, as in a filter over a text."""
-    outputs = window_index(window_of(spatial, size), size).shape[1]
-    return mask == (samples, outputs) and size == (outputs,)
 
 
 def window_of(spatial: Spatial, size: tuple[int, ...]) -> Window:

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from twofour.errors import BadInputError
-from twofour.pruning.matrices import Layout, Share, matrix_rows, outputs_to_see, window_rows
+from twofour.pruning.matrices import (
+    Layout,
+    Share,
+    matrix_rows,
+    outputs_to_see,
+    padded_outputs,
+    window_rows,
+)
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.statistics import Inputs, InputSums, Statistics, both, held_out_samples
 from twofour.pruning.torch_calls import Call
@@ -106,7 +113,8 @@ class Gathering:
             share = Share(first=first_sample, samples=call.samples, in_all=self._samples)
             taken = outputs_to_see(product.layout, product.window, tuple(x.shape), share)
             rows = window_rows(x, product.layout, product.window, taken)
-            owner, padding = _even_owners(rows.shape[1], call.samples), None
+            owner = _even_owners(rows.shape[1], call.samples)
+            padding = _padded_outputs(product, call, taken)
         if padding is not None:
             kept = np.flatnonzero(~padding)
             rows, owner = array_namespace(rows).take(rows, _like(kept, rows), axis=1), owner[kept]
@@ -158,6 +166,18 @@ def _owners(
     if positions_first and count % max(1, call.samples) == 0:
         return np.arange(count) % call.samples, None if padding is None else padding.T.reshape(-1)
     return _even_owners(count, call.samples), None if padding is None else padding.reshape(-1)
+
+
+def _padded_outputs(
+    product: Product, call: Call, taken: NDArray[np.int64] | None
+) -> NDArray[np.bool_] | None:
+    """Which outputs of a convolution, sample by sample, stand where padding does."""
+    assert product.window is not None
+    if call.padding is None:
+        return None
+    padding, size = call.padding.cpu().numpy().astype(bool), tuple(product.x.shape)
+    found = padded_outputs(padding, product.window, size, taken)
+    return None if found is None else found.reshape(-1)
 
 
 def _even_owners(count: int, samples: int) -> NDArray[np.int64]:
