@@ -145,20 +145,19 @@ def prune(  # noqa: PLR0913  # what a user may choose
             repair=repair,
         ),
     )
+    wanted = checked(CalibrationOptions, CalibrationOptions(samples=samples))
     if calibrate is None:
         from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, refuse_without_data
         from twofour.pruning.torch_module import prune_module
 
-        refuse_without_data(options)
+        refuse_without_data(options, wanted)
         name = options.name or DEFAULT_WITHOUT_DATA
         return prune_module(module, pattern_of(pattern), selection, method=name)
-    from twofour.pipeline.torch_calibrating import calls_of, data_of
-    from twofour.pruning.torch_pruning import prune_calibrated, work_of
+    from twofour.pipeline.torch_calibrating import prune_by_batches
+    from twofour.pruning.torch_pruning import work_of
 
     work = work_of(pattern_of(pattern), options)
-    wanted = checked(CalibrationOptions, CalibrationOptions(samples=samples))
-    data = data_of(module, calibrate, wanted.samples)
-    return prune_calibrated(module, calls_of(module, data), work, selection)
+    return prune_by_batches(module, (calibrate, wanted.samples), work, selection)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:

@@ -44,7 +44,7 @@ FIRST_DONE_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "selection.include": ("prune", {"selection": Selection(include=("fc",))}),
     "selection.exclude": ("prune", {"selection": Selection(exclude=("fc",))}),
     "selection.all_layers": ("prune", {"selection": Selection(all_layers=True)}),
-    "method": ("prune", {"method": MethodOptions(bias_correction=False)}),
+    "method": ("prune", {"method": MethodOptions(repair=False)}),
     "calibration": ("prune", {"calibration": CalibrationOptions(data="inputs.npz")}),
     "precision": ("export-dense", {"precision": Precision.FLOAT16}),
     "inputs": ("export-dense", {"inputs": "inputs.npz"}),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
+import twofour
 from twofour.errors import BadInputError
 from twofour.pruning.torch_layers import find_not_covered, find_weights, make_permanent
 from twofour.records.weights import ReasonCode, Weight
@@ -178,6 +179,18 @@ def masked(layer: nn.Module) -> nn.Module:
     prune.l1_unstructured(layer, "weight", amount=0.5)  # type: ignore[no-untyped-call]
     prune.l1_unstructured(layer, "bias", amount=0.5)  # type: ignore[no-untyped-call]
     return layer
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused_with_what_to_prune() -> None:
+    made = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    traced: nn.Module = torch.jit.trace(made, torch.ones(1, 8))  # type: ignore[no-untyped-call]  # torch's
+    scripted: nn.Module = torch.jit.script(made)
+    for module in (traced, scripted, nn.Sequential(scripted)):
+        for calibrate in (None, [torch.ones(4, 8)]):
+            with pytest.raises(BadInputError, match="Sequential is TorchScript, whose") as error:
+                twofour.prune(module, calibrate=calibrate)
+            assert "the nn.Module that it was made from" in (error.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from twofour.pruning.methods import (
     without_data,
 )
 from twofour.records.build import EngineStatus
-from twofour.records.options import CalibrationOptions, LossKind, Precision, RunOptions
+from twofour.records.options import LossKind, Precision, RunOptions
 
 StatusOf = Callable[[EngineRow], EngineStatus]
 Note = Callable[[str], None]
@@ -192,18 +192,7 @@ def _refuse_without_data(options: RunOptions) -> None:
         return
     if method.name is not None:
         without_data(method.name)
-    refuse_without_data(method)
-    for given, option in (
-        (method.repair is True, "--repair"),
-        (calibration.samples != CalibrationOptions().samples, "--calibrate-samples"),
-        (bool(calibration.image_mean), "--mean"),
-        (bool(calibration.image_std), "--std"),
-        (calibration.image_size is not None, "--size"),
-    ):
-        if given:
-            raise BadInputError(
-                f"{option} needs calibration data", hint="name them with --calibrate"
-            )
+    refuse_without_data(method, calibration)
 
 
 def _refuse_broken_mask(options: RunOptions) -> None:

@@ -14,6 +14,7 @@ from twofour.pipeline.sources.calibration.open import calibration_key, open_cali
 from twofour.pipeline.sources.hf import HfSource
 from twofour.pipeline.sources.source import key_of
 from twofour.pipeline.stages import ONE_SHOT_WEIGHTS, versions
+from twofour.records.options import Selection
 from twofour.records.pruning import PruneResult
 from twofour.store import atomic_file
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from twofour.pipeline.sources.source import LoadedModule
     from twofour.pipeline.stages import Run
+    from twofour.pruning.torch_calibration import Work
     from twofour.pruning.torch_calls import Call
     from twofour.pruning.torch_pruning import CalibrationCalls
 
@@ -41,6 +43,21 @@ def prune_by_options(
             loaded.module, options.pattern, options.selection, method=options.method_name
         )
     return _prune_by_data(run, loaded, orders or {})
+
+
+def prune_by_batches(
+    module: nn.Module, batches: tuple[object, int], work: Work, selection: Selection
+) -> PruneResult:
+    """Prune a module in place with batches of the caller, of which so many samples are used.
+
+    Raises BadInputError where they do not fit the module's forward.
+    """
+    from twofour.pruning.torch_layers import find_weights
+    from twofour.pruning.torch_pruning import prune_calibrated
+
+    find_weights(module)  # what has none that could be told is refused before the data are read
+    data = data_of(module, *batches)
+    return prune_calibrated(module, calls_of(module, data), work, selection)
 
 
 def data_key(run: Run) -> str:

@@ -61,7 +61,8 @@ def find_weights(model: nn.Module) -> tuple[Weight, ...]:
 
     Linear, Conv1d/2d/3d, ConvTranspose1d/2d/3d, the projections of MultiheadAttention,
     transformers' Conv1D, and sub-classes of these. Names are those of the model once
-    make_permanent has run. Raises BadInputError for lazy modules that have seen no input yet.
+    make_permanent has run. Raises BadInputError for lazy modules that have seen no input yet, and
+    where all layers are in TorchScript, which has none of torch's classes.
     """
     users = _users(model)
     rows = []
@@ -76,7 +77,18 @@ def find_weights(model: nn.Module) -> tuple[Weight, ...]:
             rows.append(
                 dataclasses.replace(weight, tied_to=others, looked_up_by=tables, reasons=reasons)
             )
+    if not rows:
+        _refuse_torchscript(model)
     return tuple(rows)
+
+
+def _refuse_torchscript(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise BadInputError(
+                f"{module.original_name} is TorchScript, whose layers cannot be pruned",
+                hint="prune the nn.Module that it was made from, then script or trace it again",
+            )
 
 
 def find_not_covered(model: nn.Module, weights: Sequence[Weight]) -> tuple[NotCovered, ...]:

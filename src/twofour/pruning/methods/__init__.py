@@ -19,7 +19,7 @@ from twofour.pruning.methods import (
 )
 from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.methods.problem import Array, Problem, Solve, best_of_groups, masked
-from twofour.records.options import MethodOptions
+from twofour.records.options import CalibrationOptions, MethodOptions
 from twofour.records.weights import Pattern
 
 
@@ -110,11 +110,20 @@ def left_to(name: str) -> str:
     return name if method_named(name).in_place is not None else DEFAULT_WITHOUT_DATA
 
 
-def refuse_without_data(options: MethodOptions) -> None:
+def refuse_without_data(method: MethodOptions, calibration: CalibrationOptions) -> None:
     """Raise BadInputError for options that do nothing without calibration data."""
-    for value, option in ((options.refit, "refit"), (options.damping, "damping")):
-        if value is not None:
+    for given, option in (
+        (method.refit is not None, f"--refit {method.refit}"),
+        (method.damping is not None, f"--damping {method.damping}"),
+        (not method.bias_correction, "--no-bias-correction"),
+        (method.repair is True, "--repair"),
+        (calibration.samples != CalibrationOptions().samples, "--calibrate-samples"),
+        (bool(calibration.image_mean), "--mean"),
+        (bool(calibration.image_std), "--std"),
+        (calibration.image_size is not None, "--size"),
+    ):
+        if given:
             raise BadInputError(
-                f"--{option} {value} needs calibration data",
+                f"{option} needs calibration data",
                 hint="give some with --calibrate (twofour.prune: calibrate=batches)",
             )
