@@ -116,14 +116,16 @@ def prune(  # noqa: PLR0913  # what a user may choose
     """Prune a torch module in place to N:M, and say what was done to each weight.
 
     `include` and `exclude` are globs over layer names. `calibrate` is an iterable of batches as
-    the model takes them (a tensor, a tuple by position, a dict by name), of which at most
-    `samples` samples are used; with it the method is admm by default and the biases are corrected,
+    the model takes them (a tensor, a tuple by position, a dict by name; of pairs of inputs and
+    labels, where the model takes one input, the inputs), of which at most `samples` samples are
+    used; with it the method is admm by default and the biases are corrected,
     without it magnitude. `refit` and `damping` are as on the command line. `repair` None: batch
     norms are estimated again, or channels matched to the dense model's, where outputs on held-out
     samples come nearer to the dense ones; False: never, True: always. Raises BadInputError for a
     bad pattern, an unknown method, a glob that matches nothing, NaN or infinity in a weight or on
     its way from the data, a weight that two layers need along different axes, batches that the
-    model cannot run on, and an argument of another type; nothing is changed then.
+    model cannot run on, TorchScript, what needs data without any, and an argument of another type;
+    nothing is changed then.
     """
     from twofour.arguments import globs_of, module_of, pattern_of
     from twofour.records.options import CalibrationOptions, MethodOptions, Selection

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.calibrated import TWO_FOUR, calibrated, call
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import twofour
 from twofour.errors import BadInputError, PatternBrokenError
@@ -333,6 +334,18 @@ def test_data_are_gone_through_once() -> None:
     assert result.repair is not None
     assert result.repair.judged_on == 4
     assert calls.times == 1
+
+
+def test_a_loader_of_inputs_and_labels_prunes_as_its_inputs_do() -> None:
+    x, labels = torch.cat(batches()), torch.arange(40)
+    one, other = stack(), stack()
+    loader = DataLoader(TensorDataset(x, labels), batch_size=8)
+    found = twofour.prune(one, calibrate=loader, repair=False)
+    expected = twofour.prune(other, calibrate=list(x.split(8)), repair=False)
+    assert found.weights == expected.weights
+    assert found.calibration is not None
+    assert found.calibration.notes[-1].startswith("calibrate gives pairs")
+    assert all(torch.equal(leaves(one)[name], value) for name, value in leaves(other).items())
 
 
 def test_nothing_is_left_behind_in_a_model_that_was_pruned() -> None:

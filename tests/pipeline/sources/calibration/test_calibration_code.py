@@ -30,6 +30,7 @@ def code(folder: Path, body: str) -> str:
         "def batches():\n    return [np.full((4, 3), i, np.float32) for i in range(3)]\n",
         "def batches():\n    return np.repeat(np.arange(3.0), 12).reshape(12, 3)\n",
         "batches = [(np.full((4, 3), i, np.float32),) for i in range(3)]\n",
+        "batches = [(np.full((4, 3), i, np.float32), [i] * 4) for i in range(3)]\n",
         "def batches():\n    return {'x': np.repeat(np.arange(3.0), 12).reshape(12, 3)}\n",
         "import torch\ndef batches():\n    return torch.ones(12, 3).cumsum(0).div(4).ceil() - 1\n",
     ],

@@ -131,13 +131,62 @@ def test_keys_that_no_argument_takes_are_left_out_and_named() -> None:
     assert data.notes[-1] == "calibrate: labels is no input of the model"
 
 
-def test_a_pair_of_inputs_and_labels_is_explained() -> None:
-    loader = DataLoader(TensorDataset(X, torch.zeros(20)), batch_size=5)
+Y = torch.arange(20)
+PAIRS = (
+    "calibrate gives pairs: the first of each is the model's input, the second is taken for labels "
+    "and left out"
+)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        DataLoader(TensorDataset(X, Y), batch_size=7),
+        [(X[:7], Y[:7].numpy()), (X[7:].numpy(), Y[7:])],
+        ((x, {"boxes": y, "of": [y, y]}) for x, y in zip(X.chunk(3), Y.chunk(3), strict=True)),
+        [(X, ["a"] * 20)],
+        [(X, (Y, X))],
+        [(X[i : i + 1], i) for i in range(20)],
+        [(X, X + 1)],
+    ],
+    ids=["loader", "list", "targets", "names", "several", "one by one", "images"],
+)
+def test_of_inputs_and_labels_a_lone_input_takes_the_inputs(value: object) -> None:
+    data = opened(value, module_inputs(Single()))
+    assert data.samples == 20
+    assert np.array_equal(joined(data), X.numpy())
+    assert data.notes[-1] == PAIRS
+    assert PAIRS not in opened([(X,)], module_inputs(Single())).notes
+
+
+def test_a_second_array_that_a_parameter_takes_is_no_label() -> None:
+    data = opened([(X, torch.ones(20, 1))])
+    assert [*next(data.batches()).arrays] == ["x", "mask"]
+    assert PAIRS not in data.notes
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(X, Y), [(X, Y[:5])], [(X, Y, Y)]],
+    ids=["two arrays alone", "another number of labels", "three"],
+)
+def test_what_may_be_no_labels_is_explained(value: object) -> None:
     with pytest.raises(
-        BadInputError, match=r"(?s)batch 0 is 2 arrays, and Single takes 1: x.*"
+        BadInputError, match=r"(?s)batch 0 is [23] arrays, and Single takes 1: x.*"
     ) as e:
-        opened(loader, module_inputs(Single()))
+        opened(value, module_inputs(Single()))
     assert "[inputs for inputs, _ in loader]" in str(e.value)
+
+
+def test_a_dataset_without_a_loader_is_explained() -> None:
+    samples: list[tuple[torch.Tensor, object]] = [(X[0], 3), (X[0], torch.tensor(3))]
+    for value, reason in (
+        (TensorDataset(X, Y), "calibrate is of type TensorDataset"),
+        *(([sample], "batch 0 is a single sample and its label") for sample in samples),
+    ):
+        with pytest.raises(BadInputError, match=reason) as error:
+            opened(value, module_inputs(Single()))
+        assert "DataLoader(dataset" in str(error.value)
 
 
 def test_a_pair_is_explained_by_the_example_inputs_too() -> None:

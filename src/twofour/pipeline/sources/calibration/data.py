@@ -66,6 +66,8 @@ class ModelInputs:
     """Type of the weights where they have one: floats of inputs of no known type become it."""
     any_name: bool = False
     """Other names are taken too (`**kwargs`)."""
+    lone: bool = False
+    """It takes one array and no other: what comes with it in a pair are its labels."""
     any_number: bool = False
     """More arrays than `positional` are taken (`*args`)."""
     folder: Path | None = None

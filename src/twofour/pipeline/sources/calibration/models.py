@@ -40,6 +40,7 @@ def onnx_inputs(file: Path, tensors: Sequence[TensorShape]) -> ModelInputs:
         model=file.name,
         inputs=tuple(ModelInput(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors),
         positional=tuple(t.name for t in tensors),
+        lone=len(tensors) == 1,
         folder=described_in(file.parent),
     )
 
@@ -105,6 +106,13 @@ def _image_scaling(module: nn.Module) -> ImageScaling | None:
 def module_inputs(module: nn.Module) -> ModelInputs:
     """Of a module alone: the names of forward's arguments, and which of them it needs."""
     parameters = tuple(inspect.signature(module.forward).parameters.values())
+    # a switch with another default than None is no place for the labels of a loader's pair
+    positional = tuple(
+        p.name
+        for p in parameters
+        if p.kind in _BY_POSITION and (p.default is p.empty or p.default is None)
+    )
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return ModelInputs(
         model=type(module).__name__,
         inputs=tuple(
@@ -112,15 +120,11 @@ def module_inputs(module: nn.Module) -> ModelInputs:
             for p in parameters
             if p.kind not in _VARIADIC
         ),
-        # a switch with another default than None is no place for the labels of a loader's pair
-        positional=tuple(
-            p.name
-            for p in parameters
-            if p.kind in _BY_POSITION and (p.default is p.empty or p.default is None)
-        ),
+        positional=positional,
+        lone=len(positional) == 1 and not any_number,
         floats=_floats(module),
         any_name=any(p.kind is p.VAR_KEYWORD for p in parameters),
-        any_number=any(p.kind is p.VAR_POSITIONAL for p in parameters),
+        any_number=any_number,
     )
 
 

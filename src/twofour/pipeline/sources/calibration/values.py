@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ _HINT = (
     "give an iterable of batches, samples along the first axis: each a tensor, a tuple of tensors "
     "in the order of forward, or a dict of them by name"
 )
+_DATASET_HINT = "give its batches: torch.utils.data.DataLoader(dataset, batch_size=8)"
 
 
 def calibration_from_value(
@@ -79,16 +81,33 @@ class _Given:
     seen: int = 0
     """Samples of the last way through."""
     left_out: dict[str, None] = field(default_factory=dict)
+    labelled: bool = False
+    """Batches were pairs of inputs and labels."""
 
     def batches(self, samples: int) -> Iterator[Batch]:
         """One by one, until there are `samples`: the next one is not asked for then."""
         self.seen = 0
+        is_one = _is_batch(self.value)
         for number, item in enumerate(_items(self.value, self.where, self.guard)):
-            batch = self._batch(item, f"{self.where}: batch {number}")
+            where = f"{self.where}: batch {number}"
+            batch = self._batch(item if is_one else self._unlabelled(item, where), where)
             self.seen += batch.samples
             yield batch
             if self.seen >= samples:
                 return
+
+    def _unlabelled(self, item: object, where: str) -> object:
+        """The inputs of a pair of inputs and labels, as loaders give them, for a lone input."""
+        if not (self.inputs.lone and _is_pair(item)):
+            return item
+        inputs, labels = item
+        samples = inputs.shape[0] if inputs.ndim else 0
+        if _is_number(labels) and samples != 1:
+            raise BadInputError(f"{where} is a single sample and its label", hint=_DATASET_HINT)
+        if not _goes_along(labels, samples):
+            return item
+        self.labelled = True
+        return inputs
 
     def _batch(self, item: object, where: str) -> Batch:
         arrays = fitted(self.inputs, self._named(item, where), where)
@@ -113,9 +132,15 @@ class _Given:
 
     def notes(self) -> tuple[str, ...]:
         """Of what no input takes."""
-        if not self.left_out:
-            return ()
-        return (f"{self.where}: {listed([*self.left_out])} is no input of the model",)
+        found = []
+        if self.left_out:
+            found.append(f"{self.where}: {listed([*self.left_out])} is no input of the model")
+        if self.labelled:
+            found.append(
+                f"{self.where} gives pairs: the first of each is the model's input, the second is "
+                "taken for labels and left out"
+            )
+        return tuple(found)
 
 
 def _is_in_memory(value: object) -> bool:
@@ -125,12 +150,12 @@ def _is_in_memory(value: object) -> bool:
 
 def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
     """The batches in a value: itself where it is one, else what comes out of it."""
-    is_arguments = isinstance(value, tuple) and bool(value) and all(map(_is_array, value))
-    if _is_array(value) or isinstance(value, Mapping) or is_arguments:
+    if _is_batch(value):
         yield value
         return
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise _no_batch(value, where)
+        is_dataset = hasattr(value, "__getitem__") and not isinstance(value, (str, bytes))
+        raise _no_batch(value, where, hint=_DATASET_HINT if is_dataset else _HINT)
     with guard():
         iterator = iter(value)
     while True:
@@ -140,6 +165,34 @@ def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
             except StopIteration:
                 return
         yield item
+
+
+def _is_batch(value: object) -> bool:
+    """An array, arrays by name, or arrays by position."""
+    is_arguments = isinstance(value, tuple) and bool(value) and all(map(_is_array, value))
+    return _is_array(value) or isinstance(value, Mapping) or is_arguments
+
+
+def _is_pair(item: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(item, (tuple, list)) and len(item) == 2 and _is_array(item[0])
+
+
+def _is_number(value: Any) -> bool:  # noqa: ANN401  # the caller's own
+    return isinstance(value, numbers.Number) or (_is_array(value) and value.ndim == 0)
+
+
+def _goes_along(labels: Any, samples: int) -> bool:  # noqa: ANN401  # the caller's own
+    """Whether there is a label for each sample: in an array, a list, or each of several."""
+    if _is_number(labels):
+        return samples == 1
+    if _is_array(labels):
+        return len(labels) == samples
+    if isinstance(labels, Mapping):
+        labels = [*labels.values()]
+    elif isinstance(labels, (tuple, list)) and len(labels) == samples:
+        return True
+    several = isinstance(labels, (tuple, list)) and bool(labels)
+    return several and all(_goes_along(each, samples) for each in labels)
 
 
 @contextlib.contextmanager
@@ -172,8 +225,8 @@ def _array(value: Any, where: str) -> NDArray[Any]:  # noqa: ANN401  # the calle
         raise BadInputError(f"{where} is a tensor without plain values: {error}") from error
 
 
-def _no_batch(value: object, where: str) -> BadInputError:
+def _no_batch(value: object, where: str, hint: str = _HINT) -> BadInputError:
     kind = type(value).__name__
     if isinstance(value, (tuple, list)):
         kind = f"{kind} of {', '.join(type(part).__name__ for part in value[:3]) or 'nothing'}"
-    return BadInputError(f"{where} is of type {kind}", hint=_HINT)
+    return BadInputError(f"{where} is of type {kind}", hint=hint)
