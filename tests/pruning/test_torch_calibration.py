@@ -341,7 +341,7 @@ def test_a_loader_of_inputs_and_labels_prunes_as_its_inputs_do() -> None:
     one, other = stack(), stack()
     loader = DataLoader(TensorDataset(x, labels), batch_size=8)
     found = twofour.prune(one, calibrate=loader, repair=False)
-    expected = twofour.prune(other, calibrate=list(x.split(8)), repair=False)
+    expected = twofour.prune(other, calibrate=[*torch.split(x, 8)], repair=False)
     assert found.weights == expected.weights
     assert found.calibration is not None
     assert found.calibration.notes[-1].startswith("calibrate gives pairs")

@@ -257,7 +257,7 @@ def test_a_filter_over_texts_counts_what_its_onnx_node_counts(positions: int, st
     assert use is not None
     marks = Marks(samples=12, held_out=held_out_samples(0, 12), in_all=12, padding=padding.numpy())
     rows, held = rows_of(x.numpy(), use.reading, marks)
-    sums = InputSums(use.layout)
+    sums = InputSums()
     sums.add(rows, held)
     expected = sums.statistics()
     assert expected is not None
