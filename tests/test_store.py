@@ -1,10 +1,13 @@
 """Records on disk: whole or not there, and read back as they were."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from twofour.errors import BadInputError
 from twofour.records.options import Selection
@@ -14,6 +17,8 @@ from twofour.records.weights import Pattern
 from twofour.store import (
     atomic_file,
     from_json,
+    json_in_ascii,
+    json_pieces,
     json_schema,
     read_record,
     sha256_bytes,
@@ -21,6 +26,7 @@ from twofour.store import (
     to_json,
     write_record,
 )
+from twofour.words import printable, printable_lines
 
 MANIFEST = RunManifest(
     source="m.onnx",
@@ -31,6 +37,42 @@ MANIFEST = RunManifest(
 
 def test_a_record_comes_back_from_json_as_it_was() -> None:
     assert from_json(RunManifest, to_json(MANIFEST)) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    "name", ["a\x1b[31m\x07\0", "\x9b31m\x7f\u202e\u2028", "\U000e0041", "é漢😀"]
+)
+def test_json_shows_no_terminal_anything_to_obey_and_keeps_the_name(name: str) -> None:
+    text = to_json(replace(MANIFEST, source=name))
+    assert text.replace("\n", "").isprintable()
+    assert ("é漢😀" in text) == ("é" in name), "what can be read stays readable"
+    assert json.loads(text)["source"] == name
+    assert from_json(RunManifest, text).source == name
+    assert json_in_ascii(text).isascii()
+    assert json.loads(json_in_ascii(text)) == json.loads(text)
+    assert "".join(json_pieces(replace(MANIFEST, source=name))) == text
+
+
+def test_a_name_that_is_not_utf_8_is_kept_in_json() -> None:
+    """As Python names a file whose bytes are no text (PEP 383)."""
+    made = replace(MANIFEST, source="caf\udce9.onnx")
+    assert r"caf\udce9.onnx" in to_json(made)
+    assert json.loads(to_json(made))["source"] == made.source
+    assert from_json(RunManifest, to_json(made)) == made
+    with pytest.raises(BadInputError, match="not a RunManifest: the document: Invalid JSON"):
+        from_json(RunManifest, to_json(made)[:-3])
+
+
+@given(st.text(st.characters(codec=None)))
+def test_a_printable_text_holds_no_character_that_is_obeyed(text: str) -> None:
+    assert printable(text).isprintable()
+    assert printable(printable(text)) == printable(text)
+    lines = printable_lines(text)
+    assert lines.replace("\n", "").replace("\t", "").isprintable()
+    assert lines.count("\n") == text.count("\n")
+    assert printable_lines(text.replace("\n", "").replace("\t", "")) == printable(
+        text.replace("\n", "").replace("\t", "")
+    )
 
 
 def test_a_pattern_is_checked_when_it_is_read_from_json() -> None:

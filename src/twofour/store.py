@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from twofour.errors import BadInputError, naming
 
@@ -29,17 +31,54 @@ _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 _NO_LINE_KEPT = re.compile(r',\n *"raw": null')
 """Left out: of the hundreds of tactics of a layer, two have their line. No text in JSON has a line
 break in it, so this is always a field."""
+_NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PIECES_DEPTH = 2
 """Lists within lists that are taken apart: a log's builds, and the layers of each."""
 
 
 def to_json(record: object) -> str:
-    """The record as indented JSON with a final newline; NaN and infinity become null."""
+    """The record as indented JSON with a final newline; NaN and infinity become null.
+
+    What a terminal might obey is an escape of JSON, so that names stay what they are.
+    """
     return _text(TypeAdapter(type(record)), record) + "\n"
 
 
 def _text(adapter: TypeAdapter[Any], value: object) -> str:
-    return _NO_LINE_KEPT.sub("", adapter.dump_json(value, indent=2).decode())
+    try:
+        text = adapter.dump_json(value, indent=2).decode()
+    except PydanticSerializationError:  # a lone surrogate, as of a file's name that is not UTF-8
+        text = _with_surrogates(adapter.dump_python(value, mode="json"))
+    return _NO_LINE_KEPT.sub("", _harmless(text))
+
+
+def _with_surrogates(value: object) -> str:
+    return json.dumps(_known(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _known(value: object) -> object:
+    """Null in place of NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: _known(found) for key, found in value.items()}
+    if isinstance(value, list):
+        return [_known(found) for found in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _harmless(text: str) -> str:
+    if text.replace("\n", "").isprintable():
+        return text
+    return _NOT_ASCII.sub(lambda c: c[0] if c[0].isprintable() else _escape(c), text)
+
+
+def json_in_ascii(text: str) -> str:
+    """The same JSON for a stream that has ASCII alone."""
+    return _NOT_ASCII.sub(_escape, text)
+
+
+def _escape(character: re.Match[str]) -> str:
+    return json.dumps(character[0])[1:-1]
 
 
 def json_pieces(record: object) -> Iterator[str]:
@@ -81,13 +120,29 @@ def from_json(kind: type[T], text: str | bytes) -> T:
     later than this one knows.
     """
     try:
-        record: T = TypeAdapter(kind).validate_json(text)
+        record = _parsed(TypeAdapter(kind), text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
         raise BadInputError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
     _refuse_newer(kind, getattr(record, _VERSION, None))
     return record
+
+
+def _parsed(adapter: TypeAdapter[T], text: str | bytes) -> T:
+    """Also what `to_json` makes of a name that is not UTF-8, which pydantic's parser refuses."""
+    try:
+        return adapter.validate_json(text)
+    except ValidationError:
+        if not _SURROGATE.search(text.encode() if isinstance(text, str) else text):
+            raise
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        if found is None:
+            raise
+    return adapter.validate_python(found)
 
 
 def _refuse_newer(kind: type[T], version: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import isfinite
 
@@ -10,6 +11,7 @@ from twofour.records.weights import Pattern, WeightedLayer
 
 _NAMES_SHOWN = 3
 _KEYS_SHOWN = 5
+_ROW = re.compile(r"[^\n\t]+")
 
 
 def axis_name(layer: WeightedLayer, axis: int) -> str:
@@ -47,10 +49,21 @@ def times(lengths: tuple[int, ...]) -> str:
 
 
 def printable(name: str) -> str:
-    """A name from a model with everything a terminal might obey written as an escape."""
+    """A name from a model with everything a terminal might obey written as an escape.
+
+    Control characters (C0, DEL, C1), marks that turn the direction of text, separators of lines,
+    lone surrogates: all that `str.isprintable` does not call printable.
+    """
     if name.isprintable():  # nearly every name is
         return name
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines, whose line feeds and tabs stay."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return _ROW.sub(lambda row: printable(row[0]), text)
 
 
 def count(number: int, noun: str) -> str:

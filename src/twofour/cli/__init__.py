@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import faulthandler
+import sys
+
+from twofour.errors import INTERRUPTED
+
 
 def main() -> None:
     """Entry point of the `twofour` command."""
-    import faulthandler
+    from twofour.cli.streams import Streams
 
-    from twofour.cli.app import app
+    streams = Streams()
+    sys.exit(streams.finish(_exit_code()))
 
+
+def _exit_code() -> int:
     faulthandler.enable()  # a crash inside a runtime library is not to pass without a word
-    app()
+    try:
+        from twofour.cli.app import app
+
+        app()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:  # while modules are loaded
+        return INTERRUPTED
+    return 0

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import say, show_result, show_text
+from twofour.cli.console import say, show_record, show_result, show_text
 from twofour.cli.engine_options import EngineArguments
 from twofour.cli.groups import with_groups
 from twofour.cli.guard import guarded, running
 from twofour.engines.registry import AUTO
 from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
+from twofour.words import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -116,16 +117,16 @@ def _emit(
     onnx: Path, folder: Path, options: RunOptions, *, version: str, json: bool, quiet: bool
 ) -> None:
     from twofour.pipeline.emitting import emit_trtexec
-    from twofour.store import to_json
 
     emitted = emit_trtexec(onnx, folder, options, version)
     for note in () if quiet else emitted.notes:
         say(f"note: {note}")
     if json:
-        show_text(to_json(emitted))
+        show_record(emitted)
         return
+    shown = printable(str(folder))
     show_text(
-        f"{folder} is ready for trtexec of TensorRT {emitted.tensorrt}\n"
+        f"{shown} is ready for trtexec of TensorRT {emitted.tensorrt}\n"
         f"copy it there, run: sh {emitted.script}\n"
-        f"copy it back, then: twofour report {folder}, twofour compare {folder}\n"
+        f"copy it back, then: twofour report {shown}, twofour compare {shown}\n"
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import TerminalProgress, say, show, show_text
+from twofour.cli.console import TerminalProgress, say, show, show_record
 from twofour.cli.engine_options import Shapes
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.errors import INTERRUPTED, NOT_JUDGED, BadInputError, PatternBrokenError
@@ -162,10 +162,9 @@ def _batches(text: str | None) -> tuple[int, ...]:
 
 def _print(comparison: LatencyComparison, render: Renderer | None) -> None:
     from twofour.reports.latency_document import latency_document
-    from twofour.store import to_json
 
     if render is None:
-        show_text(to_json(comparison))
+        show_record(comparison)
     else:
         show(render(latency_document(comparison)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twofour.cli.console import show, show_text
+from twofour.cli.console import show, show_record
 from twofour.cli.guard import guarded
 from twofour.cli.options import AsJson
 
@@ -21,11 +21,10 @@ def doctor(*, json: AsJson = False) -> None:
     Example: twofour doctor
     """
     from twofour.pipeline.doctor import diagnose
-    from twofour.store import to_json
 
     diagnosis = diagnose()
     if json:
-        show_text(to_json(diagnosis))
+        show_record(diagnosis)
     else:
         show(_view(diagnosis))
 

@@ -8,25 +8,31 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import typer
 
-from twofour.cli.console import TerminalProgress, say
+from twofour.cli.console import TerminalProgress, say, say_error
 from twofour.errors import INTERRUPTED, BadInputError, MissingToolError, TwofourError
 from twofour.version import __version__
+from twofour.words import printable, printable_lines
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _BUG = 1
 _INTERRUPTED = {"compare": "interrupted before the first round: nothing was kept"}
-_LONGEST_MESSAGE = 2_000
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_SURROGATE = re.compile("[\ud800-\udfff\0]")
+"""Bytes of an argument or a file's name that are no text (PEP 383); and NUL, which ends a name."""
+_NO_TEMPORARY = "No usable temporary directory"
+"""How `tempfile` begins."""
 _traceback_folder: Path | None = None
 
 
@@ -51,14 +57,10 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
+            refuse_unusable((*args, *kwargs.values()))
             return command(*args, **kwargs)
         except typer.Exit:
             raise
-        except TwofourError as error:
-            say(f"error: {_shortened(str(error))}")
-            raise typer.Exit(error.exit_code) from None
-        except ModuleNotFoundError as error:
-            raise typer.Exit(_missing(error)) from None
         except KeyboardInterrupt:
             say(
                 _INTERRUPTED.get(
@@ -66,23 +68,67 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
                 )
             )
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            _silence_stdout()
-            raise typer.Exit(0) from None
         except Exception as error:  # noqa: BLE001  # the one place where a bug of ours ends
-            if isinstance(error, OSError) and error.errno in _FULL:
-                raise typer.Exit(_full(error)) from None
-            raise typer.Exit(_bug(error)) from None
+            raise typer.Exit(_told(error)) from None
 
     return run
 
 
-def _shortened(text: str) -> str:
-    """Names in files may be of any length; begin and end of a message tell what is wrong."""
-    if len(text) <= _LONGEST_MESSAGE:
-        return text
-    half = _LONGEST_MESSAGE // 2
-    return f"{text[:half]} ... {text[-half:]}"
+def refuse_unusable(values: Iterable[object]) -> None:
+    """Raise BadInputError for a text that no record and no library could take, a name mostly."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            refuse_unusable(value)
+        elif is_dataclass(value) and not isinstance(value, type):
+            refuse_unusable(getattr(value, field.name) for field in fields(value))
+        elif isinstance(value, (str, Path)) and _SURROGATE.search(str(value)):
+            raise BadInputError(f"{str(value)!r} is not text in {_encoding()}", hint=_other_name())
+
+
+def _encoding() -> str:
+    return sys.getfilesystemencoding().upper()
+
+
+def _other_name() -> str:
+    if _encoding() == "UTF-8":
+        return "rename it: names are to be UTF-8"
+    return "set LC_ALL=C.UTF-8, or PYTHONUTF8=1: this locale has no such characters"
+
+
+def _told(error: Exception) -> int:
+    """Say what went wrong; the exit code."""
+    if isinstance(error, ModuleNotFoundError):
+        return _missing(error)
+    known = error if isinstance(error, TwofourError) else _of_surroundings(error)
+    if known is None:
+        return _bug(error)
+    say_error(known)
+    return known.exit_code
+
+
+def _of_surroundings(error: Exception) -> TwofourError | None:
+    """What the system refused, or names in an encoding it has not; None for a bug of ours."""
+    if isinstance(error, UnicodeEncodeError) and _SURROGATE.search(error.object):
+        return BadInputError(
+            f"{error.object[:200]!r} is not text in {_encoding()}", hint=_other_name()
+        )
+    if not isinstance(error, OSError) or error.strerror is None:
+        return None
+    if error.errno in _FULL:
+        return _full(error)
+    if not _has_folder():
+        return BadInputError("the current folder is no longer there", hint="cd into another one")
+    if _NO_TEMPORARY in error.strerror:
+        return BadInputError(error.strerror, hint="set TMPDIR to a folder that can be written to")
+    return None if error.filename is None else BadInputError(f"{error.filename}: {error.strerror}")
+
+
+def _has_folder() -> bool:
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
 
 
 def _missing(error: ModuleNotFoundError) -> int:
@@ -96,33 +142,32 @@ def _missing(error: ModuleNotFoundError) -> int:
         f"this command needs the Python package {package}, which is not installed",
         hint=how_to_install(package),
     )
-    say(f"error: {missing}")
+    say_error(missing)
     return missing.exit_code
 
 
-def _full(error: OSError) -> int:
+def _full(error: OSError) -> BadInputError:
     """A disk or a quota that is used up: named where it is known, and no bug of ours."""
     place = error.filename or _traceback_folder
-    full = BadInputError(
+    return BadInputError(
         f"{error.strerror}{'' if place is None else f': {place}'}",
         hint="make room, or choose another disk (--out, and TMPDIR for temporary files); the same "
         "command goes on from here",
     )
-    say(f"error: {full}")
-    return full.exit_code
 
 
 def _bug(error: Exception) -> int:
-    say(f"error: {type(error).__name__}: {error}")
+    say_error(TwofourError(f"{type(error).__name__}: {error}"))
     say(f"This is a bug in twofour {__version__}; the traceback is in {_saved_traceback()}")
     return _BUG
 
 
 def _saved_traceback() -> Path:
     handle, name = _traceback_file()
+    command = " ".join(map(printable, sys.argv))
     with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(f"twofour {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n")
-        file.write(traceback.format_exc())
+        file.write(f"twofour {__version__}, Python {sys.version}\n{command}\n\n")
+        file.write(printable_lines(traceback.format_exc()))
     return Path(name)
 
 
@@ -137,8 +182,3 @@ def _traceback_file() -> tuple[int, str]:
         except OSError:
             continue
     return os.open(os.devnull, os.O_WRONLY), os.devnull
-
-
-def _silence_stdout() -> None:
-    """Keep the interpreter from complaining at exit about the pipe the reader closed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

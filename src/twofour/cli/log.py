@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import show_rows, show_text
+from twofour.cli.console import show_json, show_rows
 from twofour.cli.guard import guarded
 from twofour.errors import BadInputError
 
@@ -34,8 +34,7 @@ def log(
 
     found = read_build_log(*files)
     if json:
-        for piece in json_pieces(found):
-            show_text(piece)
+        show_json(json_pieces(found))
     elif found.builds:
         show_rows(render(log_document(found)))
     if not found.builds:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import say, show, show_text
+from twofour.cli.console import say, say_error, show, show_record
 from twofour.cli.guard import guarded
 from twofour.errors import PatternBrokenError
 from twofour.records.weights import ReasonCode
@@ -69,7 +69,6 @@ def report(
     """
     from twofour.eligibility.gates import Gates
     from twofour.pipeline.reporting import report_document, report_files, report_folder
-    from twofour.store import to_json
 
     gates = Gates(
         min_eligible=min_eligible,
@@ -90,7 +89,7 @@ def report(
     render = opt.report_format(layout, json=json)
     verdicts = report_folder(folder) if folder is not None else report_files(files)[0]
     if json:
-        show_text(to_json(verdicts))
+        show_record(verdicts)
     else:
         show(render(report_document(folder, verdicts)))
     for line in verdicts.stale if json or layout != TABLE else ():
@@ -104,7 +103,7 @@ def _hold_to(verdicts: EligibilityReport, gates: Gates) -> None:
     failing = check_gates(verdicts, gates)
     if failing:
         error = PatternBrokenError("the report does not meet the gates")
-        say(f"error: {error}")
+        say_error(error)
         for line in failing:
             say(f"  {line}")
         raise typer.Exit(error.exit_code)

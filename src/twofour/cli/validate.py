@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import say, show, show_text
+from twofour.cli.console import say_error, show, show_record
 from twofour.cli.guard import guarded
 from twofour.errors import PatternBrokenError
 from twofour.records.options import Selection
@@ -52,12 +52,11 @@ def validate(
     from twofour.pipeline.validating import validate_path
     from twofour.reports.terminal import render
     from twofour.reports.weights_document import validation_document
-    from twofour.store import to_json
 
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
     validation = validate_path(path, None if pattern is None else Pattern.parse(pattern), chosen)
     if json:
-        show_text(to_json(validation))
+        show_record(validation)
     elif not quiet:
         show(render(validation_document(validation)))
     if validation.broken:
@@ -65,7 +64,7 @@ def validate(
             f"{len(validation.broken)} of {len(validation.checks)} weights "
             f"in {path} are not {validation.pattern}"
         )
-        say(f"error: {error}")
+        say_error(error)
         raise typer.Exit(error.exit_code)
     if validation.stale:
         error = PatternBrokenError(

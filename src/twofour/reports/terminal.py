@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TextIO
 
 from rich import box
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -27,6 +29,7 @@ from twofour.reports.document import (
     Table,
     split_code,
 )
+from twofour.words import printable_lines
 
 PLAIN_WIDTH = 120
 """Columns where the output is no terminal and so has no width."""
@@ -59,12 +62,56 @@ _LINES = {
 }
 
 
-def plain_text(renderable: RenderableType, *, width: int = PLAIN_WIDTH) -> str:
+class PrintableConsole(Console):
+    """A console that takes every text literally: no markup in it, and nothing to obey.
+
+    What documents are made of is printable already; this holds for whatever else is printed.
+    """
+
+    def __init__(
+        self,
+        file: TextIO,
+        *,
+        width: int | None = None,
+        soft_wrap: bool = False,
+        no_color: bool = False,
+        plain: bool = False,
+    ) -> None:
+        """Of `width` None as wide as the terminal; `plain`: as in a file, FORCE_COLOR or not."""
+        super().__init__(
+            file=file,
+            width=width,
+            soft_wrap=soft_wrap,
+            no_color=no_color,
+            color_system=None if plain else "auto",
+            force_terminal=False if plain else None,
+            markup=False,
+            emoji=False,
+            highlight=False,
+        )
+        if self.width < 1:  # COLUMNS=0: rich would print nothing
+            self.width = PLAIN_WIDTH
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """The segments of it; those that move the cursor are rich's own and stay."""
+        for segment in super().render(renderable, options):
+            if segment.control is not None or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable_lines(segment.text), segment.style)
+
+
+def plain_text(
+    renderable: RenderableType, *, width: int = PLAIN_WIDTH, encoding: str = "utf-8"
+) -> str:
     """The renderable as text without colour or trailing blanks, for pipes and files."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(renderable)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    with io.TextIOWrapper(io.BytesIO(), encoding, errors="backslashreplace") as nowhere:
+        console = PrintableConsole(nowhere, width=width, plain=True)
+        with console.capture() as capture:
+            console.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().split("\n")).removesuffix("\n") + "\n"
 
 
 def render(document: Document) -> RenderableType:
