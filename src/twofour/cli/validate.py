@@ -71,5 +71,5 @@ def validate(
             f"{path} is stale: {'; '.join(validation.stale)}",
             hint="the command that made the folder brings it up to date",
         )
-        say(f"error: {error}")
+        say_error(error)
         raise typer.Exit(error.exit_code)
