@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -230,6 +232,32 @@ def test_what_was_freed_between_what_is_kept_goes_back() -> None:
     tensors = tensors[::100]
     give_back_memory()
     assert resident() < full - (80 << 20)
+
+
+_HOLES = """
+import os
+import numpy as np
+from pathlib import Path
+from twofour.pruning.torch_spill import give_back_large_arrays
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+give_back_large_arrays()
+np.ones(8 << 20, np.uint8)  # without the call glibc takes this size from its heap from now on
+arrays = [np.ones(4 << 20, np.uint8) for _ in range(50)]
+full = resident()
+del arrays[:-1]
+print(full - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+def test_large_arrays_go_back_though_one_behind_them_is_kept() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _HOLES], check=True, capture_output=True, text=True
+    )
+    assert int(done.stdout) > 180
 
 
 def test_what_is_let_go_gives_its_file_back() -> None:

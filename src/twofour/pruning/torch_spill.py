@@ -26,6 +26,10 @@ Tree = Any
 MEMORY_BYTES = 512 << 20
 """Kept in memory at most, in all; what is more goes to files that are mapped when read."""
 
+_MMAP_THRESHOLD = -3
+"""M_MMAP_THRESHOLD of glibc's malloc.h."""
+_LARGE_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
@@ -174,15 +178,26 @@ def give_back_memory() -> None:
     Tensors of some megabytes lie in its heaps, one of each thread: what one thread freed another
     cannot use, and holes between what is kept add up.
     """
-    trim = _trim()
+    trim = _of_c_library("malloc_trim")
     if trim is not None:
         trim(0)
 
 
+def give_back_large_arrays() -> None:
+    """From now on what is freed of some size goes back to the operating system at once (glibc).
+
+    Else glibc takes ever larger arrays, to 32 MB, from its heaps, where holes add up from block to
+    block of a model.
+    """
+    set_option = _of_c_library("mallopt")
+    if set_option is not None:
+        set_option(_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
 @functools.cache
-def _trim() -> Callable[[int], object] | None:
+def _of_c_library(name: str) -> Callable[..., object] | None:
     try:
-        return getattr(ctypes.CDLL(None), "malloc_trim", None)
+        return getattr(ctypes.CDLL(None), name, None)
     except (OSError, TypeError):  # no C library to be had under no name: Windows
         return None
 

@@ -34,7 +34,13 @@ from twofour.pruning.torch_module import (
     row_of,
 )
 from twofour.pruning.torch_pruning import CalibrationCalls, calibrated_weight, done_of
-from twofour.pruning.torch_spill import Spill, Tree, give_back_memory, spill
+from twofour.pruning.torch_spill import (
+    Spill,
+    Tree,
+    give_back_large_arrays,
+    give_back_memory,
+    spill,
+)
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import NotCovered, Pattern, Weight
@@ -75,6 +81,7 @@ def prune_streamed_calibrated(
     """
     name = work.options.name or DEFAULT_WITH_DATA
     plan = _plan(streamed, work.pattern, selection)
+    give_back_large_arrays()
     with undisturbed(streamed.module), spill(memory_bytes=MEMORY_BYTES) as kept:
         run = _Run(streamed, list(plan.wanted.values()), data, kept)
         done = run.all(replace(work, memory_bytes=MEMORY_BYTES), name, step)
