@@ -401,3 +401,45 @@ def test_the_command_line_prints_the_record_alone_with_json(tmp_path: Path) -> N
     printed = json.loads(result.stdout)
     assert printed["tensorrt"] == "10.x"
     assert [v["variant"] for v in printed["variants"]] == ["sparse", "dense"]
+
+
+@pytest.mark.parametrize(
+    "left", [["sparse.onnx"], [".sparse.onnx.data.ab12cd.part", "build.sh"], []]
+)
+def test_a_folder_that_was_left_half_filled_is_filled_again(
+    tmp_path: Path, left: Sequence[str]
+) -> None:
+    source, out = model(tmp_path / "m.onnx"), tmp_path / "out"
+    out.mkdir()
+    for name in (".unfinished", *left):
+        (out / name).write_text("half")
+    emit(source, out)
+    names = {entry.name for entry in out.iterdir()}
+    assert names == {"sparse.onnx", "sparse.onnx.data", "build.sh", "README.txt", "emitted.json"}
+
+
+def test_what_a_user_put_into_a_half_filled_folder_keeps_it_as_it_is(tmp_path: Path) -> None:
+    source, out = model(tmp_path / "m.onnx"), tmp_path / "out"
+    out.mkdir()
+    for name in (".unfinished", "sparse.onnx", "dense.log"):
+        (out / name).write_text("there")
+    with pytest.raises(BadInputError, match=r"is not empty \(it holds 'dense.log'\)"):
+        emit(source, out)
+    assert {entry.name for entry in out.iterdir()} == {".unfinished", "sparse.onnx", "dense.log"}
+
+
+def test_a_write_that_fails_leaves_what_came_into_the_folder_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = model(tmp_path / "m.onnx"), tmp_path / "out"
+
+    def write(_path: Path, _text: str) -> None:
+        (out / "notes").mkdir()
+        (out / "notes" / "mine.txt").write_text("mine")
+        raise BadInputError("full")
+
+    monkeypatch.setattr("twofour.pipeline.emitting.write_text", write)
+    with pytest.raises(BadInputError, match="full"):
+        emit(source, out)
+    assert [entry.name for entry in out.iterdir()] == ["notes"]
+    assert (out / "notes" / "mine.txt").read_text() == "mine"

@@ -7,6 +7,8 @@ import pytest
 
 from twofour.errors import BadInputError
 from twofour.pipeline.folder import is_run_folder, open_run_folder, own_folder
+from twofour.pipeline.onnx_stages import remove_onnx
+from twofour.pipeline.stages import onnx_files
 from twofour.records.run import StageRecord
 
 
@@ -147,3 +149,22 @@ def test_a_damaged_run_json_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(BadInputError, match=r"run\.json"), open_run_folder(tmp_path, "m"):
         pass
+
+
+@pytest.mark.parametrize("name", ["dense.onnx.backup.data", "dense.onnx.1a.data", "dense.onnx.dat"])
+def test_data_files_that_are_called_like_ours_are_the_users(tmp_path: Path, name: str) -> None:
+    for there in ("dense.onnx", "dense.onnx.data", "dense.onnx.0.data", "dense.onnx.12.data", name):
+        (tmp_path / there).write_text("x")
+    assert onnx_files(tmp_path / "dense.onnx") == (
+        "dense.onnx", "dense.onnx.0.data", "dense.onnx.12.data", "dense.onnx.data",
+    )  # fmt: skip
+    remove_onnx(tmp_path / "dense.onnx")
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_run_json_of_another_tool_is_left_alone_and_not_to_be_removed(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"params": 1}')
+    with pytest.raises(BadInputError, match=r"run\.json") as caught, open_run_folder(tmp_path, "m"):
+        pass
+    assert "no run of twofour made it; nothing in it was touched" in (caught.value.hint or "")
+    assert (tmp_path / "run.json").read_text() == '{"params": 1}'

@@ -57,7 +57,8 @@ def finished(folder: Path, key: str) -> tuple[Finished, ...]:
         if state.key == key:
             return state.pieces
     for left in folder.glob("*"):
-        left.unlink()
+        if not left.is_dir():
+            left.unlink()
     return ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,11 +27,12 @@ from twofour.engines.trtexec import (
     trtexec_script,
 )
 from twofour.errors import BadInputError
-from twofour.graph.opened import open_onnx
+from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.onnx_inputs import asked_or_opt, example_shapes, load_inputs
 from twofour.pipeline.onnx_stages import write_onnx
 from twofour.pipeline.stages import INPUTS, LAYERS
+from twofour.pruning.onnx_file import data_copies
 from twofour.records.build import TrtexecFolder, TrtexecRounds, TrtexecVariant
 from twofour.records.export import LayerMap, TensorShape
 from twofour.records.options import AllowedType, RunOptions, ShapeProfile, SizeRange
@@ -43,11 +45,17 @@ FAILED = "failed.txt"
 SCRIPT = "build.sh"
 README = "README.txt"
 
+UNFINISHED = ".unfinished"
+"""In the folder while it is filled: of a process that was killed the rest may be thrown away."""
+_HALF_WRITTEN = re.compile(r"\..+\.[^.]+\.part")
+
 _EXECUTABLE = 0o111
 
 
 def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) -> TrtexecFolder:
     """Fill a new or empty folder with all that a machine with trtexec of `version` needs.
+
+    One that was killed before its end left can be filled again.
 
     Raises BadInputError for a file that is no ONNX model, a folder that holds something, a version
     without a script, and a dynamic shape that is not given; nothing is left in the folder then.
@@ -58,7 +66,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     model = open_onnx(onnx)
     inputs, ranges = model.inputs, model.size_ranges
     build = replace(options.build, shapes=_profiles(onnx, options, inputs, ranges))
-    with _fresh_folder(folder):
+    with _fresh_folder(folder, _names(model, folder)):
         converted = write_onnx(model, folder / ONNX, options)
         precisions = precisions_of(open_onnx(folder / ONNX).proto)
         script = trtexec_script(releases, build, precisions)
@@ -149,12 +157,23 @@ def _example_shapes(
     return example_shapes(inputs, asked_or_opt(options, options.build.shapes), str(onnx))
 
 
+def _names(model: OpenedModel, folder: Path) -> frozenset[str]:
+    """All that is written into the folder."""
+    data = {f"{ONNX}.data", *(path.name for path in data_copies(model, folder / ONNX).values())}
+    return frozenset({ONNX, *data, SCRIPT, README, LAYERS, EMITTED, UNFINISHED})
+
+
 @contextlib.contextmanager
-def _fresh_folder(folder: Path) -> Iterator[None]:
-    """A new or empty folder, empty again where writing fails."""
+def _fresh_folder(folder: Path, names: frozenset[str]) -> Iterator[None]:
+    """A new or empty folder, empty again where writing fails; UNFINISHED is in it until the end."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = next((entry.name for entry in folder.iterdir()), None)
+        again = (folder / UNFINISHED).is_file()
+        others = (e.name for e in folder.iterdir() if not (again and _is_ours(e, names)))
+        found = next(others, None)
+        if found is None:
+            _remove(folder, names)
+            (folder / UNFINISHED).touch()
     except OSError as error:
         raise BadInputError(f"cannot use {folder}: {error.strerror or error}") from error
     if found is not None:
@@ -164,10 +183,26 @@ def _fresh_folder(folder: Path) -> Iterator[None]:
         )
     try:
         yield
+        (folder / UNFINISHED).unlink()
     except BaseException:
-        for entry in folder.iterdir():
-            entry.unlink()
+        _remove(folder, names)
         raise
+
+
+def _remove(folder: Path, names: frozenset[str]) -> None:
+    """What was written here, or half so; the mark goes last, and all else is the user's."""
+    ours = [entry for entry in folder.iterdir() if _is_ours(entry, names)]
+    for entry in sorted(ours, key=lambda entry: entry.name == UNFINISHED):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _is_ours(entry: Path, names: frozenset[str]) -> bool:
+    if _HALF_WRITTEN.fullmatch(entry.name):
+        return not entry.is_symlink()
+    return entry.name in names and not entry.is_dir()
 
 
 def _write(folder: Path, script: TrtexecScript, emitted: TrtexecFolder) -> None:

@@ -24,7 +24,7 @@ FOLDERS = (STAGES, "compare", "sensitivity", "checkpoint")
 """All that is made inside a run folder: what is written goes there, or replaces a file beside."""
 _LOCK = ".lock"
 _LEFTOVER = re.compile(
-    r"\..+\.(json|onnx|data|npz|safetensors|plan|log|cache|md|html)\.[^.]+\.part"
+    r"\..+\.(json|onnx|data|npz|safetensors|plan|log|cache|md|html|txt)\.[^.]+\.part"
 )
 """What store.atomic_file and the export call a half-written file of a kind that runs write."""
 
@@ -171,7 +171,9 @@ def _manifest(path: Path, source: str) -> RunManifest | None:
     except BadInputError as error:
         raise BadInputError(
             error.message,
-            hint=error.hint or "the folder is damaged: remove it, or choose another --out",
+            hint=error.hint
+            or "choose another --out: the folder is damaged, or no run of twofour made it; nothing "
+            "in it was touched",
         ) from error
     if manifest.source != source:
         raise BadInputError(

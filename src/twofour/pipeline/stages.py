@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -208,9 +209,13 @@ def reference_name(variant: Variant) -> str:
 
 
 def onnx_files(path: Path) -> tuple[str, ...]:
-    """Names of an ONNX file and of its external data files, `<name>.data` or `<name>.0.data`."""
-    data = [*path.parent.glob(f"{path.name}.data"), *path.parent.glob(f"{path.name}.*.data")]
-    return (path.name, *sorted(file.name for file in data))
+    """Names of an ONNX file and of its external data files, `<name>.data` or `<name>.0.data`.
+
+    Other names that begin so are the user's.
+    """
+    ours = re.compile(rf"{re.escape(path.name)}(\.\d+)?\.data", re.ASCII)
+    found = path.parent.iterdir() if path.parent.is_dir() else ()
+    return (path.name, *sorted(file.name for file in found if ours.fullmatch(file.name)))
 
 
 def one_shot_files(path: Path) -> tuple[str, ...]:

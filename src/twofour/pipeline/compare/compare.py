@@ -57,6 +57,8 @@ _FAR_COSINE = 0.9
 """Below it two outputs are not those of one model in two precisions (those are above 0.99)."""
 MARKDOWN = "latency.md"
 PAGE = "latency.html"
+_MARK = ".comparison"
+"""Empty, and the first file in the folder of a comparison's work: all beside it is ours."""
 
 
 def compare(
@@ -90,6 +92,7 @@ def measure_paths(
         parse_fail_if(text)
     if len(paths) == 1 and is_emitted_folder(paths[0]):
         folder = make_folder(out or paths[0])
+        _refuse_others(folder)
         with writing_into(folder):
             yield folder, compare_emitted(paths[0], options)
         return
@@ -97,8 +100,10 @@ def measure_paths(
     _refuse_untrusted_code(compared, options)
     if is_run_folder(compared.folder):
         check_page(compared.folder)
+    else:
+        _refuse_others(compared.folder, compared.work)
     with writing_into(make_folder(compared.folder)):
-        own_folder(compared.work)
+        (own_folder(compared.work) / _MARK).touch()
         yield compared.folder, _measure(compared, options, progress or Silent())
 
 
@@ -179,6 +184,21 @@ def check_options(options: CompareOptions) -> None:
     ]
     if wrong:
         raise BadInputError("; ".join(wrong))
+
+
+def _refuse_others(folder: Path, work: Path | None = None) -> None:
+    """Raises BadInputError for results, or a folder of work, that no comparison of ours left."""
+    with contextlib.suppress(BadInputError):
+        read_record(LatencyComparison, folder / LATENCY)
+        return
+    there = [name for name in (LATENCY, MARKDOWN, PAGE) if (folder / name).exists()]
+    if work is not None and work.is_dir() and not (work / _MARK).exists() and any(work.iterdir()):
+        there.append(f"{work.name}/")
+    if there:
+        raise BadInputError(
+            f"{folder} holds {there[0]}, which no comparison wrote",
+            hint="choose another folder with --out; nothing in it was touched",
+        )
 
 
 def _measure(compared: Compared, options: CompareOptions, progress: Progress) -> LatencyComparison:
