@@ -284,3 +284,18 @@ def test_blocks_that_run_more_than_once_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="runs more than once in a forward") as caught:
         run_prune(str(tmp_path / "albert"), tmp_path / "run", options)
     assert caught.value.hint == "prune it in memory, with --no-stream"
+
+
+def test_a_run_folder_within_the_checkpoint_is_not_copied_into_itself(
+    llama: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(llama, tmp_path / "c")
+    (tmp_path / "c" / "more").mkdir()
+    (tmp_path / "c" / "more" / "notes.txt").write_text("the user's")
+    out = tmp_path / "c" / "runs" / "r"
+    run_prune(str(tmp_path / "c"), out, RunOptions(stream=True))
+    assert (out / "checkpoint" / "more" / "notes.txt").is_file()
+    assert list((out / "checkpoint" / "runs").iterdir()) == []
+    recorder = Recorder()
+    run_prune(str(tmp_path / "c"), out, RunOptions(stream=True), recorder)
+    assert recorder.did == []

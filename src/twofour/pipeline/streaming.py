@@ -21,6 +21,7 @@ from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.pipeline.validating import merged, validate_shard
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.pruning import PruneResult, Validation
+from twofour.store import write_error
 
 if TYPE_CHECKING:
     from twofour.pipeline.sources.checkpoint import Checkpoint
@@ -125,11 +126,25 @@ def _checkpoint(run: Run) -> Checkpoint:
 
 
 def _copy(run: Run) -> list[Path]:
-    """The whole folder, links followed; the files with weights among them."""
+    """The whole folder, links followed, without a run folder in it; the files with weights."""
     checkpoint, target = _checkpoint(run), own_folder(run.file(CHECKPOINT))
     for file in checkpoint.weights:
         check_weight_file(file)
-    shutil.copytree(checkpoint.folder, target, dirs_exist_ok=True)
+    own = run.path.resolve()
+
+    def without_own(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if Path(folder, name).resolve() == own]
+
+    try:
+        shutil.copytree(checkpoint.folder, target, dirs_exist_ok=True, ignore=without_own)
+    except shutil.Error as error:  # a list of what went wrong, file by file
+        source, copy, why = error.args[0][0]
+        raise BadInputError(
+            f"cannot copy {source} to {copy}: {why}",
+            hint="free some space or choose another folder with --out",
+        ) from error
+    except OSError as error:
+        raise write_error(target, error) from error
     within = checkpoint.model_folder.relative_to(checkpoint.folder)
     return [target / within / file.name for file in checkpoint.weights]
 
