@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
 from support import onnx_models as om
 from support.stand_in_worker import DYING, PLAN
 
@@ -21,13 +22,15 @@ from twofour.pipeline.run import open_run, run_stages
 from twofour.pipeline.settings import resolve
 from twofour.pipeline.stages import Silent
 from twofour.records.latency import LatencyComparison
-from twofour.records.options import BuildOptions, RunOptions
+from twofour.records.options import BuildOptions, MethodOptions, RunOptions
 from twofour.records.run import BuildResult, RunResult, VariantCheck
 from twofour.store import from_json, read_record
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
 SEGV, KILL = int(signal.SIGSEGV), int(signal.SIGKILL)
+LEVELS = ("ALL", "EXTENDED")
+ANY = RunOptions()
 ORT = RunOptions(engine="onnxruntime")
 TENSORRT = RunOptions(engine="tensorrt")
 
@@ -122,6 +125,45 @@ def test_what_a_lack_of_memory_left_is_made_again(
     third = Recorder()
     run(model, ORT, progress=third)
     assert third.did == []
+
+
+@pytest.mark.parametrize("text", ["std::bad_alloc", "[Errno 24] Too many open files"])
+def test_a_message_of_what_is_lacking_is_never_a_result(model: Path, text: str) -> None:
+    progress = Recorder()
+    first = run(model, ANY, *(f"{level} open {text}" for level in LEVELS), progress=progress)
+    assert any("the same command tries again" in note for note in progress.notes)
+    assert "build-dense" in progress.did
+    again = Recorder()
+    second = run(model, ANY, progress=again)
+    assert {"check-dense", "check-sparse", "accuracy", "report"} <= set(again.did)
+    assert errors(second.build) == [None, None]
+    assert second.accuracy.drift
+    assert not first.accuracy.drift
+
+
+def test_a_message_that_comes_again_is_a_result(model: Path) -> None:
+    failing = [f"{level} open no kernel for LSTM(14)" for level in LEVELS]
+    run(model, ANY, *failing)
+    progress = Recorder()
+    run(model, ANY, *failing, progress=progress)
+    assert progress.did == []
+    assert not any("tries again" in note for note in progress.notes)
+
+
+def test_a_permutation_that_could_not_be_judged_is_searched_again(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "v"], ["a"]), helper.make_node("Relu", ["a"], ["r"]),
+             helper.make_node("MatMul", ["r", "w"], ["y"])]  # fmt: skip
+    weights = {"v": om.weights(16, 16, seed=1), "w": om.weights(16, 16, seed=2)}
+    path = om.save(om.model(nodes, weights, inputs={"x": [2, 16]}), tmp_path / "m.onnx")
+    options = RunOptions(method=MethodOptions(permute_seconds=0.05))
+    killed = run(path, options, *(f"{level} outputs {KILL}" for level in LEVELS))
+    assert killed.prune.permutation is not None
+    assert "SIGKILL" in (killed.prune.permutation.refused or "")
+    progress = Recorder()
+    again = run(path, options, progress=progress)
+    assert progress.did[0] == "permute"
+    assert again.prune.permutation is not None
+    assert again.prune.permutation.refused is None
 
 
 def test_what_went_well_at_a_lower_level_says_so_and_is_no_failure(model: Path) -> None:

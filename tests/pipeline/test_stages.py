@@ -1,6 +1,7 @@
 """A stage runs once, and again only when something it depends on has changed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,17 @@ class Work:
         self.calls += 1
         (self.path / "weights").write_text("w")
         return RECORD, ("weights",)
+
+
+class Told(Silent):
+    """Remembers the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Remember."""
+        self.notes.append(text)
 
 
 def _stage(
@@ -100,3 +112,23 @@ def test_a_stage_that_fails_is_not_noted_as_done(tmp_path: Path) -> None:
         Runner(folder, Silent()).run(_stage(fail), Settings())
     with open_run_folder(tmp_path, "m") as folder:
         assert folder.stage("prune") is None
+
+
+def _never(_record: PruneResult) -> bool:
+    return False
+
+
+def _surely(_record: PruneResult) -> bool:
+    return True
+
+
+def test_a_result_that_does_not_last_is_told_of_and_made_again(tmp_path: Path) -> None:
+    work, told = Work(tmp_path), Told()
+    for lasts in (False, True, True):
+        stage = replace(_stage(work), lasting=[_never, _surely][lasts])
+        with open_run_folder(tmp_path, "m") as folder:
+            Runner(folder, told).run(stage, Settings(seed=1))
+    assert work.calls == 2
+    (note,) = told.notes
+    assert note.startswith("prune: memory, space or a process was lacking; ")
+    assert note.endswith("the same command tries again")

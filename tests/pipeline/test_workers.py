@@ -23,6 +23,7 @@ from twofour.pipeline.workers import (
     WorkerDiedError,
     WorkerProcess,
     is_out_of_memory,
+    may_pass,
 )
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
@@ -123,6 +124,29 @@ def test_an_exit_from_within_has_its_code(worker: WorkerProcess) -> None:
 )
 def test_messages_of_memory_are_known(text: str, expected: bool) -> None:
     assert is_out_of_memory(text) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", True),
+        ("BFCArena: Available memory of 0 is smaller than requested bytes of 4096", True),
+        ("Requested amount of GPU memory (8 bytes) could not be allocated", True),
+        ("Unable to allocate 4.00 GiB for an array with shape (1024,)", True),
+        ("OSError: [Errno 24] Too many open files: 'm.onnx'", True),
+        ("[Errno 28] No space left on device", True),
+        ("RuntimeError: can't start new thread", True),
+        ("no worker process can be started: Resource temporarily unavailable", True),
+        ("ONNX Runtime ended: SIGKILL while loading dense.onnx at optimization level ALL", True),
+        ("its process ended in 3 tries: SIGTERM", True),
+        ("its process showed no sign of life for 300 s and was ended", True),
+        ("ONNX Runtime ended: SIGSEGV while loading dense.onnx, then SIGABRT", False),
+        ("Could not find an implementation for SIGMOID(1) node with name 'SIGNAL'", False),
+        ("an illegal memory access was encountered", False),
+    ],
+)
+def test_messages_of_what_may_pass_are_known(text: str, expected: bool) -> None:
+    assert may_pass(text) is expected
 
 
 @POSIX

@@ -11,7 +11,7 @@ import numpy as np
 
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.engines.registry import EngineRow
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, BuildFailedError
 from twofour.latency.variants import with_samples
 from twofour.pipeline.engine_worker import (
     EngineTimes,
@@ -26,7 +26,7 @@ from twofour.records.latency import ComparedVariant
 SERVICE = "support.stand_in_worker:StandIn"
 DYING = "support.stand_in_worker:DyingEngines"
 PLAN = "dying.txt"
-"""Beside the model: a line for each death, "ALL open 11": level, command, signal."""
+"""Beside the model: a line for each failure, "ALL open 11": level, command, signal or message."""
 
 
 def die(number: int) -> None:
@@ -148,6 +148,8 @@ class DyingEngines(EngineWorker):
     def _maybe(self, command: str) -> None:
         plan = self._folder / PLAN
         for line in plan.read_text().splitlines() if plan.is_file() else ():
-            level, wanted, number = line.split()
+            level, wanted, how = line.split(maxsplit=2)
             if (level, wanted) == (self._level, command):
-                die(int(number))
+                if not how.isdigit():
+                    raise BuildFailedError(how)
+                die(int(how))

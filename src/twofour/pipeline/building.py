@@ -46,7 +46,7 @@ from twofour.pipeline.stages import (
     onnx_name,
     variant_record,
 )
-from twofour.pipeline.workers import is_out_of_memory
+from twofour.pipeline.workers import may_pass
 from twofour.records.build import VariantBuild
 from twofour.records.export import TensorShape
 from twofour.records.latency import ComparedVariant, LatencyComparison
@@ -142,7 +142,7 @@ def time_variants(
 
     def lasting(times: LatencyComparison) -> bool:
         errors = [v.error for v in times.variants if v.error is not None]
-        return not any(t.passing for t in tries.failed) and not any(map(is_out_of_memory, errors))
+        return not any(t.passing for t in tries.failed) and not any(map(may_pass, errors))
 
     return Stage(
         name="times",

@@ -26,6 +26,7 @@ from twofour.pipeline.stages import (
     reference_name,
     variant_record,
 )
+from twofour.pipeline.workers import may_pass
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions, Variant
@@ -109,7 +110,7 @@ def check_one_shot(run: Run) -> Stage[OneShotCheck]:
         kind=OneShotCheck,
         work=work,
         watched=lambda: metric_files,
-        lasting=lambda checked: checked.not_measured is None,
+        lasting=lambda checked: not may_pass(checked.not_measured or ""),
         options=("metric",),
         facts={"metric": metric_key(run.options), "threads": run.options.build.threads},
         packages=RUNTIMES,

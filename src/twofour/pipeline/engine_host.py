@@ -16,7 +16,7 @@ from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback, no_
 from twofour.engines.registry import ENGINES, EngineRow
 from twofour.errors import BuildFailedError
 from twofour.pipeline.engine_worker import OpenedSession
-from twofour.pipeline.workers import WorkerDiedError, WorkerProcess, is_out_of_memory
+from twofour.pipeline.workers import WorkerDiedError, WorkerProcess, is_out_of_memory, may_pass
 from twofour.records.build import EngineStatus, FailedTry, VariantBuild
 from twofour.records.export import TensorShape
 from twofour.records.run import OriginalOutputs, VariantCheck
@@ -158,10 +158,12 @@ def lasts(record: VariantBuild | VariantCheck | OriginalOutputs) -> bool:
     if any(failed.passing for failed in record.failed_tries):
         return False
     if isinstance(record, VariantBuild):
-        error = record.error
+        errors = [record.error]
+    elif isinstance(record, VariantCheck):
+        errors = [record.not_compared, *(size.error for size in record.sizes)]
     else:
-        error = record.not_compared if isinstance(record, VariantCheck) else record.why_not
-    return error is None or not is_out_of_memory(error)
+        errors = [record.why_not]
+    return not any(may_pass(error) for error in errors if error is not None)
 
 
 def crashed_build(request: BuildRequest, row: EngineRow, error: CrashedError) -> VariantBuild:

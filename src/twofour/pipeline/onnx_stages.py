@@ -53,6 +53,7 @@ from twofour.pipeline.stages import (
 )
 from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.pipeline.validating import pruned_names
+from twofour.pipeline.workers import may_pass
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.pruning import PermutedModel, PruneResult, Validation
@@ -202,6 +203,7 @@ def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]
             "refitted_to": run.dense_source.key() if run.options.refits_a_mask else "",
         },
         watched=lambda: run.calibration_files,
+        lasting=lambda pruned: pruned.repair is None or not may_pass(pruned.repair.why or ""),
         packages=("onnx",) if run.options.calibration.data is None else ("onnx", *RUNTIMES),
         reads=(*onnx_files(run.file(base)), *(() if permuted is None else (PERMUTE,))),
     )
@@ -254,12 +256,14 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
     """
     source = cast("OnnxSource", run.dense_source if taken.onnx.variant == DENSE else run.source)
     name = reference_name(taken.onnx.variant)
+    passing: list[str] = []
 
     def work() -> Made[OriginalOutputs]:
         from twofour.export.int8 import refuse_overflow, split_ranges
 
         try:
-            outputs, ranges = split_ranges(_outputs_and_ranges(run, source.opened(), taken))
+            found = _outputs_and_ranges(run, source.opened(), taken, passing)
+            outputs, ranges = split_ranges(found)
         except BuildFailedError as error:
             tries = tries_of(error)
             return OriginalOutputs(outputs=None, why_not=error.message, failed_tries=tries), ()
@@ -273,7 +277,7 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
         record="stages/original.json",
         kind=OriginalOutputs,
         work=work,
-        lasting=lasts,
+        lasting=lambda original: lasts(original) and not passing,
         options=("precision",),
         facts={"source": source.key(), "changed": taken.changed},
         packages=("onnx", *RUNTIMES),
@@ -286,9 +290,12 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
 
 
 def _outputs_and_ranges(
-    run: Run, source: OpenedModel, taken: ExportedVariant
+    run: Run, source: OpenedModel, taken: ExportedVariant, passing: list[str]
 ) -> dict[str, np.ndarray]:
-    """Outputs of the file and how large its tensors become; without those where that fails."""
+    """Outputs of the file and how large its tensors become; without those where that fails.
+
+    A failure that another time may spare goes into `passing`.
+    """
     from twofour.export.int8 import write_with_ranges
 
     tensors = taken.changed if taken.precision is Precision.FLOAT16 else ()
@@ -298,7 +305,8 @@ def _outputs_and_ranges(
         write_with_ranges(source, path, tensors)
         try:
             return run.sessions.open(path).outputs(inputs)
-        except BuildFailedError:
+        except BuildFailedError as error:
+            passing.extend([error.message] if may_pass(error.message) else [])
             return run.sessions.open(source.path).outputs(inputs)
         finally:
             run.sessions.close()

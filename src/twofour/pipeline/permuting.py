@@ -36,6 +36,7 @@ from twofour.pipeline.stages import (
     onnx_files,
     onnx_name,
 )
+from twofour.pipeline.workers import may_pass
 from twofour.pruning.methods import method_named
 from twofour.pruning.onnx_problems import layer_problem
 from twofour.pruning.permutation.apply import permute_onnx, same_outputs
@@ -108,6 +109,7 @@ def permute(run: Run) -> Stage[PermutedModel]:
         work=work,
         options=("pattern", "selection", "method", "calibration", "seed"),
         facts={"calibration": _data_key(run), "source": run.source.key()},
+        lasting=lambda found: not may_pass(found.about.refused or ""),
         packages=("onnx", "scipy", *RUNTIMES),
         watched=lambda: run.calibration_files,
         reads=dense if runs_on_data else (*dense, INPUTS),

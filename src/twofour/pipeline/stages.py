@@ -129,6 +129,7 @@ class Runner:
         write_record(self.folder.path / stage.record, record)
         seconds = time.perf_counter() - started
         outputs = {name: self._hash_again(name) for name in (*files, stage.record)}
+        lasting = stage.lasting(record)
         self.folder.finish(
             StageRecord(
                 stage=stage.name,
@@ -137,9 +138,14 @@ class Runner:
                 outputs=outputs,
                 watched={str(path): state_of(path) for path in stage.watched()},
                 seconds=round(seconds, 3),
-                lasting=stage.lasting(record),
+                lasting=lasting,
             )
         )
+        if not lasting:
+            self.progress.note(
+                f"{stage.title}: memory, space or a process was lacking; what is missing is no "
+                "result, and the same command tries again"
+            )
         self.progress.done(stage.name, seconds=seconds, reused=False)
         return record
 

@@ -59,9 +59,19 @@ _OWN_FAULTS = ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 without memory, SIGBUS from a file system without space."""
 _MEMORY = re.compile(
     r"bad.?alloc|out.?of.?memory|MemoryAllocation|MemoryError|(not enough|insufficient) memory|"
-    r"((failed|unable) to|can't|cannot|could not) allocate",
+    r"((failed|unable) to|can't|cannot|could not) allocate|could not be allocated|ALLOC_FAILED|"
+    r"available memory of \d+ is smaller than requested",
     re.IGNORECASE,
 )
+"""Of C++, Python, numpy, torch, ONNX Runtime, TensorRT and CUDA's libraries."""
+_PASSING = re.compile(
+    r"no space left on device|disk quota exceeded|too many open files|file table overflow|"
+    r"resource temporarily unavailable|can't start new thread|no worker process can be started|"
+    r"no sign of life|input/output error|"
+    r"\bSIG(KILL|TERM|INT|HUP|QUIT|BUS|ALRM|XCPU|XFSZ|PIPE|PWR|STOP|USR1|USR2)\b",
+    re.IGNORECASE,
+)
+"""What else comes from a machine that is short of something, or from somebody else."""
 
 
 class Answers:
@@ -182,6 +192,14 @@ class WorkerDiedError(BuildFailedError):
 def is_out_of_memory(text: str) -> bool:
     """Whether a library's message says that memory ran out (`std::bad_alloc` is such a one)."""
     return _MEMORY.search(text) is not None
+
+
+def may_pass(text: str) -> bool:
+    """Whether a message tells of what may be otherwise another time, and so is no result.
+
+    Memory, space, open files or threads ran out, or a process was ended from outside.
+    """
+    return is_out_of_memory(text) or _PASSING.search(text) is not None
 
 
 class WorkerProcess:
@@ -315,9 +333,7 @@ class WorkerProcess:
             killed = ", as the system does where memory runs out" if ending == "SIGKILL" else last
             told = f"its process was ended by {ending}{killed}"
         outside = code < 0 and ending not in _OWN_FAULTS
-        return WorkerDiedError(
-            told, ending=ending, passing=outside or is_out_of_memory(" ".join(lines))
-        )
+        return WorkerDiedError(told, ending=ending, passing=outside or may_pass(" ".join(lines)))
 
     def _last_lines(self) -> list[str]:
         size = self._stderr.seek(0, os.SEEK_END)

@@ -19,6 +19,7 @@ from twofour.pipeline.sensitivity.measured_on import MEASURED_ON
 from twofour.pipeline.sensitivity.measuring import MixedModel
 from twofour.pipeline.sources.user_code import parse_reference, state_of
 from twofour.pipeline.stages import DENSE, SPARSE, Run, onnx_files, onnx_name, versions
+from twofour.pipeline.workers import may_pass
 from twofour.records.sensitivity import Measured, Measurement
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 
@@ -45,6 +46,8 @@ class Sets:
     made: int = 0
     wanted: int = 0
     """Measurements that were not in the folder."""
+    is_lasting: bool = True
+    """False: a measurement is missing for want of memory, say, and may be there another time."""
 
     def measure(self, sets: Iterable[Places]) -> None:
         """Have all of these in `found`; those that are in the folder are not made again.
@@ -92,6 +95,7 @@ class Sets:
         if isinstance(value, TwofourError):
             if not places:
                 raise value
+            self.is_lasting &= not may_pass(value.message)
             self.found[places] = Measured(error=value.message)
             return
         assert isinstance(value, Measurement)

@@ -32,6 +32,7 @@ from twofour.pipeline.stages import (
     onnx_name,
     versions,
 )
+from twofour.pipeline.workers import may_pass
 from twofour.pruning.budget import Cost, Trial, least_lost, trial_of, within
 from twofour.records.options import BudgetOptions, LossKind
 from twofour.records.run import ExportedVariant
@@ -73,6 +74,7 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
 def _stage(run: Run, everything: Apart) -> Stage[SensitivityResult]:
     budget = run.options.budget
     watched: dict[str, str] = {}
+    passing: list[str] = []
 
     def work() -> Made[SensitivityResult]:
         with open_sets(
@@ -80,6 +82,8 @@ def _stage(run: Run, everything: Apart) -> Stage[SensitivityResult]:
         ) as sets:
             found = _Study(everything, budget, sets).result()
         watched.update(sets.watched)
+        passing.extend(n for n in found.notes if may_pass(n))
+        passing.extend([] if sets.is_lasting else ["a measurement"])
         write_sensitivity(run.path, found)
         return found, (LAYER_LIST, MARKDOWN, HTML)
 
@@ -91,6 +95,7 @@ def _stage(run: Run, everything: Apart) -> Stage[SensitivityResult]:
         kind=SensitivityResult,
         work=work,
         watched=lambda: [Path(name) for name in watched],
+        lasting=lambda _: not passing,
         options=("budget", "metric", "seed"),
         facts={
             "source": run.source.key(),
