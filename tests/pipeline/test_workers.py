@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -17,14 +18,8 @@ from support.stand_in_worker import SERVICE
 
 from twofour.engines.machine import family_s
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.pipeline.workers import (
-    LIMIT_VARIABLE,
-    Silence,
-    WorkerDiedError,
-    WorkerProcess,
-    is_out_of_memory,
-    may_pass,
-)
+from twofour.pipeline.deadlines import LIMIT_VARIABLE, Patience, Silence
+from twofour.pipeline.workers import WorkerDiedError, WorkerProcess, is_out_of_memory, may_pass
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -201,6 +196,41 @@ def test_a_worker_that_works_is_left_to_it_however_long() -> None:
 
 
 @LINUX
+def test_a_worker_that_was_given_up_is_asked_nothing_more_and_says_the_same() -> None:
+    with WorkerProcess(SERVICE, 1, silence_s=0.3) as process:
+        told = set()
+        for command in ("stop", "threads", "threads"):
+            with pytest.raises(WorkerDiedError) as caught:
+                process.call(command)
+            told.add((caught.value.message, caught.value.ending, caught.value.passing))
+    assert told == {
+        (
+            "its process showed no sign of life for 0 s and was ended",
+            "no sign of life for 0 s",
+            True,
+        )
+    }
+
+
+@LINUX
+def test_the_children_of_a_worker_end_with_it() -> None:
+    with WorkerProcess(SERVICE, 1) as process:
+        child = process.call("fork")
+        assert _alive(child)
+    _wait_until(lambda: not _alive(child))
+
+
+@LINUX
+def test_a_death_is_noticed_while_a_child_holds_the_pipe_and_the_child_ends_too(
+    tmp_path: Path,
+) -> None:
+    with WorkerProcess(SERVICE, 1, silence_s=1.0) as process:
+        with pytest.raises(WorkerDiedError, match="ended by SIGKILL"):
+            process.call("fork_and_die", tmp_path / "child")
+        _wait_until(lambda: not _alive(int((tmp_path / "child").read_text())))
+
+
+@LINUX
 def test_the_work_of_children_counts() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
     parent = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
@@ -212,6 +242,67 @@ def test_the_work_of_children_counts() -> None:
     finally:
         os.killpg(parent.pid, signal.SIGKILL)
         parent.wait()
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "expected"),
+    [(None, (300, math.inf)), (0.01, (30, 600)), (2.0, (200, 2000)), (60.0, (300, 60_000))],
+)
+def test_what_calls_took_before_sets_the_deadlines_of_the_next(
+    longest_s: float | None, expected: tuple[float, float]
+) -> None:
+    assert Silence(os.getpid(), 300).limits(longest_s) == expected
+    assert Silence(os.getpid(), math.inf).limits(longest_s) == (math.inf, math.inf)
+
+
+def silence_after(*steps: tuple[float, float | None]) -> list[bool]:
+    """What is said at each look: seconds since the last one, and processor time used until then."""
+    now_s, used_s = 0.0, 0.0
+    silence = Silence(1, 60.0, used_s=lambda _: used_s, clock=lambda: now_s)
+    said = []
+    for passed_s, used in steps:
+        now_s, used_s = now_s + passed_s, used  # type: ignore[assignment]
+        said.append(silence.too_long())
+    return said
+
+
+def test_who_uses_next_to_nothing_is_silent_and_who_uses_little_is_not() -> None:
+    looks = 200
+    idle = [(5.0, 0.0003 * 5 * look) for look in range(looks)]
+    assert silence_after(*idle).index(True) == 13  # 60 s after the first look
+    slow = [(5.0, 0.002 * 5 * look) for look in range(looks)]
+    assert not any(silence_after(*slow))
+    assert not any(silence_after(*[(5.0, None)] * looks))  # the system does not tell
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """This process was stopped, or the machine asleep, and its worker with it."""
+    assert silence_after((5.0, 1.0), (3600.0, 1.0), (5.0, 1.0)) == [False, False, False]
+
+
+def test_many_elsewhere_are_waited_for_by_what_their_answers_took() -> None:
+    at_s = [0.0]
+    patience = Patience(300.0, clock=lambda: at_s[0])
+    limits = [patience.limit_s]
+    for at_s[0] in (10.0, 15.0, 115.0, 116.0):
+        patience.answered()
+        limits.append(patience.limit_s)
+    assert limits == [3600, 300, 300, 2000, 2000]
+    over = []
+    for after_s in (2000, 2001, 2002, 4002):
+        at_s[0] = 116.0 + after_s
+        over.append(patience.is_over())  # the clock goes on between
+    assert over == [False, True, False, True]
+
+
+@LINUX
+def test_a_call_without_end_is_given_up_by_what_those_like_it_took() -> None:
+    with WorkerProcess(SERVICE, 1, silence_s=0.3) as process:
+        assert process.repeat("add", 1, 2) == 3
+        process.begin("work", 3600.0)
+        with pytest.raises(WorkerDiedError, match=r"gave no answer for 1 s and was ended"):
+            process.answer(longest_s=1e-4)
+        assert not _alive(process.number)
 
 
 def test_the_time_without_a_sign_can_be_set_and_switched_off(

@@ -170,7 +170,13 @@ def _print(comparison: LatencyComparison, render: Renderer | None) -> None:
 
 
 def _end(comparison: LatencyComparison) -> None:
-    """Exit 130 where it was interrupted, 4 where a gate is met, 6 where one was not judged."""
+    """Exit 130 where it was interrupted, 4 where a gate is met, 6 where one was not judged.
+
+    And 5, whatever the gates say, where no variant lived to the end.
+    """
+    from twofour.pipeline.compare.compare import refuse_unfinished
+
+    refuse_unfinished(comparison)
     from twofour.latency.gates import check_fail_if
 
     outcome = check_fail_if(comparison, comparison.options.fail_if)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import math
 import os
 import pickle
 import queue
@@ -23,23 +22,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
-from twofour.engines.machine import family_s
 from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BuildFailedError, TwofourError
+from twofour.pipeline.deadlines import LOOKING_S, Silence
 
 PROTOCOL = 5
 """Of pickle: arrays go without a copy of their own."""
 PROGRESS = "progress"
 VALUE = "value"
 _PR_SET_PDEATHSIG = 1
-LIMIT_S = 300.0
-"""A process that used no processor time for so long, its children neither, will never answer.
-
-Builds, calibration and downloads of hours use some all the time; a process that is stopped
-(SIGSTOP) or waits for a lock that nobody opens uses none. One that spins is not found: Ctrl-C.
-"""
-LIMIT_VARIABLE = "TWOFOUR_WORKER_SILENCE_S"
-"""Seconds in place of LIMIT_S; 0 waits for ever."""
 _START = (
     "import sys; sys.path[:] = {path!r}; "
     "from twofour.pipeline.workers import main; main({service!r}, {parent})"
@@ -48,7 +39,7 @@ _SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 """Without the current folder on the path from the start; older ones lose it with the first line of
 _START, before anything is imported."""
 _CLOSING_S = 1.0
-_LOOKING_S = 5.0
+_ENDING_S = 0.01
 _LAST_BYTES = 1 << 14
 _IDLE = {"GOMP_SPINCOUNT": "10000"}
 """GNU OpenMP's idle threads spin for 2 ms at most, not 10, so that `settle` waits for their end.
@@ -67,7 +58,7 @@ _MEMORY = re.compile(
 _PASSING = re.compile(
     r"no space left on device|disk quota exceeded|too many open files|file table overflow|"
     r"resource temporarily unavailable|can't start new thread|no worker process can be started|"
-    r"no sign of life|input/output error|"
+    r"no sign of life|no answer for|input/output error|"
     r"\bSIG(KILL|TERM|INT|HUP|QUIT|BUS|ALRM|XCPU|XFSZ|PIPE|PWR|STOP|USR1|USR2)\b",
     re.IGNORECASE,
 )
@@ -148,36 +139,6 @@ def _end_with(parent: int) -> None:
         sys.exit()
 
 
-class Silence:
-    """How long a process and its children have used no processor time."""
-
-    def __init__(self, number: int, limit_s: float | None = None) -> None:
-        self.limit_s = _asked_limit_s() if limit_s is None else limit_s
-        self._number = number
-        self._used_s: float | None = None
-        self._since = time.monotonic()
-
-    def broken(self) -> None:
-        """Something was heard just now: the silence counts from here."""
-        self._since = time.monotonic()
-
-    def too_long(self) -> bool:
-        """Look: whether the limit is over."""
-        used_s = family_s(self._number)
-        if used_s is None or used_s != self._used_s:
-            self._used_s = used_s
-            self._since = time.monotonic()
-        return time.monotonic() - self._since > self.limit_s
-
-
-def _asked_limit_s() -> float:
-    try:
-        asked = float(os.environ.get(LIMIT_VARIABLE, LIMIT_S))
-    except ValueError:
-        return LIMIT_S
-    return asked if asked > 0 else math.inf
-
-
 class WorkerDiedError(BuildFailedError):
     """The process ended inside a call, or was ended because it showed no sign of life."""
 
@@ -230,6 +191,8 @@ class WorkerProcess:
         self._commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._number = 0
         self._answered = 0
+        self._longest_s: dict[str, float] = {}
+        self._ended: WorkerDiedError | None = None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         # threads of their own: an interrupted read would lose half an answer, and a worker that
@@ -258,24 +221,35 @@ class WorkerProcess:
         self.begin(command, *arguments)
         return self.answer(report)
 
+    def repeat(self, command: str, *arguments: object) -> Any:  # noqa: ANN401  # as `call`
+        """As `call`, for what takes as long each time: the longest so far sets the deadlines."""
+        started = time.monotonic()
+        self.begin(command, *arguments)
+        value = self.answer(longest_s=self._longest_s.get(command))
+        took_s = time.monotonic() - started
+        self._longest_s[command] = max(took_s, self._longest_s.get(command, 0.0))
+        return value
+
+    def forget(self, command: str) -> None:
+        """What comes next of this command may take longer than what was repeated."""
+        self._longest_s.pop(command, None)
+
     def begin(self, command: str, *arguments: object) -> None:
         """Start a command; `answer` gives its value, and other work can be done before."""
         self._number += 1
-        self._commands.put(pickle.dumps((self._number, command, arguments), PROTOCOL))
+        if self._ended is None:
+            self._commands.put(pickle.dumps((self._number, command, arguments), PROTOCOL))
 
-    def answer(self, report: ProgressCallback = no_progress) -> Any:  # noqa: ANN401  # as `call`
-        """The value of the command that was begun last."""
+    def answer(
+        self, report: ProgressCallback = no_progress, *, longest_s: float | None = None
+    ) -> Any:  # noqa: ANN401  # as `call`
+        """The value of the command that was begun last.
+
+        `longest_s`: what others like it took.
+        """
         self._silence.broken()
         while True:
-            try:
-                answer = self._answers.get(timeout=min(_LOOKING_S, self._silence.limit_s))
-            except queue.Empty:
-                if self._silence.too_long():
-                    raise self._hung() from None
-                continue
-            if answer is None:
-                self._answers.put(None)  # for the next call
-                raise self._died()
+            answer = self._next_answer(longest_s)
             number, kind, value = answer
             if number != self._number:  # of a call that was interrupted
                 continue
@@ -287,26 +261,61 @@ class WorkerProcess:
                 raise value
             return value
 
+    def _next_answer(self, longest_s: float | None) -> tuple[int, str, Any]:
+        """What it sends next, progress too; raises WorkerDiedError where nothing will come."""
+        silent_s, busy_s = self._silence.limits(longest_s)
+        while self._ended is None:
+            try:
+                answer = self._answers.get(timeout=min(LOOKING_S, silent_s))
+            except queue.Empty:
+                if self._has_ended() and self._answers.empty():  # a child of it holds the pipe
+                    self._ended = self._died()
+                elif self._silence.too_long(silent_s):
+                    self._ended = self._hung("showed", f"no sign of life for {silent_s:.0f} s")
+                elif self._silence.waited_s > busy_s:
+                    self._ended = self._hung("gave", f"no answer for {busy_s:.0f} s")
+                continue
+            if answer is not None:
+                return answer
+            self._ended = self._died()
+        raise WorkerDiedError(
+            self._ended.message, ending=self._ended.ending, passing=self._ended.passing
+        )
+
     def close(self) -> None:
-        """End it, by force where it does not end by itself."""
+        """End it and its children, by force where it does not end by itself."""
         self._commands.put(None)
         try:
             if self._answered != self._number:  # interrupted: half-written files are removed
                 self._signal(signal.SIGINT)
-            self._process.wait(_CLOSING_S)
-        except subprocess.TimeoutExpired:
-            pass
+            self._wait(_CLOSING_S)
         finally:
             self._kill()
             self._stderr.close()
 
     def _kill(self) -> None:
+        """Before it is waited for, so that its number, which its children have as their group's,
+        is nobody else's.
+        """
         self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
         self._process.wait()
 
+    def _wait(self, seconds: float) -> None:
+        """For its end, and no longer; its number stays its own."""
+        deadline = time.monotonic() + seconds
+        while not self._has_ended() and time.monotonic() < deadline:
+            time.sleep(_ENDING_S)
+
+    def _has_ended(self) -> bool:
+        if self._process.returncode is None and hasattr(os, "waitid"):
+            ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            with contextlib.suppress(ChildProcessError):
+                return os.waitid(os.P_PID, self._process.pid, ended) is not None
+        return self._process.poll() is not None
+
     def _signal(self, number: signal.Signals) -> None:
         """To the worker and the processes it started, compilers say."""
-        if self._process.poll() is not None:  # its number may be another's by now
+        if self._process.returncode is not None:  # its number may be another's by now
             return
         with contextlib.suppress(OSError):
             if hasattr(os, "killpg"):
@@ -314,16 +323,16 @@ class WorkerProcess:
             else:
                 self._process.send_signal(number)
 
-    def _hung(self) -> WorkerDiedError:
+    def _hung(self, did: str, ending: str) -> WorkerDiedError:
         self._kill()
-        ending = f"no sign of life for {self._silence.limit_s:.0f} s"
         return WorkerDiedError(
-            f"its process showed {ending} and was ended", ending=ending, passing=True
+            f"its process {did} {ending} and was ended", ending=ending, passing=True
         )
 
     def _died(self) -> WorkerDiedError:
-        self._process.stdout.close()  # type: ignore[union-attr]  # piped
-        code = self._process.wait()
+        self._wait(_CLOSING_S)
+        self._kill()
+        code = self._process.returncode
         lines = self._last_lines()
         last = f": {lines[-1]}" if lines else ""
         if code >= 0:

@@ -45,6 +45,7 @@ from twofour.pipeline.reporting import (
 )
 from twofour.pipeline.stages import ACCURACY, Progress, Silent
 from twofour.pipeline.trust import refuse_untrusted
+from twofour.pipeline.workers import WorkerDiedError
 from twofour.records.export import Accuracy
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio
 from twofour.records.options import CompareOptions
@@ -162,10 +163,19 @@ def make_folder(path: Path) -> Path:
 
 
 def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
-    """What can run here, tried in a process of its own: libraries may crash or catch Ctrl-C."""
-    with start_worker(1) as process:
-        found: Mapping[str, ModeStatus] = process.call("statuses", ENGINES[engine], modes)
-        return found
+    """What can run here, tried in a process of its own: libraries may crash or catch Ctrl-C.
+
+    Nothing can of an engine that takes that process down, or hangs.
+    """
+    try:
+        with start_worker(1) as process:
+            found: Mapping[str, ModeStatus] = process.call("statuses", ENGINES[engine], modes)
+            return found
+    except WorkerDiedError as error:
+        why = f"trying it failed: {error.message}"
+        return {
+            mode: ModeStatus(engine=engine, mode=mode, why_not=why, hint=None) for mode in modes
+        }
 
 
 def check_options(options: CompareOptions) -> None:
@@ -281,14 +291,22 @@ def _refuse_untrusted_code(compared: Compared, options: CompareOptions) -> None:
 
 def _refuse_all_failed(variants: Sequence[ComparedVariant]) -> None:
     if not any(v.samples_ms for v in variants):
-        errors: dict[str | None, str] = {}
-        for variant in variants:
-            errors.setdefault(variant.error, variant.name)
-        said = "; ".join(f"{name}: {why}" for why, name in errors.items())
-        raise BuildFailedError(
-            f"no variant could be timed: {said}",
-            hint=next((v.hint for v in variants if v.hint), None),
-        )
+        raise _failed("no variant could be timed", variants)
+
+
+def refuse_unfinished(comparison: LatencyComparison) -> None:
+    """Raise BuildFailedError where every variant failed on the way: what is kept is cut short."""
+    if comparison.partial is None and all(v.error is not None for v in comparison.variants):
+        raise _failed("every variant failed before its rounds were over", comparison.variants)
+
+
+def _failed(what: str, variants: Sequence[ComparedVariant]) -> BuildFailedError:
+    errors: dict[str | None, str] = {}
+    for variant in variants:
+        errors.setdefault(variant.error, variant.name)
+    said = "; ".join(f"{name}: {why}" for why, name in errors.items())
+    hint = next((v.hint for v in variants if v.hint), None)
+    return BuildFailedError(f"{what}: {said}", hint=hint)
 
 
 def _working_baseline(measured: Measured, baseline: str, options: CompareOptions) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 from twofour.engines.machine import usable_cores
@@ -33,9 +34,11 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._workers:
+        for _each in self._workers:
             self._waiting.put(None)
-            worker.close()
+        if self._workers:  # side by side: each may take a second to end
+            with ThreadPoolExecutor(len(self._workers)) as pool:
+                list(pool.map(_Worker.close, self._workers))
 
     def run(self, jobs: Sequence[Job], done: Done) -> None:
         """Do all jobs; `done` is called in this thread, in the order in which they end.
@@ -65,6 +68,8 @@ class _Worker:
         self._service = service
         self._process: WorkerProcess | None = None
         self._closed = False
+        self._lock = threading.Lock()
+        """Held while the process comes and goes, so that none is started after `close`."""
 
     def serve(self, waiting: _Waiting, answers: _Answers) -> None:
         """Do jobs until it is told to end; its process ends with this thread."""
@@ -78,23 +83,32 @@ class _Worker:
 
     def close(self) -> None:
         """End the process, in the middle of a job too."""
-        self._closed = True
-        process, self._process = self._process, None
+        with self._lock:
+            self._closed = True
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    def _opened(self) -> WorkerProcess | None:
+        with self._lock:
+            if self._process is None and not self._closed:
+                self._process = WorkerProcess(self._service.name, 1)
+            return self._process
+
+    def _dropped(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
         if process is not None:
             process.close()
 
     def _tried(self, job: Job) -> object:
         endings: list[str] = []
-        while len(endings) < MOST_TRIES and not self._closed:
-            if self._process is None:
-                self._process = WorkerProcess(self._service.name, 1)
+        while len(endings) < MOST_TRIES and (process := self._opened()) is not None:
             try:
-                return self._process.call(self._service.command, len(endings), *job.arguments)
+                return process.call(self._service.command, len(endings), *job.arguments)
             except WorkerDiedError as error:
                 endings.append(error.ending)
-                if self._process is not None:
-                    self._process.close()
-                    self._process = None
+                self._dropped()
             except TwofourError as error:
                 return error
         return LostError(job.key, tuple(endings))

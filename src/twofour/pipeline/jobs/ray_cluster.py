@@ -6,10 +6,12 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from twofour.errors import BadInputError
+from twofour.pipeline.deadlines import LOOKING_S, Patience
 from twofour.pipeline.jobs.job import MOST_TRIES, Done, Job, LostError, Service, packed
 from twofour.pipeline.sources.source import import_extra
 
@@ -25,6 +27,13 @@ _LOST = (
 )
 """Of ray.exceptions: what says that a worker or a node is gone, not that the job is wrong. They
 differ from version to version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lost:
+    """A try that gave nothing."""
+
+    ending: str
 
 
 class RayCluster:
@@ -53,24 +62,40 @@ class RayCluster:
         """Do all jobs as tasks of one core each; `done` hears of every key once.
 
         A job whose worker or node is lost goes to another, at most MOST_TRIES times, and then ends
-        in a LostError.
+        in a LostError; so do all that are left where no answer comes for far longer than before.
         """
         endings: dict[str, list[str]] = {job.key: [] for job in jobs}
         left = {self._begun(job, 0): job for job in jobs}
+        patience = Patience()
         while left:
-            ready, _ = self._ray.wait(list(left), num_returns=1)
-            for reference in ready:
+            # looks up now and then, so that Ctrl-C is heard whatever Ray waits for
+            ready, _ = self._ray.wait(list(left), num_returns=1, timeout=LOOKING_S)
+            if not ready and not patience.is_over():
+                continue
+            if ready:
+                patience.answered()
+            for reference in ready or list(left):
                 job = left.pop(reference)
-                try:
-                    value = self._answer(reference)
-                except _lost(self._ray) as error:
+                value = self._value(reference) if ready else self._given_up(reference, patience)
+                if isinstance(value, _Lost):
                     tries = endings[job.key]
-                    tries.append(type(error).__name__)
+                    tries.append(value.ending)
                     if len(tries) < MOST_TRIES:
                         left[self._begun(job, len(tries))] = job
                         continue
                     value = LostError(job.key, tuple(tries))
                 done(job.key, value)
+
+    def _value(self, reference: Any) -> object:  # noqa: ANN401  # a reference of Ray's
+        try:
+            return self._answer(reference)
+        except _lost(self._ray) as error:
+            return _Lost(ending=type(error).__name__)
+
+    def _given_up(self, reference: Any, patience: Patience) -> _Lost:  # noqa: ANN401
+        with contextlib.suppress(Exception):  # it may have ended meanwhile, in whatever way
+            self._ray.cancel(reference, force=True)
+        return _Lost(ending=f"no answer for {patience.limit_s:.0f} s")
 
     def _begun(self, job: Job, number: int) -> Any:  # noqa: ANN401  # a reference of Ray's
         return self._task.remote(packed(self._service, job, number))
