@@ -16,6 +16,7 @@ from twofour.pruning.repair import (
     Normalisation,
     OutputDistance,
     chosen,
+    compared_values,
     concluded,
     estimated_again,
     joined,
@@ -165,14 +166,93 @@ def test_a_variance_never_becomes_negative_and_the_mean_still_fits() -> None:
 
 
 def distance(*outputs: tuple[int, object, object]) -> float | None:
+    """Of outputs whose every value is of a sample of its own."""
     found = OutputDistance()
-    for number, dense, now in outputs:
-        found.add(number, np.asarray(dense, np.float32), np.asarray(now, np.float32))
+    for number, *both in outputs:
+        found.add(number, *(np.asarray(one, np.float32).reshape(-1, 1, 1) for one in both))
+    return found.error()
+
+
+def distance_of(dense: np.ndarray, now: np.ndarray, calls: int = 1) -> float | None:
+    """Of one output (samples, ...), all of which counts, cut into calls."""
+    found = OutputDistance()
+    for one, other in zip(np.split(dense, calls), np.split(now, calls), strict=True):
+        kept = np.ones(one.shape, np.bool_)
+        found.add(0, compared_values(one, kept), compared_values(other, kept))
     return found.error()
 
 
 def test_the_distance_is_the_squared_one_over_the_variance_of_the_dense_output() -> None:
     assert distance((0, [0, 2], [0, 3]), (0, [4], [4])) == pytest.approx(1 / 8)
+
+
+@pytest.mark.parametrize("calls", [1, 5])
+def test_what_all_samples_share_does_not_hide_what_each_of_them_loses(calls: int) -> None:
+    """Logits that are far apart for every sample, and lose all that tells samples apart."""
+    random = np.random.default_rng(0)
+    constant = np.array([0, 50, -50, 100], np.float32)
+    dense = constant + random.normal(0, 1, (40, 4)).astype(np.float32)
+    now = np.broadcast_to(dense.mean(axis=0), dense.shape)
+    assert distance_of(dense, now, calls) == pytest.approx(1, rel=1e-5)
+    over_all = ((now - dense) ** 2).sum() / ((dense - dense.mean()) ** 2).sum()
+    assert over_all < 4e-4, "what was taken before"
+
+
+def test_columns_are_the_places_of_an_image_and_of_a_text() -> None:
+    random = np.random.default_rng(1)
+    for shape in ((6, 3, 4, 5), (6, 7, 5)):
+        constant = 100 * random.normal(0, 1, shape[1:])
+        dense = (constant + random.normal(0, 1, shape)).astype(np.float32)
+        now = dense + random.normal(0, 0.3, shape).astype(np.float32)
+        wanted = ((now - dense) ** 2).sum() / ((dense - dense.mean(axis=0)) ** 2).sum()
+        assert distance_of(dense, now, 2) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_single_sample_is_judged_by_its_channels_and_without_places_by_all_values() -> None:
+    dense = np.arange(12, dtype=np.float32).reshape(1, 4, 3)
+    by_channel = ((dense - dense.mean(axis=1, keepdims=True)) ** 2).sum()
+    assert distance_of(dense, dense + 1) == pytest.approx(12 / by_channel)
+    logits = np.array([[0, 3, 6]], np.float32)
+    assert distance_of(logits, logits + 1) == pytest.approx(3 / 18)
+
+
+def test_texts_of_several_lengths_are_judged_by_channels() -> None:
+    random = np.random.default_rng(2)
+    offset = np.array([0, 10, -20], np.float32)
+    calls = [offset + random.normal(0, 1, (2, n, 3)).astype(np.float32) for n in (4, 5)]
+    padded = np.ones((2, 4, 3), np.bool_)
+    padded[1, 2:] = False
+    found = OutputDistance()
+    seen = [compared_values(one, kept) for one, kept in ((calls[0], padded), (calls[1], None))]
+    assert [one.shape for one in seen] == [(6, 1, 3), (0, 1, 1)]
+    for one, kept in ((calls[0], padded), (calls[1], np.ones((2, 5, 3), np.bool_))):
+        found.add(0, compared_values(one, kept), compared_values(one + 1, kept))
+    rows = np.concatenate([calls[0][0], calls[0][1, :2], *calls[1]])
+    wanted = rows.size / ((rows - rows.mean(axis=0)) ** 2).sum()
+    assert found.error() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_what_varies_by_no_more_than_rounding_is_taken_for_constant() -> None:
+    """Else an output that no input reaches would outweigh all others."""
+    dense = np.array([[1, 2], [1, 2.0000002]], np.float32)
+    now = dense + np.float32(0.1)
+    wanted = ((now - dense) ** 2).sum() / ((dense - dense.mean()) ** 2).sum()
+    assert distance_of(dense, now) == pytest.approx(wanted)
+
+
+def test_an_output_whose_size_hangs_on_the_weights_is_left_out() -> None:
+    assert distance((0, [0, 2], [1, 2]), (1, [0, 2, 4], [0, 2])) == pytest.approx(0.5)
+    assert distance((1, [0, 2, 4], [0, 2])) is None
+
+
+def test_of_a_large_output_a_million_values_are_compared_at_most() -> None:
+    large = np.zeros((3, 700, 1000), np.float32)
+    kept = np.ones(large.shape, np.bool_)
+    assert compared_values(large, kept).shape == (3, 349, 1000)
+    wide = np.zeros((3, 2, 1_000_000), np.float32)
+    assert compared_values(wide, np.ones(wide.shape, np.bool_)).shape == (3, 1, 349525)
+    long = np.zeros(3_000_000, np.float32)
+    assert compared_values(long, np.ones(long.shape, np.bool_)).shape[0] <= 1 << 20
 
 
 def test_the_distance_is_the_mean_over_outputs_that_vary() -> None:

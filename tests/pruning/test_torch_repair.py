@@ -197,7 +197,7 @@ def test_the_choice_is_written_and_the_error_is_that_of_the_saved_module() -> No
     held = data[torch.from_numpy(held_out_samples(0, len(data)))]
     with torch.no_grad():
         wanted, given = dense(held), model(held)
-    whole = ((wanted - wanted.mean()) ** 2).sum()
+    whole = ((wanted - wanted.mean(axis=0)) ** 2).sum()
     assert record.error_after == pytest.approx(
         float(((given - wanted) ** 2).sum() / whole), rel=1e-3
     )

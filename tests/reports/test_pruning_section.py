@@ -142,7 +142,7 @@ def test_repair_is_said_with_its_figures() -> None:
     assert calibration_lines(replace(RESULT, repair=REPAIR))[-1] == (
         "repair: matching of 6 layers taken: the outputs are nearest with it; error of the outputs "
         "on 25 held-out samples: 0.7000 one-shot, 0.1251 repaired, 0.2500 by batch-norm (squared "
-        "distance to the dense ones over their variance)"
+        "distance to the dense ones over the variance of their columns)"
     )
 
 
@@ -151,7 +151,7 @@ def test_repair_that_was_not_taken_is_said_too() -> None:
     assert calibration_lines(replace(RESULT, repair=none))[-1] == (
         "repair: none taken: they are no nearer with it; error of the outputs on 25 held-out "
         "samples: 0.7000 one-shot, 0.2500 by batch-norm, 0.1250 by matching (squared distance to "
-        "the dense ones over their variance)"
+        "the dense ones over the variance of their columns)"
     )
     unjudged = replace(none, error_before=None, error_after=None, judged_on=0, why="no sample")
     line = calibration_lines(replace(RESULT, repair=unjudged))[-1]

@@ -9,7 +9,7 @@ leaves every zero where it is, and of the bias. What comes later sees what came 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
@@ -30,7 +30,7 @@ _FEW = 16
 """Values of a channel at which its change is taken by half."""
 _MOST_VALUES = 1 << 20
 _ROUNDING = 1e-8
-"""An error of the outputs below this is that of their arithmetic."""
+"""An error of the outputs below this is that of their arithmetic; so is what varies less."""
 _GAIN = 0.01
 """Share of the error that must go: less is taken for noise."""
 
@@ -182,30 +182,67 @@ def renormalised(
 
 
 def compared_values(output: Array, kept: NDArray[np.bool_] | None) -> Array:
-    """Of one output of one call the values that count, flat, at most a million spread evenly."""
+    """Of one output of one call what counts, as (rows, places, channels).
+
+    A row is a sample, a place any index of the axes between the first and the last; where padding
+    is left out each place is a row of its own. At most a million values, spread evenly.
+    """
     xp = array_namespace(output)
-    if kept is None:
-        return xp.reshape(output, (-1,))[:0]
-    flat = output[xp.asarray(kept, device=device(output))]
-    some = spread(flat.shape[0], _MOST_VALUES)
-    return flat if some is None else xp.take(flat, xp.asarray(some, device=device(flat)))
+    shape = tuple(output.shape)
+    if kept is None or not kept.any():
+        return xp.zeros((0, 1, 1), dtype=output.dtype, device=device(output))
+    channels = shape[-1] if len(shape) > 1 else 1
+    by_sample = kept.reshape(shape[0], -1)
+    if (by_sample.all(axis=1) == by_sample.any(axis=1)).all():
+        mask, inner = by_sample[:, 0], (-1, channels)
+    else:
+        by_place = kept.reshape(-1, channels)
+        whole = bool((by_place.all(axis=1) == by_place.any(axis=1)).all())
+        mask, inner = (by_place[:, 0], (1, channels)) if whole else (kept.reshape(-1), (1, 1))
+    rows = xp.reshape(output, (mask.size, -1))[xp.asarray(mask, device=device(output))]
+    rows = xp.reshape(rows, (rows.shape[0], *inner))
+    rows = _some(rows, 1, _MOST_VALUES // (rows.shape[0] * channels))
+    rows = _some(rows, 2, _MOST_VALUES // (rows.shape[0] * rows.shape[1]))
+    return _some(rows, 0, _MOST_VALUES)
+
+
+def _some(values: Array, axis: int, most: int) -> Array:
+    """At most so many places of an axis, but one."""
+    xp = array_namespace(values)
+    places = spread(values.shape[axis], max(1, most))
+    if places is None:
+        return values
+    return xp.take(values, xp.asarray(places, device=device(values)), axis=axis)
 
 
 class OutputDistance:
-    """How far the outputs of a model are from the dense ones, summed over calls."""
+    """How far the outputs of a model are from the dense ones, summed over calls.
+
+    In units of what the dense outputs vary by around the mean of each column (a class, a place of
+    an image): the same for all samples, differences between columns tell nothing of a sample, and
+    would hide what it loses.
+    """
 
     def __init__(self) -> None:
         self._apart: dict[int, float] = {}
-        self._dense: dict[int, list[Moments]] = {}
+        self._dense: dict[int, list[tuple[Moments, ...]]] = {}
+        self._of_other_size: set[int] = set()
 
     def add(self, number: int, dense: Array, now: Array) -> None:
-        """One output of one call, flat, by its number among the outputs."""
-        if not dense.shape[0]:
-            return
-        xp = array_namespace(dense)
-        apart = xp.astype(now, xp.float64) - xp.astype(dense, xp.float64)
-        self._apart[number] = self._apart.get(number, 0.0) + float(xp.sum(apart**2))
-        self._dense.setdefault(number, []).append(moments(xp.reshape(dense, (-1, 1)), 1))
+        """One output of one call as `compared_values` gives it, by its number among the outputs.
+
+        One that has another size than the dense model's cannot be compared, and is left out.
+        """
+        if dense.shape != now.shape:
+            self._of_other_size.add(number)
+        elif dense.shape[0]:
+            xp = array_namespace(dense)
+            apart = xp.astype(now, xp.float64) - xp.astype(dense, xp.float64)
+            self._apart[number] = self._apart.get(number, 0.0) + float(xp.sum(apart**2))
+            rows, places, channels = dense.shape
+            shapes = (rows, places * channels), (rows * places, channels), (-1, 1)
+            columns = tuple(moments(xp.reshape(dense, shape), 1) for shape in shapes)
+            self._dense.setdefault(number, []).append(columns)
 
     def error(self) -> float | None:
         """The mean over the outputs that vary; None where none does or a dense one is not finite.
@@ -213,15 +250,33 @@ class OutputDistance:
         Infinite where an output of the pruned model alone is not finite.
         """
         errors = []
-        for number, parts in self._dense.items():
-            dense = joined(parts)
-            if dense is None:
+        for number in (n for n in self._dense if n not in self._of_other_size):
+            varied = _varied(self._dense[number])
+            if varied is None:
                 return None
-            whole = float(dense.squares[0])
-            if whole > 0:
-                error = self._apart[number] / whole
+            if varied > 0:
+                error = self._apart[number] / varied
                 errors.append(error if isfinite(error) else inf)
         return sum(errors) / len(errors) if errors else None
+
+
+def _varied(calls: Sequence[tuple[Moments, ...]]) -> float | None:
+    """Sum of squared distances to the mean of each column; None where a value is not finite.
+
+    Columns are single places; where there is one row alone, or calls of several sizes, channels;
+    else all values are one column.
+    """
+    *columns, all_as_one = zip(*calls, strict=True)
+    whole = joined(all_as_one)
+    if whole is None:
+        return None
+    power = float(whole.squares[0] + whole.count * whole.mean[0] ** 2)
+    for each in columns:
+        if len({part.mean.shape for part in each}) == 1 and (found := joined(each)) is not None:
+            squares = float(found.squares.sum())
+            if squares > _ROUNDING * power:
+                return squares
+    return float(whole.squares[0])
 
 
 def chosen(tried: Iterable[RepairTry], before: float | None, *, always: bool) -> RepairTry | None:

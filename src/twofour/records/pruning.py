@@ -103,7 +103,8 @@ class Repair:
 
     error_before: float | None
     """Of the pruned model's float outputs on held-out samples: the squared distance to the dense
-    ones over their variance, the mean over the outputs; None: there was nothing to judge by."""
+    ones over what these vary by around the mean of each column (class, place), the mean over the
+    outputs; None: there was nothing to judge by."""
     tried: tuple[RepairTry, ...]
     taken: RepairKind | None
     error_after: float | None

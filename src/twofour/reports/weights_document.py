@@ -249,7 +249,8 @@ def _repair_line(repair: Repair) -> str:
     )
     return (
         f"{line}; error of the outputs on {count(repair.judged_on, 'held-out sample')}: "
-        f"{', '.join(errors)} (squared distance to the dense ones over their variance)"
+        f"{', '.join(errors)} (squared distance to the dense ones over the variance of their "
+        "columns)"
     )
 
 
