@@ -72,7 +72,12 @@ def data_of(padding: om.Array | None = None, step: int = 8, **arrays: om.Array) 
 
 
 def job_of(
-    path: Path, data: CalibrationData, method: str = "admm", **options: Any
+    path: Path,
+    data: CalibrationData,
+    method: str = "admm",
+    *,
+    reference: Path | None = None,
+    **options: Any,
 ) -> CalibrationJob:
     return CalibrationJob(
         opened=open_onnx(path),
@@ -82,6 +87,7 @@ def job_of(
         options=MethodOptions(name=method, **{"repair": False, **options}),
         data=data,
         folder=path.parent / "work",
+        reference=None if reference is None else open_onnx(reference),
         key="key",
     )
 

@@ -359,6 +359,49 @@ def test_float16_stays_what_it_is(tmp_path: Path) -> None:
     assert record.error_after == pytest.approx(error, rel=0.03)
 
 
+@pytest.mark.parametrize("refit", [0, 4])
+def test_a_mask_that_is_kept_is_repaired_to_the_dense_reference(tmp_path: Path, refit: int) -> None:
+    """With what its file has lost: by itself nothing would be missing."""
+    dense = om.save(cnn(), tmp_path / "dense.onnx")
+    (tmp_path / "masked").mkdir()
+    masked = tmp_path / "masked" / "model.onnx"
+    prune_onnx(job_of(dense, data_of(x=images())).opened, masked, PATTERN, EVERY)
+    job = job_of(masked, data_of(x=images()), "keep", reference=dense, repair=None, refit=refit)
+    found = calibrate(job, Silent(), Here())
+    target = tmp_path / "sparse.onnx"
+    result = prune_onnx(job.opened, target, PATTERN, EVERY, method="keep", calibrated=found)
+    record = result.repair
+    assert record is not None
+    assert record.taken is not None
+    assert record.error_before is not None
+    assert record.error_after is not None
+    x = images()
+    wanted, given = run(dense, x=x)[HELD], run(target, x=x)[HELD]
+    error = ((wanted - given) ** 2).sum() / ((wanted - wanted.mean(axis=0)) ** 2).sum()
+    assert record.error_after == pytest.approx(float(error), rel=1e-3)
+    assert record.error_after < record.error_before
+    before, after = constants(masked), constants(target)
+    assert all(np.array_equal(before[w] == 0, after[w] == 0) for w in ("w1", "w2", "w3", "w4"))
+
+
+def test_a_reference_of_other_names_is_nothing_to_repair_by(tmp_path: Path) -> None:
+    masked = tmp_path / "model.onnx"
+    model = cnn()
+    dense = om.save(model, tmp_path / "dense.onnx")
+    prune_onnx(job_of(dense, data_of(x=images())).opened, masked, PATTERN, EVERY)
+    made = {node.output[0] for node in model.graph.node}
+    for node in model.graph.node:
+        node.output[0] += ".1"
+        names = [name + ".1" if name in made else name for name in node.input]
+        node.input[:] = names
+    model.graph.output[0].name = "y.1"
+    om.save(model, dense)
+    job = job_of(masked, data_of(x=images()), "keep", reference=dense, repair=None, refit=0)
+    found = calibrate(job, Silent(), Here())
+    assert found.repair is not None
+    assert (found.repair.tried, found.repair.taken) == ((), None)
+
+
 def test_weights_of_several_nodes_are_no_place_for_a_scale(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="one"),

@@ -67,11 +67,11 @@ def write_finished(folder: Path, key: str, pieces: Sequence[Finished]) -> None:
     write_record(folder / _STATE, _State(key=key, pieces=tuple(pieces)))
 
 
-def linked(folder: Path, opened: OpenedModel) -> dict[Path, str]:
+def linked(folder: Path, opened: OpenedModel, name: str = "model") -> dict[Path, str]:
     """The model's files under names in the folder, as ONNX Runtime reads none from outside it."""
     names = {}
     for number, file in enumerate((opened.path, *opened.data_files)):
-        names[file] = f"model-{number}.bin"
+        names[file] = f"{name}-{number}.bin"
         link_or_copy(file, folder / names[file])
     return names
 

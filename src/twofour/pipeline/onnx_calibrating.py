@@ -40,7 +40,7 @@ from twofour.pipeline.calibration_folder import (
 )
 from twofour.pipeline.calibration_worker import BatchFile, Looked, Looking, Tap
 from twofour.pipeline.engine_host import EngineHost, Tries
-from twofour.pipeline.onnx_repairing import RepairJob, repaired
+from twofour.pipeline.onnx_repairing import LinkedModel, RepairJob, repaired
 from twofour.pipeline.sources.calibration.data import CalibrationData
 from twofour.pipeline.workers import WorkerDiedError
 from twofour.pruning.methods import left_to, method_named, without_data
@@ -366,20 +366,28 @@ class LevelByLevel:
 
     def _repaired(self, found: Calibrated) -> Calibrated:
         """With what brings the outputs of the pruned model nearer to the dense ones."""
-        if self._job.options.repair is False or self._job.reference is not None:
-            return found  # repair knows the dense outputs by the model that is pruned
+        job = self._job
+        if job.options.repair is False:
+            return found
+        dense = model = LinkedModel(graph=self._graph, files=self._files)
+        if job.reference is not None:
+            dense = LinkedModel(
+                graph=main_graph(job.reference, job.pattern),
+                files=linked(job.folder, job.reference, "dense"),
+            )
         return repaired(
             RepairJob(
                 host=self._host,
-                graph=self._graph,
-                pattern=self._job.pattern,
+                model=model,
+                dense=dense,
+                pattern=job.pattern,
                 pieces=self._plan.pieces,
                 changes=self._changes,
-                folder=self._job.folder,
-                files=self._files,
+                folder=job.folder,
                 batches=self._batches,
-                wanted=self._job.options.repair,
+                wanted=job.options.repair,
                 step=self._talk.step,
+                in_float32=self._widened is not None,
             ),
             found,
         )

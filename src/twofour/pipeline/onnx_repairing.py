@@ -73,25 +73,44 @@ class Host(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkedModel:
+    """A graph whose files have names in the folder that pieces of it are run in."""
+
+    graph: MainGraph
+    files: Mapping[Path, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RepairJob:
     """A model that was pruned but not written yet."""
 
     host: Host
-    graph: MainGraph
-    """Of the dense model."""
+    model: LinkedModel
+    """As it came."""
+    dense: LinkedModel
+    """To whose outputs it is brought back: itself, or the one that its masks were made from."""
     pattern: Pattern
     pieces: Sequence[Piece]
     changes: Changes
     """What pruning made of it."""
     folder: Path
-    files: Mapping[Path, str]
-    """The names that the model's files have in the folder."""
     batches: Sequence[BatchFile]
     wanted: bool | None
     """As MethodOptions.repair."""
     step: Callable[[str, int, int | None], None]
     in_float32: bool = False
     """Half precision is widened, as ONNX Runtime lacks a kernel."""
+
+    @property
+    def graph(self) -> MainGraph:
+        """Of the model as it came."""
+        return self.model.graph
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """That the dense model has too, by name."""
+        there = _outputs_of(self.dense.graph)
+        return tuple(name for name in _outputs_of(self.graph) if name in there)
 
 
 def repaired(job: RepairJob, found: Calibrated) -> Calibrated:
@@ -100,7 +119,13 @@ def repaired(job: RepairJob, found: Calibrated) -> Calibrated:
     Nothing is changed where none does, or where ONNX Runtime fails on the way.
     """
     done = {piece.key for piece in job.pieces if piece.key in job.changes.arrays}
-    sites = find_sites(job.graph, job.pattern, [p for p in job.pieces if p.key in done])
+    sites = {
+        name: site
+        for name, site in find_sites(
+            job.graph, job.pattern, [p for p in job.pieces if p.key in done]
+        ).items()
+        if site.tensor in job.dense.graph.made_by
+    }
     held_out = sum(int(held_out_samples(b.first, b.samples).sum()) for b in job.batches)
     if not sites:
         return replace(found, repair=concluded((), None, (None, None), held_out))
@@ -121,7 +146,7 @@ def _best_in_some_type(
     try:
         return _best(job, sites, held_out)
     except CannotRunError:
-        if not has_half(job.graph.opened.proto):
+        if job.in_float32 or not has_half(job.graph.opened.proto):
             raise
         return _best(replace(job, in_float32=True), sites, held_out)
 
@@ -130,11 +155,11 @@ def _best(
     job: RepairJob, sites: Mapping[str, Site], held_out: int
 ) -> tuple[Repair, Changes | None]:
     wanted = kinds([*sites.values()])
-    dense = _Runner(job, Changes(arrays={}, constants={}))
+    dense = _Runner(job, job.dense, Changes(arrays={}, constants={}))
     channels = [(site.tensor, site.axis) for site in sites.values()]
     measured = dense.measure(channels, frozenset(), outputs=True, of_dense=True)
     known = dict(zip(sites, measured.moments, strict=True))
-    before = _Runner(job, job.changes).measure((), frozenset(), outputs=True).error
+    before = _Runner(job, job.model, job.changes).measure((), frozenset(), outputs=True).error
     trials: dict[RepairKind, Changes] = {}
     tried = []
     for number, kind in enumerate(wanted):
@@ -153,11 +178,10 @@ def _best(
 class _Runner:
     """Runs pieces of the graph, as far as changes have made another one of it."""
 
-    def __init__(self, job: RepairJob, changes: Changes) -> None:
+    def __init__(self, job: RepairJob, model: LinkedModel, changes: Changes) -> None:
         self._job = job
-        self._segments = Segments(job.graph, changes, job.files)
+        self._segments = Segments(model.graph, changes, model.files)
         self._have: dict[str, Kind] = {}
-        self._outputs = outputs_of(job.graph)
         job.host.call("begin", job.folder, tuple(job.batches))  # nothing of another one is kept
 
     def measure(
@@ -170,7 +194,7 @@ class _Runner:
     ) -> Measured:
         """From the tensors that were kept to these channels, or to the outputs."""
         job = self._job
-        given = self._outputs if outputs else ()
+        given = job.outputs if outputs else ()
         wanted = sorted({*keep, *(name for name, _ in channels), *given})
         piece = self._segments.piece(wanted, self._have)
         if piece is not None and job.in_float32:
@@ -225,14 +249,14 @@ class _Trial:
         graph = self._job.graph
         nodes = {name: graph.scope.nodes[site.node] for name, site in self._sites.items()}
         levels = graph.levels(set(nodes.values()))
-        runner = _Runner(self._job, self.changes)
+        runner = _Runner(self._job, self._job.model, self.changes)
         together = [
             {name: self._sites[name] for name, node in nodes.items() if levels[node] == level}
             for level in sorted(set(levels.values()))
         ]
         taps = [sorted({read for s in level.values() for read in s.reads}) for level in together]
         for level, border in zip(
-            together, borders(graph, [*taps, outputs_of(graph)]), strict=False
+            together, borders(graph, [*taps, self._job.outputs]), strict=False
         ):
             channels = [(site.tensor, site.axis) for site in level.values()]
             measured = runner.measure(channels, border)
@@ -308,7 +332,7 @@ class _Trial:
         self.changes.constants[place] = constant(name, values)
 
 
-def outputs_of(graph: MainGraph) -> tuple[str, ...]:
+def _outputs_of(graph: MainGraph) -> tuple[str, ...]:
     """Outputs that hang on the inputs."""
     names = (value.name for value in graph.opened.proto.graph.output)
     return tuple(n for n in names if n in graph.made_by and not graph.is_fixed(n))
