@@ -6,12 +6,14 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_run import Recorder
+from torch import nn
 from transformers import (
     AlbertConfig,
     AlbertModel,
@@ -25,7 +27,10 @@ import twofour
 from twofour.errors import BadInputError
 from twofour.pattern import check
 from twofour.pipeline.run import run_prune
+from twofour.pruning.solve import Solved
+from twofour.pruning.torch_calibration import calibrate
 from twofour.pruning.torch_checkpoint import CheckpointFiles, StreamedModule, without_values
+from twofour.pruning.torch_finished import FinishedUnits, UnitsDone
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 from twofour.records.pruning import PruneResult
 from twofour.records.weights import ReasonCode
@@ -96,7 +101,7 @@ def test_a_streamed_folder_is_validated_like_any_other(llama: Path, tmp_path: Pa
     assert record.source == str(llama)
     key = next(r.weight.weight for r in record.weights if r.pruned)
     assert key is not None
-    files = CheckpointFiles(sorted((folder / "checkpoint").glob("*.safetensors")))
+    files = CheckpointFiles(sorted((folder / "checkpoint").glob("*.safetensors")), writable=True)
     files.write(key, torch.ones_like(files.read(key)))
     assert [c.weight for c in twofour.validate(folder).broken] == [key]
 
@@ -229,17 +234,15 @@ def test_blocks_are_calibrated_as_in_memory(
 
 
 def test_activations_that_do_not_fit_go_to_files(
-    llama: Path, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Path,
+    by_data: RunOptions,
+    whole: tuple[Path, PruneResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = RunOptions(
-        stream=True,
-        method=MethodOptions(name="wanda"),
-        calibration=CalibrationOptions(data=str(tokens)),
-    )
-    in_memory, _, _ = run_prune(str(llama), tmp_path / "a", options)
     monkeypatch.setattr("twofour.pruning.torch_streaming.MEMORY_BYTES", 0)
-    in_files, _, _ = run_prune(str(llama), tmp_path / "b", options)
-    one, other = state(in_memory / "checkpoint"), state(in_files / "checkpoint")
+    in_files, _, _ = run_prune(str(llama), tmp_path / "b", by_data)
+    one, other = state(whole[0] / "checkpoint"), state(in_files / "checkpoint")
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
@@ -252,6 +255,92 @@ def test_a_later_batch_that_the_model_cannot_run_on_is_named(llama: Path, tmp_pa
     )
     with pytest.raises(BadInputError, match=r"forward fails on calibration batch 2 .*IndexError"):
         run_prune(str(llama), tmp_path / "run", options)
+
+
+@pytest.fixture(scope="module")
+def by_data(tokens: Path) -> RunOptions:
+    calibration = CalibrationOptions(data=str(tokens))
+    return RunOptions(stream=True, method=MethodOptions(name="wanda"), calibration=calibration)
+
+
+@pytest.fixture(scope="module")
+def whole(
+    llama: Path, by_data: RunOptions, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, PruneResult]:
+    """A run that nothing stopped, in two threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "2")
+        folder, result, _ = run_prune(str(llama), tmp_path_factory.mktemp("whole") / "run", by_data)
+    return folder, result
+
+
+def stopped(model: Path, out: Path, options: RunOptions) -> list[str]:
+    """Stop a run while it writes the second block; the names that were written until then."""
+    save, written = StreamedModule.save, list[str]()
+
+    def stopping(streamed: StreamedModule, name: str) -> None:
+        if name == "model.layers.1.self_attn.o_proj.weight":
+            raise KeyboardInterrupt
+        save(streamed, name)
+        written.append(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamedModule, "save", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run_prune(str(model), out, options)
+    return written
+
+
+def test_a_run_that_was_stopped_goes_on_behind_the_last_block_with_the_same_bits(
+    llama: Path,
+    by_data: RunOptions,
+    whole: tuple[Path, PruneResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    written = stopped(llama, tmp_path / "run", by_data)
+    assert sum(name.startswith("model.layers.1.") for name in written) > 0
+    again = Recorder()
+    solved: list[nn.Module] = []
+
+    def counted(module: nn.Module, *rest: Any) -> dict[str, Solved]:
+        solved.append(module)
+        return calibrate(module, *rest)
+
+    monkeypatch.setattr("twofour.pruning.torch_streaming.calibrate", counted)
+    folder, result, _ = run_prune(str(llama), tmp_path / "run", by_data, again)
+    assert [type(module).__name__ for module in solved] == [
+        "LlamaDecoderLayer",
+        "LlamaDecoderLayer",
+        "Linear",
+    ]
+    assert result == whole[1]
+    one, other = state(whole[0] / "checkpoint"), state(folder / "checkpoint")
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert not (folder / "stages" / "streamed.json").exists()
+
+
+def test_what_a_stopped_run_did_is_of_no_use_once_the_copy_is_made_anew(
+    llama: Path, by_data: RunOptions, tmp_path: Path
+) -> None:
+    stopped(llama, tmp_path / "run", by_data)
+    progress = tmp_path / "run" / "stages" / "streamed.json"
+    found = read_record(UnitsDone, progress)
+    assert [*found.units] == ["model.layers.0"]
+    assert "model.layers.1.self_attn.q_proj.weight" in found.begun
+    same, other = FinishedUnits(progress, found.key), FinishedUnits(progress, "another")
+    assert (same.is_there, same.load("model.layers.0")) == (True, found.units["model.layers.0"])
+    assert (other.is_there, other.load("model.layers.0"), other.begun) == (False, None, ())
+    run_prune(str(llama), tmp_path / "run", RunOptions(stream=True))
+    assert not progress.exists()
+
+
+def test_the_users_own_files_are_never_written(llama: Path) -> None:
+    files = CheckpointFiles(sorted(llama.glob("*.safetensors")))
+    key = min(files.keys)
+    with pytest.raises(AssertionError, match="the user's own files"):
+        files.write(key, files.read(key))
 
 
 def test_an_encoder_and_its_decoder_are_two_chains(tmp_path: Path) -> None:

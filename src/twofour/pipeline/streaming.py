@@ -16,7 +16,8 @@ from twofour.errors import BadInputError
 from twofour.pipeline.folder import STAGES, own_folder
 from twofour.pipeline.sources.checkpoint import check_weight_file, read_checkpoint
 from twofour.pipeline.sources.hf import HfSource
-from twofour.pipeline.stages import CHECKPOINT, PRUNE, VALIDATE, Made, Run, Stage
+from twofour.pipeline.sources.source import key_of
+from twofour.pipeline.stages import CHECKPOINT, PRUNE, VALIDATE, Made, Run, Stage, versions
 from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.pipeline.validating import merged, validate_shard
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
@@ -24,9 +25,15 @@ from twofour.records.pruning import PruneResult, Validation
 from twofour.store import write_error
 
 if TYPE_CHECKING:
-    from twofour.pipeline.sources.checkpoint import Checkpoint
-    from twofour.pruning.torch_checkpoint import StreamedModule
+    from torch import nn
 
+    from twofour.pipeline.sources.calibration.data import CalibrationData
+    from twofour.pipeline.sources.checkpoint import Checkpoint
+    from twofour.pruning.torch_checkpoint import CheckpointFiles, StreamedModule
+    from twofour.pruning.torch_finished import FinishedUnits
+
+_UNITS_DONE = "stages/streamed.json"
+"""What of the copy is pruned, while that goes on."""
 _SHARE_OF_MEMORY = 0.5
 """Of what is free: larger checkpoints are streamed. In memory, float16 weights take twice their
 size on disk, as they become float32."""
@@ -74,10 +81,9 @@ def prune(run: Run) -> Stage[PruneResult]:
     from twofour.pipeline.torch_calibrating import data_key
 
     def work() -> Made[PruneResult]:
-        files = _copy(run)
-        result = replace(_pruned(run, files), source=run.source.text)
+        result = replace(_pruned(run), source=run.source.text)
         refuse_nothing_pruned(result)
-        return result, tuple(f"{CHECKPOINT}/{file.name}" for file in files)
+        return result, tuple(f"{CHECKPOINT}/{file.name}" for file in _copies(run))
 
     return Stage(
         name="prune",
@@ -125,11 +131,19 @@ def _checkpoint(run: Run) -> Checkpoint:
     return read_checkpoint(run.source.folder)
 
 
-def _copy(run: Run) -> list[Path]:
-    """The whole folder, links followed, without a run folder in it; the files with weights."""
+def _copies(run: Run) -> list[Path]:
+    """Where the files with weights lie in the copy."""
+    checkpoint, target = _checkpoint(run), run.file(CHECKPOINT)
+    within = checkpoint.model_folder.relative_to(checkpoint.folder)
+    return [target / within / file.name for file in checkpoint.weights]
+
+
+def _copied(run: Run) -> CheckpointFiles:
+    """The copy: the whole folder, links followed, without a run folder in it."""
+    from twofour.pruning.torch_checkpoint import CheckpointFiles
+
+    run.file(_UNITS_DONE).unlink(missing_ok=True)
     checkpoint, target = _checkpoint(run), own_folder(run.file(CHECKPOINT))
-    for file in checkpoint.weights:
-        check_weight_file(file)
     own = run.path.resolve()
 
     def without_own(folder: str, names: list[str]) -> list[str]:
@@ -145,20 +159,23 @@ def _copy(run: Run) -> list[Path]:
         ) from error
     except OSError as error:
         raise write_error(target, error) from error
-    within = checkpoint.model_folder.relative_to(checkpoint.folder)
-    return [target / within / file.name for file in checkpoint.weights]
+    return CheckpointFiles(_copies(run), writable=True)
 
 
-def _pruned(run: Run, files: list[Path]) -> PruneResult:
+def _pruned(run: Run) -> PruneResult:
+    """The module has its types from the user's files, until they are copied."""
     from twofour.pruning.torch_checkpoint import CheckpointFiles, StreamedModule
     from twofour.pruning.torch_streaming import prune_streamed
 
     assert isinstance(run.source, HfSource)
-    options = run.options
-    streamed = StreamedModule(run.source.without_values(), CheckpointFiles(files))
+    options, checkpoint = run.options, _checkpoint(run)
+    for file in checkpoint.weights:
+        check_weight_file(file)
+    streamed = StreamedModule(run.source.without_values(), CheckpointFiles(checkpoint.weights))
     try:
         if options.calibration.data is not None:
             return _by_data(run, streamed)
+        streamed.files = _copied(run)
         return prune_streamed(
             streamed,
             options.pattern,
@@ -171,19 +188,50 @@ def _pruned(run: Run, files: list[Path]) -> PruneResult:
 
 
 def _by_data(run: Run, streamed: StreamedModule) -> PruneResult:
-    from twofour.pipeline.sources.calibration.models import loaded_inputs
-    from twofour.pipeline.sources.calibration.open import open_calibration
-    from twofour.pipeline.sources.hf_io import with_made_up_inputs
+    """What is done stays in the copy: after a kill the same command goes on behind it."""
     from twofour.pipeline.torch_calibrating import calls_of
+    from twofour.pruning.torch_finished import FinishedUnits
     from twofour.pruning.torch_pruning import work_of
     from twofour.pruning.torch_streaming import prune_streamed_calibrated
 
+    options, stages = run.options, run.file(STAGES)
+    work = work_of(options.pattern, options.method)
+    data = _opened(run, streamed.module)
+    facts = (options.pattern, options.selection, options.method, options.calibration)
+    parts = (*map(repr, (*facts, versions("torch", "transformers"))), run.source.key(), data.key())
+    finished = FinishedUnits(run.file(_UNITS_DONE), key_of(*parts))
+    streamed.files = _gone_on_with(run, streamed.files, finished)
+    work = replace(work, progress=run.progress.step, spill_folder=stages)
+    calls = calls_of(streamed.module, data)
+    result = prune_streamed_calibrated(streamed, calls, work, options.selection, finished)
+    finished.clear()
+    return result
+
+
+def _gone_on_with(run: Run, dense: CheckpointFiles, finished: FinishedUnits) -> CheckpointFiles:
+    """The copy as a killed run left it, or a new one."""
+    from twofour.pruning.torch_checkpoint import CheckpointFiles
+
+    copies = _copies(run)
+    if not finished.is_there or not all(file.is_file() for file in copies):
+        files = _copied(run)
+        finished.start()
+        return files
+    files = CheckpointFiles(copies, writable=True)
+    for key in finished.begun:
+        files.write(key, dense.read(key))
+    return files
+
+
+def _opened(run: Run, module: nn.Module) -> CalibrationData:
+    from twofour.pipeline.sources.calibration.models import loaded_inputs
+    from twofour.pipeline.sources.calibration.open import open_calibration
+    from twofour.pipeline.sources.hf_io import with_made_up_inputs
+
     assert isinstance(run.source, HfSource)
-    options, module = run.options, streamed.module
+    options = run.options
     loaded = with_made_up_inputs(module, options.seed)
     inputs = loaded_inputs(loaded, run.source.text, run.source.folder)
     data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
     run.calibration_files[:] = data.watched
-    work = work_of(options.pattern, options.method)
-    calls = calls_of(module, data)
-    return prune_streamed_calibrated(streamed, calls, work, options.selection, run.progress.step)
+    return data

@@ -28,9 +28,10 @@ _MANY = 3
 class CheckpointFiles:
     """The tensors of .safetensors files by key; memory holds what is asked for."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], *, writable: bool = False) -> None:
         """Raises BadInputError for a damaged file."""
         self.files = tuple(files)
+        self._writable = writable
         self._places = {
             key: (file, stored) for file in files for key, stored in read_header(file).items()
         }
@@ -59,6 +60,7 @@ class CheckpointFiles:
 
     def write(self, key: str, tensor: Tensor) -> None:
         """Over what lies there; raises BadInputError for another type or shape, a full disk."""
+        assert self._writable, "the user's own files stay as they are"
         file, stored = self._places[key]
         if (tensor.dtype, tuple(tensor.shape)) != self.described(key):
             raise BadInputError(

@@ -1,11 +1,12 @@
-"""Steps of a calibration that are done, in a folder: a run that is killed goes on behind them."""
+"""What of a calibration is done, in files: a run that is killed goes on behind it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,69 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from twofour.errors import BadInputError
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.solve import Solved
+from twofour.pruning.torch_module import Done
 from twofour.records.pruning import OutputError
-from twofour.store import atomic_file, sha256_bytes
+from twofour.store import atomic_file, read_record, sha256_bytes, write_record
 
 _ARRAYS = ("weight", "bias_change")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitsDone:
+    """Of a checkpoint that is pruned in its own files, which parts are."""
+
+    key: str
+    """As of `FinishedSteps`."""
+    units: dict[str, dict[str, Done]] = field(default_factory=dict)
+    """Part of the model -> key in the files -> what was done to the weight."""
+    begun: tuple[str, ...] = ()
+    """Keys in the files that were being written."""
+
+
+class FinishedUnits:
+    """Keeps `UnitsDone` in a file, of use to runs with the same key alone."""
+
+    def __init__(self, file: Path, key: str) -> None:
+        self._file, self._now = file, UnitsDone(key=key)
+        self.is_there = False
+        """Whether there is anything to go on with."""
+        with contextlib.suppress(BadInputError):  # none, or damaged
+            found = read_record(UnitsDone, file)
+            if found.key == key:
+                self._now, self.is_there = found, True
+
+    @property
+    def begun(self) -> tuple[str, ...]:
+        """Keys in the files that may hold anything."""
+        return self._now.begun
+
+    def start(self) -> None:
+        """The files are as they were; raises BadInputError where the file system refuses."""
+        self._keep(UnitsDone(key=self._now.key))
+
+    def begin(self, keys: Iterable[str]) -> None:
+        """These will be written next."""
+        self._keep(replace(self._now, begun=tuple(keys)))
+
+    def load(self, unit: str) -> Mapping[str, Done] | None:
+        """What was done to the weights of a unit; None: not finished yet."""
+        return self._now.units.get(unit)
+
+    def save(self, unit: str, done: Mapping[str, Done]) -> None:
+        """The unit is written."""
+        units = {**self._now.units, unit: dict(done)}
+        self._keep(replace(self._now, units=units, begun=()))
+
+    def clear(self) -> None:
+        """The whole is done: nothing of this is needed any more."""
+        self._file.unlink(missing_ok=True)
+
+    def _keep(self, now: UnitsDone) -> None:
+        self._now = now
+        write_record(self._file, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from twofour.pruning.solve import Solved
 from twofour.pruning.torch_calibration import CalibratedWeight, Work, calibrate, calls_kept
 from twofour.pruning.torch_calls import Call, KeptCalls, forward, undisturbed
 from twofour.pruning.torch_checkpoint import StreamedModule
+from twofour.pruning.torch_finished import FinishedUnits
 from twofour.pruning.torch_layers import find_not_covered, find_weights
 from twofour.pruning.torch_module import (
     NOT_REACHED,
@@ -34,13 +35,7 @@ from twofour.pruning.torch_module import (
     row_of,
 )
 from twofour.pruning.torch_pruning import CalibrationCalls, calibrated_weight, done_of
-from twofour.pruning.torch_spill import (
-    Spill,
-    Tree,
-    give_back_large_arrays,
-    give_back_memory,
-    spill,
-)
+from twofour.pruning.torch_spill import Tree, give_back_large_arrays, give_back_memory, spill
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import NotCovered, Pattern, Weight
@@ -72,25 +67,32 @@ def prune_streamed(
 
 @torch.no_grad()
 def prune_streamed_calibrated(
-    streamed: StreamedModule, data: CalibrationCalls, work: Work, selection: Selection, step: Step
+    streamed: StreamedModule,
+    data: CalibrationCalls,
+    work: Work,
+    selection: Selection,
+    finished: FinishedUnits,
 ) -> PruneResult:
     """The same by a method that has data: later blocks see what earlier ones became.
 
-    What no input reached is pruned without data. Raises BadInputError also for data that the model
-    cannot run on, and for a model whose blocks are no chain.
+    What no input reached is pruned without data. Blocks that are `finished` only run. Raises
+    BadInputError also for data that the model cannot run on, and for a model whose blocks are no
+    chain.
     """
     name = work.options.name or DEFAULT_WITH_DATA
     plan = _plan(streamed, work.pattern, selection)
     give_back_large_arrays()
-    with undisturbed(streamed.module), spill(memory_bytes=MEMORY_BYTES) as kept:
-        run = _Run(streamed, list(plan.wanted.values()), data, kept)
-        done = run.all(replace(work, memory_bytes=MEMORY_BYTES), name, step)
-    left = left_to(name)
+    with (
+        undisturbed(streamed.module),
+        spill(memory_bytes=MEMORY_BYTES, within=work.spill_folder) as kept,
+    ):
+        calls = KeptCalls(data.calls, torch.device("cpu"), kept)
+        run = _Run(streamed, list(plan.wanted.values()), calls, finished)
+        done = run.all(replace(work, memory_bytes=MEMORY_BYTES), name)
     for key, weight in plan.wanted.items():
         if key not in done:
             stored = replace(weight, weight=key)
-            outcome = _prune_stored(streamed, stored, work.pattern, without_data(left))
-            done[key] = done_without_data(outcome, left, NOT_REACHED)
+            done |= _not_reached(streamed, stored, work.pattern, left_to(name), finished)
     return replace(plan.result(done, name), calibration=data.about)
 
 
@@ -129,6 +131,21 @@ def _plan(streamed: StreamedModule, pattern: Pattern, selection: Selection) -> _
         wanted=_by_key(streamed, choices),
         not_covered=find_not_covered(streamed.module, weights),
     )
+
+
+def _not_reached(
+    streamed: StreamedModule, stored: Weight, pattern: Pattern, method: str, finished: FinishedUnits
+) -> Mapping[str, Done]:
+    """One tensor of the files that no input reached, pruned without data."""
+    assert stored.weight is not None
+    found = finished.load(stored.weight)
+    if found is not None:
+        return found
+    finished.begin([stored.weight])
+    outcome = _prune_stored(streamed, stored, pattern, without_data(method))
+    done = {stored.weight: done_without_data(outcome, method, NOT_REACHED)}
+    finished.save(stored.weight, done)
+    return done
 
 
 def _by_key(streamed: StreamedModule, choices: Sequence[Choice]) -> dict[str, Weight]:
@@ -189,29 +206,43 @@ class _Run:
         self,
         streamed: StreamedModule,
         wanted: Sequence[Weight],
-        data: CalibrationCalls,
-        kept: Spill,
+        calls: KeptCalls,
+        finished: FinishedUnits,
     ) -> None:
-        self._streamed, self._module, self._kept = streamed, streamed.module, kept
+        self._streamed, self._module, self._finished = streamed, streamed.module, finished
         self._wanted = wanted
-        self._calls = KeptCalls(data.calls, torch.device("cpu"), kept)
+        self._calls, self._kept = calls, calls.kept
         self._latest: dict[str, str] = {}
         """Chain -> its last unit that is done, whose outputs are kept."""
         self._number, self._reached = 0, False
         self._tables: list[nn.Module] = []
         """What every call of a capture looks up in."""
 
-    def all(self, work: Work, method: str, step: Step) -> dict[str, Done]:
+    def all(self, work: Work, method: str) -> dict[str, Done]:
         """Every unit in the order in which the model runs them; what was done, by key."""
         units = self._in_order(_units(self._module, self._wanted))
         self._tables = list(_outside(self._module, units))
         done: dict[str, Done] = {}
         for number, unit in enumerate(units):
-            step(unit.path, number, len(units))
-            done |= self._unit(unit, work, method)
+            if work.progress is not None:
+                work.progress(unit.path, number, len(units))
+            found = self._finished.load(unit.path)
+            if found is None:
+                done |= self._unit(unit, replace(work, progress=None), method)
+            else:
+                self._pass_through(unit)
+                done |= found
             gc.collect()  # what only holds itself
             give_back_memory()
         return done
+
+    def _pass_through(self, unit: _Unit) -> None:
+        """Keep what a finished unit gives."""
+        if unit.chain is not None:
+            with self._streamed.held(unit.module):
+                self._capture(unit)
+                self._keep_outputs(unit)
+            self._kept.drop(("in", unit.path))
 
     def _unit(self, unit: _Unit, work: Work, method: str) -> dict[str, Done]:
         """Prune a unit, write it back, and keep what it gives now."""
@@ -230,6 +261,7 @@ class _Run:
                     done[key] = done_of(found, weight.target.tensor, method)
             changed = [t for w in weights for t in (w.target.tensor, *w.biases)]
             self._save(unit, {_storage(tensor) for tensor in changed})
+            self._finished.save(unit.path, done)
             if unit.chain is not None:
                 self._keep_outputs(unit)
         self._kept.drop(("in", unit.path))
@@ -242,9 +274,11 @@ class _Run:
             return calibrate(unit.module, weights, calls, work)
 
     def _save(self, unit: _Unit, changed: set[int]) -> None:
-        for name, parameter in unit.module.named_parameters():
-            if _storage(parameter) in changed:
-                self._streamed.save(f"{unit.path}.{name}")
+        named = unit.module.named_parameters(prefix=unit.path)
+        names = [name for name, parameter in named if _storage(parameter) in changed]
+        self._finished.begin(self._streamed.key_of(name) for name in names)
+        for name in names:
+            self._streamed.save(name)
 
     def _tensor(self, weight: Weight) -> Tensor:
         assert weight.weight is not None
