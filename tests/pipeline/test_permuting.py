@@ -109,11 +109,11 @@ NETS = {
 }
 
 
-def data_of(folder: Path, shape: tuple[int, ...], samples: int = 60) -> str:
+def data_of(folder: Path, shape: tuple[int, ...], samples: int = 60, name: str = "x") -> str:
     """Samples whose channels are of different sizes and hang together."""
     random = np.random.default_rng(1)
     x = random.normal(size=(samples, *shape)).astype(np.float32)
-    np.savez(folder / "data.npz", x=x * np.float32(2) + np.float32(0.5))
+    np.savez(folder / "data.npz", **{name: x * np.float32(2) + np.float32(0.5)})
     return str(folder / "data.npz")
 
 
@@ -248,6 +248,48 @@ def test_a_difference_in_the_outputs_refuses_the_permutation(tmp_path: Path) -> 
     assert not (tmp_path / "out" / "permuted.onnx").exists()
 
 
+def small_mlp(seed: int) -> onnx.ModelProto:
+    net = Net(seed=seed)
+    x = net.add("Relu", net.linear("x", 8, 16))
+    y = net.linear(net.add("Relu", net.linear(x, 16, 16)), 16, 4)
+    return net.model([y], {"x": ["batch", 8]})
+
+
+def test_the_order_goes_where_the_outputs_of_the_whole_are_nearer_without(tmp_path: Path) -> None:
+    path = om.save(small_mlp(1), tmp_path / "m.onnx")
+    data, told = data_of(tmp_path, (8,)), Told()
+    how = replace(options(data), method=MethodOptions(permute_seconds=60))
+    plain = pruned(path, tmp_path / "plain", replace(how, method=MethodOptions()))
+    result = pruned(path, tmp_path / "permuted", how, told)
+    found, why = result.permutation, "the outputs of the pruned model are nearer to the dense ones"
+    assert found is not None
+    assert plain.repair is not None
+    assert found.error_unpermuted == plain.repair.error_after
+    assert found.error_permuted is not None
+    assert found.error_unpermuted is not None
+    assert found.error_permuted > found.error_unpermuted
+    assert (found.taken, found.refused) == (0, f"{why} without it")
+    assert f"the channels stay in their order: {why} without it" in told.notes
+    files = [(tmp_path / name / "sparse.onnx").read_bytes() for name in ("plain", "permuted")]
+    assert files[0] == files[1]
+    assert result.weights == plain.weights
+
+
+def test_the_order_stays_where_the_outputs_of_the_whole_are_nearer_with_it(tmp_path: Path) -> None:
+    path = om.save(small_mlp(2), tmp_path / "m.onnx")
+    how = options(data_of(tmp_path, (8,)))
+    how = replace(how, method=MethodOptions(permute_seconds=60))
+    result = pruned(path, tmp_path / "out", how)
+    found = result.permutation
+    assert found is not None
+    assert result.repair is not None
+    assert found.error_permuted is not None
+    assert found.error_unpermuted is not None
+    assert found.refused is None
+    assert found.taken
+    assert result.repair.error_after == found.error_permuted < found.error_unpermuted
+
+
 def test_the_same_command_goes_on_and_another_does_it_again(tmp_path: Path) -> None:
     path = om.save(mlp(), tmp_path / "m.onnx")
     how = options()
@@ -335,6 +377,12 @@ def images():
     return net, (torch.randn(2, 8, 6, 6),)
 
 
+def mlp():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    return net.eval(), (torch.randn(2, 8),)
+
+
 def tokens():
     torch.manual_seed(1)
     return Attention().eval(), (torch.randn(2, 5, 8),)
@@ -356,8 +404,10 @@ def torch_outputs(make: str, weights: Path | None) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize(("make", "shape"), [("images", (8, 6, 6)), ("tokens", (5, 8))])
-@pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.FLOAT16])
+@pytest.mark.parametrize(
+    ("make", "shape", "precision"),
+    [("images", (8, 6, 6), Precision.FLOAT16), ("tokens", (5, 8), Precision.FLOAT32)],
+)
 def test_a_torch_model_is_permuted_in_its_own_weights(
     make: str, shape: tuple[int, ...], precision: Precision, tmp_path: Path
 ) -> None:
@@ -387,6 +437,34 @@ def test_a_torch_model_is_permuted_in_its_own_weights(
         array = load_file(folder / "weights.safetensors")[str(row.weight.weight)]
         if row.pruned and row.weight.axis is not None:
             assert not check(array, row.weight.axis, PATTERN).violations
+
+
+def test_a_torch_model_whose_outputs_are_nearer_without_keeps_its_order(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    (tmp_path / "nets.py").write_text(TORCH)
+    data = data_of(tmp_path, (8,), name="input")
+    how = options(data, precision=Precision.FLOAT32)
+    how = replace(how, method=MethodOptions(permute_seconds=60))
+    folder, result, validation = run_prune(f"{tmp_path / 'nets.py'}:mlp", tmp_path / "out", how)
+    found = result.permutation
+    assert found is not None
+    assert found.refused is not None
+    assert "nearer to the dense ones without it" in found.refused
+    assert result.repair is not None
+    assert found.error_unpermuted == result.repair.error_after
+    assert not validation.broken
+    space: dict[str, Any] = {}
+    exec(compile(TORCH, "nets", "exec"), space)  # the text above
+    dense = space["mlp"]()[0].state_dict()
+    for key, array in load_file(folder / "weights.safetensors").items():
+        own = dense[key].numpy()
+        near = (own * array).sum() / np.sqrt(np.square(own).sum() * np.square(array).sum())
+        assert near > 0.6, key
+    assert [file.name for file in (folder / "stages").glob("unpermuted*")] == []
+    assert (folder / "stages" / "one-shot.safetensors").exists() == (
+        result.repair.taken is not None
+    )
 
 
 def test_a_torch_model_that_differs_by_itself_is_not_permuted(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_permutation_has_its_own_section_with_errors_before_and_after() -> Non
     assert cells(classes) == {
         "layers": ("l0 and 1 more", "alone"),
         "channels": ("64", "64"),
-        "efficacy": ("12.5 %", "0.0 %"),
+        "efficacy": ("12.5 %", None),
         "kept": ("60.0 % to 65.0 %", None),
         "output error": ("0.0600 to 0.0300", None),
         "taken": ("yes", "no"),
@@ -237,6 +237,11 @@ def test_a_permutation_has_its_own_section_with_errors_before_and_after() -> Non
     text = markdown.render(prune_document(replace(RESULT, permutation=PERMUTED)))
     assert "1 of 2 classes of channels are in another order" in text
     assert "the time (30 s) ended the search" in text
+    assert "whether the outputs of the pruned model are nearer with it is not known" in text
+    judged = replace(PERMUTED, error_permuted=0.02, error_unpermuted=0.03)
+    text = markdown.render(prune_document(replace(RESULT, permutation=judged)))
+    assert "outputs on held-out samples: 0.0200 with it, 0.0300 without it" in text
+    assert "is not known" not in text
     document = eligibility_document(every_status(), pruned=replace(RESULT, permutation=PERMUTED))
     assert "Channel permutation" in markdown.render(document)
 
@@ -247,6 +252,7 @@ def test_a_permutation_that_was_refused_says_why() -> None:
     text = markdown.render(prune_document(replace(RESULT, permutation=refused)))
     assert "refused: output y: off by 1" in text
     assert "saved weights have this order" not in text
+    assert "is not known" not in text
     nothing = replace(PERMUTED, classes=(), fixed=())
     text = markdown.render(prune_document(replace(RESULT, permutation=nothing)))
     assert "no input channels of the pruned layers can change places" in text

@@ -96,10 +96,16 @@ def _view(result: RunResult) -> RenderableType:
 
     from twofour.reports.eligibility_document import eligibility_document
     from twofour.reports.eligibility_words import drift_lines
+    from twofour.reports.sensitivity_document import answer_lines
     from twofour.reports.terminal import render
-    from twofour.reports.weights_document import calibration_lines, holding_words
+    from twofour.reports.weights_document import (
+        calibration_lines,
+        holding_words,
+        permutation_lines,
+    )
 
     found, files = result.export.pattern, result.export.files
+    permutation, chosen = result.prune.permutation, result.sensitivity
     report = eligibility_document(
         result.report,
         accuracy=result.accuracy,
@@ -109,6 +115,8 @@ def _view(result: RunResult) -> RenderableType:
     return Group(
         render(report),
         Text(),
+        *map(Text, () if chosen is None else answer_lines(chosen)),
+        *map(Text, () if permutation is None else permutation_lines(permutation)),
         *map(Text, calibration_lines(result.prune)),
         *map(Text, drift_lines(result.accuracy)),
         Text(),

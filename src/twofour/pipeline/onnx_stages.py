@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -56,7 +56,7 @@ from twofour.pipeline.validating import pruned_names
 from twofour.pipeline.workers import may_pass
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
-from twofour.records.pruning import PermutedModel, PruneResult, Validation
+from twofour.records.pruning import Permutation, PermutedModel, PruneResult, Validation
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
 from twofour.store import sha256_file
 
@@ -180,16 +180,15 @@ def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]
     """
     if run.reference is not None:
         take_over(run, TUNED)
-    base = onnx_name(_base(run)) if permuted is None or permuted.file is None else permuted.file
+    base = onnx_name(_base(run))
+    files = [base] if permuted is None or permuted.file is None else [base, permuted.file]
     target = run.file(onnx_name(SPARSE))
 
     def work() -> Made[PruneResult]:
-        result = _prune(run, run.file(base))
-        files = (*onnx_files(target), *one_shot_files(run.path))
+        result = _prune(run, permuted)
         if permuted is None:  # of an earlier run
             remove_onnx(run.file(PERMUTED))
-            return result, files
-        return replace(result, permutation=permuted.about), files
+        return result, (*onnx_files(target), *one_shot_files(run.path))
 
     return Stage(
         name="prune",
@@ -205,7 +204,10 @@ def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]
         watched=lambda: run.calibration_files,
         lasting=lambda pruned: pruned.repair is None or not may_pass(pruned.repair.why or ""),
         packages=("onnx",) if run.options.calibration.data is None else ("onnx", *RUNTIMES),
-        reads=(*onnx_files(run.file(base)), *(() if permuted is None else (PERMUTE,))),
+        reads=(
+            *(name for file in files for name in onnx_files(run.file(file))),
+            *(() if permuted is None else (PERMUTE,)),
+        ),
     )
 
 
@@ -312,16 +314,15 @@ def _outputs_and_ranges(
             run.sessions.close()
 
 
-def _prune(run: Run, base: Path) -> PruneResult:
+def _prune(run: Run, permuted: PermutedModel | None) -> PruneResult:
     from twofour.pruning.onnx_file import prune_onnx
 
     pattern, selection = run.options.pattern, run.options.selection
     sparse, folder = run.file(onnx_name(SPARSE)), run.file(STAGES) / "calibration"
-    opened = run.models.open(base)
     _remove_data(sparse)
-    method, calibrated = run.options.method_name, None
-    if run.options.calibration.data is not None:
-        calibrated = _calibrated(run, opened, folder)
+    method = run.options.method_name
+    solved = _solved(run, permuted, folder)
+    opened, calibrated = solved.opened, solved.calibrated
     pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
     one_shot = run.file(ONE_SHOT)
     remove_onnx(one_shot)
@@ -329,9 +330,43 @@ def _prune(run: Run, base: Path) -> PruneResult:
         before = calibrated.one_shot
         prune_onnx(opened, one_shot, pattern, selection, method=method, calibrated=before)
     shutil.rmtree(folder, ignore_errors=True)
-    result = replace(pruned, source=run.source.text)
+    result = replace(pruned, source=run.source.text, permutation=solved.permutation)
     refuse_nothing_pruned(result)
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Solved:
+    """Which file is pruned, with which values, and what became of its permutation."""
+
+    opened: OpenedModel
+    calibrated: Calibrated | None = None
+    """None: without data."""
+    permutation: Permutation | None = None
+
+
+def _solved(run: Run, permuted: PermutedModel | None, folder: Path) -> _Solved:
+    """In the better order, where both were tried: the permuted file's, or the one that it had."""
+    from twofour.pruning.permutation.judging import judged_whole
+
+    opened = run.models.open(run.file(onnx_name(_base(run))))
+    about = None if permuted is None else permuted.about
+    has_data = run.options.calibration.data is not None
+    if permuted is None or permuted.file is None:
+        calibrated = _calibrated(run, opened, folder) if has_data else None
+        return _Solved(opened=opened, calibrated=calibrated, permutation=about)
+    in_order = run.models.open(run.file(permuted.file))
+    if not has_data:
+        return _Solved(opened=in_order, permutation=about)
+    better = _calibrated(run, in_order, folder / "permuted")
+    if run.options.method.repair is False:  # which would measure the outputs
+        return _Solved(opened=in_order, calibrated=better, permutation=about)
+    plain = _calibrated(run, opened, folder / "unpermuted")
+    about = judged_whole(permuted.about, better.repair, plain.repair)
+    if about.refused is None:
+        return _Solved(opened=in_order, calibrated=better, permutation=about)
+    run.progress.note(f"the channels stay in their order: {about.refused}")
+    return _Solved(opened=opened, calibrated=plain, permutation=about)
 
 
 def _beside(run: Run) -> Path:

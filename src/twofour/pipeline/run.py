@@ -138,6 +138,7 @@ def run_stages(run: Run) -> RunResult:
         build=built,
         accuracy=drift,
         report=verdicts,
+        sensitivity=chosen,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from twofour.pruning.torch_calibration import Work
     from twofour.pruning.torch_calls import Call
     from twofour.pruning.torch_pruning import CalibrationCalls
+
+
+_FINISHED = "calibration"
 
 
 def prune_by_options(
@@ -68,7 +72,10 @@ def data_key(run: Run) -> str:
 def _prune_by_data(
     run: Run, loaded: LoadedModule, orders: Mapping[str, Sequence[int]]
 ) -> PruneResult:
-    """What is done is kept in the run folder: after a kill the same command goes on from there."""
+    """What is done is kept in the run folder: after a kill the same command goes on from there.
+
+    `forget_finished` comes when all is done.
+    """
     from twofour.pruning.torch_finished import FinishedSteps
     from twofour.pruning.torch_pruning import prune_calibrated, work_of
 
@@ -77,7 +84,7 @@ def _prune_by_data(
     facts = (options.pattern, options.selection, options.method, options.calibration, orders)
     sources = (run.source.key(), refitted_to_key(run))
     parts = (*map(repr, (*facts, versions("torch"))), *sources, data.key())
-    finished = FinishedSteps(folder=folder / "calibration", key=key_of(*parts))
+    finished = FinishedSteps(folder=folder / _FINISHED, key=key_of(*parts))
     one_shot = run.file(ONE_SHOT_WEIGHTS)
     work = replace(
         work_of(options.pattern, options.method),
@@ -88,10 +95,14 @@ def _prune_by_data(
         reference=_refitted_to(run),
     )
     result = prune_calibrated(loaded.module, calls_of(loaded.module, data), work, options.selection)
-    finished.clear()
     if result.repair is not None and result.repair.taken is None:
         one_shot.unlink()
     return result
+
+
+def forget_finished(run: Run) -> None:
+    """Steps of a pruning that is done and saved are needed no more."""
+    shutil.rmtree(run.file(STAGES) / _FINISHED, ignore_errors=True)
 
 
 def refitted_to_key(run: Run) -> str:

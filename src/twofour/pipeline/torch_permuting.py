@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,15 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twofour.errors import BadInputError
+from twofour.pipeline.folder import STAGES, own_folder
 from twofour.pipeline.sources.calibration.data import Arrays, Batch, CalibrationData
-from twofour.pipeline.stages import DENSE, Run, variant_record
-from twofour.pipeline.torch_calibrating import open_loaded_data
+from twofour.pipeline.stages import DENSE, ONE_SHOT_WEIGHTS, WEIGHTS, Run, variant_record
+from twofour.pipeline.torch_calibrating import open_loaded_data, prune_by_options
 from twofour.pruning.permutation.apply import Orders, same_outputs
 from twofour.pruning.permutation.classes import find_classes
+from twofour.pruning.permutation.judging import judged_whole
 from twofour.pruning.permutation.parameters import permuted_parameters
 from twofour.pruning.selection import choose
 from twofour.records.export import LayerMap
 from twofour.records.options import Selection
+from twofour.records.pruning import PermutedModel, PruneResult
 from twofour.records.run import ExportedVariant
 from twofour.store import read_record
 
@@ -28,6 +32,10 @@ if TYPE_CHECKING:
 
     from twofour.graph.opened import OpenedModel
     from twofour.pipeline.sources.source import LoadedModule
+    from twofour.pipeline.torch_model import TorchModel
+
+_ASIDE = "unpermuted"
+"""Folder among the stages for what was pruned first, until it is known which is better."""
 
 
 def selection_of(run: Run, opened: OpenedModel) -> Selection:
@@ -86,6 +94,36 @@ def _fitting(opened: OpenedModel, arrays: Arrays) -> Arrays:
                 f"{list(tensor.shape)} in {opened.path.name}"
             )
     return arrays
+
+
+def prune_permuted(run: Run, model: TorchModel, permuted: PermutedModel) -> PruneResult:
+    """Pruned in the orders that were found, or in its own where the outputs are nearer so."""
+    orders, weights = permuted.orders, run.file(WEIGHTS)
+
+    def in_order(loaded: LoadedModule) -> PruneResult:
+        put_back(run, loaded, orders)
+        return prune_by_options(run, loaded, orders)
+
+    measures = run.options.calibration.data is not None and run.options.method.repair is not False
+    if not measures:
+        return replace(model.prune(in_order, weights), permutation=permuted.about)
+    aside = own_folder(run.file(STAGES) / _ASIDE)
+    plain = model.prune(lambda loaded: prune_by_options(run, loaded), aside / weights.name)
+    one_shot = run.file(ONE_SHOT_WEIGHTS)
+    if one_shot.exists():
+        one_shot.replace(aside / one_shot.name)
+    result = model.prune(in_order, weights)
+    about = judged_whole(permuted.about, result.repair, plain.repair)
+    if about.refused is not None:
+        run.progress.note(f"the channels stay in their order: {about.refused}")
+        result = plain
+        model.release()  # it has the other weights
+        (aside / weights.name).replace(weights)
+        one_shot.unlink(missing_ok=True)
+        if (aside / one_shot.name).exists():
+            (aside / one_shot.name).replace(one_shot)
+    shutil.rmtree(aside, ignore_errors=True)
+    return replace(result, permutation=about)
 
 
 def put_back(run: Run, loaded: LoadedModule, orders: Orders) -> None:

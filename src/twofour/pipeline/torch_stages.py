@@ -76,25 +76,27 @@ def export_dense(run: Run) -> Stage[ExportedVariant]:
 
 def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]:
     """weights.safetensors and prune.json; where it was permuted, the weights have that order."""
-    from twofour.pipeline.torch_calibrating import data_key, prune_by_options, refitted_to_key
-    from twofour.pipeline.torch_permuting import put_back
+    from twofour.pipeline.torch_calibrating import (
+        data_key,
+        forget_finished,
+        prune_by_options,
+        refitted_to_key,
+    )
+    from twofour.pipeline.torch_permuting import prune_permuted
 
     model, options = _model(run), run.options
-    orders = {} if permuted is None else permuted.orders
-
-    def in_order(loaded: LoadedModule) -> PruneResult:
-        if orders:
-            put_back(run, loaded, orders)
-        return prune_by_options(run, loaded, orders)
 
     def work() -> Made[PruneResult]:
         for name in (ONE_SHOT_WEIGHTS, *one_shot_files(run.path)):  # of an earlier run
             run.file(name).unlink(missing_ok=True)
-        result = model.prune(in_order, run.file(WEIGHTS))
-        about, left = None if permuted is None else permuted.about, (WEIGHTS, ONE_SHOT_WEIGHTS)
-        return replace(result, permutation=about), tuple(
-            name for name in left if run.file(name).is_file()
-        )
+        if permuted is not None and permuted.orders:
+            result = prune_permuted(run, model, permuted)
+        else:
+            result = model.prune(lambda loaded: prune_by_options(run, loaded), run.file(WEIGHTS))
+            result = replace(result, permutation=None if permuted is None else permuted.about)
+        forget_finished(run)
+        left = (WEIGHTS, ONE_SHOT_WEIGHTS)
+        return result, tuple(name for name in left if run.file(name).is_file())
 
     return Stage(
         name="prune",

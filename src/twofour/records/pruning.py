@@ -167,6 +167,11 @@ class Permutation:
     """Of the layers that were to be pruned."""
     refused: str | None = None
     """Why the channels stay in their order although a better one was found."""
+    error_permuted: float | None = None
+    """Of the outputs of the model pruned in this order, as `Repair.error_after`; None: not
+    measured."""
+    error_unpermuted: float | None = None
+    """The same of the model pruned in the order that it came in."""
 
     @property
     def taken(self) -> int:

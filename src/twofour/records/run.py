@@ -18,6 +18,7 @@ from twofour.records.export import (
 from twofour.records.latency import LatencyComparison
 from twofour.records.options import BuildOptions, DynamicAxis, ExampleInputs, Variant
 from twofour.records.pruning import PruneResult, Validation
+from twofour.records.sensitivity import SensitivityResult
 from twofour.records.weights import SCHEMA_VERSION
 
 
@@ -169,3 +170,5 @@ class RunResult(Glance):
     build: BuildResult
     accuracy: Accuracy
     report: EligibilityReport
+    sensitivity: SensitivityResult | None = None
+    """How the layers were chosen that were pruned; None: by no budget."""

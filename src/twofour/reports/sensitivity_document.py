@@ -60,7 +60,8 @@ def sensitivity_document(result: SensitivityResult) -> Document:
         about="sensitivity",
         title="Sensitivity",
         lead=present(
-            Lines(lines=(title,), role=Role.TEXT), Lines(lines=_answers(result), role=Role.ANSWER)
+            Lines(lines=(title,), role=Role.TEXT),
+            Lines(lines=answer_lines(result), role=Role.ANSWER),
         ),
         blocks=_blocks(result),
     )
@@ -68,7 +69,7 @@ def sensitivity_document(result: SensitivityResult) -> Document:
 
 def sensitivity_section(result: SensitivityResult) -> Section | None:
     """The same as a part of a run's report."""
-    lines = Lines(lines=_answers(result), role=Role.LIST)
+    lines = Lines(lines=answer_lines(result), role=Role.LIST)
     return section("What each layer loses, and what was chosen", lines, *_blocks(result))
 
 
@@ -103,7 +104,8 @@ def loss_words(result: SensitivityResult) -> str:
     return _LOSSES[result.loss].format(figure=printable(result.figure or "the metric"))
 
 
-def _answers(result: SensitivityResult) -> tuple[str, ...]:
+def answer_lines(result: SensitivityResult) -> tuple[str, ...]:
+    """What was chosen and what it loses, what everything loses, and the worst layer."""
     everything = max(result.pareto, key=lambda s: s.share, default=None)
     lines = [_budget_line(result), *_trials_line(result)]
     if everything is not None:

@@ -85,13 +85,14 @@ def permutation_section(found: Permutation) -> Section | None:
     """Which channels were put in another order and what that saves; which stay, and why."""
     return section(
         "Channel permutation",
-        Lines(lines=tuple(_permutation_lines(found)), role=Role.LIST),
+        Lines(lines=tuple(permutation_lines(found)), role=Role.LIST),
         _classes_table(found.classes) if found.classes else None,
         _fixed_table(found.fixed) if found.fixed else None,
     )
 
 
-def _permutation_lines(found: Permutation) -> Iterator[str]:
+def permutation_lines(found: Permutation) -> Iterator[str]:
+    """What became of the search, and what its orders do to the whole model."""
     if found.refused is not None:
         yield f"refused: {printable(found.refused)}"
     elif not found.classes:
@@ -101,6 +102,17 @@ def _permutation_lines(found: Permutation) -> Iterator[str]:
         yield f"{classes} are in another order, in which the dense model gives the same outputs"
     if found.taken:
         yield "the saved weights have this order, in every layer that the channels go through"
+    if found.error_permuted is not None and found.error_unpermuted is not None:
+        yield (
+            "error of the pruned model's outputs on held-out samples: "
+            f"{_error_words(found.error_permuted)} with it, "
+            f"{_error_words(found.error_unpermuted)} without it"
+        )
+    elif found.taken:
+        yield (
+            "whether the outputs of the pruned model are nearer with it is not known: that takes "
+            "calibration data, of which some are held out, and repair, which measures them"
+        )
     if found.is_time_cut:
         yield (
             f"the time ({in_seconds(found.seconds)}) ended the search: more of it may find better "
@@ -114,7 +126,9 @@ def _classes_table(rows: Sequence[PermutedClass]) -> Table:
     columns = (
         column("layers", Kind.NAME, rows, lambda r: _first_of([x.layer for x in r.layers])),
         column("channels", Kind.FIGURE, rows, lambda r: f"{r.channels:,}"),
-        column("efficacy", Kind.FIGURE, rows, lambda r: per_cent(r.efficacy)),
+        column(
+            "efficacy", Kind.FIGURE, rows, lambda r: per_cent(r.efficacy) if r.efficacy else None
+        ),
         column("kept", Kind.FIGURE, rows, lambda r: _change(r, _kept, per_cent)),
         column("output error", Kind.FIGURE, rows, lambda r: _change(r, _errors, _error_words)),
         replace(taken, slugs=tuple("holds" if r.taken else "dense" for r in rows)),

@@ -1,6 +1,6 @@
-"""What another order of its input channels does to a layer's output error after the real method.
+"""What another order of channels does to output errors after the real method.
 
-No forward is needed: where the inputs change places by P, the Gram matrix becomes PᵀGP.
+Of a layer no forward is needed: where the inputs change places by P, the Gram matrix becomes PᵀGP.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from twofour.pruning.permutation.search import kept_score
 from twofour.pruning.solve import LayerProblem, solve_layers
 from twofour.pruning.statistics import Inputs, Statistics
 from twofour.records.options import MethodOptions
+from twofour.records.pruning import Permutation, Repair
 from twofour.records.weights import Pattern
 
 Array = NDArray[Any]
@@ -77,6 +78,27 @@ def _moved(inputs: Inputs, part: Places, place: Places) -> Inputs:
 def error_of(problem: LayerProblem, method: Method, options: MethodOptions) -> float:
     """Output error after the method: on held-out inputs, where there are some."""
     return solve_layers([problem], method, options)[0].output_error.judged
+
+
+def judged_whole(
+    about: Permutation, permuted: Repair | None, unpermuted: Repair | None
+) -> Permutation:
+    """The record with what became of the model pruned in this order, and in the one it came in.
+
+    The sum of what each layer gains need not be a gain: refused where the outputs of the whole are
+    farther from the dense ones with it. As it is where either was not measured.
+    """
+    known = [None if each is None else each.error_after for each in (permuted, unpermuted)]
+    if known[0] is None or known[1] is None:
+        return about
+    about = replace(about, error_permuted=known[0], error_unpermuted=known[1])
+    if known[0] <= known[1]:
+        return about
+    return replace(
+        about,
+        classes=tuple(replace(each, taken=False) for each in about.classes),
+        refused="the outputs of the pruned model are nearer to the dense ones without it",
+    )
 
 
 def lost_energy(stored: Array, axis: int, pattern: Pattern) -> float:
