@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, cast
@@ -10,7 +11,7 @@ from twofour.cli.streams import AsIs
 from twofour.words import printable, printable_lines
 
 if TYPE_CHECKING:  # rich takes a third of the time of --help
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from typing import TextIO
 
@@ -23,14 +24,32 @@ if TYPE_CHECKING:  # rich takes a third of the time of --help
 _UNFOLDED = 1 << 20
 """Columns; no name in a log is longer."""
 _LONGEST_MESSAGE = 2_000
+_reports: TextIO | None = None
+"""Where reports go while a command runs; None: sys.stdout."""
+
+
+@contextlib.contextmanager
+def reports_apart() -> Iterator[None]:
+    """Have stdout to reports alone within the block: what anyone else prints goes to stderr."""
+    global _reports  # the streams belong to the process
+    outer, before = _reports, sys.stdout
+    _reports, sys.stdout = before, sys.stderr
+    try:
+        yield
+    finally:
+        _reports, sys.stdout = outer, before
+
+
+def _stdout() -> TextIO:
+    return sys.stdout if _reports is None else _reports
 
 
 def data_console() -> PrintableConsole:
     """Console of stdout, for reports; colour only on a terminal and without NO_COLOR."""
     from twofour.reports.terminal import PLAIN_WIDTH, PrintableConsole
 
-    width = None if sys.stdout.isatty() else PLAIN_WIDTH
-    return PrintableConsole(_as_is(sys.stdout), width=width, no_color=_no_color())
+    width = None if _stdout().isatty() else PLAIN_WIDTH
+    return PrintableConsole(_as_is(_stdout()), width=width, no_color=_no_color())
 
 
 def talk_console() -> PrintableConsole:
@@ -62,7 +81,7 @@ def show(report: RenderableType) -> None:
 
 def show_rows(renderable: RenderableType) -> None:
     """A table on stdout; where that is no terminal every row is one line and no name is folded."""
-    if sys.stdout.isatty():
+    if _stdout().isatty():
         show(renderable)
         return
     from twofour.reports.terminal import plain_text
@@ -72,7 +91,7 @@ def show_rows(renderable: RenderableType) -> None:
 
 def show_text(text: str) -> None:
     """A document on stdout, and nothing else there."""
-    _as_is(sys.stdout).write(printable_lines(text))
+    _as_is(_stdout()).write(printable_lines(text))
 
 
 def show_record(record: object) -> None:
@@ -84,7 +103,7 @@ def show_record(record: object) -> None:
 
 def show_json(pieces: Iterable[str]) -> None:
     """JSON on stdout piece by piece, in ASCII where the encoding of stdout has not all of it."""
-    stream = _as_is(sys.stdout)
+    stream = _as_is(_stdout())
     for piece in pieces:
         stream.write(_encodable(piece))
 
@@ -102,7 +121,7 @@ def _encodable(text: str) -> str:
 
 
 def _encoding() -> str:
-    return sys.stdout.encoding or "utf-8"
+    return _stdout().encoding or "utf-8"
 
 
 def _as_is(stream: TextIO) -> TextIO:

@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
-from twofour.cli.console import TerminalProgress, say, say_error
+from twofour.cli.console import TerminalProgress, reports_apart, say, say_error
 from twofour.errors import INTERRUPTED, BadInputError, MissingToolError, TwofourError
 from twofour.version import __version__
 from twofour.words import printable, printable_lines
@@ -58,7 +58,8 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             refuse_unusable((*args, *kwargs.values()))
-            return command(*args, **kwargs)
+            with reports_apart():
+                return command(*args, **kwargs)
         except typer.Exit:
             raise
         except KeyboardInterrupt:

@@ -29,13 +29,13 @@ _NOWHERE = -1
 class Outlet(io.RawIOBase):
     """A descriptor that takes all it is given; from the first refusal on it goes nowhere."""
 
-    def __init__(self, number: int, *, is_open: bool) -> None:
+    def __init__(self, number: int, *, is_open: bool, name: str = "") -> None:
         super().__init__()
         self._number = number
         self._to = number if is_open else _NOWHERE
         self.refused: OSError | None = None
         """What the system said to the first write that failed."""
-        self.name = {1: "<stdout>", 2: "<stderr>"}.get(number, str(number))
+        self.name = name
         self.mode = "w"
 
     def write(self, data: Buffer, /) -> int:
@@ -113,13 +113,17 @@ class Streams:
         """Put them in the place of Python's; a descriptor that is closed is held by nothing else.
 
         Else the next file that is opened would get its number, and prints of C libraries with it.
+        What is printed to descriptor 1 past Python goes to stderr: reports have a number of their
+        own.
         """
-        self._out = Outlet(1, is_open=sys.stdout is not None)
-        self._talk = Outlet(2, is_open=sys.stderr is not None)
+        self._out = Outlet(_apart(1), is_open=sys.stdout is not None, name="<stdout>")
+        self._talk = Outlet(2, is_open=sys.stderr is not None, name="<stderr>")
         self.stdout = _stream(self._out, sys.stdout, line_buffering=self._out.isatty())
         self.stderr = _stream(self._talk, sys.stderr, line_buffering=True)
         for number in range(3):
             _hold(number)
+        if self._out.fileno() != 1:
+            os.dup2(2, 1)
         sys.stdout, sys.stderr = self.stdout, self.stderr
 
     def finish(self, code: int) -> int:
@@ -146,6 +150,19 @@ def _stream(outlet: Outlet, before: TextIO | None, *, line_buffering: bool) -> S
         before.flush()
     encoding = "utf-8" if before is None else before.encoding
     return Stream(outlet, encoding, line_buffering=line_buffering)
+
+
+def _apart(number: int) -> int:
+    """Another number for the same file, above the three; the number itself where it is closed."""
+    try:
+        held = [os.dup(number)]
+    except OSError:
+        return number
+    while held[-1] < 3:
+        held.append(os.dup(number))
+    for low in held[:-1]:
+        os.close(low)
+    return held[-1]
 
 
 def _hold(number: int) -> None:
