@@ -28,6 +28,7 @@ T = TypeVar("T")
 _VERSION = "schema_version"
 _CHUNK_BYTES = 1 << 20
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _NO_LINE_KEPT = re.compile(r',\n *"raw": null')
 """Left out: of the hundreds of tactics of a layer, two have their line. No text in JSON has a line
 break in it, so this is always a field."""
@@ -37,12 +38,19 @@ _PIECES_DEPTH = 2
 """Lists within lists that are taken apart: a log's builds, and the layers of each."""
 
 
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Made once for each record: to make one takes longer than to write most records with it."""
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
 def to_json(record: object) -> str:
     """The record as indented JSON with a final newline; NaN and infinity become null.
 
     What a terminal might obey is an escape of JSON, so that names stay what they are.
     """
-    return _text(TypeAdapter(type(record)), record) + "\n"
+    return _text(_adapter(type(record)), record) + "\n"
 
 
 def _text(adapter: TypeAdapter[Any], value: object) -> str:
@@ -120,7 +128,7 @@ def from_json(kind: type[T], text: str | bytes) -> T:
     later than this one knows.
     """
     try:
-        record = _parsed(TypeAdapter(kind), text)
+        record = _parsed(_adapter(kind), text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
@@ -166,7 +174,7 @@ def checked(kind: type[T], value: object) -> T:
             f"expected {kind.__name__}, found {value!r:.200} of type {type(value).__name__}"
         )
     try:
-        return TypeAdapter(kind).validate_python(_plain(value))
+        return _adapter(kind).validate_python(_plain(value))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in (kind.__name__, *first["loc"]))
@@ -187,7 +195,7 @@ def _plain(value: object) -> object:
 
 def json_schema(kind: type[Any]) -> str:
     """JSON Schema (2020-12) of a record, indented."""
-    return json.dumps(TypeAdapter(kind).json_schema(), indent=2) + "\n"
+    return json.dumps(_adapter(kind).json_schema(), indent=2) + "\n"
 
 
 def write_record(path: Path, record: object) -> None:
