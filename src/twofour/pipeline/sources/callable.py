@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
 from twofour.pipeline.sources.inputs import Arguments, inputs_from_options, inputs_from_value
+from twofour.pipeline.sources.seeding import seed_everything
 from twofour.pipeline.sources.source import (
     LoadedModule,
     key_of,
@@ -20,7 +21,6 @@ from twofour.pipeline.sources.user_code import (
     import_attribute,
     parse_reference,
     reference_key,
-    seed_everything,
     user_code,
 )
 from twofour.records.options import ExampleInputs

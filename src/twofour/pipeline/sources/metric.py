@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
+from twofour.pipeline.sources.seeding import seed_everything
 from twofour.pipeline.sources.user_code import (
     CodeReference,
     import_attribute,
     parse_reference,
     required_arguments,
-    seed_everything,
     user_code,
 )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
 from twofour.pipeline.sources.inputs import Arguments, inputs_from_options
+from twofour.pipeline.sources.seeding import seed_everything
 from twofour.pipeline.sources.source import (
     LoadedModule,
     import_extra,
@@ -19,7 +20,6 @@ from twofour.pipeline.sources.source import (
     options_key,
     safe_name,
 )
-from twofour.pipeline.sources.user_code import seed_everything
 from twofour.records.options import ExampleInputs
 from twofour.version import installed_version
 

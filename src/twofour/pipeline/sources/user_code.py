@@ -10,7 +10,6 @@ import importlib.machinery
 import importlib.util
 import inspect
 import os
-import random
 import re
 import site
 import sys
@@ -22,10 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.model_code import described
+from twofour.pipeline.sources.seeding import seed_everything
 from twofour.pipeline.sources.source import key_of
 from twofour.store import sha256_file
 
@@ -284,16 +282,6 @@ def call(
     seed_everything(seed)
     with user_code(reference, "raised"):
         return target()
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the random numbers of Python, numpy and, where it is installed, torch."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # user code draws from the global state
-    with contextlib.suppress(ImportError):  # ONNX files are worked on without it
-        import torch
-
-        torch.manual_seed(seed)
 
 
 def required_arguments(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from functools import partial
 from twofour.pipeline.sources.calibration.data import CalibrationData
 from twofour.pipeline.sources.calibration.request import Request
 from twofour.pipeline.sources.calibration.values import calibration_from_value
+from twofour.pipeline.sources.seeding import seed_everything
 from twofour.pipeline.sources.source import key_of
 from twofour.pipeline.sources.user_code import (
     CodeReference,
@@ -16,7 +17,6 @@ from twofour.pipeline.sources.user_code import (
     import_attribute,
     parse_reference,
     reference_key,
-    seed_everything,
     user_code,
 )
 
