@@ -96,7 +96,7 @@ def resolve(
     _refuse_passed_over(options, source)
     _refuse_without_data(options)
     _refuse_broken_mask(options)
-    _refuse_unmeasured(options)
+    _refuse_unmeasured(options, source)
     if options.metric is not None:  # found before hours of work, not after
         from twofour.pipeline.sources.metric import load_metric
 
@@ -107,8 +107,8 @@ def resolve(
     return Settings(**{**asked, **decided}, chosen=chosen)
 
 
-def _refuse_unmeasured(options: RunOptions) -> None:
-    """A budget in units of a metric needs one; losses of layers need data, and a dense model."""
+def _refuse_unmeasured(options: RunOptions, source: Source) -> None:
+    """A budget in units of a metric needs one; losses need data, gradients or a dense model."""
     if options.budget.is_set and options.dense_reference is not None:
         raise BadInputError(
             "a budget chooses what is pruned: with --dense-reference the model is pruned already",
@@ -118,6 +118,11 @@ def _refuse_unmeasured(options: RunOptions) -> None:
         raise BadInputError(
             "--loss layer is the output error of each layer on calibration data, and there is none",
             hint="add --calibrate, or choose another --loss",
+        )
+    if options.budget.loss is LossKind.FISHER and isinstance(source, OnnxSource):
+        raise BadInputError(
+            "--loss fisher needs gradients, and an ONNX file has none",
+            hint="name the torch model, or choose another --loss",
         )
     if options.metric is not None:
         return

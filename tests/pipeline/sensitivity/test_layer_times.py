@@ -9,7 +9,7 @@ import pytest
 from support.render_cases import every_status
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sensitivity.savings import read_times
+from twofour.pipeline.sensitivity.layer_times import read_times
 from twofour.store import to_json
 
 
@@ -19,7 +19,7 @@ def test_a_report_gives_the_tactics_of_the_layers_that_have_both(tmp_path: Path)
     others = [replace(v, dense_ms=None) for v in report.verdicts[1:]]
     path = tmp_path / "eligibility.json"
     path.write_text(to_json(replace(report, verdicts=(first, *others))))
-    assert read_times(path) == {"conv": (0.5, 0.3), "/conv": (0.5, 0.3)}
+    assert read_times(path).of == {"conv": (0.5, 0.3), "/conv": (0.5, 0.3)}
     path.write_text(to_json(replace(report, verdicts=tuple(others))))
     with pytest.raises(BadInputError, match="no layer there has times of a dense and a sparse"):
         read_times(path)
@@ -36,7 +36,7 @@ def test_a_report_gives_the_tactics_of_the_layers_that_have_both(tmp_path: Path)
 def test_json_and_csv_say_the_same(tmp_path: Path, text: str) -> None:
     path = tmp_path / "times"
     path.write_text(text, encoding="utf-8")
-    assert read_times(path) == {"a": (1.5, 1.0), "b, c": (0.25, 0.5)}
+    assert read_times(path).of == {"a": (1.5, 1.0), "b, c": (0.25, 0.5)}
 
 
 @pytest.mark.parametrize(

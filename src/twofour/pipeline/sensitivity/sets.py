@@ -24,7 +24,7 @@ from twofour.records.sensitivity import Measured, Measurement
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 
 MEASURED = "measured"
-_SERVICE = Service(name="twofour.pipeline.sensitivity.measuring:Measurer", command="measure")
+SERVICE = Service(name="twofour.pipeline.sensitivity.measuring:Measurer", command="measure")
 Places = tuple[int, ...]
 Step = Callable[[int, int], None]
 """Told how many of how many measurements are there."""
@@ -132,7 +132,7 @@ def open_sets(run: Run, step: Step) -> Iterator[Sets]:
         seed=run.options.seed,
     )
     content = sha256_bytes(*(fact.encode() for fact in facts))
-    with open_jobs(_SERVICE, run.options.side_by_side) as workers:
+    with open_jobs(SERVICE, run.options.side_by_side) as workers:
         yield Sets(model=model, content=content, workers=workers, step=step)
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from twofour.errors import BadInputError
 from twofour.pipeline.checks import check, metric_key
 from twofour.pipeline.layer_lists import LAYER_LIST, layer_list
-from twofour.pipeline.reporting import REPORT, SENSITIVITY
+from twofour.pipeline.reporting import SENSITIVITY
 from twofour.pipeline.sensitivity.choosing import fall, figure_of
 from twofour.pipeline.sensitivity.everything import FOLDER, Apart, apart, prune_everything
 from twofour.pipeline.sensitivity.fisher import fisher_of
+from twofour.pipeline.sensitivity.layer_times import LayerTimes, read_times
 from twofour.pipeline.sensitivity.measured_on import MEASURED_ON
 from twofour.pipeline.sensitivity.savings import Savings, find_savings
 from twofour.pipeline.sensitivity.sets import Places, Sets, open_sets, union
@@ -49,7 +50,7 @@ from twofour.reports.sensitivity_document import (
     loss_words,
     sensitivity_document,
 )
-from twofour.store import sha256_file, write_text
+from twofour.store import write_text
 
 MARKDOWN, HTML = "sensitivity.md", "sensitivity.html"
 STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -66,12 +67,14 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     if checked.outputs is None:
         raise BadInputError(f"what layers lose cannot be measured: {checked.not_compared}")
     figure_of(run.options.budget, checked.metrics)
+    profile = run.options.budget.profile
+    times = None if profile is None else read_times(Path(profile))
     with apart(run) as own_run:
         pruned = prune_everything(own_run, dense)
-        return run.do(_stage(run, pruned))
+        return run.do(_stage(run, pruned, times))
 
 
-def _stage(run: Run, everything: Apart) -> Stage[SensitivityResult]:
+def _stage(run: Run, everything: Apart, times: LayerTimes | None) -> Stage[SensitivityResult]:
     budget = run.options.budget
     watched: dict[str, str] = {}
     passing: list[str] = []
@@ -80,7 +83,7 @@ def _stage(run: Run, everything: Apart) -> Stage[SensitivityResult]:
         with open_sets(
             everything.run, lambda done, of: run.progress.step("measured", done, of)
         ) as sets:
-            found = _Study(everything, budget, sets).result()
+            found = _Study(everything, budget, sets, times).result()
         watched.update(sets.watched)
         passing.extend(n for n in found.notes if may_pass(n))
         passing.extend([] if sets.is_lasting else ["a measurement"])
@@ -100,21 +103,12 @@ def _stage(run: Run, everything: Apart) -> Stage[SensitivityResult]:
         facts={
             "source": run.source.key(),
             "metric": metric_key(run.options),
-            "profile": _state_of_profile(budget.profile),
+            "profile": times,
             "fisher": run.model is not None and versions("torch"),
         },
         packages=("numpy", "scipy"),
         reads=(*(f"{FOLDER}/{name}" for name in inside), *onnx_files(run.file(onnx_name(DENSE)))),
     )
-
-
-def _state_of_profile(profile: str | None) -> str | None:
-    """Hash of the file; of a folder the report in it."""
-    if profile is None:
-        return None
-    path = Path(profile)
-    file = path / REPORT if path.is_dir() else path
-    return sha256_file(file) if file.is_file() else str(path.absolute())
 
 
 def write_sensitivity(folder: Path, result: SensitivityResult) -> None:
@@ -155,12 +149,15 @@ def _why_left(row: LayerCost) -> str:
 class _Study:
     """What is known of the layers so far; each step adds to it."""
 
-    def __init__(self, apart: Apart, budget: BudgetOptions, sets: Sets) -> None:
+    def __init__(
+        self, apart: Apart, budget: BudgetOptions, sets: Sets, times: LayerTimes | None
+    ) -> None:
         self.apart, self.budget, self.sets = apart, budget, sets
         models = apart.run.models
         dense = models.open(apart.run.file(onnx_name(DENSE)))
         sparse = models.open(apart.run.file(onnx_name(SPARSE)))
         rows = apart.pruned.weights
+        self.times = times
         self.units = find_units(rows, apart.layers, dense, sparse, siblings=budget.siblings)
         self.places = {unit.name: unit.places for unit in self.units}
         self.notes: list[str] = []
@@ -194,7 +191,7 @@ class _Study:
 
     def _savings(self) -> Savings:
         run, pruned = self.apart.run, self.apart.pruned
-        return find_savings(run, pruned, self.apart.layers, self.units, self.budget.profile)
+        return find_savings(run, pruned, self.apart.layers, self.units, self.times)
 
     def _measured(self, places: Places) -> Measured:
         return self.sets.found[places]
@@ -215,11 +212,6 @@ class _Study:
         """By unit; none for an ONNX file, and where torch gives no gradient."""
         run = self.apart.run
         if run.model is None:
-            if self.loss is LossKind.FISHER:
-                raise BadInputError(
-                    "--loss fisher needs gradients, and an ONNX file has none",
-                    hint="name the torch model, or choose another --loss",
-                )
             return {}
         try:
             return fisher_of(run, [u for u in self.units if u.pruned])
