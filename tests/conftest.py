@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ from twofour.records.options import ExportOptions, Precision
 
 if TYPE_CHECKING:
     from support.export_nets import Exported
+
+    from twofour.pipeline.jobs.local import Processes
 
 with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is all there is
     from hypothesis import HealthCheck, settings
@@ -60,3 +62,24 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     options = ExportOptions(precision=precision)
     layers = export_onnx(kinds().train(), example(), {}, path, options)
     return Exported(precision, path, layers, onnx.load(path))
+
+
+@pytest.fixture(scope="session")
+def measurer() -> Iterator[Processes]:
+    """One process for the measurements of many studies: to start it takes longer than they do."""
+    from twofour.pipeline.jobs.local import Processes
+    from twofour.pipeline.sensitivity.sets import SERVICE
+
+    with Processes(SERVICE, 1) as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def measured_in_one_process(measurer: Processes) -> Iterator[None]:
+    """Studies of a module leave their measurements to the one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "twofour.pipeline.sensitivity.sets.open_jobs",
+            lambda *_: contextlib.nullcontext(measurer),
+        )
+        yield

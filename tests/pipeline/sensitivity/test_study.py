@@ -52,6 +52,9 @@ class Recorder(Silent):
         self.reused[name] = reused
 
 
+pytestmark = pytest.mark.usefixtures("measured_in_one_process")
+
+
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SensitivityResult]:
     """One study, shared by the tests that only look at it."""
@@ -176,7 +179,8 @@ def test_the_same_command_measures_nothing_again_and_another_budget_only_what_is
     assert second.budget is not None
     assert second.budget.chosen.loss is not None
     assert second.budget.chosen.loss <= 2.0
-    _, fresh = run_sensitivity(model, folder, replace(tighter, fresh=True), recorder)
+    again = replace(tighter, fresh=True, side_by_side=SideBySide(jobs=1))
+    _, fresh = run_sensitivity(model, folder, again, recorder)
     assert fresh == second
     assert not kept.items() & _measured(folder).items()
 

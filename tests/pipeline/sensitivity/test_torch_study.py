@@ -15,9 +15,11 @@ from support.mlp_onnx import save_mlp
 
 from twofour.pipeline.run import run_all, run_sensitivity
 from twofour.records.options import BudgetOptions, LossKind, RunOptions, SideBySide
+from twofour.records.run import RunResult
 from twofour.records.sensitivity import SensitivityResult
 from twofour.store import read_record
 
+pytestmark = pytest.mark.usefixtures("measured_in_one_process")
 SMALL = """
 import numpy as np
 import torch
@@ -39,37 +41,26 @@ def agreement(predict):
 """
 
 
-@pytest.mark.slow
-def test_fisher_scores_stand_beside_the_errors_that_they_estimate(tmp_path: Path) -> None:
-    (tmp_path / "small.py").write_text(SMALL)
+@pytest.fixture(scope="module")
+def within(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, RunResult]:
+    """Model, run folder and result of one run within a budget."""
+    folder = tmp_path_factory.mktemp("within")
+    (folder / "small.py").write_text(SMALL)
     options = RunOptions(
-        budget=BudgetOptions(share=0.6, loss=LossKind.FISHER), side_by_side=SideBySide(jobs=1)
-    )
-    model = f"{tmp_path / 'small.py'}:make"
-    _, result = run_sensitivity(model, tmp_path / "run", options)
-    assert [row.layer for row in result.layers] == ["0", "2", "4"]
-    for row in result.layers:
-        assert row.alone is not None
-        assert row.alone.outputs is not None
-        assert row.fisher == pytest.approx(row.alone.outputs.error, rel=0.6)
-        assert row.loss == row.fisher
-    assert result.budget is not None
-    assert "2" not in result.budget.chosen.dense
-    assert result.budget.chosen.loss is not None
-    assert result.budget.chosen.loss > 0
-
-
-@pytest.mark.slow
-def test_a_torch_model_is_pruned_within_its_budget_in_one_command(tmp_path: Path) -> None:
-    (tmp_path / "small.py").write_text(SMALL)
-    options = RunOptions(
-        metric=f"{tmp_path / 'small.py'}:agreement",
+        metric=f"{folder / 'small.py'}:agreement",
         engine="onnxruntime",
         budget=BudgetOptions(max_drop=0.1),
         side_by_side=SideBySide(jobs=1),
     )
-    folder = tmp_path / "run"
-    result = run_all(f"{tmp_path / 'small.py'}:make", folder, options)
+    model = f"{folder / 'small.py'}:make"
+    return model, folder / "run", run_all(model, folder / "run", options)
+
+
+@pytest.mark.slow
+def test_a_torch_model_is_pruned_within_its_budget_in_one_command(
+    within: tuple[str, Path, RunResult],
+) -> None:
+    _, folder, result = within
     metric = result.accuracy.metrics[0]
     assert metric.dense == 1.0
     assert metric.dense - metric.sparse <= 0.1
@@ -80,6 +71,27 @@ def test_a_torch_model_is_pruned_within_its_budget_in_one_command(tmp_path: Path
     assert rows["2"].pruned
     assert not rows["0"].pruned
     assert rows["0"].reasons[0].message.startswith("left dense by the budget: it loses")
+
+
+@pytest.mark.slow
+def test_fisher_scores_stand_beside_the_errors_that_they_estimate(
+    within: tuple[str, Path, RunResult],
+) -> None:
+    model, folder, _ = within
+    options = RunOptions(
+        budget=BudgetOptions(share=0.6, loss=LossKind.FISHER), side_by_side=SideBySide(jobs=1)
+    )
+    _, result = run_sensitivity(model, folder, options)
+    assert [row.layer for row in result.layers] == ["0", "2", "4"]
+    for row in result.layers:
+        assert row.alone is not None
+        assert row.alone.outputs is not None
+        assert row.fisher == pytest.approx(row.alone.outputs.error, rel=0.6)
+        assert row.loss == row.fisher
+    assert result.budget is not None
+    assert "2" not in result.budget.chosen.dense
+    assert result.budget.chosen.loss is not None
+    assert result.budget.chosen.loss > 0
 
 
 KILLED = """

@@ -44,6 +44,14 @@ class Recorder(Silent):
         self.notes.append(text)
 
 
+@pytest.fixture(scope="module")
+def within(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, RunResult]:
+    """Model, run folder and result of one run, shared by the tests that only look at it."""
+    folder = tmp_path_factory.mktemp("within")
+    model = save_mlp(folder / "mlp.onnx")
+    return model, folder / "run", run_all(str(model), folder / "run", OPTIONS)
+
+
 def _dense(result: RunResult) -> list[str]:
     return [row.weight.layer for row in result.prune.weights if not row.pruned]
 
@@ -53,9 +61,11 @@ def _drop(result: RunResult) -> float:
     return metric.dense - metric.sparse
 
 
-def test_one_command_measures_chooses_prunes_and_holds_the_limit(tmp_path: Path) -> None:
-    model, folder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run"
-    result = run_all(model, folder, OPTIONS)
+@pytest.mark.usefixtures("measured_in_one_process")
+def test_one_command_measures_chooses_prunes_and_holds_the_limit(
+    within: tuple[Path, Path, RunResult],
+) -> None:
+    model, folder, result = within
     chosen = read_record(SensitivityResult, folder / "sensitivity.json")
     assert chosen.budget is not None
     assert 0 < _drop(result) <= 8.0
@@ -68,19 +78,22 @@ def test_one_command_measures_chooses_prunes_and_holds_the_limit(tmp_path: Path)
     page = (folder / "report.html").read_text()
     assert "What each layer loses, and what was chosen" in page
     again = Recorder()
-    assert run_all(model, folder, OPTIONS, again).accuracy == result.accuracy
+    assert run_all(str(model), folder, OPTIONS, again).accuracy == result.accuracy
     assert again.did == []
 
 
-def test_the_list_of_a_study_gives_the_same_model(tmp_path: Path) -> None:
-    model, folder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run"
-    run_sensitivity(model, folder, OPTIONS)
+@pytest.mark.usefixtures("measured_in_one_process")
+def test_the_list_of_a_study_gives_the_same_model(
+    within: tuple[Path, Path, RunResult], tmp_path: Path
+) -> None:
+    model, other, second = within
+    folder = tmp_path / "run"
+    run_sensitivity(str(model), folder, OPTIONS)
     by_list = read_layers(folder / "layers.txt", Selection())
     listed = replace(OPTIONS, budget=BudgetOptions(), selection=by_list)
-    first = run_all(model, folder, listed)
-    second = run_all(model, tmp_path / "other", OPTIONS)
+    first = run_all(str(model), folder, listed)
     assert _dense(first) == _dense(second)
-    assert (folder / "sparse.onnx").read_bytes() == (tmp_path / "other/sparse.onnx").read_bytes()
+    assert (folder / "sparse.onnx").read_bytes() == (other / "sparse.onnx").read_bytes()
     said = [row.reasons[0].message for row in first.prune.weights if not row.pruned]
     assert all("layers.txt line" in message for message in said)
 
@@ -114,6 +127,7 @@ def test_where_the_model_that_comes_out_falls_further_layers_are_taken_back(
     assert again.did == []
 
 
+@pytest.mark.usefixtures("measured_in_one_process")
 def test_where_no_layer_holds_the_limit_a_gate_is_not_met(tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text(
         "from support.mlp_onnx import evaluate\n"
