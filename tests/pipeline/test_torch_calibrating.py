@@ -5,15 +5,17 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from twofour.errors import BadInputError
 from twofour.pipeline.run import run_prune
 from twofour.pipeline.stages import Silent
+from twofour.pruning.torch_finished import FinishedSteps
 from twofour.pruning.torch_spill import spill
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 
@@ -117,6 +119,26 @@ def test_a_killed_run_goes_on_behind_the_last_finished_layers(tmp_path: Path, da
     assert whole.keys() == resumed.keys()
     assert all(np.array_equal(whole[key], resumed[key]) for key in whole)
     assert (tmp_path / "whole" / "prune.json").read_text() == (out / "prune.json").read_text()
+
+
+def test_where_repair_fails_the_hint_leads_on_from_what_was_calibrated(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise BadInputError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("twofour.pruning.torch_pruning.repair_module", fails)
+        with pytest.raises(BadInputError, match="the pruned model cannot be repaired: no") as error:
+            run_prune(MODEL, tmp_path / "run", options(data, "wanda"))
+    assert "--no-repair" in (error.value.hint or "")
+    finished = list((tmp_path / "run" / "stages" / "calibration").glob("*.step"))
+    assert len(finished) == 4
+    monkeypatch.setattr(FinishedSteps, "save", fails)  # nothing is left to be solved
+    without = replace(options(data), method=MethodOptions(name="wanda", repair=False))
+    _, result, _ = run_prune(MODEL, tmp_path / "run", without)
+    assert result.repair is None
+    assert not (tmp_path / "run" / "stages" / "one-shot.safetensors").exists()
 
 
 def test_what_a_killed_process_kept_beside_is_removed_by_the_next(

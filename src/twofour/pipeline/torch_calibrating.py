@@ -81,7 +81,8 @@ def _prune_by_data(
 
     options, folder = run.options, run.file(STAGES)
     data = open_loaded_data(run, loaded)
-    facts = (options.pattern, options.selection, options.method, options.calibration, orders)
+    unrepaired = replace(options.method, repair=None)  # repair comes after what is kept here
+    facts = (options.pattern, options.selection, unrepaired, options.calibration, orders)
     sources = (run.source.key(), refitted_to_key(run))
     parts = (*map(repr, (*facts, versions("torch"))), *sources, data.key())
     finished = FinishedSteps(folder=folder / _FINISHED, key=key_of(*parts))
