@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 from twofour.eligibility.build_facts import BuildFacts, build_facts, version_numbers
 from twofour.eligibility.evidence import Sighting, Sightings
@@ -27,6 +28,7 @@ from twofour.records.log import (
 )
 from twofour.records.weights import Reason, ReasonCode
 
+_T = TypeVar("_T")
 _FARTHEST = 64
 """Nodes looked at behind the missing one."""
 
@@ -92,9 +94,12 @@ _COUNTS_CHOICES = (10, 14)
 """First TensorRT seen to count choices right: 10.3 prints "Chose 0" before the names of eight."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BuildAround:
-    """The build, seen from any of its layers."""
+    """The build, seen from any of its layers.
+
+    What is the same for all of them is worked out once (so it has no slots): each layer asks.
+    """
 
     build: Build | None
     seen: Sightings
@@ -102,6 +107,14 @@ class BuildAround:
     """What is known to have been done, so that no remedy asks for it."""
     whereabouts: Whereabouts
     """Of layers that the engine does not hold."""
+    _known: dict[Hashable, Any] = field(default_factory=dict, init=False)
+
+    def once(self, what: Hashable, work: Callable[[], _T]) -> _T:
+        """What `work` gives: the same for every layer, so that it is done for the first alone."""
+        if what not in self._known:
+            self._known[what] = work()
+        found: _T = self._known[what]
+        return found
 
     @classmethod
     def of(cls, build: Build | None, seen: Sightings) -> BuildAround:
@@ -128,7 +141,7 @@ class BuildAround:
         """Whether trtexec overwrote the weights."""
         return self.build is not None and self.build.sparsity is SparsityFlag.FORCED
 
-    @property
+    @cached_property
     def off(self) -> bool:
         """Whether the builder was not allowed to use sparse kernels, and did not."""
         build = self.build
@@ -144,18 +157,18 @@ class BuildAround:
             return False
         return self.seen.engine_file == build.file
 
-    @property
+    @cached_property
     def old_gpu(self) -> bool:
         """Whether the log names a GPU without sparse tensor cores."""
         capability = self.build.compute_capability if self.build is not None else None
         return capability is not None and capability < FIRST_WITH_SPARSE
 
-    @property
+    @cached_property
     def sparse_weights_seen(self) -> bool:
         """Whether layer information marks any layer's weights as sparse: so they were allowed."""
         return any(layer.has_sparse_weights for layer in self.seen.engine or ())
 
-    @property
+    @cached_property
     def contradictions(self) -> tuple[Contradiction, ...]:
         """What the log says against itself, but counts that fit the layers of the model."""
         build = self.build
@@ -165,6 +178,18 @@ class BuildAround:
         settled = self.seen.settled if build.sparsity is not SparsityFlag.DISABLED else frozenset()
         return tuple(c for c in build.contradictions if c.line is None or c.line not in settled)
 
+    def contradictions_at(self, lines: Set[int | None]) -> tuple[Contradiction, ...]:
+        """Those on one of the lines, in the order of the log."""
+        found = [pair for line in lines for pair in self._contradictions_by_line.get(line, ())]
+        return tuple(said for _, said in sorted(found, key=lambda pair: pair[0]))
+
+    @cached_property
+    def _contradictions_by_line(self) -> Mapping[int | None, list[tuple[int, Contradiction]]]:
+        found: dict[int | None, list[tuple[int, Contradiction]]] = defaultdict(list)
+        for at, said in enumerate(self.contradictions):
+            found[said.line].append((at, said))
+        return found
+
     @property
     def counts_choices(self) -> bool:
         """Whether the count of chosen layers can be believed, in this version."""
@@ -172,15 +197,24 @@ class BuildAround:
 
     def lists(self, kind: SparsityKind, *, foreign: bool) -> tuple[SparsityLine, ...]:
         """The lines of a kind and pass that give their whole list."""
-        return tuple(
-            line
-            for line in self.lines
-            if line.kind is kind
-            and line.foreign_node is foreign
-            and (line.names is not None or self.says_none(line))
-            and not (line.elided or line.uncertain or self.is_short(line) or _undone(line))
-            and not self.is_doubtful(line)
-        )
+        return self._lists.get((kind, foreign), ())
+
+    @cached_property
+    def _lists(self) -> Mapping[tuple[SparsityKind, bool], tuple[SparsityLine, ...]]:
+        found: dict[tuple[SparsityKind, bool], list[SparsityLine]] = defaultdict(list)
+        for line in self.lines:
+            there = line.names is not None or self.says_none(line)
+            part = line.elided or line.uncertain or self.is_short(line) or _undone(line)
+            if there and not part and not self.is_doubtful(line):
+                found[line.kind, line.foreign_node].append(line)
+        return {key: tuple(lines) for key, lines in found.items()}
+
+    @cached_property
+    def eligible_count(self) -> int:
+        """Names on the whole lists of eligible layers, each once; fusions one by one."""
+        kind = SparsityKind.ELIGIBLE
+        lines = (*self.lists(kind, foreign=False), *self.lists(kind, foreign=True))
+        return len({name for line in lines for name in line.constituents or line.names or ()})
 
     def is_doubtful(self, line: SparsityLine) -> bool:
         """Whether choices whose count proves nothing stand beside a list that is known to be cut.
@@ -189,9 +223,13 @@ class BuildAround:
         """
         if line.kind is not SparsityKind.CHOSEN or self._counts(line):
             return False
-        beside = (x for x in self.lines if x.kind is SparsityKind.ELIGIBLE)
-        passes = (x for x in beside if x.foreign_node is line.foreign_node)
-        return any(x.elided or self.is_short(x) for x in passes)
+        return line.foreign_node in self._cut_passes
+
+    @cached_property
+    def _cut_passes(self) -> Set[bool]:
+        """Whether Myelin's lists of eligible layers, or the others, are known to be cut."""
+        eligible = (x for x in self.lines if x.kind is SparsityKind.ELIGIBLE)
+        return {x.foreign_node for x in eligible if x.elided or self.is_short(x)}
 
     def _counts(self, line: SparsityLine) -> bool:
         counted = bool(line.printed_count) or self.counts_choices
@@ -220,18 +258,18 @@ class BuildAround:
         counts = {len(eligible.names or ()), len(eligible.constituents or ())} - {0}
         if eligible.elided or eligible.uncertain or self.is_short(eligible):
             counts = {eligible.printed_count or 0} - {0}
-        return next(
-            (
-                line
-                for line in self.lines
-                if line.kind is SparsityKind.CHOSEN
-                and line.names is None
-                and line.foreign_node is eligible.foreign_node
-                and line.printed_count in counts
-                and not _undone(line)
-            ),
-            None,
-        )
+        keys = [(eligible.foreign_node, number) for number in counts]
+        found = [self._counted[key] for key in keys if key in self._counted]
+        return min(found, default=(0, None), key=lambda pair: pair[0])[1]
+
+    @cached_property
+    def _counted(self) -> Mapping[tuple[bool, int | None], tuple[int, SparsityLine | None]]:
+        """The first chosen line without names of each pass and count, and its place."""
+        found: dict[tuple[bool, int | None], tuple[int, SparsityLine | None]] = {}
+        for at, line in enumerate(self.lines):
+            if line.kind is SparsityKind.CHOSEN and line.names is None and not _undone(line):
+                found.setdefault((line.foreign_node, line.printed_count), (at, line))
+        return found
 
 
 def passes_of(sighting: Sighting) -> tuple[bool, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from twofour.eligibility.build import BuildAround, JoinCase, in_myelin, is_version_8, passes_of
 from twofour.eligibility.build_facts import BuildFacts
@@ -215,7 +216,10 @@ def silence(around: BuildAround, sighting: Sighting) -> Silence | None:
         own = around.lists(SparsityKind.ELIGIBLE, foreign=True)
         # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
         lists = own if own or not is_version_8(build) else lists
-    cut = (_cut(around, foreign=part) for part in passes_of(sighting))
+    cut = (
+        around.once(("cut", part), partial(_cut, around, foreign=part))
+        for part in passes_of(sighting)
+    )
     if (missing := next(filter(None, cut), None)) is not None:
         return missing
     if not lists:
@@ -229,6 +233,10 @@ def silence(around: BuildAround, sighting: Sighting) -> Silence | None:
 
 def silent_choice(around: BuildAround) -> Silence:
     """Why it is not known whether an eligible layer runs sparse."""
+    return around.once("silent choice", partial(_silent_choice, around))
+
+
+def _silent_choice(around: BuildAround) -> Silence:
     why = "nothing says whether a sparse kernel was chosen for it"
     build = around.build
     lines = [line for line in around.lines if line.kind is SparsityKind.CHOSEN]

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from twofour.eligibility.build import JoinCase, Outcome, in_myelin, is_version_8, measured
 from twofour.eligibility.dense import Silence, silence, silent_choice, why_dense
+from twofour.eligibility.names import MOST_SIBLINGS, quoted_name
 from twofour.eligibility.predict import contradicted
 from twofour.eligibility.reasons import REASONS, leaves_dense
 from twofour.eligibility.remedies import (
@@ -91,8 +92,9 @@ def _by_kernel(case: JoinCase) -> Reason | None:
     holder = case.kernel_holder
     if holder is None or not holder.sparse:
         return None
-    message = f"the engine runs the sparse kernel {holder.kernel}{_with_times(case)}"
-    source = f"{case.around.seen.engine_file}: {holder.name}: {holder.kernel}"
+    kernel = quoted_name(holder.kernel or "")
+    message = f"the engine runs the sparse kernel {kernel}{_with_times(case)}"
+    source = f"{case.around.seen.engine_file}: {quoted_name(holder.name)}: {kernel}"
     return Reason(code=ReasonCode.QUALIFIES, message=message, source=source)
 
 
@@ -164,7 +166,7 @@ def _proof_of_eligibility(case: JoinCase) -> Reason | None:
     if marked is None:
         return None
     message = "layer information marks its weights as sparse, which makes it eligible, not chosen"
-    source = f"{case.around.seen.engine_file}: {marked.name}: HasSparseWeights: 1"
+    source = f"{case.around.seen.engine_file}: {quoted_name(marked.name)}: HasSparseWeights: 1"
     return Reason(code=code, message=message, source=source)
 
 
@@ -200,7 +202,7 @@ def _unplaced(case: JoinCase) -> Outcome | None:
     seen, around = case.seen, case.around
     if not seen.perhaps or seen.in_log or not around.seen.engine_complete or around.listing_cut:
         return None
-    names = [layer.name for layer in seen.perhaps]
+    names = [quoted_name(layer.name) for layer in seen.perhaps]
     region = one_of("Myelin region", names)
     message = f"it may lie in {region}: neither name nor neighbours say what is in there"
     source = around.seen.engine_file
@@ -218,9 +220,10 @@ def _plugin(case: JoinCase) -> Outcome | None:
     kinds = [(h.name, h.layer_type or "") for h in case.seen.holders]
     if case.seen.tuned is not None:
         kinds.append((case.seen.tuned.name, case.seen.tuned.runner or ""))
-    name = next((name for name, kind in kinds if kind.lower().startswith("plugin")), None)
-    if name is None:
+    found = next((name for name, kind in kinds if kind.lower().startswith("plugin")), None)
+    if found is None:
         return None
+    name = quoted_name(found)
     message = f"it runs in the plugin {name}, whose kernels TensorRT does not choose"
     source = case.around.seen.engine_file or case.around.file
     reason = Reason(code=ReasonCode.IN_PLUGIN, message=message, source=f"{source}: {name}")
@@ -284,11 +287,14 @@ def _fused_with(case: JoinCase) -> Reason | None:
         return None
     around, nodes = case.around, case.around.seen.nodes
     names = [nodes[at].name for at in fused.nodes]
+    names += ["others"] if len(names) == MOST_SIBLINGS else []
     message = f"runs as one engine layer with {listed(names)}: they read the same input"
     mentions = (case.seen.chosen, case.seen.eligible)
     line = next((m for m in mentions if m is not None and m.name == fused.name), None)
     file = around.seen.engine_file or around.file
-    source = f"{file}: {fused.name}" if line is None else mention_source(around.file, line)
+    source = (
+        f"{file}: {quoted_name(fused.name)}" if line is None else mention_source(around.file, line)
+    )
     return Reason(code=ReasonCode.FUSED_SIBLINGS, message=message, source=source)
 
 
@@ -299,9 +305,9 @@ def _left_out(case: JoinCase) -> Reason | None:
     own = in_myelin(case.seen) and not is_version_8(around.build)
     lists = around.lists(SparsityKind.ELIGIBLE, foreign=own)
     others = around.lists(SparsityKind.ELIGIBLE, foreign=not own)
-    listed = {name for line in (*others, *lists) for name in line.constituents or line.names or ()}
-    message = f"not among the {len(listed):,} layers that the builder lists as eligible"
-    if len(listed) < 2:
+    listed = around.eligible_count
+    message = f"not among the {listed:,} layers that the builder lists as eligible"
+    if listed < 2:
         alone = "not the one layer that the builder lists as eligible"
         message = alone if listed else "the builder lists no layer as eligible"
     quoted = [next((line for line in part if line.names), None) for part in (others, lists)]
@@ -316,7 +322,7 @@ def _unmarked(case: JoinCase) -> Reason | None:
     if unmarked is None or not case.around.sparse_weights_seen:
         return None
     message = "layer information marks weights as sparse in other layers, not in this one"
-    source = f"{case.around.seen.engine_file}: {unmarked.name}: HasSparseWeights: 0"
+    source = f"{case.around.seen.engine_file}: {quoted_name(unmarked.name)}: HasSparseWeights: 0"
     return Reason(code=ReasonCode.NOT_LISTED, message=message, source=source)
 
 
@@ -372,6 +378,5 @@ def _log_contradicts(case: JoinCase) -> tuple[Reason, ...]:
             message=f"the log contradicts itself: {c.message}",
             source=f"{file}:{c.line}",
         )
-        for c in case.around.contradictions
-        if c.line in lines
+        for c in case.around.contradictions_at(lines)
     )

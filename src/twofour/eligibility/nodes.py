@@ -7,11 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from twofour.eligibility.names import KnownNames, is_product, paths_of_torch_name
 from twofour.records.export import GraphNode
 
 _MAIN = ""
+_MOST_GIVEN = 64
+"""Nodes around a body that each node in it is said to wait for: a Loop may take thousands."""
+_MOST_FOLDED = 10_000
+"""Nodes looked at behind one that is folded: of thousands in a row each would look at all."""
 
 
 class Dataflow:
@@ -31,12 +36,23 @@ class Dataflow:
                 after[source].append(at)
         self.after = [tuple(users) for users in after]
         self.order = _order(self.before, self.after)
+        self._beyond: dict[int, tuple[int, ...]] = {}
 
     def beyond_constants(self, at: int) -> tuple[int, ...]:
-        """The node itself; of one that is folded, those that use what becomes of it."""
+        """The node itself; of one that is folded, those that use what becomes of it.
+
+        () where those are too many to look for.
+        """
+        if at not in self._beyond:
+            self._beyond[at] = self._users_of_folded(at)
+        return self._beyond[at]
+
+    def _users_of_folded(self, at: int) -> tuple[int, ...]:
         found: dict[int, None] = {}
         waiting, seen = [at], {at}
         while waiting:
+            if len(seen) > _MOST_FOLDED:
+                return ()
             node = waiting.pop()
             if node not in self.fixed:
                 found[node] = None
@@ -79,7 +95,7 @@ def _before(nodes: Sequence[GraphNode]) -> list[tuple[int, ...]]:
                 given[maker] = None
                 unread.pop(maker, None) if ways[maker] == ways[at] else None
             elif (owner := owners.get(ways[at])) is not None and owner < at:
-                given.update(dict.fromkeys(found[owner]))
+                given.update(dict.fromkeys(islice(found[owner], _MOST_GIVEN)))
         given.pop(at, None)
         found.append(given)
     for at in unread:
@@ -184,6 +200,7 @@ class NodeIndex:
         self.nodes = nodes
         self._exact: dict[str, list[int]] = {}
         self._users: dict[str, list[int]] = {}
+        self._led_to: dict[str, tuple[int, ...]] = {}
         for index, node in enumerate(nodes):
             for name in _spellings(node):
                 self._exact.setdefault(name, []).append(index)
@@ -255,8 +272,10 @@ class NodeIndex:
         """Nodes that a constant leads to, or a copy of it; () for what is none."""
         for name in (constant, _CLONE_SUFFIX.sub("", constant), _COPY_SUFFIX.sub("", constant)):
             if name in self._users:
-                users = (self.flow.beyond_constants(at) for at in self._users[name])
-                return tuple(dict.fromkeys(at for found in users for at in found))
+                if name not in self._led_to:
+                    users = (self.flow.beyond_constants(at) for at in self._users[name])
+                    self._led_to[name] = tuple(dict.fromkeys(at for us in users for at in us))
+                return self._led_to[name]
         return ()
 
     def tells_the_way(self, source: str) -> bool:

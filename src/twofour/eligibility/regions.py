@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from twofour.eligibility.names import PROFILE
 from twofour.eligibility.nodes import Dataflow
+from twofour.errors import BadInputError
+from twofour.logs.names import without_profile
 from twofour.records.export import GraphNode
 
 
@@ -18,7 +20,7 @@ class Region:
     first: tuple[int, ...] = ()
     """Nodes named at its first end."""
     last: tuple[int, ...] = ()
-    near: tuple[tuple[int, ...], ...] = ()
+    near: tuple[tuple[int, ...], ...] = field(default=(), hash=False)
     """Users of each constant that is named at an end, and nodes beside a named layer."""
     inside: tuple[int, ...] = ()
     """Nodes known to be in it by the tensors that go in and out."""
@@ -49,8 +51,24 @@ class Neighbours:
     """The layers are all that the engine has."""
 
 
+_MOST_HOLDING = 64
+"""Regions said of one node: that it lies in one of more of them tells nothing."""
+_MOST_PAIRS = 400_000_000
+"""Regions times nodes: a bit of each takes 50 MB, and some dozen of them are held."""
+
+
 def fill(regions: Sequence[Region], flow: Dataflow, others: Neighbours) -> tuple[Held, ...]:
-    """The nodes of every region, in the order given; linear in nodes, edges and regions."""
+    """The nodes of every region, in the order given; linear in nodes, edges and regions.
+
+    Raises BadInputError for more regions than any engine has.
+    """
+    if len(regions) * len(flow.before) > _MOST_PAIRS:
+        raise BadInputError(
+            f"the engine's names tell of {len(regions):,} Myelin regions, and the model has"
+            f" {len(flow.before):,} nodes: more than {_MOST_PAIRS:,} pairs of them are not looked"
+            " at",
+            hint="give the layers of one engine alone",
+        )
     place = {at: i for i, at in enumerate(flow.order)}
     found = tuple(Held() for _ in regions)
     ranks = sorted(range(len(regions)), key=lambda i: _length(regions[i], place))
@@ -59,7 +77,7 @@ def fill(regions: Sequence[Region], flow: Dataflow, others: Neighbours) -> tuple
     for at in range(len(flow.before)):
         sure, shared, perhaps = owners.of(at)
         for bits, kind in ((sure, "surely"), (shared, "shared"), (perhaps, "perhaps")):
-            for bit in _bits(bits):
+            for bit in islice(_bits(bits), _MOST_HOLDING):
                 getattr(found[ranks[bit]], kind).append(at)
     return found
 
@@ -176,12 +194,14 @@ class _Owners:
                         piece[other] = start
                         members.append(other)
             touching[start] = bits
+        homes_of: dict[int, set[int]] = {}  # by id: names that mean one constant share its users
         for i, region in enumerate(self._regions):
             for users in region.near:
                 # one of the users is in the region: which one matters only where they lie apart
-                homes = {piece[at] for at in users if at in piece}
-                if len(homes) == 1:
-                    touching[homes.pop()] |= 1 << i
+                if id(users) not in homes_of:
+                    homes_of[id(users)] = {piece[at] for at in users if at in piece}
+                if len(homes := homes_of[id(users)]) == 1:
+                    touching[next(iter(homes))] |= 1 << i
         return {at: touching[start] for at, start in piece.items()}
 
     def _is_free(self, at: int) -> bool:
@@ -216,6 +236,9 @@ def _union(values: Iterable[int]) -> int:
 
 _COPIES = 8
 """Copies of one tensor that are followed, one behind the other."""
+_WALKS = 16
+"""Times that all nodes may be walked back through: regions of one engine lie apart."""
+_FEW = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +270,7 @@ class TensorLinks:
                 given, made = _plain(copy.inputs[0]), _plain(copy.outputs[0])
                 self._sources[made] = given
                 self._copies[given] = made
+        self._steps_left = _WALKS * (len(nodes) + _FEW)
         self._makers: dict[str, list[int]] = defaultdict(list)
         self._readers: dict[str, list[int]] = defaultdict(list)
         for at, node in enumerate(nodes):
@@ -267,10 +291,11 @@ class TensorLinks:
             if _plain(name) not in self._constants
         ]
         makers = [at for name in made if name for at in self._makers[name]]
-        if ends.inputs is None or None in made or None in given:
+        if ends.inputs is None or None in made or None in given or self._steps_left < 0:
             return replace(region, inside=tuple(dict.fromkeys(makers)))
         stops = {at for name in given if name for at in self._makers[name]} | apart
         inside = _back_to(makers, stops, flow)
+        self._steps_left -= len(inside)
         ends_inside = all(at in inside for at in (*region.first, *region.last) if at not in apart)
         if not ends_inside:
             return replace(region, inside=tuple(dict.fromkeys(makers)))
@@ -300,4 +325,4 @@ def _back_to(ends: Sequence[int], stops: Set[int], flow: Dataflow) -> tuple[int,
 
 
 def _plain(name: str) -> str:
-    return PROFILE.sub("", name)
+    return without_profile(name)

@@ -19,7 +19,7 @@ from twofour.eligibility.evidence import (
     look,
 )
 from twofour.eligibility.judge import FORCED, judge
-from twofour.eligibility.names import NO_NAMES, PROFILE, split_name
+from twofour.eligibility.names import NO_NAMES, quoted_name, split_name
 from twofour.eligibility.nodes import MYELIN_SUFFIX
 from twofour.eligibility.predict import summarize
 from twofour.eligibility.reasons import REASONS
@@ -33,6 +33,7 @@ from twofour.eligibility.same_model import (
     without_strangers,
 )
 from twofour.eligibility.totals import count_totals
+from twofour.logs.names import without_profile
 from twofour.records.build import Gpu
 from twofour.records.eligibility import (
     EligibilityReport,
@@ -165,14 +166,9 @@ def _row(case: JoinCase) -> Verdict:
 
 def _engine_layer(seen: Sighting) -> str | None:
     """The layer's name in the engine; where that is not known, its name in the log."""
-    if seen.holders:
-        return seen.holders[0].name
-    if seen.region is not None:
-        return seen.region.name
     mention = seen.chosen or seen.eligible
-    if mention is not None:
-        return mention.name
-    return seen.tuned.name if seen.tuned is not None else None
+    found = (*seen.holders[:1], seen.region, mention, seen.tuned)
+    return next((quoted_name(place.name) for place in found if place is not None), None)
 
 
 def _notes(
@@ -301,7 +297,7 @@ def _kinds(build: Build | None, engine: tuple[EngineLayer, ...]) -> Mapping[str,
 
 def _parts(name: str) -> set[str]:
     """What a name is made of, to tell that two names are of one layer."""
-    plain = PROFILE.sub("", name)
+    plain = without_profile(name)
     return {MYELIN_SUFFIX.sub("", part.text) for part in split_name(plain, NO_NAMES)}
 
 

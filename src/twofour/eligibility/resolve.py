@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from twofour.eligibility.names import PROFILE, Part, number_unnamed, split_name
+from twofour.eligibility.names import Part, number_unnamed, split_name
 from twofour.eligibility.nodes import MYELIN_SUFFIX, Found, NodeIndex, StatedNames
 from twofour.eligibility.regions import Held, Neighbours, Region, TensorEnds, TensorLinks, fill
+from twofour.logs.names import without_profile
 from twofour.records.export import GraphNode
 
 COPY = re.compile(
@@ -121,7 +122,7 @@ def resolve(
 
 
 def _read(use: NameInUse, index: NodeIndex) -> _Reading:
-    name = use.name if use.name in index.known.names else PROFILE.sub("", use.name)
+    name = use.name if use.name in index.known.names else without_profile(use.name)
     copies = COPY.match(name)
     if copies is None:
         return _read_layer(use, name, index)

@@ -260,6 +260,10 @@ _LONGEST = 300
 """Characters that are quoted of one line."""
 _HEAD = re.compile(r".{0,200}?tactics:")
 """What a list begins with."""
+_MOST_PLACES = 256
+"""Looked at in one row: a name may be part of every other name there."""
+_BESIDE = 40
+"""Characters beside a name that are looked at: blanks, and the mark behind them."""
 _CUT = " ..."
 """Between the pieces of a long line: a search finds each of them."""
 
@@ -297,9 +301,17 @@ def _place(row: str, name: str | None) -> int:
     if name is None:
         return 0
     place = row.find(name)
-    while place >= 0:
-        before, after = row[:place].rstrip(), row[place + len(name) :].lstrip()
-        if before[-1:] in {"", ":", ",", "|"} and after[:1] in {"", ",", "[", "|"}:
+    for _ in range(_MOST_PLACES):
+        if place < 0:
+            break
+        end = place + len(name)
+        before, after = row[max(0, place - _BESIDE) : place], row[end : end + _BESIDE]
+        if before.rstrip()[-1:] in {"", ":", ",", "|"} and after.lstrip()[:1] in {
+            "",
+            ",",
+            "[",
+            "|",
+        }:
             return place
         place = row.find(name, place + 1)
     return -1

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import onnx
 
-from twofour.graph.files import shape_of, subgraphs
+from twofour.graph.files import shape_of, subgraphs, with_subgraphs
 from twofour.graph.scope import Node, Place, Scope, is_standard
 from twofour.graph.trace import FOLLOWED, LOOKUPS, STACK
 from twofour.records.weights import LARGEST_PASSED_OVER, NotCovered
 
 _MOST_STEPS = 512
 """Nodes walked through from one constant; the bound keeps the search linear in the graph."""
+_MOST_LOOKED_AT = 200_000
+"""Tensors and uses looked at for all constants together, before the first 32 of each must do:
+thousands of constants that are added up are used wherever their sum is."""
+_FEW = 32
 _FACTORS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose", "DeformConv"), (1,)),
     **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger"), (0, 1)),
@@ -69,6 +73,19 @@ class _Map:
     """Which input is the weight of a row."""
     multiplying: Mapping[tuple[str, str], bool]
     """The model's own functions, by domain and name: whether there is a product inside."""
+    work: _Work
+
+
+@dataclass(slots=True)
+class _Work:
+    """Tensors and uses looked at so far, of all constants."""
+
+    done: int = 0
+
+    @property
+    def most_steps(self) -> int:
+        """From one constant."""
+        return _MOST_STEPS if self.done < _MOST_LOOKED_AT else _FEW
 
 
 @dataclass(slots=True)
@@ -93,7 +110,7 @@ def not_covered(
     groups: dict[tuple[bool, str], _Group] = defaultdict(_Group)
     for scope in opened:
         for constant in _constants(scope, covered):
-            uses = tuple(_uses(constant, known))
+            uses = tuple(_bounded(_uses(constant, known), known))
             first = next((use for use in uses if use.multiplies), uses[0] if uses else _UNUSED)
             group = groups[first.multiplies, first.op]
             same = (u for u in uses if (u.multiplies, u.op) == (first.multiplies, first.op))
@@ -134,27 +151,29 @@ def _map(
         inner={id(scope.graph): scope for scope in opened},
         around=around,
         weight_at=weight_at,
-        multiplying={key: _has_product(key, bodies, set()) for key in bodies},
+        multiplying=_multiplying(bodies),
+        work=_Work(),
     )
 
 
-def _has_product(
-    key: tuple[str, str],
+def _multiplying(
     bodies: Mapping[tuple[str, str], onnx.FunctionProto],
-    seen: set[tuple[str, str]],
-) -> bool:
-    """Whether a function multiplies, or calls one that does (each is looked into once)."""
-    seen.add(key)
-    waiting = list(bodies[key].node)
-    for node in waiting:
-        waiting += [inner for _, graph in subgraphs(node) for inner in graph.node]
-        called = (node.domain, node.op_type)
-        if called in bodies:
-            if called not in seen and _has_product(called, bodies, seen):
-                return True
-        elif _may_multiply(node):
-            return True
-    return False
+) -> dict[tuple[str, str], bool]:
+    """Whether each function multiplies, or calls one that does; linear in their nodes."""
+    callers: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    products: dict[tuple[str, str], None] = {}
+    for key, body in bodies.items():
+        for node in (node for graph in with_subgraphs([body]) for node in graph.node):
+            called = (node.domain, node.op_type)
+            if called in bodies:
+                callers[called].append(key)
+            elif _may_multiply(node):
+                products[key] = None
+    for key in (waiting := list(products)):
+        fresh = [caller for caller in callers[key] if caller not in products]
+        products.update(dict.fromkeys(fresh))
+        waiting += dict.fromkeys(fresh)
+    return {key: key in products for key in bodies}
 
 
 def _may_multiply(node: onnx.NodeProto) -> bool:
@@ -195,10 +214,21 @@ def _uses(constant: _Constant, known: _Map) -> Iterator[_Use]:
         yield from _ends((constant.holder, constant.name), len(constant.shape), known)
 
 
+def _bounded(uses: Iterator[_Use], known: _Map) -> Iterator[_Use]:
+    """All of them; once very much was looked at the first few, the last perhaps a product."""
+    for number, use in enumerate(uses):
+        known.work.done += 1
+        if number >= _FEW and known.work.most_steps == _FEW:
+            yield replace(use, multiplies=True)
+            return
+        yield use
+
+
 def _ends(start: Place, rank: int, known: _Map) -> Iterator[_Use]:
     """Uses of a tensor of this rank (1: looked-up parts of it are no matrices)."""
     waiting, seen = [start], {start}
     for scope, name in waiting:
+        known.work.done += 1
         there = _outside(scope, name, known)
         if name in scope.outputs and id(scope.graph) not in known.around:
             yield _Use(op="output of the model", user=name, multiplies=False)
@@ -206,7 +236,7 @@ def _ends(start: Place, rank: int, known: _Map) -> Iterator[_Use]:
             moved = _moved(user, name, known)
             if moved is None:
                 yield _looked_up(user, name, rank, known) or _use(user, name, known)
-            elif len(seen) > _MOST_STEPS:
+            elif len(seen) > known.work.most_steps:
                 yield _Use(op=user.op, user=user.label, multiplies=True)
             else:
                 there += moved

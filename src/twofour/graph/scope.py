@@ -49,6 +49,8 @@ class Scope:
     """Initializers and the tensors of Constant nodes. An initializer that is a graph input too
     counts as a constant, as it does for TensorRT's parser."""
     producers: dict[str, Node]
+    output_at: dict[str, int]
+    """Which output of its node a tensor is."""
     values: dict[str, onnx.ValueInfoProto]
     """Graph inputs and value_info."""
     inputs: frozenset[str]
@@ -185,6 +187,7 @@ def _open(graph: onnx.GraphProto, parent: Scope | None, path: Path | None, prefi
         nodes=nodes,
         constants=constants,
         producers={name: node for node in nodes for name in node.proto.output if name},
+        output_at={name: at for node in nodes for at, name in enumerate(node.proto.output)},
         values={value.name: value for value in (*graph.value_info, *graph.input)},
         inputs=frozenset(value.name for value in graph.input),
         outputs=frozenset(value.name for value in graph.output),

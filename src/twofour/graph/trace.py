@@ -54,11 +54,14 @@ def cut_of(node: Node, scope: Scope, output: str, shape: tuple[int, ...]) -> tup
 
 def _split(node: Node, scope: Scope, output: str, shape: tuple[int, ...]) -> Cut:
     axis = _axis(integer(node.proto, "axis", 0), shape)
-    index, parts = list(node.proto.output).index(output), len(node.proto.output)
+    index, parts = scope.output_at[output], len(node.proto.output)
     sizes = integers(node, scope, 1, "split")
-    if sizes is None:
+    if sizes is None:  # equal but for the last; none of thousands is worked out with all others
         each = -(-shape[axis] // parts)
-        sizes = (*(each for _ in range(parts - 1)), shape[axis] - each * (parts - 1))
+        last = shape[axis] - each * (parts - 1)
+        if last < 0:
+            raise ValueError(last)
+        return Cut(axis=axis, start=each * index, length=each if index < parts - 1 else last)
     if sum(sizes) != shape[axis] or min(sizes) < 0:
         raise ValueError(sizes)
     return Cut(axis=axis, start=sum(sizes[:index]), length=sizes[index])

@@ -128,10 +128,10 @@ def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
 
 def _other_pieces(group: Sequence[Layer]) -> Iterator[Place]:
     """Outputs of the nodes that cut the array up, beside those that lead to a weight."""
-    for layer in group:
-        for step in layer.found.steps:
-            if step.node.op in CUTS:
-                yield from ((step.scope, name) for name in step.node.proto.output if name)
+    steps = (step for layer in group for step in layer.found.steps if step.node.op in CUTS)
+    cuts = {step.node: step.scope for step in steps}  # once each: a Split may lead to thousands
+    for node, scope in cuts.items():
+        yield from ((scope, name) for name in node.proto.output if name)
 
 
 def _in_pieces(layer: Layer, others: Sequence[str]) -> Weight:

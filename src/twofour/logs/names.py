@@ -31,7 +31,7 @@ _GENERATED_KERNEL = "__my"
 _NO_TACTIC = 0xD15EA5EDD15EA5ED
 _LARGEST_MS = 3.4e38
 """TensorRT 7 prints the largest float32 where later versions print inf."""
-_PROFILE = re.compile(r"(?: \[profile (\d{1,6})\])+$")
+_PROFILE = re.compile(r" \[profile (\d{1,6})\]")
 _KEY_LENGTH = 6
 _KERNELS = 4096
 """Names remembered: a log times the same few hundred kernels for every layer."""
@@ -179,14 +179,25 @@ def _without_dots(entries: list[str]) -> tuple[tuple[str, ...], bool]:
 
 
 def without_profile(name: str) -> str:
-    """The layer's name: TensorRT marks the copies for further optimization profiles."""
-    return name if name[-1:] != "]" else _PROFILE.sub("", name)
+    """The layer's or tensor's name: TensorRT marks copies for further optimization profiles."""
+    end = len(name)
+    while (marked := _profile_before(name, end)) is not None:
+        end = marked.start()
+    return name[:end]
 
 
 def profile_of(name: str) -> int:
     """Number of the optimization profile in a name; 0, the first one, is not written."""
-    match = _PROFILE.search(name)
-    return 0 if match is None else int(match[1])
+    marked = _profile_before(name, len(name))
+    return 0 if marked is None else int(marked[1])
+
+
+def _profile_before(name: str, end: int) -> re.Match[str] | None:
+    """The mark that ends there; a pattern of several would try every place of a long name."""
+    if name[end - 1 : end] != "]":
+        return None
+    start = name.rfind(" [", 0, end)
+    return None if start < 0 else _PROFILE.fullmatch(name, start, end)
 
 
 def _parallel_parts(name: str) -> list[str]:

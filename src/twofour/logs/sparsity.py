@@ -210,7 +210,8 @@ FUSING = ": Fusing "
 REGISTERING = "Registering layer: "
 _FOR_NODE = " for ONNX node: "
 _SWAP = re.compile(r"Swap the layer type of (.*) from (\w+) to (\w+)$")
-_TRANSFORM = re.compile(r"Running: (\w*Transform\w*) on (.*)$")
+_RUNNING = "Running: "
+_WORD = re.compile(r"\w+")
 
 
 def fused(message: str, line: int) -> Fusion | None:
@@ -253,16 +254,16 @@ def _swapped(message: str, line: int) -> Fusion | None:
 
 
 def _transformed(message: str, line: int) -> Fusion | None:
-    match = _TRANSFORM.match(message)
-    if match is None:
+    rule, found, layer = message[len(_RUNNING) :].partition(" on ")
+    if not found or "Transform" not in rule or not _WORD.fullmatch(rule):
         return None
-    layers = (match[2].strip(),)
-    return Fusion(line=line, kind=FusionKind.TRANSFORMED, rule=match[1], layers=layers)
+    layers = (layer.strip(),)
+    return Fusion(line=line, kind=FusionKind.TRANSFORMED, rule=rule, layers=layers)
 
 
 BY_START: tuple[tuple[str, Callable[[str, int], Fusion | None]], ...] = (
     ("Merging layers: ", _merged),
     ("Removing ", _removed),
     ("Swap the layer type of ", _swapped),
-    ("Running: ", _transformed),
+    (_RUNNING, _transformed),
 )
