@@ -22,6 +22,10 @@ from twofour.graph.weights import find_weights
 from twofour.logs.read import read_build_log
 from twofour.pipeline.evidence import EvidenceFiles
 from twofour.pipeline.reporting import report_files
+from twofour.pipeline.validating import validate_path
+from twofour.pruning.onnx_file import prune_onnx
+from twofour.records.options import Selection
+from twofour.records.weights import Pattern
 from twofour.store import to_json
 
 SCALE = int(os.environ.get("LINEAR_SCALE", "1"))
@@ -98,6 +102,20 @@ def _weights(model: Callable[[int], onnx.ModelProto]) -> Attack:
     return attack
 
 
+def _prune(model: Callable[[int], onnx.ModelProto]) -> Attack:
+    def attack(size: int, folder: Path) -> Work:
+        path = om.save(model(size), folder / "m.onnx")
+
+        def work() -> None:
+            target = path.with_name("sparse.onnx")
+            prune_onnx(open_onnx(path), target, Pattern(2, 4))
+            to_json(validate_path(target, Pattern(2, 4), Selection()))
+
+        return work
+
+    return attack
+
+
 def _model(nodes: list[onnx.NodeProto], *arrays: str, width: int = 8) -> onnx.ModelProto:
     """All constants are width x width; the one input is x."""
     values = np.ones((width, width), np.float32)
@@ -150,6 +168,14 @@ def _aliases(count: int) -> onnx.ModelProto:
     for i in range(count):
         nodes.append(helper.make_node("Identity", ["w"], [f"a{i}"]))
         nodes.append(_matmul("x", f"a{i}", f"o{i}", f"m{i}"))
+    return _model(nodes, "w")
+
+
+def _both_ways(count: int) -> onnx.ModelProto:
+    """One weight along one axis and along the other."""
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], [f"o{i}"], f"g{i}", transB=i % 2) for i in range(count)
+    ]
     return _model(nodes, "w")
 
 
@@ -250,31 +276,31 @@ _REPEATED: Mapping[str, tuple[str, str, str]] = {
 
 ATTACKS: Mapping[str, tuple[Attack, int]] = {
     "a name that joins all nodes": (
-        _report(_beside, lambda n: _layers(_numbers(n, " + "))), 100),
+        _report(_beside, lambda n: _layers(_numbers(n, " + "))), 300),
     "a fusion of all nodes": (
-        _report(_beside, lambda n: _layers(_numbers(n, " || "))), 100),
+        _report(_beside, lambda n: _layers(_numbers(n, " || "))), 50),
     "a fusion of all nodes in a log": (
-        _report(_beside, None, lambda n: _sparsity(_numbers(n, " || "))), 100),
+        _report(_beside, None, lambda n: _sparsity(_numbers(n, " || "))), 50),
     "all nodes eligible": (
-        _report(_beside, None, lambda n: _sparsity(_numbers(n, ", "), n)), 100),
+        _report(_beside, None, lambda n: _sparsity(_numbers(n, ", "), n)), 50),
     "half of the nodes eligible": (
-        _report(_beside, None, lambda n: _sparsity(_numbers(n // 2, ", "), n // 2)), 100),
+        _report(_beside, None, lambda n: _sparsity(_numbers(n // 2, ", "), n // 2)), 300),
     "eligible without a model": (
-        _report(None, None, lambda n: _sparsity(_numbers(n, ", "), n)), 200),
+        _report(None, None, lambda n: _sparsity(_numbers(n, ", "), n)), 100),
     "lists without end": (
-        _report(lambda _: _beside(20), None, lambda n: _sparsity("1, 2, 3", 3) * n), 200),
+        _report(lambda _: _beside(20), None, lambda n: _sparsity("1, 2, 3", 3) * n), 100),
     "counts without end": (
-        _report(_beside, None, lambda n: _sparsity("", 3) * n + _sparsity("1, 2")), 100),
+        _report(_beside, None, lambda n: _sparsity("", 3) * n + _sparsity("1, 2")), 50),
     "contradictions": (
-        _report(_beside, None, lambda n: _sparsity("1, 2", 7) * n), 100),
+        _report(_beside, None, lambda n: _sparsity("1, 2", 7) * n), 50),
     "one layer again and again": (
-        _report(lambda _: _chain(4), lambda n: _layers(*["m0"] * n)), 300),
+        _report(lambda _: _chain(4), lambda n: _layers(*["m0"] * n)), 150),
     "one region again and again": (
-        _report(_chain, lambda n: _layers(*[f"{{ForeignNode[m0...m{n - 1}]}}"] * n)), 100),
+        _report(_chain, lambda n: _layers(*[f"{{ForeignNode[m0...m{n - 1}]}}"] * n)), 50),
     "regions that lie in each other": (
-        _report(_chain, _named("{{ForeignNode[m0...m{0}]}}")), 100),
+        _report(_chain, _named("{{ForeignNode[m0...m{0}]}}")), 50),
     "regions anywhere": (
-        _report(_relus, _named("{{ForeignNode[p{0}...q{0}]}}")), 100),
+        _report(_relus, _named("{{ForeignNode[p{0}...q{0}]}}")), 50),
     "regions of a constant": (
         _report(_beside, _named("{{ForeignNode[w_{0}...w_{0}]}}")), 100),
     "regions of folded nodes": (
@@ -286,64 +312,69 @@ ATTACKS: Mapping[str, tuple[Attack, int]] = {
                 *(f"{{ForeignNode[m0...m{n - 1}]}}_{i}" for i in range(n)),
                 Inputs=[{"Name": "x"}], Outputs=[{"Name": f"x{n}"}],
             ),
-        ), 100),
-    "folded nodes": (_report(_folded, _named("c{0}")), 200),
-    "numbered layers": (_report(_chain, _named("(Unnamed Layer* {0}) [Matrix Multiply]")), 100),
-    "modules": (_report(_chain, _named("[CONVOLUTION]-[aten]-[/m{0}/c]")), 100),
+        ), 50),
+    "folded nodes": (_report(_folded, _named("c{0}")), 100),
+    "numbered layers": (_report(_chain, _named("(Unnamed Layer* {0}) [Matrix Multiply]")), 50),
+    "modules": (_report(_chain, _named("[CONVOLUTION]-[aten]-[/m{0}/c]")), 50),
     "renamed layers": (
         _report(_chain, None, lambda n: _verbose(
             *(f"Registering layer: r{i} for ONNX node: m{i}" for i in range(n))
-        ) + _sparsity("r1, r2", 2)), 100),
+        ) + _sparsity("r1, r2", 2)), 50),
     "fused layers": (
         _report(_chain, None, lambda n: _verbose(
             *(f"X: Fusing m{i} with m{i + 1}" for i in range(n)),
             "Engine generation completed in 1 seconds.",
-        ) + _sparsity("m1")), 100),
+        ) + _sparsity("m1")), 50),
     "a profile of one layer": (
         _report(lambda _: _chain(4), lambda _: _layers("m0"), None,
-                lambda n: json.dumps([{"name": "m0", "averageMs": 1.0}] * n)), 400),
+                lambda n: json.dumps([{"name": "m0", "averageMs": 1.0}] * n)), 200),
     "a profile": (
         _report(_chain, _named("m{0}"), None, lambda n: json.dumps(
-            [{"name": f"m{i}", "averageMs": 1.0} for i in range(n)])), 100),
+            [{"name": f"m{i}", "averageMs": 1.0} for i in range(n)])), 50),
     "names with separators": (
-        _report(lambda _: _chain(2), lambda n: _layers(_numbers(n, ", "))), 2000),
-    "open objects": (_report(None, lambda n: "[\n" * n), 2000),
-    "objects one after the other": (_report(None, lambda n: "{}\n" * n), 2000),
-    "open texts": (_report(None, lambda n: "[\n" + '"a\n' * n), 2000),
-    "closed objects": (_report(None, lambda n: "[\n" * n + "]\n" * n), 2000),
-    "lists in lists": (_report(None, lambda n: "[" * 400 + "]" * 400 + '{"Name":1}\n' * n), 1000),
+        _report(lambda _: _chain(2), lambda n: _layers(_numbers(n, ", "))), 1000),
+    "open objects": (_report(None, lambda n: "[\n" * n), 1000),
+    "objects one after the other": (_report(None, lambda n: "{}\n" * n), 1000),
+    "open texts": (_report(None, lambda n: "[\n" + '"a\n' * n), 1000),
+    "closed objects": (_report(None, lambda n: "[\n" * n + "]\n" * n), 1000),
+    "lists in lists": (_report(None, lambda n: "[" * 400 + "]" * 400 + '{"Name":1}\n' * n), 500),
     "detailed lines": (
-        _report(None, lambda n: "Name: a, LayerType: x, Inputs: [{ Name: \n" * n), 200),
-    "one weight, many products": (_weights(_beside), 300),
-    "names of one weight": (_weights(_aliases), 200),
-    "a weight in pieces": (_weights(_split), 200),
-    "constants added up": (_weights(_summed), 200),
+        _report(None, lambda n: "Name: a, LayerType: x, Inputs: [{ Name: \n" * n), 100),
+    "one weight, many products": (_weights(_beside), 150),
+    "names of one weight": (_weights(_aliases), 100),
+    "a weight in pieces": (_weights(_split), 300),
+    "constants added up": (_weights(_summed), 150),
+    "pruning products of one weight": (_prune(_beside), 300),
+    "pruning names of one weight": (_prune(_aliases), 50),
+    "pruning pieces of a weight": (_prune(_split), 50),
+    "pruning transposed and plain": (_prune(_both_ways), 50),
+    "both axes": (_report(_both_ways), 50),
     "a body with many inputs": (_report(_loop), 100),
-    "functions": (_weights(_functions), 200),
+    "functions": (_weights(_functions), 100),
     "timed layers": (_log(lambda n: _verbose(*(
-        f"--------------- Timing Runner: l{i} (C[0x1])" for i in range(n)))), 500),
+        f"--------------- Timing Runner: l{i} (C[0x1])" for i in range(n)))), 250),
     "names within names": (_report(
         _chain, None, lambda n: _verbose(*(
             f"--------------- Timing Runner: {'m' * i} (C[0x1])" for i in range(1, n)
-        )) + _sparsity(", ".join("m" * i for i in range(1, n)), n)), 50),
+        )) + _sparsity(", ".join("m" * i for i in range(1, n)), n)), 25),
     "odd names": (_log(
         lambda n: _verbose(*(f"--------------- Timing Runner: ((((((a{i} (C[0x1])"
                              for i in range(n)))
-        + _sparsity(", ".join(f"((((((b{i}" for i in range(n)))), 200),
+        + _sparsity(", ".join(f"((((((b{i}" for i in range(n)))), 100),
     "tactics of one layer": (_log(lambda n: _verbose(
         "--------------- Timing Runner: l (C[0x1])",
-        *(f"Tactic Name: sparse Tactic: 0x{i:x} Time: {n - i}" for i in range(n)))), 500),
+        *(f"Tactic Name: sparse Tactic: 0x{i:x} Time: {n - i}" for i in range(n)))), 250),
     "builds": (_log(lambda n: _verbose(
-        "Engine generation completed in 1 seconds.", "Applying generic optimizations") * n), 200),
-    "errors": (_log(lambda n: "[E] [TRT] x\n" * n), 1000),
-    "rows of a broken line": (_log(lambda n: _sparsity("a,") + "b,\n" * n), 1000),
-    "broken lines": (_log(lambda n: _sparsity("abcdefg, " * 10) * n), 100),
+        "Engine generation completed in 1 seconds.", "Applying generic optimizations") * n), 100),
+    "errors": (_log(lambda n: "[E] [TRT] x\n" * n), 500),
+    "rows of a broken line": (_log(lambda n: _sparsity("a,") + "b,\n" * n), 500),
+    "broken lines": (_log(lambda n: _sparsity("abcdefg, " * 10) * n), 50),
     "processes": (_log(
-        lambda n: "".join(f"{i % 64}: [MemUsageChange] Init CUDA\n" for i in range(n))), 500),
-    "quoted lines": (_log(lambda n: '"\\u0061"\n' * n), 1000),
+        lambda n: "".join(f"{i % 64}: [MemUsageChange] Init CUDA\n" for i in range(n))), 250),
+    "quoted lines": (_log(lambda n: '"\\u0061"\n' * n), 500),
     "JSON lines": (_log(lambda n: ('{"a":' * 200 + "1" + "}" * 200 + "\n") * n), 20),
-    "carriage returns": (_log(lambda n: "\r" * n), 4000),
-    "empty lines": (_log(lambda n: "\n" * n), 4000),
+    "carriage returns": (_log(lambda n: "\r" * n), 2000),
+    "empty lines": (_log(lambda n: "\n" * n), 2000),
     **{
         f"a line of {name}": (
             _log(lambda n, p=piece: f"[V] [TRT] {p[0]}{p[1] * n}{p[2]}\n"), 2000)  # type: ignore[misc]
@@ -351,7 +382,7 @@ ATTACKS: Mapping[str, tuple[Attack, int]] = {
     },
     **{
         f"lines of {name}": (
-            _log(lambda n, p=piece: f"{p[0]}{p[1] * 40}{p[2]}\n" * n), 100)  # type: ignore[misc]
+            _log(lambda n, p=piece: f"{p[0]}{p[1] * 40}{p[2]}\n" * n), 25)  # type: ignore[misc]
         for name, piece in _REPEATED.items()
     },
 }  # fmt: skip

@@ -137,3 +137,26 @@ def test_a_refusal_of_a_checkpoint_names_the_file_that_was_given(tmp_path: Path)
     torch.save({"step": torch.ones(3)}, tmp_path / "m.pt")
     with pytest.raises(BadInputError, match=f"^{tmp_path / 'm.pt'}: nothing to check"):
         validate_path(tmp_path / "m.pt", None, Selection())
+
+
+def test_a_packed_checkpoint_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    torch.save({"a.weight": _WEIGHT}, tmp_path / "m.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "m.pt") as archive,
+        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in archive.namelist():
+            packed.writestr(name, bytes(80 << 20) if "/data/" in name else archive.read(name))
+    with pytest.raises(BadInputError, match=r"packed\.pt has \d+ bytes and would unpack to 83"):
+        read_checkpoint(tmp_path / "packed.pt")
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of this type being new
+def test_a_type_that_safetensors_has_not_is_refused_by_name(tmp_path: Path) -> None:
+    torch.save(
+        {"a": torch.ones(8, 8), "b": torch.ones(8, 8, dtype=torch.complex32)}, tmp_path / "m.pt"
+    )
+    with pytest.raises(
+        BadInputError, match=f"^{tmp_path / 'm.pt'}: b holds values of type complex32"
+    ):
+        validate_path(tmp_path / "m.pt", None, Selection())

@@ -198,3 +198,14 @@ def test_a_user_that_needs_it_dense_learns_that_the_array_is_pruned() -> None:
 def test_an_untied_layer_with_the_same_shape_is_not_taken_for_a_user() -> None:
     weights = (*tied(1, 1), linear("alone", 16, 16, axis=0))
     assert pruned(weights, Selection()) == ["user0", "user1", "alone"]
+
+
+def test_the_first_row_that_decides_for_an_array_is_named_among_thousands() -> None:
+    users = [linear(f"m{i}", node=f"m{i}", weight="w", tied_to=("m0", "m1")) for i in range(400)]
+    users[7] = dataclasses.replace(users[7], reasons=COMPUTED.reasons)
+    found = choose(users, TWO_FOUR, Selection(exclude=("m30*", "m5")))
+    assert not any(chosen for _, chosen, _ in found)
+    messages = {w.layer: reasons[0].message for w, _, reasons in found}
+    assert messages["m3"] == "left dense: it shares its array with m5, which is excluded"
+    assert messages["m5"] == "left dense by --exclude m5"
+    assert messages["m300"] == "left dense by --exclude m30*"

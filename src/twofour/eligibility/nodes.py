@@ -16,7 +16,10 @@ _MAIN = ""
 _MOST_GIVEN = 64
 """Nodes around a body that each node in it is said to wait for: a Loop may take thousands."""
 _MOST_FOLDED = 10_000
-"""Nodes looked at behind one that is folded: of thousands in a row each would look at all."""
+_FEW_FOLDED = 64
+_WALKS = 16
+"""Times that as many nodes as there are may be walked through behind folded ones, 10,000 for each;
+then 64: of thousands in a row each would look at all."""
 
 
 class Dataflow:
@@ -37,6 +40,7 @@ class Dataflow:
         self.after = [tuple(users) for users in after]
         self.order = _order(self.before, self.after)
         self._beyond: dict[int, tuple[int, ...]] = {}
+        self._steps_left = _WALKS * len(nodes)
 
     def beyond_constants(self, at: int) -> tuple[int, ...]:
         """The node itself; of one that is folded, those that use what becomes of it.
@@ -50,8 +54,10 @@ class Dataflow:
     def _users_of_folded(self, at: int) -> tuple[int, ...]:
         found: dict[int, None] = {}
         waiting, seen = [at], {at}
+        most = _MOST_FOLDED if self._steps_left > 0 else _FEW_FOLDED
         while waiting:
-            if len(seen) > _MOST_FOLDED:
+            self._steps_left -= 1
+            if len(seen) > most:
                 return ()
             node = waiting.pop()
             if node not in self.fixed:

@@ -6,9 +6,10 @@ names is counted beside the verdicts, and layers that were not exported are rows
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from math import prod
 
 from twofour.eligibility.reasons import REASONS, LeftDense, Origin
@@ -41,6 +42,8 @@ NO_FACTOR = "no factor"
 _SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE)
 
 Checks = dict[tuple[str, int], WeightCheck]
+_MOST_USERS = 64
+"""Of one array that need it along another axis; a few of them are named."""
 
 
 def predict(
@@ -58,10 +61,8 @@ def predict(
         )
     context = context.completed()
     checks = {(check.weight, check.axis): check for check in validation.checks}
-    of_array: dict[str | None, list[Weight]] = {}
-    for weight in weights:
-        of_array.setdefault(weight.weight, []).append(weight)
-    verdicts = tuple(_judge(_case(w, of_array[w.weight], checks, context)) for w in weights)
+    users = _axes_of_users(weights, checks)
+    verdicts = tuple(_judge(_case(w, users[w.weight], checks, context)) for w in weights)
     return EligibilityReport(
         model=context.model,
         pattern=context.pattern,
@@ -104,14 +105,28 @@ def count_weights(verdicts: Iterable[Verdict]) -> int:
     return sum(stored.values())
 
 
-def _case(weight: Weight, users: Sequence[Weight], checks: Checks, context: ReportContext) -> Case:
+_Users = Mapping[int | None, Sequence[Weight]]
+"""Of one array, those that need it to hold the pattern, by the axis along which."""
+
+
+def _axes_of_users(weights: Sequence[Weight], checks: Checks) -> Mapping[str | None, _Users]:
+    """By array: thousands of layers may use one, and each asks for the others."""
+    found: dict[str | None, dict[int | None, list[Weight]]] = defaultdict(dict)
+    for weight in weights:
+        users = found[weight.weight].setdefault(weight.axis, [])
+        if len(users) < _MOST_USERS and not holds_trivially(
+            weight.shape, weight.axis, HARDWARE_PATTERN
+        ):
+            check = _check_of(weight, checks)
+            users += [weight] if check and (check.required or not check.violations) else []
+    return found
+
+
+def _case(weight: Weight, users: _Users, checks: Checks, context: ReportContext) -> Case:
     """One layer to be judged, with those of the array's `users` that need it along another axis."""
-    bound = (u for u in users if not holds_trivially(u.shape, u.axis, HARDWARE_PATTERN))
-    elsewhere = [(u, _check_of(u, checks)) for u in bound if u.axis != weight.axis]
-    at_odds = (u for u, check in elsewhere if check and (check.required or not check.violations))
-    return Case(
-        weight=weight, check=_check_of(weight, checks), context=context, at_odds=tuple(at_odds)
-    )
+    others = (own for axis, own in users.items() if axis != weight.axis)
+    at_odds = tuple(islice(chain.from_iterable(others), _MOST_USERS))
+    return Case(weight=weight, check=_check_of(weight, checks), context=context, at_odds=at_odds)
 
 
 def _judge(case: Case) -> Verdict:

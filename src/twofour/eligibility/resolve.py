@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,10 @@ COPY = re.compile(
     r"|Forced Cast ITensor (?:.* - )?"
 )
 """Layers that only copy or cast what goes into or out of the layers named after it."""
+
+
+_MOST_NAMES = 64
+"""Engine layers that one region is told of, the first: an engine has no more of the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +237,12 @@ def _fill_regions(readings: Sequence[_Reading], index: NodeIndex, *, whole: bool
             owners.append((reading, bounded))
     others = Neighbours(taken=taken, apart=apart, whole=complete)
     found = fill(tuple(places), index.flow, others)
+    named: Counter[int] = Counter()
     for reading, region in owners:
-        reading.held.append(found[places[region]])
+        place = places[region]
+        named[place] += 1
+        if named[place] <= _MOST_NAMES:
+            reading.held.append(found[place])
 
 
 def _inside(reading: _Reading) -> bool:

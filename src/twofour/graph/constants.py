@@ -22,7 +22,7 @@ from twofour.records.weights import LARGEST_PASSED_OVER, NotCovered
 
 _MOST_STEPS = 512
 """Nodes walked through from one constant; the bound keeps the search linear in the graph."""
-_MOST_LOOKED_AT = 200_000
+_MOST_LOOKED_AT = 50_000
 """Tensors and uses looked at for all constants together, before the first 32 of each must do:
 thousands of constants that are added up are used wherever their sum is."""
 _FEW = 32

@@ -29,7 +29,6 @@ _ANOTHER_MODEL = (
     "it must be the model that was pruned, in the type it had then; a source that gives another "
     "one needs another --out"
 )
-_ALWAYS_READ_BYTES = 64 << 20
 
 
 class TorchModel:
@@ -134,6 +133,15 @@ def save_tensors(state: Mapping[str, Tensor], target: Path, *, first: Collection
         save_file(_apart(tensors), str(target), metadata=aliases or None)
     except SafetensorError as error:  # a full disk, among others
         raise OSError(f"safetensors: {str(error).splitlines()[0]}") from error
+    except KeyError as error:  # a type that the library's table has not, such as complex32
+        key = next((k for k, t in tensors.items() if t.dtype in error.args), None)
+        if key is None:
+            raise
+        kind = str(tensors[key].dtype).removeprefix("torch.")
+        raise BadInputError(
+            f"{key} holds values of type {kind}, which no .safetensors file has",
+            hint="convert it, to float32 for example",
+        ) from error
 
 
 def load_weights(module: nn.Module, path: Path) -> LoadedWeights:
@@ -267,10 +275,12 @@ def _has_storage(tensor: Tensor) -> bool:
 
 def _refuse_blown_up(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Views (an expanded zero) make gigabytes out of a small file once each is written apart."""
+    from twofour.pipeline.sources.checkpoint import ALWAYS_READ_BYTES
+
     once = {_place(tensor): tensor for tensor in tensors.values()}
     size = sum(tensor.numel() * tensor.element_size() for tensor in once.values())
     stored = path.stat().st_size
-    if size > 2 * stored + _ALWAYS_READ_BYTES:
+    if size > 2 * stored + ALWAYS_READ_BYTES:
         raise BadInputError(
             f"{path} has {stored} bytes, its tensors would take {size}: they are views",
             hint="save contiguous tensors: {k: v.contiguous() for k, v in state_dict.items()}",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from twofour.errors import BadInputError, PatternBrokenError
+from twofour.errors import BadInputError, PatternBrokenError, naming
 from twofour.graph.opened import open_onnx
 from twofour.pipeline.changed_files import changes
 from twofour.pipeline.folder import MANIFEST, is_run_folder
@@ -225,7 +225,8 @@ def _pickle(path: Path, pattern: Pattern | None) -> Validation:
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / WEIGHTS
-        save_tensors(read_checkpoint(path), copy)
+        with naming(path):
+            save_tensors(read_checkpoint(path), copy)
         try:
             checked = _safetensors(copy, pattern)
         except BadInputError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
@@ -28,8 +29,8 @@ def choose(weights: Sequence[Weight], pattern: Pattern, selection: Selection) ->
     """
     _check_globs(weights, selection)
     choices = [_choose_one(weight, pattern, selection) for weight in weights]
-    users = [[c for c in choices if _same_array(w, c[0])] if w.tied_to else [] for w in weights]
-    return tuple(_with_users(choice, others) for choice, others in zip(choices, users, strict=True))
+    users = _Users(choices)
+    return tuple(_with_users(choice, users.beside(at)) for at, choice in enumerate(choices))
 
 
 def wanted_by_default(weights: Sequence[Weight], pattern: Pattern) -> frozenset[str]:
@@ -107,13 +108,51 @@ def _impossible(weight: Weight, reasons: Iterable[Reason]) -> str | None:
     return None
 
 
-def _same_array(one: Weight, other: Weight) -> bool:
-    """Two rows for the same stored array: rows name each other, or the same initializer."""
-    if one is other or one.weight is None or one.shape != other.shape:
-        return False
-    if one.weight == other.weight and one.node is not None:
-        return True
-    return one.node is None and other.layer in one.tied_to and one.layer in other.tied_to
+_Kind = tuple[bool, "int | None", bool]
+
+
+class _Users:
+    """The rows of each stored array: an array of an ONNX file may have thousands."""
+
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        self._choices = choices
+        self._by_layer: dict[str, list[int]] = defaultdict(list)
+        self._by_array: dict[tuple[object, ...], dict[_Kind, list[int]]] = defaultdict(dict)
+        for at, choice in enumerate(choices):
+            weight = choice[0]
+            self._by_layer[weight.layer].append(at)
+            alike = self._by_array[weight.weight, weight.shape].setdefault(_kind(choice), [])
+            alike += [at] if len(alike) < _FIRST_ALIKE else []
+
+    def beside(self, at: int) -> list[Choice]:
+        """Other rows for the same array, in order; of a file the first two that decide alike.
+
+        Rows of a module name each other, those of a file the same initializer.
+        """
+        one = self._choices[at][0]
+        if not one.tied_to or one.weight is None:
+            return []
+        if one.node is not None:
+            groups: Iterable[list[int]] = self._by_array[one.weight, one.shape].values()
+        else:
+            groups = [self._by_layer.get(layer, []) for layer in dict.fromkeys(one.tied_to)]
+        others = sorted(other for group in groups for other in group if other != at)
+        found = [self._choices[other] for other in others]
+        return [c for c in found if one.node is not None or _name_each_other(one, c[0])]
+
+
+def _name_each_other(one: Weight, other: Weight) -> bool:
+    return one.shape == other.shape and one.layer in other.tied_to
+
+
+_FIRST_ALIKE = 2
+"""One of them may be the row that asks."""
+
+
+def _kind(choice: Choice) -> _Kind:
+    """All that one row's decision tells another."""
+    weight, pruned, reasons = choice
+    return pruned, weight.axis, any(reason.code is ReasonCode.EXCLUDED for reason in reasons)
 
 
 def _with_users(choice: Choice, others: Sequence[Choice]) -> Choice:

@@ -25,6 +25,8 @@ SETTINGS_FILES = (
     CONFIG, MODULES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     PREPROCESSOR, "sentence_bert_config.json",
 )  # fmt: skip
+ALWAYS_READ_BYTES = 64 << 20
+"""Of a .pt file, however small it is; beyond it, twice its size: real ones hold what they say."""
 _SAFE = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens")
@@ -188,9 +190,13 @@ def _check_pickle(path: Path) -> None:
 
     try:
         zipped = zipfile.is_zipfile(path)
+        if zipped:
+            _refuse_packed(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols
             torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except BadInputError:
+        raise
     except pickle.UnpicklingError as error:
         refused = _REFUSED.search(str(error))
         called = refused[1] if refused else _called_outside_torch(path)
@@ -204,6 +210,18 @@ def _check_pickle(path: Path) -> None:
         ) from error
     except Exception as error:  # a damaged pickle ends in whatever its next opcode meets
         raise _damaged(path, error) from error
+
+
+def _refuse_packed(path: Path) -> None:
+    """torch.save packs nothing, so that a file whose members are larger than it is was made."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    stored = path.stat().st_size
+    if size > 2 * stored + ALWAYS_READ_BYTES:
+        raise BadInputError(
+            f"{path} has {stored} bytes and would unpack to {size}",
+            hint="save it with torch.save, which does not compress",
+        )
 
 
 def _called_outside_torch(path: Path) -> str | None:
