@@ -134,12 +134,12 @@ def save_tensors(state: Mapping[str, Tensor], target: Path, *, first: Collection
     except SafetensorError as error:  # a full disk, among others
         raise OSError(f"safetensors: {str(error).splitlines()[0]}") from error
     except KeyError as error:  # a type that the library's table has not, such as complex32
-        key = next((k for k, t in tensors.items() if t.dtype in error.args), None)
-        if key is None:
+        odd = next((k for k, t in tensors.items() if t.dtype in error.args), None)
+        if odd is None:
             raise
-        kind = str(tensors[key].dtype).removeprefix("torch.")
+        kind = str(tensors[odd].dtype).removeprefix("torch.")
         raise BadInputError(
-            f"{key} holds values of type {kind}, which no .safetensors file has",
+            f"{odd} holds values of type {kind}, which no .safetensors file has",
             hint="convert it, to float32 for example",
         ) from error
 
