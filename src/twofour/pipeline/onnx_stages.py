@@ -74,12 +74,16 @@ def take_over(run: Run, variant: Variant = DENSE) -> ExportedVariant:
     precision = changed_precision(run)
 
     def work() -> Made[ExportedVariant]:
+        from twofour.pipeline.onnx_functions import within_reach
+
         target = run.file(onnx_name(variant))
         _remove_data(target)
-        converted = write_onnx(source.opened(), target, run.options)
-        exported = replace(_described(run, variant), precision=precision)
+        with within_reach(source.opened(), run.file(STAGES)) as (opened, notes):
+            converted = write_onnx(opened, target, run.options)
+        exported = replace(_described(run, variant), precision=precision, notes=notes)
         if converted is not None:
-            exported = replace(exported, notes=converted.notes, changed=converted.tensors)
+            notes = (*notes, *converted.notes)
+            exported = replace(exported, notes=notes, changed=converted.tensors)
         return exported, onnx_files(target)
 
     stage = Stage(

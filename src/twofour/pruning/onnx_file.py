@@ -151,13 +151,14 @@ def refuse_conflicts(opened: OpenedModel, pattern: Pattern, selection: Selection
     _refuse_overlaps(opened.proto, _jobs(found, chosen, keys, source), source)
 
 
-def copy_onnx(opened: OpenedModel, target: Path) -> None:
+def copy_onnx(opened: OpenedModel, target: Path, model: onnx.ModelProto | None = None) -> None:
     """Copy a model as it is, external data included, to files named as `prune_onnx` does.
 
-    Raises BadInputError for a target that would overwrite the model.
+    With `model`, another graph of the same stored values, that one. Raises BadInputError for a
+    target that would overwrite the model.
     """
     copies = data_copies(opened, target)
-    with written(opened, opened.copy(), target, copies):
+    with written(opened, model or opened.copy(), target, copies):
         pass
 
 
