@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
@@ -142,3 +144,19 @@ def test_a_run_folder_stands_for_its_weights(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot read"):
         twofour.load_weights(plain(), tmp_path / "no.safetensors")
+
+
+def test_the_header_is_the_same_bytes_each_time_however_many_keys_are_tied(tmp_path: Path) -> None:
+    weight = torch.ones(4, 4)
+    state = {f'{name}."weight"\n\x1fé': weight for name in "hgfedcba"}
+    contents = []
+    for number in range(5):
+        save_tensors(state, tmp_path / f"{number}.safetensors")
+        contents.append((tmp_path / f"{number}.safetensors").read_bytes())
+    assert len(set(contents)) == 1
+    with safe_open(tmp_path / "0.safetensors", framework="pt") as file:
+        assert list(file.keys()) == ['a."weight"\n\x1fé']
+        assert set(file.metadata()) == set(state) - set(file.keys())
+        assert set(file.metadata().values()) == set(file.keys())
+    size = int.from_bytes(contents[0][:8], "little")
+    assert list(json.loads(contents[0][8 : 8 + size])["__metadata__"]) == sorted(state)[1:]

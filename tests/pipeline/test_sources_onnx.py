@@ -7,8 +7,13 @@ from onnx import TensorProto, helper, numpy_helper
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
+from twofour.graph.opened import OpenedModel
+from twofour.pipeline import onnx_stages
+from twofour.pipeline.run import run_prune
 from twofour.pipeline.sources.onnx import OnnxSource
-from twofour.records.options import ExampleInputs
+from twofour.records.options import ExampleInputs, RunOptions
+from twofour.records.run import RunManifest
+from twofour.store import read_record
 
 
 def _source(path: Path, options: ExampleInputs | None = None) -> OnnxSource:
@@ -104,3 +109,51 @@ def test_external_data_of_no_possible_name_is_refused_by_the_reader(
     assert _source(path).data_files() == ()
     with pytest.raises(BadInputError, match=r"m\.onnx: external data of .* is not there"):
         _source(path).opened()
+
+
+def test_a_damaged_file_of_any_size_is_never_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = om.two_weights()
+    om.make_external(model.graph.initializer[0], "w.data")
+    path = om.save(model, tmp_path / "m.onnx")
+    (tmp_path / "w.data").write_bytes(b"short")
+
+    def read(path: Path) -> str:
+        raise AssertionError(f"{path} is hashed")
+
+    monkeypatch.setattr("twofour.pipeline.sources.onnx.sha256_file", read)
+    assert len(_source(path).key()) == 64
+    with pytest.raises(BadInputError, match="has only 5"):
+        _source(path).opened()
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "w.data"])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: str) -> None:
+    model = om.two_weights()
+    om.make_external(model.graph.initializer[0], "w.data")
+    path = om.save(model, tmp_path / "m.onnx")
+    (tmp_path / "w.data").write_bytes(bytes(6000))
+    source = _source(path)
+    opened = source.opened()
+    source.refuse_changed(opened)
+    with (tmp_path / name).open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(BadInputError, match=r"m\.onnx, or its data, was changed while it was read"):
+        source.refuse_changed(opened)
+
+
+def test_a_model_swapped_while_it_is_taken_over_leaves_no_stage_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = om.save(om.two_weights(), tmp_path / "m.onnx")
+    write = onnx_stages.write_onnx
+
+    def swapped(opened: OpenedModel, target: Path, options: RunOptions) -> None:
+        write(opened, target, options)
+        path.write_bytes(path.read_bytes() + b"")
+
+    monkeypatch.setattr("twofour.pipeline.onnx_stages.write_onnx", swapped)
+    with pytest.raises(BadInputError, match="was changed while it was read"):
+        run_prune(str(path), tmp_path / "run", RunOptions())
+    assert read_record(RunManifest, tmp_path / "run" / "run.json").stages == ()

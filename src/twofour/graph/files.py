@@ -194,7 +194,13 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of the model: initializers and attributes, in subgraphs and functions too."""
-    for graph in graphs(model):
+    return _tensors_in(graphs(model))
+
+
+def _tensors_in(
+    found: Iterable[onnx.GraphProto | onnx.FunctionProto],
+) -> Iterator[onnx.TensorProto]:
+    for graph in found:
         if isinstance(graph, onnx.GraphProto):
             yield from graph.initializer
             for sparse in graph.sparse_initializer:
@@ -202,6 +208,8 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
         else:
             for default in graph.attribute_proto:
                 yield from _attribute_tensors(default)
+                inner = [default.g] if default.HasField("g") else []
+                yield from _tensors_in(with_subgraphs([*inner, *default.graphs]))
         for node in graph.node:
             for attribute in node.attribute:
                 yield from _attribute_tensors(attribute)

@@ -71,15 +71,16 @@ if TYPE_CHECKING:
 def take_over(run: Run, variant: Variant = DENSE) -> ExportedVariant:
     """<variant>.onnx: the user's file, in the precision asked for."""
     source = cast("OnnxSource", run.dense_source if variant == DENSE else run.source)
-    precision = changed_precision(run)
+    precision, opened = changed_precision(run), source.opened()
 
     def work() -> Made[ExportedVariant]:
         from twofour.pipeline.onnx_functions import within_reach
 
         target = run.file(onnx_name(variant))
         _remove_data(target)
-        with within_reach(source.opened(), run.file(STAGES)) as (opened, notes):
-            converted = write_onnx(opened, target, run.options)
+        with within_reach(opened, run.file(STAGES)) as (reached, notes):
+            converted = write_onnx(reached, target, run.options)
+        source.refuse_changed(opened)
         exported = replace(_described(run, variant), precision=precision, notes=notes)
         if converted is not None:
             notes = (*notes, *converted.notes)

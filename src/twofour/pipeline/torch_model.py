@@ -6,6 +6,7 @@ and the header's metadata maps the other keys to it.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -142,6 +143,24 @@ def save_tensors(state: Mapping[str, Tensor], target: Path, *, first: Collection
             f"{odd} holds values of type {kind}, which no .safetensors file has",
             hint="convert it, to float32 for example",
         ) from error
+    _put_in_order(target)
+
+
+def _put_in_order(file: Path) -> None:
+    """The keys of the header's metadata by name: the library writes them as its hashes fall.
+
+    Format: docs of safetensors, "Format": 8 bytes of length, the header in JSON, blanks behind it.
+    """
+    with file.open("r+b") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        if len(header.get("__metadata__", ())) < 2:
+            return
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= size, "the same texts, written as shortly"
+        stream.seek(8)
+        stream.write(text.ljust(size))
 
 
 def load_weights(module: nn.Module, path: Path) -> LoadedWeights:

@@ -29,8 +29,13 @@ class OnnxSource:
     def key(self) -> str:
         """sha256 over the file, its external data and the options.
 
+        A damaged model is left to the reader of the graph, and is not hashed: it may be large.
         Raises BadInputError when a file cannot be read.
         """
+        try:
+            self.opened()
+        except BadInputError:
+            return key_of("damaged", self.path.name, options_key(self.options))
         files = (self.path, *self.data_files())
         parts = (part for file in files for part in (file.name, sha256_file(file)))
         return key_of(*parts, options_key(self.options))
@@ -49,6 +54,14 @@ class OnnxSource:
             return tuple(sorted(self.opened().data_files))
         except BadInputError:
             return ()
+
+    def refuse_changed(self, read: OpenedModel) -> None:
+        """Raises BadInputError where the files are no longer those that were opened, and hashed."""
+        if not read.is_as_it_was():
+            raise BadInputError(
+                f"{self.path}, or its data, was changed while it was read",
+                hint="wait until what writes it is done; the same command begins anew",
+            )
 
 
 def is_onnx(_text: str, path: Path) -> bool:
