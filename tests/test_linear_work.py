@@ -21,9 +21,11 @@ from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
 from twofour.logs.read import read_build_log
 from twofour.pipeline.evidence import EvidenceFiles
+from twofour.pipeline.layer_lists import read_layers
 from twofour.pipeline.reporting import report_files
 from twofour.pipeline.validating import validate_path
 from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.selection import choose
 from twofour.records.options import Selection
 from twofour.records.weights import Pattern
 from twofour.store import to_json
@@ -114,6 +116,19 @@ def _prune(model: Callable[[int], onnx.ModelProto]) -> Attack:
         return work
 
     return attack
+
+
+def _layer_list(size: int, folder: Path) -> Work:
+    """Each layer excluded by its name."""
+    model = om.save(_chain(size), folder / "m.onnx")
+    (folder / "layers.txt").write_text("".join(f"m{i}\n" for i in range(size)))
+
+    def work() -> None:
+        weights = open_onnx(model).weights().weights
+        selection = read_layers(folder / "layers.txt", Selection())
+        assert len(choose(weights, Pattern(2, 4), selection)) == size
+
+    return work
 
 
 def _model(nodes: list[onnx.NodeProto], *arrays: str, width: int = 8) -> onnx.ModelProto:
@@ -348,6 +363,7 @@ ATTACKS: Mapping[str, tuple[Attack, int]] = {
     "pruning names of one weight": (_prune(_aliases), 50),
     "pruning pieces of a weight": (_prune(_split), 50),
     "pruning transposed and plain": (_prune(_both_ways), 50),
+    "a list of layers": (_layer_list, 200),
     "both axes": (_report(_both_ways), 50),
     "a body with many inputs": (_report(_loop), 100),
     "functions": (_weights(_functions), 100),

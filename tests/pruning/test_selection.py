@@ -209,3 +209,22 @@ def test_the_first_row_that_decides_for_an_array_is_named_among_thousands() -> N
     assert messages["m3"] == "left dense: it shares its array with m5, which is excluded"
     assert messages["m5"] == "left dense by --exclude m5"
     assert messages["m300"] == "left dense by --exclude m30*"
+
+
+@pytest.mark.parametrize(
+    ("globs", "left"),
+    [
+        (("a[[]0]",), ["a[0]"]),
+        (("a[0]",), ["a0"]),
+        (("b*", "b1"), ["b1"]),
+        (("a[[]?]",), ["a[0]"]),
+        (("a[[]0]", "a0", "b1"), ["a[0]", "a0", "b1"]),
+    ],
+)
+def test_a_glob_may_spell_a_name(globs: tuple[str, ...], left: list[str]) -> None:
+    weights = tuple(map(linear, ("a[0]", "a0", "b1")))
+    found = choose(weights, TWO_FOUR, Selection(exclude=globs))
+    assert [w.layer for w, chosen, _ in found if not chosen] == left
+    said = next(reasons[0].message for w, _, reasons in found if w.layer == left[-1])
+    first = globs[0] if len(globs) < 3 else globs[-1]
+    assert said == f"left dense by --exclude {first}"

@@ -17,6 +17,8 @@ from twofour.words import printable
 
 LAYER_LIST = "layers.txt"
 _LARGEST_BYTES = 1 << 24
+_MOST_GLOBS = 100_000
+"""Each is tried on every layer where it has wildcards; no model has as many layers."""
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HINT = "a glob over layer names on each line stays dense, +GLOB is pruned too, # begins a comment"
 
@@ -27,7 +29,7 @@ def read_layers(path: Path, selection: Selection) -> Selection:
     One of comments alone adds nothing. Raises BadInputError for a file that cannot be read, is no
     text, or is empty.
     """
-    include, exclude = [*selection.include], [*selection.exclude]
+    include, exclude = dict.fromkeys(selection.include), dict.fromkeys(selection.exclude)
     said_by = dict(selection.said_by)
     for number, line in enumerate(_lines(path), 1):
         glob = _COMMENT.sub("", line).strip()
@@ -42,8 +44,10 @@ def read_layers(path: Path, selection: Selection) -> Selection:
             raise BadInputError(
                 f"{where}: {glob} is both to be pruned and to stay dense", hint=_HINT
             )
-        (include if wanted else exclude).append(glob)
+        (include if wanted else exclude)[glob] = None
         said_by.setdefault(glob, where)
+        if len(said_by) > _MOST_GLOBS:
+            raise BadInputError(f"{where}: more than {_MOST_GLOBS:,} globs", hint=_HINT)
     return replace(selection, include=tuple(include), exclude=tuple(exclude), said_by=said_by)
 
 

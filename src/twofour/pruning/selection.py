@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -28,14 +29,16 @@ def choose(weights: Sequence[Weight], pattern: Pattern, selection: Selection) ->
     and an array that two of its layers need pruned along different axes.
     """
     _check_globs(weights, selection)
-    choices = [_choose_one(weight, pattern, selection) for weight in weights]
+    globs = _Globs(selection.include), _Globs(selection.exclude)
+    choices = [_choose_one(weight, pattern, selection, globs) for weight in weights]
     users = _Users(choices)
     return tuple(_with_users(choice, users.beside(at)) for at, choice in enumerate(choices))
 
 
 def wanted_by_default(weights: Sequence[Weight], pattern: Pattern) -> frozenset[str]:
     """Names of the arrays that pruning takes unless it is told otherwise."""
-    choices = (_choose_one(weight, pattern, Selection()) for weight in weights)
+    none = _Globs(()), _Globs(())
+    choices = (_choose_one(weight, pattern, Selection(), none) for weight in weights)
     return frozenset(w.weight for w, pruned, _ in choices if pruned and w.weight is not None)
 
 
@@ -70,17 +73,21 @@ def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
     return tuple(REASONS[c].reason(m) for c, m in found.items())
 
 
-def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choice:
+def _choose_one(
+    weight: Weight, pattern: Pattern, selection: Selection, globs: tuple[_Globs, _Globs]
+) -> Choice:
+    """The choice for one row alone; `globs` are those to include and to exclude."""
+    include, exclude = globs
     known = {reason.code for reason in weight.reasons}
     from_shape = (r for r in shape_reasons(weight, pattern) if r.code not in known)
     reasons = (*weight.reasons, *sharing_reasons(weight), *from_shape)
-    excluded = _first_match(weight, selection.exclude)
+    excluded = exclude.first_match(weight)
     if excluded is not None:
         said_by = selection.said_by.get(excluded, f"--exclude {excluded}")
         message = f"left dense by {said_by}"
         return weight, False, (Reason(code=ReasonCode.EXCLUDED, message=message), *reasons)
     impossible = _impossible(weight, reasons)
-    included = _first_match(weight, selection.include)
+    included = include.first_match(weight)
     if included is not None and impossible is not None:
         raise BadInputError(
             f"layer {weight.layer or weight.weight!r} cannot be pruned: {impossible}",
@@ -183,21 +190,56 @@ def axis_conflict(one: Weight, other: Weight) -> BadInputError:
     )
 
 
-def _first_match(weight: Weight, globs: Sequence[str]) -> str | None:
-    names = [n for n in (weight.layer, weight.weight, weight.node) if n is not None]
-    return next((glob for glob in globs if any(fnmatchcase(n, glob) for n in names)), None)
+class _Globs:
+    """Globs in order; those that spell one name alone are looked up, as lists of layers have."""
+
+    def __init__(self, globs: Sequence[str]) -> None:
+        self._globs = globs
+        self._names: dict[str, int] = {}
+        self._wild: list[int] = []
+        for at, glob in enumerate(globs):
+            name = _ESCAPED.sub(r"\1", glob)
+            if _WILD.search(_ESCAPED.sub("", glob)):
+                self._wild.append(at)
+            else:
+                self._names.setdefault(name, at)
+
+    def first_match(self, weight: Weight) -> str | None:
+        """The first that is a name of the weight."""
+        names = _names_of(weight)
+        exact = min((self._names[n] for n in names if n in self._names), default=len(self._globs))
+        before = (self._globs[at] for at in self._wild if at < exact)
+        wild = next((glob for glob in before if any(fnmatchcase(n, glob) for n in names)), None)
+        return wild or (self._globs[exact] if exact < len(self._globs) else None)
+
+    def first_idle(self, weights: Iterable[Weight]) -> str | None:
+        """The first that no weight has as a name."""
+        names = {name for weight in weights for name in _names_of(weight)}
+        idle = [at for name, at in self._names.items() if name not in names]
+        globs = ((at, self._globs[at]) for at in self._wild)
+        idle += [at for at, glob in globs if not any(fnmatchcase(n, glob) for n in names)]
+        return self._globs[min(idle)] if idle else None
+
+
+_WILD = re.compile(r"[*?\[]")
+_ESCAPED = re.compile(r"\[([*?\[])\]")
+"""As `glob_of` writes the marks of globs in names."""
+
+
+def _names_of(weight: Weight) -> list[str]:
+    return [n for n in (weight.layer, weight.weight, weight.node) if n is not None]
 
 
 def _check_globs(weights: Sequence[Weight], selection: Selection) -> None:
     for option, globs in (("--include", selection.include), ("--exclude", selection.exclude)):
-        for glob in globs:
-            if not any(_first_match(weight, (glob,)) is not None for weight in weights):
-                said_by = selection.said_by.get(glob)
-                where = f"{option} {glob}" if said_by is None else f"{said_by}: {glob}"
-                raise BadInputError(
-                    f"{where} matches none of {len(weights)} layers",
-                    hint=_close_names(glob, [w.layer for w in weights]),
-                )
+        glob = _Globs(globs).first_idle(weights)
+        if glob is not None:
+            said_by = selection.said_by.get(glob)
+            where = f"{option} {glob}" if said_by is None else f"{said_by}: {glob}"
+            raise BadInputError(
+                f"{where} matches none of {len(weights)} layers",
+                hint=_close_names(glob, [w.layer for w in weights]),
+            )
 
 
 def _close_names(glob: str, layers: Sequence[str]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +259,25 @@ def test_without_pillow_the_extra_is_named(ten: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with pytest.raises(MissingToolError, match=r"twofour\[images\]"):
         opened(ten, rgb_model(), **PLAIN)
+
+
+def test_an_image_too_narrow_to_be_resized_is_left_out(tmp_path: Path) -> None:
+    image(tmp_path, "a.png", solid(3))
+    image(tmp_path, "line.png", solid(3, height=60_000, width=1))
+    found = opened(tmp_path, rgb_model("b", 3, 224, 224), **PLAIN)
+    assert found.samples == 1
+    assert "line.png (1 x 60000 pixels are too narrow: resized for the model" in found.notes[-1]
+
+
+def test_an_image_that_would_fill_the_memory_is_left_out(tmp_path: Path) -> None:
+    image(tmp_path, "a.png", solid(3))
+    header = struct.pack(">II5B", 100_000, 100_000, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
+    parts = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+    (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    found = opened(tmp_path, rgb_model(), **PLAIN)
+    assert found.samples == 1
+    assert "bomb.png (Image size (10000000000 pixels) exceeds limit" in found.notes[-1]

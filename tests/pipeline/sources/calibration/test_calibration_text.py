@@ -12,6 +12,7 @@ import pytest
 from support.calibration_data import onnx_model, opened
 
 from twofour.errors import BadInputError
+from twofour.pipeline.sources.calibration import jsonl
 from twofour.pipeline.sources.calibration.data import ModelInputs
 from twofour.pipeline.sources.calibration.models import loaded_inputs
 from twofour.pipeline.sources.calibration.open import calibration_key, open_calibration
@@ -250,3 +251,16 @@ def test_an_input_that_some_lines_leave_out_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, '{"x": [1.5], "y": [1.5]}\n{"x": [1.5]}\n', "x.jsonl")
     with pytest.raises(BadInputError, match="line 1 and the lines behind it do not all have 'y'"):
         opened(path, inputs)
+
+
+def test_arrays_may_take_long_lines_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"x": [0.5] * 30_000}, {"x": [1.5] * 30_000}]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    inputs = onnx_model(x=("float32", ("b", 30_000)))
+    (batch,) = opened(tmp_path / "x.jsonl", inputs).batches()
+    assert batch.arrays["x"].shape == (2, 30_000)
+    monkeypatch.setattr(jsonl, "_LONGEST_LINE", 10_000)
+    with pytest.raises(BadInputError, match=r"x\.jsonl, line 1 has more than 10,000 letters"):
+        opened(tmp_path / "x.jsonl", inputs)

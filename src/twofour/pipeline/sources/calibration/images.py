@@ -45,6 +45,8 @@ _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I")
 _HIDDEN = "."
 """What begins so is no image that somebody put there: macOS leaves ._NAME.jpg beside NAME.jpg."""
 _SHOWN = 3
+_MOST_PIXELS = 1 << 26
+"""Of a resized image, of which the centre is taken: one of 1 x 60,000 would become 9 GB."""
 _SCALING_HINT = (
     "give what it was trained with, on the scale 0 to 1: --mean 0.485,0.456,0.406 "
     "--std 0.229,0.224,0.225 is usual for ImageNet, --mean 0 --std 1 leaves pixels from 0 to 1"
@@ -257,6 +259,11 @@ def _pixels(
         image = _converted(opened, mode)
     factor = scaling.resized * max(width / image.width, height / image.height)
     resized = (max(width, round(image.width * factor)), max(height, round(image.height * factor)))
+    if resized[0] * resized[1] > _MOST_PIXELS:
+        raise ValueError(
+            f"{image.width} x {image.height} pixels are too narrow: resized for the model they "
+            f"would be {resized[0]} x {resized[1]}"
+        )
     image = image.resize(resized, Image.Resampling[scaling.resample.upper()])
     left, top = (resized[0] - width) // 2, (resized[1] - height) // 2
     pixels = np.asarray(image.crop((left, top, left + width, top + height)))

@@ -26,6 +26,7 @@ from twofour.pipeline.sources.calibration.data import (
 from twofour.pipeline.sources.calibration.fitting import by_name, fitted
 from twofour.pipeline.sources.calibration.request import Request
 from twofour.pipeline.sources.calibration.text import (
+    LONGEST_TEXT,
     Reader,
     lines_of,
     open_reader,
@@ -38,6 +39,8 @@ _ANSWER_FIELDS = ("completion", "response", "answer", "output")
 """Joined to a prompt, question or instruction."""
 _CHAT_FIELDS = ("messages", "conversations", "conversation")
 _MASK, _LENGTHS = "attention_mask", "the lengths of the lists"
+_LONGEST_LINE = 1 << 26
+"""Letters: an image of 3 x 1024 x 1024 takes less."""
 _HINT = (
     'write an object on each line: {"text": "..."}, {"messages": [...]}, or an array for each '
     "input of the model by name"
@@ -55,13 +58,13 @@ def open_jsonl(request: Request) -> CalibrationData:
     if any(request.inputs.known(name) for name in first[1]):
         return _open_arrays(request)
     reader = open_reader(request)
-    texts = [_text(row, where, reader) for where, row in _rows(request)]
+    texts = [_text(row, where, reader)[:LONGEST_TEXT] for where, row in _rows(request)]
     return open_texts(request, reader, texts)
 
 
 def _rows(request: Request) -> Iterator[Row]:
     """The first objects, as many as samples are asked for."""
-    for number, line in lines_of(request.path, request.options.samples):
+    for number, line in lines_of(request.path, request.options.samples, longest=_LONGEST_LINE):
         where = f"{request.text}, line {number}"
         try:
             found = json.loads(line)

@@ -31,8 +31,8 @@ from twofour.pipeline.sources.source import key_of
 from twofour.pipeline.sources.tokenizer import open_tokenizer
 from twofour.store import sha256_file
 
-_LONGEST_LINE = 1 << 16
-"""Letters of a line that are read: no limit of tokens reaches further."""
+LONGEST_TEXT = 1 << 16
+"""Letters of a text that are read: no limit of tokens reaches further."""
 _MOST_TOKENS = 2048
 """Of one text where the model takes more: what SparseGPT and Wanda are calibrated on."""
 _IDS = "input_ids"
@@ -72,15 +72,24 @@ def _described_in(folder: Path) -> tuple[Path, ...]:
     return tuple(folder / name for name in sorted(names) if (folder / name).is_file())
 
 
-def lines_of(path: Path, most: int | None = None) -> Iterator[tuple[int, str]]:
+def lines_of(
+    path: Path, most: int | None = None, *, longest: int | None = None
+) -> Iterator[tuple[int, str]]:
     """Number and text of the lines that are not blank, from the first, `most` of them.
 
-    Raises BadInputError where the file cannot be read or is not UTF-8.
+    Of a text that is a line the beginning is read; `longest` is for lines that are no use in part.
+    Raises BadInputError for a longer one, and where the file cannot be read or is not UTF-8.
     """
     found = 0
     try:
         with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(_bounded(file.readline), 1):
+            lines = _bounded(file.readline, longest or LONGEST_TEXT)
+            for number, (line, is_whole) in enumerate(lines, 1):
+                if longest is not None and not is_whole:
+                    raise BadInputError(
+                        f"{path}, line {number} has more than {longest:,} letters",
+                        hint="give large arrays in an .npz file",
+                    )
                 if text := line.strip():
                     yield number, text
                     found += 1
@@ -90,12 +99,13 @@ def lines_of(path: Path, most: int | None = None) -> Iterator[tuple[int, str]]:
         raise BadInputError(f"cannot read texts from {path}: {error}") from error
 
 
-def _bounded(readline: Callable[[int], str]) -> Iterator[str]:
-    """Lines, of which a very long one is cut: it would fill the memory."""
-    while line := readline(_LONGEST_LINE):
-        yield line
-        while line and not line.endswith("\n"):
-            line = readline(_LONGEST_LINE)
+def _bounded(readline: Callable[[int], str], longest: int) -> Iterator[tuple[str, bool]]:
+    """Lines, each with whether it is all of it: a very long one is cut, as it fills the memory."""
+    while line := readline(longest):
+        rest = "" if line.endswith("\n") else readline(longest)
+        yield line, not rest.strip()
+        while rest and not rest.endswith("\n"):
+            rest = readline(longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
