@@ -136,6 +136,13 @@ def test_a_module_that_cannot_be_copied_is_refused(module: Scaled) -> None:
         ModuleSource(module, torch.ones(4, 32), ExampleInputs()).load()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    scripted: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(8, 8)))
+    with pytest.raises(BadInputError, match="Sequential is TorchScript, whose layers cannot be"):
+        twofour.run(scripted, torch.ones(1, 8), out=tmp_path / "run")
+
+
 def test_a_metric_is_looked_at_before_the_first_stage(module: Scaled, tmp_path: Path) -> None:
     file = tmp_path / "metric.py"
     file.write_text("def none():\n    return 1\n\ndef two(a, b):\n    return 1\n\nnumber = 3\n")

@@ -21,7 +21,13 @@ from twofour.pruning.methods import DEFAULT_WITH_DATA, InPlace, left_to, without
 from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.pruning.solve import Solved
-from twofour.pruning.torch_calibration import CalibratedWeight, Work, calibrate, calls_kept
+from twofour.pruning.torch_calibration import (
+    CalibratedWeight,
+    Progress,
+    Work,
+    calibrate,
+    calls_kept,
+)
 from twofour.pruning.torch_calls import Call, KeptCalls, forward, undisturbed
 from twofour.pruning.torch_checkpoint import StreamedModule
 from twofour.pruning.torch_finished import FinishedUnits
@@ -40,15 +46,13 @@ from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import NotCovered, Pattern, Weight
 
-Step = Callable[[str, int, int | None], None]
-"""Told of each layer or block: its name, how many are done, of how many."""
 MEMORY_BYTES = 256 << 20
 """Of activations that are kept in memory; the rest lies in files."""
 
 
 @torch.no_grad()
 def prune_streamed(
-    streamed: StreamedModule, pattern: Pattern, selection: Selection, *, method: str, step: Step
+    streamed: StreamedModule, pattern: Pattern, selection: Selection, *, method: str, step: Progress
 ) -> PruneResult:
     """N:M in the files behind the module, without data.
 

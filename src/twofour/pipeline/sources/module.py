@@ -31,6 +31,7 @@ from twofour.pipeline.sources.source import (
     options_key,
     safe_name,
 )
+from twofour.pruning.torch_layers import find_weights
 from twofour.records.options import ExampleInputs
 from twofour.store import sha256_bytes, sha256_file
 
@@ -41,6 +42,8 @@ class ModuleSource:
     """A module and its example inputs as the caller holds them; every load works on a copy."""
 
     def __init__(self, module: nn.Module, example_inputs: object, options: ExampleInputs) -> None:
+        """Raises BadInputError for TorchScript, and for lazy modules that have seen no input."""
+        find_weights(module)
         self._module = module
         self._example_inputs = example_inputs
         self._options = options
