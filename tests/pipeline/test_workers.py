@@ -305,6 +305,26 @@ def test_a_call_without_end_is_given_up_by_what_those_like_it_took() -> None:
         assert not _alive(process.number)
 
 
+@POSIX
+def test_who_is_busy_with_an_interrupted_call_is_waited_for_no_longer_than_who_is_well() -> None:
+    with WorkerProcess(SERVICE, 1) as process:
+        process.call("add", 1, 1)
+        process.begin("sleep", 60)  # and nobody waits for its value
+        with pytest.raises(WorkerDiedError, match="gave no answer for 2 s"):
+            process.call("add", 1, 1)
+        assert not _alive(process.number)
+
+
+def test_an_answer_that_is_due_soon_is_given_up_alone_where_it_does_not_come() -> None:
+    with WorkerProcess(SERVICE, 1) as process:
+        process.call("add", 1, 1)
+        process.begin("add", 1, 2)
+        assert process.answer(within_s=30.0) == 3
+        process.begin("sleep", 60)
+        with pytest.raises(WorkerDiedError, match="gave no answer for 0 s"):
+            process.answer(within_s=0.1)
+
+
 def test_the_time_without_a_sign_can_be_set_and_switched_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.engines.registry import EngineRow
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.latency.variants import with_samples
+from twofour.pipeline.compare.process import Memory
 from twofour.pipeline.engine_worker import (
     EngineTimes,
     EngineWorker,
@@ -66,6 +67,9 @@ class StandIn:
 
     def stop(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
+
+    def memory(self) -> Memory:
+        return Memory(host_bytes=7, device_bytes=None)
 
     def fork(self) -> int:
         """The number of a child that holds on to all that is open here."""

@@ -34,6 +34,8 @@ _IDLE_S = 0.02
 then whether somebody is still there (torch's compile workers, each second)."""
 LOOKING_S = 5.0
 """Between two looks."""
+LEFT_S = 2.0
+"""For each thing that is still asked once the user has ended it all."""
 
 
 class Silence:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import math
 import os
 import pickle
 import queue
@@ -24,7 +25,7 @@ from typing import IO, Any
 
 from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.pipeline.deadlines import LOOKING_S, Silence
+from twofour.pipeline.deadlines import LEFT_S, LOOKING_S, Silence
 
 PROTOCOL = 5
 """Of pickle: arrays go without a copy of their own."""
@@ -241,15 +242,23 @@ class WorkerProcess:
             self._commands.put(pickle.dumps((self._number, command, arguments), PROTOCOL))
 
     def answer(
-        self, report: ProgressCallback = no_progress, *, longest_s: float | None = None
+        self,
+        report: ProgressCallback = no_progress,
+        *,
+        longest_s: float | None = None,
+        within_s: float = math.inf,
     ) -> Any:  # noqa: ANN401  # as `call`
         """The value of the command that was begun last.
 
-        `longest_s`: what others like it took.
+        `longest_s`: what others like it took; WorkerDiedError is raised after `within_s` too.
         """
         self._silence.broken()
+        if self._number - self._answered > 1:  # busy with a call that was interrupted
+            within_s = min(within_s, LEFT_S)
+        silent_s, busy_s = self._silence.limits(longest_s)
+        deadlines = silent_s, min(busy_s, within_s)
         while True:
-            answer = self._next_answer(longest_s)
+            answer = self._next_answer(*deadlines)
             number, kind, value = answer
             if number != self._number:  # of a call that was interrupted
                 continue
@@ -261,12 +270,11 @@ class WorkerProcess:
                 raise value
             return value
 
-    def _next_answer(self, longest_s: float | None) -> tuple[int, str, Any]:
+    def _next_answer(self, silent_s: float, busy_s: float) -> tuple[int, str, Any]:
         """What it sends next, progress too; raises WorkerDiedError where nothing will come."""
-        silent_s, busy_s = self._silence.limits(longest_s)
         while self._ended is None:
             try:
-                answer = self._answers.get(timeout=min(LOOKING_S, silent_s))
+                answer = self._answers.get(timeout=min(LOOKING_S, silent_s, busy_s))
             except queue.Empty:
                 if self._has_ended() and self._answers.empty():  # a child of it holds the pipe
                     self._ended = self._died()

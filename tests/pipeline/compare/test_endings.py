@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +19,9 @@ from twofour.cli.app import app
 from twofour.errors import BuildFailedError
 from twofour.pipeline.compare import compare as comparing
 from twofour.pipeline.compare.compare import refuse_unfinished, statuses_apart
+from twofour.pipeline.compare.measure import take_peaks
+from twofour.pipeline.compare.plan import ComparedModel, Planned
+from twofour.pipeline.compare.process import Memory, VariantProcess
 from twofour.pipeline.workers import WorkerProcess
 from twofour.records.latency import LatencyComparison
 
@@ -66,3 +72,23 @@ def test_an_engine_that_takes_its_process_down_when_it_is_tried_cannot_run(
     for status in found.values():
         assert status.why_not is not None
         assert status.why_not.startswith("trying it failed: its process ended with code 1")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="stops a process")
+def test_once_interrupted_a_process_that_hangs_keeps_nobody_waiting() -> None:
+    """Further Ctrl-C are ignored then: what else is asked has to end by itself."""
+    row = Planned(name="a", model=ComparedModel(weights="a"), engine="torch", mode="eager")
+    well, hung = (VariantProcess(planned=row, process=WorkerProcess(SERVICE, 1)) for _ in range(2))
+    try:
+        assert hung.process is not None
+        for variant in (well, hung):
+            assert variant.call("add", 1, 2) == 3
+        os.kill(hung.process.number, signal.SIGSTOP)
+        started = time.monotonic()
+        assert take_peaks((hung, well), interrupted=True)
+        assert time.monotonic() - started < 20  # of 300 without an interruption
+    finally:
+        well.close()
+        hung.close()
+    assert hung.peak == Memory(host_bytes=None, device_bytes=None)
+    assert well.peak == Memory(host_bytes=7, device_bytes=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from twofour.pipeline.compare.plan import Planned
 from twofour.pipeline.compare.prepare import at_batch, batch_of, prepare_request, profiles_over
 from twofour.pipeline.compare.process import VariantProcess, refuse_without_memory, start_worker
 from twofour.pipeline.compare.variants import Compared
+from twofour.pipeline.deadlines import LEFT_S
 from twofour.pipeline.stages import Progress
 from twofour.records.build import LayerTime
 from twofour.records.latency import ComparedVariant, RoundLoad
@@ -80,7 +82,7 @@ def timed_row(
 ) -> ComparedVariant:
     """One variant at one batch, right after its rounds; `sweep` puts the batch into its name."""
     samples = rounds.samples_ms.get(variant.name, ())
-    memory = variant.memory() if error is None else None
+    memory = variant.peak if error is None else None
     opened = variant.opened
     assert opened is not None, "only running variants are timed"
     row = ComparedVariant(
@@ -273,15 +275,32 @@ def _time_batch(
         if rounds.interrupted and not rounds.done:
             raise KeyboardInterrupt
         failed.update(rounds.failed)
+        timed = [variant for variant in running if variant.name not in failed]
+        interrupted = take_peaks(timed, interrupted=rounds.interrupted)
         rows = [
             (variant, timed_row(variant, batch, rounds, failed.get(variant.name), sweep=sweep))
             for variant in variants
             if variant.runs
         ]
-    if not rounds.interrupted:
+    if not interrupted:
         return rows, None
     where = f" at batch {batch}" if sweep else ""
     return rows, f"interrupted after {rounds.done} of {options.rounds} rounds{where}"
+
+
+def take_peaks(variants: Sequence[VariantProcess], *, interrupted: bool) -> bool:
+    """Ask each for its peaks; whether Ctrl-C came, before or meanwhile.
+
+    It comes once (`first_interrupt_only`): what is asked after it is waited for no longer than it
+    takes who is well.
+    """
+    for variant in variants:
+        variant.peak = None
+        try:
+            variant.peak = variant.memory(within_s=LEFT_S if interrupted else math.inf)
+        except KeyboardInterrupt:
+            interrupted = True
+    return interrupted
 
 
 def _not_timed(left: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ without the others.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -100,6 +101,8 @@ class VariantProcess:
     metrics: dict[str, float] = field(default_factory=dict)
     layers: tuple[LayerTime, ...] = ()
     build_s: float | None = None
+    peak: Memory | None = None
+    """Of the rounds that were timed last."""
 
     @property
     def name(self) -> str:
@@ -151,10 +154,12 @@ class VariantProcess:
         assert self.process is not None, "it was opened"
         return float(self.process.repeat(_RUN))
 
-    def memory(self) -> Memory:
-        """Peaks since `prepare`."""
+    def memory(self, *, within_s: float = math.inf) -> Memory:
+        """Peaks since `prepare`; a process that does not answer within that time is ended."""
+        assert self.process is not None, "it was opened"
         try:
-            found: Memory = self.call("memory")
+            self.process.begin("memory")
+            found: Memory = self.process.answer(within_s=within_s)
         except TwofourError:
             return Memory(host_bytes=None, device_bytes=None)
         return found
