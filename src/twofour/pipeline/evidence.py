@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
     import onnx
 
     from twofour.graph.opened import OpenedModel
-
-_EQUATION = re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")
-"""What ONNX allows: letters, commas, an ellipsis, blanks (Einsum in Operators.md)."""
 
 _LARGEST_MAP_BYTES = 1 << 26
 _ENGINE_COLUMN = ("engine_layer", "engine", "name")
@@ -183,11 +178,12 @@ def _nodes(
 ) -> tuple[tuple[GraphNode, ...], Mapping[str, int]]:
     """The nodes, and the free sizes that were taken from the example inputs."""
     from twofour.graph.opened import graph_nodes
+    from twofour.graph.shapes import with_shapes
 
     sizes = {} if inputs is None else _example_sizes(model.inputs, inputs)
     proto = model.copy()
     _settle_sizes(proto, sizes)
-    return graph_nodes(_with_shapes(proto)), sizes
+    return graph_nodes(with_shapes(proto)), sizes
 
 
 def _example_sizes(tensors: tuple[TensorShape, ...], inputs: Path) -> Mapping[str, int]:
@@ -207,27 +203,6 @@ def _settle_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in sizes:
                 dim.dim_value = sizes[dim.dim_param]
-
-
-def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """As it is where onnx cannot tell: without shapes the report says that products are missing."""
-    import onnx
-
-    from twofour.graph.files import graphs
-
-    if any(_is_odd_einsum(node) for graph in graphs(model) for node in graph.node):
-        return model
-    refusals = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError)
-    # C++ exceptions come out as these: bad_alloc, runtime_error, invalid_argument, out_of_range
-    with contextlib.suppress(*refusals, MemoryError, RuntimeError, ValueError, LookupError):
-        model = onnx.shape_inference.infer_shapes(model)
-    return model
-
-
-def _is_odd_einsum(node: onnx.NodeProto) -> bool:
-    """Onnx's inference never ends at an equation such as "ab,b1e" (found with 1.23.2)."""
-    equations = (a.s for a in node.attribute if node.op_type == "Einsum" and a.name == "equation")
-    return any(_EQUATION.fullmatch(equation) is None for equation in equations)
 
 
 def _of_json(value: object, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:

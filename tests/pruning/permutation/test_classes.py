@@ -185,6 +185,18 @@ def test_einsum_is_followed_like_a_product(tmp_path: Path) -> None:
     assert sizes(classes) == [16]
 
 
+@pytest.mark.timeout(60)
+def test_a_model_whose_shapes_onnx_never_gets_done_with_keeps_its_order(tmp_path: Path) -> None:
+    net = Net()
+    inner = net.conv("x", 8, 16)
+    flat = net.add("GlobalAveragePool", inner)
+    odd = net.add("Einsum", net.add("Flatten", flat), net.constant(16, 4), equation="ab,b1e->ae")
+    path = save(net.model([head(net, inner, 16), odd], {"x": [2, 8, 4, 4]}), tmp_path / "m.onnx")
+    classes = find_classes(open_onnx(path), TWO_FOUR)
+    assert classes.classes == ()
+    assert why_fixed(classes, "head")
+
+
 # transformers
 
 

@@ -19,6 +19,7 @@ from twofour.errors import BadInputError
 from twofour.graph.files import subgraphs, with_subgraphs
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import Node, is_standard, scopes
+from twofour.graph.shapes import with_shapes
 from twofour.pruning.permutation.channels import Ledger, Move, Solved, ranks
 from twofour.pruning.permutation.flow import Dim, Flow, NotFollowed, called
 from twofour.pruning.permutation.rules import outputs_of
@@ -305,10 +306,7 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[Dim, ...]]:
     for at, output in reversed(list(enumerate(plain.graph.output))):
         if output.name in constants:  # what an output does not declare hides what is stored
             del plain.graph.output[at]
-    try:
-        graph = onnx.shape_inference.infer_shapes(plain, data_prop=True).graph
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
-        graph = model.graph  # it holds what its maker declared
+    graph = with_shapes(plain, data_prop=True).graph
     return {
         value.name: tuple(
             d.dim_value if d.HasField("dim_value") else (d.dim_param or None)
