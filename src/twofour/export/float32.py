@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from twofour.errors import BadInputError
+from twofour.graph.files import SEPARATE_INITIALIZERS
 from twofour.graph.half import TYPE_ATTRIBUTES
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import scopes
@@ -66,8 +67,6 @@ _LISTED = {
     for kind, name in (("float", "FLOAT"), ("int", "INT64"), ("string", "STRING"))
     for s in ("", "s")
 }
-_SEPARATE_INITIALIZERS = 4
-"""The first IR version in which an initializer need not be a graph input."""
 
 
 def load_float32(opened: OpenedModel) -> ir.Model:
@@ -96,7 +95,7 @@ def load_float32(opened: OpenedModel) -> ir.Model:
     inputs = model.graph.inputs
     for value in [v for v in inputs if v.const_value is not None]:
         inputs.remove(value)  # old files list constants here too, where they would keep their type
-        model.ir_version = max(model.ir_version, _SEPARATE_INITIALIZERS)
+        model.ir_version = max(model.ir_version, SEPARATE_INITIALIZERS)
     return model
 
 

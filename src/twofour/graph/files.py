@@ -41,6 +41,8 @@ _TYPED_FIELDS = {
 }
 _LARGEST_RANK = 32
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1
+SEPARATE_INITIALIZERS = 4
+"""The first IR version in which an initializer need not be a graph input."""
 _LARGE_FILE_BYTES = 1 << 24
 """Of a larger file the weights are left out when it is parsed; a smaller one is held as it is."""
 _REEXPORT = "the file is damaged or is no ONNX model: export or copy it again"

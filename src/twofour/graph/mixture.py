@@ -11,14 +11,20 @@ from pathlib import Path
 import onnx
 
 from twofour.errors import BadInputError
-from twofour.graph.files import dtype_name, graphs, is_external, is_readable, read_tensor, tensors
+from twofour.graph.files import (
+    SEPARATE_INITIALIZERS,
+    dtype_name,
+    graphs,
+    is_external,
+    is_readable,
+    read_tensor,
+    tensors,
+)
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.records.export import GraphNode
 
 _CARRIED_ON = ("Add", "Cast", "Reshape", "Identity")
 """Ops between a product and its bias."""
-_SEPARATE_INITIALIZERS = 4
-"""IR version since which initializers need not stand among the inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +189,7 @@ def _give_own(
     own.name = moved.name
     for node, position in moved.inputs:
         mixed.graph.node[node].input[position] = moved.name
-    if mixed.ir_version < _SEPARATE_INITIALIZERS:
+    if mixed.ir_version < SEPARATE_INITIALIZERS:
         value = onnx.helper.make_tensor_value_info(own.name, own.data_type, own.dims)
         mixed.graph.input.append(value)
 

@@ -128,6 +128,12 @@ def integer(node: onnx.NodeProto, name: str, default: int) -> int:
     return default if found is None else found.i
 
 
+def number(node: onnx.NodeProto, name: str, default: float) -> float:
+    """The attribute of that name, a float, or the default."""
+    found = attribute(node, name)
+    return default if found is None else float(found.f)
+
+
 def integers(node: Node, scope: Scope, position: int, name: str) -> tuple[int, ...] | None:
     """A list such as axes, given as input `position` (newer opsets) or as attribute `name`.
 

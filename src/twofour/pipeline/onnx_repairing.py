@@ -35,7 +35,6 @@ from twofour.pruning.onnx_repair import (
     Site,
     Statistic,
     find_sites,
-    kinds,
     moved_bias,
     scaled_weight,
 )
@@ -48,6 +47,7 @@ from twofour.pruning.repair import (
     chosen,
     concluded,
     estimated_again,
+    fitting,
     matching,
     renormalised,
 )
@@ -154,7 +154,10 @@ def _best_in_some_type(
 def _best(
     job: RepairJob, sites: Mapping[str, Site], held_out: int
 ) -> tuple[Repair, Changes | None]:
-    wanted = kinds([*sites.values()])
+    wanted = fitting(
+        norms=any(isinstance(site, NormSite) for site in sites.values()),
+        layers=any(isinstance(site, LayerSite) for site in sites.values()),
+    )
     dense = _Runner(job, job.dense, Changes(arrays={}, constants={}))
     channels = [(site.tensor, site.axis) for site in sites.values()]
     measured = dense.measure(channels, frozenset(), outputs=True, of_dense=True)

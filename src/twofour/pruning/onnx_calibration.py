@@ -19,7 +19,7 @@ import onnx
 from twofour.graph.files import Array, storage_key, with_subgraphs
 from twofour.graph.layers import Layer
 from twofour.graph.opened import OpenedModel
-from twofour.graph.scope import Node, Scope, attribute, is_standard, scopes
+from twofour.graph.scope import Node, Scope, is_standard, number, scopes
 from twofour.graph.trace import shapes, trace
 from twofour.pruning.matrices import Layout, to_stack
 from twofour.pruning.onnx_rows import Reading, use_of
@@ -320,7 +320,7 @@ def _bias(graph: MainGraph, layer: Layer, node: Node, position: int, layout: Lay
         return None
     factor = 1.0
     if layer.node.op == "Gemm":
-        alpha, beta = (_number(layer.node, name, 1.0) for name in ("alpha", "beta"))
+        alpha, beta = (number(layer.node.proto, name, 1.0) for name in ("alpha", "beta"))
         if not beta:
             return None
         factor = alpha / beta
@@ -349,11 +349,6 @@ def _fits(layer: Layer, shape: tuple[int, ...], layout: Layout) -> bool:
     wanted = (*stack, 1, rows) if on_right else (*stack, rows, 1)
     padded = (*(1,) * (len(wanted) - len(shape)), *shape)
     return padded[-len(wanted) :] == wanted
-
-
-def _number(node: Node, name: str, default: float) -> float:
-    found = attribute(node.proto, name)
-    return default if found is None else float(found.f)
 
 
 def _is_alone(places: Iterable[tuple[Scope, str]], node: Node) -> bool:

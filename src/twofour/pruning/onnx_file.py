@@ -18,6 +18,7 @@ import onnx
 
 from twofour.errors import BadInputError, naming
 from twofour.graph.files import (
+    SEPARATE_INITIALIZERS,
     Array,
     dtype_name,
     external_data,
@@ -44,8 +45,6 @@ from twofour.store import atomic_file
 _DEFAULT_SELECTION = Selection()
 _Key = tuple[object, ...]
 _TILE = 1 << 20
-SEPARATE_INITIALIZERS = 4
-"""The first IR version in which an initializer need not be a graph input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

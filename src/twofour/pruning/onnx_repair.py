@@ -10,14 +10,13 @@ import numpy as np
 import onnx
 
 from twofour.graph.files import Array, dtype_name, numpy_dtype, storage_key
-from twofour.graph.scope import Node, attribute, integer, is_standard
+from twofour.graph.scope import Node, integer, is_standard, number
 from twofour.graph.trace import DEQUANTIZE, QUANTIZE
 from twofour.pruning.matrices import Layout, from_stack, to_stack
 from twofour.pruning.onnx_calibration import MainGraph, Piece, Target
 from twofour.pruning.onnx_problems import store_piece
 from twofour.pruning.onnx_storage import as_type
 from twofour.pruning.repair import Change
-from twofour.records.pruning import RepairKind
 from twofour.records.weights import Pattern
 
 _CHANNELS_FIRST = ("Conv", "ConvTranspose", "Gemm")
@@ -96,17 +95,6 @@ def find_sites(graph: MainGraph, pattern: Pattern, pieces: Sequence[Piece]) -> d
     return {**norms, **layers}
 
 
-def kinds(sites: Sequence[Site]) -> tuple[RepairKind, ...]:
-    """What can be tried with these."""
-    norms = any(isinstance(site, NormSite) for site in sites)
-    layers = any(isinstance(site, LayerSite) for site in sites)
-    if norms and layers:
-        return tuple(RepairKind)
-    if norms:
-        return RepairKind.BATCH_NORM, RepairKind.MATCHING
-    return (RepairKind.MATCHING,) if layers else ()
-
-
 def scaled_weight(piece: Piece, stored: Array, change: Change) -> Array:
     """The stored array with every output channel scaled; zeros stay zeros."""
     seen = piece.view.seen(stored).astype(np.float64)
@@ -158,7 +146,7 @@ def _norm(graph: MainGraph, node: Node) -> NormSite | None:
         tensor=proto.input[0],
         mean=mean,
         variance=variance,
-        epsilon=_number(node, "epsilon", 1e-5),
+        epsilon=number(node.proto, "epsilon", 1e-5),
     )
 
 
@@ -203,7 +191,7 @@ def _layer(graph: MainGraph, pattern: Pattern, piece: Piece) -> LayerSite | None
         axis=axis,
         piece=piece,
         target=target,
-        beta=_number(node, "beta", 1.0) if node.op == "Gemm" else 1.0,
+        beta=number(node.proto, "beta", 1.0) if node.op == "Gemm" else 1.0,
     )
 
 
@@ -212,8 +200,3 @@ def _is_normed(graph: MainGraph, tensor: str, behind: set[str]) -> bool:
     users = graph.scope.users.get(tensor, ())
     norms = all(user.op == "BatchNormalization" for user in users)
     return tensor in behind and norms and tensor not in graph.scope.outputs
-
-
-def _number(node: Node, name: str, default: float) -> float:
-    found = attribute(node.proto, name)
-    return default if found is None else float(found.f)

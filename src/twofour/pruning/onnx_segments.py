@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 
 from twofour.graph.files import (
+    SEPARATE_INITIALIZERS,
     Array,
     external_data,
     read_tensor,
@@ -23,7 +24,6 @@ from twofour.graph.files import (
 )
 from twofour.graph.half import widen
 from twofour.pruning.onnx_calibration import Key, MainGraph
-from twofour.pruning.onnx_file import SEPARATE_INITIALIZERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

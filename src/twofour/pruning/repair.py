@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from twofour.pruning.matrices import spread
 from twofour.pruning.methods.problem import Array
-from twofour.records.pruning import Repair, RepairTry
+from twofour.records.pruning import Repair, RepairKind, RepairTry
 
 _STRONGEST = 4.0
 """A channel is made at most this much larger or smaller: beyond, its deviation says nothing."""
@@ -277,6 +277,15 @@ def _varied(calls: Sequence[tuple[Moments, ...]]) -> float | None:
             if squares > _ROUNDING * power:
                 return squares
     return float(whole.squares[0])
+
+
+def fitting(*, norms: bool, layers: bool) -> tuple[RepairKind, ...]:
+    """The kinds that can be tried where there are batch norms, and layers without one."""
+    if norms and layers:
+        return tuple(RepairKind)
+    if norms:
+        return RepairKind.BATCH_NORM, RepairKind.MATCHING
+    return (RepairKind.MATCHING,) if layers else ()
 
 
 def chosen(tried: Iterable[RepairTry], before: float | None, *, always: bool) -> RepairTry | None:

@@ -31,6 +31,7 @@ from twofour.pruning.repair import (
     compared_values,
     concluded,
     estimated_again,
+    fitting,
     joined,
     matching,
     moments,
@@ -178,13 +179,10 @@ _Plan = dict[str, Change | Normalisation]
 
 
 def _fitting(dense: DenseRecord) -> tuple[RepairKind, ...]:
-    norms = any(site.weight is None for site in dense.sites.values())
-    layers = any(site.weight is not None for site in dense.sites.values())
-    if norms and layers:
-        return tuple(RepairKind)
-    if norms:
-        return RepairKind.BATCH_NORM, RepairKind.MATCHING
-    return (RepairKind.MATCHING,) if layers else ()
+    return fitting(
+        norms=any(site.weight is None for site in dense.sites.values()),
+        layers=any(site.weight is not None for site in dense.sites.values()),
+    )
 
 
 class _Recorder:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.pattern import TILE, as_bits, normalize_axis, split_tail, tiles
+from twofour.pruning.threads import available_threads
 from twofour.records.weights import Pattern
 
 _MOST_THREADS = 4
@@ -200,7 +200,7 @@ def _in_threads(
     job when it is done with one.
     """
     if threads is None:
-        threads = min(_MOST_THREADS, os.cpu_count() or 1)
+        threads = min(_MOST_THREADS, available_threads())
     threads = max(1, min(threads, len(jobs) // 2))
     if threads == 1:
         return list(map(worker(), jobs))
