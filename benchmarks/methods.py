@@ -35,9 +35,10 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 
 from twofour.pattern import check
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS
-from twofour.pruning.solve import LayerProblem, solve_layer, solve_layers
+from twofour.pruning.solve import solve_layer, solve_layers
 from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from twofour.errors import PatternBrokenError
 from twofour.pattern import check
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS, method_named
 from twofour.pruning.methods.problem import best_of_groups
-from twofour.pruning.solve import LayerProblem, solve_layer
+from twofour.pruning.solve import solve_layer
 from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
@@ -113,7 +114,7 @@ def test_a_weight_of_very_many_rows_is_solved_piece_by_piece(
     )
     options = MethodOptions(damping=0.01)
     whole = solve_layer(problem, method_named("admm"), options)
-    monkeypatch.setattr("twofour.pruning.solve._LARGEST_PIECE", 12 * 7)
+    monkeypatch.setattr("twofour.pruning.layer_problem._LARGEST_PIECE", 12 * 7)
     pieces = solve_layer(problem, method_named("admm"), options)
     assert check(pieces.weight, 1, PATTERN).holds
     assert np.array_equal(whole.weight != 0, pieces.weight != 0)

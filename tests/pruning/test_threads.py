@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS
-from twofour.pruning.solve import LayerProblem, solve_layer, solve_layers
+from twofour.pruning.solve import solve_layer, solve_layers
 from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.pruning.threads import one_blas_thread, side_by_side
 from twofour.records.options import MethodOptions

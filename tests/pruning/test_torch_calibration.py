@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import twofour
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pattern import check
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import method_named
-from twofour.pruning.solve import LayerProblem, Solved, solve_layer
+from twofour.pruning.solve import Solved, solve_layer
 from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.pruning.torch_calibration import Work, calibrate, calls_kept
 from twofour.pruning.torch_calls import Call

@@ -12,10 +12,10 @@ from twofour.errors import BadInputError
 from twofour.graph.files import DTYPES, Array, read_tensor
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import scopes
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods.magnitude import count_non_finite
 from twofour.pruning.onnx_calibration import Bias, Piece
 from twofour.pruning.onnx_storage import as_type
-from twofour.pruning.solve import LayerProblem
 from twofour.pruning.statistics import Statistics
 from twofour.records.weights import Pattern
 

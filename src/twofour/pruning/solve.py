@@ -11,40 +11,44 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from array_api_compat import array_namespace, device, is_numpy_array
+from array_api_compat import array_namespace, is_numpy_array
 
 from twofour.errors import BadInputError
-from twofour.pruning.matrices import Layout, from_stack, to_stack
+from twofour.pruning.layer_problem import (
+    LayerProblem,
+    ScaledGram,
+    Stack,
+    Tile,
+    along_stored_axis,
+    holds,
+    pieces_of,
+    scaled_gram,
+    stack_of,
+    stored_values,
+)
+from twofour.pruning.matrices import from_stack, to_stack
 from twofour.pruning.methods import METHODS, Method, wanda
-from twofour.pruning.methods.problem import DAMPING, Array, Problem, best_of_groups, masked
+from twofour.pruning.methods.problem import DAMPING, Array
 from twofour.pruning.methods.refit import refit
 from twofour.pruning.output_error import mean_change, output_error
 from twofour.pruning.statistics import Inputs, Statistics
 from twofour.pruning.threads import R, one_blas_thread, side_by_side
 from twofour.records.options import MethodOptions
 from twofour.records.pruning import OutputError
-from twofour.records.weights import Pattern
 from twofour.words import count
 
-_TILE = 128
-"""Rows that one thread solves at a time: their bits do not depend on the number of threads."""
+_SUMMED_ROWS = 128
+"""Of weights at a time."""
 _SMALL = 1 << 14
 """Places in all Gram matrices of a layer, below which one thread is the fastest."""
-_DEVICE_TILE = 8192
-"""The same on another device, which spreads a product over its own cores: a bound on memory."""
 _DAMPINGS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Tried where the user names none and samples are held out; the small ones are for inputs of which
 a few are a thousand times as large as the rest, and make up the mean."""
 _BETWEEN = 3.0
 """Of the neighbours of the best one that are tried after them, so many times more and less."""
-_TRIED_ROWS = 32
-"""Of each part: enough to choose among the dampings."""
-_TRIED_PARTS = 8
 _CLEARLY = 0.95
 """Less than this share of a loss is worth a word."""
 _TRIED_STEPS = 10
-_LARGEST_PIECE = 1 << 21
-"""Weights of a layer that are solved at a time: the head of a language model has 65 million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,69 +66,6 @@ class Solved:
     refit_steps: int
     kept_magnitude: float | None
     note: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerProblem:
-    """One stored weight with its statistics."""
-
-    stored: Array
-    """float32 or float64."""
-    layout: Layout
-    pattern: Pattern
-    statistics: Statistics
-    has_bias: bool
-    """Whether there is a bias to correct."""
-    rounded: Callable[[Array], Array] | None = None
-    """Gives the values of the type that they are stored in: errors are those of what is saved."""
-    reference: Array | None = None
-    """The dense weight whose outputs count, where `stored` has lost some already (`keep`)."""
-
-
-_Tile = tuple[int, Any]
-"""A part of a stack, and which of its rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stack:
-    """A layer as the methods see it: rows of one scale, Gram matrices of mean diagonal 1."""
-
-    weight: Array
-    """(parts, rows, inputs): what counts."""
-    pruned_before: Array | None
-    scale: Array
-    """(parts, rows, 1): powers of two, which the weights were divided by."""
-    gram: Array
-    """(parts, inputs, inputs); the identity for a part whose inputs never fired."""
-    unfed: int
-    """Parts whose inputs never fired."""
-    pattern: Pattern
-
-    def problem(self, tile: _Tile, damping: float, prepared: object = None) -> Problem:
-        """Some rows of one part."""
-        before = self.pruned_before
-        return Problem(
-            weight=self.weight[tile],
-            gram=self.gram[tile[0]],
-            pattern=self.pattern,
-            damping=damping,
-            pruned_before=None if before is None else before[tile],
-            prepared=prepared,
-        )
-
-    @property
-    def tiles(self) -> list[_Tile]:
-        """All rows of all parts, in order."""
-        parts, rows, _ = self.weight.shape
-        size = _TILE if is_numpy_array(self.weight) else _DEVICE_TILE
-        return [(p, slice(r, r + size)) for p in range(parts) for r in range(0, rows, size)]
-
-    @property
-    def sample(self) -> list[_Tile]:
-        """Some rows of some parts, spread evenly."""
-        parts, rows, _ = self.weight.shape
-        every = slice(0, rows, -(-rows // _TRIED_ROWS))
-        return [(p, every) for p in range(0, parts, -(-parts // _TRIED_PARTS))]
 
 
 def solve_layer(
@@ -165,8 +106,7 @@ class _Run:
             )
         self._method, self._options, self._threads = method, options, threads
         self._steps = method.refit if options.refit is None else options.refit
-        self._inputs: Inputs | None = None
-        self._scaled: tuple[Array, int] = (None, 0)
+        self._scaled: tuple[Inputs, ScaledGram] | None = None
         self._gram: Array = None
         self._damping = DAMPING
         self._raised: str | None = None
@@ -177,7 +117,7 @@ class _Run:
         """One layer: what its inputs tell, the method, the refit, the judgement."""
         if 0 in layer.layout.stack_shape:
             return self._judged(layer, layer.stored)
-        new = self._new_weights(_pieces(layer), layer.stored)
+        new = self._new_weights(pieces_of(layer), layer.stored)
         if new is None:
             return self._judged(layer, layer.stored)
         solved = self._judged(layer, new)
@@ -205,15 +145,15 @@ class _Run:
 
     def _new_weight(self, layer: LayerProblem) -> Array | None:
         """What is to be stored; None: the pattern holds already."""
-        stack = self._stack(layer)
+        stack = stack_of(layer, self._scaled_gram(layer))
         self._notes = []
-        if layer.reference is None and _holds(stack, layer):
+        if layer.reference is None and holds(stack, layer):
             return None
         if self._gram is None or not _same(self._gram, stack.gram):
             self._study(layer.statistics, stack)
         pruned = self._of_tiles(stack, lambda tile: self._pruned(stack, tile))
         if layer.layout.straddled:
-            pruned = _along_stored_axis(pruned * stack.scale, layer) / stack.scale
+            pruned = along_stored_axis(pruned * stack.scale, layer) / stack.scale
         if self._steps:
             pruned = self._of_tiles(
                 stack,
@@ -221,33 +161,16 @@ class _Run:
             )
         against = self._against_magnitude(stack, layer.statistics.held_out, pruned)
         self._notes = [_unfed(stack), against]
-        return _stored(from_stack(pruned * stack.scale, layer.layout), layer)
+        return stored_values(from_stack(pruned * stack.scale, layer.layout), layer)
 
-    def _stack(self, layer: LayerProblem) -> _Stack:
-        """The layer, scaled; raises BadInputError where it or its statistics are not finite."""
-        stored = to_stack(layer.stored, layer.layout)
-        weight = stored if layer.reference is None else to_stack(layer.reference, layer.layout)
-        xp = array_namespace(weight)
-        largest = xp.max(xp.abs(weight), axis=2, keepdims=True)
-        if not bool(xp.all(xp.isfinite(largest))):
-            raise BadInputError("the weight holds NaN or infinity")
-        if self._inputs is not layer.statistics.seen or self._scaled[0].dtype != weight.dtype:
-            gram, unfed = _of_mean_one(layer.statistics.seen)
-            self._scaled = xp.astype(gram, weight.dtype, copy=False), unfed
-            self._inputs = layer.statistics.seen
-        one = xp.ones_like(largest)
-        scale = xp.where(largest > 0, largest, one)
-        scale = xp.where(largest > 0, 2 ** xp.floor(xp.log2(scale)), one)
-        return _Stack(
-            weight=weight / scale,
-            pruned_before=None if layer.reference is None else stored / scale,
-            scale=scale,
-            gram=self._scaled[0],
-            unfed=self._scaled[1],
-            pattern=layer.pattern,
-        )
+    def _scaled_gram(self, layer: LayerProblem) -> ScaledGram:
+        """Of the layer's inputs: neighbours and pieces with the same statistics share it."""
+        seen, known = layer.statistics.seen, self._scaled
+        if known is None or known[0] is not seen or known[1].gram.dtype != layer.stored.dtype:
+            known = self._scaled = seen, scaled_gram(seen, layer.stored)
+        return known[1]
 
-    def _study(self, statistics: Statistics, stack: _Stack) -> None:
+    def _study(self, statistics: Statistics, stack: Stack) -> None:
         """The damping, and what the method prepares: neighbours with the same inputs share both."""
         self._gram = stack.gram
         prepare, asked = self._method.prepare, self._options.damping
@@ -270,7 +193,7 @@ class _Run:
                 f"{self._damping:g} was taken"
             )
 
-    def _chosen_damping(self, statistics: Statistics, stack: _Stack) -> float:
+    def _chosen_damping(self, statistics: Statistics, stack: Stack) -> float:
         """The one with which Wanda's mask, refitted, loses least on the held-out inputs.
 
         Tried on some rows. The best one hangs on how well the inputs are known, much more than on
@@ -297,7 +220,7 @@ class _Run:
         losses |= zip(near, self._side_by_side(lost, near), strict=True)
         return float(f"{min(losses, key=losses.__getitem__):.1g}")
 
-    def _against_magnitude(self, stack: _Stack, inputs: Inputs | None, pruned: Array) -> str | None:
+    def _against_magnitude(self, stack: Stack, inputs: Inputs | None, pruned: Array) -> str | None:
         """Says so where magnitude's mask would have done better with the same refit."""
         magnitude = METHODS["magnitude"]
         if inputs is None or not self._steps or self._method is magnitude:
@@ -313,15 +236,15 @@ class _Run:
             f"{theirs / ours:.2f} of this error on held-out inputs"
         )
 
-    def _pruned(self, stack: _Stack, tile: _Tile) -> Array:
+    def _pruned(self, stack: Stack, tile: Tile) -> Array:
         prepared = self._prepared[tile[0]] if self._prepared else None
         return self._method.solve(stack.problem(tile, self._damping, prepared))
 
-    def _of_tiles(self, stack: _Stack, solve: Callable[[_Tile], Array]) -> Array:
+    def _of_tiles(self, stack: Stack, solve: Callable[[Tile], Array]) -> Array:
         """A stack of what each tile becomes."""
         result = array_namespace(stack.weight).empty_like(stack.weight)
 
-        def fill(tile: _Tile) -> None:
+        def fill(tile: Tile) -> None:
             result[tile] = solve(tile)
 
         self._side_by_side(fill, stack.tiles)
@@ -356,46 +279,11 @@ class _Run:
 def _magnitude(stack: Array) -> float:
     """Sum of |w|, some rows at a time."""
     xp = array_namespace(stack)
-    tiles = (stack[:, row : row + _TILE] for row in range(0, stack.shape[1], _TILE))
+    tiles = (stack[:, row : row + _SUMMED_ROWS] for row in range(0, stack.shape[1], _SUMMED_ROWS))
     return float(sum(float(xp.sum(xp.abs(tile), dtype=xp.float64)) for tile in tiles))
 
 
-def _pieces(layer: LayerProblem) -> list[LayerProblem]:
-    """The layer, or its rows in turn where there are very many: each piece takes copies of itself.
-
-    Rows do not depend on each other; only a plain matrix of (outputs, inputs) is taken apart.
-    """
-    layout = layer.layout
-    rows = layout.shape[0]
-    is_plain = len(layout.shape) == 2 and layout.axis % 2 == 1 and layout.blocks == 1
-    most = max(1, _LARGEST_PIECE // max(1, layout.shape[-1]))
-    if not is_plain or rows <= most:
-        return [layer]
-    reference = layer.reference
-    return [
-        replace(
-            layer,
-            stored=layer.stored[row : row + most],
-            layout=replace(layout, shape=(min(most, rows - row), layout.shape[1])),
-            reference=None if reference is None else reference[row : row + most],
-        )
-        for row in range(0, rows, most)
-    ]
-
-
-def _stored(weight: Array, layer: LayerProblem) -> Array:
-    """The values that the layer's type can hold, without -0.0.
-
-    One that grew out of the type's range takes its old value, which did not.
-    """
-    if layer.rounded is None:
-        return weight + 0.0
-    xp = array_namespace(weight)
-    rounded = layer.rounded(weight)
-    return xp.where(xp.isfinite(rounded), rounded, layer.stored) + 0.0
-
-
-def _lost(stack: _Stack, inputs: Inputs, rows: Sequence[Array]) -> float:
+def _lost(stack: Stack, inputs: Inputs, rows: Sequence[Array]) -> float:
     """What the outputs of the sample's rows lose on these inputs."""
     xp = array_namespace(stack.weight)
     total = 0.0
@@ -409,50 +297,6 @@ def _lost(stack: _Stack, inputs: Inputs, rows: Sequence[Array]) -> float:
 def _damping_for(rows: int, inputs: int) -> float:
     """Where nothing is held out: the more, the fewer rows there are to know the inputs by."""
     return min(0.3, max(DAMPING, 0.3 * inputs / max(1, rows)))
-
-
-def _of_mean_one(inputs: Inputs) -> tuple[Array, int]:
-    """Gram matrices with a mean diagonal of 1, and how many parts have none; one copy of them.
-
-    The identity stands for a part whose inputs never fired.
-    """
-    xp = array_namespace(inputs.gram)
-    if not bool(xp.all(xp.isfinite(inputs.gram))):
-        raise BadInputError(
-            "the sums over the layer's calibration inputs are not finite",
-            hint="an input holds NaN or infinity, or is too large to be squared: look for it in "
-            "the calibration data, and in the model's own outputs before this layer",
-        )
-    mean = xp.mean(xp.linalg.diagonal(inputs.gram), axis=1)
-    fed = mean > 0
-    gram = inputs.gram / xp.where(fed, mean, xp.ones_like(mean))[:, None, None]
-    unfed = [part for part in range(gram.shape[0]) if not bool(fed[part])]
-    for part in unfed:
-        gram[part] = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
-    return gram, len(unfed)
-
-
-def _holds(stack: _Stack, layer: LayerProblem) -> bool:
-    """Whether nothing has to go."""
-    xp = array_namespace(stack.weight)
-    if layer.layout.straddled:
-        return bool(xp.all(_along_stored_axis(stack.weight, layer) == stack.weight))
-    groups = xp.reshape(stack.weight != 0, (-1, stack.pattern.m))
-    return not bool(xp.any(xp.sum(groups, axis=-1, dtype=xp.int64) > stack.pattern.n))
-
-
-def _along_stored_axis(pruned: Array, layer: LayerProblem) -> Array:
-    """A stack that holds the pattern along the stored axis too: the largest of each group stay."""
-    layout, m = layer.layout, layer.pattern.m
-    weight = from_stack(pruned, layout)
-    xp = array_namespace(weight)
-    last = xp.moveaxis(weight, layout.axis, -1)
-    fill = -last.shape[-1] % m
-    zeros = xp.zeros((*last.shape[:-1], fill), dtype=last.dtype, device=device(last))
-    score = xp.reshape(xp.abs(xp.concat([last, zeros], axis=-1)), (-1, last.shape[-1] + fill))
-    mask = xp.reshape(best_of_groups(score, layer.pattern), (*last.shape[:-1], -1))
-    mask = xp.moveaxis(mask[..., : last.shape[-1]], -1, layout.axis)
-    return to_stack(masked(weight, mask), layout)
 
 
 def _same(a: Array, b: Array) -> bool:
@@ -472,7 +316,7 @@ def _few_rows(layer: LayerProblem, damping: float) -> str | None:
     )
 
 
-def _unfed(stack: _Stack) -> str | None:
+def _unfed(stack: Stack) -> str | None:
     """Says so where nothing is known of some inputs."""
     parts = stack.weight.shape[0]
     if not stack.unfed:

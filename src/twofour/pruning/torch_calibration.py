@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import BadInputError, PatternBrokenError
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods import Method
 from twofour.pruning.methods.problem import Array
-from twofour.pruning.solve import LayerProblem, Solved, solve_layers
+from twofour.pruning.solve import Solved, solve_layers
 from twofour.pruning.statistics import Statistics
 from twofour.pruning.threads import one_blas_thread
 from twofour.pruning.torch_blocks import Blocks, find_blocks, inner_parts, parts_of, same_bits

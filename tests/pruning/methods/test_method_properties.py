@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.pattern import check
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS
 from twofour.pruning.methods.problem import Problem, best_of_groups, ridge
 from twofour.pruning.methods.refit import refit
-from twofour.pruning.solve import LayerProblem, solve_layer
+from twofour.pruning.solve import solve_layer
 from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern

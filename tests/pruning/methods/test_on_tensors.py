@@ -10,9 +10,10 @@ import pytest
 import torch
 from support.calibrated_layers import KINDS
 
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS, refit
 from twofour.pruning.methods.problem import Problem
-from twofour.pruning.solve import LayerProblem, Solved, solve_layer
+from twofour.pruning.solve import Solved, solve_layer
 from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from support.calibrated_layers import KINDS, CalibratedLayer, Unit, straddled
 
 from twofour.pattern import check
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
-from twofour.pruning.solve import LayerProblem, solve_layer
+from twofour.pruning.solve import solve_layer
 from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern

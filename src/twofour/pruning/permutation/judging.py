@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, from_stack, to_stack
 from twofour.pruning.methods import Method
 from twofour.pruning.onnx_storage import StoredView
 from twofour.pruning.permutation.search import kept_score
-from twofour.pruning.solve import LayerProblem, solve_layers
+from twofour.pruning.solve import solve_layers
 from twofour.pruning.statistics import Inputs, Statistics
 from twofour.records.options import MethodOptions
 from twofour.records.pruning import Permutation, Repair

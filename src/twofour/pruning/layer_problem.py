@@ -1,0 +1,195 @@
+"""A layer as the methods see it: rows of one scale, Gram matrices of mean diagonal 1, in tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from array_api_compat import array_namespace, device, is_numpy_array
+
+from twofour.errors import BadInputError
+from twofour.pruning.matrices import Layout, from_stack, to_stack
+from twofour.pruning.methods.problem import Array, Problem, best_of_groups, masked
+from twofour.pruning.statistics import Inputs, Statistics
+from twofour.records.weights import Pattern
+
+_TILE = 128
+"""Rows that one thread solves at a time: their bits do not depend on the number of threads."""
+_DEVICE_TILE = 8192
+"""The same on another device, which spreads a product over its own cores: a bound on memory."""
+_TRIED_ROWS = 32
+"""Of each part: enough to choose among the dampings."""
+_TRIED_PARTS = 8
+_LARGEST_PIECE = 1 << 21
+"""Weights of a layer that are solved at a time: the head of a language model has 65 million."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProblem:
+    """One stored weight with its statistics."""
+
+    stored: Array
+    """float32 or float64."""
+    layout: Layout
+    pattern: Pattern
+    statistics: Statistics
+    has_bias: bool
+    """Whether there is a bias to correct."""
+    rounded: Callable[[Array], Array] | None = None
+    """Gives the values of the type that they are stored in: errors are those of what is saved."""
+    reference: Array | None = None
+    """The dense weight whose outputs count, where `stored` has lost some already (`keep`)."""
+
+
+Tile = tuple[int, Any]
+"""A part of a stack, and which of its rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A layer as the methods see it: rows of one scale, Gram matrices of mean diagonal 1."""
+
+    weight: Array
+    """(parts, rows, inputs): what counts."""
+    pruned_before: Array | None
+    scale: Array
+    """(parts, rows, 1): powers of two, which the weights were divided by."""
+    gram: Array
+    """(parts, inputs, inputs); the identity for a part whose inputs never fired."""
+    unfed: int
+    """Parts whose inputs never fired."""
+    pattern: Pattern
+
+    def problem(self, tile: Tile, damping: float, prepared: object = None) -> Problem:
+        """Some rows of one part."""
+        before = self.pruned_before
+        return Problem(
+            weight=self.weight[tile],
+            gram=self.gram[tile[0]],
+            pattern=self.pattern,
+            damping=damping,
+            pruned_before=None if before is None else before[tile],
+            prepared=prepared,
+        )
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """All rows of all parts, in order."""
+        parts, rows, _ = self.weight.shape
+        size = _TILE if is_numpy_array(self.weight) else _DEVICE_TILE
+        return [(p, slice(r, r + size)) for p in range(parts) for r in range(0, rows, size)]
+
+    @property
+    def sample(self) -> list[Tile]:
+        """Some rows of some parts, spread evenly."""
+        parts, rows, _ = self.weight.shape
+        every = slice(0, rows, -(-rows // _TRIED_ROWS))
+        return [(p, every) for p in range(0, parts, -(-parts // _TRIED_PARTS))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledGram:
+    """Gram matrices with a mean diagonal of 1."""
+
+    gram: Array
+    """(parts, inputs, inputs); the identity for a part whose inputs never fired."""
+    unfed: int
+    """Parts whose inputs never fired."""
+
+
+def scaled_gram(inputs: Inputs, like: Array) -> ScaledGram:
+    """In the type of `like`; one copy. Raises BadInputError for sums that are not finite."""
+    xp = array_namespace(inputs.gram)
+    if not bool(xp.all(xp.isfinite(inputs.gram))):
+        raise BadInputError(
+            "the sums over the layer's calibration inputs are not finite",
+            hint="an input holds NaN or infinity, or is too large to be squared: look for it in "
+            "the calibration data, and in the model's own outputs before this layer",
+        )
+    mean = xp.mean(xp.linalg.diagonal(inputs.gram), axis=1)
+    fed = mean > 0
+    gram = inputs.gram / xp.where(fed, mean, xp.ones_like(mean))[:, None, None]
+    unfed = [part for part in range(gram.shape[0]) if not bool(fed[part])]
+    for part in unfed:
+        gram[part] = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
+    return ScaledGram(gram=xp.astype(gram, like.dtype, copy=False), unfed=len(unfed))
+
+
+def stack_of(layer: LayerProblem, scaled: ScaledGram) -> Stack:
+    """The layer, scaled; raises BadInputError where its weight is not finite."""
+    stored = to_stack(layer.stored, layer.layout)
+    weight = stored if layer.reference is None else to_stack(layer.reference, layer.layout)
+    xp = array_namespace(weight)
+    largest = xp.max(xp.abs(weight), axis=2, keepdims=True)
+    if not bool(xp.all(xp.isfinite(largest))):
+        raise BadInputError("the weight holds NaN or infinity")
+    one = xp.ones_like(largest)
+    scale = xp.where(largest > 0, largest, one)
+    scale = xp.where(largest > 0, 2 ** xp.floor(xp.log2(scale)), one)
+    return Stack(
+        weight=weight / scale,
+        pruned_before=None if layer.reference is None else stored / scale,
+        scale=scale,
+        gram=scaled.gram,
+        unfed=scaled.unfed,
+        pattern=layer.pattern,
+    )
+
+
+def pieces_of(layer: LayerProblem) -> list[LayerProblem]:
+    """The layer, or its rows in turn where there are very many: each piece takes copies of itself.
+
+    Rows do not depend on each other; only a plain matrix of (outputs, inputs) is taken apart.
+    """
+    layout = layer.layout
+    rows = layout.shape[0]
+    is_plain = len(layout.shape) == 2 and layout.axis % 2 == 1 and layout.blocks == 1
+    most = max(1, _LARGEST_PIECE // max(1, layout.shape[-1]))
+    if not is_plain or rows <= most:
+        return [layer]
+    reference = layer.reference
+    return [
+        replace(
+            layer,
+            stored=layer.stored[row : row + most],
+            layout=replace(layout, shape=(min(most, rows - row), layout.shape[1])),
+            reference=None if reference is None else reference[row : row + most],
+        )
+        for row in range(0, rows, most)
+    ]
+
+
+def holds(stack: Stack, layer: LayerProblem) -> bool:
+    """Whether nothing has to go."""
+    xp = array_namespace(stack.weight)
+    if layer.layout.straddled:
+        return bool(xp.all(along_stored_axis(stack.weight, layer) == stack.weight))
+    groups = xp.reshape(stack.weight != 0, (-1, stack.pattern.m))
+    return not bool(xp.any(xp.sum(groups, axis=-1, dtype=xp.int64) > stack.pattern.n))
+
+
+def along_stored_axis(pruned: Array, layer: LayerProblem) -> Array:
+    """A stack that holds the pattern along the stored axis too: the largest of each group stay."""
+    layout, m = layer.layout, layer.pattern.m
+    weight = from_stack(pruned, layout)
+    xp = array_namespace(weight)
+    last = xp.moveaxis(weight, layout.axis, -1)
+    fill = -last.shape[-1] % m
+    zeros = xp.zeros((*last.shape[:-1], fill), dtype=last.dtype, device=device(last))
+    score = xp.reshape(xp.abs(xp.concat([last, zeros], axis=-1)), (-1, last.shape[-1] + fill))
+    mask = xp.reshape(best_of_groups(score, layer.pattern), (*last.shape[:-1], -1))
+    mask = xp.moveaxis(mask[..., : last.shape[-1]], -1, layout.axis)
+    return to_stack(masked(weight, mask), layout)
+
+
+def stored_values(weight: Array, layer: LayerProblem) -> Array:
+    """The values that the layer's type can hold, without -0.0.
+
+    One that grew out of the type's range takes its old value, which did not.
+    """
+    if layer.rounded is None:
+        return weight + 0.0
+    xp = array_namespace(weight)
+    rounded = layer.rounded(weight)
+    return xp.where(xp.isfinite(rounded), rounded, layer.stored) + 0.0
