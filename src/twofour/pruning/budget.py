@@ -108,8 +108,9 @@ def least_lost(costs: Sequence[Cost], share: float) -> frozenset[str]:
     if missing >= math.fsum(c.gain for c in paid) * (1 - _ROUNDED):
         return _names(wanted)
     total = math.fsum(c.loss for c in paid)
-    parts = np.array([c.gain / missing for c in paid])
-    objective = [c.loss / total - _TIE * part for c, part in zip(paid, parts, strict=True)]
+    # one that is enough alone counts as just enough: the same sets, in numbers of one size
+    parts = np.array([min(c.gain / missing, 1.0) for c in paid])
+    objective = [c.loss / total - _TIE * c.gain / whole for c in paid]
     chosen = _reaching(_solved(objective, parts, low=1.0, high=np.inf), paid, missing)
     return _names((*free, *_first_of_equals(paid, chosen)))
 
