@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from twofour.cli.app import app
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.run import BuildResult, VariantCheck
 from twofour.store import read_record
@@ -62,28 +61,23 @@ def tied():
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "models.py").write_text(_MODELS)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def twofour(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "twofour", *arguments, "--out", "r"],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+def twofour(*arguments: str) -> Result:
+    """In this process: what ends is that of the engine."""
+    return CliRunner().invoke(app, [*arguments, "--out", "r"])
 
 
 @pytest.mark.parametrize("model", ["lstm", "gru", "tied"])
 def test_the_main_job_ends_in_one_run_with_outputs_and_times_of_both_files(
     folder: Path, model: str
 ) -> None:
-    done = twofour(folder, "prune-export-build", f"models.py:{model}")
-    assert done.returncode == 0, done.stderr
+    done = twofour("prune-export-build", f"{folder / 'models.py'}:{model}")
+    assert done.exit_code == 0, done.output
     for variant in ("dense", "sparse"):
         checked = read_record(VariantCheck, folder / f"r/stages/check-{variant}.json")
         assert all(row.within for row in checked.agreement)
@@ -98,7 +92,7 @@ def test_the_main_job_ends_in_one_run_with_outputs_and_times_of_both_files(
 
 
 def test_an_export_of_a_recurrent_layer_is_compared_with_its_module(folder: Path) -> None:
-    done = twofour(folder, "export", "models.py:lstm")
-    assert done.returncode == 0, done.stderr
+    done = twofour("export", f"{folder / 'models.py'}:lstm")
+    assert done.exit_code == 0, done.output
     assert "cosine 1.00000" in done.stdout
     assert "not compared" not in done.stdout
