@@ -76,7 +76,10 @@ class BudgetArguments:
     ray: Annotated[
         str | None,
         typer.Option(
-            "--ray", metavar="ADDRESS", help="Measure on a Ray cluster; auto: a local one."
+            "--ray",
+            metavar="ADDRESS",
+            help="Measure on a Ray cluster whose nodes see the same files at the same paths; auto: "
+            "a local one.",
         ),
     ] = None
 

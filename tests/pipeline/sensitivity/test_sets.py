@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from twofour.engines.protocol import no_progress
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.pipeline.jobs.job import Done, Job, LostError
-from twofour.pipeline.sensitivity.measuring import MixedModel
+from twofour.pipeline.sensitivity.measuring import Measurer, MixedModel, UnseenError
 from twofour.pipeline.sensitivity.sets import Sets
 
 
@@ -48,3 +50,20 @@ def test_only_what_would_come_again_is_a_result(
     assert sets.found[(1,)].error == error.message
     assert sets.is_lasting is lasts
     assert not (tmp_path / "measured").exists()
+
+
+def test_a_node_that_does_not_see_the_files_ends_the_study(tmp_path: Path) -> None:
+    model = MixedModel(
+        key="k", folder=str(tmp_path), base="dense.onnx", other="sparse.onnx", places=(1,),
+        inputs="inputs.npz", reference="outputs.npz", metric=f"{tmp_path / 'm.py'}:f", seed=0,
+    )  # fmt: skip
+    for name in ("dense.onnx", "sparse.onnx", "inputs.npz", "outputs.npz", "m.py"):
+        with pytest.raises(UnseenError) as caught:
+            Measurer(no_progress).measure(0, model)
+        assert caught.value.message == f"{tmp_path / name} is not to be seen on {platform.node()}"
+        assert "the same files at the same paths" in (caught.value.hint or "")
+        (tmp_path / name).touch()
+    workers: Any = Failing(caught.value)
+    sets = Sets(model=model, content="c", workers=workers, step=lambda _done, _of: None)
+    with pytest.raises(UnseenError):
+        sets.measure([(1,)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,6 +42,10 @@ class MixedModel:
     seed: int
 
 
+class UnseenError(BadInputError):
+    """A process on another machine does not see the files of the study."""
+
+
 class Measurer:
     """Does the measurements of one process; the graphs of a folder are read once."""
 
@@ -50,9 +55,10 @@ class Measurer:
     def measure(self, number: int, asked: MixedModel) -> Measurement:
         """Run it, in one thread: the same bits beside however many others.
 
-        The `number` of the try lowers the optimization level. Raises BadInputError for a metric
-        that fails, and what OrtSession raises.
+        The `number` of the try lowers the optimization level. Raises UnseenError where a file is
+        missing, BadInputError for a metric that fails, and what OrtSession raises.
         """
+        _refuse_unseen(asked)
         level = LEVELS[min(number, len(LEVELS) - 1)]
         folder = Path(asked.folder)
         target = folder / f".mixed-{asked.key[:16]}.onnx.{os.getpid()}.part"
@@ -72,6 +78,19 @@ class Measurer:
             measured=Measured(outputs=output_change(reference, outputs), metrics=metrics),
             watched={str(path): state_of(path) for path in read if not path.is_relative_to(folder)},
         )
+
+
+def _refuse_unseen(asked: MixedModel) -> None:
+    folder = Path(asked.folder)
+    names = (asked.base, asked.other, asked.inputs, *((asked.reference,) if asked.places else ()))
+    code = Path((asked.metric or "").rpartition(":")[0])
+    for file in (*(folder / name for name in names), *((code,) if code.suffix == ".py" else ())):
+        if not file.is_file():
+            raise UnseenError(
+                f"{file} is not to be seen on {platform.node()}",
+                hint="every node of a Ray cluster needs the same files at the same paths: share "
+                "the folder of the run and that of the metric",
+            )
 
 
 def output_change(dense: Arrays, pruned: Arrays) -> OutputChange | None:

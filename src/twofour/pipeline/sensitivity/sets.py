@@ -16,7 +16,7 @@ from twofour.pipeline.jobs.local import Processes
 from twofour.pipeline.jobs.open import open_jobs
 from twofour.pipeline.jobs.ray_cluster import RayCluster
 from twofour.pipeline.sensitivity.measured_on import MEASURED_ON
-from twofour.pipeline.sensitivity.measuring import MixedModel
+from twofour.pipeline.sensitivity.measuring import MixedModel, UnseenError
 from twofour.pipeline.sources.user_code import parse_reference, state_of
 from twofour.pipeline.stages import DENSE, SPARSE, Run, onnx_files, onnx_name, versions
 from twofour.pipeline.workers import may_pass
@@ -52,8 +52,8 @@ class Sets:
     def measure(self, sets: Iterable[Places]) -> None:
         """Have all of these in `found`; those that are in the folder are not made again.
 
-        A measurement that fails is there with its error, but raises for the dense model: a metric
-        that cannot be called, an engine that does not run it.
+        A measurement that fails is there with its error, but raises for the dense model (a metric
+        that cannot be called, an engine that does not run it) and where a node lacks the files.
         """
         wanted = {self._key(p): p for p in dict.fromkeys(map(tuple, sets)) if p not in self.found}
         left = {key: p for key, p in wanted.items() if not self._known(key, p)}
@@ -93,7 +93,7 @@ class Sets:
     def _keep(self, places: Places, key: str, value: object) -> None:
         """A measurement is written down before it counts; one without memory is not."""
         if isinstance(value, TwofourError):
-            if not places:
+            if not places or isinstance(value, UnseenError):
                 raise value
             self.is_lasting &= not may_pass(value.message)
             self.found[places] = Measured(error=value.message)

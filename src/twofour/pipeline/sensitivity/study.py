@@ -56,6 +56,12 @@ MARKDOWN, HTML = "sensitivity.md", "sensitivity.html"
 STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Shares of the possible saving at which a set is measured for the table."""
 
+_FITTED_TOGETHER = (
+    "the weights of each layer are those of a run that pruned all of them, fitted to what the "
+    "pruned layers before give: among dense ones a layer may lose more or less than it would. "
+    "prune-export-build --max-drop measures the model that comes out"
+)
+
 
 def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     """sensitivity.json, done where it has to be: the files in the folder `sensitivity` as well.
@@ -186,7 +192,12 @@ class _Study:
             layers=self._rows(chosen),
             pareto=tuple(self._set(t, costs) for t in pareto),
             budget=chosen,
-            notes=(*self.savings.notes, *self.notes, *filter(None, (self.apart.note,))),
+            notes=(
+                *self.savings.notes,
+                *self.notes,
+                *filter(None, (self.apart.note,)),
+                *((_FITTED_TOGETHER,) if self.apart.pruned.calibration is not None else ()),
+            ),
         )
 
     def _savings(self) -> Savings:
