@@ -13,13 +13,34 @@ from twofour.pipeline.sensitivity.layer_times import read_times
 from twofour.store import to_json
 
 
+def _pairs(path: Path) -> dict[str, tuple[float, float]]:
+    times = read_times(path)
+    assert times.source == str(path)
+    assert times.dense.keys() == times.sparse.keys()
+    return {name: (time, times.sparse[name]) for name, time in times.dense.items()}
+
+
+def test_two_profiles_of_tensorrt_in_a_folder_give_the_time_of_one_run(tmp_path: Path) -> None:
+    rows = '{ "name" : "a + b", "timeMs" : 8.0 }, { "name" : "c", "averageMs" : 0.5 }'
+    (tmp_path / "dense.profile.json").write_text(f'[{{ "count" : 4 }}, {rows}, {rows}]')
+    with pytest.raises(BadInputError, match="is a list, as the profile of one engine is"):
+        read_times(tmp_path / "dense.profile.json")
+    with pytest.raises(BadInputError, match="is not a run folder"):
+        read_times(tmp_path)
+    (tmp_path / "sparse.profile.json").write_text(f'[{{ "count" : 8 }}, {rows}]')
+    assert _pairs(tmp_path) == {"a + b": (4.0, 1.0), "c": (1.0, 0.5)}
+
+
 def test_a_report_gives_the_tactics_of_the_layers_that_have_both(tmp_path: Path) -> None:
     report = every_status()
     first = replace(report.verdicts[0], layer="conv", node="/conv", dense_ms=0.5, sparse_ms=0.3)
     others = [replace(v, dense_ms=None) for v in report.verdicts[1:]]
     path = tmp_path / "eligibility.json"
     path.write_text(to_json(replace(report, verdicts=(first, *others))))
-    assert read_times(path).of == {"conv": (0.5, 0.3), "/conv": (0.5, 0.3)}
+    assert _pairs(path) == {"/conv": (0.5, 0.3)}
+    joined = [replace(first, node=name, engine_layer="q + k") for name in ("/q", "/k")]
+    path.write_text(to_json(replace(report, verdicts=(first, *joined, *others))))
+    assert _pairs(path) == {"/conv": (0.5, 0.3), "/q": (0.25, 0.15), "/k": (0.25, 0.15)}
     path.write_text(to_json(replace(report, verdicts=tuple(others))))
     with pytest.raises(BadInputError, match="no layer there has times of a dense and a sparse"):
         read_times(path)
@@ -36,7 +57,7 @@ def test_a_report_gives_the_tactics_of_the_layers_that_have_both(tmp_path: Path)
 def test_json_and_csv_say_the_same(tmp_path: Path, text: str) -> None:
     path = tmp_path / "times"
     path.write_text(text, encoding="utf-8")
-    assert read_times(path).of == {"a": (1.5, 1.0), "b, c": (0.25, 0.5)}
+    assert _pairs(path) == {"a": (1.5, 1.0), "b, c": (0.25, 0.5)}
 
 
 @pytest.mark.parametrize(

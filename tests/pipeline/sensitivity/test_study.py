@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -325,6 +326,23 @@ def test_times_of_the_user_decide_what_is_saved(tmp_path: Path) -> None:
     times.write_text("other,1,2\n")
     with pytest.raises(BadInputError, match="none of its 1 layer is in this model"):
         run_sensitivity(model, tmp_path / "run", replace(OPTIONS, budget=budget))
+
+
+def test_names_of_an_engine_lead_to_the_layers_that_it_fused(tmp_path: Path) -> None:
+    copy = "Reformatting CopyNode for Input Tensor 0 to first"
+    for variant, faster in (("dense", 1.0), ("sparse", 0.5)):
+        times = {"first + Relu_1": faster, "robust + middle": 2 * faster, copy: 9.0, "other": 1.0}
+        rows = [{"name": name, "averageMs": time} for name, time in times.items()]
+        (tmp_path / f"{variant}.profile.json").write_text(json.dumps([{"count": 1}, *rows]))
+    budget = BudgetOptions(profile=str(tmp_path), share=1.0)
+    model = str(save_mlp(tmp_path / "mlp.onnx"))
+    _, result = run_sensitivity(model, tmp_path / "run", replace(OPTIONS, budget=budget))
+    assert [row.saves for row in result.layers] == pytest.approx([0.5, 0.5, 0.5, 0.0])
+    assert _row(result, "head").why_dense == f"{tmp_path} has no times of it"
+    assert result.notes[:2] == (
+        f"{tmp_path}: layers in one share its time evenly: robust + middle",
+        f"{tmp_path}: 1 name of nothing in this model: other",
+    )
 
 
 def test_records_come_back_from_json(studied: tuple[Path, SensitivityResult]) -> None:

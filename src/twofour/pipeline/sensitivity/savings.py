@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from twofour.eligibility.evidence import NO_ENGINE
 from twofour.eligibility.predict import predict
+from twofour.eligibility.resolve import index_nodes, resolve
 from twofour.eligibility.rules import ReportContext
 from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds
 from twofour.engines.machine import find_gpu
@@ -18,10 +20,10 @@ from twofour.pipeline.sensitivity.layer_times import PROFILE_HINT, LayerTimes
 from twofour.pipeline.sensitivity.units import Unit
 from twofour.pipeline.stages import INPUTS, SPARSE, Run, onnx_name
 from twofour.records.eligibility import ShareUnit, Verdict, VerdictName
-from twofour.records.export import LayerMap
+from twofour.records.export import GraphNode, LayerMap
 from twofour.records.pruning import PruneResult
 from twofour.records.weights import HARDWARE_PATTERN
-from twofour.words import count
+from twofour.words import count, listed
 
 _RUNS_SPARSE = (VerdictName.ELIGIBLE, VerdictName.CHOSEN)
 _ASSUMED = (
@@ -54,7 +56,7 @@ def find_savings(
     counts by its weights: what is saved is zeros then, no time.
     """
     if times is not None:
-        return _of_times(units, times)
+        return _of_times(units, times, _nodes(run, layers))
     verdicts = _predicted(run, pruned, layers)
     gains = _products(run, layers, verdicts)
     of, why_not = {}, {}
@@ -106,13 +108,17 @@ def _predicted(run: Run, pruned: PruneResult, layers: LayerMap) -> dict[str, Ver
     return {v.node: v for v in predict(weights, checks, context).verdicts if v.node is not None}
 
 
+def _nodes(run: Run, layers: LayerMap) -> Sequence[GraphNode]:
+    path = run.file(onnx_name(SPARSE))
+    files = EvidenceFiles(onnx=path, inputs=run.file(INPUTS))
+    return read_evidence(files, run.models.open(path), layers).nodes
+
+
 def _products(
     run: Run, layers: LayerMap, verdicts: Mapping[str, Verdict]
 ) -> dict[str | None, float]:
     """Multiply-adds of each node for one row of the batch; its weights where they are not known."""
-    files = EvidenceFiles(onnx=run.file(onnx_name(SPARSE)), inputs=run.file(INPUTS))
-    model = run.models.open(run.file(onnx_name(SPARSE)))
-    nodes = {node.label: node for node in read_evidence(files, model, layers).nodes}
+    nodes = {node.label: node for node in _nodes(run, layers)}
     found: dict[str | None, float] = {}
     for label, verdict in verdicts.items():
         node = nodes.get(label)
@@ -121,21 +127,80 @@ def _products(
     return found
 
 
-def _of_times(units: Sequence[Unit], times: LayerTimes) -> Savings:
+def _of_times(units: Sequence[Unit], times: LayerTimes, nodes: Sequence[GraphNode]) -> Savings:
     """Dense minus sparse milliseconds; raises BadInputError where the profile knows no layer."""
+    dense, sparse = (_Shares.of(units, rows, nodes) for rows in (times.dense, times.sparse))
     of, why_not = {}, {}
     for unit in units:
-        names = [n for row in unit.rows for n in (row.weight.layer, row.weight.weight) if n]
-        found = [times.of[n] for n in dict.fromkeys((*names, *unit.nodes)) if n in times.of][:1]
-        of[unit.name] = max(0.0, sum(dense - sparse for dense, sparse in found))
-        if not found:
-            why_not[unit.name] = f"{times.source} has no times of it"
-        elif not of[unit.name]:
+        before, after = dense.ms.get(unit.name), sparse.ms.get(unit.name)
+        if before is None or after is None:
+            of[unit.name], why_not[unit.name] = 0.0, f"{times.source} has no times of it"
+            continue
+        of[unit.name] = max(0.0, before - after)
+        if not of[unit.name]:
             why_not[unit.name] = "its sparse kernel is no faster"
-    if len(why_not) == len(units) and not any(unit.name in times.of for unit in units):
+    if not dense.ms:
         raise BadInputError(
-            f"--profile {times.source}: none of its {count(len(times.of), 'layer')} is in this "
+            f"--profile {times.source}: none of its {count(len(times.dense), 'layer')} is in this "
             "model",
             hint=PROFILE_HINT,
         )
-    return Savings(unit=ShareUnit.MILLISECONDS, of=of, why_not=why_not)
+    notes = dict.fromkeys((*dense.notes(times.source), *sparse.notes(times.source)))
+    return Savings(unit=ShareUnit.MILLISECONDS, of=of, why_not=why_not, notes=tuple(notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shares:
+    """Times of one engine by unit, and the names whose times are not simply those of one."""
+
+    ms: dict[str, float]
+    fused: tuple[str, ...]
+    regions: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, units: Sequence[Unit], rows: Mapping[str, float], nodes: Sequence[GraphNode]
+    ) -> _Shares:
+        """By layer, weight or node, else as TensorRT names what it fused."""
+        known = _units_by_name(units)
+        others = [name for name in rows if name not in known]
+        index = index_nodes(nodes, None, others)
+        ms: dict[str, float] = defaultdict(float)
+        resolved = {found.name: found for found in resolve(others, index)}
+        fused, regions, unknown = [], [], []
+        for name, time in rows.items():
+            found = resolved.get(name)
+            labels = (name,) if found is None else tuple(nodes[at].label for at in found.nodes)
+            holds = dict.fromkeys(unit for label in labels for unit in known.get(label, ()))
+            for unit in holds:
+                ms[unit] += time / len(holds)
+            if len(holds) > 1:
+                fused.append(name)
+            elif found is not None and not holds and (found.region or found.shared):
+                regions.append(name)
+            elif found is not None and not found.matched:
+                unknown.append(name)
+        return cls(ms=dict(ms), fused=tuple(fused), regions=tuple(regions), unknown=tuple(unknown))
+
+    def notes(self, source: str) -> Iterator[str]:
+        """What to say of them."""
+        if self.fused:
+            yield f"{source}: layers in one share its time evenly: {listed(self.fused)}"
+        if self.regions:
+            yield f"{source}: the time of regions is no layer's: {listed(self.regions)}"
+        if self.unknown:
+            yield (
+                f"{source}: {count(len(self.unknown), 'name')} of nothing in this model: "
+                f"{listed(self.unknown)}"
+            )
+
+
+def _units_by_name(units: Sequence[Unit]) -> dict[str, dict[str, None]]:
+    """Units by the names of their layers, weights and nodes."""
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for unit in units:
+        weights = (n for row in unit.rows for n in (row.weight.layer, row.weight.weight) if n)
+        for name in (*weights, *unit.nodes):
+            found[name][unit.name] = None
+    return found
