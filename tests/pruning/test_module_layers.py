@@ -182,13 +182,16 @@ def masked(layer: nn.Module) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torchscript_is_refused_with_what_to_prune() -> None:
+def test_compiled_modules_are_refused_with_what_to_prune() -> None:
     made = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     traced: nn.Module = torch.jit.trace(made, torch.ones(1, 8))  # type: ignore[no-untyped-call]  # torch's
-    scripted: nn.Module = torch.jit.script(made)
-    for module in (traced, scripted, nn.Sequential(scripted)):
+    graph = torch.fx.Graph()  # as torch.export leaves one
+    graph.output(graph.call_function(torch.relu, (graph.placeholder("x"),)))
+    operators = torch.fx.GraphModule(nn.Module(), graph)
+    for module in (traced, nn.Sequential(traced), operators):
         for calibrate in (None, [torch.ones(4, 8)]):
-            with pytest.raises(BadInputError, match="Sequential is TorchScript, whose") as error:
+            reason = "is (TorchScript|a graph of operators), whose layers"
+            with pytest.raises(BadInputError, match=reason) as error:
                 twofour.prune(module, calibrate=calibrate)
             assert "the nn.Module that it was made from" in (error.value.hint or "")
 

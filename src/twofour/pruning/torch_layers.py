@@ -62,7 +62,7 @@ def find_weights(model: nn.Module) -> tuple[Weight, ...]:
     Linear, Conv1d/2d/3d, ConvTranspose1d/2d/3d, the projections of MultiheadAttention,
     transformers' Conv1D, and sub-classes of these. Names are those of the model once
     make_permanent has run. Raises BadInputError for lazy modules that have seen no input yet, and
-    where all layers are in TorchScript, which has none of torch's classes.
+    where all that there is was compiled (TorchScript, torch.export).
     """
     users = _users(model)
     rows = []
@@ -78,16 +78,21 @@ def find_weights(model: nn.Module) -> tuple[Weight, ...]:
                 dataclasses.replace(weight, tied_to=others, looked_up_by=tables, reasons=reasons)
             )
     if not rows:
-        _refuse_torchscript(model)
+        _refuse_compiled(model)
     return tuple(rows)
 
 
-def _refuse_torchscript(model: nn.Module) -> None:
+def _refuse_compiled(model: nn.Module) -> None:
+    """Of TorchScript and of torch.export nothing is left that would be a layer of torch's."""
+    kinds = {torch.jit.ScriptModule: "TorchScript", torch.fx.GraphModule: "a graph of operators"}
     for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):
+        what = next((words for kind, words in kinds.items() if isinstance(module, kind)), None)
+        if what is not None:
+            name = getattr(module, "original_name", type(module).__name__)
             raise BadInputError(
-                f"{module.original_name} is TorchScript, whose layers cannot be pruned",
-                hint="prune the nn.Module that it was made from, then script or trace it again",
+                f"{name} is {what}, whose layers cannot be pruned",
+                hint="prune the nn.Module that it was made from, then script, trace or export it "
+                "again",
             )
 
 

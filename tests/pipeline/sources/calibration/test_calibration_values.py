@@ -147,9 +147,9 @@ PAIRS = (
         [(X, ["a"] * 20)],
         [(X, (Y, X))],
         [(X[i : i + 1], i) for i in range(20)],
-        [(X, X + 1)],
+        [(X, X[:, :2])],
     ],
-    ids=["loader", "list", "targets", "names", "several", "one by one", "images"],
+    ids=["loader", "list", "targets", "names", "several", "one by one", "values"],
 )
 def test_of_inputs_and_labels_a_lone_input_takes_the_inputs(value: object) -> None:
     data = opened(value, module_inputs(Single()))
@@ -167,8 +167,8 @@ def test_a_second_array_that_a_parameter_takes_is_no_label() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [(X, Y), [(X, Y[:5])], [(X, Y, Y)]],
-    ids=["two arrays alone", "another number of labels", "three"],
+    [(X, Y), [(X, Y[:5])], [(X, Y, Y)], [[X[0], X[1]]]],
+    ids=["two arrays alone", "another number of labels", "three", "two of a kind"],
 )
 def test_what_may_be_no_labels_is_explained(value: object) -> None:
     with pytest.raises(
@@ -176,6 +176,27 @@ def test_what_may_be_no_labels_is_explained(value: object) -> None:
     ) as e:
         opened(value, module_inputs(Single()))
     assert "[inputs for inputs, _ in loader]" in str(e.value)
+
+
+class Encoder(nn.Module):
+    """Ids, and a mask that may be left out, as encoders of transformers take them."""
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return input_ids if attention_mask is None else input_ids * attention_mask
+
+
+def test_labels_do_not_pass_for_a_mask() -> None:
+    ids, mask = torch.arange(20).reshape(4, 5), torch.tensor([[1, 1, 1, 0, 0]] * 4)
+    for labels in (torch.zeros(4, dtype=torch.int64), ids - 100):
+        with pytest.raises(
+            BadInputError, match="batch 0: array 1 stands in the place of attention_mask"
+        ):
+            opened([(ids, labels)], module_inputs(Encoder()))
+    (batch,) = opened([(ids, mask)], module_inputs(Encoder())).batches()
+    assert batch.padding is not None
+    assert batch.padding.sum() == 8
 
 
 def test_a_dataset_without_a_loader_is_explained() -> None:

@@ -16,6 +16,8 @@ BATCH_SAMPLES = 8
 """In one call of the model, whatever memory there is: sums are then the same on every machine."""
 _PADDING = {"attention_mask": 0, "input_mask": 0, "key_padding_mask": 1, "src_key_padding_mask": 1}
 """Inputs that tell which positions are padding, and the value that says so."""
+MASKS = frozenset(_PADDING)
+"""Names of these inputs."""
 
 
 def batch_samples(inputs: ModelInputs) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.model_code import described
-from twofour.pipeline.sources.calibration.batching import cut, padding_of, rows_of, usable
+from twofour.pipeline.sources.calibration.batching import MASKS, cut, padding_of, rows_of, usable
 from twofour.pipeline.sources.calibration.data import Batch, CalibrationData, ModelInputs
 from twofour.pipeline.sources.calibration.fitting import by_name, by_position, fitted
 from twofour.pipeline.sources.calibration.request import TemporaryFolder
@@ -104,7 +104,7 @@ class _Given:
         samples = inputs.shape[0] if inputs.ndim else 0
         if _is_number(labels) and samples != 1:
             raise BadInputError(f"{where} is a single sample and its label", hint=_DATASET_HINT)
-        if not _goes_along(labels, samples):
+        if _is_alike(inputs, labels) or not _goes_along(labels, samples):
             return item
         self.labelled = True
         return inputs
@@ -125,10 +125,12 @@ class _Given:
         if not parts or (isinstance(item, list) and not all(map(_is_array, parts))):
             raise _no_batch(item, where)
         names = by_position(self.inputs, len(parts), where)
-        return {
+        arrays = {
             name: _array(part, f"{where}: array {place}" if len(parts) > 1 else where)
             for place, (name, part) in enumerate(zip(names, parts, strict=True))
         }
+        _refuse_no_mask(arrays, where)
+        return arrays
 
     def notes(self) -> tuple[str, ...]:
         """Of what no input takes."""
@@ -167,6 +169,19 @@ def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
         yield item
 
 
+def _refuse_no_mask(arrays: Mapping[str, NDArray[Any]], where: str) -> None:
+    """Arrays go by their place: labels behind the inputs may come to stand where a mask should."""
+    for name in MASKS & arrays.keys():
+        mask = arrays[name]
+        if mask.ndim < 2 or (mask.dtype.kind in "iu" and not np.isin(mask, (0, 1)).all()):
+            raise BadInputError(
+                f"{where}: array {[*arrays].index(name)} stands in the place of {name}, and is no "
+                "mask of zeros and ones",
+                hint="name the arrays: {'input_ids': ids, 'attention_mask': mask}; labels are not "
+                "needed",
+            )
+
+
 def _is_batch(value: object) -> bool:
     """An array, arrays by name, or arrays by position."""
     is_arguments = isinstance(value, tuple) and bool(value) and all(map(_is_array, value))
@@ -179,6 +194,11 @@ def _is_pair(item: object) -> TypeGuard[Sequence[Any]]:
 
 def _is_number(value: Any) -> bool:  # noqa: ANN401  # the caller's own
     return isinstance(value, numbers.Number) or (_is_array(value) and value.ndim == 0)
+
+
+def _is_alike(one: Any, other: Any) -> bool:  # noqa: ANN401  # the caller's own
+    """Two arrays that may be two of a kind: images of a list, batches."""
+    return _is_array(other) and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 def _goes_along(labels: Any, samples: int) -> bool:  # noqa: ANN401  # the caller's own
