@@ -14,7 +14,9 @@ import onnx
 import pytest
 from support import onnx_models as om
 from support.permuted_models import Net, random_inputs, run
+from typer.testing import CliRunner
 
+from twofour.cli.app import app
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
 from twofour.pattern import check
@@ -507,3 +509,27 @@ def test_a_killed_search_goes_on_behind_the_classes_that_have_their_order(tmp_pa
     assert whole is not None
     assert not whole.is_time_cut
     assert not state.exists()
+
+
+@pytest.mark.slow
+def test_a_whole_run_shows_its_permutation_and_its_budget(tmp_path: Path) -> None:
+    path = om.save(small_mlp(2), tmp_path / "m.onnx")
+    data, out = data_of(tmp_path, (8,)), tmp_path / "out"
+    files = (str(path), "--calibrate", data, "--out", str(out))
+    asked = ("--permute-seconds", "30", "--budget", "0.6", "--loss", "layer", "--jobs", "1")
+    result = CliRunner().invoke(app, ["prune-export-build", *files, "--all-layers", *asked])
+    assert result.exit_code == 0, result.output
+    page = (out / "report.md").read_text()
+    said = " ".join(result.stdout.split())
+    pruned = json.loads((out / "prune.json").read_text())
+    errors = [pruned["permutation"][f"error_{order}"] for order in ("permuted", "unpermuted")]
+    chosen = json.loads((out / "sensitivity.json").read_text())["budget"]["chosen"]
+    assert chosen["share"] >= 0.6
+    assert 0 < sum(row["pruned"] for row in pruned["weights"]) == chosen["layers"] < 3
+    for text in (said, page):
+        assert f"prune {chosen['layers']} layers: {100 * chosen['share']:.1f} % of the" in text
+        assert "of channels are in another order" in text or "refused: the outputs" in text
+        assert "outputs on held-out samples" in text
+    assert all(error > 0 for error in errors)
+    assert "## Channel permutation" in page
+    assert "Channel permutation" in (out / "report.html").read_text()

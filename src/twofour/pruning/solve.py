@@ -48,6 +48,8 @@ _BETWEEN = 3.0
 """Of the neighbours of the best one that are tried after them, so many times more and less."""
 _CLEARLY = 0.95
 """Less than this share of a loss is worth a word."""
+_ROUNDING = 1e-8
+"""Share of the outputs' energy below which a loss is that of arithmetic."""
 _TRIED_STEPS = 10
 
 
@@ -229,7 +231,8 @@ class _Run:
         plain = [refit(p, magnitude.solve(p), self._steps) for p in problems]
         theirs = _lost(stack, inputs, plain)
         ours = _lost(stack, inputs, [pruned[tile] for tile in stack.sample])
-        if theirs >= _CLEARLY * ours:
+        whole = _lost(stack, inputs, [0 * rows for rows in plain])
+        if ours <= _ROUNDING * whole or theirs >= _CLEARLY * ours:
             return None
         return (
             "--method magnitude, with the same refit, would lose less here: "

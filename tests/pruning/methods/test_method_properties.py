@@ -267,6 +267,17 @@ def test_a_mask_that_is_worse_than_magnitudes_is_told() -> None:
     assert notes["wanda"].startswith("--method magnitude, with the same refit, would lose less")
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_errors_of_rounding_are_compared_with_nothing(seed: int) -> None:
+    """Where all samples are alike every method but magnitude gives the outputs exactly."""
+    generator = np.random.default_rng(seed)
+    x = np.repeat(generator.normal(size=(1, 64)), 40, 0).astype(np.float32)
+    weight = generator.normal(size=(32, 64)).astype(np.float32)
+    problem = matrix_problem(weight, x, PATTERNS[1])
+    notes = [solve_layer(problem, METHODS[name], MethodOptions()).note for name in WITH_MASK]
+    assert not any("would lose less" in note for note in notes if note is not None)
+
+
 def test_a_weight_that_outgrows_its_type_keeps_its_old_value() -> None:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(200, 1)) + 0.1 * generator.normal(size=(200, 16))
