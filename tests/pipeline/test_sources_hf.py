@@ -403,6 +403,7 @@ def test_a_mutated_file_of_weights_is_read_or_refused_and_nothing_else(
         ("config.json", '{"model_type": "bert", "architectures": ["pipeline"]}', "'pipeline'"),
         ("config.json", '{"architectures": ["Mine"], "auto_map": {}}', "(auto_map, class Mine)"),
         ("config.json", '{"attn_implementation": "owner/kernel"}', "kernel 'owner/kernel'"),
+        ("config.json", '{"a": {"b": {"attn_implementation": "o/kernel"}}}', "kernel 'o/kernel'"),
         ("model.safetensors", None, "has no weights: neither model.safetensors nor"),
         ("modules.json", "{}", "is no list of modules"),
         ("modules.json", '[{"type": "a.Transformer", "path": "../x"}]', "outside its folder"),
@@ -420,6 +421,26 @@ def test_a_folder_that_is_damaged_or_wants_code_to_be_run_is_refused(
     else:
         (tmp_path / file).write_text(content)
     assert message in _message(tmp_path)
+
+
+def test_code_that_comes_with_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    """By whatever name the configurations ask for it."""
+    folder = _saved(tmp_path / "m", _bert())
+    modules = ("configuration_own", "modeling_own", "tokenization_own", "processing_own")
+    for name in (*modules, "numpy", "transformers", "sitecustomize"):
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\nclass C: ...\n")
+    own = {
+        "AutoConfig": "configuration_own.C",
+        "AutoModel": "modeling_own.C",
+        "AutoTokenizer": ["tokenization_own.C", "tokenization_own.C"],
+        "AutoImageProcessor": "processing_own.C",
+    }
+    for file in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
+        path = folder / file
+        settings = json.loads(path.read_text()) if path.is_file() else {}
+        path.write_text(json.dumps({**settings, "auto_map": own}))
+    _load(folder)
+    assert not (tmp_path / "mark").exists()
 
 
 def test_an_unknown_pooling_mode_is_refused(tmp_path: Path) -> None:

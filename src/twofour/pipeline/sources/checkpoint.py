@@ -40,6 +40,7 @@ _LEGACY = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """The flags of older releases and the mode each stands for, in the order of joining."""
+_ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _REFUSED = re.compile(r"GLOBAL (\S+)")
 """In torch's message: the name its restricted unpickler did not allow."""
 _TENSOR_MODULES = ("torch.", "collections.")
@@ -317,15 +318,22 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _refuse_downloaded_kernels(config: dict[str, Any], path: Path) -> None:
-    """An attention implementation called `owner/name` is code that transformers would download."""
-    for name in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
-        value = config.get(name)
-        if value is not None and "/" in str(value):
-            raise BadInputError(
-                f"{path} asks for the attention kernel {value!r}, which is code to be downloaded "
-                "and run; it is refused",
-                hint=f"remove {name!r} from the file",
-            )
+    """An attention implementation called `owner/name` is code that transformers would download.
+
+    Parts of a model (text_config, vision_config) have configurations of their own.
+    """
+    waiting = [config]
+    while waiting:
+        part = waiting.pop()
+        for name in _ATTENTION:
+            value = part.get(name)
+            if value is not None and "/" in str(value):
+                raise BadInputError(
+                    f"{path} asks for the attention kernel {value!r}, which is code to be "
+                    "downloaded and run; it is refused",
+                    hint=f"remove {name!r} from the file",
+                )
+        waiting += [value for value in part.values() if isinstance(value, dict)]
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
