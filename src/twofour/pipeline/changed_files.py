@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from twofour.errors import BadInputError
-from twofour.pipeline.folder import MANIFEST, is_run_folder, is_there
-from twofour.records.run import RunManifest, StageRecord
-from twofour.store import read_record, sha256_file
+from twofour.pipeline.folder import is_run_folder, is_there, read_manifest
+from twofour.records.run import StageRecord
+from twofour.store import sha256_file
 from twofour.version import __version__
 
 BROUGHT_UP_TO_DATE = "the command that made the folder brings it up to date"
@@ -29,7 +29,7 @@ def changes(
     """
     if not is_run_folder(folder):
         return ()
-    look = _Look(folder, read_record(RunManifest, folder / MANIFEST).stages)
+    look = _Look(folder, read_manifest(folder).stages)
     found = [*look.of(files, alone, but), *look.alone(alone)]
     return tuple(dict.fromkeys(found))
 
@@ -38,7 +38,7 @@ def other_version(folder: Path) -> tuple[str, ...]:
     """A sentence where another version of twofour made the folder; its rules may be others."""
     if not is_run_folder(folder):
         return ()
-    made_by = read_record(RunManifest, folder / MANIFEST).twofour_version
+    made_by = read_manifest(folder).twofour_version
     if made_by == __version__:
         return ()
     return (f"twofour {made_by} made the folder, this is {__version__}",)

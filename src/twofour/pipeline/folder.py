@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from twofour.errors import BadInputError
 from twofour.records.options import ExampleInputs
@@ -134,6 +134,25 @@ def is_there(path: Path) -> bool:
         return False
 
 
+def read_manifest(folder: Path) -> RunManifest:
+    """run.json; raises BadInputError where it is damaged, or names files outside of its folder."""
+    manifest = read_record(RunManifest, folder / MANIFEST)
+    for stage in manifest.stages:
+        for name in (*stage.inputs, *stage.outputs):
+            refuse_outside(folder / MANIFEST, name)
+    return manifest
+
+
+def refuse_outside(record: Path, name: str) -> None:
+    """Raise BadInputError for a file that a record names and that is not below its folder."""
+    parts = PureWindowsPath(name)  # whose separators and drives go for all systems
+    if parts.anchor or ".." in parts.parts:
+        raise BadInputError(
+            f"{record} names a file outside of its folder: {name!r}",
+            hint="no run wrote that: the record is damaged, or made up",
+        )
+
+
 def _make_folder(path: Path) -> None:
     try:
         _check_folder(path)
@@ -167,7 +186,7 @@ def _manifest(path: Path, source: str) -> RunManifest | None:
     if not is_run_folder(path):
         return None
     try:
-        manifest = read_record(RunManifest, path / MANIFEST)
+        manifest = read_manifest(path)
     except BadInputError as error:
         raise BadInputError(
             error.message,

@@ -29,7 +29,7 @@ from twofour.pipeline.evidence import (
     read_evidence,
     read_layer_names,
 )
-from twofour.pipeline.folder import MANIFEST, is_run_folder, is_there
+from twofour.pipeline.folder import is_run_folder, is_there, read_manifest
 from twofour.pipeline.stages import (
     ACCURACY,
     BUILD,
@@ -49,7 +49,7 @@ from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, LayerMap, LayerName
 from twofour.records.latency import LatencyComparison
 from twofour.records.pruning import PrunedWeight, PruneResult, Validation
-from twofour.records.run import BuildResult, RunManifest
+from twofour.records.run import BuildResult
 from twofour.records.sensitivity import SensitivityResult
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
 from twofour.reports import html, markdown
@@ -340,7 +340,7 @@ def _saved_report(folder: Path) -> EligibilityReport | None:
     """The run's own; None: no run came so far. It is never made up where it is gone."""
     if not is_run_folder(folder):
         return None
-    stages = read_record(RunManifest, folder / MANIFEST).stages
+    stages = read_manifest(folder).stages
     if not is_there(folder / REPORT) and any(s.stage == REPORT_STAGE for s in stages):
         raise BadInputError(
             f"{folder / REPORT} is gone, the one that the report of the run left",

@@ -35,12 +35,12 @@ from twofour.pipeline.checks import (
 )
 from twofour.pipeline.engine_host import EngineHost, Sessions
 from twofour.pipeline.folder import (
-    MANIFEST,
     STAGES,
     RunFolder,
     is_run_folder,
     open_run_folder,
     own_folder,
+    read_manifest,
 )
 from twofour.pipeline.permuting import permute
 from twofour.pipeline.reporting import Facts, report
@@ -66,12 +66,11 @@ from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import (
     BuildResult,
     ExportedVariant,
-    RunManifest,
     RunResult,
     VariantCheck,
 )
 from twofour.records.sensitivity import SensitivityResult
-from twofour.store import read_record, write_record
+from twofour.store import write_record
 from twofour.words import count, figure
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ def run_sensitivity(
 
 def _as_it_was(folder: Path, out: Path | None, options: RunOptions) -> tuple[str, Path, RunOptions]:
     """Model, folder and options of a run that was made before."""
-    manifest = read_record(RunManifest, folder / MANIFEST)
+    manifest = read_manifest(folder)
     if options.inputs is None and not options.input_shapes:
         options = replace(
             options,

@@ -11,7 +11,7 @@ from pathlib import Path
 from twofour.errors import BadInputError, PatternBrokenError, naming
 from twofour.graph.opened import open_onnx
 from twofour.pipeline.changed_files import changes
-from twofour.pipeline.folder import MANIFEST, is_run_folder
+from twofour.pipeline.folder import is_run_folder, read_manifest
 from twofour.pipeline.stages import (
     CHECKPOINT,
     EXPORT,
@@ -36,7 +36,7 @@ from twofour.pruning.verify import (
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.options import Selection
 from twofour.records.pruning import PruneResult, Validation, WeightCheck
-from twofour.records.run import ExportedVariant, RunManifest, VariantCheck
+from twofour.records.run import ExportedVariant, VariantCheck
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, shared
 from twofour.store import read_record, write_record
 
@@ -149,7 +149,7 @@ def _files_of_folder(path: Path) -> list[Path]:
 
 def _written_by_run(path: Path) -> tuple[str, ...]:
     """Files with weights that finished stages of a run left; one that is gone is an error."""
-    manifest = read_record(RunManifest, path / MANIFEST)
+    manifest = read_manifest(path)
     written = {name for stage in manifest.stages for name in stage.outputs}
     shards = sorted(name for name in written if name.startswith(f"{CHECKPOINT}/"))
     names = (*(n for n in (WEIGHTS, onnx_name(SPARSE)) if n in written), *shards)

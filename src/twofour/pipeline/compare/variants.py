@@ -16,7 +16,7 @@ from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.pipeline.changed_files import refuse_changed
 from twofour.pipeline.compare.plan import NO_TORCH, ComparedModel, TorchRequest
-from twofour.pipeline.folder import MANIFEST, is_run_folder
+from twofour.pipeline.folder import is_run_folder, read_manifest, refuse_outside
 from twofour.pipeline.onnx_inputs import asked_or_opt, load_inputs, random_inputs
 from twofour.pipeline.sources.inputs import read_arrays, save_arrays, stored_arrays
 from twofour.pipeline.sources.source import IN_MEMORY, safe_name
@@ -122,7 +122,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Compared
     inputs = asked or (stored_arrays(own) if own.is_file() else _made_up(shapes, folder))
     names = tuple(s.name for s in shapes), tuple(o.name for o in files[0].outputs)
     reference = folder / reference_name(DENSE)
-    manifest = read_record(RunManifest, folder / MANIFEST)
+    manifest = read_manifest(folder)
     built = read_record(BuildResult, folder / BUILD) if (folder / BUILD).is_file() else None
     plans = {} if built is None else _plans(folder, built)
     models = (_model_of_run(folder, manifest, v, names, plans if v == SPARSE else {}) for v in here)
@@ -198,6 +198,8 @@ def _plans(folder: Path, built: BuildResult) -> dict[tuple[str, str], Path]:
     engine = built.engine.engine
     if engine not in ENGINES:  # of a folder made elsewhere
         return {}
+    for variant in built.variants:
+        refuse_outside(folder / BUILD, variant.plan or "")
     allowed = {mode.sparse_kernels: mode.name for mode in ENGINES[engine].engine().modes}
     return {
         (engine, allowed[v.sparse_weights]): folder / v.plan

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, BuildFailedError
 from twofour.pipeline.checks import check, metric_key
 from twofour.pipeline.layer_lists import LAYER_LIST, layer_list
 from twofour.pipeline.reporting import SENSITIVITY
@@ -67,11 +67,12 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     """sensitivity.json, done where it has to be: the files in the folder `sensitivity` as well.
 
     Raises BadInputError for a budget that does not fit the metric, a metric that fails, and a model
-    that cannot be run here.
+    that cannot be run here, and BuildFailedError for one that ends ONNX Runtime's process.
     """
     checked = run.do(check(run, dense))  # before everything is pruned, which may take hours
     if checked.outputs is None:
-        raise BadInputError(f"what layers lose cannot be measured: {checked.not_compared}")
+        why = f"what layers lose cannot be measured: {checked.not_compared}"
+        raise BuildFailedError(why) if checked.failed_tries else BadInputError(why)
     figure_of(run.options.budget, checked.metrics)
     profile = run.options.budget.profile
     times = None if profile is None else read_times(Path(profile))
