@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from twofour.pruning.solve import Solved
 from twofour.pruning.torch_calibration import calibrate
 from twofour.pruning.torch_checkpoint import CheckpointFiles, StreamedModule, without_values
 from twofour.pruning.torch_finished import FinishedUnits, UnitsDone
+from twofour.pruning.torch_module import Done
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 from twofour.records.pruning import PruneResult
 from twofour.records.weights import ReasonCode
@@ -322,9 +324,20 @@ def test_a_run_that_was_stopped_goes_on_behind_the_last_block_with_the_same_bits
 
 
 def test_what_a_stopped_run_did_is_of_no_use_once_the_copy_is_made_anew(
-    llama: Path, by_data: RunOptions, tmp_path: Path
+    llama: Path, by_data: RunOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped(llama, tmp_path / "run", by_data)
+    order: list[str] = []
+    monkeypatch.setattr(CheckpointFiles, "sync", lambda _, keys: order.extend(["synced", *keys]))
+    save = FinishedUnits.save
+
+    def noted(self: FinishedUnits, unit: str, done: Mapping[str, Done]) -> None:
+        order.append(unit)
+        save(self, unit, done)
+
+    monkeypatch.setattr(FinishedUnits, "save", noted)
+    written = stopped(llama, tmp_path / "run", by_data)
+    first = [name for name in written if name.startswith("model.layers.0.")]
+    assert order == ["synced", *first, "model.layers.0"], "on the disk before it counts as done"
     progress = tmp_path / "run" / "stages" / "streamed.json"
     found = read_record(UnitsDone, progress)
     assert [*found.units] == ["model.layers.0"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from twofour.errors import BadInputError
 from twofour.pruning.verify import StoredTensor, read_header
-from twofour.store import write_error
+from twofour.store import sync, write_error
 from twofour.words import keys_listed
 
 _MANY = 3
@@ -74,6 +74,14 @@ class CheckpointFiles:
                 raw.tofile(handle)
         except OSError as error:
             raise write_error(file, error) from error
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """Wait until these tensors are on the disk; raises BadInputError where that fails."""
+        for file in dict.fromkeys(self.file_of(key) for key in keys):
+            try:
+                sync(file)
+            except OSError as error:
+                raise write_error(file, error) from error
 
 
 @contextlib.contextmanager

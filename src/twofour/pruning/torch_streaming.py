@@ -147,6 +147,7 @@ def _not_reached(
         return found
     finished.begin([stored.weight])
     outcome = _prune_stored(streamed, stored, pattern, without_data(method))
+    streamed.files.sync([stored.weight])
     done = {stored.weight: done_without_data(outcome, method, NOT_REACHED)}
     finished.save(stored.weight, done)
     return done
@@ -280,9 +281,11 @@ class _Run:
     def _save(self, unit: _Unit, changed: set[int]) -> None:
         named = unit.module.named_parameters(prefix=unit.path)
         names = [name for name, parameter in named if _storage(parameter) in changed]
-        self._finished.begin(self._streamed.key_of(name) for name in names)
+        keys = [self._streamed.key_of(name) for name in names]
+        self._finished.begin(keys)
         for name in names:
             self._streamed.save(name)
+        self._streamed.files.sync(keys)  # before the unit counts as finished
 
     def _tensor(self, weight: Weight) -> Tensor:
         assert weight.weight is not None
