@@ -12,7 +12,17 @@ from twofour.eligibility.rules import LARGE_ENOUGH
 from twofour.eligibility.totals import LayerStatus, status_of
 from twofour.records.eligibility import Verdict
 from twofour.reports.eligibility_words import name_cell, tactic_times, times_words
-from twofour.reports.svg import BOTTOM, TOP, Drawing, Scale, frame, shape, x_axis, y_axis
+from twofour.reports.svg import (
+    BOTTOM,
+    TOP,
+    Drawing,
+    Scale,
+    frame,
+    point,
+    shape,
+    x_axis,
+    y_axis,
+)
 from twofour.words import count, share
 
 _WIDTH, _HEIGHT = 620, 420
@@ -87,7 +97,7 @@ def size_plot(verdicts: Sequence[Verdict]) -> Drawing | None:
         *y_axis(y, (x.start, x.end), "output channels K", values=_power_ticks(y)),
         *_guides(x, y, LARGE_ENOUGH),
         *(
-            _point(title, mark, round(x.at(c) + aside, 1), y.at(k))
+            point(title, mark, round(x.at(c) + aside, 1), y.at(k))
             for (c, k), layers in sizes.items()
             for title, mark, aside in _size_marks(f"C={c}, K={k}", layers)
         ),
@@ -110,7 +120,7 @@ def time_plot(verdicts: Sequence[Verdict]) -> Drawing | None:
         shape("path", css="guide", d=f"M{x.start} {y.start}L{x.end} {y.end}"),
         shape("text", text=below, css="note", x=x.end - 8, y=y.start - 10, text_anchor="end"),
         shape("text", text=above, css="note", x=x.start + 8, y=y.end + 16),
-        *(_time_point(v, x.at(dense), y.at(sparse)) for v, (sparse, dense) in known),
+        *(_timepoint(v, x.at(dense), y.at(sparse)) for v, (sparse, dense) in known),
     )
     label = f"tactic times of {count(len(known), 'layer')}, dense across and sparse up"
     return frame((_WIDTH, _HEIGHT), label, parts, css="plot")
@@ -127,14 +137,10 @@ def _size_marks(size: str, layers: Sequence[Verdict]) -> Iterator[tuple[str, Dra
         yield title, mark, _ASIDE * (number - (len(by_status) - 1) / 2)
 
 
-def _time_point(verdict: Verdict, x: float, y: float) -> Drawing:
+def _timepoint(verdict: Verdict, x: float, y: float) -> Drawing:
     status = status_of(verdict)
     title = f"{name_cell(verdict.layer)}\n{status.value}\n{times_words(verdict)}"
-    return _point(title, marker(status), x, y)
-
-
-def _point(title: str, mark: Drawing, x: float, y: float) -> Drawing:
-    return shape("g", mark, title=title, css="point", transform=f"translate({x} {y})")
+    return point(title, marker(status), x, y)
 
 
 def _scale(ends: tuple[float, float], start: float, end: float) -> Scale:

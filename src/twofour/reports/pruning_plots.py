@@ -7,15 +7,25 @@ from math import ceil, floor, log10
 
 from twofour.records.pruning import PrunedWeight
 from twofour.reports.eligibility_words import name_cell
-from twofour.reports.svg import BOTTOM, TOP, Drawing, Scale, frame, shape, x_axis, y_axis
+from twofour.reports.svg import (
+    BOTTOM,
+    TOP,
+    Drawing,
+    Scale,
+    disc,
+    frame,
+    point,
+    square,
+    x_axis,
+    y_axis,
+)
 from twofour.words import count
 
 _WIDTH, _HEIGHT = 620, 420
 _LEFT, _RIGHT = 70, 16
 _LEAST = 1e-6
 """Errors below it, 0 among them, are drawn at it."""
-_SEEN, _HELD_OUT = "can", "runs"
-"""Classes of the marks' colours."""
+_SEEN, _HELD_OUT = square("can"), disc("runs")
 
 
 def draw_errors(rows: Sequence[PrunedWeight]) -> Drawing | None:
@@ -38,10 +48,10 @@ def draw_errors(rows: Sequence[PrunedWeight]) -> Drawing | None:
 
 def error_key() -> tuple[tuple[Drawing, str], ...]:
     """The marks and what they stand for."""
-    return (_mark(_SEEN), "on the inputs that the method saw"), (_mark(_HELD_OUT), "held out")
+    return (_SEEN, "on the inputs that the method saw"), (_HELD_OUT, "held out")
 
 
-def _errors(row: PrunedWeight) -> Iterator[tuple[float, str]]:
+def _errors(row: PrunedWeight) -> Iterator[tuple[float, Drawing]]:
     error = row.output_error
     assert error is not None
     yield error.calibration, _SEEN
@@ -50,17 +60,10 @@ def _errors(row: PrunedWeight) -> Iterator[tuple[float, str]]:
 
 
 def _marks(x: float, y: Scale, row: PrunedWeight) -> Iterator[Drawing]:
-    for error, kind in _errors(row):
-        words = "held out" if kind == _HELD_OUT else "seen by the method"
+    for error, mark in _errors(row):
+        words = "held out" if mark is _HELD_OUT else "seen by the method"
         title = f"{name_cell(row.weight.layer)}\n{row.method}, {words}: {error:.4g}"
-        place = f"translate({x} {y.at(max(error, _LEAST))})"
-        yield shape("g", _mark(kind), title=title, css="point", transform=place)
-
-
-def _mark(kind: str) -> Drawing:
-    if kind == _SEEN:
-        return shape("rect", css=f"mark {kind}", x=-4, y=-4, width=8, height=8)
-    return shape("circle", css=f"mark {kind}", r=4.5)
+        yield point(title, mark, x, y.at(max(error, _LEAST)))
 
 
 def _numbers(count_of: int) -> list[float]:

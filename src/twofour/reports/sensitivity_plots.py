@@ -7,13 +7,24 @@ from collections.abc import Iterator
 
 from twofour.records.options import LossKind
 from twofour.records.sensitivity import PrunedSet, SensitivityResult
-from twofour.reports.svg import BOTTOM, TOP, Drawing, Scale, frame, shape, x_axis, y_axis
+from twofour.reports.svg import (
+    BOTTOM,
+    TOP,
+    Drawing,
+    Scale,
+    disc,
+    frame,
+    point,
+    shape,
+    square,
+    x_axis,
+    y_axis,
+)
 from twofour.words import count, figure, printable
 
 _WIDTH, _HEIGHT = 620, 420
 _LEFT, _RIGHT = 70, 16
-_MEASURED, _FORETOLD = "runs", "can"
-"""Classes of the marks' colours."""
+_MEASURED, _FORETOLD = disc("runs"), square("can")
 _SPARE = 1.08
 _LEAST = 1e-9
 """The axis of losses is at least this long."""
@@ -42,7 +53,7 @@ def draw_pareto(result: SensitivityResult) -> Drawing | None:
 
 def pareto_key() -> tuple[tuple[Drawing, str], ...]:
     """The marks and what they stand for."""
-    return (_mark(_MEASURED), "measured"), (_mark(_FORETOLD), "foretold")
+    return (_MEASURED, "measured"), (_FORETOLD, "foretold")
 
 
 def _chosen(result: SensitivityResult) -> tuple[PrunedSet, ...]:
@@ -62,7 +73,7 @@ def _limit(x: Scale, y: Scale, limit: float) -> Iterator[Drawing]:
 
 
 def _marks(one: PrunedSet, x: Scale, y: Scale) -> Iterator[Drawing]:
-    for kind, word, loss in (
+    for mark, word, loss in (
         (_FORETOLD, "foretold", one.predicted),
         (_MEASURED, "measured", one.loss),
     ):
@@ -72,11 +83,4 @@ def _marks(one: PrunedSet, x: Scale, y: Scale) -> Iterator[Drawing]:
             f"{count(one.layers, 'layer')} pruned, {100 * one.share:.1f} % saved\n"
             f"loss {word}: {figure(loss)}"
         )
-        place = f"translate({x.at(100 * one.share)} {y.at(loss)})"
-        yield shape("g", _mark(kind), title=title, css="point", transform=place)
-
-
-def _mark(kind: str) -> Drawing:
-    if kind == _FORETOLD:
-        return shape("rect", css=f"mark {kind}", x=-4, y=-4, width=8, height=8)
-    return shape("circle", css=f"mark {kind}", r=4.5)
+        yield point(title, mark, x.at(100 * one.share), y.at(loss))

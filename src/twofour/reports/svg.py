@@ -43,6 +43,21 @@ def shape(
     return Drawing(tag=tag, attributes=tuple(named), title=title, text=text, parts=parts)
 
 
+def point(title: str, mark: Drawing, x: float, y: float) -> Drawing:
+    """A mark at its place that tells what it stands for."""
+    return shape("g", mark, title=title, css="point", transform=f"translate({x} {y})")
+
+
+def square(css: str) -> Drawing:
+    """A mark of one of two kinds."""
+    return shape("rect", css=f"mark {css}", x=-4, y=-4, width=8, height=8)
+
+
+def disc(css: str) -> Drawing:
+    """The other kind."""
+    return shape("circle", css=f"mark {css}", r=4.5)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """An axis: values `low` to `high` on pixels `start` to `end`, logarithmic or linear."""
