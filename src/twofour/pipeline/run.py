@@ -161,7 +161,7 @@ def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityRes
         if drop <= budget.max_drop:
             return found, chosen
         if taken >= len(order) - 1:  # the next would leave all of them dense
-            raise nothing_holds(chosen)
+            raise nothing_holds(chosen, order[-1] if order else None, drop)
         taken = min(len(order) - 1, max(1, 2 * taken))
         keep_taken(run, taken)
         run.progress.note(

@@ -11,6 +11,7 @@ from support.mlp_onnx import save_mlp
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pipeline.layer_lists import read_layers
 from twofour.pipeline.run import run_all, run_sensitivity
+from twofour.pipeline.sensitivity.choosing import nothing_holds
 from twofour.pipeline.stages import Silent
 from twofour.records.options import BudgetOptions, RunOptions, Selection, SideBySide
 from twofour.records.run import RunResult
@@ -96,6 +97,15 @@ def test_the_list_of_a_study_gives_the_same_model(
     assert (folder / "sparse.onnx").read_bytes() == (other / "sparse.onnx").read_bytes()
     said = [row.reasons[0].message for row in first.prune.weights if not row.pruned]
     assert all("layers.txt line" in message for message in said)
+
+
+def test_where_the_last_layer_does_not_hold_the_error_says_what_the_model_lost(
+    within: tuple[Path, Path, RunResult],
+) -> None:
+    chosen = read_record(SensitivityResult, within[1] / "sensitivity.json")
+    assert nothing_holds(chosen, chosen.layers[1], 8.5).message == (
+        "no layer can be pruned within --max-drop 8; with robust alone pruned the model loses 8.500"
+    )
 
 
 HARSH = '''

@@ -111,13 +111,21 @@ def keep_taken(run: Run, layers: int) -> None:
     write_record(run.file(_TAKEN_BACK), kept)
 
 
-def nothing_holds(chosen: SensitivityResult) -> PatternBrokenError:
-    """The error for a limit within which no layer can be pruned."""
+def nothing_holds(
+    chosen: SensitivityResult, last: LayerCost | None = None, drop: float | None = None
+) -> PatternBrokenError:
+    """The error for a limit within which no layer can be pruned.
+
+    The `drop` is that of the model that came out with the `last` layer alone pruned, else the least
+    that any layer loses is said.
+    """
     assert chosen.budget is not None
     known = [r for r in chosen.layers if r.loss is not None and r.why_dense is None]
     least = min(known, key=lambda r: r.loss or 0.0, default=None)
     why = ""
-    if least is not None:
+    if last is not None:
+        why = f"; with {printable(last.layer)} alone pruned the model loses {figure(drop)}"
+    elif least is not None:
         why = f"; the least, {printable(least.layer)} alone, loses {figure(least.loss)}"
     calibrated = any(row.output_error is not None for row in chosen.layers)
     data = "" if calibrated else "prune with calibration data (--calibrate), "
