@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from pathlib import Path
 import pytest
 from onnx import helper
 from support import onnx_models as om
+from support.unlucky import at_change, full_from
 
 from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError, TwofourError
@@ -35,9 +39,10 @@ from twofour.store import to_json
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
 """How long `make fuzz` goes on; 0: a bounded sample, the same each time."""
-_SAMPLE = 32
+_SAMPLE = 24
 _LONGEST_S = 20.0
 _KEPT = Path("build/fuzz")
+_UNLUCKY = str(Path(__file__).parent / "support" / "unlucky.py")
 Mutate = Callable[[random.Random, Path, Path], None]
 """Given the random numbers, the file, and the folder that it lies in."""
 
@@ -230,6 +235,69 @@ def test_a_damaged_run_folder_is_told_of_or_made_again(whole: Path, tmp_path: Pa
                 failures[problem] = f"{name}, {_keep(folder, f'folder-{first + number - 1}')}"
     told = "\n".join(f"{problem}: {kept}" for problem, kept in failures.items())
     assert not failures, f"{len(failures)} kinds of failure in {number} folders:\n{told}"
+
+
+_DONE = ("prune.json", "validate.json", "sparse.onnx", "dense.onnx", "eligibility.json",
+         "export.json", "layers.json", "accuracy.json", "inputs.npz")  # fmt: skip
+"""What is the same on every run: no times are in them."""
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {n: (folder / n).read_bytes() for n in _DONE if (folder / n).is_file()}
+
+
+def test_a_disk_that_is_full_at_any_change_leaves_nothing_half_written(
+    whole: Path, tmp_path: Path
+) -> None:
+    """Every place where pruning writes; in `make fuzz` those of the whole job too."""
+    model, out = str(whole / "m.onnx"), tmp_path / "out" / "run"
+    job = run_all if SECONDS else run_prune
+    seen: list[int] = []
+    with at_change(tmp_path, seen.append):
+        job(model, out, RunOptions())
+    expected = _content(out)
+    assert len(seen) > 40
+    for number in seen[:: 1 if SECONDS else 2]:
+        shutil.rmtree(out.parent, ignore_errors=True)
+        with (
+            at_change(tmp_path, full_from(number)),
+            pytest.raises(BadInputError, match=f"{re.escape(str(tmp_path))}.*: No space left") as e,
+        ):
+            job(model, out, RunOptions())
+        assert "--out" in (e.value.hint or "")
+        assert list(tmp_path.rglob("*.part")) == []
+        assert all(expected[n] == c for n, c in _content(out).items())
+    job(model, out, RunOptions())
+    assert (_content(out), _stale(out)) == (expected, ())
+
+
+def _stale(folder: Path) -> tuple[str, ...]:
+    """What of the folder's main files is stale."""
+    return changes(folder, ("eligibility.json", "prune.json", "validate.json", "sparse.onnx"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(max(600, 3 * SECONDS))
+def test_a_run_killed_before_any_change_ends_as_one_that_was_not(
+    whole: Path, tmp_path: Path
+) -> None:
+    """At one place; in `make fuzz` at as many as the time allows."""
+    model, out = str(whole / "m.onnx"), tmp_path / "run"
+    expected = _content(whole / "run")
+    rng, ends = random.Random(time.time_ns() if SECONDS else 3), time.monotonic() + SECONDS
+    while True:
+        shutil.rmtree(out, ignore_errors=True)
+        number = rng.randrange(2, 150)
+        killed = subprocess.run(
+            [sys.executable, _UNLUCKY, model, str(out), str(number)], check=False
+        )
+        assert killed.returncode == -9, number
+        run_all(model, out, RunOptions())
+        assert _content(out) == expected, number
+        assert list(out.rglob("*.part")) == [], number
+        assert report_folder(out).stale == ()
+        if time.monotonic() >= ends:
+            break
 
 
 def _refusal(work: Callable[[], object]) -> str | None:

@@ -243,14 +243,20 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def link_or_copy(there: Path, here: Path) -> None:
-    """The same file under both names, or a copy where the file system has no links."""
-    if here.exists() and here.samefile(there):
-        return
-    here.unlink(missing_ok=True)
+    """The same file under both names, or a copy where the file system has no links.
+
+    Raises BadInputError where it refuses.
+    """
     try:
-        os.link(there, here)
-    except OSError:
-        shutil.copyfile(there, here)
+        if here.exists() and here.samefile(there):
+            return
+        here.unlink(missing_ok=True)
+        try:
+            os.link(there, here)
+        except OSError:
+            shutil.copyfile(there, here)
+    except OSError as error:
+        raise write_error(here, error) from error
 
 
 def sha256_bytes(*parts: bytes) -> str:

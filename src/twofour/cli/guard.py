@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _BUG = 1
 _INTERRUPTED = {"compare": "interrupted before the first round: nothing was kept"}
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SURROGATE = re.compile("[\ud800-\udfff\0]")
 """Bytes of an argument or a file's name that are no text (PEP 383); and NUL, which ends a name."""
 _NO_TEMPORARY = "No usable temporary directory"
