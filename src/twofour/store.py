@@ -14,10 +14,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -25,6 +25,7 @@ from pydantic_core import PydanticSerializationError
 from twofour.errors import BadInputError, naming
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Sealed")
 _VERSION = "schema_version"
 _CHUNK_BYTES = 1 << 20
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
@@ -207,6 +208,33 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file (UTF-8) atomically; raises BadInputError like `atomic_file`."""
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+class Sealed(Protocol):
+    """A record with a field for its own hash."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def seal(self) -> str:
+        """sha256 over all the rest."""
+
+
+def sealed(record: S) -> S:
+    """The record with the sha256 over all of it in its field `seal`."""
+    blank = replace(record, seal="")
+    return replace(blank, seal=sha256_bytes(to_json(blank).encode()))
+
+
+def read_sealed(kind: type[S], path: Path) -> S:
+    """As `read_record`; raises BadInputError too for one that was changed after it was sealed.
+
+    For what no hash in run.json speaks of: work that is half done.
+    """
+    record = read_record(kind, path)
+    if sealed(record).seal != record.seal:
+        raise BadInputError(f"{path} was changed after it was written")
+    return record
 
 
 def read_record(kind: type[T], path: Path) -> T:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from twofour.pipeline.calibration_worker import BatchFile
 from twofour.pipeline.sources.calibration.data import CalibrationData
 from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pruning.onnx_file import Solution
-from twofour.store import atomic_file, link_or_copy, read_record, write_record
+from twofour.store import atomic_file, link_or_copy, read_sealed, sealed, sha256_file, write_record
 
 _STATE = "state.json"
 
@@ -48,23 +49,32 @@ class _State:
 
     key: str
     pieces: tuple[Finished, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    """Of values, each with its sha256."""
+    seal: str = ""
 
 
-def finished(folder: Path, key: str) -> tuple[Finished, ...]:
-    """What an earlier run with the same key finished; what another one left is removed."""
+def finished(folder: Path, key: str) -> tuple[tuple[Finished, ...], dict[str, str]]:
+    """What an earlier run with the same key finished, and its files with their sha256.
+
+    What another run left, or was damaged, is removed.
+    """
     with contextlib.suppress(BadInputError):
-        state = read_record(_State, folder / _STATE)
-        if state.key == key:
-            return state.pieces
+        state = read_sealed(_State, folder / _STATE)
+        if state.key == key and all(sha256_file(folder / n) == s for n, s in state.files.items()):
+            return state.pieces, state.files
     for left in folder.glob("*"):
         if not left.is_dir():
             left.unlink()
-    return ()
+    return (), {}
 
 
-def write_finished(folder: Path, key: str, pieces: Sequence[Finished]) -> None:
+def write_finished(
+    folder: Path, key: str, pieces: Sequence[Finished], files: Mapping[str, str]
+) -> None:
     """The record that a run goes on from; the files that it speaks of are there."""
-    write_record(folder / _STATE, _State(key=key, pieces=tuple(pieces)))
+    state = _State(key=key, pieces=tuple(pieces), files=dict(sorted(files.items())))
+    write_record(folder / _STATE, sealed(state))
 
 
 def linked(folder: Path, opened: OpenedModel, name: str = "model") -> dict[Path, str]:
@@ -91,7 +101,9 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def write_array(file: Path, values: Array) -> None:
-    """The bytes alone, whole or not at all."""
+def write_array(file: Path, values: Array) -> str:
+    """The bytes alone, whole or not at all; gives their sha256."""
+    content = np.ascontiguousarray(values)
     with atomic_file(file) as temporary:
-        np.ascontiguousarray(values).tofile(temporary)
+        content.tofile(temporary)
+    return hashlib.sha256(content.reshape(-1).view(np.uint8).data).hexdigest()

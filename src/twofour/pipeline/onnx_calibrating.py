@@ -147,7 +147,8 @@ class LevelByLevel:
         job.folder.mkdir(parents=True, exist_ok=True)
         self._changes = Changes(arrays={}, constants={})
         self._finished: dict[int, Finished] = {}
-        for done in finished(job.folder, job.key):
+        pieces, self._hashes = finished(job.folder, job.key)
+        for done in pieces:
             self._take(done)
         self._files = linked(job.folder, job.opened)
         self._segments = Segments(self._graph, self._changes, self._files)
@@ -183,9 +184,13 @@ class LevelByLevel:
             lambda optimized: self._level_in_some_type(index, users, optimized),
             lambda: f"running {self._job.opened.path.name} on calibration data",
         )
-        write_finished(self._job.folder, self._job.key, [*self._finished.values()])
+        self._write_finished()
         if any(self._plan.pieces[n].is_tied and n in self._finished for n, _ in users):
             self._reached = None  # what is kept was made with the weight as it was before
+
+    def _write_finished(self) -> None:
+        done = [*self._finished.values()]
+        write_finished(self._job.folder, self._job.key, done, self._hashes)
 
     def _users(self, level: int) -> list[tuple[int, Target]]:
         """Those of one level, each with the number of its piece."""
@@ -319,12 +324,12 @@ class LevelByLevel:
         if array.exists() and piece.key in self._changes.arrays:  # another part of it was first
             stored = np.fromfile(array, stored.dtype).reshape(stored.shape)
         store_piece(piece, solved.weight, stored)
-        write_array(array, stored)
+        self._hashes[array.name] = write_array(array, stored)
         biases = []
         for at, user in enumerate(piece.users):
             if user.bias is not None and solved.bias_change is not None:
                 file = f"bias-{number}-{at}.bin"
-                write_array(
+                self._hashes[file] = write_array(
                     folder / file,
                     corrected(user.bias, solved.bias_change, path, self._job.reference),
                 )
@@ -438,7 +443,8 @@ class LevelByLevel:
                 values = values.reshape(tuple(tensor.dims))
                 axis = self._axis(parts[0][1])
                 prune(as_bits(values), axis, self._job.pattern, kind=values.dtype.name)
-                write_array(file, values)
+                self._hashes[file.name] = write_array(file, values)
+                self._write_finished()
 
     def _axis(self, piece: Piece) -> int:
         axis = self._job.opened.weights(self._job.pattern).weights[piece.users[0].row].axis

@@ -66,7 +66,7 @@ from twofour.records.pruning import (
     PermutedLayer,
     PermutedModel,
 )
-from twofour.store import read_record, write_record
+from twofour.store import read_sealed, sealed, write_record
 from twofour.words import in_seconds
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class _State:
 
     key: str
     records: tuple[ClassOrder, ...] = ()
+    seal: str = ""
 
 
 def permute(run: Run) -> Stage[PermutedModel]:
@@ -326,8 +327,8 @@ class _Kept:
         self._file, self._key = file, key
         self.records: dict[str, ClassOrder] = {}
         try:
-            state = read_record(_State, file)
-        except BadInputError:  # none yet
+            state = read_sealed(_State, file)
+        except BadInputError:  # none yet, or damaged
             return
         if state.key == key:
             self.records = {record.key: record for record in state.records}
@@ -336,7 +337,8 @@ class _Kept:
         """Known from now on, also to a run after this one is killed."""
         if record.key not in self.records:
             self.records[record.key] = record
-            write_record(self._file, _State(key=self._key, records=tuple(self.records.values())))
+            state = _State(key=self._key, records=tuple(self.records.values()))
+            write_record(self._file, sealed(state))
 
 
 class _Said:

@@ -19,7 +19,7 @@ from twofour.pruning.methods.problem import Array
 from twofour.pruning.solve import Solved
 from twofour.pruning.torch_module import Done
 from twofour.records.pruning import OutputError
-from twofour.store import atomic_file, read_record, sha256_bytes, write_record
+from twofour.store import atomic_file, read_sealed, sealed, sha256_bytes, write_record
 
 _ARRAYS = ("weight", "bias_change")
 
@@ -34,6 +34,7 @@ class UnitsDone:
     """Part of the model -> key in the files -> what was done to the weight."""
     begun: tuple[str, ...] = ()
     """Keys in the files that were being written."""
+    seal: str = ""
 
 
 class FinishedUnits:
@@ -44,7 +45,7 @@ class FinishedUnits:
         self.is_there = False
         """Whether there is anything to go on with."""
         with contextlib.suppress(BadInputError):  # none, or damaged
-            found = read_record(UnitsDone, file)
+            found = read_sealed(UnitsDone, file)
             if found.key == key:
                 self._now, self.is_there = found, True
 
@@ -76,7 +77,7 @@ class FinishedUnits:
 
     def _keep(self, now: UnitsDone) -> None:
         self._now = now
-        write_record(self._file, now)
+        write_record(self._file, sealed(now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +89,16 @@ class FinishedSteps:
     """sha256 over all that the results depend on: model, data, options, versions."""
 
     def load(self, names: Sequence[str]) -> Mapping[str, Solved] | None:
-        """What was solved of these weights together; None: not done, or with another key."""
+        """What was solved of these weights together; None: not done, with another key, damaged."""
         try:
             with safe_open(str(self._file(names)), framework="np") as file:
-                facts = json.loads((file.metadata() or {}).get("solved", "null"))
-                if facts is None:
-                    return None
+                said = file.metadata() or {}
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
         except (OSError, SafetensorError):
             return None
+        if said.get("sha256") != _hash(said.get("solved", ""), arrays):
+            return None
+        facts = json.loads(said["solved"])
         return {
             name: Solved(
                 **{
@@ -117,9 +119,10 @@ class FinishedSteps:
             for key in _ARRAYS
             if (value := getattr(found, key)) is not None
         }
-        facts = {name: _facts(found) for name, found in solved.items()}
+        facts = json.dumps({name: _facts(found) for name, found in solved.items()})
+        said = {"solved": facts, "sha256": _hash(facts, arrays)}
         with atomic_file(self._file(names)) as temporary:
-            save_file(arrays, str(temporary), metadata={"solved": json.dumps(facts)})
+            save_file(arrays, str(temporary), metadata=said)
 
     def clear(self) -> None:
         """The whole is done: nothing of this is needed any more."""
@@ -127,6 +130,14 @@ class FinishedSteps:
 
     def _file(self, names: Sequence[str]) -> Path:
         return self.folder / f"{sha256_bytes(self.key.encode(), *map(str.encode, names))}.step"
+
+
+def _hash(facts: str, arrays: Mapping[str, Array]) -> str:
+    parts = [facts.encode()]
+    for name, array in sorted(arrays.items()):
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        parts += [f"{name} {array.dtype} {array.shape}".encode(), content.data.tobytes()]
+    return sha256_bytes(*parts)
 
 
 def _facts(solved: Solved) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class Measurement:
     measured: Measured
     watched: dict[str, str] = field(default_factory=dict)
     """Data file that the metric read -> its size and time of change."""
+    seal: str = ""
+    """sha256 over all of it: one that was changed since is measured again."""
     schema_version: int = SCHEMA_VERSION
 
 

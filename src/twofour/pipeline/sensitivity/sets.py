@@ -21,7 +21,7 @@ from twofour.pipeline.sources.user_code import parse_reference, state_of
 from twofour.pipeline.stages import DENSE, SPARSE, Run, onnx_files, onnx_name, versions
 from twofour.pipeline.workers import may_pass
 from twofour.records.sensitivity import Measured, Measurement
-from twofour.store import read_record, sha256_bytes, sha256_file, write_record
+from twofour.store import read_sealed, sealed, sha256_bytes, sha256_file, write_record
 
 MEASURED = "measured"
 SERVICE = Service(name="twofour.pipeline.sensitivity.measuring:Measurer", command="measure")
@@ -80,7 +80,7 @@ class Sets:
     def _known(self, key: str, places: Places) -> bool:
         """Whether it is in the folder, and the files that the metric read are as they were."""
         try:
-            kept = read_record(Measurement, self._file(key))
+            kept = read_sealed(Measurement, self._file(key))
         except BadInputError:
             return False
         if kept.key != key or any(state_of(Path(n)) != s for n, s in kept.watched.items()):
@@ -99,7 +99,7 @@ class Sets:
             self.found[places] = Measured(error=value.message)
             return
         assert isinstance(value, Measurement)
-        write_record(self._file(key), value)
+        write_record(self._file(key), sealed(value))
         self._take(places, value)
 
     def _take(self, places: Places, kept: Measurement) -> None:
