@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from twofour.cli.app import app
 from twofour.errors import BadInputError
 from twofour.pipeline.compare.variants import FOLDER as COMPARE
-from twofour.pipeline.folder import FOLDERS, STAGES, open_run_folder, writing_into
+from twofour.pipeline.folder import FOLDERS, STAGES, alone_in, open_run_folder, writing_into
 from twofour.pipeline.sensitivity.everything import FOLDER as SENSITIVITY
 from twofour.pipeline.stages import CHECKPOINT
 from twofour.records.run import RunManifest
@@ -102,6 +102,20 @@ def test_two_comparisons_in_one_folder_are_one_too_many(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, ["compare", str(model), str(model), "--out", str(out)])
     assert result.exit_code == 2
     assert f"{out} is in use by another twofour command" in result.stderr
+
+
+@POSIX
+def test_two_that_emit_into_one_folder_are_one_too_many(tmp_path: Path) -> None:
+    model = save(gemm(weights(8, 16), trans_b=1), tmp_path / "m.onnx")
+    out = tmp_path / "out"
+    arguments = ["build", str(model), "--emit-trtexec", str(out)]
+    out.mkdir()
+    with alone_in(out):
+        result = CliRunner().invoke(app, arguments)
+        assert (result.exit_code, [*out.iterdir()]) == (2, [])
+    assert f"{out} is in use by another twofour command" in result.stderr
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert not (out / ".lock").exists()
 
 
 _HOLDER = """

@@ -28,7 +28,7 @@ from twofour.engines.trtexec import (
 )
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
-from twofour.pipeline.folder import is_run_folder
+from twofour.pipeline.folder import alone_in, is_run_folder
 from twofour.pipeline.onnx_inputs import asked_or_opt, example_shapes, load_inputs
 from twofour.pipeline.onnx_stages import write_onnx
 from twofour.pipeline.stages import INPUTS, LAYERS
@@ -166,27 +166,35 @@ def _names(model: OpenedModel, folder: Path) -> frozenset[str]:
 @contextlib.contextmanager
 def _fresh_folder(folder: Path, names: frozenset[str]) -> Iterator[None]:
     """A new or empty folder, empty again where writing fails; UNFINISHED is in it until the end."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        again = (folder / UNFINISHED).is_file()
-        others = (e.name for e in folder.iterdir() if not (again and _is_ours(e, names)))
-        found = next(others, None)
-        if found is None:
+    with contextlib.ExitStack() as lock:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(alone_in(folder))
+            found = _emptied(folder, names)
+        except OSError as error:
+            raise BadInputError(f"cannot use {folder}: {error.strerror or error}") from error
+        if found is not None:
+            raise BadInputError(
+                f"{folder} is not empty (it holds {found!r})",
+                hint="name a new folder; nothing in this one was touched",
+            )
+        try:
+            yield
+            (folder / UNFINISHED).unlink()
+        except BaseException:
             _remove(folder, names)
-            (folder / UNFINISHED).touch()
-    except OSError as error:
-        raise BadInputError(f"cannot use {folder}: {error.strerror or error}") from error
-    if found is not None:
-        raise BadInputError(
-            f"{folder} is not empty (it holds {found!r})",
-            hint="name a new folder; nothing in this one was touched",
-        )
-    try:
-        yield
-        (folder / UNFINISHED).unlink()
-    except BaseException:
+            raise
+
+
+def _emptied(folder: Path, names: frozenset[str]) -> str | None:
+    """What is in it of the user's; without that it is empty then, but for the mark."""
+    again = (folder / UNFINISHED).is_file()
+    others = (e.name for e in folder.iterdir() if not (again and _is_ours(e, names)))
+    found = next(others, None)
+    if found is None:
         _remove(folder, names)
-        raise
+        (folder / UNFINISHED).touch()
+    return found
 
 
 def _remove(folder: Path, names: frozenset[str]) -> None:

@@ -98,6 +98,28 @@ def writing_into(path: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def alone_in(path: Path) -> Iterator[None]:
+    """Hold a lock of the folder itself, which leaves no file in one that is handed on.
+
+    Raises BadInputError where another process holds it. Where folders have no locks (Windows, some
+    network file systems) it is none.
+    """
+    if os.name == "nt":
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            _lock(handle)
+        except OSError as error:
+            if _is_busy(error):
+                raise _in_use(path) from error
+        yield
+    finally:
+        os.close(handle)
+
+
 def _refuse_links(path: Path) -> None:
     """The folder itself, and everything below it; a folder that cannot be read is no link."""
     if path.is_symlink():
@@ -229,7 +251,15 @@ def _locked(path: Path) -> Iterator[None]:
             f"cannot write into {path}: {error.strerror or error}", hint="choose another --out"
         ) from error
     try:
-        _lock(handle, path)
+        _lock(handle)
+    except OSError as error:
+        os.close(handle)
+        if _is_busy(error):
+            raise _in_use(path) from error
+        raise BadInputError(
+            f"cannot lock {path}: {error.strerror or error}", hint="choose another --out"
+        ) from error
+    try:
         yield
     finally:
         os.close(handle)
@@ -242,23 +272,25 @@ def _leads_out(path: Path) -> BadInputError:
     )
 
 
-def _lock(handle: int, path: Path) -> None:
-    busy: tuple[int | None, ...] = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-    try:
-        if os.name == "nt":
-            import msvcrt  # exists on Windows only
+def _lock(handle: int) -> None:
+    """Or OSError, which `_is_busy` tells apart."""
+    if os.name == "nt":
+        import msvcrt  # exists on Windows only
 
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # Windows only
-        else:
-            import fcntl  # exists on POSIX only
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # Windows only
+    else:
+        import fcntl  # exists on POSIX only
 
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in busy:  # a file system without locks
-            raise BadInputError(
-                f"cannot lock {path}: {error.strerror or error}", hint="choose another --out"
-            ) from error
-        raise BadInputError(
-            f"{path} is in use by another twofour command",
-            hint="wait for it to end, or choose another folder with --out",
-        ) from error
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_busy(error: OSError) -> bool:
+    """Another process holds the lock; else the file system has none."""
+    return error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+
+
+def _in_use(path: Path) -> BadInputError:
+    return BadInputError(
+        f"{path} is in use by another twofour command",
+        hint="wait for it to end, or choose another folder with --out",
+    )
