@@ -20,7 +20,14 @@ from typing import ParamSpec, TypeVar
 import typer
 
 from twofour.cli.console import TerminalProgress, reports_apart, say, say_error
-from twofour.errors import INTERRUPTED, BadInputError, MissingToolError, TwofourError
+from twofour.cli.cut_short import tell_of_files_cut_short
+from twofour.errors import (
+    INTERRUPTED,
+    BadInputError,
+    MissingToolError,
+    TwofourError,
+    first_line,
+)
 from twofour.version import __version__
 from twofour.words import printable, printable_lines
 
@@ -57,6 +64,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
+            tell_of_files_cut_short()
             refuse_unusable((*args, *kwargs.values()))
             with reports_apart():
                 return command(*args, **kwargs)
@@ -101,6 +109,7 @@ def _told(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError):
         return _missing(error)
     known = error if isinstance(error, TwofourError) else _of_surroundings(error)
+    known = known or _of_memory(error)
     if known is None:
         return _bug(error)
     say_error(known)
@@ -122,6 +131,20 @@ def _of_surroundings(error: Exception) -> TwofourError | None:
     if _NO_TEMPORARY in error.strerror:
         return BadInputError(error.strerror, hint="set TMPDIR to a folder that can be written to")
     return None if error.filename is None else BadInputError(f"{error.filename}: {error.strerror}")
+
+
+def _of_memory(error: Exception) -> TwofourError | None:
+    """What Python, numpy or torch say in this process where memory runs out."""
+    if not isinstance(error, MemoryError):
+        from twofour.pipeline.workers import is_out_of_memory
+
+        if not isinstance(error, RuntimeError) or not is_out_of_memory(str(error)):
+            return None
+    return BadInputError(
+        f"memory ran out: {first_line(error)}",
+        hint="end what else needs it, or take a smaller batch or model; the same command goes on "
+        "from here",
+    )
 
 
 def _has_folder() -> bool:
