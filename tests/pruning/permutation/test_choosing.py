@@ -170,6 +170,15 @@ def test_a_class_of_one_group_has_nothing_to_search(tmp_path: Path) -> None:
     assert record.reason == "not searched: its 4 channels make up 1 group of 4"
 
 
+def test_groups_that_lie_inside_one_channel_have_nothing_to_search(tmp_path: Path) -> None:
+    net = Net()
+    flat = net.add("Flatten", net.conv("x", 8, 16))
+    opened, classes = opened_net(net, net.linear(flat, 16 * 16, 8), tmp_path)
+    (record,) = chosen(opened, classes)
+    assert not record.taken
+    assert record.reason == "not searched: no group of 4 consists of 4 of its 16 channels"
+
+
 @pytest.mark.parametrize("pattern", [Pattern(1, 2), Pattern(4, 8)], ids=str)
 def test_any_pattern_will_do(pattern: Pattern, tmp_path: Path) -> None:
     opened, _ = two_layers(tmp_path)

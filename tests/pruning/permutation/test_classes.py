@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,6 +196,20 @@ def test_a_model_whose_shapes_onnx_never_gets_done_with_keeps_its_order(tmp_path
     classes = find_classes(open_onnx(path), TWO_FOUR)
     assert classes.classes == ()
     assert why_fixed(classes, "head")
+
+
+@pytest.mark.timeout(60)
+def test_thousands_of_operands_take_linear_work(tmp_path: Path) -> None:
+    net = Net()
+    x, weight = net.linear("t", 8, 64), net.scaled(64, 64, 64)
+    parts = [net.add("MatMul", x, weight) for _ in range(3000)]
+    joined = net.add("Sum", *parts)
+    path = save(net.model([net.linear(joined, 64, 5)], {"t": [2, 1, 8]}), tmp_path / "m.onnx")
+    opened = open_onnx(path)
+    started = time.process_time()
+    classes = find_classes(opened, TWO_FOUR)
+    assert time.process_time() - started < 10
+    assert sizes(classes) == [64, 64]
 
 
 # transformers

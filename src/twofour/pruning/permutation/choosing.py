@@ -256,6 +256,8 @@ def _chosen(each: _Class, seconds: float | None, tell: Callable[[Progress], None
     matrix, slots = _stacked(each)
     if len(slots) <= pattern.m:
         why = f"its {size} channels make up {len(slots) // pattern.m} group of {pattern.m}"
+        if not len(slots):
+            why = f"no group of {pattern.m} consists of {pattern.m} of its {size} channels"
         return _left(each, f"not searched: {why}", Stop.CONVERGED)
     how = each.how
     found = search(matrix, pattern, steps=how.steps, seconds=seconds, seed=how.seed, progress=tell)

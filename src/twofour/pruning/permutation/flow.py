@@ -183,10 +183,10 @@ def combine(flow: Flow, operands: Sequence[Operand], node: Node) -> Moves:
         group = [waiting.pop(0)]
         axes = set(varying(group[0][1]))
         while True:
-            more = [w for w in waiting if axes & set(varying(w[1]))]
+            more = [w for w in waiting if not axes.isdisjoint(varying(w[1]))]
             if not more:
                 break
-            waiting = [w for w in waiting if not any(w is m for m in more)]
+            waiting = [w for w in waiting if axes.isdisjoint(varying(w[1]))]
             group += more
             axes |= {axis for _, move in more for axis in varying(move)}
         result.append(_mixed(flow, operands, group, tuple(sorted(axes)), node))
@@ -212,10 +212,11 @@ def passing(flow: Flow, moves: Moves, refused: Callable[[Move], str | None]) -> 
 def _laid(flow: Flow, operands: Sequence[Operand]) -> list[list[Move]]:
     """Moves along the operation's axes; new constants take after what is there already."""
     known = [m for o in operands if not o.value.is_new for m in map(o.lay, o.value.moves)]
+    shapes = {move.shape: move for move in known}  # few: a Sum may have thousands of operands
     laid = []
     for each in operands:
         like = []
-        for move in known:
+        for move in shapes.values() if each.value.is_new else ():
             own = [move.shape[place] if each.dims[place] != 1 else 1 for place in each.places]
             if sum(length > 1 for length in own) == len(varying(move)) > 1:
                 like.append(np.broadcast_to(np.int64(0), own))

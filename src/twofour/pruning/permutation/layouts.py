@@ -258,9 +258,8 @@ def _joined(
             move = flow.ledger.fresh(shape, f"{value.name!r} at {called(node)}")
             reason = f"{called(node)} joins it with {value.in_words}"
             flow.ledger.pin(move, f"{value.name!r} does not move")
-            others = [m for v in values if (m := v.along(axis)) is not None]
             for a in sizes:
-                for other in others:
+                for other in (m for v in values if (m := v.along(axis)) is not None):
                     if other.shape[a] > 1 and value.dims[a] != 1:
                         flow.ledger.within(other, [a], reason)
         pieces.append((move, np.broadcast_to(move, shape)))
