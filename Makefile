@@ -33,7 +33,8 @@ unit: $(INSTALLED) $(BINDINGS)
 
 # hostile inputs for as long as asked, new ones each time; what fails is kept in build/fuzz
 fuzz: $(INSTALLED)
-	FUZZ_SECONDS=$(SECONDS) $(BIN)/pytest -q tests/test_fuzz_readers.py tests/test_fuzz_folders.py
+	FUZZ_SECONDS=$(SECONDS) LINEAR_SCALE=4 $(BIN)/pytest -q tests/test_fuzz_*.py \
+	    tests/test_linear_work.py
 
 # the Python bindings of TensorRT 10 and 11 over stand-ins for its libraries, to check calls against
 bindings: $(BINDINGS)

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
-import resource
 import shutil
-import time
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,47 +16,37 @@ from safetensors.numpy import save as save_arrays_safely
 from support import fuzzing
 from support import onnx_models as om
 from support.calibration_data import onnx_model, opened
+from support.fuzz_runs import SECONDS, Kind, read_all, try_kind, try_many
 from support.rendered import eligibility_table, log_text
 
 from twofour.engines.tensorrt.build import precisions_of
-from twofour.errors import BadInputError, TwofourError
+from twofour.errors import naming
+from twofour.export.casts import convert_onnx
 from twofour.graph.files import parse_model
 from twofour.graph.opened import open_onnx
 from twofour.logs.read import read_build_log
 from twofour.pipeline.evidence import EvidenceFiles
+from twofour.pipeline.onnx_inputs import random_inputs
 from twofour.pipeline.reporting import report_document, report_files, report_folder
 from twofour.pipeline.run import run_all
 from twofour.pipeline.sources.inputs import read_arrays
 from twofour.pipeline.sources.onnx import OnnxSource
 from twofour.pipeline.torch_model import read_checkpoint, save_tensors
 from twofour.pipeline.validating import validate_path
+from twofour.pruning.onnx_calibration import main_graph, plan_calibration
 from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.permutation.classes import find_classes
+from twofour.pruning.selection import choose
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison
-from twofour.records.options import ExampleInputs, RunOptions, Selection
+from twofour.records.options import ExampleInputs, Precision, RunOptions, Selection
 from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import RunManifest
 from twofour.records.weights import Pattern
 from twofour.reports.terminal import plain_text
 from twofour.store import read_record, to_json
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
-"""How long `make fuzz` goes on with every kind; 0: a bounded sample, the same each time."""
-_SAMPLE = 40
-_LONGEST_S = 10.0
-_MOST_BYTES = 512 << 20
-_KEPT = Path("build/fuzz")
 _LOGS = Path(__file__).parent / "data" / "logs"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of file: valid examples, how to change them, and everything that reads them."""
-
-    suffix: str
-    seeds: tuple[bytes, ...]
-    mutate: fuzzing.Mutate
-    read: Callable[[Path], object]
 
 
 def _read_onnx(path: Path) -> None:
@@ -75,11 +60,37 @@ def _read_onnx(path: Path) -> None:
         lambda: to_json(prune_onnx(open_onnx(path), path.with_name("out.onnx"), Pattern(2, 4))),
         lambda: _shown(report_files(EvidenceFiles(onnx=path))[0]),
     )
-    _all(readers, path)
+    read_all(readers, path)
+
+
+def _read_plans(path: Path) -> None:
+    """What pruning with data, permutation and half precision make of a graph before it is run."""
+    (path.parent / "w.bin").write_bytes(bytes(6000))
+    pattern = Pattern(2, 4)
+
+    def calibrated() -> None:
+        graph = main_graph(open_onnx(path), pattern)
+        with naming(path):
+            chosen = choose(graph.opened.weights(pattern).weights, pattern, Selection())
+            plan_calibration(graph, pattern, chosen)
+
+    def example() -> None:
+        random_inputs(open_onnx(path).inputs, seed=0, model=str(path))
+
+    half = path.with_name("half.onnx")
+    read_all(
+        (
+            lambda: find_classes(open_onnx(path), pattern),
+            lambda: convert_onnx(open_onnx(path), half, Precision.FLOAT16),
+            calibrated,
+            example,
+        ),
+        path,
+    )
 
 
 def _read_json_of_engine(path: Path) -> None:
-    _all(
+    read_all(
         (
             lambda: _shown(report_files(EvidenceFiles(layers=path))[0]),
             lambda: report_files(EvidenceFiles(layers=path, profile=path)),
@@ -92,28 +103,18 @@ def _read_log(path: Path) -> None:
     log = read_build_log(path)
     to_json(log)
     log_text(log)
-    _all((lambda: _shown(report_files(EvidenceFiles(log=path))[0]),), path)
+    read_all((lambda: _shown(report_files(EvidenceFiles(log=path))[0]),), path)
 
 
 def _read_records(path: Path) -> None:
     kinds = (RunManifest, PruneResult, Validation, EligibilityReport, LatencyComparison)
-    _all([lambda kind=kind: to_json(read_record(kind, path)) for kind in kinds], path)  # type: ignore[misc]
+    read_all([lambda kind=kind: to_json(read_record(kind, path)) for kind in kinds], path)  # type: ignore[misc]
 
 
 def _shown(report: EligibilityReport) -> None:
     to_json(report)
     plain_text(eligibility_table(report))
     assert report._repr_html_()
-
-
-def _all(readers: Sequence[Callable[[], object]], path: Path) -> None:
-    """Each may refuse, and must name the file then."""
-    for read in readers:
-        try:
-            read()
-        except TwofourError as error:
-            if isinstance(error, BadInputError) and path.name not in str(error):
-                raise AssertionError(f"the file is not named: {error}") from error
 
 
 def _npz() -> bytes:
@@ -124,7 +125,7 @@ def _npz() -> bytes:
 
 def _read_calibration(path: Path) -> None:
     inputs = onnx_model(x=("float32", ("b", "n")), ids=("int64", ("b", "n")))
-    _all((lambda: [batch.samples for batch in opened(path, inputs).batches()],), path)
+    read_all((lambda: [batch.samples for batch in opened(path, inputs).batches()],), path)
 
 
 def _data() -> dict[str, bytes]:
@@ -184,10 +185,13 @@ def _run_folder(folder: Path) -> Path:
 
 
 def _kinds(folder: Path) -> dict[str, Kind]:
+    models = tuple(fuzzing.models())
     logs = tuple(path.read_bytes()[:20_000] for path in sorted(_LOGS.glob("*.log")))
     return {
-        "onnx": Kind(".onnx", tuple(fuzzing.models()), fuzzing.mutate_onnx, _read_onnx),
-        "onnx-bytes": Kind(".onnx", tuple(fuzzing.models()), fuzzing.mutate_bytes, _read_onnx),
+        "onnx": Kind(".onnx", models, fuzzing.mutate_onnx, _read_onnx),
+        "onnx-bytes": Kind(".onnx", models, fuzzing.mutate_bytes, _read_onnx),
+        "onnx-graph": Kind(".onnx", models, fuzzing.mutate_graph, _read_onnx, 12),
+        "onnx-plans": Kind(".onnx", models, fuzzing.mutate_graph, _read_plans, 12),
         "npz": Kind(".npz", (_npz(),), fuzzing.mutate_npz, read_arrays),
         "pt": Kind(".pt", (_pt(),), fuzzing.mutate_bytes, read_checkpoint),
         "pt-members": Kind(".pt", (_pt(),), fuzzing.mutate_npz, read_checkpoint),
@@ -205,22 +209,16 @@ def _kinds(folder: Path) -> dict[str, Kind]:
 
 
 _NAMES = (
-    "onnx", "onnx-bytes", "npz", "pt", "pt-members", "safetensors", "log", "engine-json",
-    "engine-bytes", "data.npz", "data.npz members", "data.npy", "data.safetensors", "data.jsonl",
+    "onnx", "onnx-bytes", "onnx-graph", "onnx-plans", "npz", "pt", "pt-members", "safetensors",
+    "log", "engine-json", "engine-bytes", "data.npz", "data.npz members", "data.npy",
+    "data.safetensors", "data.jsonl",
 )  # fmt: skip
 
 
 @pytest.mark.timeout(max(600, 3 * SECONDS))
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_changed_file_gives_a_record_or_a_clear_error(name: str, tmp_path: Path) -> None:
-    kind = _kinds(tmp_path)[name]
-
-    def once(rng: random.Random) -> Path:
-        path = tmp_path / f"m{kind.suffix}"
-        path.write_bytes(kind.mutate(rng, rng.choice(kind.seeds)))
-        return path
-
-    _try(name, once, kind.read)
+    try_kind(name, _kinds(tmp_path)[name], tmp_path)
 
 
 @pytest.mark.slow
@@ -249,59 +247,6 @@ def test_a_changed_run_folder_gives_a_report_or_a_clear_error(tmp_path: Path) ->
         if (folder / "eligibility.json").is_file():
             report = folder / "eligibility.json"
             readers.append(lambda: report_document(folder, read_record(EligibilityReport, report)))
-        _all(readers, folder)
+        read_all(readers, folder)
 
-    _try("run-folder", once, read, sample=15)
-
-
-def _try(
-    name: str,
-    once: Callable[[random.Random], Path],
-    read: Callable[[Path], object],
-    sample: int = _SAMPLE,
-) -> None:
-    """A sample, or as many as the time allows; what fails is kept and told of at the end."""
-    first = time.time_ns() if SECONDS else 0
-    ends = time.monotonic() + SECONDS
-    failures: dict[str, str] = {}
-    number = 0
-    while time.monotonic() < ends if SECONDS else number < sample:
-        path = once(random.Random(first + number))
-        number += 1
-        problem = _problem(read, path)
-        if problem is not None and problem not in failures:
-            failures[problem] = _keep(path, f"{name}-{first + number}")
-    told = "\n".join(f"{problem}: {kept}" for problem, kept in failures.items())
-    assert not failures, f"{len(failures)} kinds of failure in {number} {name} files:\n{told}"
-
-
-def _problem(read: Callable[[Path], object], path: Path) -> str | None:
-    """What is wrong with how the file was read: where in our code, for telling kinds apart."""
-    started, before = time.monotonic(), _peak_bytes()
-    try:
-        read(path)
-    except TwofourError as error:
-        if path.name not in str(error):
-            return f"the file is not named: {str(error)[:80]}"
-    except Exception as error:  # noqa: BLE001  # the point of this test
-        frames = traceback.extract_tb(error.__traceback__)
-        ours = [f for f in frames if "twofour" in f.filename] or frames
-        return f"{type(error).__name__} in {ours[-1].filename}:{ours[-1].lineno} {str(error)[:80]}"
-    took, grown = time.monotonic() - started, _peak_bytes() - before
-    if took > _LONGEST_S:
-        return f"over {_LONGEST_S} s"
-    return f"over {_MOST_BYTES} bytes" if grown > _MOST_BYTES else None
-
-
-def _keep(path: Path, name: str) -> str:
-    _KEPT.mkdir(parents=True, exist_ok=True)
-    target = _KEPT / f"{name}{path.suffix}"
-    if path.is_dir():
-        shutil.copytree(path, target, dirs_exist_ok=True)
-    else:
-        shutil.copyfile(path, target)
-    return str(target)
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try_many("run-folder", once, read, sample=15)

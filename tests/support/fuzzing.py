@@ -1,6 +1,6 @@
 """Hostile inputs by the thousand: valid files changed with their structure in mind.
 
-`pytest tests/test_fuzz_readers.py` tries a few of every kind; `make fuzz SECONDS=600` goes on with
+`pytest tests/test_fuzz_*.py` tries a few of every kind; `make fuzz SECONDS=600` goes on with
 new ones for as long as asked and keeps every file that was not answered by a record or a clear
 error under build/fuzz.
 """
@@ -168,6 +168,110 @@ def _change_messages(rng: random.Random, message: Message, name: str, *, single:
     else:
         for _ in range(rng.choice((1, 1, 30))):
             value.add().CopyFrom(rng.choice(list(value)))
+
+
+def mutate_graph(rng: random.Random, content: bytes) -> bytes:
+    """A model whose messages are whole and whose graph is not: wrong order, names, shapes, ops."""
+    model = onnx.ModelProto()
+    model.ParseFromString(content)
+    steps = (
+        _swap_nodes, _drop_node, _double_node, _rewire, _lie_of_shape, _other_op,
+        _drop_attribute, _nest, _huge_constant, _own_domain,
+    )  # fmt: skip
+    for _ in range(rng.randint(1, 4)):
+        rng.choice(steps)(rng, rng.choice(_graphs(model)))
+    found: bytes = model.SerializeToString()
+    return found
+
+
+def _graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:
+    found = [model.graph]
+    for graph in found:
+        found += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    return [graph for graph in found if graph.node] or [model.graph]
+
+
+def _swap_nodes(rng: random.Random, graph: onnx.GraphProto) -> None:
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+    rng.shuffle(nodes)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _drop_node(rng: random.Random, graph: onnx.GraphProto) -> None:
+    if graph.node:
+        del graph.node[rng.randrange(len(graph.node))]
+
+
+def _double_node(rng: random.Random, graph: onnx.GraphProto) -> None:
+    if graph.node:
+        graph.node.add().CopyFrom(rng.choice(list(graph.node)))
+
+
+def _rewire(rng: random.Random, graph: onnx.GraphProto) -> None:
+    """An input or output gets another tensor's name, one that nobody makes, or none."""
+    names = [name for node in graph.node for name in (*node.input, *node.output)]
+    names += [tensor.name for tensor in graph.initializer] + ["", "nobody", "n" * 300]
+    node = rng.choice(list(graph.node) or [onnx.NodeProto(input=["x"])])
+    ends = rng.choice((node.input, node.output))
+    if ends and rng.random() < 0.8:
+        ends[rng.randrange(len(ends))] = rng.choice(names)
+    else:
+        ends.extend([rng.choice(names)] * rng.choice((1, 3, 200)))
+
+
+def _lie_of_shape(rng: random.Random, graph: onnx.GraphProto) -> None:
+    """Dimensions and type of a constant, whose bytes stay."""
+    for tensor in rng.sample(list(graph.initializer), min(1, len(graph.initializer))):
+        dims = rng.choice(((), (0, 4), (2**31, 2**31), (2**62, 2), (1,) * 40, (-1, 3), (256,)))
+        if rng.random() < 0.5:
+            del tensor.dims[:]
+            tensor.dims.extend(dims)
+        else:
+            tensor.data_type = rng.choice((0, 1, 2, 3, 7, 8, 9, 10, 14, 16, 17, 22, 23, 99))
+
+
+def _other_op(rng: random.Random, graph: onnx.GraphProto) -> None:
+    ops = (
+        "Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Loop", "Scan", "If", "Expand", "Tile",
+        "Split", "Slice", "Gather", "Reshape", "Transpose", "Squeeze", "Concat", "Pad", "Resize",
+        "ConstantOfShape", "Range", "LayerNormalization", "BatchNormalization", "LSTM", "Attention",
+        "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Constant", "NonZero",
+    )  # fmt: skip
+    if graph.node:
+        rng.choice(list(graph.node)).op_type = rng.choice(ops)
+
+
+def _drop_attribute(rng: random.Random, graph: onnx.GraphProto) -> None:
+    node = rng.choice(list(graph.node) or [onnx.NodeProto()])
+    if node.attribute:
+        del node.attribute[rng.randrange(len(node.attribute))]
+
+
+def _nest(rng: random.Random, graph: onnx.GraphProto) -> None:
+    """The graph in a branch of its own, again and again."""
+    inner = onnx.GraphProto.FromString(graph.SerializeToString())
+    for _ in range(rng.choice((1, 5, 12))):
+        node = helper.make_node("If", ["c"], ["h"], "if", then_branch=inner, else_branch=inner)
+        inner = helper.make_graph([node], "branch", [], [])
+        if inner.ByteSize() > 1 << 14:
+            break
+    graph.node.extend(inner.node)
+
+
+def _huge_constant(rng: random.Random, graph: onnx.GraphProto) -> None:
+    """A few bytes that stand for terabytes, before a product."""
+    size = np.array([16, rng.choice((10**12, 2**62, 0, -1))], np.int64)
+    graph.initializer.append(om.tensor("huge.size", size))
+    op = rng.choice(("ConstantOfShape", "Expand", "Tile"))
+    given = ["huge.size"] if op == "ConstantOfShape" else ["w", "huge.size"]
+    graph.node.insert(0, helper.make_node(op, given, ["huge"]))
+    graph.node.append(helper.make_node("MatMul", ["x", "huge"], ["huge.out"]))
+
+
+def _own_domain(rng: random.Random, graph: onnx.GraphProto) -> None:
+    if graph.node:
+        rng.choice(list(graph.node)).domain = rng.choice(("f", "com.microsoft", "ai.onnx.ml", "?"))
 
 
 def _scalar(rng: random.Random, field: FieldDescriptor) -> Any:

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from twofour.errors import BadInputError
-from twofour.graph.files import SEPARATE_INITIALIZERS
+from twofour.errors import BadInputError, first_line
+from twofour.graph.files import SEPARATE_INITIALIZERS, check_inline
 from twofour.graph.half import TYPE_ATTRIBUTES
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import scopes
@@ -87,7 +87,14 @@ def load_float32(opened: OpenedModel) -> ir.Model:
     for scope in scopes(proto, source):
         for node in scope.nodes:
             node.proto.name = node.name
-    model = ir.from_proto(proto)
+    check_inline(proto, source)
+    try:
+        model = ir.from_proto(proto)
+    except Exception as error:  # onnx_ir has one of its own, and those of what it calls
+        raise BadInputError(
+            f"{source} cannot be converted: {first_line(error)}",
+            hint="onnx.checker.check_model says what is wrong with it",
+        ) from error
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         ir.external_data.set_base_dir(graph, source.parent)
     for node in all_nodes(model):

@@ -18,7 +18,7 @@ import onnx
 from google.protobuf.descriptor import Descriptor  # type: ignore[import-untyped]  # no stubs here
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs here
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, naming
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -251,13 +251,29 @@ def read_tensor(tensor: onnx.TensorProto, path: Path | None) -> Array:
     """
     dtype = numpy_dtype(dtype_name(tensor))
     data = _content(tensor, path)
-    if data.nbytes != size_bytes(tensor):
+    _check_size(tensor, data.nbytes)
+    return data.view(dtype).reshape(shape_of(tensor))
+
+
+def _check_size(tensor: onnx.TensorProto, there: int) -> None:
+    if there != size_bytes(tensor):
         raise BadInputError(
-            f"tensor {tensor.name!r} of shape {list(tensor.dims)} and type {dtype} needs"
-            f" {size_bytes(tensor)} bytes, the file holds {data.nbytes}",
+            f"tensor {tensor.name!r} of shape {list(tensor.dims)} and type {dtype_name(tensor)}"
+            f" needs {size_bytes(tensor)} bytes, the file holds {there}",
             hint=_REEXPORT,
         )
-    return data.view(dtype).reshape(shape_of(tensor))
+
+
+def check_inline(model: onnx.ModelProto, path: Path) -> None:
+    """Raise BadInputError for a tensor in the model whose values do not fit shape and type."""
+    with naming(path):
+        for tensor in tensors(model):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL or dtype_name(tensor) == "string":
+                continue
+            if tensor.HasField("raw_data"):
+                _check_size(tensor, len(tensor.raw_data))
+            elif is_readable(dtype_name(tensor)):
+                _check_size(tensor, _typed_content(tensor).nbytes)
 
 
 def map_tensor(tensor: onnx.TensorProto, path: Path) -> Array:

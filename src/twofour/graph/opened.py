@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, naming
 from twofour.graph.files import external_data, external_tensors, fill_in, parse_model
 from twofour.graph.scope import check_functions, scopes
 from twofour.graph.weights import GraphWeights, find_weights
@@ -129,7 +129,8 @@ def open_onnx(path: Path) -> OpenedModel:
     model = parse_model(path)
     check_functions(model, path)
     try:
-        return OpenedModel(path, model)
+        with naming(path):
+            return OpenedModel(path, model)
     except OSError as error:  # gone meanwhile
         raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
 

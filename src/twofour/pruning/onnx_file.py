@@ -116,11 +116,11 @@ def prune_onnx(
     found = find_weights(model, pattern, path=source)
     with naming(source):
         chosen = choose(found.weights, pattern, selection)
-    keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
-    jobs = _jobs(found, chosen, keys, source)
-    _refuse_overlaps(model, jobs, source)
+        keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
+        jobs = _jobs(found, chosen, keys, source)
+        _refuse_overlaps(model, jobs, source)
     solved = _solved(keys, calibrated)
-    with written(opened, model, target, copies) as data:
+    with written(opened, model, target, copies) as data, naming(source):
         outcomes = {
             key: _run(job, source, data, pattern, prune)
             if key not in solved

@@ -85,9 +85,13 @@ def _started(row: dict[str, object]) -> float:
 
 def _number(row: dict[str, object], key: str) -> float | None:
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # JSON allows whole numbers of any length
+        return None
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

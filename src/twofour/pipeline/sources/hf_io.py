@@ -23,7 +23,7 @@ from twofour.pipeline.sources.checkpoint import (
 )
 from twofour.pipeline.sources.inputs import Arguments, inputs_from_options, read_sentences
 from twofour.pipeline.sources.source import LoadedModule
-from twofour.pipeline.sources.tokenizer import open_tokenizer
+from twofour.pipeline.sources.tokenizer import open_tokenizer, token_limit
 from twofour.records.options import DynamicAxis, ExampleInputs
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _longest(
     limits = [tokenizer.model_max_length, _MOST_TOKENS]
     limits.append(getattr(model.config, "max_position_embeddings", None))
     limits.append(checkpoint.pooling.max_tokens if checkpoint.pooling else None)
-    return min(int(limit) for limit in limits if limit is not None)
+    return min(found for limit in limits if (found := token_limit(limit)) is not None)
 
 
 def _image_size(model: PreTrainedModel, checkpoint: Checkpoint) -> tuple[int, int] | None:

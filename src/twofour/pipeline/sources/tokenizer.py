@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from twofour.pipeline.sources.source import import_extra
 
+_NO_LIMIT = 1e18
+"""Tokenizers without a limit say 10^30."""
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -25,3 +28,10 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
         )
     return tokenizer
+
+
+def token_limit(stated: object) -> int | None:
+    """A number of tokens as files state it; None for what is no such number."""
+    if isinstance(stated, bool) or not isinstance(stated, (int, float)):
+        return None
+    return int(stated) if 0 < stated < _NO_LIMIT else None

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, naming
 from twofour.graph.files import subgraphs, with_subgraphs
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import Node, is_standard, scopes
@@ -98,10 +98,14 @@ class Classes:
 
 
 def find_classes(opened: OpenedModel, pattern: Pattern) -> Classes:
-    """The classes of channels that some weight sums over, and the weights that are left."""
-    walk = _Walk(opened)
-    walk.run()
-    return walk.found(pattern)
+    """The classes of channels that some weight sums over, and the weights that are left.
+
+    Raises BadInputError for a damaged graph.
+    """
+    with naming(opened.path):
+        walk = _Walk(opened)
+        walk.run()
+        return walk.found(pattern)
 
 
 class _Walk:

@@ -28,7 +28,7 @@ from twofour.pipeline.sources.calibration.fitting import fitted
 from twofour.pipeline.sources.calibration.request import Request
 from twofour.pipeline.sources.checkpoint import SETTINGS_FILES, TOKENIZER_FILES, has_tokenizer
 from twofour.pipeline.sources.source import key_of
-from twofour.pipeline.sources.tokenizer import open_tokenizer
+from twofour.pipeline.sources.tokenizer import open_tokenizer, token_limit
 from twofour.store import sha256_file
 
 LONGEST_TEXT = 1 << 16
@@ -191,7 +191,8 @@ def open_reader(request: Request) -> Reader:
         ) from error
     fixed = _fixed_length(inputs, roles)
     most, lower_case = _settings(folder)
-    limits = (fixed, tokenizer.model_max_length, inputs.most_tokens, most, _MOST_TOKENS)
+    stated = token_limit(tokenizer.model_max_length)
+    limits = (fixed, stated, inputs.most_tokens, most, _MOST_TOKENS)
     return Reader(
         tokenizer=tokenizer,
         longest=fixed or min(int(limit) for limit in limits if limit),
@@ -255,7 +256,8 @@ def _most_positions(config: Mapping[str, Any]) -> int | None:
     if not isinstance(most, int):
         return None
     is_offset = any(kin in str(config.get("model_type")) for kin in ("roberta", "camembert"))
-    return most - int(config.get("pad_token_id", 1)) - 1 if is_offset else most
+    padding = config.get("pad_token_id", 1)
+    return most - (padding if isinstance(padding, int) else 1) - 1 if is_offset else most
 
 
 def _json(file: Path) -> dict[str, Any]:
