@@ -23,7 +23,7 @@ from support.float32_models import (
     small,
     without_names,
 )
-from support.onnx_models import Array, quantized_conv, weights
+from support.onnx_models import Array, matmul, quantized_conv, save, weights
 
 from twofour.errors import BadInputError
 from twofour.export.casts import Conversion, convert_onnx
@@ -292,3 +292,19 @@ def test_the_source_and_its_data_are_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="would overwrite a file that is being read"):
         convert_onnx(open_onnx(path), path, Precision.FLOAT16)
     assert path.read_bytes() == before
+
+
+def test_values_that_do_not_fit_their_shape_are_refused_by_name(tmp_path: Path) -> None:
+    model = matmul(weights(16, 16))
+    model.graph.initializer[0].dims[0] = 12
+    path = save(model, tmp_path / "m.onnx")
+    with pytest.raises(BadInputError, match=r"m\.onnx: tensor 'w' of shape \[12, 16\].* needs 768"):
+        convert_onnx(open_onnx(path), tmp_path / "half.onnx", Precision.FLOAT16)
+
+
+def test_a_graph_that_no_library_reads_is_refused_by_name(tmp_path: Path) -> None:
+    model = matmul(weights(16, 16))
+    model.graph.node.add().CopyFrom(model.graph.node[0])
+    path = save(model, tmp_path / "m.onnx")
+    with pytest.raises(BadInputError, match=r"m\.onnx cannot be converted: "):
+        convert_onnx(open_onnx(path), tmp_path / "half.onnx", Precision.FLOAT16)

@@ -88,3 +88,9 @@ def test_a_file_without_usable_times_is_refused_by_name(
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"cannot read .*No such file"):
         read_times(tmp_path / "dense.times.json")
+
+
+def test_a_number_that_no_float_holds_is_no_time(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    path.write_text(f'[{{"computeMs": {"9" * 400}}}, {{"computeMs": 2.5}}]')
+    assert read_times(path) == (2.5,)

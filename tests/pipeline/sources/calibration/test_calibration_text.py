@@ -264,3 +264,11 @@ def test_arrays_may_take_long_lines_up_to_a_limit(
     monkeypatch.setattr(jsonl, "_LONGEST_LINE", 10_000)
     with pytest.raises(BadInputError, match=r"x\.jsonl, line 1 has more than 10,000 letters"):
         opened(tmp_path / "x.jsonl", inputs)
+
+
+@pytest.mark.parametrize("limit", [[6], "6", True, 10**400, -1, None])
+def test_what_is_no_limit_of_tokens_is_none(tmp_path: Path, limit: object) -> None:
+    data = opened(
+        written(tmp_path, "a " * 9), text_model(tokenizer(tmp_path, model_max_length=limit))
+    )
+    assert next(data.batches()).arrays["input_ids"].shape == (1, 11)
