@@ -19,6 +19,7 @@ from support.onnx_models import gemm, save, weights
 from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
+from twofour.store import sha256_file
 
 MODEL = Path(__file__).parents[1] / "support" / "small_model.py"
 METRIC = """
@@ -73,6 +74,8 @@ def test_a_run_folder_is_compared_and_the_record_holds_what_was_measured(run: Pa
     ]
     assert found["baseline"] == "dense@onnxruntime:cpu"
     assert json.loads((run / "latency.json").read_text()) == found
+    models = [f"{variant}.onnx{data}" for variant in ("dense", "sparse") for data in ("", ".data")]
+    assert found["files"] == {name: sha256_file(run / name) for name in models}
     for row in by_name.values():
         assert row["error"] is None
         assert len(row["samples_ms"]) == 12

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from test_run import Recorder
 
 from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
+from twofour.pipeline.changed_files import left
 from twofour.pipeline.compare.variants import open_compared
 from twofour.pipeline.evidence import EvidenceFiles
 from twofour.pipeline.reporting import (
@@ -25,13 +27,14 @@ from twofour.pipeline.reporting import (
 )
 from twofour.pipeline.run import run_all, run_prune
 from twofour.pipeline.validating import validate_path
+from twofour.records.latency import LatencyComparison
 from twofour.records.options import CompareOptions, RunOptions, Selection
 from twofour.records.weights import Pattern
 from twofour.reports import html, markdown
 from twofour.reports.explain import explain
 from twofour.reports.terminal import plain_text, render
 from twofour.reports.weights_document import validation_document
-from twofour.store import sha256_file, to_json
+from twofour.store import read_record, sha256_file, to_json, write_record
 from twofour.version import __version__
 
 _TIMED = {"build.json", "run.json", "report.html", "stages/build-dense.json"}
@@ -203,3 +206,20 @@ def test_run_json_keeps_what_every_stage_read(run: Path) -> None:
     stages = {s["stage"]: s for s in json.loads((run / "run.json").read_bytes())["stages"]}
     assert stages["prune"]["inputs"] == {"dense.onnx": sha256_file(run / "dense.onnx")}
     assert stages["report"]["inputs"]["sparse.onnx"] == sha256_file(run / "sparse.onnx")
+
+
+def test_times_of_other_models_are_left_out_of_the_page_and_that_is_said(
+    finished: Path, run: Path
+) -> None:
+    models = left(run, ["dense.onnx", "sparse.onnx"])
+    timed = read_record(LatencyComparison, run / "stages" / "times.json")
+    write_record(run / "latency.json", replace(timed, source="mine", files=models))
+    shown = markdown.render(report_document(run, report_folder(run)))
+    run_prune(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
+    assert left(run, models) != models
+    recorder = Recorder()
+    run_all(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)), recorder)
+    told = "latency.json is of models that were there before: its times are left out"
+    assert any(note.startswith(told) for note in recorder.notes)
+    again = markdown.render(report_document(run, report_folder(run)))
+    assert (told in shown, told in again) == (False, True)

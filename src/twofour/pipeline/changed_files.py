@@ -5,7 +5,7 @@ A folder that was moved or copied is as it was left.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from twofour.errors import BadInputError
@@ -32,6 +32,13 @@ def changes(
     look = _Look(folder, read_manifest(folder).stages)
     found = [*look.of(files, alone, but), *look.alone(alone)]
     return tuple(dict.fromkeys(found))
+
+
+def left(folder: Path, files: Iterable[str]) -> dict[str, str]:
+    """Of these files of a run folder, those that a stage left, with their sha256 in run.json."""
+    stages = read_manifest(folder).stages
+    known = {name: value for stage in stages for name, value in stage.outputs.items()}
+    return {name: known[name] for name in files if name in known}
 
 
 def other_version(folder: Path) -> tuple[str, ...]:

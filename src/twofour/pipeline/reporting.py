@@ -20,7 +20,7 @@ from twofour.engines.registry import ENGINES
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.graph.weights import GraphWeights
-from twofour.pipeline.changed_files import BROUGHT_UP_TO_DATE, changes, other_version
+from twofour.pipeline.changed_files import BROUGHT_UP_TO_DATE, changes, left, other_version
 from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
 from twofour.pipeline.evidence import (
     EvidenceFiles,
@@ -109,11 +109,14 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
         report = predict(weights, _hardware_validation(model, facts.exported), context)
         report = join_report(report, evidence)
         report = with_not_exported(report, _not_exported(pruned, facts.layers, found))
+        comparison, others = _comparison(run.path)
+        for note in others:
+            run.progress.note(note)
         document = eligibility_document(
             report,
             accuracy=facts.accuracy,
             build=built,
-            comparison=_if_there(LatencyComparison, run.file(LATENCY)),
+            comparison=comparison,
             chosen=facts.chosen,
             pruned=pruned,
         )
@@ -389,13 +392,24 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
     """The report with the accuracy and engines of its run folder, as far as they are there."""
     if folder is None:
         return eligibility_document(report)
+    comparison, others = _comparison(folder)
     return eligibility_document(
-        report,
+        replace(report, notes=(*report.notes, *others)),
         accuracy=_if_there(Accuracy, folder / ACCURACY),
         build=_if_there(BuildResult, folder / BUILD),
-        comparison=_if_there(LatencyComparison, folder / LATENCY),
+        comparison=comparison,
         chosen=_chosen(folder),
         pruned=_if_there(PruneResult, folder / PRUNE),
+    )
+
+
+def _comparison(folder: Path) -> tuple[LatencyComparison | None, tuple[str, ...]]:
+    """What `compare` measured of the models that are there; what is said where it was of others."""
+    found = _if_there(LatencyComparison, folder / LATENCY)
+    if found is None or not found.files or left(folder, found.files) == found.files:
+        return found, ()
+    return None, (
+        f"{LATENCY} is of models that were there before: its times are left out (compare again)",
     )
 
 

@@ -268,5 +268,7 @@ class LatencyComparison(Glance):
     layers: tuple[LayerContrast, ...] = ()
     partial: str | None = None
     """What was not measured because it was interrupted; None: everything was."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Models of the run folder -> their sha256; {} for files from anywhere."""
     notes: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION

@@ -28,6 +28,7 @@ from twofour.latency.layers import (
 )
 from twofour.latency.ratios import ratios_and_noise
 from twofour.latency.variants import parse_variant_name, variant_name, without_batch
+from twofour.pipeline.changed_files import left
 from twofour.pipeline.compare.measure import Measured, check_metric, measure, planned_rows
 from twofour.pipeline.compare.plan import Planned, parse_engines, plan_variants
 from twofour.pipeline.compare.process import start_worker
@@ -43,7 +44,7 @@ from twofour.pipeline.reporting import (
     report_folder,
     write_pages,
 )
-from twofour.pipeline.stages import ACCURACY, Progress, Silent
+from twofour.pipeline.stages import ACCURACY, Progress, Silent, onnx_files
 from twofour.pipeline.trust import refuse_untrusted
 from twofour.pipeline.workers import WorkerDiedError
 from twofour.records.export import Accuracy
@@ -241,8 +242,13 @@ def _measure(compared: Compared, options: CompareOptions, progress: Progress) ->
             *_layer_names_of(compared),
         ),
         partial=measured.partial,
+        files=left(compared.folder, _model_files(compared)) if compared.is_run else {},
         notes=(*measured.notes, *_notes(compared, measured)),
     )
+
+
+def _model_files(compared: Compared) -> Iterator[str]:
+    return (name for model in compared.onnx for name in onnx_files(model.path))
 
 
 def _within_engines(
