@@ -33,6 +33,7 @@ from twofour.pruning.torch_calibration import calibrate
 from twofour.pruning.torch_checkpoint import CheckpointFiles, StreamedModule, without_values
 from twofour.pruning.torch_finished import FinishedUnits, UnitsDone
 from twofour.pruning.torch_module import Done
+from twofour.pruning.torch_trace import Enough
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 from twofour.records.pruning import PruneResult
 from twofour.records.weights import ReasonCode
@@ -194,6 +195,25 @@ def test_a_module_runs_from_files_as_it_does_from_memory(llama: Path) -> None:
         with streamed.held(bare.model.layers[0]):
             assert not any(p.is_meta for p in bare.model.layers[0].parameters())
             assert torch.equal(bare(ids).logits, whole(ids).logits)
+    assert all(p.is_meta for p in bare.parameters())
+
+
+def test_a_forward_that_is_broken_off_holds_nothing_behind_its_block(llama: Path) -> None:
+    with without_values():
+        bare = LlamaForCausalLM(config()).eval()
+    streamed = StreamedModule(bare, CheckpointFiles(sorted(llama.glob("*.safetensors"))))
+    block = bare.model.layers[0]
+
+    def break_off(*_: object) -> None:
+        raise Enough
+
+    block.mlp.up_proj.register_forward_pre_hook(break_off)
+    hidden = torch.ones(1, 3, 32, dtype=torch.bfloat16)
+    with torch.no_grad(), streamed.held(block), pytest.raises(Enough):
+        block(
+            hidden,
+            position_embeddings=bare.model.rotary_emb(hidden, torch.arange(3)[None]),
+        )
     assert all(p.is_meta for p in bare.parameters())
 
 

@@ -140,14 +140,19 @@ class StreamedModule:
 
     @contextlib.contextmanager
     def held(self, block: nn.Module) -> Iterator[None]:
-        """All parameters of the block are there within."""
-        parts = [part for part in block.modules() if part in self._paths]
+        """All parameters of the block are there within, and gone with it.
+
+        Also those of submodules whose forward was broken off by what is no Exception: torch calls
+        no hooks behind that.
+        """
+        before = {part: self._holds[part] for part in block.modules() if part in self._paths}
         try:
-            for part in parts:
+            for part in before:
                 self._hold(part)
             yield
         finally:
-            for part in parts:
+            for part, holds in before.items():
+                self._holds[part] = holds + 1
                 self._let_go(part)
 
     def save(self, name: str) -> None:
