@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from math import isfinite
+from typing import TYPE_CHECKING
 
-from twofour.records.latency import Interval
-from twofour.records.weights import Pattern, WeightedLayer
+if TYPE_CHECKING:  # the command line says things before it knows of any record
+    from twofour.records.latency import Interval
+    from twofour.records.weights import Pattern, WeightedLayer
 
 _NAMES_SHOWN = 3
 _KEYS_SHOWN = 5
