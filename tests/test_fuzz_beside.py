@@ -97,9 +97,9 @@ def _map() -> bytes:
 _TEXT = b"# left dense\nlayer*  # a comment\n+fc[12].w\nengine,layer\na,b\n"
 _LOG = b"[V] [TRT] (Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b + c\n" * 5
 _KINDS = {
-    "image.png": Kind(".png", (_image("PNG"),), fuzzing.mutate_bytes, _read_image, 10),
-    "image.jpg": Kind(".jpg", (_image("JPEG"),), fuzzing.mutate_bytes, _read_image, 10),
-    "image.gif": Kind(".gif", (_image("GIF"),), fuzzing.mutate_bytes, _read_image, 10),
+    "image.png": Kind(".png", (_image("PNG"),), fuzzing.mutate_bytes, _read_image, 5),
+    "image.jpg": Kind(".jpg", (_image("JPEG"),), fuzzing.mutate_bytes, _read_image, 5),
+    "image.gif": Kind(".gif", (_image("GIF"),), fuzzing.mutate_bytes, _read_image, 5),
     "text": Kind(".txt", (_TEXT,), fuzzing.mutate_bytes, _read_text),
     "json": Kind(".json", (_times(), _map()), fuzzing.mutate_json, _read_json),
     "json-bytes": Kind(".json", (_times(), _map()), fuzzing.mutate_bytes, _read_json),

@@ -190,8 +190,8 @@ def _kinds(folder: Path) -> dict[str, Kind]:
     return {
         "onnx": Kind(".onnx", models, fuzzing.mutate_onnx, _read_onnx),
         "onnx-bytes": Kind(".onnx", models, fuzzing.mutate_bytes, _read_onnx),
-        "onnx-graph": Kind(".onnx", models, fuzzing.mutate_graph, _read_onnx, 12),
-        "onnx-plans": Kind(".onnx", models, fuzzing.mutate_graph, _read_plans, 12),
+        "onnx-graph": Kind(".onnx", models, fuzzing.mutate_graph, _read_onnx, 6),
+        "onnx-plans": Kind(".onnx", models, fuzzing.mutate_graph, _read_plans, 8),
         "npz": Kind(".npz", (_npz(),), fuzzing.mutate_npz, read_arrays),
         "pt": Kind(".pt", (_pt(),), fuzzing.mutate_bytes, read_checkpoint),
         "pt-members": Kind(".pt", (_pt(),), fuzzing.mutate_npz, read_checkpoint),
