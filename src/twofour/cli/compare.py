@@ -13,7 +13,7 @@ from twofour.cli.console import TerminalProgress, say, show, show_record
 from twofour.cli.engine_options import Shapes
 from twofour.cli.guard import guarded, keep_tracebacks_in
 from twofour.errors import INTERRUPTED, NOT_JUDGED, BadInputError, PatternBrokenError
-from twofour.records.options import CompareOptions
+from twofour.records.options import LARGEST_SIZE, CompareOptions
 from twofour.reports import TABLE
 
 if TYPE_CHECKING:
@@ -153,11 +153,14 @@ def _measured(
 
 def _batches(text: str | None) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in (text or "").split(",") if part.strip())
+        sizes = tuple(int(part) for part in (text or "").split(",") if part.strip())
     except ValueError:
+        sizes = (0,)
+    if not all(1 <= size <= LARGEST_SIZE for size in sizes):
         raise BadInputError(
-            f"--batch: {text!r} is not a list of numbers", hint="write it like 1,8,32"
-        ) from None
+            f"--batch: {text!r} is not a list of sizes", hint="write it like 1,8,32"
+        )
+    return sizes
 
 
 def _print(comparison: LatencyComparison, render: Renderer | None) -> None:

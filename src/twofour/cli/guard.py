@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import os
 import re
 import sys
@@ -38,6 +39,9 @@ _INTERRUPTED = {"compare": "interrupted before the first round: nothing was kept
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SURROGATE = re.compile("[\ud800-\udfff\0]")
 """Bytes of an argument or a file's name that are no text (PEP 383); and NUL, which ends a name."""
+_LARGEST_NUMBER = 2**63 - 1
+_LONGEST_PATH = 4096
+"""Bytes with the NUL behind it (PATH_MAX of Linux): folders one by one could be made beyond it."""
 _NO_TEMPORARY = "No usable temporary directory"
 """How `tempfile` begins."""
 _traceback_folder: Path | None = None
@@ -84,7 +88,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def refuse_unusable(values: Iterable[object]) -> None:
-    """Raise BadInputError for a text that no record and no library could take, a name mostly."""
+    """Raise BadInputError for a text or a number that no record and no library could take."""
     for value in values:
         if isinstance(value, (list, tuple)):
             refuse_unusable(value)
@@ -92,6 +96,14 @@ def refuse_unusable(values: Iterable[object]) -> None:
             refuse_unusable(getattr(value, field.name) for field in fields(value))
         elif isinstance(value, (str, Path)) and _SURROGATE.search(str(value)):
             raise BadInputError(f"{str(value)!r} is not text in {_encoding()}", hint=_other_name())
+        elif isinstance(value, int) and abs(value) > _LARGEST_NUMBER:
+            raise BadInputError(
+                f"a number of {value.bit_length()} bits", hint=f"up to {_LARGEST_NUMBER} is counted"
+            )
+        elif isinstance(value, float) and math.isnan(value):
+            raise BadInputError("nan is no number to work with")
+        elif isinstance(value, Path) and len(os.fsencode(value)) >= _LONGEST_PATH:
+            raise BadInputError(f"{value}: {os.strerror(errno.ENAMETOOLONG)}")
 
 
 def _encoding() -> str:
@@ -122,15 +134,24 @@ def _of_surroundings(error: Exception) -> TwofourError | None:
         return BadInputError(
             f"{error.object[:200]!r} is not text in {_encoding()}", hint=_other_name()
         )
-    if not isinstance(error, OSError) or error.strerror is None:
-        return None
+    if isinstance(error, MemoryError):
+        return BadInputError(
+            f"memory ran out{f': {error}' if str(error) else ''}",
+            hint="take a smaller batch, smaller inputs or fewer samples, or a larger machine",
+        )
+    if isinstance(error, OSError) and error.strerror is not None:
+        return _of_system(error, error.strerror)
+    return None
+
+
+def _of_system(error: OSError, words: str) -> TwofourError | None:
     if error.errno in _FULL:
         return _full(error)
     if not _has_folder():
         return BadInputError("the current folder is no longer there", hint="cd into another one")
-    if _NO_TEMPORARY in error.strerror:
-        return BadInputError(error.strerror, hint="set TMPDIR to a folder that can be written to")
-    return None if error.filename is None else BadInputError(f"{error.filename}: {error.strerror}")
+    if _NO_TEMPORARY in words:
+        return BadInputError(words, hint="set TMPDIR to a folder that can be written to")
+    return None if error.filename is None else BadInputError(f"{error.filename}: {words}")
 
 
 def _of_memory(error: Exception) -> TwofourError | None:

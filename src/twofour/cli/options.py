@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twofour.errors import BadInputError
-from twofour.records.options import DynamicAxis, Precision, Trust
+from twofour.records.options import LARGEST_SIZE, DynamicAxis, Precision, Trust
 from twofour.reports import FORMATS, TABLE, renderer
 
 if TYPE_CHECKING:
@@ -207,12 +207,12 @@ def parse_input_shapes(
 
 
 def dimensions(text: str) -> tuple[int, ...]:
-    """Read "2x3x224x224"; raises BadInputError for anything but positive numbers."""
+    """Read "2x3x224x224"; raises BadInputError for anything but positive numbers of a size."""
     try:
         dimensions = tuple(int(part) for part in text.lower().split("x"))
     except ValueError:
         dimensions = ()
-    if not dimensions or min(dimensions) < 1:
+    if not dimensions or min(dimensions) < 1 or max(dimensions) > LARGEST_SIZE:
         raise BadInputError(
             f"{text!r} is not a shape", hint="write it like 2x3x224x224, or x=2x3x224x224"
         )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from twofour.engines.protocol import Arrays
 from twofour.errors import BadInputError
 from twofour.records.export import ANONYMOUS, TensorShape
-from twofour.records.options import ShapeProfile, SizeRange
+from twofour.records.options import LARGEST_SIZE, ShapeProfile, SizeRange
 
 LARGEST_BATCH = 8
 """Least max of a batch that nobody gave."""
@@ -20,7 +20,6 @@ LARGEST_LENGTH = 512
 """Max of a size that nobody gave and the model allows: memory is set aside for max."""
 
 _SHAPE = re.compile(r"\d{1,10}(?:x\d{1,10})*")
-_LARGEST_DIM = 2**31 - 1
 _HINT = "write it like input=1x3x224x224:8x3x224x224:16x3x224x224 (min:opt:max), or one shape"
 
 
@@ -45,8 +44,8 @@ def _parse_one(item: str) -> ShapeProfile:
     if not (equals and name and len(shapes) in {1, 3}) or not all(map(_SHAPE.fullmatch, shapes)):
         raise BadInputError(f"--shapes: cannot read {item!r}", hint=_HINT)
     parsed = [tuple(int(dim) for dim in shape.split("x")) for shape in shapes]
-    if any(not 1 <= dim <= _LARGEST_DIM for shape in parsed for dim in shape):
-        raise BadInputError(f"--shapes: a dimension of {item!r} is not in 1..{_LARGEST_DIM}")
+    if any(not 1 <= dim <= LARGEST_SIZE for shape in parsed for dim in shape):
+        raise BadInputError(f"--shapes: a dimension of {item!r} is not in 1..{LARGEST_SIZE}")
     smallest, usual, largest = parsed * 3 if len(parsed) == 1 else parsed
     profile = ShapeProfile(input=name, min=smallest, opt=usual, max=largest)
     _check_order(profile)

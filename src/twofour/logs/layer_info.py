@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -297,10 +298,18 @@ def _tensor_names(tensors: object) -> tuple[str, ...] | None:
     return tuple(name for name in found if isinstance(name, str))
 
 
+def _float(value: float) -> float:
+    """JSON knows numbers of any length."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
 def _profile_row(item: dict[str, object]) -> LayerProfile:
     def figure(*keys: str) -> float | None:
         values = (item.get(key) for key in keys)
-        return next((float(v) for v in values if isinstance(v, (int, float))), None)
+        return next((_float(v) for v in values if isinstance(v, (int, float))), None)
 
     return LayerProfile(
         name=str(item["name"]),

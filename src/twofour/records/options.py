@@ -10,6 +10,13 @@ from pathlib import Path
 from twofour.errors import BadInputError
 from twofour.records.weights import HARDWARE_PATTERN, Pattern
 
+LARGEST_SEED = 2**63 - 1
+"""What numpy, torch and JSON alike take."""
+
+
+LARGEST_SIZE = 2**31 - 1
+"""Of a batch or another dimension: TensorRT before 10 counts in 32 bits."""
+
 
 class Variant(str, Enum):
     """The models of one run, each an ONNX file and an engine."""
@@ -130,6 +137,11 @@ class BuildOptions:
     """ONNX Runtime on the CPU: threads inside an operator; None: every core of this process."""
 
 
+def _digits(number: int) -> str:
+    """The number, by its size where it is longer than Python writes out (sys.int_info)."""
+    return str(number) if number.bit_length() < 100 else f"of {number.bit_length()} bits"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleInputs:
     """What a model is run on, where it has to be."""
@@ -146,6 +158,10 @@ class ExampleInputs:
     def __post_init__(self) -> None:
         if self.inputs is not None and self.input_shapes:
             raise BadInputError("--inputs and --input-shape exclude each other", hint="give one")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise BadInputError(
+                f"--seed {_digits(self.seed)} is no seed", hint=f"give one from 0 to {LARGEST_SEED}"
+            )
 
     @property
     def file(self) -> Path | None:

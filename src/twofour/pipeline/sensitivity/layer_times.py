@@ -155,6 +155,6 @@ def _of_rows(rows: Iterable[Sequence[object]], path: Path) -> _Pairs:
 def _milliseconds(value: object) -> float | None:
     try:
         number = float(value)  # type: ignore[arg-type]  # whatever a file holds
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) and number >= 0 else None

@@ -25,6 +25,7 @@ from twofour.pipeline.sources.source import (
     key_of,
     loaded_module,
     options_key,
+    path_of,
     safe_name,
 )
 from twofour.records.options import ExampleInputs
@@ -238,4 +239,4 @@ def is_hf(_text: str, path: Path) -> bool:
 
 def open_hf(text: str, options: ExampleInputs) -> HfSource:
     """The folder, unread."""
-    return HfSource(text=text, folder=Path(text).expanduser(), options=options)
+    return HfSource(text=text, folder=path_of(text), options=options)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, OpenedModels
-from twofour.pipeline.sources.source import key_of, options_key, safe_name
+from twofour.pipeline.sources.source import key_of, options_key, path_of, safe_name
 from twofour.records.options import ExampleInputs
 from twofour.store import sha256_file
 
@@ -71,4 +71,4 @@ def is_onnx(_text: str, path: Path) -> bool:
 
 def open_onnx(text: str, options: ExampleInputs) -> OnnxSource:
     """The file, unread."""
-    return OnnxSource(text=text, path=Path(text).expanduser(), options=options)
+    return OnnxSource(text=text, path=path_of(text), options=options)

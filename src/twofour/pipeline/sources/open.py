@@ -10,7 +10,7 @@ from twofour.errors import BadInputError
 from twofour.pipeline.sources.callable import open_callable
 from twofour.pipeline.sources.hf import is_hf, open_hf
 from twofour.pipeline.sources.onnx import OnnxSource, is_onnx, open_onnx
-from twofour.pipeline.sources.source import TorchSource
+from twofour.pipeline.sources.source import TorchSource, path_of
 from twofour.pipeline.sources.timm import is_timm, open_timm
 from twofour.pipeline.sources.user_code import names_code
 from twofour.records.options import ExampleInputs
@@ -55,7 +55,7 @@ def open_source(text: str, options: ExampleInputs) -> OnnxSource | TorchSource:
         raise BadInputError(f"--inputs {options.inputs} is no file")
     form = _form(text)
     if form is None:
-        raise _no_model(text, Path(text).expanduser())
+        raise _no_model(text, path_of(text))
     return form.open(text, options)
 
 
@@ -68,14 +68,14 @@ def runs_code(text: str) -> bool:
 def identity(text: str) -> str:
     """What a run folder belongs to: the absolute path where the source is one, else its text."""
     place, colon, name = text.rpartition(":")
-    path = Path(text if not colon else place).expanduser()
+    path = path_of(place if colon else text)
     if not path.exists():
         return text
     return f"{path.resolve()}{colon}{name if colon else ''}"
 
 
 def _form(text: str) -> Form | None:
-    path = Path(text).expanduser()
+    path = path_of(text)
     return next((form for form in FORMS if form.fits(text, path)), None)
 
 

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 IN_MEMORY = "the module "
 """Begins the text of a source that only lives in one process; a class follows."""
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def path_of(text: str) -> Path:
+    """The path that a text names; of a user that nobody knows, `~name` is a name like others."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # pathlib's answer
+        return Path(text)
 
 
 class Source(Protocol):

@@ -24,7 +24,7 @@ from typing import Any
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.model_code import described
 from twofour.pipeline.sources.seeding import seed_everything
-from twofour.pipeline.sources.source import key_of
+from twofour.pipeline.sources.source import key_of, path_of
 from twofour.store import sha256_file
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -112,7 +112,7 @@ def parse_reference(text: str) -> CodeReference:
         return CodeReference(
             text=text, target=target, attribute=attribute, file=None, folders=(Path.cwd(),)
         )
-    file = Path(target).expanduser().absolute()
+    file = path_of(target).absolute()
     if not file.is_file():
         raise BadInputError(
             f"{target} is no file", hint="the part before the colon is a Python file"

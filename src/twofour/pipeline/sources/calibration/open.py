@@ -25,6 +25,7 @@ from twofour.pipeline.sources.calibration.jsonl import open_jsonl
 from twofour.pipeline.sources.calibration.models import described_in
 from twofour.pipeline.sources.calibration.request import Request, TemporaryFolder
 from twofour.pipeline.sources.calibration.text import open_txt, text_key
+from twofour.pipeline.sources.source import path_of
 from twofour.pipeline.sources.user_code import names_code
 from twofour.records.options import CalibrationOptions
 
@@ -119,7 +120,7 @@ def _request(options: CalibrationOptions, inputs: ModelInputs, seed: int) -> Req
         raise BadInputError(
             f"--calibrate-samples {options.samples} leaves no sample", hint="give at least 1"
         )
-    path = Path(options.data).expanduser().absolute()
+    path = path_of(options.data).absolute()
     return Request(text=options.data, path=path, options=options, inputs=inputs, seed=seed)
 
 
