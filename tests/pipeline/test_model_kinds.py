@@ -17,7 +17,6 @@ import pytest
 from support import model_kinds
 from support.rendered import eligibility_table, to_csv
 
-from twofour.export.torch_export import export_onnx
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import GraphWeights
 from twofour.pattern import check
@@ -26,10 +25,11 @@ from twofour.pruning.onnx_file import prune_onnx
 from twofour.pruning.verify import validate_onnx
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import LayerMap
-from twofour.records.options import ExportOptions, RunOptions
+from twofour.records.options import RunOptions
 from twofour.records.run import RunResult
 from twofour.records.weights import Pattern, ReasonCode
 from twofour.reports.terminal import plain_text
+from twofour.store import read_record
 
 TWO_FOUR = Pattern(2, 4)
 KINDS = (
@@ -54,21 +54,6 @@ Runs = Callable[[str], tuple[Path, RunResult]]
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    """The file of each kind and its layer map, exported once."""
-    folder = tmp_path_factory.mktemp("kinds")
-
-    @cache
-    def export(kind: str) -> tuple[Path, LayerMap]:
-        module, inputs = getattr(model_kinds, kind)()
-        args = inputs if isinstance(inputs, tuple) else (inputs,)
-        path = folder / f"{kind}.onnx"
-        return path, export_onnx(module, args, {}, path, ExportOptions())
-
-    return export
-
-
-@pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """The run folder of each kind, in float32: ONNX Runtime 1.31 dies of float16 LSTMs."""
     folder = tmp_path_factory.mktemp("runs")
@@ -80,6 +65,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         return folder / kind, run_all(source, folder / kind, options)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def exported(ran: Runs) -> Exports:
+    """The dense file of each run and its layer map."""
+
+    def export(kind: str) -> tuple[Path, LayerMap]:
+        folder, _ = ran(kind)
+        return folder / "dense.onnx", read_record(LayerMap, folder / "layers.json")
+
+    return export
 
 
 def rows(found: GraphWeights) -> dict[str, int]:
