@@ -415,8 +415,10 @@ def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorPr
     if attribute.HasField("t"):
         yield attribute.t
     yield from attribute.tensors
-    for sparse in (*attribute.sparse_tensors, attribute.sparse_tensor):
+    for sparse in attribute.sparse_tensors:
         yield from (sparse.values, sparse.indices)
+    if attribute.HasField("sparse_tensor"):
+        yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
 
 
 def without_weights(view: memoryview) -> memoryview | bytes:
