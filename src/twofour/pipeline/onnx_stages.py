@@ -17,6 +17,7 @@ import numpy as np
 from twofour.engines.tensorrt.build import precisions_of
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import OpenedModel
+from twofour.pipeline import onnx_data
 from twofour.pipeline.engine_host import RUNTIMES, lasts, tries_of
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.onnx_inputs import (
@@ -27,9 +28,7 @@ from twofour.pipeline.onnx_inputs import (
     made_up_batch,
     random_inputs,
 )
-from twofour.pipeline.sources.calibration.open import calibration_key
 from twofour.pipeline.sources.inputs import save_arrays
-from twofour.pipeline.sources.source import key_of
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
@@ -49,7 +48,6 @@ from twofour.pipeline.stages import (
     onnx_name,
     reference_name,
     variant_record,
-    versions,
 )
 from twofour.pipeline.torch_model import refuse_nothing_pruned
 from twofour.pipeline.validating import pruned_names
@@ -58,12 +56,9 @@ from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.pruning import Permutation, PermutedModel, PruneResult, Validation
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
-from twofour.store import sha256_file
 
 if TYPE_CHECKING:
     from twofour.export.casts import Conversion
-    from twofour.pipeline.onnx_calibrating import CalibrationJob
-    from twofour.pipeline.sources.calibration.data import CalibrationData
     from twofour.pipeline.sources.onnx import OnnxSource
     from twofour.pruning.onnx_file import Calibrated
 
@@ -171,7 +166,7 @@ def make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
         facts={
             "source": run.source.key(),
             "profiles": options.build.shapes,
-            "calibration": data_key(run) if by_data else "",
+            "calibration": onnx_data.data_key(run) if by_data else "",
         },
         packages=("numpy",),
         reads=(taken.onnx.file,),
@@ -203,7 +198,7 @@ def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]
         work=work,
         options=("pattern", "selection", "method", "calibration"),
         facts={
-            "calibration": data_key(run),
+            "calibration": onnx_data.data_key(run),
             "refitted_to": run.dense_source.key() if run.options.refits_a_mask else "",
         },
         watched=lambda: run.calibration_files,
@@ -358,75 +353,20 @@ def _solved(run: Run, permuted: PermutedModel | None, folder: Path) -> _Solved:
     about = None if permuted is None else permuted.about
     has_data = run.options.calibration.data is not None
     if permuted is None or permuted.file is None:
-        calibrated = _calibrated(run, opened, folder) if has_data else None
+        calibrated = onnx_data.calibrated(run, opened, folder) if has_data else None
         return _Solved(opened=opened, calibrated=calibrated, permutation=about)
     in_order = run.models.open(run.file(permuted.file))
     if not has_data:
         return _Solved(opened=in_order, permutation=about)
-    better = _calibrated(run, in_order, folder / "permuted")
+    better = onnx_data.calibrated(run, in_order, folder / "permuted")
     if run.options.method.repair is False:  # which would measure the outputs
         return _Solved(opened=in_order, calibrated=better, permutation=about)
-    plain = _calibrated(run, opened, folder / "unpermuted")
+    plain = onnx_data.calibrated(run, opened, folder / "unpermuted")
     about = judged_whole(permuted.about, better.repair, plain.repair)
     if about.refused is None:
         return _Solved(opened=in_order, calibrated=better, permutation=about)
     run.progress.note(f"the channels stay in their order: {about.refused}")
     return _Solved(opened=opened, calibrated=plain, permutation=about)
-
-
-def _beside(run: Run) -> Path:
-    """Where the model's tokenizer and image processor may lie."""
-    return Path(run.source.text).absolute().parent
-
-
-def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
-    """New weights by the calibration data; a folder that an earlier run left is gone on with."""
-    from twofour.pipeline.onnx_calibrating import calibrate
-
-    data = open_data(run, opened)
-    return calibrate(calibration_job(run, opened, data, folder), run.progress)
-
-
-def data_key(run: Run) -> str:
-    """sha256 over the run's calibration data; "" without any."""
-    return calibration_key(run.options.calibration, _beside(run), seed=run.options.seed)
-
-
-def open_data(run: Run, opened: OpenedModel) -> CalibrationData:
-    """The run's calibration data for the file, which is named as the user did."""
-    from twofour.pipeline.sources.calibration.models import onnx_inputs
-    from twofour.pipeline.sources.calibration.open import open_calibration
-
-    options = run.options
-    inputs = onnx_inputs(Path(run.source.text).absolute(), opened.inputs)
-    data = open_calibration(options.calibration, inputs, seed=options.seed, folder=run.file(STAGES))
-    run.calibration_files[:] = data.watched
-    return data
-
-
-def calibration_job(
-    run: Run, opened: OpenedModel, data: CalibrationData, folder: Path
-) -> CalibrationJob:
-    """What the options say is to be done with these data; `folder` keeps what is finished."""
-    from twofour.pipeline.onnx_calibrating import CalibrationJob
-
-    options = run.options
-    facts = (options.pattern, options.selection, options.method, options.calibration)
-    parts = (*map(repr, (*facts, versions(*RUNTIMES))), data.key())
-    reference = run.models.open(run.file(onnx_name(DENSE))) if options.refits_a_mask else None
-    read = [opened] if reference is None else [opened, reference]
-    files = (sha256_file(f) for model in read for f in (model.path, *model.data_files))
-    return CalibrationJob(
-        opened=opened,
-        pattern=options.pattern,
-        selection=options.selection,
-        method=options.method_name,
-        options=options.method,
-        data=data,
-        folder=folder,
-        reference=reference,
-        key=key_of(*parts, *files),
-    )
 
 
 def _base(run: Run) -> Variant:
@@ -495,7 +435,7 @@ def _is_sized_by_data(run: Run, taken: ExportedVariant) -> bool:
 
 
 def _shapes_of_data(run: Run, taken: ExportedVariant) -> AskedShapes:
-    data = open_data(run, run.models.open(run.file(taken.onnx.file)))
+    data = onnx_data.open_data(run, run.models.open(run.file(taken.onnx.file)))
     arrays = next(data.batches()).arrays
     return AskedShapes(
         shapes=tuple(tuple(map(int, array.shape)) for array in arrays.values()),

@@ -20,7 +20,7 @@ from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
 from twofour.pattern import check
-from twofour.pipeline import onnx_stages
+from twofour.pipeline import onnx_data, onnx_stages
 from twofour.pipeline.engine_host import RUNTIMES
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.onnx_statistics import InputStatistics, look_at_inputs
@@ -119,7 +119,7 @@ def permute(run: Run) -> Stage[PermutedModel]:
 
 def _data_key(run: Run) -> str:
     if run.model is None:
-        return onnx_stages.data_key(run)
+        return onnx_data.data_key(run)
     from twofour.pipeline.torch_calibrating import data_key
 
     return data_key(run)
@@ -173,7 +173,7 @@ def _chosen_by(run: Run, opened: OpenedModel) -> tuple[Selection, CalibrationDat
     """Which layers of the file are pruned, and the data for its inputs."""
     has_data = run.options.calibration.data is not None
     if run.model is None:
-        return run.options.selection, onnx_stages.open_data(run, opened) if has_data else None
+        return run.options.selection, onnx_data.open_data(run, opened) if has_data else None
     from twofour.pipeline import torch_permuting
 
     data = None
@@ -220,7 +220,7 @@ class _Choice:
             self._run.progress.note(_NO_DATA)
             key = ""
         else:
-            job = onnx_stages.calibration_job(self._run, self._opened, self._data, folder / "seen")
+            job = onnx_data.calibration_job(self._run, self._opened, self._data, folder / "seen")
             job = replace(job, selection=self._selection)
             how, key = self._with_data(how, job), job.key
         return self._searched(how, _Kept(folder / "state.json", key))

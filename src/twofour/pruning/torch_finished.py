@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -123,10 +122,6 @@ class FinishedSteps:
         said = {"solved": facts, "sha256": _hash(facts, arrays)}
         with atomic_file(self._file(names)) as temporary:
             save_file(arrays, str(temporary), metadata=said)
-
-    def clear(self) -> None:
-        """The whole is done: nothing of this is needed any more."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _file(self, names: Sequence[str]) -> Path:
         return self.folder / f"{sha256_bytes(self.key.encode(), *map(str.encode, names))}.step"
