@@ -160,5 +160,5 @@ def test_without_a_metric_the_summary_tells_the_error_of_the_outputs(
     assert repair is not None
     line = shipping_line(replace(of_module.accuracy, metrics=()), None, repair)
     assert line is not None
-    assert "(no metric; error of the outputs on held-out samples " in line
+    assert "of what tells held-out samples apart in the outputs, pruning loses " in line
     assert " one-shot, " in line

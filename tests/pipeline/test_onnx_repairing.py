@@ -122,7 +122,7 @@ def repaired(
 def forced(
     monkeypatch: pytest.MonkeyPatch, model: onnx.ModelProto, folder: Path, kind: RepairKind
 ) -> Path:
-    monkeypatch.setattr("twofour.pipeline.onnx_repairing.kinds", lambda _sites: (kind,))
+    monkeypatch.setattr("twofour.pipeline.onnx_repairing.fitting", lambda **_sites: (kind,))
     target, _, record = repaired(model, folder, repair=True)
     assert record.taken is kind
     return target
@@ -199,7 +199,9 @@ def left_weights() -> onnx.ModelProto:
 def test_channels_of_a_weight_on_the_left_are_its_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("twofour.pipeline.onnx_repairing.kinds", lambda _: (RepairKind.MATCHING,))
+    monkeypatch.setattr(
+        "twofour.pipeline.onnx_repairing.fitting", lambda **_: (RepairKind.MATCHING,)
+    )
     x = np.random.default_rng(5).normal(0.5, 1, (SAMPLES, 16)).astype(np.float32)
     target, _, record = repaired(left_weights(), tmp_path, data_of(x=x), repair=True)
     assert record.taken is RepairKind.MATCHING

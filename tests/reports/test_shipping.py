@@ -118,12 +118,14 @@ REPAIR = Repair(
         (None, "(no metric)"),
         (
             REPAIR,
-            "(no metric; error of the outputs on held-out samples 0.2500 one-shot, 0.06250 "
+            "worth shipping: of what tells held-out samples apart in the outputs, pruning loses "
+            "0.2500 one-shot, 0.06250 "
             "repaired)",
         ),
         (
             replace(REPAIR, taken=None),
-            "(no metric; error of the outputs on held-out samples 0.2500)",
+            "worth shipping: of what tells held-out samples apart in the outputs, pruning loses "
+            "0.2500 (no metric; output logits keeps a cosine of 0.930 to the dense one)",
         ),
         (replace(REPAIR, error_before=None), "(no metric)"),
     ],

@@ -134,11 +134,6 @@ def _of_surroundings(error: Exception) -> TwofourError | None:
         return BadInputError(
             f"{error.object[:200]!r} is not text in {_encoding()}", hint=_other_name()
         )
-    if isinstance(error, MemoryError):
-        return BadInputError(
-            f"memory ran out{f': {error}' if str(error) else ''}",
-            hint="take a smaller batch, smaller inputs or fewer samples, or a larger machine",
-        )
     if isinstance(error, OSError) and error.strerror is not None:
         return _of_system(error, error.strerror)
     return None
@@ -163,8 +158,8 @@ def _of_memory(error: Exception) -> TwofourError | None:
             return None
     return BadInputError(
         f"memory ran out: {first_line(error)}",
-        hint="end what else needs it, or take a smaller batch or model; the same command goes on "
-        "from here",
+        hint="end what else needs it, or take a smaller batch, smaller inputs or fewer samples; the "
+        "same command goes on from here",
     )
 
 

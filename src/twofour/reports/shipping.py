@@ -70,7 +70,8 @@ def _score(accuracy: Accuracy, repair: Repair | None) -> str:
         return f"score lost is not known{'' if why is None else f' ({printable(why)})'}"
     cosine, output = lowest
     kept = f"output {printable(output)} keeps a cosine of {cosine:.3f} to the dense one"
-    return f"{kept} (no metric{_error_words(repair)})"
+    lost = _error_words(repair)
+    return f"{kept} (no metric)" if lost is None else f"{lost} (no metric; {kept})"
 
 
 def _pruned_figures(metric: Metric) -> str:
@@ -79,11 +80,17 @@ def _pruned_figures(metric: Metric) -> str:
     return f"{figure(metric.one_shot)} one-shot, {figure(metric.sparse)} repaired"
 
 
-def _error_words(repair: Repair | None) -> str:
-    """The held-out score of the outputs, by which a repair was judged."""
+def _error_words(repair: Repair | None) -> str | None:
+    """The held-out score of the outputs, by which a repair was judged.
+
+    It comes before the cosine, which is near 1 for any weights where all outputs are much alike.
+    """
     if repair is None or repair.error_before is None:
-        return ""
-    before = f"; error of the outputs on held-out samples {figure(repair.error_before)}"
+        return None
+    before = (
+        "of what tells held-out samples apart in the outputs, pruning loses "
+        f"{figure(repair.error_before)}"
+    )
     if repair.taken is None or repair.error_after is None:
         return before
     return f"{before} one-shot, {figure(repair.error_after)} repaired"
