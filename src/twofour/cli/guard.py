@@ -158,8 +158,8 @@ def _of_memory(error: Exception) -> TwofourError | None:
             return None
     return BadInputError(
         f"memory ran out: {first_line(error)}",
-        hint="end what else needs it, or take a smaller batch, smaller inputs or fewer samples; the "
-        "same command goes on from here",
+        hint="end what else needs it, or take a smaller batch, smaller inputs or fewer samples; "
+        "the same command goes on from here",
     )
 
 
