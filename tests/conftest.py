@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,10 @@ with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is
     settings.load_profile("suite")
 
 Golden = Callable[[Path, str], None]
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
