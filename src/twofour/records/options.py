@@ -158,7 +158,8 @@ class ExampleInputs:
     def __post_init__(self) -> None:
         if self.inputs is not None and self.input_shapes:
             raise BadInputError("--inputs and --input-shape exclude each other", hint="give one")
-        if not 0 <= self.seed <= LARGEST_SEED:
+        # one of another type is told where all fields are checked
+        if isinstance(self.seed, int) and not 0 <= self.seed <= LARGEST_SEED:
             raise BadInputError(
                 f"--seed {_digits(self.seed)} is no seed", hint=f"give one from 0 to {LARGEST_SEED}"
             )
