@@ -133,10 +133,7 @@ def from_json(kind: type[T], text: str | bytes) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise BadInputError(
-            f"not a {kind.__name__}: {place}: {first['msg']}",
-            hint="the file is damaged or another one: the command that made it makes it again",
-        ) from error
+        raise BadInputError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
     _refuse_newer(kind, getattr(record, _VERSION, None))
     return record
 

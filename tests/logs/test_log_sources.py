@@ -344,3 +344,11 @@ def test_a_log_in_a_pipe_has_a_line_for_every_layer_and_ends_with_the_answer(
     assert len(name) > 250
     assert [line.split()[-1] for line in lines if line.startswith(name)] == ["yes"]
     assert lines[-1] == "answer: 1 layer runs sparse"
+
+
+def test_layers_in_many_arrays_are_read_in_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "layers.json"
+    layer = '{"Name": "%s", "LayerType": "conv"}'
+    nested = "[" * 600 + layer % "b" + "]" * 600
+    path.write_text(f"[{layer % 'a'}, {nested}, {layer % 'c'}]", encoding="utf-8")
+    assert [found.name for found in read_layer_information(path).layers] == ["a", "b", "c"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from twofour.errors import BadInputError
@@ -236,10 +236,17 @@ def _text(path: Path) -> str:
 
 def _layers(document: object) -> list[EngineLayer]:
     """Layers of `{"Layers": [...]}`, of a bare array, or the one layer the document is."""
-    if isinstance(document, list):
-        return [layer for item in document for layer in _layers(item)]
-    if not isinstance(document, dict):
-        return []
+    found, waiting = list[EngineLayer](), [document]
+    while waiting:  # arrays may be nested as deep as JSON allows
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting += reversed(item)
+        elif isinstance(item, dict):
+            found += _described(item)
+    return found
+
+
+def _described(document: Mapping[str, object]) -> list[EngineLayer]:
     listed = document.get("Layers", document.get("layers"))
     if isinstance(listed, list):
         return [layer for item in listed if (layer := _layer(item)) is not None]
