@@ -308,3 +308,13 @@ def test_a_graph_that_no_library_reads_is_refused_by_name(tmp_path: Path) -> Non
     path = save(model, tmp_path / "m.onnx")
     with pytest.raises(BadInputError, match=r"m\.onnx cannot be converted: "):
         convert_onnx(open_onnx(path), tmp_path / "half.onnx", Precision.FLOAT16)
+
+
+def test_a_value_that_nothing_makes_is_named(tmp_path: Path) -> None:
+    model = convnet(17)[0]
+    first = next(node for node in model.graph.node if node.op_type == "Conv")
+    del model.graph.input[:]
+    what = f"m.onnx: '{first.input[0]}' is read, and nothing in the graph makes it"
+    with pytest.raises(BadInputError, match=what) as told:
+        convert(tmp_path, model)
+    assert "check_model" in (told.value.hint or "")

@@ -12,7 +12,14 @@ from onnx import TensorProto, helper
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.graph.files import LEFT_OUT, fill_in, is_external, read_tensor, without_weights
+from twofour.graph.files import (
+    LEFT_OUT,
+    fill_in,
+    is_external,
+    numpy_dtype,
+    read_tensor,
+    without_weights,
+)
 from twofour.graph.opened import OpenedModels, graph_nodes, open_onnx, range_metadata
 from twofour.graph.weights import find_weights
 from twofour.records.options import SizeRange
@@ -237,3 +244,8 @@ def test_the_way_into_subgraphs_adds_little_to_each_label() -> None:
     labels = [n.label for n in graph_nodes(om.model([node], {}))]
     assert [label[-17:] for label in labels[1:4]] == [f"nn.else_branch/n{i}" for i in range(3)]
     assert all(len(label) < 1_100 for label in labels[1:])
+
+
+def test_strings_are_no_numbers() -> None:
+    with pytest.raises(BadInputError, match="a tensor of strings stands where numbers do"):
+        numpy_dtype("string")

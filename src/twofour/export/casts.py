@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, naming
 from twofour.export.float32 import (
     FLOAT,
     LAYERS,
@@ -67,7 +67,8 @@ def convert_onnx(
     planned = plan(model, half, keep)
     _refuse_layers(planned, precision, source)
     rewriting = _Rewriting(model=model, half=half, plan=planned, source=source)
-    _rewrite(rewriting)
+    with naming(source):
+        _rewrite(rewriting)
     save(model, target, partial(_refuse_invalid, source, precision))
     return _summary(rewriting)
 
@@ -365,7 +366,11 @@ def _cast_of(state: _Rewriting, value: ir.Value, *, half: bool) -> ir.Value:
         cast = _cast(state, value, dtype, _new_name(state, f"{value.name}_{dtype.name.lower()}"))
         maker = value.producer()
         graph = value.graph if maker is None else maker.graph
-        assert graph is not None, "tensors and nodes belong to a graph"
+        if graph is None:
+            raise BadInputError(
+                f"{value.name!r} is read, and nothing in the graph makes it",
+                hint="onnx.checker.check_model says what is wrong with the file",
+            )
         if maker is None:
             graph.insert_before(graph[0], cast)
         else:

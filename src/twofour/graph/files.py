@@ -83,10 +83,18 @@ def size_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy type of that name; bfloat16 and float8 come from ml_dtypes."""
+    """The numpy type of that name; bfloat16 and float8 come from ml_dtypes.
+
+    Raises BadInputError for strings, where numbers are wanted.
+    """
     import ml_dtypes  # noqa: F401 - registers its types with numpy
 
-    return np.dtype(name)
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise BadInputError(
+            f"a tensor of {name}s stands where numbers do", hint=_REEXPORT
+        ) from None
 
 
 def is_groupable(name: str) -> bool:
