@@ -9,14 +9,16 @@ BINDINGS := build/trt10/.ready
 # for each kind of file that `make fuzz` changes
 SECONDS ?= 60
 
-.PHONY: demo test lint types imports unit fuzz bindings clean
+.PHONY: demo test lint types imports size unit fuzz bindings clean
 
 demo: $(INSTALLED)
 	$(BIN)/twofour prune-export-build examples/digits.py:make \
 	    --metric examples/digits.py:evaluate --calibrate examples/digits.py:calibration \
 	    --out runs/digits
 
-test: lint types imports unit
+# side by side: the tests take two cores, the checks one
+test: $(INSTALLED)
+	$(MAKE) -j2 lint types imports size unit
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -28,8 +30,12 @@ types: $(INSTALLED)
 imports: $(INSTALLED)
 	$(BIN)/lint-imports
 
+# lines, modules and modules of the main job may not grow: benchmarks/house.py has the limits
+size: $(INSTALLED)
+	$(BIN)/python benchmarks/house.py --limit
+
 unit: $(INSTALLED) $(BINDINGS)
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # hostile inputs for as long as asked, new ones each time; what fails is kept in build/fuzz
 fuzz: $(INSTALLED)
@@ -44,7 +50,7 @@ $(BINDINGS): $(INSTALLED) tests/trt_stub/prepare.py tests/trt_stub/make_stubs.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	    --constraint constraints.txt --editable '.[dev,examples,hf]'
 	touch $@
 

@@ -35,7 +35,7 @@ SESSION = (
     "import json, sys, time, onnxruntime as ort\n"
     "from pathlib import Path\n"
     "from twofour.graph.opened import open_onnx\n"
-    "from twofour.pipeline.onnx_inputs import random_inputs\n"
+    "from twofour.inputs.examples import random_inputs\n"
     "model, runs, threads, _ = sys.argv[1:]\n"
     "inputs = random_inputs(open_onnx(Path(model)).inputs, 0)\n"
     "options = ort.SessionOptions(); options.intra_op_num_threads = int(threads)\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ from twofour.records.options import ExportOptions, Precision
 if TYPE_CHECKING:
     from support.export_nets import Exported
 
-    from twofour.pipeline.jobs.local import Processes
+    from twofour.export.torch_export import Traces
+    from twofour.pipeline.sensitivity.jobs import Pool
 
 with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is all there is
     from hypothesis import HealthCheck, settings
@@ -32,6 +34,18 @@ Golden = Callable[[Path, str], None]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup() -> None:
+    """Make what costs more than most tests be paid once, where a test may come to need it."""
+    if "twofour.pipeline.engine_host" in sys.modules:
+        from support.shared_costs import share_processes
+
+        share_processes()
+    if "torch.onnx._internal.exporter._registration" in sys.modules:
+        from support.shared_costs import share_operators
+
+        share_operators()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,8 +68,18 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return compare
 
 
+@pytest.fixture(scope="session")
+def kinds_traced() -> Traces:
+    """What the first export of `Kinds` traced."""
+    return {}
+
+
 @pytest.fixture(scope="session", params=list(Precision), ids=lambda p: p.value)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def exported(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    kinds_traced: Traces,
+) -> Exported:
     """One export of `Kinds` for each precision; torch is imported only where it is asked for."""
     import onnx
     from support.export_nets import Exported, example, kinds
@@ -65,26 +89,26 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     precision: Precision = request.param
     path = tmp_path_factory.mktemp("exported") / f"{precision.value}.onnx"
     options = ExportOptions(precision=precision)
-    layers = export_onnx(kinds().train(), example(), {}, path, options)
+    layers = export_onnx(kinds().train(), example(), {}, path, options, traces=kinds_traced)
     return Exported(precision, path, layers, onnx.load(path))
 
 
 @pytest.fixture(scope="session")
-def measurer() -> Iterator[Processes]:
+def measurer() -> Iterator[Pool]:
     """One process for the measurements of many studies: to start it takes longer than they do."""
-    from twofour.pipeline.jobs.local import Processes
+    from twofour.pipeline.sensitivity.jobs import Pool
     from twofour.pipeline.sensitivity.sets import SERVICE
 
-    with Processes(SERVICE, 1) as workers:
+    with Pool(*SERVICE, 1) as workers:
         yield workers
 
 
 @pytest.fixture(scope="module")
-def measured_in_one_process(measurer: Processes) -> Iterator[None]:
+def measured_in_one_process(measurer: Pool) -> Iterator[None]:
     """Studies of a module leave their measurements to the one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "twofour.pipeline.sensitivity.sets.open_jobs",
+            "twofour.pipeline.sensitivity.sets.open_workers",
             lambda *_: contextlib.nullcontext(measurer),
         )
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import random
@@ -12,81 +13,83 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.numpy import save as save_arrays_safely
 from support import fuzzing
-from support import onnx_models as om
 from support.calibration_data import onnx_model, opened
-from support.fuzz_runs import SECONDS, Kind, read_all, try_kind, try_many
+from support.fuzzing import SECONDS, Kind, read_all, try_kind, try_many
 from support.rendered import eligibility_table, log_text
 
 from twofour.engines.tensorrt.build import precisions_of
-from twofour.errors import naming
+from twofour.errors import BadInputError, naming
 from twofour.export.casts import convert_onnx
 from twofour.graph.files import parse_model
 from twofour.graph.opened import open_onnx
+from twofour.inputs.examples import random_inputs
+from twofour.inputs.fits import read_arrays
 from twofour.logs.read import read_build_log
-from twofour.pipeline.evidence import EvidenceFiles
-from twofour.pipeline.onnx_inputs import random_inputs
-from twofour.pipeline.reporting import report_document, report_files, report_folder
-from twofour.pipeline.run import run_all
-from twofour.pipeline.sources.inputs import read_arrays
-from twofour.pipeline.sources.onnx import OnnxSource
-from twofour.pipeline.torch_model import read_checkpoint, save_tensors
+from twofour.pipeline.emitting import read_times
+from twofour.pipeline.evidence import EvidenceFiles, read_layer_names
+from twofour.pipeline.reporting import report_files
+from twofour.pipeline.sources.checkpoint import read_checkpoint, read_sentences
+from twofour.pipeline.sources.open import OnnxSource
+from twofour.pipeline.torch_model import read_checkpoint as read_tensors
+from twofour.pipeline.torch_model import save_tensors
 from twofour.pipeline.validating import validate_path
 from twofour.pruning.onnx_calibration import main_graph, plan_calibration
 from twofour.pruning.onnx_file import prune_onnx
-from twofour.pruning.permutation.classes import find_classes
-from twofour.pruning.selection import choose
+from twofour.pruning.selection import choose, read_layers
 from twofour.records.eligibility import EligibilityReport
-from twofour.records.latency import LatencyComparison
-from twofour.records.options import ExampleInputs, Precision, RunOptions, Selection
-from twofour.records.pruning import PruneResult, Validation
+from twofour.records.export import LayerMap
+from twofour.records.options import ExampleInputs, Precision, Selection
 from twofour.records.run import RunManifest
 from twofour.records.weights import Pattern
 from twofour.reports.terminal import plain_text
 from twofour.store import read_record, to_json
 
 _LOGS = Path(__file__).parent / "data" / "logs"
+_WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c")
+_PATTERN = Pattern(2, 4)
 
 
 def _read_onnx(path: Path) -> None:
+    """All that is made of a graph before it is run."""
     (path.parent / "w.bin").write_bytes(bytes(6000))
     OnnxSource(text=str(path), path=path, options=ExampleInputs()).key()
+
+    def calibrated() -> None:
+        graph = main_graph(open_onnx(path), _PATTERN)
+        with naming(path):
+            chosen = choose(graph.opened.weights(_PATTERN).weights, _PATTERN, Selection())
+            plan_calibration(graph, _PATTERN, chosen)
+
+    half, out = path.with_name("half.onnx"), path.with_name("out.onnx")
     readers: tuple[Callable[[], object], ...] = (
         lambda: (open_onnx(path).inputs, open_onnx(path).outputs, open_onnx(path).nodes),
         lambda: precisions_of(parse_model(path)),
-        lambda: open_onnx(path).weights(),
-        lambda: to_json(validate_path(path, Pattern(2, 4), Selection())),
-        lambda: to_json(prune_onnx(open_onnx(path), path.with_name("out.onnx"), Pattern(2, 4))),
+        lambda: to_json(validate_path(path, _PATTERN, Selection())),
+        lambda: to_json(prune_onnx(open_onnx(path), out, _PATTERN)),
         lambda: _shown(report_files(EvidenceFiles(onnx=path))[0]),
+        lambda: convert_onnx(open_onnx(path), half, Precision.FLOAT16),
+        calibrated,
+        lambda: random_inputs(open_onnx(path).inputs, seed=0, model=str(path)),
     )
     read_all(readers, path)
 
 
-def _read_plans(path: Path) -> None:
-    """What pruning with data, permutation and half precision make of a graph before it is run."""
-    (path.parent / "w.bin").write_bytes(bytes(6000))
-    pattern = Pattern(2, 4)
+def _mutate_onnx(rng: random.Random, content: bytes) -> bytes:
+    ways = (fuzzing.mutate_onnx, fuzzing.mutate_bytes, fuzzing.mutate_graph, fuzzing.mutate_graph)
+    return rng.choice(ways)(rng, content)
 
-    def calibrated() -> None:
-        graph = main_graph(open_onnx(path), pattern)
-        with naming(path):
-            chosen = choose(graph.opened.weights(pattern).weights, pattern, Selection())
-            plan_calibration(graph, pattern, chosen)
 
-    def example() -> None:
-        random_inputs(open_onnx(path).inputs, seed=0, model=str(path))
+def _mutate_text(rng: random.Random, content: bytes) -> bytes:
+    """As JSON, or as the bytes that it is."""
+    return rng.choice((fuzzing.mutate_json, fuzzing.mutate_bytes))(rng, content)
 
-    half = path.with_name("half.onnx")
-    read_all(
-        (
-            lambda: find_classes(open_onnx(path), pattern),
-            lambda: convert_onnx(open_onnx(path), half, Precision.FLOAT16),
-            calibrated,
-            example,
-        ),
-        path,
-    )
+
+def _mutate_zip(rng: random.Random, content: bytes) -> bytes:
+    """Its members, or the bytes that it is."""
+    return rng.choice((fuzzing.mutate_npz, fuzzing.mutate_bytes))(rng, content)
 
 
 def _read_json_of_engine(path: Path) -> None:
@@ -106,15 +109,9 @@ def _read_log(path: Path) -> None:
     read_all((lambda: _shown(report_files(EvidenceFiles(log=path))[0]),), path)
 
 
-def _read_records(path: Path) -> None:
-    kinds = (RunManifest, PruneResult, Validation, EligibilityReport, LatencyComparison)
-    read_all([lambda kind=kind: to_json(read_record(kind, path)) for kind in kinds], path)  # type: ignore[misc]
-
-
 def _shown(report: EligibilityReport) -> None:
     to_json(report)
     plain_text(eligibility_table(report))
-    assert report._repr_html_()
 
 
 def _npz() -> bytes:
@@ -126,29 +123,6 @@ def _npz() -> bytes:
 def _read_calibration(path: Path) -> None:
     inputs = onnx_model(x=("float32", ("b", "n")), ids=("int64", ("b", "n")))
     read_all((lambda: [batch.samples for batch in opened(path, inputs).batches()],), path)
-
-
-def _data() -> dict[str, bytes]:
-    """Calibration data of every kind of file, by suffix."""
-    x, ids = np.ones((12, 8), np.float32), np.zeros((12, 8), np.int64)
-    npy = io.BytesIO()
-    np.save(npy, x)
-    rows = [{"x": [0.5] * 8, "ids": [1] * 8}, {"x": [1.5] * 8, "ids": [2] * 8}]
-    return {
-        ".npz": _npz(),
-        ".npy": npy.getvalue(),
-        ".safetensors": save_arrays_safely({"x": x, "ids": ids}),
-        ".jsonl": "\n".join(map(json.dumps, rows)).encode(),
-    }
-
-
-def _data_kinds() -> dict[str, Kind]:
-    kinds = {
-        f"data{suffix}": Kind(suffix, (content,), fuzzing.mutate_bytes, _read_calibration)
-        for suffix, content in _data().items()
-    }
-    members = Kind(".npz", (_npz(),), fuzzing.mutate_npz, _read_calibration)
-    return {**kinds, "data.npz members": members}
 
 
 def _pt() -> bytes:
@@ -178,40 +152,86 @@ def _engine_json() -> tuple[bytes, ...]:
     return tuple(json.dumps(document).encode() for document in documents)
 
 
-def _run_folder(folder: Path) -> Path:
-    model = om.save(om.two_weights(), folder / "m.onnx")
-    run_all(str(model), folder / "run", RunOptions(input_shapes=()))
-    return folder / "run"
+def _image(kind: str) -> bytes:
+    made = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255, (12, 10, 3), np.uint8)
+    Image.fromarray(pixels).save(made, kind)
+    return made.getvalue()
+
+
+def _read_image(path: Path) -> None:
+    """In a folder of its own, beside a whole one: what is damaged is left out and named."""
+    folder = path.parent / "images"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    shutil.copy(path, folder)
+    (folder / "whole.png").write_bytes(_image("PNG"))
+    inputs = onnx_model(x=("float32", ("b", 3, 8, 8)))
+    found = opened(folder, inputs, image_mean=(0.5,), image_std=(0.5,))
+    assert [batch.samples for batch in found.batches()] == [found.samples]
+    assert found.samples == 2 or path.name in str(found.notes)
+
+
+def _read_text(path: Path) -> None:
+    read_all(
+        (
+            lambda: read_layers(path, Selection()),
+            lambda: read_sentences(path),
+            lambda: read_layer_names(path),
+        ),
+        path,
+    )
+
+
+def _read_json(path: Path) -> None:
+    """A record, times of trtexec, names of layers."""
+    for kind in (RunManifest, LayerMap):
+        read_all((lambda kind=kind: to_json(read_record(kind, path)),), path)  # type: ignore[misc]
+    read_all((lambda: read_times(path, warmup_ms=0), lambda: read_layer_names(path)), path)
+
+
+def _notebook() -> bytes:
+    lines = ["[V] [TRT] (Sparsity) Found 1 layer(s) eligible to use sparse tactics: a\n"]
+    outputs = [{"output_type": "stream", "text": lines}, {"data": {"text/plain": lines}}]
+    return json.dumps({"nbformat": 4, "cells": [{"outputs": outputs}]}).encode()
+
+
+def _times() -> bytes:
+    rows = [
+        {"startComputeMs": 300.0 + i, "endComputeMs": 301.0 + i, "computeMs": 1.0} for i in range(5)
+    ]
+    return json.dumps(rows).encode()
 
 
 def _kinds(folder: Path) -> dict[str, Kind]:
     models = tuple(fuzzing.models())
     logs = tuple(path.read_bytes()[:20_000] for path in sorted(_LOGS.glob("*.log")))
+    names = json.dumps({"engine a": "layer", "engine b": ["x", "y"]}).encode()
+    images = tuple(map(_image, ("PNG", "JPEG", "GIF")))
+    flip = fuzzing.mutate_bytes
     return {
-        "onnx": Kind(".onnx", models, fuzzing.mutate_onnx, _read_onnx),
-        "onnx-bytes": Kind(".onnx", models, fuzzing.mutate_bytes, _read_onnx),
-        "onnx-graph": Kind(".onnx", models, fuzzing.mutate_graph, _read_onnx, 6),
-        "onnx-plans": Kind(".onnx", models, fuzzing.mutate_graph, _read_plans, 8),
-        "npz": Kind(".npz", (_npz(),), fuzzing.mutate_npz, read_arrays),
-        "pt": Kind(".pt", (_pt(),), fuzzing.mutate_bytes, read_checkpoint),
-        "pt-members": Kind(".pt", (_pt(),), fuzzing.mutate_npz, read_checkpoint),
+        "model": Kind(".onnx", models, _mutate_onnx, _read_onnx, 24),
+        "arrays": Kind(".npz", (_npz(),), _mutate_zip, read_arrays),
+        "calibration": Kind(".npz", (_npz(),), _mutate_zip, _read_calibration),
+        "torch file": Kind(".pt", (_pt(),), _mutate_zip, read_tensors),
         "safetensors": Kind(
             ".safetensors",
             (_safetensors(folder),),
-            fuzzing.mutate_bytes,
+            flip,
             lambda path: validate_path(path, None, Selection()),
         ),
-        "log": Kind(".log", logs, fuzzing.mutate_bytes, _read_log),
-        "engine-json": Kind(".json", _engine_json(), fuzzing.mutate_json, _read_json_of_engine),
-        "engine-bytes": Kind(".json", _engine_json(), fuzzing.mutate_bytes, _read_json_of_engine),
-        **_data_kinds(),
+        "image": Kind(".png", images, flip, _read_image, 8),
+        "log": Kind(".log", (*logs, gzip.compress(logs[0]), _notebook()), flip, _read_log),
+        "engine JSON": Kind(".json", _engine_json(), _mutate_text, _read_json_of_engine),
+        "JSON beside": Kind(".json", (_times(), names), _mutate_text, _read_json),
+        "text": Kind(".txt", (_TEXT,), flip, _read_text),
     }
 
 
+_TEXT = b"# left dense\nlayer*  # a comment\n+fc[12].w\nengine,layer\na,b\n"
 _NAMES = (
-    "onnx", "onnx-bytes", "onnx-graph", "onnx-plans", "npz", "pt", "pt-members", "safetensors",
-    "log", "engine-json", "engine-bytes", "data.npz", "data.npz members", "data.npy",
-    "data.safetensors", "data.jsonl",
+    "model", "arrays", "calibration", "torch file", "safetensors", "image", "log", "engine JSON",
+    "JSON beside", "text",
 )  # fmt: skip
 
 
@@ -221,32 +241,59 @@ def test_a_changed_file_gives_a_record_or_a_clear_error(name: str, tmp_path: Pat
     try_kind(name, _kinds(tmp_path)[name], tmp_path)
 
 
-@pytest.mark.slow
+def _checkpoint(folder: Path) -> Path:
+    """A sentence encoder with a tokenizer, in the pieces that a hub gives."""
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(_WORDS))
+    weights = {"a.weight": np.ones((8, 8), np.float32), "b.weight": np.ones((8, 8), np.float32)}
+    for at, (name, values) in enumerate(weights.items()):
+        (folder / f"part{at}.safetensors").write_bytes(save_arrays_safely({name: values}))
+    index = {"weight_map": {name: f"part{at}.safetensors" for at, name in enumerate(weights)}}
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "pool", "type": "sentence_transformers.models.Pooling"},
+    ]
+    documents: dict[str, object] = {
+        "config.json": {"model_type": "bert", "vocab_size": 8, "max_position_embeddings": 6},
+        "tokenizer_config.json": {"tokenizer_class": "BertTokenizer", "model_max_length": 6},
+        "sentence_bert_config.json": {"max_seq_length": 6, "do_lower_case": True},
+        "model.safetensors.index.json": index,
+        "modules.json": modules,
+        "preprocessor_config.json": {"image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+        "special_tokens_map.json": {"pad_token": "[PAD]"},
+    }
+    for name, document in documents.items():
+        (folder / name).write_text(json.dumps(document))
+    (folder / "pool").mkdir()
+    (folder / "pool" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    return folder
+
+
 @pytest.mark.timeout(max(600, 3 * SECONDS))
-def test_a_changed_run_folder_gives_a_report_or_a_clear_error(tmp_path: Path) -> None:
-    whole = _run_folder(tmp_path)
-    records = sorted(p.name for p in whole.glob("*.json"))
+def test_a_changed_checkpoint_is_read_or_refused_by_name(tmp_path: Path) -> None:
+    whole = _checkpoint(tmp_path / "whole")
+    assert read_checkpoint(whole).pooling is not None
+    (tmp_path / "x.txt").write_text("a b\nb ac\n")
+    files = sorted(file.relative_to(whole) for file in whole.rglob("*") if file.is_file())
 
     def once(rng: random.Random) -> Path:
         folder = tmp_path / "changed"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(whole, folder)
-        for name in rng.sample(records, rng.randint(1, 3)):
-            content = (folder / name).read_bytes()
-            mutate = rng.choice((fuzzing.mutate_json, fuzzing.mutate_bytes))
+        for name in rng.sample(files, rng.choice((1, 1, 2))):
+            content = (whole / name).read_bytes()
+            mutate = _mutate_text if name.suffix == ".json" else fuzzing.mutate_bytes
             (folder / name).write_bytes(mutate(rng, content))
         return folder
 
     def read(folder: Path) -> None:
-        for path in folder.glob("*.json"):
-            _read_records(path)
-        readers: list[Callable[[], object]] = [
-            lambda: _shown(report_folder(folder)),
-            lambda: validate_path(folder, None, Selection()),
-        ]
-        if (folder / "eligibility.json").is_file():
-            report = folder / "eligibility.json"
-            readers.append(lambda: report_document(folder, read_record(EligibilityReport, report)))
-        read_all(readers, folder)
+        inputs = onnx_model(folder / "m.onnx", input_ids=("int64", ("b", "n")))
+        try:
+            found = opened(tmp_path / "x.txt", inputs)
+            assert sum(batch.samples for batch in found.batches()) == found.samples
+        except BadInputError as error:
+            if folder.name not in str(error) and "x.txt" not in str(error):
+                raise AssertionError(f"no file is named: {error}") from error
+        read_all([lambda: read_checkpoint(folder)], folder)
 
-    try_many("run-folder", once, read, sample=15)
+    try_many("checkpoint", once, read, sample=6)

@@ -6,14 +6,13 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 from support import onnx_models as om
 
 from twofour.errors import TwofourError
@@ -21,11 +20,10 @@ from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
 from twofour.logs.read import read_build_log
 from twofour.pipeline.evidence import EvidenceFiles
-from twofour.pipeline.layer_lists import read_layers
 from twofour.pipeline.reporting import report_files
 from twofour.pipeline.validating import validate_path
 from twofour.pruning.onnx_file import prune_onnx
-from twofour.pruning.selection import choose
+from twofour.pruning.selection import choose, read_layers
 from twofour.records.options import Selection
 from twofour.records.weights import Pattern
 from twofour.store import to_json
@@ -39,11 +37,10 @@ _TRIES = 4
 
 Work = Callable[[], object]
 Attack = Callable[[int, Path], Work]
-Names = Iterable[str]
 
 
-def _layers(*names: str, **more: Any) -> str:
-    layers = [{"Name": name, "LayerType": "MatrixMultiply", **more} for name in names]
+def _layers(*names: str) -> str:
+    layers = [{"Name": name, "LayerType": "MatrixMultiply"} for name in names]
     return json.dumps({"Layers": layers})
 
 
@@ -153,75 +150,12 @@ def _matmul(data: str, weight: str, output: str, name: str) -> onnx.NodeProto:
     return helper.make_node("MatMul", [data, weight], [output], name)
 
 
-def _relus(count: int) -> onnx.ModelProto:
-    return _model(
-        [*_chain(4).graph.node]
-        + [helper.make_node("Relu", ["x"], [f"r{i}"], f"p{i}") for i in range(count)],
-        *(f"w{i}" for i in range(4)),
-    )
-
-
-def _folded(count: int) -> onnx.ModelProto:
-    """A weight behind a chain of nodes that have nothing but constants."""
-    nodes = [
-        helper.make_node("Relu", [f"k{i - 1}" if i else "w"], [f"k{i}"], f"c{i}")
-        for i in range(count)
-    ]
-    return _model([*nodes, _matmul("x", f"k{count - 1}", "y", "mm")], "w")
-
-
-def _split(count: int) -> onnx.ModelProto:
-    pieces = [f"s{i}" for i in range(count)]
-    nodes = [helper.make_node("Split", ["w"], pieces, axis=0)]
-    nodes += [_matmul("x", piece, f"o{piece}", piece) for piece in pieces]
-    values = np.ones((count, 8), np.float32)
-    return om.model(nodes, {"w": values}, inputs={"x": [2, 1]})
-
-
 def _aliases(count: int) -> onnx.ModelProto:
     nodes = []
     for i in range(count):
         nodes.append(helper.make_node("Identity", ["w"], [f"a{i}"]))
         nodes.append(_matmul("x", f"a{i}", f"o{i}", f"m{i}"))
     return _model(nodes, "w")
-
-
-def _both_ways(count: int) -> onnx.ModelProto:
-    """One weight along one axis and along the other."""
-    nodes = [
-        helper.make_node("Gemm", ["x", "w"], [f"o{i}"], f"g{i}", transB=i % 2) for i in range(count)
-    ]
-    return _model(nodes, "w")
-
-
-def _summed(count: int) -> onnx.ModelProto:
-    """Constants that are added up, and the sum used as often."""
-    nodes = [
-        helper.make_node("Add", [f"k{i - 1}" if i else "w0", f"w{i}"], [f"k{i}"])
-        for i in range(count)
-    ]
-    nodes += [helper.make_node("Add", ["x", f"k{count - 1}"], [f"o{i}"]) for i in range(count)]
-    made = _model(nodes)
-    for i in range(count):
-        tensor = made.graph.initializer.add(name=f"w{i}", data_type=TensorProto.FLOAT)
-        tensor.dims.extend([2, 1024])
-    return made
-
-
-def _loop(count: int) -> onnx.ModelProto:
-    """A body of as many nodes as its Loop has inputs."""
-    given = [f"i{i}" for i in range(count)]
-    body = helper.make_graph(
-        [helper.make_node("Relu", [name], [f"r{name}"]) for name in given],
-        "body",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in given],
-        [],
-    )
-    nodes = [helper.make_node("Relu", ["x"], [f"a{i}"]) for i in range(count)]
-    nodes.append(
-        helper.make_node("Loop", ["", "", *(f"a{i}" for i in range(count))], ["z"], body=body)
-    )
-    return _model([*nodes, _matmul("x", "w", "y", "m0")], "w")
 
 
 def _functions(count: int) -> onnx.ModelProto:
@@ -246,161 +180,30 @@ def _named(pattern: str) -> Callable[[int], str]:
     return lambda size: _layers(*(pattern.format(i, i + 1, size - 1) for i in range(size)))
 
 
-_WORDS = "(Sparsity) Found 3 layer(s) eligible to use sparse tactics: "
-_REPEATED: Mapping[str, tuple[str, str, str]] = {
-    "plus": (_WORDS, "+", ""),
-    "blanks": (_WORDS, " ", "x"),
-    "names": (_WORDS, "a, ", ""),
-    "open brackets": (_WORDS, "(a, ", ""),
-    "closed brackets": (_WORDS, ")a, ", ""),
-    "fusions": (_WORDS, "a || ", ""),
-    "fusions in brackets": (_WORDS, "(a || ", ""),
-    "stars": (_WORDS, "**a", ""),
-    "ticks": (_WORDS, "`a`, ", ""),
-    "tags": ("(Sparsity) ", "<b>", "Found 3 layer(s) eligible to use sparse tactics: a"),
-    "dots": (_WORDS, ".", ""),
-    "words in brackets": (_WORDS, "[a a a ", ""),
-    "cut": (_WORDS, " [cut cut ", ""),
-    "profiles": (_WORDS + "a", " [profile 1]", " ]"),
-    "severities": ("", "[V] [TRT] ", ""),
-    "square brackets": ("", "[", ""),
-    "runner": ("", "-", " Timing Runner: a (b)"),
-    "tactic": ("Tactic: 0x1", " ", "Time: 1"),
-    "fusing": ("X: Fusing ", "a with ", ""),
-    "swapped": ("Swap the layer type of ", "from a to ", ""),
-    "transforms": ("Running: ", "Transform", " on"),
-    "listed tensors": ("Layer(a): x, Tactic: 0x1, ", "a (Half[", ""),
-    "listed tactics": ("Layer(a): ", ", Tactic: ", ""),
-    "escapes": ("", "\x1b[", ""),
-    "escape numbers": ("", "\x1b[" + "0;" * 50, ""),
-    "operating system escapes": ("", "\x1b]", ""),
-    "entities": ("", "&", ""),
-    "keys": ("", 'a="', ""),
-    "keys and words": ("x='y' ", "ab ", ""),
-    "key escapes": ('a="', "\\a", ""),
-    "objects": ("", '{"a":', "}"),
-    "detailed": ("Name: ", "a, LayerType: x, ", ""),
-    "detailed tensors": ("Name: a, LayerType: x, Inputs: [", "{ Name: a", ""),
-    "sources": ("Name: a, LayerType: x, Metadata: ", "[ONNX Layer: a", ""),
-    "pruned": ("", "a: 1 available tactics, ", ""),
-    "memory": ("[MemUsageChange] ", "(MiB", ""),
-    "levels": ("", "INFO ", ""),
-    "paths": ("", "a/", " INFO - [TRT] x"),
-    "clocks": ("", "2024-01-01 ", ""),
-}
-
 ATTACKS: Mapping[str, tuple[Attack, int]] = {
-    "a name that joins all nodes": (
+    "layers: a name that joins all nodes": (
         _report(_beside, lambda n: _layers(_numbers(n, " + "))), 300),
-    "a fusion of all nodes": (
-        _report(_beside, lambda n: _layers(_numbers(n, " || "))), 50),
-    "a fusion of all nodes in a log": (
-        _report(_beside, None, lambda n: _sparsity(_numbers(n, " || "))), 50),
-    "all nodes eligible": (
-        _report(_beside, None, lambda n: _sparsity(_numbers(n, ", "), n)), 50),
-    "half of the nodes eligible": (
-        _report(_beside, None, lambda n: _sparsity(_numbers(n // 2, ", "), n // 2)), 300),
-    "eligible without a model": (
-        _report(None, None, lambda n: _sparsity(_numbers(n, ", "), n)), 100),
-    "lists without end": (
-        _report(lambda _: _beside(20), None, lambda n: _sparsity("1, 2, 3", 3) * n), 100),
-    "counts without end": (
-        _report(_beside, None, lambda n: _sparsity("", 3) * n + _sparsity("1, 2")), 50),
-    "contradictions": (
-        _report(_beside, None, lambda n: _sparsity("1, 2", 7) * n), 50),
-    "one layer again and again": (
-        _report(lambda _: _chain(4), lambda n: _layers(*["m0"] * n)), 150),
-    "one region again and again": (
-        _report(_chain, lambda n: _layers(*[f"{{ForeignNode[m0...m{n - 1}]}}"] * n)), 50),
-    "regions that lie in each other": (
+    "layers: regions that lie in each other": (
         _report(_chain, _named("{{ForeignNode[m0...m{0}]}}")), 50),
-    "regions anywhere": (
-        _report(_relus, _named("{{ForeignNode[p{0}...q{0}]}}")), 50),
-    "regions of a constant": (
-        _report(_beside, _named("{{ForeignNode[w_{0}...w_{0}]}}")), 100),
-    "regions of folded nodes": (
-        _report(_folded, _named("{{ForeignNode[c{0}...c{1}]}}")), 100),
-    "regions with tensors": (
-        _report(
-            _chain,
-            lambda n: _layers(
-                *(f"{{ForeignNode[m0...m{n - 1}]}}_{i}" for i in range(n)),
-                Inputs=[{"Name": "x"}], Outputs=[{"Name": f"x{n}"}],
-            ),
-        ), 50),
-    "folded nodes": (_report(_folded, _named("c{0}")), 100),
-    "numbered layers": (_report(_chain, _named("(Unnamed Layer* {0}) [Matrix Multiply]")), 50),
-    "modules": (_report(_chain, _named("[CONVOLUTION]-[aten]-[/m{0}/c]")), 50),
-    "renamed layers": (
-        _report(_chain, None, lambda n: _verbose(
-            *(f"Registering layer: r{i} for ONNX node: m{i}" for i in range(n))
-        ) + _sparsity("r1, r2", 2)), 50),
-    "fused layers": (
+    "layers: objects within objects": (_report(None, lambda n: "[\n" * n + "]\n" * n), 1000),
+    "log: half of the nodes eligible": (
+        _report(_beside, None, lambda n: _sparsity(_numbers(n // 2, ", "), n // 2)), 300),
+    "log: fused layers": (
         _report(_chain, None, lambda n: _verbose(
             *(f"X: Fusing m{i} with m{i + 1}" for i in range(n)),
             "Engine generation completed in 1 seconds.",
         ) + _sparsity("m1")), 50),
-    "a profile of one layer": (
-        _report(lambda _: _chain(4), lambda _: _layers("m0"), None,
-                lambda n: json.dumps([{"name": "m0", "averageMs": 1.0}] * n)), 200),
-    "a profile": (
+    "log: timed layers": (_log(lambda n: _verbose(*(
+        f"--------------- Timing Runner: l{i} (C[0x1])" for i in range(n)))), 250),
+    "log: a line of open brackets": (_log(lambda n: _sparsity("(a || " * n)), 2000),
+    "log: lines of escapes": (_log(lambda n: ("\x1b[0;" * 40 + "\n") * n), 25),
+    "profile": (
         _report(_chain, _named("m{0}"), None, lambda n: json.dumps(
             [{"name": f"m{i}", "averageMs": 1.0} for i in range(n)])), 50),
-    "names with separators": (
-        _report(lambda _: _chain(2), lambda n: _layers(_numbers(n, ", "))), 1000),
-    "open objects": (_report(None, lambda n: "[\n" * n), 1000),
-    "objects one after the other": (_report(None, lambda n: "{}\n" * n), 1000),
-    "open texts": (_report(None, lambda n: "[\n" + '"a\n' * n), 1000),
-    "closed objects": (_report(None, lambda n: "[\n" * n + "]\n" * n), 1000),
-    "lists in lists": (_report(None, lambda n: "[" * 400 + "]" * 400 + '{"Name":1}\n' * n), 500),
-    "detailed lines": (
-        _report(None, lambda n: "Name: a, LayerType: x, Inputs: [{ Name: \n" * n), 100),
-    "one weight, many products": (_weights(_beside), 150),
-    "names of one weight": (_weights(_aliases), 100),
-    "a weight in pieces": (_weights(_split), 300),
-    "constants added up": (_weights(_summed), 150),
-    "pruning products of one weight": (_prune(_beside), 300),
-    "pruning names of one weight": (_prune(_aliases), 50),
-    "pruning pieces of a weight": (_prune(_split), 50),
-    "pruning transposed and plain": (_prune(_both_ways), 50),
-    "a list of layers": (_layer_list, 200),
-    "both axes": (_report(_both_ways), 50),
-    "a body with many inputs": (_report(_loop), 100),
-    "functions": (_weights(_functions), 100),
-    "timed layers": (_log(lambda n: _verbose(*(
-        f"--------------- Timing Runner: l{i} (C[0x1])" for i in range(n)))), 250),
-    "names within names": (_report(
-        _chain, None, lambda n: _verbose(*(
-            f"--------------- Timing Runner: {'m' * i} (C[0x1])" for i in range(1, n)
-        )) + _sparsity(", ".join("m" * i for i in range(1, n)), n)), 25),
-    "odd names": (_log(
-        lambda n: _verbose(*(f"--------------- Timing Runner: ((((((a{i} (C[0x1])"
-                             for i in range(n)))
-        + _sparsity(", ".join(f"((((((b{i}" for i in range(n)))), 100),
-    "tactics of one layer": (_log(lambda n: _verbose(
-        "--------------- Timing Runner: l (C[0x1])",
-        *(f"Tactic Name: sparse Tactic: 0x{i:x} Time: {n - i}" for i in range(n)))), 250),
-    "builds": (_log(lambda n: _verbose(
-        "Engine generation completed in 1 seconds.", "Applying generic optimizations") * n), 100),
-    "errors": (_log(lambda n: "[E] [TRT] x\n" * n), 500),
-    "rows of a broken line": (_log(lambda n: _sparsity("a,") + "b,\n" * n), 500),
-    "broken lines": (_log(lambda n: _sparsity("abcdefg, " * 10) * n), 50),
-    "processes": (_log(
-        lambda n: "".join(f"{i % 64}: [MemUsageChange] Init CUDA\n" for i in range(n))), 250),
-    "quoted lines": (_log(lambda n: '"\\u0061"\n' * n), 500),
-    "JSON lines": (_log(lambda n: ('{"a":' * 200 + "1" + "}" * 200 + "\n") * n), 20),
-    "carriage returns": (_log(lambda n: "\r" * n), 2000),
-    "empty lines": (_log(lambda n: "\n" * n), 2000),
-    **{
-        f"a line of {name}": (
-            _log(lambda n, p=piece: f"[V] [TRT] {p[0]}{p[1] * n}{p[2]}\n"), 2000)  # type: ignore[misc]
-        for name, piece in _REPEATED.items()
-    },
-    **{
-        f"lines of {name}": (
-            _log(lambda n, p=piece: f"{p[0]}{p[1] * 40}{p[2]}\n" * n), 25)  # type: ignore[misc]
-        for name, piece in _REPEATED.items()
-    },
+    "model: one weight, many products": (_weights(_beside), 150),
+    "model: functions": (_weights(_functions), 100),
+    "model: pruning names of one weight": (_prune(_aliases), 50),
+    "list of layers": (_layer_list, 200),
 }  # fmt: skip
 
 

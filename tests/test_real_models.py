@@ -1,4 +1,4 @@
-"""Models at their full size, with random weights: prune, export, validate and run each of them."""
+"""Real architectures at their full width, of few layers: prune, export, validate and run each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Model:
     build: Callable[[], nn.Module]
     inputs: Callable[[], dict[str, Tensor]]
     weights: int
-    """Weights of all its convolutions and matrix products, from the paper's layer counts."""
+    """Weights of all its convolutions and matrix products, from the layers of one block."""
     dense: tuple[str, ...]
     """Layers that sparse math cannot use; every other one is pruned."""
 
@@ -51,8 +51,8 @@ def text() -> dict[str, Tensor]:
     return {"input_ids": torch.randint(0, 1000, (1, 16))}
 
 
-def resnet50() -> nn.Module:
-    config = transformers.ResNetConfig(num_labels=1000)
+def resnet() -> nn.Module:
+    config = transformers.ResNetConfig(num_labels=1000, depths=[1, 1, 1, 1])
     return set_batch_norms(transformers.ResNetForImageClassification(config))
 
 
@@ -68,65 +68,57 @@ def set_batch_norms(model: nn.Module) -> nn.Module:
     return model
 
 
-def convnext_tiny() -> nn.Module:
-    config = transformers.ConvNextConfig(num_labels=1000)
+def convnext() -> nn.Module:
+    config = transformers.ConvNextConfig(num_labels=1000, depths=[1, 1, 1, 1])
     model: nn.Module = transformers.ConvNextForImageClassification(config)
     return model
 
 
-def vit_base() -> nn.Module:
+def vit() -> nn.Module:
     model: nn.Module = transformers.ViTForImageClassification(
-        transformers.ViTConfig(num_labels=1000)
+        transformers.ViTConfig(num_labels=1000, num_hidden_layers=2)
     )
     return model
 
 
-def bert_base() -> nn.Module:
-    model: nn.Module = transformers.BertModel(transformers.BertConfig())
+def bert() -> nn.Module:
+    model: nn.Module = transformers.BertModel(transformers.BertConfig(num_hidden_layers=2))
     return model
 
 
 def gpt2() -> nn.Module:
-    model: nn.Module = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False))
+    config = transformers.GPT2Config(use_cache=False, n_layer=2, vocab_size=1000)
+    model: nn.Module = transformers.GPT2LMHeadModel(config)
     return model
 
 
-def llama_of_4_layers() -> nn.Module:
+def llama() -> nn.Module:
     """Llama 2 7B's proportions and its own attention, at a quarter of the width."""
     config = transformers.LlamaConfig(
         hidden_size=1024,
         intermediate_size=2752,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=8,
         num_key_value_heads=2,
-        vocab_size=8000,
+        vocab_size=1000,
         use_cache=False,
     )
     model: nn.Module = transformers.LlamaForCausalLM(config)
     return model
 
 
-DEPTHWISE = tuple(
-    f"convnext.encoder.stages.{stage}.layers.{block}.dwconv"
-    for stage, blocks in enumerate((3, 3, 9, 3))
-    for block in range(blocks)
-)
+DEPTHWISE = tuple(f"convnext.encoder.stages.{stage}.layers.0.dwconv" for stage in range(4))
 
 MODELS = {
-    "resnet50": Model(resnet50, image, 53 + 1, ("resnet.embedder.embedder.convolution",)),
-    "convnext_tiny": Model(
-        convnext_tiny,
-        image,
-        1 + 3 + 18 * 3 + 1,
-        ("convnext.embeddings.patch_embeddings", *DEPTHWISE),
+    "resnet": Model(resnet, image, 1 + 4 * 4 + 1, ("resnet.embedder.embedder.convolution",)),
+    "convnext": Model(
+        convnext, image, 1 + 3 + 4 * 3 + 1, ("convnext.embeddings.patch_embeddings", *DEPTHWISE)
     ),
-    "vit_base": Model(
-        vit_base, image, 1 + 12 * 6 + 1, ("vit.embeddings.patch_embeddings.projection",)
-    ),
-    "bert_base": Model(bert_base, text, 12 * 6 + 1, ()),
+    "vit": Model(vit, image, 1 + 2 * 6 + 1, ("vit.embeddings.patch_embeddings.projection",)),
+    "bert": Model(bert, text, 2 * 6 + 1, ()),
     # the head is tied to the embedding, which pruning it would change too
-    "gpt2": Model(gpt2, text, 12 * 4 + 1, ("lm_head",)),
-    "llama_of_4_layers": Model(llama_of_4_layers, text, 4 * 7 + 1, ()),
+    "gpt2": Model(gpt2, text, 2 * 4 + 1, ("lm_head",)),
+    "llama": Model(llama, text, 2 * 7 + 1, ()),
 }
 
 

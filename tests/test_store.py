@@ -53,16 +53,6 @@ def test_json_shows_no_terminal_anything_to_obey_and_keeps_the_name(name: str) -
     assert "".join(json_pieces(replace(MANIFEST, source=name))) == text
 
 
-def test_a_name_that_is_not_utf_8_is_kept_in_json() -> None:
-    """As Python names a file whose bytes are no text (PEP 383)."""
-    made = replace(MANIFEST, source="caf\udce9.onnx")
-    assert r"caf\udce9.onnx" in to_json(made)
-    assert json.loads(to_json(made))["source"] == made.source
-    assert from_json(RunManifest, to_json(made)) == made
-    with pytest.raises(BadInputError, match="not a RunManifest: the document: Invalid JSON"):
-        from_json(RunManifest, to_json(made)[:-3])
-
-
 @given(st.text(st.characters(codec=None)))
 def test_a_printable_text_holds_no_character_that_is_obeyed(text: str) -> None:
     assert printable(text).isprintable()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from engine_evidence_parts.records import Layer, RatioRange
-from twofour.reports.eligibility_words import name_cell
 from twofour.reports.markdown import code, plain
-from twofour.words import times
+from twofour.words import name_cell, times
 
 LAYER_TITLES = ("net", "node", "op", "C x K kernel", "dtype")
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from engine_evidence_parts.cells import (
-    LAYER_TITLES,
-    builder_cell,
-    choice_cell,
-    layer_cells,
-)
+from engine_evidence_parts.cells import LAYER_TITLES, builder_cell, choice_cell, layer_cells
 from engine_evidence_parts.kind_tables import kind_sections
 from engine_evidence_parts.records import Confusion, Findings, Forecast, Layer, Listing
 from twofour.reports.markdown import code, plain, table

@@ -12,8 +12,8 @@ import numpy as np
 
 from engine_matrix.plan import FLOAT16, INT8, MODELS
 from engine_matrix.sweep import CHAINS, OPSET, write_sweep
-from twofour.engines.inputs import numpy_dtype
 from twofour.graph.opened import open_onnx
+from twofour.inputs.fits import numpy_dtype
 
 DENSE = "dense.onnx"
 _HERE = Path(__file__).parent

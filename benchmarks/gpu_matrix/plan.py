@@ -82,8 +82,8 @@ def full_plan() -> tuple[Case, ...]:
 
 def smoke_plan() -> tuple[Case, ...]:
     """A case of every kind, tiny."""
-    kernels = (KernelCase("layers", dtype, 64, 96, rows) for dtype in DTYPES for rows in (1, 32))
-    models = (ModelCase("models", model, shape, 2, "bfloat16") for model, shape in SHAPES)
+    kernels = (KernelCase("layers", dtype, 64, 96, 32) for dtype in DTYPES)
+    models = (ModelCase("models", model, shape, 2, "bfloat16") for model, shape in SHAPES[::2])
     return (*kernels, *models)
 
 

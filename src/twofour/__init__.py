@@ -8,22 +8,18 @@ these names. The records that they take and give, and the errors that they raise
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from twofour.version import __version__
+from twofour.errors import BadInputError
+from twofour.packages import __version__
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from twofour.errors import (
-        BadInputError,
-        BuildFailedError,
-        MissingToolError,
-        PatternBrokenError,
-        TwofourError,
-    )
+    from twofour.errors import BuildFailedError, MissingToolError, PatternBrokenError, TwofourError
     from twofour.records.eligibility import EligibilityReport
     from twofour.records.latency import LatencyComparison
     from twofour.records.log import BuildLog
@@ -111,7 +107,6 @@ def prune(  # noqa: PLR0913  # what a user may choose
     refit: int | None = None,
     damping: float | None = None,
     bias_correction: bool = True,
-    repair: bool | None = None,
 ) -> PruneResult:
     """Prune a torch module in place to N:M, and say what was done to each weight.
 
@@ -119,23 +114,19 @@ def prune(  # noqa: PLR0913  # what a user may choose
     the model takes them (a tensor, a tuple by position, a dict by name; of pairs of inputs and
     labels, where the model takes one input, the inputs), of which at most `samples` samples are
     used; with it the method is admm by default and the biases are corrected,
-    without it magnitude. `refit` and `damping` are as on the command line. `repair` None: batch
-    norms are estimated again, or channels matched to the dense model's, where outputs on held-out
-    samples come nearer to the dense ones; False: never, True: always. Raises BadInputError for a
-    bad pattern, an unknown method, a glob that matches nothing, NaN or infinity in a weight or on
+    without it magnitude. `refit` and `damping` are as on the command line. Raises BadInputError for
+    a bad pattern, an unknown method, a glob that matches nothing, NaN or infinity in a weight or on
     its way from the data, a weight that two layers need along different axes, batches that the
-    model cannot run on, TorchScript, what needs data without any, and an argument of another type;
-    nothing is changed then.
+    model cannot run on, TorchScript, and what needs data without any; nothing is changed then.
     """
-    from twofour.arguments import globs_of, module_of, pattern_of
     from twofour.records.options import CalibrationOptions, MethodOptions, Selection
     from twofour.store import checked
 
-    module = module_of(model, hint="for a model on disk: twofour.run(...), or `twofour prune`")
+    module = _module_of(model, "for a model on disk: twofour.run(...), or `twofour prune`")
     selection = Selection(
         all_layers=bool(all_layers),
-        include=globs_of(include, "include"),
-        exclude=globs_of(exclude, "exclude"),
+        include=_globs(include),
+        exclude=_globs(exclude),
     )
     options = checked(
         MethodOptions,
@@ -144,7 +135,6 @@ def prune(  # noqa: PLR0913  # what a user may choose
             refit=refit,
             damping=damping,
             bias_correction=bias_correction,
-            repair=repair,
         ),
     )
     wanted = checked(CalibrationOptions, CalibrationOptions(samples=samples))
@@ -154,11 +144,11 @@ def prune(  # noqa: PLR0913  # what a user may choose
 
         refuse_without_data(options, wanted)
         name = options.name or DEFAULT_WITHOUT_DATA
-        return prune_module(module, pattern_of(pattern), selection, method=name)
-    from twofour.pipeline.torch_calibrating import prune_by_batches
+        return prune_module(module, _parsed(pattern), selection, method=name)
+    from twofour.pipeline.torch_model import prune_by_batches
     from twofour.pruning.torch_pruning import work_of
 
-    work = work_of(pattern_of(pattern), options)
+    work = work_of(_parsed(pattern), options)
     return prune_by_batches(module, (calibrate, wanted.samples), work, selection)
 
 
@@ -169,12 +159,11 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
     types and ties that do not fit. Weights that the module computes (parametrizations, weight
     norm) become plain ones, because the pruned values would not be in force behind them.
     """
-    from twofour.arguments import module_of, path_of
     from twofour.pipeline.stages import WEIGHTS
     from twofour.pipeline.torch_model import load_weights as load
 
-    module = module_of(model, hint="load_weights fills a module in memory")
-    file = path_of(path, "path")
+    module = _module_of(model, "load_weights fills a module in memory")
+    file = Path(path)
     return load(module, file / WEIGHTS if file.is_dir() else file)
 
 
@@ -190,15 +179,11 @@ def validate(
     Without a pattern a run folder is held to its own, everything else to 2:4. Raises BadInputError
     for what cannot be read, and where there is nothing to check.
     """
-    from twofour.arguments import globs_of, path_of, pattern_of
     from twofour.pipeline.validating import validate_path
     from twofour.records.options import Selection
 
-    selection = Selection(
-        include=globs_of(include, "include"), exclude=globs_of(exclude, "exclude")
-    )
-    file = path_of(path, "path", hint="save the model first: what counts is what was saved")
-    return validate_path(file, None if pattern is None else pattern_of(pattern), selection)
+    selection = Selection(include=_globs(include), exclude=_globs(exclude))
+    return validate_path(Path(path), None if pattern is None else _parsed(pattern), selection)
 
 
 def run(
@@ -215,28 +200,23 @@ def run(
     as it is: a copy is pruned (weights.safetensors in the run folder has the result). Raises the
     kinds of TwofourError.
     """
-    from twofour.arguments import is_module, module_of, path_of, wrong
     from twofour.pipeline.run import run_all
     from twofour.records.options import RunOptions
     from twofour.store import checked
 
     settings = RunOptions() if options is None else checked(RunOptions, options)
-    folder = None if out is None else path_of(out, "out")
-    if is_module(model):
-        from twofour.pipeline.sources.module import ModuleSource
+    folder = None if out is None else Path(out)
+    if _is_module(model):
+        from twofour.pipeline.sources.callable import ModuleSource
 
-        module = module_of(model)
-        source = ModuleSource(module, example_inputs, settings)
+        source = ModuleSource(cast("nn.Module", model), example_inputs, settings)
         return run_all(source, folder, settings)
-    text = str(path_of(model, "model", hint="or a torch.nn.Module with its example inputs"))
     if example_inputs is not None:
-        raise wrong(
-            example_inputs,
-            "example_inputs",
-            "left out for a model that is named",
-            "name the run folder with out=, and inputs with options=RunOptions(inputs='x.npz')",
+        raise BadInputError(
+            "example_inputs must be left out for a model that is named",
+            hint="name the run folder with out=, inputs with options=RunOptions(inputs='x.npz')",
         )
-    return run_all(text, folder, settings)
+    return run_all(str(Path(cast("str | Path", model))), folder, settings)
 
 
 def compare(
@@ -247,15 +227,39 @@ def compare(
     Writes latency.json and its pages into `out` (default: the run folder, or runs/compare-...).
     Raises the kinds of TwofourError.
     """
-    from twofour.arguments import path_of
     from twofour.pipeline.compare.compare import compare as run_comparison
     from twofour.records.options import CompareOptions
     from twofour.store import checked
 
     settings = CompareOptions() if options is None else checked(CompareOptions, options)
-    folder = None if out is None else path_of(out, "out")
-    named = [
-        path_of(path, "each of the paths", hint="twofour.compare('a.onnx', 'b.onnx')")
-        for path in paths
-    ]
-    return run_comparison(named, folder, settings)[1]
+    folder = None if out is None else Path(out)
+    return run_comparison([Path(path) for path in paths], folder, settings)[1]
+
+
+def _globs(given: str | Sequence[str]) -> tuple[str, ...]:
+    """One glob, or several: a text alone is not a sequence of letters here."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _parsed(pattern: str | Pattern) -> Pattern:
+    """A Pattern, or one as text; raises BadInputError."""
+    from twofour.records.weights import Pattern
+
+    return Pattern.parse(pattern) if isinstance(pattern, str) else pattern
+
+
+def _is_module(value: object) -> bool:
+    """Whether it is a torch module; torch is not imported to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _module_of(value: object, hint: str) -> nn.Module:
+    """A torch module; raises BadInputError for anything else."""
+    if not _is_module(value):
+        raise BadInputError(
+            f"model must be a torch.nn.Module in memory, found {value!r:.200} of type "
+            f"{type(value).__name__}",
+            hint=hint,
+        )
+    return cast("nn.Module", value)

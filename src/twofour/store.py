@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -17,30 +16,30 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from twofour.errors import BadInputError, naming
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Sealed")
 _VERSION = "schema_version"
 _CHUNK_BYTES = 1 << 20
-_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _NO_LINE_KEPT = re.compile(r',\n *"raw": null')
 """Left out: of the hundreds of tactics of a layer, two have their line. No text in JSON has a line
 break in it, so this is always a field."""
 _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PIECES_DEPTH = 2
 """Lists within lists that are taken apart: a log's builds, and the layers of each."""
 
 
 def _adapter(kind: type[T]) -> TypeAdapter[T]:
     """Made once for each record: to make one takes longer than to write most records with it."""
+    from pydantic import TypeAdapter  # workers write no records
+
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]
@@ -55,24 +54,7 @@ def to_json(record: object) -> str:
 
 
 def _text(adapter: TypeAdapter[Any], value: object) -> str:
-    try:
-        text = adapter.dump_json(value, indent=2).decode()
-    except PydanticSerializationError:  # a lone surrogate, as of a file's name that is not UTF-8
-        text = _with_surrogates(adapter.dump_python(value, mode="json"))
-    return _NO_LINE_KEPT.sub("", _harmless(text))
-
-
-def _with_surrogates(value: object) -> str:
-    return json.dumps(_known(value), indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def _known(value: object) -> object:
-    """Null in place of NaN and infinity."""
-    if isinstance(value, dict):
-        return {key: _known(found) for key, found in value.items()}
-    if isinstance(value, list):
-        return [_known(found) for found in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return _NO_LINE_KEPT.sub("", _harmless(adapter.dump_json(value, indent=2).decode()))
 
 
 def _harmless(text: str) -> str:
@@ -99,7 +81,7 @@ def json_pieces(record: object) -> Iterator[str]:
 def _pieces(value: object, indent: str, depth: int) -> Iterator[str]:
     """A record field by field, with the records of its lists one by one; else the whole value."""
     if not depth or not is_dataclass(value):
-        yield _text(_ANYTHING, value).replace("\n", f"\n{indent}")
+        yield _text(_adapter(Any), value).replace("\n", f"\n{indent}")
         return
     inner, between = f"{indent}  ", "{"
     for field in fields(value):
@@ -128,30 +110,16 @@ def from_json(kind: type[T], text: str | bytes) -> T:
     Raises BadInputError naming the first field that does not fit, and for a record of a version
     later than this one knows.
     """
+    from pydantic import ValidationError
+
     try:
-        record = _parsed(_adapter(kind), text)
+        record = _adapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
         raise BadInputError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
     _refuse_newer(kind, getattr(record, _VERSION, None))
     return record
-
-
-def _parsed(adapter: TypeAdapter[T], text: str | bytes) -> T:
-    """Also what `to_json` makes of a name that is not UTF-8, which pydantic's parser refuses."""
-    try:
-        return adapter.validate_json(text)
-    except ValidationError:
-        if not _SURROGATE.search(text.encode() if isinstance(text, str) else text):
-            raise
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = None
-        if found is None:
-            raise
-    return adapter.validate_python(found)
 
 
 def _refuse_newer(kind: type[T], version: int | None) -> None:
@@ -170,6 +138,8 @@ def checked(kind: type[T], value: object) -> T:
     Texts of enums and lists for tuples are converted. Raises BadInputError for another kind of
     object, and naming the first field that does not fit and what was found in it.
     """
+    from pydantic import ValidationError
+
     if type(value) is not kind:
         raise BadInputError(
             f"expected {kind.__name__}, found {value!r:.200} of type {type(value).__name__}"

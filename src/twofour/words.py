@@ -51,14 +51,15 @@ def times(lengths: tuple[int, ...]) -> str:
 
 
 def printable(name: str) -> str:
-    """A name from a model with everything a terminal might obey written as an escape.
-
-    Control characters (C0, DEL, C1), marks that turn the direction of text, separators of lines,
-    lone surrogates: all that `str.isprintable` does not call printable.
-    """
+    """A name with everything a terminal might obey, which `str.isprintable` knows, as an escape."""
     if name.isprintable():  # nearly every name is
         return name
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def name_cell(name: str) -> str:
+    """The same, and never empty."""
+    return printable(name) or "(no name)"
 
 
 def printable_lines(text: str) -> str:

@@ -239,7 +239,7 @@ def test_a_bug_of_ours_is_exit_1_with_a_saved_traceback(
 ) -> None:
     import typer
 
-    from twofour.cli.guard import guarded, keep_tracebacks_in
+    from twofour.cli.console import guarded, keep_tracebacks_in
 
     broken = typer.Typer()
 
@@ -250,7 +250,7 @@ def test_a_bug_of_ours_is_exit_1_with_a_saved_traceback(
 
     keep_tracebacks_in(tmp_path)
     result = CliRunner().invoke(broken, [])
-    monkeypatch.setattr("twofour.cli.guard._traceback_folder", None)
+    monkeypatch.setattr("twofour.cli.console._traceback_folder", None)
     assert result.exit_code == 1
     assert "surprise" in result.stderr
     (saved,) = tmp_path.glob("twofour-*-traceback.txt")
@@ -269,7 +269,7 @@ def test_a_full_disk_is_no_bug_and_says_which(
 ) -> None:
     import typer
 
-    from twofour.cli.guard import guarded, keep_tracebacks_in
+    from twofour.cli.console import guarded, keep_tracebacks_in
 
     full = typer.Typer()
 
@@ -280,7 +280,7 @@ def test_a_full_disk_is_no_bug_and_says_which(
 
     keep_tracebacks_in(tmp_path)
     result = CliRunner().invoke(full, [])
-    monkeypatch.setattr("twofour.cli.guard._traceback_folder", None)
+    monkeypatch.setattr("twofour.cli.console._traceback_folder", None)
     assert result.exit_code == 2
     assert f"error: No space left on device: {tmp_path}" in result.stderr
     assert "the same command goes on" in result.stderr
@@ -290,7 +290,7 @@ def test_a_full_disk_is_no_bug_and_says_which(
 def test_ctrl_c_is_exit_130() -> None:
     import typer
 
-    from twofour.cli.guard import guarded
+    from twofour.cli.console import guarded
 
     interrupted = typer.Typer()
 

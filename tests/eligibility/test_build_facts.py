@@ -210,5 +210,6 @@ def test_a_version_says_where_its_builder_takes_types_from(
 
 def test_reports_and_trtexec_go_by_the_same_table() -> None:
     for releases in RELEASES:
-        build = BuildFacts(tensorrt_version=f"{releases.major}.{releases.first_minor}.0")
+        major, minor = releases.first
+        build = BuildFacts(tensorrt_version=f"{major}.{minor}.0")
         assert build.is_strongly_typed is (releases.typing is Typing.STRONG)

@@ -5,12 +5,15 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.join_cases import chain, node
-from support.report_cases import conv, report
+from support.join_cases import build, chain, chosen, eligible, node
+from support.report_cases import conv, matmul, report
 
+from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.names import KnownNames, split_name
+from twofour.eligibility.report import join_report
 from twofour.eligibility.resolve import NameInUse, Resolved, index_nodes, resolve
 from twofour.eligibility.rows import pair
+from twofour.records.eligibility import VerdictName
 from twofour.records.export import GraphNode
 
 MNIST = (
@@ -54,7 +57,6 @@ def named(name: str | NameInUse, *nodes: GraphNode) -> list[str]:
         ("gemm1.weight_clone_2 + (Unnamed Layer* 295) [Shuffle] + node_linear", ["node_linear"]),
         ("node_conv2d_1_myl3_1", ["node_conv2d_1"]),
         ("node_linear+node_relu_2_myl0_4", ["node_linear", "node_relu_2"]),
-        ("[ONNX Layer: node_linear]", ["node_linear"]),
         ("__myl_MulMinMaxRounCast_myl0_1", []),
         ("node_conv2d_7", []),
     ],
@@ -188,6 +190,39 @@ def test_a_name_with_separators_in_it_is_taken_whole() -> None:
     assert named("PWN(a + b, c || d) + r", awkward, node("r", "Relu")) == ["a + b, c || d", "r"]
 
 
+def test_of_two_nodes_of_one_name_the_number_the_builder_gave_tells_which() -> None:
+    twins = (node("conv", "Conv", "x"), node("conv", "Conv", "y", outputs=("other_out",)))
+
+    def source(name: str) -> NameInUse:
+        return NameInUse(name=name, sources=("conv",))
+
+    assert resolved(source("conv_1 + relu"), *twins).nodes == (1,)
+    assert resolved(source("conv + relu"), *twins).nodes == (0,)
+
+
+def test_products_joined_by_a_plus_without_blanks_are_named_on_the_lines() -> None:
+    names = ("/q/MatMul", "/k/MatMul", "/v/MatMul", "/o/MatMul")
+    log = build(
+        eligible("/v/MatMul+/q/MatMul+/k/MatMul", "/o/MatMul", count=4, foreign=True),
+        chosen("/v/MatMul+/q/MatMul+/k/MatMul", count=3, foreign=True),
+    )
+    nodes = chain(*((name, "MatMul") for name in names))
+    weights = [matmul(name, 512, 512, node=name) for name in names]
+    found = join_report(report(*weights), BuildEvidence(build=log, nodes=nodes))
+    assert [v.verdict for v in found.verdicts] == [VerdictName.CHOSEN] * 3 + [VerdictName.ELIGIBLE]
+    assert found.unmatched_engine_layers == ()
+    # the counts agree with the layers of the model, so nothing contradicts anything
+    assert not any("prints" in note for note in found.notes)
+    assert not any(r.code.value == "LOG_CONTRADICTS" for v in found.verdicts for r in v.reasons)
+
+
+def test_a_plus_is_no_separator_where_a_piece_is_no_node() -> None:
+    nodes = chain(("a", "Conv"), ("c++", "Conv"))
+    assert resolved("a+b", *nodes).nodes == ()
+    assert resolved("c++", *nodes).nodes == (1,)
+    assert resolved("a+c", *nodes).nodes == ()
+
+
 NAMES = st.lists(
     st.text(st.sampled_from("abz/._:019()[]{}* ,|+-"), min_size=1, max_size=12)
     .map(str.strip)
@@ -224,7 +259,7 @@ def _fused(names: list[str], choices: list[int]) -> str:
 
 
 @given(NAMES, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_names_in_any_combination_resolve_back(names: list[str], data: st.DataObject) -> None:
     choices = data.draw(
         st.lists(st.integers(0, 3), min_size=len(names) - 1, max_size=len(names) - 1)
@@ -234,7 +269,7 @@ def test_any_names_in_any_combination_resolve_back(names: list[str], data: st.Da
 
 
 @given(st.text(st.sampled_from("PWN(){}[]., +|aForeignNode"), max_size=80))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_no_name_makes_the_splitter_fail(name: str) -> None:
     known = KnownNames.of(["a", "a + N", "(a"])
     assert all(part.text for part in split_name(name, known))
@@ -246,7 +281,7 @@ def test_ten_thousand_layers_and_regions_take_well_under_a_few_seconds() -> None
     names += ["{ForeignNode[/l/0/Conv.../l/9999/Conv]}"] * 5_000
     before = time.process_time()
     found = resolve(names, index_nodes(nodes, {}, names))
-    assert time.process_time() - before < 3
+    assert time.process_time() - before < 1.5
     assert found[0].nodes == (0, 1)
     assert found[-1].region == ()
 
@@ -254,8 +289,8 @@ def test_ten_thousand_layers_and_regions_take_well_under_a_few_seconds() -> None
 @pytest.mark.parametrize("text", ["PWN(", "a + ", ")", "{ForeignNode[", "(", "...", "a, b || "])
 def test_a_very_long_name_is_split_in_linear_time(text: str) -> None:
     before = time.process_time()
-    split_name(text * 100_000, KnownNames.of(["a", "x, y + z"]))
-    assert time.process_time() - before < 3
+    split_name(text * 20_000, KnownNames.of(["a", "x, y + z"]))
+    assert time.process_time() - before < 1.5
 
 
 def test_nodes_of_one_name_go_to_their_verdicts_by_label_and_else_by_order() -> None:

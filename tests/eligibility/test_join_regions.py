@@ -27,7 +27,7 @@ from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.report import join_report
 from twofour.eligibility.resolve import NameInUse, Resolved, index_nodes, resolve
 from twofour.logs.read import parse_lines
-from twofour.records.eligibility import Evidence, Verdict, VerdictName
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import GraphNode
 from twofour.records.log import Build, BuildOutcome
 from twofour.reports.explain import explain
@@ -137,28 +137,6 @@ def test_a_layer_of_its_own_between_two_regions_is_their_border() -> None:
     assert {"/b0/fc1/Gemm", "/b0/fc2/Gemm", "/b0/res2"} <= set(held(names, nodes, 3))
 
 
-def test_tensors_that_go_in_and_out_bound_a_region_whatever_its_name() -> None:
-    nodes = encoder(1)
-    uses = [
-        NameInUse(name="/stem/Conv", inputs=("x",), outputs=("/stem/Conv_out",)),
-        NameInUse(
-            name="Reformatting CopyNode for Input Tensor 0 to {ForeignNode[shape...shape]}",
-            inputs=("/b0/ln1_out",),
-            outputs=("Reformatted Input Tensor 0 to {ForeignNode[shape...shape]}",),
-        ),
-        NameInUse(
-            name="{ForeignNode[shape...shape]}",
-            inputs=("Reformatted Input Tensor 0 to {ForeignNode[shape...shape]}",),
-            outputs=("/b0/av_out",),
-        ),
-        NameInUse(name="{ForeignNode[ONNXTRT_castHelper_1...ONNXTRT_castHelper_2]}"),
-    ]
-    found = resolve(uses, index_nodes(nodes, {}, [use.name for use in uses]), whole=True)
-    inside = [nodes[at].name for at in found[2].region]
-    assert inside == [n.name for n in nodes[2 : 2 + len(inside)]]
-    assert (inside[0], inside[-1]) == ("/b0/q/Gemm", "/b0/av")
-
-
 def test_weights_that_are_turned_before_use_lead_to_the_product_behind() -> None:
     nodes = (
         node("conv", "Conv", "x"),
@@ -168,20 +146,6 @@ def test_weights_that_are_turned_before_use_lead_to_the_product_behind() -> None
     )
     names = ["conv", "{ForeignNode[w + turn...ONNXTRT_castHelper_1]}", "out"]
     assert held(names, nodes, 1) == ["mm"]
-
-
-def test_regions_inside_of_a_loop_and_a_branch_hold_the_nodes_there() -> None:
-    body = "loop0.body/"
-    nodes = (
-        node("front", "Conv", "x"),
-        node("loop0", "Loop", "front_out"),
-        node("tail", "Conv", "loop0_out"),
-        node("a", "MatMul", "state", "a.weight", label=f"{body}a", constants=("a.weight",)),
-        node("relu", "Relu", "a_out", label=f"{body}relu"),
-        node("b", "MatMul", "relu_out", "b.weight", label=f"{body}b", constants=("b.weight",)),
-    )
-    names = ["front", "{ForeignNode[b.weight...ONNXTRT_castHelper_2]}", "tail"]
-    assert held(names, nodes, 1) == ["loop0", "a", "relu", "b"]
 
 
 def cut(nodes: Sequence[GraphNode], rng: random.Random) -> list[list[int]]:
@@ -222,7 +186,7 @@ def engine_of(
     return uses, holder
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_no_product_of_any_cut_is_lost_from_the_engine(seed: int) -> None:
     rng = random.Random(seed)
     nodes = encoder(2)
@@ -333,6 +297,11 @@ RENAMED = (
 TWINS = chain(("fc", "Gemm"), ("relu", "Relu"), ("fc_1", "Gemm"))
 
 
+def of_twins(evidence: BuildEvidence) -> EligibilityReport:
+    weights = [matmul(name, 512, 512, node=name, op="Gemm") for name in ("fc", "fc_1")]
+    return join_report(report(*weights), evidence)
+
+
 def listed(kind: str, name: str, given: str, made: str) -> str:
     """A line of `Engine Layer Information:`."""
     return f"Layer({kind}): {name}, Tactic: 0x{1:016x}, {given} (Half[1]) -> {made} (Half[1])"
@@ -357,8 +326,7 @@ def test_tactics_and_engine_layers_follow_the_name_that_the_parser_gave() -> Non
         listed("Gemm", "fc_1_2", "b", "c"),
         listed("PointWise", "PWN(fc_1_5)", "c", "d"),
     )
-    weights = [matmul(name, 512, 512, node=name, op="Gemm") for name in ("fc", "fc_1")]
-    found = join_report(report(*weights), BuildEvidence(build=log, nodes=TWINS))
+    found = of_twins(BuildEvidence(build=log, nodes=TWINS))
     assert [v.engine_layer for v in found.verdicts] == ["fc", "fc_1_2"]
     assert [v.dense_ms for v in found.verdicts] == [0.5, 0.25]
 
@@ -369,9 +337,8 @@ def test_explain_finds_a_layer_by_the_name_that_the_parser_gave() -> None:
         *timed("fc_1_2", "kernel_of_fc_1", 0.25),
         listed("Myelin", "{ForeignNode[fc_1_2]}", "b", "c"),
     )
-    weights = [matmul(name, 512, 512, node=name, op="Gemm") for name in ("fc", "fc_1")]
     evidence = BuildEvidence(build=log, nodes=TWINS)
-    found = join_report(report(*weights), evidence)
+    found = of_twins(evidence)
     for name in ("fc_1", "fc_1_2", "{ForeignNode[fc_1_2]}"):
         Console(width=120, file=(out := StringIO())).print(explain(found, evidence, name))
         text = out.getvalue()
@@ -382,8 +349,7 @@ def test_explain_finds_a_layer_by_the_name_that_the_parser_gave() -> None:
 
 def test_a_renamed_layer_on_the_chosen_line_is_the_node_it_was_made_of() -> None:
     log = build(*RENAMED, eligible("fc", "fc_1_2"), chosen("fc_1_2"))
-    weights = [matmul(name, 512, 512, node=name, op="Gemm") for name in ("fc", "fc_1")]
-    found = join_report(report(*weights), BuildEvidence(build=log, nodes=TWINS))
+    found = of_twins(BuildEvidence(build=log, nodes=TWINS))
     assert [v.verdict.value for v in found.verdicts] == ["eligible", "chosen"]
 
 
@@ -394,8 +360,7 @@ def test_a_region_of_one_renamed_product_is_not_taken_by_the_bias_of_its_node() 
         listed("PointWise", "PWN(fc_1 + relu)", "a", "b"),
         listed("Myelin", "{ForeignNode[fc_1_2]}", "b", "c"),
     )
-    weights = [matmul(name, 512, 512, node=name, op="Gemm") for name in ("fc", "fc_1")]
-    found = join_report(report(*weights), BuildEvidence(build=log, nodes=TWINS))
+    found = of_twins(BuildEvidence(build=log, nodes=TWINS))
     assert [v.engine_layer for v in found.verdicts] == [
         *("{ForeignNode[fc]}", "{ForeignNode[fc_1_2]}")
     ]
@@ -408,8 +373,7 @@ def test_a_layer_of_a_further_optimization_profile_is_the_layer() -> None:
         listed("Gemm", "fc", "x", "a"),
         listed("Gemm", "fc [profile 1]", "x", "a"),
     )
-    weights = [matmul(name, 512, 512, node=name, op="Gemm") for name in ("fc", "fc_1")]
-    found = join_report(report(*weights), BuildEvidence(build=log, nodes=TWINS))
+    found = of_twins(BuildEvidence(build=log, nodes=TWINS))
     assert [v.verdict.value for v in found.verdicts] == ["eligible", "chosen"]
     assert found.verdicts[0].engine_layer == "fc"
     assert found.unmatched_engine_layers == ()

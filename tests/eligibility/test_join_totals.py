@@ -9,7 +9,6 @@ from support.join_cases import (
     DENSE,
     SPARSE,
     build,
-    chain,
     chosen,
     eligible,
     information,
@@ -29,9 +28,8 @@ from twofour.eligibility.report import join_report, report_from_engine
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, EligibilityTotals, ShareUnit, VerdictName
 from twofour.records.log import BuildOutcome
-from twofour.records.weights import NotCovered, ReasonCode
+from twofour.records.weights import ReasonCode
 from twofour.reports.eligibility_words import evidence_lines
-from twofour.reports.eligibility_words import totals as summary_totals
 from twofour.reports.explain import explain, find_layer
 from twofour.reports.terminal import plain_text
 
@@ -195,15 +193,6 @@ def test_a_page_states_one_share_of_weights_for_what_can_run_sparse() -> None:
 # --- shared weights -------------------------------------------------------------------------------
 
 
-def test_the_summary_of_shared_weights_adds_up() -> None:
-    weights = [matmul(n, 512, 512, node=n, weight="tied") for n in "ab"]
-    weights.append(matmul("c", 512, 512, node="c"))
-    found = join_report(report(*weights), BuildEvidence(build=build(eligible("b"), chosen("b"))))
-    rows = {t.title: (t.layers, t.weights) for t in summary_totals(found)}
-    assert rows["runs sparse"] == ("1 layer", "262,144 weights (50.0 %)")
-    assert rows["cannot run sparse"] == ("2 layers", "262,144 weights (50.0 %)")
-
-
 # --- gates ----------------------------------------------------------------------------------------
 
 
@@ -338,14 +327,6 @@ def test_a_layer_that_meets_the_gate_counts_whatever_reason_is_allowed() -> None
     assert check_gates(whole(), gates) == ()
 
 
-def test_a_broken_layer_is_named_with_what_is_broken_in_it() -> None:
-    weight = conv("a", 512, 512, node="a")
-    predicted = report((weight, check(weight, violations=3)), conv("c", 512, 512, node="c"))
-    found = join_report(predicted, BuildEvidence(build=build(eligible("a"), chosen("a"))))
-    _, line = check_gates(found, Gates(no_broken=True))
-    assert line.startswith("a: chosen, LOG_CONTRADICTS: the rules said not-eligible")
-
-
 def test_a_share_above_one_is_refused() -> None:
     with pytest.raises(BadInputError, match="--min-eligible 90 is no share"):
         Gates(min_eligible=90)
@@ -366,17 +347,6 @@ def test_explain_tells_the_story_of_one_layer() -> None:
     ):
         assert line in text
     assert [w for w in text.split() if w in {"0.02", "0.03"}][-2:] == ["0.02", "0.03"]
-
-
-def test_explain_shows_the_way_to_the_constant() -> None:
-    nodes = (
-        node("dq", "DequantizeLinear", "a.weight", "scale", constants=("a.weight", "scale")),
-        node("t", "Transpose", "dq_out"),
-        node("a", "MatMul", "x", "t_out"),
-    )
-    predicted = report(matmul("a", 512, 512, node="a"))
-    text = plain_text(explain(predicted, BuildEvidence(nodes=nodes), "a"), width=200)
-    assert "layer <- Transpose <- DequantizeLinear <- a.weight" in text
 
 
 def test_a_layer_is_found_by_its_engine_layer_too() -> None:
@@ -408,74 +378,8 @@ def test_several_nodes_of_one_layer_are_asked_for_by_their_nodes() -> None:
     assert caught.value.hint == "name one of: " + ", ".join(str(v.node) for v in rows)
 
 
-def test_an_engine_layer_without_a_weight_is_said_to_be_one() -> None:
-    evidence = BuildEvidence(build=LOG, layers=information(layer("a"), layer("pool + quantize")))
-    for name in ("pool + quantize", "pool"):
-        with pytest.raises(BadInputError, match="is in the engine; no weight for sparse math"):
-            explain(whole(), evidence, name)
-
-
-REGION = "{ForeignNode[m.weight...ONNXTRT_castHelper_9]}"
-"""A region whose ends are no nodes, in a log without the list of engine layers."""
-
-
-def of_region(*held: str) -> BuildEvidence:
-    names = ("a", "m", "n", "s")
-    nodes = chain(*((name, "Conv" if name == "a" else "MatMul") for name in names))
-    stated = "".join(f"[ONNX Layer: {name}]" for name in held)
-    log = build(
-        f"=============== Computing costs for {REGION}",
-        f"ForeignNode {REGION} metadata: {stated}",
-        f"--------------- Timing Runner: {REGION} (Myelin[0x80000023])",
-        "Tactic: 0x0000000000000000 Time: 0.0114",
-        eligible("a"),
-        chosen("a"),
-    )
-    return BuildEvidence(build=log, nodes=nodes)
-
-
-def of_products(*names: str) -> EligibilityReport:
-    rows = (matmul(name, 512, 512, node=name) for name in names)
-    return report(conv("a", 512, 512, node="a"), *rows)
-
-
-def test_a_region_of_the_log_leads_to_the_layers_it_holds() -> None:
-    with pytest.raises(BadInputError, match="2 layers are in the Myelin region") as caught:
-        explain(of_products("m", "n"), of_region("m", "n", "s"), REGION)
-    assert caught.value.hint == "name one of: m, n"
-    alone = explain(of_products("m"), of_region("m", "s"), REGION)
-    assert plain_text(alone, width=200).startswith("m (MatMul): ")
-    with pytest.raises(BadInputError, match="is in the engine; no weight for sparse math"):
-        explain(of_products(), of_region("s"), REGION)
-
-
-def test_a_node_without_a_row_is_told_for_what_it_is() -> None:
-    group = NotCovered(
-        op="LSTM", uses=1, weights=9, multiplies=True, users=("lstm",), arrays=("lstm.W",)
-    )
-    predicted = replace(report(matmul("stem", 512, 512)), not_covered=(group,))
-    for name in ("lstm", "lstm.W"):
-        with pytest.raises(BadInputError, match="is not covered: the weights of LSTM are neither"):
-            explain(predicted, BuildEvidence(), name)
-    idle = replace(predicted, not_covered=(replace(group, op="Gather", multiplies=False),))
-    with pytest.raises(BadInputError, match="belongs to Gather, which is no factor"):
-        explain(idle, BuildEvidence(), "lstm")
-    nodes = (node("stem_relu", "Relu", "x"),)
-    with pytest.raises(BadInputError, match="is a node of the model, has no weight"):
-        explain(report(matmul("stem", 512, 512)), BuildEvidence(nodes=nodes), "stem_relu")
-
-
 def test_an_unknown_layer_names_those_that_are_near() -> None:
     predicted = report(matmul("encoder.0.fc1", 512, 512), matmul("encoder.0.fc2", 512, 512))
     with pytest.raises(BadInputError, match="no layer 'fc1'") as caught:
         find_layer(predicted, "fc1")
     assert caught.value.hint == "did you mean encoder.0.fc1, node_encoder.0.fc1"
-
-
-def test_an_unknown_layer_that_is_like_none_names_some_that_there_are() -> None:
-    predicted = report(*(matmul(f"layer{i}", 512, 512) for i in range(9)))
-    with pytest.raises(BadInputError, match="no layer 'zzz'") as caught:
-        find_layer(predicted, "zzz")
-    assert caught.value.hint == (
-        "there are layer0, layer1, layer2, layer3, layer4 and 4 more: see twofour report"
-    )

@@ -11,8 +11,8 @@ import pytest
 from support import onnx_models as om
 from support.toy_engine import ToyEngine
 
-from twofour.engines.protocol import Engine
-from twofour.engines.registry import ENGINES, EngineRow, Takes, choose_engine
+from twofour.engines.protocol import Builder
+from twofour.engines.registry import ENGINES, EngineRow, Takes
 from twofour.pipeline.compare.compare import compare
 from twofour.pipeline.run import run_build
 from twofour.records.build import VariantBuild
@@ -29,7 +29,7 @@ TOY = EngineRow(
     packages=("ml_dtypes",),
     leaves=(".toy",),
 )
-meets: Engine = ToyEngine()
+meets: Builder = ToyEngine()
 
 
 @pytest.fixture
@@ -78,12 +78,3 @@ def test_a_new_engine_is_compared_mode_by_mode(model: Path, tmp_path: Path) -> N
     assert outputs.cosine == pytest.approx(1.0)
     assert comparison.machine is not None
     assert f"ml_dtypes=={metadata.version('ml_dtypes')}" in comparison.machine.packages
-
-
-@pytest.mark.usefixtures("toy")
-def test_a_new_engine_can_be_the_one_that_auto_comes_to() -> None:
-    chosen, not_used = choose_engine(
-        "auto", lambda row: ToyEngine().status() if row is TOY else row.engine().status()
-    )
-    assert chosen.engine in {"tensorrt", "onnxruntime"}, "those that were there go first"
-    assert all(status.engine == "tensorrt" for status in not_used)

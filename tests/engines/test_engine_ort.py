@@ -9,13 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from twofour.engines.machine import usable_cores
 from twofour.engines.onnxruntime.engine import OnnxRuntimeEngine
 from twofour.engines.onnxruntime.session import CPU, PROBE, CannotRunError, OrtSession
-from twofour.engines.protocol import BuildRequest
-from twofour.errors import BadInputError, BuildFailedError
+from twofour.errors import BuildFailedError
 from twofour.records.export import TensorShape
-from twofour.records.options import BuildOptions, Variant
 
 WEIGHT = (np.arange(256).reshape(16, 16) % 7 - 3).astype(np.float32)
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)
@@ -50,21 +47,6 @@ def softmax(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True), np.float32)
 
 
-def request_for(onnx_file: Path, **options: object) -> BuildRequest:
-    return BuildRequest(
-        variant=Variant.DENSE,
-        onnx=onnx_file,
-        folder=onnx_file.parent,
-        sparse_weights=True,
-        options=BuildOptions(**options),  # type: ignore[arg-type]  # options by name
-        inputs={"x": X},
-    )
-
-
-def ignore(_text: str, _done: int, _total: int | None) -> None:
-    """Shows no progress."""
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return save(tmp_path / "model.onnx", WEIGHT)
@@ -78,24 +60,6 @@ def test_one_session_gives_outputs_shapes_and_providers(model: Path) -> None:
         np.testing.assert_allclose(session.outputs({"x": X})["y"], softmax(X @ WEIGHT), rtol=1e-5)
 
 
-def test_threads_are_every_core_unless_told_otherwise(model: Path) -> None:
-    with OrtSession(model) as session:
-        assert session.threads == usable_cores()
-
-
-def test_a_build_keeps_no_plan_and_claims_no_sparse_kernels(model: Path) -> None:
-    told: list[tuple[str, int]] = []
-    engine = OnnxRuntimeEngine()
-    built = engine.build(request_for(model), lambda text, done, _: told.append((text, done)))
-    assert (built.plan, built.log, built.layers, built.size_bytes) == (None, None, None, None)
-    assert built.onnx == "model.onnx"
-    assert built.sparse_weights is False
-    assert built.providers == (CPU,)
-    assert built.error is None
-    assert told == [("loading the session", 0), ("running", 1), ("running", 2)]
-    assert [path.name for path in model.parent.iterdir()] == ["model.onnx"]
-
-
 def test_float32_examples_feed_a_float16_model(tmp_path: Path) -> None:
     path = save(tmp_path / "half.onnx", WEIGHT.astype(np.float16))
     y = OrtSession(path).outputs({"x": X})["y"]
@@ -103,14 +67,11 @@ def test_float32_examples_feed_a_float16_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(y, softmax(X @ WEIGHT), atol=2e-3)
 
 
-def test_a_model_without_kernels_here_is_a_row_with_an_error(
+def test_a_model_without_kernels_here_cannot_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = save(tmp_path / "bf16.onnx", WEIGHT.astype(ml_dtypes.bfloat16))
-    built = OnnxRuntimeEngine().build(request_for(path), ignore)
-    assert "MatMul" in (built.error or "")
-    assert built.providers == ()
-    with pytest.raises(CannotRunError, match="Could not find an implementation"):
+    with pytest.raises(CannotRunError, match=r"Could not find an implementation for MatMul"):
         OrtSession(path)
     assert capfd.readouterr() == ("", "")
 
@@ -131,30 +92,8 @@ def test_a_model_that_is_invalid_fails_the_build(tmp_path: Path) -> None:
     nodes = [helper.make_node("Nope", ["x"], ["y"], name="bad")]
     path = write(tmp_path / "bad.onnx", nodes, TensorProto.FLOAT, TensorProto.FLOAT)
     with pytest.raises(BuildFailedError, match=r"cannot load .*bad\.onnx.*Nope") as failure:
-        OnnxRuntimeEngine().build(request_for(path), ignore)
+        OrtSession(path)
     assert not isinstance(failure.value, CannotRunError)
-
-
-@pytest.mark.parametrize("content", [b"", b"garbage"])
-def test_a_damaged_file_fails_the_build(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "damaged.onnx"
-    path.write_bytes(content)
-    with pytest.raises(BuildFailedError, match=r"cannot load .*damaged\.onnx"):
-        OnnxRuntimeEngine().build(request_for(path), ignore)
-
-
-def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="no such file"):
-        OrtSession(tmp_path / "none.onnx")
-
-
-def test_a_model_that_fails_while_it_runs_is_a_row_with_an_error(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"], name="three")]
-    shape = numpy_helper.from_array(np.array([3, 16]), "shape")
-    path = write(tmp_path / "model.onnx", nodes, TensorProto.FLOAT, TensorProto.FLOAT, [shape])
-    built = OnnxRuntimeEngine().build(request_for(path), ignore)
-    assert "failed while running" in (built.error or "")
-    assert built.providers == (CPU,)
 
 
 def test_the_status_is_established_by_a_run_and_is_quiet(

@@ -10,7 +10,6 @@ import pytest
 
 from twofour.engines.protocol import BuildRequest, no_progress
 from twofour.engines.tensorrt.bindings import tensorrt_status
-from twofour.engines.tensorrt.build import PhaseTree
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import LayerProfile, cuda_runtime_folders
 from twofour.errors import MissingToolError
@@ -62,14 +61,6 @@ def test_a_folder_named_tensorrt_is_not_taken_for_it(
     assert why_not.startswith(str(tmp_path / "tensorrt"))
 
 
-def test_a_package_that_breaks_on_import_is_quoted(
-    tmp_path: Path, no_tensorrt: pytest.MonkeyPatch
-) -> None:
-    put_tensorrt(tmp_path, no_tensorrt, "raise RuntimeError('wrong driver\\nand more')")
-    expected = "the Python package tensorrt cannot be imported: wrong driver"
-    assert tensorrt_status().why_not == expected
-
-
 @pytest.mark.usefixtures("no_tensorrt")
 def test_building_without_tensorrt_is_a_missing_tool(tmp_path: Path) -> None:
     request = BuildRequest(
@@ -83,46 +74,6 @@ def test_building_without_tensorrt_is_a_missing_tool(tmp_path: Path) -> None:
     with pytest.raises(MissingToolError, match="not installed"):
         TensorRtEngine().build(request, no_progress)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nested_phases_become_one_rising_count() -> None:
-    told: list[tuple[str, int, int | None]] = []
-
-    def report(text: str, done: int, total: int | None) -> None:
-        told.append((text, done, total))
-
-    tree = PhaseTree(report)
-    tree.start("build", None, 2)
-    tree.start("tactics", "build", 4)
-    tree.step("tactics", 0)
-    tree.step("tactics", 1)
-    tree.finish("tactics")
-    tree.step("build", 0)
-    tree.start("serialize", "build", 1)
-    tree.finish("serialize")
-    tree.step("build", 1)
-    tree.finish("build")
-    assert [done for _, done, _ in told] == [0, 0, 125, 250, 500, 500, 500, 1000, 1000, 1000]
-    assert {total for _, _, total in told} == {1000}
-    assert told[2][0] == "tactics"
-
-
-def test_phases_that_were_never_started_are_ignored() -> None:
-    told: list[str] = []
-    tree = PhaseTree(lambda text, *_: told.append(text))
-    tree.step("unknown", 3)
-    tree.finish("unknown")
-    tree.start("orphan", "unknown", 0)
-    assert told == ["orphan"]
-
-
-def test_a_second_outermost_phase_counts_from_the_start() -> None:
-    told: list[int] = []
-    tree = PhaseTree(lambda _text, done, _total: told.append(done))
-    for name in ("first", "second"):
-        tree.start(name, None, 1)
-        tree.finish(name)
-    assert told == [0, 1000, 0, 1000]
 
 
 def test_a_layer_profile_counts_runs_not_reports() -> None:

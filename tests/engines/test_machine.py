@@ -22,10 +22,7 @@ from twofour.engines.machine import (
     find_bus_id,
     find_gpu,
     load_between,
-    peak_resident_bytes,
     read_clocks,
-    read_gpu_clocks,
-    reset_peak,
     usable_cores,
 )
 from twofour.records.build import Gpu
@@ -148,26 +145,26 @@ def test_memory_is_the_machines_or_the_containers_limit(
     assert available_bytes() == 3000 * 1024
 
 
+_PEAKS = """
+from twofour.engines.machine import peak_resident_bytes, reset_peak
+reset_peak()
+before = peak_resident_bytes()
+block = b"x" * (64 << 20)
+high = peak_resident_bytes()
+del block
+reset_peak()
+print(high - before, high - peak_resident_bytes())
+"""
+
+
 @LINUX
 def test_the_peak_of_memory_starts_anew_where_it_is_reset() -> None:
-    reset_peak()
-    before = peak_resident_bytes()
-    block = b"x" * (64 << 20)
-    high = peak_resident_bytes()
-    del block
-    assert before is not None
-    assert high is not None
-    assert (63 << 20) < high - before < (80 << 20)
-    reset_peak()
-    after = peak_resident_bytes()
-    assert after is not None
-    assert after < high - (32 << 20)
-
-
-def test_without_proc_the_rest_is_unknown_and_the_cpu_an_architecture(tmp_path: Path) -> None:
-    machine = describe_machine(tmp_path)
-    assert machine.cpu in {platform.processor(), platform.machine()}
-    assert machine.start.cpu_mhz is None
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAKS], capture_output=True, text=True, check=True
+    )
+    rise, fall = map(int, done.stdout.split())
+    assert (63 << 20) < rise < (80 << 20)
+    assert fall > 32 << 20
 
 
 def test_this_machine_has_cores_a_load_and_the_packages_that_are_installed() -> None:
@@ -196,18 +193,6 @@ def test_the_driver_tells_clocks_temperature_and_reasons(tmp_path: Path, call: s
     )
 
 
-@pytest.mark.parametrize("mask", ["0x0", "0x1"])
-def test_a_gpu_that_is_free_or_idle_is_not_throttled(tmp_path: Path, mask: str) -> None:
-    call = "nvmlDeviceGetCurrentClocksThrottleReasons"
-    found = clocks(tmp_path, "0000:65:00.0", INIT=0, REASONS=call, MASK=mask)
-    assert "gpu_temperature_c=61, gpu_throttled=None" in found
-
-
-def test_what_a_driver_lacks_is_unknown_and_the_rest_is_told(tmp_path: Path) -> None:
-    found = clocks(tmp_path, "0000:65:00.0", INIT=0, REASONS="other", MASK="0x4", OLD=1)
-    assert found == repr(Clocks(gpu_sm_mhz=1755, gpu_memory_mhz=2619))
-
-
 @pytest.mark.parametrize("why", ["refusing", "another gpu", "no nvml"])
 def test_without_an_answer_nothing_is_known(tmp_path: Path, why: str) -> None:
     source = "int something(void) { return 0; }" if why == "no nvml" else MANAGEMENT
@@ -215,11 +200,6 @@ def test_without_an_answer_nothing_is_known(tmp_path: Path, why: str) -> None:
     bus_id = "0000:01:00.0" if why == "another gpu" else "0000:65:00.0"
     found = clocks(tmp_path, bus_id, source, INIT=init, REASONS="other", MASK=0)
     assert found == repr(Clocks())
-
-
-def test_without_nvml_nothing_is_known() -> None:
-    if find_bus_id() is None:
-        assert read_gpu_clocks("0000:65:00.0") == Clocks()
 
 
 def test_the_bus_id_is_that_of_the_first_gpu_cuda_shows(tmp_path: Path) -> None:
@@ -240,26 +220,9 @@ def test_a_gpu_is_described_by_its_driver(tmp_path: Path) -> None:
     assert gpu.has_sparse_tensor_cores
 
 
-@pytest.mark.parametrize("management", ["absent", "refusing"])
-def test_without_management_library_the_cuda_version_names_the_driver(
-    tmp_path: Path, management: str
-) -> None:
-    source = MANAGEMENT if management == "refusing" else "int something(void) { return 0; }"
-    found = gpu_beside(tmp_path, source, INIT=1, REASONS="other", MASK=0)
-    assert "driver='CUDA 12.4'" in found
-
-
 def gpu_beside(folder: Path, management: str, **defined: object) -> str:
     driver = library(folder, "cuda", DRIVER, INIT=0)
     return asked_beside(folder, f"find_gpu(driver={driver!r})", management, **defined)
-
-
-def test_a_driver_that_shows_no_device_means_no_gpu(tmp_path: Path) -> None:
-    assert find_gpu(driver=library(tmp_path, "cuda", DRIVER, INIT=100)) is None
-
-
-def test_a_library_that_is_no_driver_means_no_gpu(tmp_path: Path) -> None:
-    assert find_gpu(driver=library(tmp_path, "other", "int INIT_(void) {}", INIT=0)) is None
 
 
 def test_no_driver_means_no_gpu(tmp_path: Path) -> None:
@@ -278,12 +241,6 @@ def test_the_load_is_what_neither_this_process_nor_its_workers_took() -> None:
     assert load is not None
     assert (load.other_cores, load.batch) == (0.7, 8)
     assert load.part == pytest.approx(0.7 / load.cores)
-
-
-def test_counters_that_lag_behind_give_no_load_below_zero() -> None:
-    load = load_between(use(0, 100, 10), use(1, 101, 11.5), None)
-    assert load is not None
-    assert load.other_cores == 0.0
 
 
 @LINUX
@@ -312,17 +269,6 @@ def test_only_cores_that_may_be_used_count_each_with_all_it_does(
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     ticks = os.sysconf("SC_CLK_TCK")
     assert busy_s() == pytest.approx(len(mine) * (100 + 10 + 20 + 1 + 2 + 300) / ticks)
-
-
-@LINUX
-def test_a_process_counts_with_its_own_time_and_one_that_ended_with_none() -> None:
-    with subprocess.Popen([sys.executable, "-c", _SPIN.format(seconds=0.5)]) as spinning:
-        before = cpu_use(())
-        spinning.wait()
-    after = cpu_use((spinning.pid,))
-    assert before is not None
-    assert after is not None
-    assert after.own_s - before.own_s < 0.2
 
 
 @LINUX

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from support.fake_cudart import advance, fake_cudart
 
-from twofour.engines.protocol import OpenOptions
-from twofour.engines.tensorrt.plan import CudaTimer, DeviceMemory, open_tensorrt
+from twofour.engines.protocol import OpenRequest
+from twofour.engines.tensorrt.engine import TensorRtEngine
+from twofour.engines.tensorrt.plan import CudaTimer, DeviceMemory
 from twofour.errors import BuildFailedError, MissingToolError
 
 
@@ -65,12 +66,14 @@ def test_without_tensorrt_a_plan_is_not_opened(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(MissingToolError, match=r"cannot run here: .*not installed") as failure:
-        open_tensorrt(
-            tmp_path / "dense.plan",
-            OpenOptions(weights="dense", threads=1),
-            mode="dense",
-            sparse_kernels=False,
-            model="dense.onnx",
-            precision="float32",
+        TensorRtEngine().open(
+            OpenRequest(
+                mode="gpu",
+                weights="dense",
+                threads=1,
+                model="dense.onnx",
+                precision="float32",
+                file=tmp_path / "dense.plan",
+            )
         )
     assert "twofour[tensorrt]" in (failure.value.hint or "")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.export.example_inputs import bind, input_arrays
-from twofour.export.sizes import batch_axes, batch_size, dynamic_shapes, without_ones
+from twofour.export.sizes import batch_axes, dynamic_shapes, without_ones
 from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.records.options import ExportOptions
 
@@ -85,16 +85,3 @@ def test_a_batch_of_one_is_doubled_and_others_are_left() -> None:
     assert [tuple(t.shape) for t in doubled.tensors] == [(2, 4), (2,), (3, 4)]
     assert [tuple(t.shape) for t in one.tensors] == [(1, 4), (1,), (3, 4)]
     assert without_ones(doubled, batch_axes(doubled)) is doubled
-
-
-def test_scalars_have_no_batch() -> None:
-    call = bind(Many(), (torch.tensor(1.0), [2, 3]), {"scale": torch.tensor(4.0)})
-    assert batch_size(call) is None
-    assert without_ones(call, batch_axes(call)) is call
-
-
-def test_floating_point_inputs_become_float32_and_others_keep_their_type() -> None:
-    kwargs = {"scale": torch.tensor([True])}
-    args = (torch.ones(1, dtype=torch.bfloat16), [torch.ones(1, dtype=torch.float64), 7])
-    arrays = input_arrays(Many(), args, kwargs)
-    assert [a.dtype for a in arrays] == [np.float32, np.float32, np.bool_]

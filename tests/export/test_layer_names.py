@@ -9,12 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from twofour.export.torch_export import export_onnx
-from twofour.records.export import LayerName
 from twofour.records.options import ExportOptions
-
-
-def rows(net: nn.Module, x: Tensor, folder: Path) -> tuple[LayerName, ...]:
-    return export_onnx(net, (x,), {}, folder / "net.onnx", ExportOptions()).layers
 
 
 def test_every_weight_is_named_after_its_module_and_parameter(exported: Exported) -> None:
@@ -45,40 +40,6 @@ def test_a_large_tied_head_is_named_through_the_transpose_in_the_graph(exported:
     assert row.parameter == "large_head.weight"
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.shared(functional.relu(self.shared(x)))
-        return y
-
-
-def test_a_module_that_runs_twice_has_a_row_for_each_node(tmp_path: Path) -> None:
-    found = rows(Twice(), torch.randn(2, 8), tmp_path)
-    assert [(r.layer, r.parameter) for r in found] == [("shared", "shared.weight")] * 2
-    assert found[0].node != found[1].node
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Parameter(torch.randn(8, 8))
-        self.b = nn.Parameter(torch.randn(8, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ (self.a * self.b)
-
-
-def test_a_weight_computed_from_two_parameters_keeps_the_name_of_its_node(tmp_path: Path) -> None:
-    (row,) = rows(Scaled(), torch.randn(2, 8), tmp_path)
-    assert row.parameter == ""
-    assert row.layer == row.node
-    names = {n.name for n in onnx.load(tmp_path / "net.onnx").graph.node}
-    assert row.node in names
-
-
 class Borrower(nn.Module):
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
@@ -88,22 +49,31 @@ class Borrower(nn.Module):
         return functional.linear(x, self.tables[0].weight)
 
 
-class Lender(nn.Module):
+class Shared(nn.Module):
+    """A module that runs twice, a weight computed from two parameters, and a borrowed one."""
+
     def __init__(self) -> None:
         super().__init__()
+        self.twice = nn.Linear(8, 8)
+        self.a = nn.Parameter(torch.randn(8, 8))
+        self.b = nn.Parameter(torch.randn(8, 8))
         self.table = nn.Embedding(12, 8)
         self.head = Borrower(self.table)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(x)
-        return y
+        y = self.twice(functional.relu(self.twice(x))) @ (self.a * self.b)
+        z: Tensor = self.head(y)
+        return z
 
 
-def test_a_module_that_borrows_a_weight_is_the_layer(tmp_path: Path) -> None:
-    (row,) = rows(Lender(), torch.randn(2, 8), tmp_path)
-    assert (row.layer, row.parameter) == ("head", "table.weight")
-
-
-def test_a_bare_layer_has_the_empty_path(tmp_path: Path) -> None:
-    (row,) = rows(nn.Linear(8, 4), torch.randn(2, 3, 8), tmp_path)
-    assert (row.layer, row.parameter, row.op) == ("", "weight", "MatMul")
+def test_weights_that_are_shared_computed_or_borrowed_are_named_by_where_they_run(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "net.onnx"
+    rows = export_onnx(Shared(), (torch.randn(2, 8),), {}, path, ExportOptions()).layers
+    first, second, computed, borrowed = rows
+    assert [(r.layer, r.parameter) for r in (first, second)] == [("twice", "twice.weight")] * 2
+    assert first.node != second.node
+    assert (computed.layer, computed.parameter) == (computed.node, "")
+    assert computed.node in {n.name for n in onnx.load(path).graph.node}
+    assert (borrowed.layer, borrowed.parameter) == ("head", "table.weight")

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -15,11 +15,10 @@ from support import onnx_models as om
 from torch import nn
 
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.export import int8 as quantize
-from twofour.export.int8 import Activations, calibration_rows, quantize_int8
+from twofour.export.casts import narrow
+from twofour.export.int8 import calibration_rows, quantize_int8
 from twofour.export.torch_export import export_onnx
 from twofour.graph.files import read_tensor
-from twofour.graph.half import widen
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
 from twofour.pruning.verify import validate_onnx
@@ -78,11 +77,9 @@ def trained() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def sparse(trained: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported(trained, tmp_path_factory.mktemp("sparse") / "sparse.onnx", Precision.FLOAT32)
-
-
-def exported(model: nn.Module, path: Path, precision: Precision) -> Path:
-    export_onnx(model, (images()[0][:2],), {}, path, ExportOptions(precision=precision))
+    path = tmp_path_factory.mktemp("sparse") / "sparse.onnx"
+    # opset 22 is the first with bfloat16 convolutions
+    export_onnx(trained, (images()[0][:2],), {}, path, ExportOptions(opset=22))
     return path
 
 
@@ -91,7 +88,10 @@ def examples() -> dict[str, npt.NDArray[Any]]:
 
 
 def run(path: Path) -> npt.NDArray[Any]:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    """Without fusions: int8 kernels saturate on processors that lack VNNI."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, examples())[0])
 
 
@@ -99,12 +99,16 @@ def cosine(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
     return float((one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other))
 
 
-@pytest.mark.parametrize("activations", Activations)
+@pytest.mark.parametrize("symmetric", [True, False])
 def test_a_sparse_net_stays_sparse_and_gives_the_same_answers(
-    sparse: Path, tmp_path: Path, activations: Activations
+    sparse: Path, tmp_path: Path, symmetric: bool
 ) -> None:
     target = tmp_path / "int8.onnx"
-    quantize_int8(sparse, target, examples(), activations=activations)
+    quantize_int8(sparse, target, examples(), symmetric=symmetric)
+    kinds = {tensor.name: tensor.data_type for tensor in om.load(target).graph.initializer}
+    assert kinds["input_zero_point"] == (TensorProto.INT8 if symmetric else TensorProto.UINT8)
+    convolutions = [node for node in om.load(target).graph.node if node.op_type == "Conv"]
+    assert [kinds[node.input[2]] for node in convolutions] == [TensorProto.FLOAT] * 2
     before, after = run(sparse), run(target)
     assert cosine(before, after) > 0.99
     assert (before.argmax(1) == images()[1].numpy()).mean() > 0.9
@@ -131,47 +135,14 @@ def test_weights_are_int8_around_zero_and_outputs_are_quantized_again(
     assert sorted(dims[0] for dims in scales.values()) == [3, 16, 16]  # one for each channel
 
 
-def test_a_graph_that_is_not_optimized_before_gives_the_same_answers(
-    sparse: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "int8.onnx"
-    quantize_int8(sparse, target, examples(), optimized=False)
-    assert cosine(run(sparse), run(target)) > 0.99
-
-
-def test_biases_stay_float32(sparse: Path, tmp_path: Path) -> None:
-    target = tmp_path / "int8.onnx"
-    quantize_int8(sparse, target, examples())
-    model = om.load(target)
-    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    convolutions = [node for node in model.graph.node if node.op_type == "Conv"]
-    assert [kinds[node.input[2]] for node in convolutions] == [TensorProto.FLOAT] * 2
-
-
-def test_unsigned_activations_are_uint8(sparse: Path, tmp_path: Path) -> None:
-    target = tmp_path / "uint8.onnx"
-    quantize_int8(sparse, target, examples(), activations=Activations.UINT8)
-    model = om.load(target)
-    zero_points = {t.name: t.data_type for t in model.graph.initializer}
-    assert zero_points["input_zero_point"] == TensorProto.UINT8
-    assert {w.dtype for w in find_weights(model).weights} == {"int8"}
-
-
-def test_it_is_quiet_and_leaves_logging_as_it_was(
-    sparse: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    handlers, disabled = list(logging.getLogger().handlers), logging.root.manager.disable
-    quantize_int8(sparse, tmp_path / "int8.onnx", examples())
-    assert capfd.readouterr() == ("", "")
-    assert logging.getLogger().handlers == handlers
-    assert logging.root.manager.disable == disabled
-
-
 @pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.BFLOAT16])
 def test_half_precision_is_widened_and_quantized_like_float32(
-    trained: nn.Module, tmp_path: Path, precision: Precision
+    sparse: Path, tmp_path: Path, precision: Precision
 ) -> None:
-    half = exported(trained, tmp_path / "half.onnx", precision)
+    half = tmp_path / "half.onnx"
+    narrowed = ir.load(sparse)
+    narrow(narrowed, precision, "sparse.onnx")
+    ir.save(narrowed, half)
     target = tmp_path / "int8.onnx"
     quantize_int8(half, target, examples())
     model = om.load(target)
@@ -179,45 +150,20 @@ def test_half_precision_is_widened_and_quantized_like_float32(
     types = {t.data_type for t in model.graph.initializer}
     assert TensorProto.FLOAT16 not in types
     assert TensorProto.BFLOAT16 not in types
-    whole = exported(trained, tmp_path / "whole.onnx", Precision.FLOAT32)
-    assert cosine(run(whole), run(target)) > 0.99
-
-
-def test_half_precision_inside_a_function_is_widened_too() -> None:
-    half = helper.make_tensor("one", TensorProto.FLOAT16, [1], [1.0])
-    body = [
-        helper.make_node("Constant", [], ["one"], value=half),
-        helper.make_node("Cast", ["a"], ["b"], to=TensorProto.FLOAT16),
-        helper.make_node("Add", ["b", "one"], ["c"]),
-    ]
-    function = helper.make_function("own", "f", ["a"], ["c"], body, [helper.make_opsetid("", 18)])
-    model = om.model([helper.make_node("f", ["x"], ["y"], domain="own")], {}, inputs={"x": [4]})
-    model.functions.append(function)
-    widen(model)
-    constant, cast, _ = model.functions[0].node
-    assert constant.attribute[0].t.data_type == TensorProto.FLOAT
-    assert cast.attribute[0].i == TensorProto.FLOAT
+    assert cosine(run(sparse), run(target)) > 0.99
 
 
 def test_a_file_that_is_quantized_already_is_bad_input(sparse: Path, tmp_path: Path) -> None:
     once = tmp_path / "once.onnx"
     quantize_int8(sparse, once, examples())
-    with pytest.raises(BadInputError, match="is int8"):
+    with pytest.raises(BadInputError, match="found int8"):
         quantize_int8(once, tmp_path / "twice.onnx", examples())
 
 
 def test_a_model_without_weights_is_bad_input(tmp_path: Path) -> None:
     path = save(tmp_path / "relu.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["batch", 4])
-    with pytest.raises(BadInputError, match="no weights to quantize"):
+    with pytest.raises(BadInputError, match="found none"):
         quantize_int8(path, tmp_path / "int8.onnx", {"x": np.ones((1, 4), np.float32)})
-
-
-def test_a_model_that_is_too_large_is_refused_before_any_work(
-    sparse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quantize, "_PROTOBUF_LIMIT_BYTES", 4000)
-    with pytest.raises(BadInputError, match="quantizing ends at 2 GiB"):
-        quantize_int8(sparse, tmp_path / "int8.onnx", examples())
 
 
 def test_a_model_that_cannot_run_fails_and_leaves_nothing(tmp_path: Path) -> None:
@@ -245,16 +191,6 @@ def test_a_fixed_batch_takes_as_many_rows_as_it_has(tmp_path: Path) -> None:
     model = onnx.load(save(tmp_path / "m.onnx", [], [2, 4]))
     rows = calibration_rows(model, {"x": np.zeros((5, 4), np.float32)})
     assert [row["x"].shape for row in rows] == [(2, 4), (2, 4)]
-    with pytest.raises(BadInputError, match="2 rows at a time, the examples have 1"):
-        calibration_rows(model, {"x": np.zeros((1, 4), np.float32)})
-
-
-def test_inputs_of_other_names_or_kinds_are_bad_input(tmp_path: Path) -> None:
-    model = onnx.load(save(tmp_path / "m.onnx", [], ["batch", 4]))
-    with pytest.raises(BadInputError, match=r"takes the inputs \['x'\], found \['z'\]"):
-        calibration_rows(model, {"z": np.zeros((1, 4), np.float32)})
-    with pytest.raises(BadInputError, match="has the type float32 in the model, found int64"):
-        calibration_rows(model, {"x": np.zeros((1, 4), np.int64)})
 
 
 def save(

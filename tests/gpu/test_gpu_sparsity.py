@@ -33,7 +33,7 @@ from support.sparsity_models import (
 )
 
 from twofour.engines.machine import find_gpu
-from twofour.engines.protocol import OpenOptions, OpenRequest
+from twofour.engines.protocol import OpenRequest
 from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import EVENTS, GPU
@@ -172,7 +172,8 @@ def test_an_engine_computes_what_the_model_says(built: BuiltModel, variant: str)
     inputs = built.model.inputs(batch=2)
     request = OpenRequest(
         mode=GPU,
-        options=OpenOptions(weights=variant, threads=1),
+        weights=variant,
+        threads=1,
         model=variant,
         precision="unknown",
         file=built.run / f"{variant}.plan",

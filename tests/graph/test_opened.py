@@ -223,29 +223,6 @@ def test_nodes_of_subgraphs_follow_under_their_way() -> None:
     assert found[1].constants == ("w",)
 
 
-@pytest.mark.parametrize("shape", [[2**62, 4], [1 << 20] * 6, [3] * 2000, [-1, 8]])
-def test_a_shape_that_no_tensor_can_have_is_unknown(shape: list[int]) -> None:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
-    built = om.model(nodes, {"w": om.weights(8, 8)}, inputs={"x": shape})
-    built.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, shape))
-    assert graph_nodes(built)[0].output_shape is None
-
-
-def test_the_way_into_subgraphs_adds_little_to_each_label() -> None:
-    branch = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["r"], f"n{i}") for i in range(3)],
-        "b",
-        [],
-        [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)],
-    )
-    node = helper.make_node(
-        "If", ["c"], ["y"], "n" * 50_000, then_branch=branch, else_branch=branch
-    )
-    labels = [n.label for n in graph_nodes(om.model([node], {}))]
-    assert [label[-17:] for label in labels[1:4]] == [f"nn.else_branch/n{i}" for i in range(3)]
-    assert all(len(label) < 1_100 for label in labels[1:])
-
-
 def test_strings_are_no_numbers() -> None:
     with pytest.raises(BadInputError, match="a tensor of strings stands where numbers do"):
         numpy_dtype("string")

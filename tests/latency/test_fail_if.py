@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from support.sampled_variants import around, compared, variant
 
 from twofour.errors import BadInputError
-from twofour.latency.gates import check_fail_if, parse_fail_if
-from twofour.latency.ratios import unpaired_ratios
+from twofour.latency.gates import check_gates, parse_gate
 from twofour.records.latency import LatencyComparison
 
 DENSE, SPARSE = "dense@onnxruntime:cpu", "sparse@onnxruntime:cpu"
@@ -26,23 +23,23 @@ def two(ratio: float, *, part: float = 0.001, twin: float = 1.0) -> LatencyCompa
 
 
 def fails(comparison: LatencyComparison, *expressions: str) -> bool:
-    return bool(check_fail_if(comparison, expressions).failed)
+    return bool(check_gates(comparison, expressions).failed)
 
 
 @pytest.mark.parametrize(
     ("ratio", "expression", "failing"),
     [
-        (1.05, "sparse/dense > 1.0", True),
-        (0.95, "sparse/dense > 1.0", False),
-        (1.0, "sparse/dense > 1.0", False),
-        (1.0, "sparse/dense > 0.9", True),
-        (0.89, "sparse/dense > 0.9", False),
-        (0.91, "sparse/dense >= 0.9", True),
-        (0.95, "dense/sparse < 1.1", True),
-        (0.85, "dense/sparse < 1.1", False),
-        (0.85, "sparse/dense <= 0.9", True),
-        (0.95, "sparse/dense <= 0.9", False),
-        (2.0, "sparse/dense>1.5", True),
+        (1.05, "sparse / dense > 1.0", True),
+        (0.95, "sparse / dense > 1.0", False),
+        (1.0, "sparse / dense > 1.0", False),
+        (1.0, "sparse / dense > 0.9", True),
+        (0.89, "sparse / dense > 0.9", False),
+        (0.91, "sparse / dense >= 0.9", True),
+        (0.95, "dense / sparse < 1.1", True),
+        (0.85, "dense / sparse < 1.1", False),
+        (0.85, "sparse / dense <= 0.9", True),
+        (0.95, "sparse / dense <= 0.9", False),
+        (2.0, "sparse / dense > 1.5", True),
     ],
 )
 def test_a_ratio_fails_beyond_its_limit(ratio: float, expression: str, failing: bool) -> None:
@@ -55,67 +52,43 @@ def test_a_ratio_whose_interval_holds_the_limit_does_not_fail() -> None:
     (ratio,) = comparison.ratios
     assert ratio.low is not None
     assert ratio.low < 1 < ratio.ratio
-    assert not fails(comparison, "sparse/dense < 1.0")
-    assert not fails(comparison, "sparse/dense > 1.0")
+    assert not fails(comparison, "sparse / dense < 1.0")
+    assert not fails(comparison, "sparse / dense > 1.0")
 
 
 def test_a_ratio_beyond_the_limit_by_less_than_the_noise_does_not_fail() -> None:
-    assert fails(two(1.02), "sparse/dense > 1.0")
-    assert not fails(two(1.02, twin=1.03), "sparse/dense > 1.0")
-    assert fails(two(1.05, twin=1.03), "sparse/dense > 1.0")
-    assert not fails(two(0.98, twin=1.03), "sparse/dense < 1.0")
-    assert fails(two(0.95, twin=1.03), "sparse/dense < 1.0")
+    assert fails(two(1.02), "sparse / dense > 1.0")
+    assert not fails(two(1.02, twin=1.03), "sparse / dense > 1.0")
+    assert fails(two(1.05, twin=1.03), "sparse / dense > 1.0")
+    assert not fails(two(0.98, twin=1.03), "sparse / dense < 1.0")
+    assert fails(two(0.95, twin=1.03), "sparse / dense < 1.0")
 
 
 @pytest.mark.parametrize("ratio", [0.9, 0.975, 1.0, 1.025, 1.1])
 def test_at_a_limit_of_one_a_gate_says_what_the_verdict_says(ratio: float) -> None:
     comparison = two(ratio, twin=1.02)
     (found,) = comparison.ratios
-    assert fails(comparison, "sparse/dense > 1") is (found.verdict.value == "slower")
-    assert fails(comparison, "sparse/dense < 1") is (found.verdict.value == "faster")
+    assert fails(comparison, "sparse / dense > 1") is (found.verdict.value == "slower")
+    assert fails(comparison, "sparse / dense < 1") is (found.verdict.value == "faster")
 
 
 @pytest.mark.parametrize("limit", ["1.0", "1.02"])
 def test_without_an_interval_nothing_is_judged(limit: str) -> None:
     few = compared([variant(DENSE, (10.0,) * 3), variant(SPARSE, (10.1,) * 3)])
-    outcome = check_fail_if(few, [f"sparse/dense > {limit}"])
+    outcome = check_gates(few, [f"sparse / dense > {limit}"])
     assert outcome.failed == ()
     assert outcome.not_judged == (
-        f"sparse/dense > {limit}: sparse@onnxruntime:cpu / dense@onnxruntime:cpu is 1.010, "
+        f"sparse / dense > {limit}: sparse@onnxruntime:cpu / dense@onnxruntime:cpu is 1.010, "
         "not judged: too few rounds for an interval",
     )
 
 
 def test_a_failing_line_has_ratio_interval_and_noise() -> None:
-    (line,) = check_fail_if(two(1.1, part=0, twin=1.02), ["sparse / dense > 1.0"]).failed
+    (line,) = check_gates(two(1.1, part=0, twin=1.02), ["sparse / dense > 1.0"]).failed
     assert line == (
         "sparse / dense > 1.0: sparse@onnxruntime:cpu / dense@onnxruntime:cpu is "
         "1.100 (1.100 to 1.100), noise 2.0 %"
     )
-
-
-def test_the_noise_has_a_gate_of_its_own() -> None:
-    noisy = two(1.0, part=0, twin=1.08)
-    assert check_fail_if(noisy, ["noise > 0.05"]).failed == ("noise > 0.05: the noise is 8.0 %",)
-    assert not fails(noisy, "noise > 0.09")
-    assert not fails(noisy, "noise < 0.05")
-
-
-def test_noise_that_was_not_measured_fails() -> None:
-    alone = compared([variant(DENSE, around(10)), variant(SPARSE, around(9))])
-    assert check_fail_if(alone, ["noise > 0.05"]).failed == (
-        "noise > 0.05: the noise was not measured",
-    )
-
-
-def test_noise_that_is_missing_at_one_batch_fails() -> None:
-    rows = [
-        variant("d@e:m:b1", around(1), batch=1),
-        variant("d@e:m again:b1", around(1), batch=1),
-        variant("d@e:m:b8", around(8), batch=8),
-    ]
-    (line,) = check_fail_if(compared(rows, baseline="d@e:m"), ["noise > 0.5"]).failed
-    assert line == "noise > 0.5: the noise was not measured at every batch"
 
 
 def in_torch(ratio: float, *, twin: float | None) -> LatencyComparison:
@@ -130,25 +103,15 @@ def in_torch(ratio: float, *, twin: float | None) -> LatencyComparison:
 
 
 def test_a_ratio_within_an_engine_is_held_to_the_noise_of_that_engine() -> None:
-    assert check_fail_if(in_torch(1.1, twin=1.05), ["sparse/dense > 1.0"]).failed == (
-        "sparse/dense > 1.0: sparse@torch:eager / dense@torch:eager is 1.100 (1.100 to 1.100), "
+    assert check_gates(in_torch(1.1, twin=1.05), ["sparse / dense > 1.0"]).failed == (
+        "sparse / dense > 1.0: sparse@torch:eager / dense@torch:eager is 1.100 (1.100 to 1.100), "
         "noise 5.0 %",
     )
-    assert not fails(in_torch(1.1, twin=1.2), "sparse/dense > 1.0")
-    assert check_fail_if(in_torch(1.1, twin=None), ["sparse/dense > 1.0"]).failed == (
-        "sparse/dense > 1.0: sparse@torch:eager / dense@torch:eager is 1.100 (1.100 to 1.100), "
+    assert not fails(in_torch(1.1, twin=1.2), "sparse / dense > 1.0")
+    assert check_gates(in_torch(1.1, twin=None), ["sparse / dense > 1.0"]).failed == (
+        "sparse / dense > 1.0: sparse@torch:eager / dense@torch:eager is 1.100 (1.100 to 1.100), "
         f"noise of {DENSE} 0.0 %",
     )
-
-
-def test_the_gate_on_noise_looks_at_every_engine_in_which_weights_are_compared() -> None:
-    assert check_fail_if(in_torch(1.0, twin=1.2), ["noise > 0.05"]).failed == (
-        "noise > 0.05: the noise of dense@torch:eager is 20.0 %",
-    )
-    assert check_fail_if(in_torch(1.0, twin=None), ["noise > 0.05"]).failed == (
-        "noise > 0.05: the noise of torch:eager was not measured",
-    )
-    assert not fails(in_torch(1.0, twin=1.01), "noise > 0.05")
 
 
 def test_labels_stand_for_every_engine_and_batch_that_has_both() -> None:
@@ -158,7 +121,7 @@ def test_labels_stand_for_every_engine_and_batch_that_has_both() -> None:
         for batch in (1, 8)
         for weights, ms in (("dense", 10.0), ("sparse", sparse_ms * batch))
     ]
-    lines = check_fail_if(compared(rows), ["sparse/dense > 1.0"]).failed
+    lines = check_gates(compared(rows), ["sparse / dense > 1.0"]).failed
     assert [line.split(": ", 1)[1].split(" is ")[0] for line in lines] == [
         "sparse@onnxruntime:cpu:b1 / dense@onnxruntime:cpu:b1",
         "sparse@onnxruntime:cpu:b8 / dense@onnxruntime:cpu:b8",
@@ -171,8 +134,7 @@ def test_labels_stand_for_every_engine_and_batch_that_has_both() -> None:
     [
         ("sparse@torch:eager / dense@onnxruntime:cpu > 1.5", True),
         ("dense@torch:eager / sparse@onnxruntime:cpu > 1.9", True),
-        ('"dense@torch:eager" / "dense@onnxruntime:cpu" > 2.1', False),
-        ("'dense@torch:eager'/'dense@onnxruntime:cpu' > 1.9", True),
+        ("dense@torch:eager / dense@onnxruntime:cpu > 1.9", True),
         ("dense@onnxruntime:cpu again / dense@onnxruntime:cpu > 1.1", False),
     ],
 )
@@ -187,87 +149,53 @@ def test_names_mean_any_two_variants(expression: str, failing: bool) -> None:
     assert fails(compared(rows), expression) is failing
 
 
-def test_a_name_without_a_batch_stands_for_all_batches() -> None:
-    rows = [
-        variant(f"{weights}@onnxruntime:cpu:b{batch}", around(ms), batch=batch)
-        for batch in (1, 8)
-        for weights, ms in (("dense", 10.0), ("sparse", 12.0))
-    ]
-    comparison = compared(rows)
-    assert len(check_fail_if(comparison, [f"{SPARSE} / {DENSE} > 1"]).failed) == 2
-    assert len(check_fail_if(comparison, [f"{SPARSE}:b8 / {DENSE}:b8 > 1"]).failed) == 1
-    with pytest.raises(BadInputError, match="names no two variants"):
-        check_fail_if(comparison, [f"{SPARSE}:b8 / {DENSE}:b1 > 1"])
-
-
-def test_labels_may_hold_slashes_operators_and_quotes() -> None:
-    labels = ('a/b > "c"', "a/b", "c > 1/d")
-    rows = [
-        variant(f"{label}@onnxruntime:cpu", around(ms))
-        for label, ms in zip(labels, (10, 12, 14), strict=True)
-    ]
-    comparison = compared(rows, baseline=rows[0].name)
-    assert fails(comparison, 'a/b / a/b > "c" > 1.1')
-    assert not fails(comparison, 'a/b / a/b > "c" > 1.3')
-    assert fails(comparison, "c > 1/d/a/b > 1.1")
-    assert not fails(comparison, "c > 1/d/a/b > 1.2")
-
-
-def test_what_can_be_read_in_two_ways_is_refused() -> None:
-    rows = [variant(f"{label}@e:m", around(10)) for label in ("a", "b/c", "a/b", "c")]
-    with pytest.raises(BadInputError, match="can be read in 2 ways") as raised:
-        check_fail_if(compared(rows, baseline="a@e:m"), ["a/b/c > 1"])
-    assert "in full" in str(raised.value)
-    assert not fails(compared(rows, baseline="a@e:m"), "a@e:m / b/c@e:m > 1")
-
-
-@pytest.mark.parametrize("expression", ["sparse/thin > 1", "dense/dense > 1", "noise/dense > 1"])
+@pytest.mark.parametrize(
+    "expression", ["sparse / thin > 1", "dense / dense > 1", "noise / dense > 1"]
+)
 def test_what_names_nothing_is_refused_with_what_there_is(expression: str) -> None:
     with pytest.raises(BadInputError, match="names no two variants") as raised:
-        check_fail_if(two(1.0), [expression])
+        check_gates(two(1.0), [expression])
     assert raised.value.hint == f"known are dense, sparse, {DENSE}, {TWIN}, {SPARSE}"
 
 
 @pytest.mark.parametrize(
     "expression",
     [
-        "",
-        "sparse/dense",
-        "sparse/dense = 1",
+        "sparse / dense",
+        "sparse / dense = 1",
         "sparse > 1",
-        "> 1",
-        "sparse/dense > one",
-        "sparse/dense > nan",
-        "sparse/dense > -1",
-        "sparse/dense > 0",
-        "sparse/dense >",
+        "sparse / dense > one",
+        "sparse / dense > -1",
+        "sparse / dense > 0",
+        "sparse/dense > 1",
+        "sparse / dense>1",
     ],
 )
 def test_what_is_no_condition_is_refused(expression: str) -> None:
     with pytest.raises(BadInputError, match="--fail-if") as raised:
-        parse_fail_if(expression)
-    assert raised.value.hint == 'write it like "sparse/dense > 1.0" or "noise > 0.05"'
+        parse_gate(expression)
+    assert raised.value.hint == 'write it like "sparse / dense > 1.0"'
 
 
 def test_a_gate_does_not_pass_because_one_side_failed() -> None:
     comparison = compared([variant(DENSE, around(10)), variant(SPARSE, error="no kernel")])
-    assert check_fail_if(comparison, ["sparse/dense > 1.0"]).failed == (
-        "sparse/dense > 1.0: not measured: sparse@onnxruntime:cpu: no kernel",
+    assert check_gates(comparison, ["sparse / dense > 1.0"]).failed == (
+        "sparse / dense > 1.0: not measured: sparse@onnxruntime:cpu: no kernel",
     )
 
 
 def test_a_variant_that_was_never_timed_is_missing_at_every_batch() -> None:
     rows = [variant(f"{DENSE}:b{b}", around(10), batch=b) for b in (1, 8)]
     comparison = compared([*rows, variant(SPARSE, error="no kernel")])
-    assert check_fail_if(comparison, ["sparse/dense > 1.0"]).failed == (
-        "sparse/dense > 1.0: not measured: sparse@onnxruntime:cpu: no kernel",
+    assert check_gates(comparison, ["sparse / dense > 1.0"]).failed == (
+        "sparse / dense > 1.0: not measured: sparse@onnxruntime:cpu: no kernel",
     )
 
 
 def test_a_variant_that_failed_on_the_way_fails_its_gate() -> None:
     rows = [variant(DENSE, around(10)), variant(SPARSE, around(5)[:12], error="it crashed")]
-    assert check_fail_if(compared(rows), ["sparse/dense > 1.0"]).failed == (
-        "sparse/dense > 1.0: not measured: sparse@onnxruntime:cpu: it crashed",
+    assert check_gates(compared(rows), ["sparse / dense > 1.0"]).failed == (
+        "sparse / dense > 1.0: not measured: sparse@onnxruntime:cpu: it crashed",
     )
 
 
@@ -276,38 +204,16 @@ def test_an_engine_that_did_not_run_fails_only_where_it_was_asked_for() -> None:
         *two(0.8).variants,
         *(variant(f"{w}@tensorrt:gpu", error="no GPU") for w in ("dense", "sparse")),
     ]
-    assert not fails(compared(rows), "sparse/dense > 1.0")
+    assert not fails(compared(rows), "sparse / dense > 1.0")
     asked = compared(rows, engines=("onnxruntime:cpu", "tensorrt:gpu"))
-    assert check_fail_if(asked, ["sparse/dense > 1.0"]).failed == (
-        "sparse/dense > 1.0: not measured: sparse@tensorrt:gpu: no GPU; dense@tensorrt:gpu: no GPU",
+    assert check_gates(asked, ["sparse / dense > 1.0"]).failed == (
+        "sparse / dense > 1.0: not measured: sparse@tensorrt:gpu: no GPU; "
+        "dense@tensorrt:gpu: no GPU",
     )
-
-
-def test_a_gate_fails_where_nothing_at_all_was_measured() -> None:
-    rows = [variant(name, error="no GPU") for name in ("dense@tensorrt:gpu", "sparse@tensorrt:gpu")]
-    (line,) = check_fail_if(compared(rows, baseline=rows[0].name), ["sparse/dense > 1"]).failed
-    assert line.startswith("sparse/dense > 1: nothing was measured: sparse@tensorrt:gpu: no GPU")
-
-
-def test_samples_that_were_not_taken_in_rounds_are_not_paired_by_a_gate() -> None:
-    """Paired, a time that rises on both sides alike would have a narrow interval."""
-    rising = [10 + 0.2 * i for i in range(40)]
-    rows = [variant(DENSE, rising), variant(SPARSE, [1.1 * ms for ms in rising])]
-    paired = compared(rows)
-    unpaired = replace(paired, ratios=unpaired_ratios(rows, DENSE, 0))
-    assert fails(paired, "sparse/dense > 1.0", "dense/sparse < 1.0")
-    assert not fails(unpaired, "sparse/dense > 1.0", "dense/sparse < 1.0")
-
-
-def test_several_gates_are_checked_in_their_order() -> None:
-    lines = check_fail_if(
-        two(1.1, part=0), ["sparse/dense > 1.2", "sparse/dense > 1", "noise >= 0"]
-    ).failed
-    assert [line.partition(":")[0] for line in lines] == ["sparse/dense > 1", "noise >= 0"]
 
 
 def test_names_that_a_terminal_would_obey_are_escaped() -> None:
     rows = [variant(f"{label}@e:m", around(ms)) for label, ms in (("a", 10), ("b\x1b[31m", 20))]
-    (line,) = check_fail_if(compared(rows, baseline="a@e:m"), ["b\x1b[31m/a > 1"]).failed
+    (line,) = check_gates(compared(rows, baseline="a@e:m"), ["b\x1b[31m / a > 1"]).failed
     assert "\x1b" not in line
     assert r"b\x1b[31m@e:m / a@e:m is 2.000" in line

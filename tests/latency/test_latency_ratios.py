@@ -51,12 +51,6 @@ def test_the_noise_is_how_far_the_twin_s_interval_reaches() -> None:
     assert 0.01 < noise.floor < 0.012
 
 
-def test_a_faster_twin_counts_as_much_as_a_slower_one() -> None:
-    twin = variant(f"{DENSE} again", around(10 / 1.25, part=0))
-    _, (noise,) = ratios_and_noise([variant(DENSE, around(10, part=0)), twin], DENSE, 0)
-    assert (noise.ratio, noise.floor) == pytest.approx((0.8, 0.25))
-
-
 def test_with_too_few_rounds_the_noise_reaches_as_far_as_the_widest_round() -> None:
     base, twin = variant(DENSE, (10.0, 10.0, 10.0)), variant(f"{DENSE} again", (10.0, 8.0, 11.0))
     _, (noise,) = ratios_and_noise([base, twin], DENSE, 0)

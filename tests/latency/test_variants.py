@@ -4,16 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twofour.engines.timing import percentile, with_samples
 from twofour.errors import BadInputError
-from twofour.latency.variants import (
+from twofour.records.latency import (
+    ComparedVariant,
     VariantName,
     parse_variant_name,
-    percentile,
     variant_name,
-    with_samples,
     without_batch,
 )
-from twofour.records.latency import ComparedVariant
 
 WORDS = st.from_regex(r"[a-z0-9][a-z0-9_.+-]{0,12}", fullmatch=True)
 LABELS = st.one_of(
@@ -23,26 +22,13 @@ LABELS = st.one_of(
 )
 
 
-@pytest.mark.parametrize(
-    ("again", "batch", "name"),
-    [
-        (False, None, "dense@onnxruntime:cpu"),
-        (True, None, "dense@onnxruntime:cpu again"),
-        (False, 8, "dense@onnxruntime:cpu:b8"),
-        (True, 32, "dense@onnxruntime:cpu again:b32"),
-    ],
-)
-def test_a_name_has_the_twin_before_the_batch(again: bool, batch: int | None, name: str) -> None:
-    assert variant_name("dense", "onnxruntime", "cpu", again=again, batch=batch) == name
-
-
 @given(LABELS, WORDS, WORDS, st.booleans(), st.none() | st.integers(1, 10**6))
 def test_every_name_can_be_read_back(
     weights: str, engine: str, mode: str, again: bool, batch: int | None
 ) -> None:
     name = variant_name(weights, engine, mode, again=again, batch=batch)
     assert parse_variant_name(name) == VariantName(
-        weights=weights, engine=engine, mode=mode, again=again, batch=batch
+        weights=weights, engine_mode=f"{engine}:{mode}", again=again
     )
     assert without_batch(name) == variant_name(weights, engine, mode, again=again)
 
@@ -75,9 +61,3 @@ def test_percentiles_are_of_the_runs_where_a_sample_is_a_median_of_several() -> 
     row = with_samples(ComparedVariant(name="dense"), (2.0, 3.0), tuple(map(float, range(1, 11))))
     assert (row.median_ms, row.p90_ms, row.p99_ms) == (2.5, 9.0, 10.0)
     assert row.throughput == pytest.approx(400)
-
-
-def test_a_variant_without_samples_has_no_figures_rather_than_zero() -> None:
-    row = with_samples(ComparedVariant(name="dense", error="no kernel"), ())
-    assert row == ComparedVariant(name="dense", error="no kernel")
-    assert (row.median_ms, row.throughput) == (None, None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from twofour.logs.build import OpenBuild
-from twofour.logs.parser import WORDINGS
 from twofour.logs.prefix import LogicalLine
 from twofour.logs.read import parse_lines
+from twofour.logs.wordings import WORDINGS, Wording
 from twofour.records.log import CheckedTensor
 
 LOG = [
@@ -26,7 +26,7 @@ def new_words(build: OpenBuild, line: LogicalLine) -> None:
 def test_a_wording_that_is_added_is_read_behind_any_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "twofour.logs.parser.WORDINGS",
-        [*WORDINGS, ("Weights with two of four zeros: ", new_words)],
+        [*WORDINGS, Wording("Weights with two of four zeros: ", new_words, is_sure=True)],
     )
     (build,) = parse_lines(LOG)
     assert [tensor.name for tensor in build.checked_tensors] == ["conv1.weight", "fc.weight"]

@@ -156,21 +156,15 @@ def test_a_name_far_in_a_list_is_quoted_behind_the_words_that_begin_the_list(
 
 def test_a_wrapped_list_is_quoted_by_the_line_that_names_the_layer(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
-    log.write_text(
-        "[V] (Sparsity) Found 4 layer(s) eligible to use sparse tactics: conv1, conv2,\n"
-        " conv3,\nconv4\n[V] (Sparsity) Chose 4 layer(s) using sparse tactics: conv1, conv2,\n"
-        "conv3, conv4\n"
-    )
+    names = "layer1.conv, layer2.conv, layer3.conv"
+    found = f"[V] (Sparsity) Found 3 layer(s) eligible to use sparse tactics: {names}"
+    chose = f"[V] (Sparsity) Chose 3 layer(s) using sparse tactics: {names}"
+    log.write_text("".join(f"{line[:79]}\n{line[79:]}\n" for line in (found, chose)))
     (build,) = read_build_log(log).builds
     report = report_from_log(build)
-    sources = [
-        (v.layer, (v.reasons[0].source or "").removeprefix(f"{log}")) for v in report.verdicts
-    ]
-    assert sources[0] == (
-        "conv1",
-        ":4: (Sparsity) Chose 4 layer(s) using sparse tactics: conv1, conv2,",
-    )
-    assert sources[2:] == [("conv3", ":5: conv3, conv4"), ("conv4", ":5: conv3, conv4")]
+    sources = [(v.reasons[0].source or "").removeprefix(f"{log}:") for v in report.verdicts]
+    first = "3: (Sparsity) Chose 3 layer(s) using sparse tactics: layer1.conv, layer2.conv,"
+    assert sources == [first, first, "4:  layer3.conv"]
     assert check(log) > 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from support.rendered import log_text
 
 from twofour.logs.read import parse_lines, read_build_log
@@ -156,14 +155,6 @@ def test_a_timing_cache_that_may_hide_timings_is_reported() -> None:
     }
 
 
-def test_names_with_the_separator_or_an_odd_bracket_are_found_by_the_names_known() -> None:
-    eligible, chosen = only("odd_names.log").sparsity_lines
-    assert eligible.names == ("head, left", "tail(1 + relu", "conv1")
-    assert eligible.uncertain
-    assert chosen.names == ("unknown(1",)
-    assert chosen.uncertain
-
-
 def test_messages_behind_the_prefix_of_another_program_are_found() -> None:
     build = only("docker.log")
     assert (build.eligible, build.chosen) == (("conv1",), ())
@@ -179,12 +170,6 @@ def test_a_real_log_of_tensorrt_rtx_without_a_gpu_gives_one_built_engine() -> No
     assert build.sparsity is SparsityFlag.UNKNOWN
     assert build.model == "small.onnx"
     assert build.error_count == 0
-
-
-@pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda p: p.name)
-def test_the_first_line_of_every_fixture_says_where_it_is_from(path: Path) -> None:
-    first = path.read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith(("# written by hand for ", "# real log: "))
 
 
 def test_comparing_outputs_is_no_build_and_ends_none() -> None:
@@ -242,15 +227,3 @@ def test_an_error_of_building_after_a_finished_engine_is_the_next_build() -> Non
     assert (first.outcome, second.outcome) == (BuildOutcome.BUILT, BuildOutcome.FAILED)
     assert (first.error_count, second.error_count, second.first_line) == (0, 3, 3)
     assert second.producer is Producer.PYTHON
-
-
-def test_the_lists_of_one_engine_cut_off_at_their_mark_are_one_build() -> None:
-    found = "(Sparsity) Found {} layer(s) eligible to use sparse tactics: {}"
-    none = "(Sparsity) Chose 0 layer(s) using sparse tactics:"
-    pair = (found.format(1, "fc"), none, found.format(2, "conv1 + relu1, conv2"), none)
-    (build,) = parse_lines(pair)
-    assert (build.eligible, build.chosen) == (("fc", "conv1 + relu1", "conv2"), ())
-    again = [build.eligible for build in parse_lines((*pair, *pair))]
-    assert again == [("fc", "conv1 + relu1", "conv2")] * 2
-    same = parse_lines((pair[0], none, pair[0], none))
-    assert [build.eligible for build in same] == [("fc",), ("fc",)]

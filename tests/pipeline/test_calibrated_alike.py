@@ -8,20 +8,18 @@ import numpy as np
 import pytest
 
 from twofour.pipeline.run import run_export, run_prune
-from twofour.records.options import (
-    CalibrationOptions,
-    MethodOptions,
-    Precision,
-    RunOptions,
-)
+from twofour.records.options import CalibrationOptions, MethodOptions, Precision, RunOptions
 from twofour.records.pruning import PrunedWeight
 
 _SMALL = Path(__file__).parents[1] / "support" / "small_model.py"
+_SHARE = 2e-3
+"""Of the energy of a layer's outputs. Errors are such shares already; rounding, which differs from
+processor to processor, moves a layer that loses 1e-4 by several per cent of that."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", [8, 12], ids=["all places", "some of each sample"])
-def test_a_module_and_its_file_lose_the_same(tmp_path: Path, side: int) -> None:
+def test_a_module_and_its_file_lose_the_same(tmp_path: Path) -> None:
+    side = 12  # so that some places of each sample are looked at
     model = f"{tmp_path / 'model.py'}:make"
     code = _SMALL.read_text().replace("2, 3, 8, 8", f"2, 3, {side}, {side}")
     (tmp_path / "model.py").write_text(code)
@@ -30,7 +28,7 @@ def test_a_module_and_its_file_lose_the_same(tmp_path: Path, side: int) -> None:
     options = RunOptions(
         precision=Precision.FLOAT32,
         calibration=CalibrationOptions(data=str(tmp_path / "x.npz")),
-        method=MethodOptions(name="admm", repair=False),
+        method=MethodOptions(name="admm"),
     )
     run_export(model, tmp_path / "e", RunOptions(precision=Precision.FLOAT32))
     _, module, _ = run_prune(model, tmp_path / "m", options)
@@ -42,7 +40,7 @@ def test_a_module_and_its_file_lose_the_same(tmp_path: Path, side: int) -> None:
         assert one.output_error is not None
         assert other.output_error is not None
         lost = one.output_error.calibration, other.output_error.calibration
-        np.testing.assert_allclose(*lost, rtol=0.02)
+        assert abs(lost[0] - lost[1]) < _SHARE, one.weight.layer
 
 
 def _pruned(weights: tuple[PrunedWeight, ...]) -> list[PrunedWeight]:

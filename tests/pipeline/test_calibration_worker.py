@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twofour.pipeline.calibration_worker import BatchFile, CalibrationWorker, Looking, Tap
+from twofour.pipeline.calibration_worker import BatchFile, CalibrationWorker, Tap
 from twofour.pruning.matrices import Layout
 from twofour.pruning.onnx_rows import Reading, Spatial
 
@@ -31,15 +31,8 @@ def test_samples_of_different_batches_show_different_places(tmp_path: Path) -> N
     batches = [BatchFile(path=tmp_path / "x.npz", samples=1, first=at) for at in range(100)]
     worker = CalibrationWorker(lambda *_: None)
     worker.begin(tmp_path, batches)
-    looking = Looking(
-        piece=None,
-        level="all",
-        keep=frozenset(),
-        memory_bytes=0,
-        disk_bytes=0,
-        taps=(Tap(tensor="x", reading=_POINTWISE, layer="conv"),),
-    )
-    (found,) = worker.look(looking).statistics
+    tap = Tap(tensor="x", reading=_POINTWISE, layer="conv")
+    (found,) = worker.look([tap], [], frozenset(), "all").statistics
     assert found is not None
     assert found.held_out is not None
     for inputs, samples in ((found.seen, 90), (found.held_out, 10)):

@@ -1,17 +1,14 @@
-"""What `compare` says of an emitted folder that came back: of rounds, of single runs, of less."""
+"""What `compare` says of an emitted folder that came back: of rounds, of less."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import shutil
 from pathlib import Path
 
 import pytest
 from support.trtexec_machine import Machine, emit, model
 
 from twofour.errors import BadInputError
-from twofour.pipeline.compare.trtexec_times import compare_emitted
+from twofour.pipeline.emitting import compare_emitted
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.options import CompareOptions
 from twofour.store import from_json, to_json
@@ -33,14 +30,6 @@ def built(
 
 def compared(folder: Path, **options: object) -> LatencyComparison:
     return compare_emitted(folder, CompareOptions(**options))  # type: ignore[arg-type]  # by name
-
-
-def before_rounds(folder: Path) -> None:
-    """Make emitted.json what it was before build.sh timed in rounds."""
-    path = folder / "emitted.json"
-    record = json.loads(path.read_text(encoding="utf-8"))
-    del record["rounds"]
-    path.write_text(json.dumps(record), encoding="utf-8")
 
 
 def test_each_round_gives_the_median_of_its_passes_and_the_ratio_comes_out_right(
@@ -136,49 +125,6 @@ def test_without_the_second_dense_run_there_is_a_ratio_and_no_noise(tmp_path: Pa
     assert comparison.ratios[0].rounds == 12
 
 
-@pytest.mark.parametrize("old", [True, False])
-def test_single_runs_are_compared_unpaired_and_the_note_says_what_that_leaves_open(
-    tmp_path: Path, old: bool
-) -> None:
-    folder = built(tmp_path, rounds="0")
-    if old:
-        before_rounds(folder)
-    comparison = compared(folder)
-    dense, sparse = comparison.variants
-    assert (len(dense.samples_ms), min(dense.samples_ms), max(dense.samples_ms)) == (40, 2.0, 2.04)
-    assert sparse.median_ms == pytest.approx(1.52)
-    (ratio,) = comparison.ratios
-    assert ratio.ratio == pytest.approx(152 / 202)
-    assert (ratio.paired, ratio.verdict) == (False, LatencyVerdict.FASTER)
-    assert ratio.low is not None
-    assert ratio.high is not None
-    assert ratio.low < 152 / 202 < ratio.high < 0.77
-    assert comparison.noise == ()
-    assert "clocks, heat, other work" in comparison.notes[0]
-    remedy = "make the folder again" if old else "build.sh times in rounds unless ROUNDS is 0"
-    assert remedy in comparison.notes[0]
-    assert dense.settings is not None
-    assert dense.settings.timing.startswith("one run on the GPU")
-    assert "--warmUp=500" not in dense.settings.options
-
-
-def test_where_one_variant_was_never_timed_in_rounds_the_single_runs_stand_in(
-    tmp_path: Path,
-) -> None:
-    failing = " ".join(f"sparse.{n}" for n in (1, 2))
-    comparison = compared(built(tmp_path, rounds="2", failing_passes=failing))
-    assert not comparison.ratios[0].paired
-    assert len(comparison.variants[1].samples_ms) == 40
-    assert comparison.notes[0].startswith("sparse has no times of rounds 1, 2")
-
-
-def test_an_engine_that_could_not_be_built_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    comparison = compared(built(tmp_path, failing="dense"))
-    dense, sparse = comparison.variants
-    assert (dense.error, dense.samples_ms) == ("trtexec failed: dense.log says why", ())
-    assert (len(sparse.samples_ms), comparison.ratios) == (40, ())
-
-
 def test_a_folder_that_came_back_without_plans_model_and_dense_log_says_what_is_left(
     tmp_path: Path,
 ) -> None:
@@ -201,48 +147,22 @@ def test_a_model_with_fixed_shapes_has_the_batch_of_its_file(tmp_path: Path) -> 
 
 
 def test_a_folder_without_times_says_what_to_run(tmp_path: Path) -> None:
-    folder = built(tmp_path)
-    shutil.rmtree(folder / "times")
-    for name in ("dense", "sparse"):
-        (folder / f"{name}.times.json").unlink()
-    with pytest.raises(BadInputError, match="holds no times") as error:
-        compared(folder)
+    with pytest.raises(BadInputError, match="holds no times of whole rounds") as error:
+        compared(built(tmp_path, rounds="0"))
     assert "run build.sh in it on a machine with TensorRT 10.x" in (error.value.hint or "")
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "flag"),
-    [
-        ("engines", ("torch:eager",), "--engines"),
-        ("batches", (1, 8), "--batch"),
-        ("metric", "m.py:f", "--metric"),
-        ("threads", 2, "--threads"),
-        ("inputs", "x.npz", "--inputs"),
-        ("input_shapes", ((1, 8),), "--input-shape"),
-        ("shapes", ("x=1x8:8x8:8x8",), "--shapes"),
-        ("rounds", 20, "--rounds"),
-        ("warmup", 9, "--warmup"),
-        ("time_limit_s", 5.0, "--time-limit"),
-        ("baseline", SPARSE, "--baseline"),
-    ],
-)
-def test_an_option_that_asks_for_a_measurement_is_refused(
-    tmp_path: Path, option: str, value: object, flag: str
-) -> None:
+def test_a_folder_in_which_an_engine_failed_says_which(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"trtexec failed, dense\.log says why"):
+        compared(built(tmp_path, failing="dense"))
+
+
+def test_an_option_that_asks_for_a_measurement_is_refused(tmp_path: Path) -> None:
     folder = built(tmp_path, rounds="1")
-    with pytest.raises(BadInputError, match=f"^{flag}: "):
-        compared(folder, **{option: value})
-
-
-def test_every_option_is_either_followed_or_refused() -> None:
-    followed = {"seed", "baseline", "fail_if"}
-    refused = {
-        *("engines", "batches", "metric", "threads", "inputs", "input_shapes", "shapes"),
-        "input_shape_names",
-        *("rounds", "warmup", "time_limit_s"),
-    }
-    idle = {"trust"}  # no code that the folder names is run
-    assert {f.name for f in dataclasses.fields(CompareOptions)} == followed | refused | idle
+    with pytest.raises(BadInputError, match="only --seed, --baseline and --fail-if apply"):
+        compared(folder, rounds=20)
+    with pytest.raises(BadInputError, match=r"^--baseline: "):
+        compared(folder, baseline=SPARSE)
 
 
 def test_the_baseline_may_be_named_and_the_record_is_read_back(tmp_path: Path) -> None:

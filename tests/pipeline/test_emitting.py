@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from twofour.cli.app import app
 from twofour.errors import BadInputError
-from twofour.pipeline.emitting import emit_trtexec, is_emitted_folder, read_emitted
+from twofour.pipeline.emitting import emit_trtexec
+from twofour.pipeline.evidence import is_emitted_folder, read_emitted
 from twofour.pipeline.folder import MANIFEST
 from twofour.records.build import TrtexecFolder
 from twofour.records.export import LayerMap, LayerName
@@ -24,14 +25,14 @@ from twofour.records.options import RunOptions, ShapeProfile
 from twofour.records.run import RunManifest
 from twofour.store import read_record, write_record
 
-ODD_NAMES = ("plain", "with space", 'it\'s "quoted"', "$(touch owned)`x`;#", "日本 é", "-dash")
+ODD_NAMES = ('it\'s "quoted"', "$(touch owned)`x`;#", "日本 é", "-dash")
 
 
 def test_the_folder_holds_the_model_with_its_data_the_script_and_a_record(tmp_path: Path) -> None:
     source = model(tmp_path / "m.onnx")
     emitted = emit(source, tmp_path / "out")
     names = {entry.name for entry in (tmp_path / "out").iterdir()}
-    assert names == {"sparse.onnx", "sparse.onnx.data", "build.sh", "README.txt", "emitted.json"}
+    assert names == {"sparse.onnx", "sparse.onnx.data", "build.sh", "emitted.json"}
     copied = onnx.load(tmp_path / "out" / "sparse.onnx")
     assert copied.graph.initializer[0].raw_data == onnx.load(source).graph.initializer[0].raw_data
     assert os.access(tmp_path / "out" / "build.sh", os.X_OK)
@@ -41,37 +42,28 @@ def test_the_folder_holds_the_model_with_its_data_the_script_and_a_record(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("version", "number", "typing", "workspace", "layers"),
+    ("version", "number", "typing"),
     [
-        ("8.0", "8003", ["--fp16"], ["--workspace=4096"], False),
-        ("8.5", "8510", ["--fp16"], [], True),
-        ("8.6", "8601", ["--fp16"], [], True),
-        ("10", "101601", ["--stronglyTyped"], [], True),
+        ("8.5", "8510", ["--fp16"]),
+        ("8.6", "8601", ["--fp16"]),
+        ("10", "101601", ["--stronglyTyped"]),
     ],
 )
 def test_trtexec_gets_exactly_the_arguments_of_its_version(
-    *,
-    tmp_path: Path,
-    version: str,
-    number: str,
-    typing: list[str],
-    workspace: list[str],
-    layers: bool,
+    tmp_path: Path, version: str, number: str, typing: list[str]
 ) -> None:
     emit(model(tmp_path / "m.onnx"), tmp_path / "out", version, iterations=20)
     ran = Machine(root=tmp_path, version=number).run(tmp_path / "out")
     assert ran.code == 0, ran.stderr
-    information = ["--profilingVerbosity=detailed", "--exportLayerInfo={}.layers.json"]
 
     def expected(variant: str, sparsity: str) -> list[str]:
         arguments = [
             *("--onnx=sparse.onnx", "--saveEngine={}.plan", f"--sparsity={sparsity}", *typing),
             *("--minShapes=x:1x8", "--optShapes=x:8x8", "--maxShapes=x:8x8"),
-            *workspace,
             *("--timingCacheFile=timing.cache", "--verbose", "--iterations=20"),
             *("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun"),
-            *(information if layers else []),
-            *("--dumpProfile", "--exportProfile={}.profile.json", "--exportTimes={}.times.json"),
+            *("--profilingVerbosity=detailed", "--exportLayerInfo={}.layers.json"),
+            *("--dumpProfile", "--exportProfile={}.profile.json"),
         ]
         return [argument.format(variant) for argument in arguments]
 
@@ -110,14 +102,6 @@ def test_odd_names_of_folders_and_inputs_come_through_whole(tmp_path: Path, odd:
     assert not list(tmp_path.rglob("owned"))
 
 
-def test_each_engine_has_a_log_with_both_streams_of_trtexec(tmp_path: Path) -> None:
-    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
-    Machine(root=tmp_path, failing="dense").run(tmp_path / "out")
-    log = (tmp_path / "out" / "dense.log").read_text()
-    assert log.startswith("&&&& RUNNING TensorRT.trtexec [TensorRT v100300]")
-    assert "out of dense memory" in log
-
-
 def test_an_engine_that_fails_is_named_and_the_other_one_is_built(tmp_path: Path) -> None:
     emit(model(tmp_path / "m.onnx"), tmp_path / "out")
     machine = Machine(root=tmp_path)
@@ -136,10 +120,7 @@ def test_an_engine_that_fails_is_named_and_the_other_one_is_built(tmp_path: Path
     [
         ("10.3", "8602", "8.6"),
         ("8.6", "101601", "10.16"),
-        ("8.4", "8601", "8.6"),
         ("8.6", "8510", "8.5"),
-        ("11", "100300", "10.3"),
-        ("10", "110100", "11.1"),
     ],
 )
 def test_a_trtexec_of_another_version_is_refused_before_it_builds(
@@ -204,7 +185,7 @@ def passes(ran: Ran) -> list[str]:
     return [name.removesuffix(".json") for name in files]
 
 
-@pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
+@pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_both_engines_are_timed_in_twelve_rounds_of_changing_order(
     tmp_path: Path, shell: str
 ) -> None:
@@ -267,15 +248,7 @@ def test_nothing_is_timed_in_rounds_where_an_engine_failed_and_old_times_are_gon
     assert list((tmp_path / "out" / "times").iterdir()) == []
 
 
-def test_zero_rounds_time_nothing_and_make_no_folder(tmp_path: Path) -> None:
-    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
-    ran = Machine(root=tmp_path, rounds="0").run(tmp_path / "out")
-    assert (ran.code, passes(ran)) == (0, [])
-    assert "timing" not in ran.stdout
-    assert not (tmp_path / "out" / "times").exists()
-
-
-@pytest.mark.parametrize("rounds", ["ten", "-1", "08", "1000", "2.5", " 3"])
+@pytest.mark.parametrize("rounds", ["ten", "-1", "1000"])
 def test_another_number_of_rounds_is_refused_before_anything_runs(
     tmp_path: Path, rounds: str
 ) -> None:
@@ -283,13 +256,6 @@ def test_another_number_of_rounds_is_refused_before_anything_runs(
     ran = Machine(root=tmp_path, rounds=rounds).run(tmp_path / "out")
     assert (ran.code, ran.notes) == (2, ())
     assert f"ROUNDS={rounds} is not a number from 0 to 999" in ran.stderr
-
-
-def test_the_readme_names_what_is_timed_and_both_commands_for_the_folder(tmp_path: Path) -> None:
-    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
-    text = (tmp_path / "out" / "README.txt").read_text()
-    assert "twofour report FOLDER\n         twofour compare FOLDER\n" in text
-    assert "Then 12 rounds time dense, sparse, dense-again, in changing order" in text
 
 
 def test_shapes_are_those_asked_for_then_those_of_examples_then_a_batch_of_1_to_8(
@@ -305,12 +271,6 @@ def test_shapes_are_those_asked_for_then_those_of_examples_then_a_batch_of_1_to_
     assert emit(source, tmp_path / "c").options.shapes == (
         ShapeProfile(input="x", min=(1, 8), opt=(8, 8), max=(8, 8)),
     )
-
-
-def test_a_model_with_fixed_shapes_needs_no_profile(tmp_path: Path) -> None:
-    emitted = emit(model(tmp_path / "m.onnx", shape=[2, 8]), tmp_path / "out")
-    assert emitted.options.shapes == ()
-    assert not [a for v in emitted.variants for a in v.arguments if "Shapes" in a]
 
 
 @pytest.mark.parametrize("shape", [["batch", "width"], [4, "width"]])
@@ -389,7 +349,6 @@ def test_an_opset_that_8_does_not_read_is_told(
     assert result.exit_code == 0, result.output
     advice = f"has {opset}: export the torch model with --opset 17"
     assert (advice in " ".join(result.stderr.split())) is told
-    assert (advice in (tmp_path / "out" / "README.txt").read_text()) is told
 
 
 def test_the_command_line_prints_the_record_alone_with_json(tmp_path: Path) -> None:
@@ -401,45 +360,3 @@ def test_the_command_line_prints_the_record_alone_with_json(tmp_path: Path) -> N
     printed = json.loads(result.stdout)
     assert printed["tensorrt"] == "10.x"
     assert [v["variant"] for v in printed["variants"]] == ["sparse", "dense"]
-
-
-@pytest.mark.parametrize(
-    "left", [["sparse.onnx"], [".sparse.onnx.data.ab12cd.part", "build.sh"], []]
-)
-def test_a_folder_that_was_left_half_filled_is_filled_again(
-    tmp_path: Path, left: Sequence[str]
-) -> None:
-    source, out = model(tmp_path / "m.onnx"), tmp_path / "out"
-    out.mkdir()
-    for name in (".unfinished", *left):
-        (out / name).write_text("half")
-    emit(source, out)
-    names = {entry.name for entry in out.iterdir()}
-    assert names == {"sparse.onnx", "sparse.onnx.data", "build.sh", "README.txt", "emitted.json"}
-
-
-def test_what_a_user_put_into_a_half_filled_folder_keeps_it_as_it_is(tmp_path: Path) -> None:
-    source, out = model(tmp_path / "m.onnx"), tmp_path / "out"
-    out.mkdir()
-    for name in (".unfinished", "sparse.onnx", "dense.log"):
-        (out / name).write_text("there")
-    with pytest.raises(BadInputError, match=r"is not empty \(it holds 'dense.log'\)"):
-        emit(source, out)
-    assert {entry.name for entry in out.iterdir()} == {".unfinished", "sparse.onnx", "dense.log"}
-
-
-def test_a_write_that_fails_leaves_what_came_into_the_folder_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, out = model(tmp_path / "m.onnx"), tmp_path / "out"
-
-    def write(_path: Path, _text: str) -> None:
-        (out / "notes").mkdir()
-        (out / "notes" / "mine.txt").write_text("mine")
-        raise BadInputError("full")
-
-    monkeypatch.setattr("twofour.pipeline.emitting.write_text", write)
-    with pytest.raises(BadInputError, match="full"):
-        emit(source, out)
-    assert [entry.name for entry in out.iterdir()] == ["notes"]
-    assert (out / "notes" / "mine.txt").read_text() == "mine"

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofour.errors import BadInputError
-from twofour.pipeline import layer_lists
-from twofour.pipeline.layer_lists import glob_of, layer_list, read_layers
-from twofour.pruning.selection import choose
+from twofour.pruning.selection import choose, glob_of, layer_list, read_layers
 from twofour.records.options import Selection
 from twofour.records.weights import HARDWARE_PATTERN, Weight
 
@@ -85,14 +83,3 @@ def test_a_line_that_matches_no_layer_is_named(tmp_path: Path) -> None:
     ((_, pruned, reasons),) = choose([weight], HARDWARE_PATTERN, _read(tmp_path, "fc1\n"))
     assert not pruned
     assert reasons[0].message == f"left dense by {tmp_path / 'layers.txt'} line 1"
-
-
-def test_a_list_of_very_many_globs_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layer_lists, "_MOST_GLOBS", 5)
-    (tmp_path / "layers.txt").write_text("".join(f"layer{i}\n" for i in range(5)))
-    assert len(read_layers(tmp_path / "layers.txt", Selection()).exclude) == 5
-    (tmp_path / "layers.txt").write_text("".join(f"layer{i}\n" for i in range(6)))
-    with pytest.raises(BadInputError, match=r"layers\.txt line 6: more than 5 globs"):
-        read_layers(tmp_path / "layers.txt", Selection())

@@ -15,7 +15,7 @@ from twofour.errors import BadInputError
 from twofour.pipeline.run import run_all
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import VerdictName
-from twofour.records.options import RunOptions, Selection
+from twofour.records.options import Selection
 from twofour.records.weights import ReasonCode
 
 HEAD = "import json, os, sys, torch\nfrom torch import nn\n"
@@ -196,13 +196,6 @@ def test_user_code_that_changes_the_folder_does_not_move_the_run(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_an_opset_is_refused_for_an_onnx_file(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(b"")
-    with pytest.raises(BadInputError, match="ONNX already"):
-        run_all(str(path), tmp_path / "r", RunOptions(opset=17))
-
-
 def test_nan_outputs_are_not_called_agreement(tmp_path: Path) -> None:
     model = _write(
         tmp_path / "nan.py",
@@ -219,27 +212,6 @@ def test_nan_outputs_are_not_called_agreement(tmp_path: Path) -> None:
         app, ["prune-export-build", model, "--out", str(tmp_path / "r"), "--precision", "float32"]
     )
     assert "no finite value to compare; 32 values NaN or infinite" in shown.stdout
-
-
-def test_a_damaged_run_folder_is_not_called_valid(tmp_path: Path) -> None:
-    model = _write(
-        tmp_path / "plain.py", "def make():\n    return nn.Linear(16, 16), torch.randn(2, 16)\n"
-    )
-    run_all(model, tmp_path / "r", OPTIONS)
-    (tmp_path / "r" / "weights.safetensors").unlink()
-    with pytest.raises(BadInputError, match=r"weights\.safetensors is gone"):
-        validate_path(tmp_path / "r", None, Selection())
-    run_all(model, tmp_path / "r", OPTIONS)
-    assert validate_path(tmp_path / "r", None, Selection()).broken == ()
-
-
-def test_a_name_the_file_system_does_not_take_is_a_clear_error(tmp_path: Path) -> None:
-    model = _write(
-        tmp_path / "plain.py", "def make():\n    return nn.Linear(16, 16), torch.randn(2, 16)\n"
-    )
-    result = CliRunner().invoke(app, ["prune", model, "--out", str(tmp_path / ("x" * 300))])
-    assert result.exit_code == 2
-    assert "File name too long" in result.stderr
 
 
 def test_a_model_of_recurrent_weights_alone_is_refused_with_what_it_holds(tmp_path: Path) -> None:

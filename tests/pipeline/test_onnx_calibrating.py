@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,20 @@ from onnx import TensorProto, helper
 from support import killed_calibration
 from support import onnx_models as om
 
+from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import open_onnx
+from twofour.inputs.calibration import Batch, CalibrationData
 from twofour.pattern import check
 from twofour.pipeline.calibration_worker import CalibrationWorker
-from twofour.pipeline.onnx_calibrating import CalibrationJob, calibrate
+from twofour.pipeline.engine_host import EngineHost
+from twofour.pipeline.onnx_calibrating import OnnxCalibration
 from twofour.pipeline.run import run_prune
-from twofour.pipeline.sources.calibration.data import Batch, CalibrationData
+from twofour.pipeline.settings import Settings
 from twofour.pipeline.stages import Silent
 from twofour.pipeline.workers import WorkerDiedError
-from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.onnx_file import Calibrated, prune_onnx
+from twofour.pruning.statistics import Inputs
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 from twofour.records.pruning import PruneResult
 from twofour.records.weights import Pattern
@@ -39,18 +43,25 @@ SAMPLES = 20
 HELD = np.arange(SAMPLES) % 10 == 9
 
 
-class Here:
+class Here(EngineHost):
     """The worker's commands in this process."""
 
-    note: Callable[[str], None] = print
-
     def __init__(self, calls: Sequence[str] = ()) -> None:
+        super().__init__(note=print)
         self._worker = CalibrationWorker(lambda *_: None)
         self.calls = [*calls]
+        self.seen: dict[str, Inputs] = {}
+        """What the methods saw of each tensor."""
 
-    def call(self, command: str, *arguments: object) -> Any:
+    def call(self, command: str, *arguments: Any, report: ProgressCallback = no_progress) -> Any:
+        del report
         self.calls.append(command)
-        return getattr(self._worker, command)(*arguments)
+        found = getattr(self._worker, command)(*arguments)
+        if command == "look":
+            for tap, statistics in zip(arguments[0], found.statistics, strict=True):
+                if statistics is not None:
+                    self.seen[tap.tensor] = statistics.seen
+        return found
 
 
 def data_of(padding: om.Array | None = None, step: int = 8, **arrays: om.Array) -> CalibrationData:
@@ -67,29 +78,31 @@ def data_of(padding: om.Array | None = None, step: int = 8, **arrays: om.Array) 
             )
 
     return CalibrationData(
-        source="here", samples=count, notes=(), read=batches, content_key=lambda: "here"
+        source="here", samples=count, notes=(), batches=batches, key=lambda: "here"
     )
 
 
-def job_of(
+def calibrate(
     path: Path,
     data: CalibrationData,
     method: str = "admm",
     *,
+    here: Here | None = None,
+    progress: Silent | None = None,
     reference: Path | None = None,
     **options: Any,
-) -> CalibrationJob:
-    return CalibrationJob(
-        opened=open_onnx(path),
-        pattern=PATTERN,
-        selection=EVERY,
-        method=method,
-        options=MethodOptions(name=method, **{"repair": False, **options}),
-        data=data,
-        folder=path.parent / "work",
-        reference=None if reference is None else open_onnx(reference),
-        key="key",
+) -> Calibrated:
+    settings = Settings(
+        pattern=PATTERN, selection=EVERY, method=MethodOptions(name=method, **options)
     )
+    return OnnxCalibration(
+        open_onnx(path),
+        settings,
+        path.parent / "work",
+        progress or Silent(),
+        reference=None if reference is None else open_onnx(reference),
+        host=here or Here(),
+    ).run(data)
 
 
 def pruned(
@@ -97,14 +110,13 @@ def pruned(
     folder: Path,
     data: CalibrationData,
     method: str = "admm",
-    **o: Any,
+    **options: Any,
 ) -> tuple[Path, PruneResult]:
     """The saved file, and what is said of it."""
     path = model if isinstance(model, Path) else om.save(model, folder / "dense.onnx")
-    job = job_of(path, data, method, **o)
-    found = calibrate(job, Silent(), Here())
+    found = calibrate(path, data, method, **options)
     target = folder / "sparse.onnx"
-    result = prune_onnx(job.opened, target, PATTERN, EVERY, method=method, calibrated=found)
+    result = prune_onnx(open_onnx(path), target, PATTERN, EVERY, method=method, calibrated=found)
     return target, result
 
 
@@ -155,15 +167,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("method", ["wanda", "admm"])
 @pytest.mark.parametrize(("model", "shape"), CASES.values(), ids=CASES)
 def test_the_errors_are_those_of_the_saved_files_outputs(
-    tmp_path: Path, model: onnx.ModelProto, shape: tuple[int, ...], method: str
+    tmp_path: Path, model: onnx.ModelProto, shape: tuple[int, ...]
 ) -> None:
     x = np.random.default_rng(1).normal(0.5, size=(SAMPLES, *shape)).astype(np.float32)
-    target, result = pruned(model, tmp_path, data_of(x=x), method)
+    target, result = pruned(model, tmp_path, data_of(x=x))
     (row,) = result.weights
-    assert (row.pruned, row.method, row.bias_corrected) == (True, method, True)
+    assert (row.pruned, row.method, row.bias_corrected) == (True, "admm", True)
     dense, sparse = run(tmp_path / "dense.onnx", x=x), run(target, x=x)
     assert row.output_error is not None
     assert row.output_error.held_out is not None
@@ -208,30 +219,53 @@ def net() -> onnx.ModelProto:
 X = np.random.default_rng(0).normal(0.5, size=(SAMPLES, 8, 6, 6)).astype(np.float32)
 
 
-def test_later_layers_see_what_earlier_ones_became(tmp_path: Path) -> None:
-    target, result = pruned(net(), tmp_path, data_of(x=X))
+def test_later_layers_see_what_earlier_ones_became_and_what_they_were(tmp_path: Path) -> None:
+    here = Here()
+    target, result = pruned(net(), tmp_path, data_of(x=X), here=here)
     rows = {row.weight.layer: row for row in result.weights}
     assert list(rows) == ["first", "second", "shortcut", "product", "head"]
-    for layer, tap, weight in (("product", "f", "m"), ("head", "h", "w")):
-        x = run(target, tap, x=X)
-        before, after = (
-            onnx.numpy_helper.to_array(
-                next(t for t in om.load(path).graph.initializer if t.name == weight)
-            )
+    assert here.seen["x"].drift is None
+    for tap in "fh":
+        dense, x = (
+            run(path, tap, x=X)[~HELD].astype(np.float64)
             for path in (tmp_path / "dense.onnx", target)
         )
-        if weight == "w":
-            before, after = before.T, after.T
-        shift = (x[~HELD] @ (before - after)).mean(0)
-        error = rows[layer].output_error
-        assert error is not None
-        assert error.held_out is not None
-        for mask, value in ((~HELD, error.calibration), (HELD, error.held_out)):
-            lost = (x[mask] @ (before - after) - shift) ** 2
-            np.testing.assert_allclose(
-                value, lost.sum() / ((x[mask] @ before) ** 2).sum(), rtol=1e-3
-            )
+        drift = here.seen[tap].drift
+        assert drift is not None
+        for found, wanted in (
+            (here.seen[tap].gram[0], x.T @ x),
+            (drift.cross[0], (dense - x).T @ x),
+        ):
+            np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+        total = (dense - x).sum(0)
+        np.testing.assert_allclose(drift.total[0], total, atol=1e-4 * np.abs(x).max())
     assert [rows[layer].bias_corrected for layer in rows] == [True, True, False, True, True]
+
+
+def test_outputs_of_later_layers_have_the_dense_means_again(tmp_path: Path) -> None:
+    target, _ = pruned(net(), tmp_path, data_of(x=X))
+    for tensor in "ahy":
+        dense, sparse = (
+            run(path, tensor, x=X)[~HELD] for path in (tmp_path / "dense.onnx", target)
+        )
+        over = (0, 2, 3) if dense.ndim == 4 else 0
+        means = dense.mean(over)
+        np.testing.assert_allclose(sparse.mean(over), means, atol=1e-5 * np.abs(means).max())
+
+
+def test_a_mask_that_is_kept_aims_at_the_dense_reference(tmp_path: Path) -> None:
+    dense, masked = om.save(net(), tmp_path / "dense.onnx"), tmp_path / "masked.onnx"
+    prune_onnx(open_onnx(dense), masked, PATTERN, EVERY)
+    here = Here()
+    target, _ = pruned(masked, tmp_path, data_of(x=X), "keep", here=here, reference=dense, refit=9)
+    drift = here.seen["h"].drift
+    assert drift is not None
+    wanted, x = (run(path, "h", x=X)[~HELD].astype(np.float64) for path in (dense, target))
+    cross = (wanted - x).T @ x
+    np.testing.assert_allclose(drift.cross[0], cross, atol=1e-4 * np.abs(cross).max())
+    for path in (masked, target):
+        assert np.array_equal(stored(path, "w") == 0, stored(masked, "w") == 0)
+    assert share(run(dense, x=X), run(target, x=X)) < 0.5 * share(run(dense, x=X), run(masked, x=X))
 
 
 def test_a_method_with_data_keeps_more_of_the_output_than_magnitude(tmp_path: Path) -> None:
@@ -241,13 +275,6 @@ def test_a_method_with_data_keeps_more_of_the_output_than_magnitude(tmp_path: Pa
     target, _ = pruned(path, tmp_path, data_of(x=X))
     dense = run(path, x=X)
     assert share(dense, run(target, x=X)) < 0.5 * share(dense, run(by_magnitude, x=X))
-
-
-def test_every_node_runs_once_and_a_level_takes_one_pass(tmp_path: Path) -> None:
-    job = job_of(om.save(net(), tmp_path / "dense.onnx"), data_of(x=X))
-    here = Here()
-    calibrate(job, Silent(), here)
-    assert here.calls == ["begin", "look", "look", "look", "look"]
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -266,9 +293,9 @@ def test_the_same_bits_come_out_however_the_file_is_stored(tmp_path: Path, exter
 def test_an_input_that_is_not_finite_names_its_layer(tmp_path: Path) -> None:
     x = X.copy()
     x[11, 3, 2, 1] = np.nan
-    job = job_of(om.save(net(), tmp_path / "dense.onnx"), data_of(x=x))
+    path, data = om.save(net(), tmp_path / "dense.onnx"), data_of(x=x)
     with pytest.raises(BadInputError, match=r"'first'.*'x'.*NaN.*samples 9 to 16"):
-        calibrate(job, Silent(), Here())
+        calibrate(path, data)
 
 
 # --- how weights are stored and shared ------------------------------------------------------------
@@ -445,12 +472,10 @@ def test_layers_behind_a_shared_weight_see_all_of_its_uses_pruned(tmp_path: Path
     arrays = {"w": W(8, 8), "v": W(8, 8, seed=1)}
     model = om.model(nodes, arrays, inputs={"x": ("batch", 8)})
     x = np.random.default_rng(1).normal(0.5, size=(SAMPLES, 8)).astype(np.float32)
-    target, result = pruned(model, tmp_path, data_of(x=x), repair=False)
+    here = Here()
+    target, _ = pruned(model, tmp_path, data_of(x=x), here=here)
     seen = run(target, "k", x=x)[~HELD].astype(np.float64)
-    error = {row.weight.layer: row.output_error for row in result.weights}["y"]
-    assert error is not None
-    lost = share(seen @ arrays["v"], seen @ stored(target, "v"))
-    np.testing.assert_allclose(error.calibration, lost, rtol=1e-3)
+    np.testing.assert_allclose(here.seen["k"].gram[0], seen.T @ seen, rtol=1e-4)
 
 
 def test_parts_of_one_array_are_pruned_by_their_own_inputs(tmp_path: Path) -> None:
@@ -542,54 +567,30 @@ def test_a_layer_that_no_input_reaches_is_pruned_by_magnitude(tmp_path: Path) ->
     assert check(stored(target), 0, PATTERN).holds
 
 
-def test_tensors_between_levels_may_go_to_files_or_be_made_again(
+def test_tensors_between_levels_may_go_to_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for name, memory, free in (("a", 1 << 30, 1 << 40), ("b", 0, 1 << 40), ("c", 0, 0)):
+    for name, memory in (("a", 1 << 30), ("b", 0)):
         (tmp_path / name).mkdir()
-        monkeypatch.setattr("twofour.pipeline.onnx_calibrating._KEPT_BYTES", memory)
-        monkeypatch.setattr("twofour.pipeline.onnx_calibrating.free_bytes", lambda _, b=free: b)
+        monkeypatch.setattr("twofour.pipeline.calibration_worker.KEPT_BYTES", memory)
         target, _ = pruned(net(), tmp_path / name, data_of(x=X))
         found.append(target)
     assert found[0].read_bytes() == found[1].read_bytes()
-    # longer pieces are fused in other ways
-    assert share(run(found[0], x=X), run(found[2], x=X)) < 1e-5
 
 
 def test_gram_matrices_that_are_too_many_take_further_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = job_of(om.save(net(), tmp_path / "dense.onnx"), data_of(x=X))
-    whole = calibrate(job, Silent(), Here())
+    path, data = om.save(net(), tmp_path / "dense.onnx"), data_of(x=X)
+    whole = calibrate(path, data)
     arrays = {row: file.read_bytes() for row, file in whole.arrays.items()}
     monkeypatch.setattr("twofour.pipeline.onnx_calibrating._GRAM_BYTES", 1)
-    (tmp_path / "work" / "state.json").unlink()
+    shutil.rmtree(tmp_path / "work")
     here = Here()
-    again = calibrate(job, Silent(), here)
+    again = calibrate(path, data, here=here)
     assert here.calls.count("look") == 5
     assert {row: file.read_bytes() for row, file in again.arrays.items()} == arrays
-
-
-def test_a_run_that_was_killed_goes_on_behind_its_last_finished_level(tmp_path: Path) -> None:
-    job = job_of(om.save(net(), tmp_path / "dense.onnx"), data_of(x=X))
-    whole = calibrate(job, Silent(), Here())
-    arrays = {row: file.read_bytes() for row, file in whole.arrays.items()}
-    (tmp_path / "work" / "state.json").unlink()
-
-    class Killed(Here):
-        def call(self, command: str, *arguments: object) -> Any:
-            if len(self.calls) == 4:
-                raise KeyboardInterrupt
-            return super().call(command, *arguments)
-
-    with pytest.raises(KeyboardInterrupt):
-        calibrate(job, Silent(), Killed())
-    here = Here()
-    again = calibrate(job, Silent(), here)
-    assert here.calls == ["begin", *["look"] * 4]
-    assert {row: file.read_bytes() for row, file in again.arrays.items()} == arrays
-    assert again.rows == whole.rows
 
 
 @pytest.mark.slow
@@ -622,7 +623,7 @@ def test_progress_tells_the_level_and_the_time_that_is_left(tmp_path: Path) -> N
             told.append((re.sub(r"\d+ (s|min) left", "... left", text), done, total))
 
     path = om.save(net(), tmp_path / "dense.onnx")
-    calibrate(job_of(path, data_of(x=X), repair=False), Listening(), Here())
+    calibrate(path, data_of(x=X), progress=Listening())
     assert told == [
         ("first (1 of 4)", 0, 4),
         ("second (2 of 4, about ... left)", 1, 4),
@@ -632,33 +633,34 @@ def test_progress_tells_the_level_and_the_time_that_is_left(tmp_path: Path) -> N
 
 
 def test_what_was_finished_for_other_options_is_not_taken(tmp_path: Path) -> None:
-    job = job_of(om.save(net(), tmp_path / "dense.onnx"), data_of(x=X))
-    calibrate(job, Silent(), Here())
+    path, data = om.save(net(), tmp_path / "dense.onnx"), data_of(x=X)
+    calibrate(path, data)
     here = Here()
-    calibrate(replace(job, key="another"), Silent(), here)
+    calibrate(path, data, here=here, refit=2)
     assert here.calls.count("look") == 4
 
 
 class Dying(Here):
     """A process that ends in its third command, and then lives."""
 
-    def call(self, command: str, *arguments: object) -> Any:
+    def call(self, command: str, *arguments: Any, **more: Any) -> Any:
         if len(self.calls) == 3:
             self.__init__([*self.calls, "died"])  # type: ignore[misc]  # another process
-            raise WorkerDiedError("SIGSEGV", ending="SIGSEGV", passing=False)
-        return super().call(command, *arguments)
+            raise WorkerDiedError("SIGSEGV", ending="SIGSEGV")
+        return super().call(command, *arguments, **more)
 
 
 def test_a_process_that_ends_is_started_again_at_a_lower_level(tmp_path: Path) -> None:
     path = om.save(net(), tmp_path / "dense.onnx")
-    job = job_of(path, data_of(x=X))
+    data = data_of(x=X)
     here = Dying()
-    found = calibrate(job, Silent(), here)
+    found = calibrate(path, data, here=here)
     assert here.calls == ["begin", "look", "look", "died", "begin", *["look"] * 4]
-    prune_onnx(job.opened, tmp_path / "a.onnx", PATTERN, EVERY, method="admm", calibrated=found)
+    target = tmp_path / "a.onnx"
+    prune_onnx(open_onnx(path), target, PATTERN, EVERY, method="admm", calibrated=found)
     (tmp_path / "b").mkdir()
     whole, _ = pruned(net(), tmp_path / "b", data_of(x=X))
-    assert share(run(whole, x=X), run(tmp_path / "a.onnx", x=X)) < 1e-5
+    assert share(run(whole, x=X), run(target, x=X)) < 1e-5
 
 
 # --- what may go wrong, and what must not matter --------------------------------------------------
@@ -697,7 +699,7 @@ def test_a_sequence_between_two_levels_is_made_again(tmp_path: Path) -> None:
     nodes[5].input[0] = "scaled"
     model = om.model(nodes, arrays, inputs={"x": ("batch", 16)})
     x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
-    target, result = pruned(model, tmp_path, data_of(x=x), repair=False)
+    target, result = pruned(model, tmp_path, data_of(x=x))
     seen = run(target, "c", x=x)[~HELD].astype(np.float64)
     dense, sparse = (stored(path, "u") for path in (tmp_path / "dense.onnx", target))
     error = {row.weight.weight: row.output_error for row in result.weights}["u"]
@@ -713,9 +715,9 @@ def test_an_operator_that_onnx_runtime_lacks_is_said(tmp_path: Path) -> None:
     ]
     model = om.model(nodes, {"w": W(16, 16)}, inputs={"x": ("batch", 16)})
     model.opset_import.append(helper.make_opsetid("own", 1))
-    job = job_of(om.save(model, tmp_path / "dense.onnx"), data_of(x=np.ones((8, 16), np.float32)))
+    path, data = om.save(model, tmp_path / "dense.onnx"), data_of(x=np.ones((8, 16), np.float32))
     with pytest.raises(BuildFailedError, match=r"Odd") as refused:
-        calibrate(job, Silent(), Here())
+        calibrate(path, data)
     assert "without --calibrate" in str(refused.value)
 
 
@@ -724,11 +726,11 @@ def test_data_that_the_model_cannot_take_are_bad_input(tmp_path: Path) -> None:
     arrays = {"table": W(20, 16), "w": W(16, 16)}
     model = om.model(nodes, arrays, inputs={"ids": ("batch",)})
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
-    job = job_of(om.save(model, tmp_path / "dense.onnx"), data_of(ids=np.arange(16, 24)))
+    path, data = om.save(model, tmp_path / "dense.onnx"), data_of(ids=np.arange(16, 24))
     with pytest.raises(BadInputError) as refused:
-        calibrate(job, Silent(), Here())
+        calibrate(path, data)
     assert "dense.onnx cannot be run on it: Non-zero status code" in refused.value.message
-    assert refused.value.message.startswith(job.data.source)
+    assert refused.value.message.startswith(data.source)
     assert "idx=20" in refused.value.message
 
 
@@ -738,7 +740,7 @@ def test_a_weight_that_is_not_finite_names_its_layer(tmp_path: Path) -> None:
     path = om.save(one_layer("Gemm", weight, (0, 16)), tmp_path / "dense.onnx")
     x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
     with pytest.raises(BadInputError, match=r"'w' of 'layer' has 1 values that are NaN or inf"):
-        calibrate(job_of(path, data_of(x=x)), Silent(), Here())
+        calibrate(path, data_of(x=x))
 
 
 def test_an_array_along_two_axes_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -750,15 +752,15 @@ def test_an_array_along_two_axes_is_refused_before_anything_runs(tmp_path: Path)
     for tensor in model.graph.initializer:
         om.make_external(tensor, "w.bin")
     (tmp_path / "w.bin").write_bytes(W(16, 16).tobytes())
-    job = job_of(om.save(model, tmp_path / "dense.onnx"), data_of(x=np.ones((8, 16), np.float32)))
+    path, data = om.save(model, tmp_path / "dense.onnx"), data_of(x=np.ones((8, 16), np.float32))
     here = Here()
-    with pytest.raises(BadInputError, match=r"'h' and 'y' share"):
-        calibrate(job, Silent(), here)
+    with pytest.raises(BadInputError, match=r"h \(axis 1\) and y \(axis 0\) share"):
+        calibrate(path, data, here=here)
     assert here.calls == []
 
 
 def test_a_model_without_weights_is_left_as_it_is(tmp_path: Path) -> None:
     model = om.model([node("Relu", ["x"], "y")], {}, inputs={"x": ("batch", 16)})
-    target, result = pruned(model, tmp_path, data_of(x=np.ones((8, 16), np.float32)), repair=False)
+    target, result = pruned(model, tmp_path, data_of(x=np.ones((8, 16), np.float32)))
     assert result.weights == ()
     assert target.read_bytes() == (tmp_path / "dense.onnx").read_bytes()

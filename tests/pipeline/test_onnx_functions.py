@@ -12,8 +12,7 @@ from support import onnx_models as om
 
 from twofour.engines.onnxruntime.session import OrtSession
 from twofour.graph import files
-from twofour.graph.inlined import inlined
-from twofour.graph.opened import open_onnx
+from twofour.graph.opened import inlined, open_onnx
 from twofour.pipeline.run import run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, Precision, RunOptions
 

@@ -14,13 +14,12 @@ from typer.testing import CliRunner
 
 from twofour.cli.app import app
 from twofour.errors import BadInputError
-from twofour.pipeline.run import run_all, run_build, run_export
-from twofour.pipeline.sources.inputs import save_arrays
-from twofour.records.build import TrtexecFolder
+from twofour.inputs.fits import save_arrays
+from twofour.pipeline.emitting import emit_trtexec
+from twofour.pipeline.run import run_all, run_export
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import ExportResult
 from twofour.records.options import Precision, RunOptions
-from twofour.records.run import BuildResult, VariantCheck
 from twofour.records.weights import ReasonCode
 from twofour.store import read_record
 
@@ -101,23 +100,23 @@ def test_a_tensor_that_overflows_on_the_example_inputs_is_refused_by_name(tmp_pa
     assert checked.agreement[0].within
 
 
-def test_build_converts_and_compares_too(tmp_path: Path) -> None:
-    source = Path(saved(tmp_path / "m.onnx", two_weights()))
-    run_build(source, tmp_path / "r", HALF)
-    assert types(tmp_path / "r" / "sparse.onnx") == {TensorProto.FLOAT16}
-    checked = read_record(VariantCheck, tmp_path / "r" / "stages" / "check-sparse.json")
-    assert checked.agreement[0].within
-    assert read_record(BuildResult, tmp_path / "r" / "build.json").variants
-
-
-def test_an_emitted_folder_holds_the_converted_file(tmp_path: Path) -> None:
-    source = saved(tmp_path / "m.onnx", two_weights())
-    command = ["build", source, "--emit-trtexec", str(tmp_path / "e"), "--precision", "fp16"]
-    done = runner.invoke(app, [*command, "--tensorrt-version", "8.6"])
-    assert done.exit_code == 0, done.output
-    emitted = read_record(TrtexecFolder, tmp_path / "e" / "emitted.json")
-    assert "--fp16" in emitted.variants[0].arguments
-    assert types(tmp_path / "e" / "sparse.onnx") == {TensorProto.FLOAT16}
+def test_the_node_of_a_torch_model_that_float16_cannot_hold_is_left_in_float32(
+    tmp_path: Path,
+) -> None:
+    code = tmp_path / "large.py"
+    code.write_text(
+        "import torch\n"
+        "def make():\n"
+        "    net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 4))\n"
+        "    net[1].weight.data.fill_(1e5)\n"
+        "    return net, torch.ones(2, 16)\n"
+    )
+    with pytest.raises(BadInputError, match="does not fit float16") as told:
+        run_export(f"{code}:make", tmp_path / "r", HALF)
+    _, node, _ = (told.value.hint or "").split("'")
+    kept = RunOptions(precision=Precision.FLOAT16, keep_float32=(node,))
+    run_export(f"{code}:make", tmp_path / "r", kept)
+    assert types(tmp_path / "r" / "dense.onnx") == {TensorProto.FLOAT16, TensorProto.FLOAT}
 
 
 @pytest.mark.parametrize(
@@ -139,12 +138,8 @@ def test_keep_float32_without_a_precision_is_refused(tmp_path: Path) -> None:
     source = saved(tmp_path / "m.onnx", two_weights())
     with pytest.raises(BadInputError, match="--keep-float32 says what a change of precision"):
         run_all(source, tmp_path / "r", RunOptions(keep_float32=("fc",)))
-
-
-def test_a_half_precision_file_is_not_called_float32(tmp_path: Path) -> None:
-    source = saved(tmp_path / "m.onnx", conv(weights(16, 16, 3, 3, dtype=np.float16)))
-    with pytest.raises(BadInputError, match="float16 already"):
-        run_all(source, tmp_path / "r", RunOptions(precision=Precision.FLOAT32))
+    with pytest.raises(BadInputError, match="--keep-float32 says what a change of precision"):
+        emit_trtexec(Path(source), tmp_path / "e", RunOptions(keep_float32=("fc",)), "10.3")
 
 
 def test_the_records_say_what_was_done(tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ def test_a_model_without_any_weight_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("equation", ["ab,b1e999", "ab,b1e", "ab,bc->a\udce9", "1e"])
+@pytest.mark.parametrize("equation", ["ab,b1e999", "ab,b1e", "1e"])
 def test_an_einsum_that_onnx_never_gets_done_with_is_reported_without_shapes(
     tmp_path: Path, equation: str
 ) -> None:
@@ -310,7 +310,7 @@ def test_an_einsum_that_onnx_never_gets_done_with_is_reported_without_shapes(
         helper.make_node("Einsum", ["h", "w"], ["y"], "odd", equation="equation"),
     ]
     built_model = om.model(nodes, {"w": om.weights(16, 16)}, inputs={"x": [2, 16]})
-    built_model.graph.node[1].attribute[0].s = equation.encode("utf-8", "surrogateescape")
+    built_model.graph.node[1].attribute[0].s = equation.encode()
     path = om.save(built_model, tmp_path / "m.onnx")
     report, _ = report_files(EvidenceFiles(onnx=path))
     assert [v.layer for v in report.verdicts][:1] == ["dot"]

@@ -13,10 +13,14 @@ from support.onnx_models import model, save, two_weights, weights
 from test_run import MODEL, Recorder
 
 from twofour.errors import BadInputError
+from twofour.pipeline.onnx_stages import OnnxModel
 from twofour.pipeline.run import open_run, run_all, run_build, run_export, run_stages
 from twofour.pipeline.settings import Settings, resolve
-from twofour.pipeline.sources.open import open_source
+from twofour.pipeline.sources.callable import CallableSource
+from twofour.pipeline.sources.open import OnnxSource
+from twofour.pipeline.sources.user_code import parse_reference
 from twofour.pipeline.stages import R, Runner, Silent, Stage
+from twofour.pipeline.torch_stages import TorchModel
 from twofour.records.build import EngineStatus
 from twofour.records.options import (
     AllowedType,
@@ -36,6 +40,7 @@ from twofour.records.weights import Pattern
 from twofour.store import read_record
 
 ORT = RunOptions(engine="onnxruntime")
+CODE = CallableSource(text=MODEL, reference=parse_reference(MODEL), options=ExampleInputs())
 PROFILE = ShapeProfile(input="x", min=(1, 8, 6, 6), opt=(4, 8, 6, 6), max=(8, 8, 6, 6))
 METRIC = "import numpy as np\n\ndef drawn(predict):\n    return float(np.random.rand())\n"
 
@@ -44,7 +49,7 @@ FIRST_DONE_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "selection.include": ("prune", {"selection": Selection(include=("fc",))}),
     "selection.exclude": ("prune", {"selection": Selection(exclude=("fc",))}),
     "selection.all_layers": ("prune", {"selection": Selection(all_layers=True)}),
-    "method": ("prune", {"method": MethodOptions(repair=False)}),
+    "method": ("prune", {"method": MethodOptions(name="magnitude")}),
     "calibration": ("prune", {"calibration": CalibrationOptions(data="inputs.npz")}),
     "precision": ("export-dense", {"precision": Precision.FLOAT16}),
     "inputs": ("export-dense", {"inputs": "inputs.npz"}),
@@ -223,16 +228,16 @@ def status(engine: str, version: str) -> EngineStatus:
 def test_an_opset_nobody_asked_for_is_one_that_the_engine_reads(
     version: str, asked: RunOptions, opset: int | None
 ) -> None:
-    source = open_source(MODEL, ExampleInputs())
-    found = resolve(asked, source, lambda row: status(row.name, version), print)
+    model = TorchModel(CODE, print)
+    found = resolve(asked, model, lambda row: status(row.name, version), print)
     assert found.opset == opset
     assert found.builder.status.engine == "tensorrt"
 
 
 def test_the_precision_that_nobody_asked_for_is_the_sources(folder: Path) -> None:
-    torch_source = open_source(MODEL, ExampleInputs())
-    file = open_source(str(folder / "model.onnx"), ExampleInputs())
-    assert resolve(RunOptions(), torch_source, None, print).precision is Precision.FLOAT16
+    module = TorchModel(CODE, print)
+    file = OnnxModel(OnnxSource(text="m", path=folder / "model.onnx", options=ExampleInputs()))
+    assert resolve(RunOptions(), module, None, print).precision is Precision.FLOAT16
     assert resolve(RunOptions(), file, None, print).precision is None
 
 
@@ -249,28 +254,19 @@ READ: set[str] = set()
 
 
 class WatchingRunner(Runner):
-    """Notes what a stage's work reads of the settings and does not name among its options."""
+    """Notes what a stage's work reads of the settings and its description did not."""
 
-    def run(self, stage: Stage[R], options: Settings) -> R:
+    def run(self, stage: Stage[R]) -> R:
         """As usual."""
+        described = {*READ}
         READ.clear()
-        record = super().run(stage, options)
-        UNNAMED[stage.name] = READ - {*stage.options}
+        record = super().run(stage)
+        UNNAMED[stage.name] = (READ - described) & {f.name for f in fields(Settings)}
+        READ.clear()
         return record
 
 
 UNNAMED: dict[str, set[str]] = {}
-BY_FACTS = {
-    "inputs": {"build"},
-    "prune": {"method_name"},
-    "check-dense": {"seed"},
-    "check-sparse": {"seed"},
-    "build-dense": {"builder", "chosen"},
-    "build-sparse": {"builder", "chosen"},
-    "times": {"builder", "chosen"},
-    "build": {"builder", "chosen", "build"},
-}
-"""Stage -> the settings that its facts stand for: method, engine, profiles, seed of the metric."""
 
 
 @pytest.mark.parametrize("is_torch", [False, True])
@@ -286,8 +282,7 @@ def test_a_stage_goes_by_the_options_that_it_names(
         runner = WatchingRunner(run.runner.folder, run.progress)
         run_stages(replace(run, options=Watched(**known), runner=runner))
     assert len(UNNAMED) >= 12
-    left = {name: unnamed - BY_FACTS.get(name, set()) for name, unnamed in UNNAMED.items()}
-    assert {name: unnamed for name, unnamed in left.items() if unnamed} == {}
+    assert {name: unnamed for name, unnamed in UNNAMED.items() if unnamed} == {}
 
 
 @pytest.mark.parametrize("kind", [ExampleInputs, RunOptions, CompareOptions])

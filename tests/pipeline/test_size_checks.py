@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from twofour.errors import BuildFailedError, PatternBrokenError
+from twofour.inputs.fits import save_arrays
 from twofour.pipeline.checks import at_other_sizes
 from twofour.pipeline.engine_host import Session
-from twofour.pipeline.sources.inputs import save_arrays
 from twofour.pipeline.stages import Run
 from twofour.records.export import LayerMap, OnnxFile
 from twofour.records.options import DynamicAxis, Precision, RunOptions, Variant

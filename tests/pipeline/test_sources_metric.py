@@ -2,10 +2,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.metric import load_metric, run_metric
+from twofour.pipeline.sources.user_code import load_metric, run_metric
 
 
 @pytest.fixture(autouse=True)
@@ -18,13 +19,13 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 def _run(body: str) -> dict[str, float]:
     Path("m.py").write_text(f"import numpy, torch\ndef evaluate(predict):\n    {body}\n")
-    return run_metric(load_metric("m.py:evaluate"), lambda x: 2 * x)
+    return run_metric("m.py:evaluate", ["x"], lambda given: {"y": 2 * np.asarray(given["x"])})
 
 
 @pytest.mark.parametrize(
     ("body", "figures"),
     [
-        ("return predict(0.25)", {"evaluate": 0.5}),
+        ("return predict(0.25)[0]", {"evaluate": 0.5}),
         ("return 1", {"evaluate": 1.0}),
         ("return numpy.float32(0.5)", {"evaluate": 0.5}),
         ("return torch.tensor([3])", {"evaluate": 3.0}),
@@ -62,7 +63,9 @@ def test_both_variants_see_the_same_random_numbers() -> None:
 
 def test_a_metric_with_two_arguments_is_refused_before_anything_runs() -> None:
     Path("m.py").write_text("def evaluate(predict, data): ...\nvalue = 3\n")
-    with pytest.raises(BadInputError, match="needs 2 arguments: predict, data"):
+    with pytest.raises(
+        BadInputError, match="cannot be called with predict: missing a required argument: 'data'"
+    ):
         load_metric("m.py:evaluate")
     with pytest.raises(BadInputError, match="is of type int, no function"):
         load_metric("m.py:value")

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from twofour.errors import BadInputError, MissingToolError
+from twofour.pipeline.sources.hf import TimmSource, open_timm
 from twofour.pipeline.sources.source import LoadedModule
-from twofour.pipeline.sources.timm import TimmSource, open_timm
 from twofour.records.options import ExampleInputs
 
 STAND_IN = """

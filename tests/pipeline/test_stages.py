@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_run import Recorder
 
 from twofour.pipeline.folder import open_run_folder
-from twofour.pipeline.settings import Settings
 from twofour.pipeline.stages import Made, Runner, Silent, Stage
 from twofour.records.options import Selection
 from twofour.records.pruning import PruneResult
@@ -31,19 +31,8 @@ class Work:
         return RECORD, ("weights",)
 
 
-class Told(Silent):
-    """Remembers the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        """Remember."""
-        self.notes.append(text)
-
-
 def _stage(
-    work: Callable[[], Made[PruneResult]], reads: tuple[str, ...] = ()
+    work: Callable[[], Made[PruneResult]], reads: tuple[str, ...] = (), seed: int = 1
 ) -> Stage[PruneResult]:
     return Stage(
         name="prune",
@@ -51,14 +40,14 @@ def _stage(
         record="prune.json",
         kind=PruneResult,
         work=work,
-        options=("seed",),
+        depends_on=(seed,),
         reads=reads,
     )
 
 
-def _run(path: Path, stage: Stage[PruneResult], seed: int = 1) -> PruneResult:
+def _run(path: Path, stage: Stage[PruneResult]) -> PruneResult:
     with open_run_folder(path, "m") as folder:
-        return Runner(folder, Silent()).run(stage, Settings(seed=seed))
+        return Runner(folder, Silent()).run(stage)
 
 
 def test_a_stage_that_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -70,7 +59,7 @@ def test_a_stage_that_is_done_is_not_done_again(tmp_path: Path) -> None:
 def test_a_stage_is_done_again_when_an_option_that_it_names_changed(tmp_path: Path) -> None:
     work = Work(tmp_path)
     for seed in (1, 1, 2):
-        assert _run(tmp_path, _stage(work), seed) == RECORD
+        assert _run(tmp_path, _stage(work, seed=seed)) == RECORD
     assert work.calls == 2
 
 
@@ -109,7 +98,7 @@ def test_a_stage_that_fails_is_not_noted_as_done(tmp_path: Path) -> None:
         raise RuntimeError
 
     with open_run_folder(tmp_path, "m") as folder, pytest.raises(RuntimeError):
-        Runner(folder, Silent()).run(_stage(fail), Settings())
+        Runner(folder, Silent()).run(_stage(fail))
     with open_run_folder(tmp_path, "m") as folder:
         assert folder.stage("prune") is None
 
@@ -123,12 +112,12 @@ def _surely(_record: PruneResult) -> bool:
 
 
 def test_a_result_that_does_not_last_is_told_of_and_made_again(tmp_path: Path) -> None:
-    work, told = Work(tmp_path), Told()
+    work, told = Work(tmp_path), Recorder()
     for lasts in (False, True, True):
         stage = replace(_stage(work), lasting=[_never, _surely][lasts])
         with open_run_folder(tmp_path, "m") as folder:
-            Runner(folder, told).run(stage, Settings(seed=1))
+            Runner(folder, told).run(stage)
     assert work.calls == 2
     (note,) = told.notes
-    assert note.startswith("prune: memory, space or a process was lacking; ")
+    assert note.startswith("prune: memory or space ran out, or a process ended; ")
     assert note.endswith("the same command tries again")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_run import Recorder
-from torch import nn
 from transformers import (
     AlbertConfig,
     AlbertModel,
@@ -28,12 +26,11 @@ import twofour
 from twofour.errors import BadInputError
 from twofour.pattern import check
 from twofour.pipeline.run import run_prune
+from twofour.pruning.finished import FinishedSteps
 from twofour.pruning.solve import Solved
-from twofour.pruning.torch_calibration import calibrate
+from twofour.pruning.torch_calibration import _Run
 from twofour.pruning.torch_checkpoint import CheckpointFiles, StreamedModule, without_values
-from twofour.pruning.torch_finished import FinishedUnits, UnitsDone
-from twofour.pruning.torch_module import Done
-from twofour.pruning.torch_trace import Enough
+from twofour.pruning.torch_products import Enough
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 from twofour.records.pruning import PruneResult
 from twofour.records.weights import ReasonCode
@@ -159,19 +156,6 @@ def test_stream_is_refused_where_there_is_nothing_to_stream(tmp_path: Path) -> N
         run_prune(f"{tmp_path}/m.py:make", tmp_path / "run", RunOptions(stream=True))
 
 
-def test_a_repair_that_is_not_done_is_told_and_one_that_is_asked_for_refused(
-    llama: Path, tokens: Path, tmp_path: Path
-) -> None:
-    calibration = CalibrationOptions(data=str(tokens), samples=4)
-    options = RunOptions(stream=True, calibration=calibration)
-    asked = replace(options, method=MethodOptions(repair=True))
-    with pytest.raises(BadInputError, match="block by block: --repair needs the whole model"):
-        run_prune(str(llama), tmp_path / "run", asked)
-    recorder = Recorder()
-    run_prune(str(llama), tmp_path / "run", options, recorder)
-    assert [note for note in recorder.notes if note.endswith("block by block and without repair")]
-
-
 def test_other_weights_than_the_config_says_are_named(llama: Path, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     LlamaForCausalLM.from_pretrained(llama).save_pretrained(folder)
@@ -262,7 +246,7 @@ def test_activations_that_do_not_fit_go_to_files(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("twofour.pruning.torch_streaming.MEMORY_BYTES", 0)
+    monkeypatch.setattr("twofour.pruning.torch_calls.MEMORY_BYTES", 0)
     in_files, _, _ = run_prune(str(llama), tmp_path / "b", by_data)
     one, other = state(whole[0] / "checkpoint"), state(in_files / "checkpoint")
     assert all(torch.equal(one[key], other[key]) for key in one)
@@ -298,16 +282,16 @@ def whole(
 
 def stopped(model: Path, out: Path, options: RunOptions) -> list[str]:
     """Stop a run while it writes the second block; the names that were written until then."""
-    save, written = StreamedModule.save, list[str]()
+    write, written = CheckpointFiles.write, list[str]()
 
-    def stopping(streamed: StreamedModule, name: str) -> None:
+    def stopping(files: CheckpointFiles, name: str, tensor: torch.Tensor) -> None:
         if name == "model.layers.1.self_attn.o_proj.weight":
             raise KeyboardInterrupt
-        save(streamed, name)
+        write(files, name, tensor)
         written.append(name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StreamedModule, "save", stopping)
+        patch.setattr(CheckpointFiles, "write", stopping)
         with pytest.raises(KeyboardInterrupt):
             run_prune(str(model), out, options)
     return written
@@ -323,50 +307,40 @@ def test_a_run_that_was_stopped_goes_on_behind_the_last_block_with_the_same_bits
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     written = stopped(llama, tmp_path / "run", by_data)
     assert sum(name.startswith("model.layers.1.") for name in written) > 0
-    again = Recorder()
-    solved: list[nn.Module] = []
+    solved: list[str] = []
+    steps = _Run._steps
 
-    def counted(module: nn.Module, *rest: Any) -> dict[str, Solved]:
-        solved.append(module)
-        return calibrate(module, *rest)
+    def counted(run: _Run, unit: Any, weights: Any) -> dict[str, Solved]:
+        solved.append(unit.block)
+        return steps(run, unit, weights)
 
-    monkeypatch.setattr("twofour.pruning.torch_streaming.calibrate", counted)
-    folder, result, _ = run_prune(str(llama), tmp_path / "run", by_data, again)
-    assert [type(module).__name__ for module in solved] == [
-        "LlamaDecoderLayer",
-        "LlamaDecoderLayer",
-        "Linear",
-    ]
+    monkeypatch.setattr(_Run, "_steps", counted)
+    folder, result, _ = run_prune(str(llama), tmp_path / "run", by_data)
+    assert solved == ["model.layers.1", "model.layers.2", "lm_head"]
     assert result == whole[1]
     one, other = state(whole[0] / "checkpoint"), state(folder / "checkpoint")
     assert all(torch.equal(one[key], other[key]) for key in one)
-    assert not (folder / "stages" / "streamed.json").exists()
+    assert not (folder / "stages" / "streamed").exists()
 
 
-def test_what_a_stopped_run_did_is_of_no_use_once_the_copy_is_made_anew(
+def test_a_block_is_on_the_disk_before_it_counts_as_done(
     llama: Path, by_data: RunOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
     monkeypatch.setattr(CheckpointFiles, "sync", lambda _, keys: order.extend(["synced", *keys]))
-    save = FinishedUnits.save
+    save = FinishedSteps.save
 
-    def noted(self: FinishedUnits, unit: str, done: Mapping[str, Done]) -> None:
-        order.append(unit)
-        save(self, unit, done)
+    def noted(self: FinishedSteps, names: Sequence[str], solved: Mapping[str, Solved]) -> None:
+        order.append(names[0])
+        save(self, names, solved)
 
-    monkeypatch.setattr(FinishedUnits, "save", noted)
+    monkeypatch.setattr(FinishedSteps, "save", noted)
     written = stopped(llama, tmp_path / "run", by_data)
     first = [name for name in written if name.startswith("model.layers.0.")]
-    assert order == ["synced", *first, "model.layers.0"], "on the disk before it counts as done"
-    progress = tmp_path / "run" / "stages" / "streamed.json"
-    found = read_record(UnitsDone, progress)
-    assert [*found.units] == ["model.layers.0"]
-    assert "model.layers.1.self_attn.q_proj.weight" in found.begun
-    same, other = FinishedUnits(progress, found.key), FinishedUnits(progress, "another")
-    assert (same.is_there, same.load("model.layers.0")) == (True, found.units["model.layers.0"])
-    assert (other.is_there, other.load("model.layers.0"), other.begun) == (False, None, ())
+    assert order == ["the copy is whole", "synced", *first, first[0]]
+    assert (tmp_path / "run" / "stages" / "streamed").exists()
     run_prune(str(llama), tmp_path / "run", RunOptions(stream=True))
-    assert not progress.exists()
+    assert not (tmp_path / "run" / "stages" / "streamed").exists()
 
 
 def test_the_users_own_files_are_never_written(llama: Path) -> None:
@@ -393,7 +367,7 @@ def test_an_encoder_and_its_decoder_are_two_chains(tmp_path: Path) -> None:
     assert all(row.output_error is not None for row in pruned)
 
 
-def test_blocks_that_run_more_than_once_are_refused(tmp_path: Path) -> None:
+def test_blocks_that_run_more_than_once_are_calibrated_too(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
     heads = {"num_attention_heads": 4, "num_hidden_layers": 3, "embedding_size": 16}
@@ -403,9 +377,9 @@ def test_blocks_that_run_more_than_once_are_refused(tmp_path: Path) -> None:
     options = RunOptions(
         stream=True, calibration=CalibrationOptions(data=str(tmp_path / "ids.npz"))
     )
-    with pytest.raises(BadInputError, match="runs more than once in a forward") as caught:
-        run_prune(str(tmp_path / "albert"), tmp_path / "run", options)
-    assert caught.value.hint == "prune it in memory, with --no-stream"
+    _, result, validation = run_prune(str(tmp_path / "albert"), tmp_path / "run", options)
+    assert not validation.broken
+    assert all(row.output_error is not None for row in result.weights if row.pruned)
 
 
 def test_a_run_folder_within_the_checkpoint_is_not_copied_into_itself(

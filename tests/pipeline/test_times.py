@@ -11,9 +11,9 @@ import pytest
 from onnx import helper
 from support import onnx_models as om
 
-from twofour.cli.build import build_view
+from twofour.cli.run import build_view
 from twofour.engines.onnxruntime.session import OrtSession
-from twofour.engines.protocol import OpenOptions, OpenRequest
+from twofour.engines.protocol import OpenRequest
 from twofour.engines.registry import ENGINES
 from twofour.engines.timing import RoundPlan
 from twofour.latency.ratios import ratios_and_noise
@@ -21,7 +21,7 @@ from twofour.pipeline import engine_worker as engine_times
 from twofour.pipeline.engine_worker import TimedRequest, Timing, time_engines
 from twofour.pipeline.run import run_all, run_build
 from twofour.records.latency import LatencyComparison, LatencyVerdict
-from twofour.records.options import BuildOptions, RunOptions
+from twofour.records.options import RunOptions
 from twofour.records.run import BuildResult, RunResult
 from twofour.reports.latency_words import answer_lines
 from twofour.reports.terminal import plain_text
@@ -96,12 +96,6 @@ def test_a_build_of_one_file_is_timed_with_nothing_to_compare_it_with(
     assert "nothing to compare" in plain_text(build_view(built), width=200)
 
 
-def test_another_number_of_runs_is_another_number_of_rounds(model: Path, tmp_path: Path) -> None:
-    options = replace(OPTIONS, build=BuildOptions(iterations=12))
-    times = run_build(model, tmp_path / "b", options)[1].times
-    assert [len(row.samples_ms) for row in times.variants] == [12]
-
-
 def test_a_session_that_is_open_is_timed_and_closed_not_loaded_again(model: Path) -> None:
     session = OrtSession(model, threads=1)
     opened = {model: session}
@@ -138,18 +132,12 @@ def test_a_file_that_cannot_be_loaded_is_a_row_beside_the_times_of_the_other(
     assert "cannot load" in (bad.error or "")
 
 
-def test_where_nothing_can_be_loaded_there_were_no_rounds_with_a_load(tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged.onnx"
-    damaged.write_bytes(b"no onnx")
-    found = time_engines([wanted(damaged, "a")], {}, HOW, silent)
-    assert [row.samples_ms for row in found.rows] == [()]
-    assert found.loads == ()
-
-
 def wanted(file: Path, weights: str, *, again: bool = False) -> TimedRequest:
     opening = OpenRequest(
         mode="cpu",
-        options=OpenOptions(weights=weights, threads=1, level="ALL"),
+        weights=weights,
+        threads=1,
+        level="ALL",
         model=str(file),
         precision="float32",
         file=file,

@@ -5,18 +5,16 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from twofour.errors import BadInputError
 from twofour.pipeline.run import run_prune
 from twofour.pipeline.stages import Silent
-from twofour.pruning.torch_finished import FinishedSteps
-from twofour.pruning.torch_spill import spill
+from twofour.pruning.torch_calls import spill
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -82,14 +80,10 @@ def test_other_data_and_another_method_are_done_again(tmp_path: Path, data: Path
     run_prune(MODEL, tmp_path / "run", options(data))
     other = tmp_path / "other.npz"
     np.savez(other, x=np.load(data)["x"] * 2 + 1)
-    before_repair = [tmp_path / "run" / "stages" / f"one-shot.{s}" for s in ("safetensors", "onnx")]
-    assert before_repair[0].exists()
-    before_repair[1].touch()  # as a run that builds leaves it
     for changed in (options(data, "wanda"), options(other, "wanda"), RunOptions()):
         steps = Steps()
         run_prune(MODEL, tmp_path / "run", changed, steps)
         assert "prune" in steps.did
-    assert not any(file.exists() for file in before_repair)
 
 
 @pytest.mark.slow
@@ -101,7 +95,7 @@ def test_a_killed_run_goes_on_behind_the_last_finished_layers(tmp_path: Path, da
     script = [sys.executable, str(SUPPORT / "killed_calibration.py"), MODEL]
     killed = subprocess.run([*script, str(out), str(data), layers[2]], check=False)
     assert killed.returncode == -9
-    finished = sorted((out / "stages" / "calibration").glob("*.step"))
+    finished = sorted((out / "stages" / "calibration").glob("*.json"))
     assert len(finished) == 2
     before = {file: file.stat().st_mtime_ns for file in finished}
     touched: dict[Path, int] = {}
@@ -121,26 +115,6 @@ def test_a_killed_run_goes_on_behind_the_last_finished_layers(tmp_path: Path, da
     assert (tmp_path / "whole" / "prune.json").read_text() == (out / "prune.json").read_text()
 
 
-def test_where_repair_fails_the_hint_leads_on_from_what_was_calibrated(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
-        raise BadInputError("no")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("twofour.pruning.torch_pruning.repair_module", fails)
-        with pytest.raises(BadInputError, match="the pruned model cannot be repaired: no") as error:
-            run_prune(MODEL, tmp_path / "run", options(data, "wanda"))
-    assert "--no-repair" in (error.value.hint or "")
-    finished = list((tmp_path / "run" / "stages" / "calibration").glob("*.step"))
-    assert len(finished) == 4
-    monkeypatch.setattr(FinishedSteps, "save", fails)  # nothing is left to be solved
-    without = replace(options(data), method=MethodOptions(name="wanda", repair=False))
-    _, result, _ = run_prune(MODEL, tmp_path / "run", without)
-    assert result.repair is None
-    assert not (tmp_path / "run" / "stages" / "one-shot.safetensors").exists()
-
-
 def test_what_a_killed_process_kept_beside_is_removed_by_the_next(
     tmp_path: Path, data: Path
 ) -> None:
@@ -152,4 +126,4 @@ def test_what_a_killed_process_kept_beside_is_removed_by_the_next(
     shutil.move(tmp_path / "left", left)
     run_prune(MODEL, folder, options(data))
     assert not left.exists()
-    assert [file.name for file in (folder / "stages").iterdir()] == ["one-shot.safetensors"]
+    assert not [*(folder / "stages").iterdir()]

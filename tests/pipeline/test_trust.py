@@ -17,8 +17,7 @@ from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.open import identity
-from twofour.pipeline.trust import refuse_untrusted
+from twofour.pipeline.sources.open import identity, refuse_untrusted
 from twofour.records.options import Trust
 from twofour.records.run import RunManifest, StageRecord
 from twofour.store import write_record

@@ -54,7 +54,6 @@ def test_a_model_that_came_pruned_loses_nothing(model: str, tmp_path: Path) -> N
         ({"name": "best"}, "there is no pruning method 'best'"),
         ({"refit": 3}, "--refit 3 needs calibration data"),
         ({"damping": 0.1}, "--damping 0.1 needs calibration data"),
-        ({"repair": True}, "--repair needs calibration data"),
         ({"bias_correction": False}, "--no-bias-correction needs calibration data"),
     ],
 )
@@ -88,13 +87,3 @@ def test_a_damping_that_is_no_share_is_refused_before_the_data_are_read(
     )
     with pytest.raises(BadInputError, match=rf"^--damping {damping} is not a share"):
         run_prune(model, tmp_path / "r", options)
-
-
-def test_a_repair_that_is_asked_for_is_done(model: str, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(40, 8, 6, 6)))
-    options = RunOptions(
-        calibration=CalibrationOptions(data=str(tmp_path / "x.npy")),
-        method=MethodOptions(repair=True),
-    )
-    _, result, _ = run_prune(model, tmp_path / "r", options)
-    assert result.repair is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -18,8 +17,14 @@ from support.stand_in_worker import SERVICE
 
 from twofour.engines.machine import family_s
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.pipeline.deadlines import LIMIT_VARIABLE, Patience, Silence
-from twofour.pipeline.workers import WorkerDiedError, WorkerProcess, is_out_of_memory, may_pass
+from twofour.pipeline.workers import (
+    LIMIT_VARIABLE,
+    Silence,
+    WorkerDiedError,
+    WorkerProcess,
+    is_out_of_memory,
+    may_pass,
+)
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -67,11 +72,6 @@ def test_progress_comes_while_the_command_runs_and_before_its_value(living: Work
     assert told == [("building", 1, 3), ("building", 2, 3), ("building", 3, 3)]
 
 
-def test_a_command_that_was_begun_runs_meanwhile(living: WorkerProcess) -> None:
-    living.begin("add", 20, 3)
-    assert living.answer() == 23
-
-
 def test_a_worker_that_dies_is_an_error_with_its_last_words(worker: WorkerProcess) -> None:
     with pytest.raises(BuildFailedError) as caught:
         worker.call("no_such_command")
@@ -80,29 +80,12 @@ def test_a_worker_that_dies_is_an_error_with_its_last_words(worker: WorkerProces
 
 
 @POSIX
-@pytest.mark.parametrize(
-    ("name", "said", "passing"),
-    [
-        ("SIGSEGV", "", False),
-        ("SIGABRT", "malloc(): corrupted top size\n", False),
-        ("SIGABRT", "terminate called\n  what():  std::bad_alloc\n", True),
-        ("SIGKILL", "", True),
-        ("SIGTERM", "", True),
-        ("SIGBUS", "", True),
-    ],
-)
-def test_a_death_has_its_signal_and_whether_it_may_pass(
-    worker: WorkerProcess, name: str, said: str, passing: bool
-) -> None:
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
+def test_a_death_has_its_signal_and_is_no_result(worker: WorkerProcess, name: str) -> None:
     with pytest.raises(WorkerDiedError, match=f"its process was ended by {name}") as caught:
-        worker.call("die", signal.Signals[name].value, said)
-    assert (caught.value.ending, caught.value.passing) == (name, passing)
-
-
-def test_an_exit_from_within_has_its_code(worker: WorkerProcess) -> None:
-    with pytest.raises(WorkerDiedError) as caught:
-        worker.call("leave", 7)
-    assert (caught.value.ending, caught.value.passing) == ("exit code 7", False)
+        worker.call("die", signal.Signals[name].value, "")
+    assert caught.value.ending == name
+    assert may_pass(caught.value.message)
 
 
 @pytest.mark.parametrize(
@@ -113,51 +96,17 @@ def test_an_exit_from_within_has_its_code(worker: WorkerProcess) -> None:
         ("[defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)", True),
         ("OutOfMemory (Requested size was 4294967296 bytes.)", True),
         ("out of memory", True),
+        ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", True),
+        ("BFCArena: Available memory of 0 is smaller than requested bytes of 4096", True),
+        ("Requested amount of GPU memory (8 bytes) could not be allocated", True),
+        ("Unable to allocate 4.00 GiB for an array with shape (1024,)", True),
         ("an illegal memory access was encountered", False),
         ("Could not find an implementation for LSTM(14)", False),
     ],
 )
 def test_messages_of_memory_are_known(text: str, expected: bool) -> None:
     assert is_out_of_memory(text) is expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", True),
-        ("BFCArena: Available memory of 0 is smaller than requested bytes of 4096", True),
-        ("Requested amount of GPU memory (8 bytes) could not be allocated", True),
-        ("Unable to allocate 4.00 GiB for an array with shape (1024,)", True),
-        ("OSError: [Errno 24] Too many open files: 'm.onnx'", True),
-        ("[Errno 28] No space left on device", True),
-        ("RuntimeError: can't start new thread", True),
-        ("no worker process can be started: Resource temporarily unavailable", True),
-        ("ONNX Runtime ended: SIGKILL while loading dense.onnx at optimization level ALL", True),
-        ("its process ended in 3 tries: SIGTERM", True),
-        ("its process showed no sign of life for 300 s and was ended", True),
-        ("ONNX Runtime ended: SIGSEGV while loading dense.onnx, then SIGABRT", False),
-        ("Could not find an implementation for SIGMOID(1) node with name 'SIGNAL'", False),
-        ("an illegal memory access was encountered", False),
-    ],
-)
-def test_messages_of_what_may_pass_are_known(text: str, expected: bool) -> None:
     assert may_pass(text) is expected
-
-
-@POSIX
-def test_a_worker_that_was_killed_says_what_kills_like_that(worker: WorkerProcess) -> None:
-    os.kill(worker.number, signal.SIGKILL)
-    with pytest.raises(BuildFailedError) as caught:
-        worker.call("add", 1, 2)
-    assert caught.value.message == (
-        "its process was ended by SIGKILL, as the system does where memory runs out"
-    )
-
-
-def test_every_call_after_the_death_is_an_error_too(worker: WorkerProcess) -> None:
-    for _ in range(3):
-        with pytest.raises(BuildFailedError, match="its process ended"):
-            worker.call("no_such_command")
 
 
 def test_threads_are_in_the_environment_where_they_are_asked_for(
@@ -176,48 +125,15 @@ def test_a_stopped_worker_is_ended_after_its_time(size: int) -> None:
     with WorkerProcess(SERVICE, 1, silence_s=0.3) as process:
         assert process.call("add", 1, 1) == 2
         os.kill(process.number, signal.SIGSTOP)
-        with pytest.raises(WorkerDiedError, match="no sign of life for") as caught:
+        with pytest.raises(WorkerDiedError, match="no sign of life for"):
             process.call("size", np.zeros(size))
-        assert caught.value.passing
         assert not _alive(process.number)
-
-
-@LINUX
-def test_a_worker_that_stops_itself_is_ended_after_its_time() -> None:
-    process = WorkerProcess(SERVICE, 1, silence_s=0.3)
-    with process, pytest.raises(WorkerDiedError, match="no sign of life for"):
-        process.call("stop")
 
 
 @LINUX
 def test_a_worker_that_works_is_left_to_it_however_long() -> None:
     with WorkerProcess(SERVICE, 1, silence_s=0.2) as process:
         assert process.call("work", 1.0) == "done"
-
-
-@LINUX
-def test_a_worker_that_was_given_up_is_asked_nothing_more_and_says_the_same() -> None:
-    with WorkerProcess(SERVICE, 1, silence_s=0.3) as process:
-        told = set()
-        for command in ("stop", "threads", "threads"):
-            with pytest.raises(WorkerDiedError) as caught:
-                process.call(command)
-            told.add((caught.value.message, caught.value.ending, caught.value.passing))
-    assert told == {
-        (
-            "its process showed no sign of life for 0 s and was ended",
-            "no sign of life for 0 s",
-            True,
-        )
-    }
-
-
-@LINUX
-def test_the_children_of_a_worker_end_with_it() -> None:
-    with WorkerProcess(SERVICE, 1) as process:
-        child = process.call("fork")
-        assert _alive(child)
-    _wait_until(lambda: not _alive(child))
 
 
 @LINUX
@@ -244,17 +160,6 @@ def test_the_work_of_children_counts() -> None:
         parent.wait()
 
 
-@pytest.mark.parametrize(
-    ("longest_s", "expected"),
-    [(None, (300, math.inf)), (0.01, (30, 600)), (2.0, (200, 2000)), (60.0, (300, 60_000))],
-)
-def test_what_calls_took_before_sets_the_deadlines_of_the_next(
-    longest_s: float | None, expected: tuple[float, float]
-) -> None:
-    assert Silence(os.getpid(), 300).limits(longest_s) == expected
-    assert Silence(os.getpid(), math.inf).limits(longest_s) == (math.inf, math.inf)
-
-
 def silence_after(*steps: tuple[float, float | None]) -> list[bool]:
     """What is said at each look: seconds since the last one, and processor time used until then."""
     now_s, used_s = 0.0, 0.0
@@ -278,51 +183,6 @@ def test_who_uses_next_to_nothing_is_silent_and_who_uses_little_is_not() -> None
 def test_time_in_which_nobody_looked_does_not_count() -> None:
     """This process was stopped, or the machine asleep, and its worker with it."""
     assert silence_after((5.0, 1.0), (3600.0, 1.0), (5.0, 1.0)) == [False, False, False]
-
-
-def test_many_elsewhere_are_waited_for_by_what_their_answers_took() -> None:
-    at_s = [0.0]
-    patience = Patience(300.0, clock=lambda: at_s[0])
-    limits = [patience.limit_s]
-    for at_s[0] in (10.0, 15.0, 115.0, 116.0):
-        patience.answered()
-        limits.append(patience.limit_s)
-    assert limits == [3600, 300, 300, 2000, 2000]
-    over = []
-    for after_s in (2000, 2001, 2002, 4002):
-        at_s[0] = 116.0 + after_s
-        over.append(patience.is_over())  # the clock goes on between
-    assert over == [False, True, False, True]
-
-
-@LINUX
-def test_a_call_without_end_is_given_up_by_what_those_like_it_took() -> None:
-    with WorkerProcess(SERVICE, 1, silence_s=0.3) as process:
-        assert process.repeat("add", 1, 2) == 3
-        process.begin("work", 3600.0)
-        with pytest.raises(WorkerDiedError, match=r"gave no answer for 1 s and was ended"):
-            process.answer(longest_s=1e-4)
-        assert not _alive(process.number)
-
-
-@POSIX
-def test_who_is_busy_with_an_interrupted_call_is_waited_for_no_longer_than_who_is_well() -> None:
-    with WorkerProcess(SERVICE, 1) as process:
-        process.call("add", 1, 1)
-        process.begin("sleep", 60)  # and nobody waits for its value
-        with pytest.raises(WorkerDiedError, match="gave no answer for 2 s"):
-            process.call("add", 1, 1)
-        assert not _alive(process.number)
-
-
-def test_an_answer_that_is_due_soon_is_given_up_alone_where_it_does_not_come() -> None:
-    with WorkerProcess(SERVICE, 1) as process:
-        process.call("add", 1, 1)
-        process.begin("add", 1, 2)
-        assert process.answer(within_s=30.0) == 3
-        process.begin("sleep", 60)
-        with pytest.raises(WorkerDiedError, match="gave no answer for 0 s"):
-            process.answer(within_s=0.1)
 
 
 def test_the_time_without_a_sign_can_be_set_and_switched_off(

@@ -9,7 +9,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,7 +110,6 @@ PRUNED = {
     "MatMul x2D": (om.matmul(om.weights(32, 16)), 0),
     "MatMul x3D": (om.matmul(om.weights(32, 16), rank=3), 0),
     "MatMul W3D": (om.matmul(om.weights(4, 32, 16), rank=3), 1),
-    "MatMul W3D batch 3": (om.matmul(om.weights(3, 32, 16), rank=3), 1),
     "MatMul W4D": (om.matmul(om.weights(2, 3, 32, 16), rank=4), 2),
     "MatMul left": (left(16, 32), 1),
     "MatMul left 1-D": (left(32), 0),
@@ -123,7 +121,6 @@ PRUNED = {
     "float16": (om.matmul(om.weights(32, 16, dtype=np.float16)), 0),
     "float16 Cast": (followed("Cast", om.weights(32, 16, dtype=np.float16), to=1), 0),
     "bfloat16 Gemm": (om.gemm(om.weights(16, 32, dtype=BF16), trans_b=1), 1),
-    "bfloat16 MatMul": (om.matmul(om.weights(32, 16, dtype=BF16)), 0),
     "float8": (om.matmul(om.weights(32, 16, dtype=ml_dtypes.float8_e4m3fn)), 0),
     "Identity": (followed("Identity", om.weights(32, 16)), 0),
     "Reshape": (followed("Reshape", om.weights(32, 4, 4), np.array([32, 16])), 0),
@@ -191,13 +188,6 @@ def test_a_constant_node_is_pruned_in_its_attribute(tmp_path: Path) -> None:
     np.testing.assert_array_equal(values, oracle(dense, 0))
 
 
-def test_a_bfloat16_weight_that_is_2_4_already_keeps_its_values(tmp_path: Path) -> None:
-    dense = np.tile(np.array([0, 3, -2, 0], BF16), (16, 8))
-    after, result = prune(om.gemm(dense, trans_b=1), tmp_path)
-    np.testing.assert_array_equal(stored(after), dense)
-    assert (result.weights[0].kept_magnitude, result.weights[0].zeros) == (1.0, 256)
-
-
 @pytest.mark.parametrize("external", [True, False])
 def test_pruning_a_pruned_file_changes_no_byte_of_it(tmp_path: Path, external: bool) -> None:
     save = om.save_external if external else om.save
@@ -213,10 +203,11 @@ def test_pruning_a_pruned_file_changes_no_byte_of_it(tmp_path: Path, external: b
         assert (once.parent / name).read_bytes() == (twice.parent / name).read_bytes()
 
 
-def test_minus_zero_counts_as_zero(tmp_path: Path) -> None:
+def test_a_bfloat16_weight_that_is_2_4_with_minus_zeros_keeps_its_values(tmp_path: Path) -> None:
     dense = np.tile(np.array([-0.0, 3, -2, -0.0], BF16), (16, 8))
-    after, _ = prune(om.gemm(dense, trans_b=1), tmp_path)
+    after, result = prune(om.gemm(dense, trans_b=1), tmp_path)
     np.testing.assert_array_equal(stored(after), dense)
+    assert (result.weights[0].kept_magnitude, result.weights[0].zeros) == (1.0, 256)
 
 
 @pytest.mark.parametrize(
@@ -343,16 +334,7 @@ def test_one_place_in_a_data_file_under_two_names_is_treated_as_one_array(tmp_pa
     for tensor in model.graph.initializer:
         om.make_external(tensor, "w.bin")
     (tmp_path / "w.bin").write_bytes(dense.tobytes())
-    with pytest.raises(BadInputError, match=r"'first' and 'second' share"):
-        prune(model, tmp_path)
-
-
-def test_overlapping_external_data_is_refused(tmp_path: Path) -> None:
-    model = om.two_weights()
-    for tensor in model.graph.initializer:
-        om.make_external(tensor, "w.bin", offset=0 if tensor.name == "conv.weight" else 64)
-    (tmp_path / "w.bin").write_bytes(om.weights(16, 8, 3, 3).tobytes())
-    with pytest.raises(BadInputError, match="overlap"):
+    with pytest.raises(BadInputError, match=r"first \(axis 1\) and second \(axis 0\) share"):
         prune(model, tmp_path)
 
 
@@ -428,22 +410,6 @@ def test_the_result_says_what_was_done(tmp_path: Path) -> None:
         ("fc", False),
     ]
     assert [row.zeros for row in result.weights] == [16 * 4 * 9, 0]
-
-
-def test_an_onnx_runtime_session_computes_with_the_pruned_weights(tmp_path: Path) -> None:
-    model = om.two_weights()
-    prune(model, tmp_path)
-    x = om.weights(1, 8, 6, 6, seed=5)
-    session = onnxruntime.InferenceSession(
-        str(tmp_path / "sparse.onnx"), providers=["CPUExecutionProvider"]
-    )
-    (found,) = session.run(None, {"x": x})
-    kernel = oracle(stored(model, "conv.weight"), 1)
-    windows = np.lib.stride_tricks.sliding_window_view(x[0], (3, 3), axis=(1, 2))
-    pooled = np.einsum("cijkl,ockl->oij", windows, kernel).mean(axis=(1, 2))
-    fc = oracle(stored(model, "fc.weight"), 1)
-    expected = fc @ pooled + stored(model, "fc.bias")
-    np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-4)
 
 
 # --- external data --------------------------------------------------------------------------------
@@ -524,11 +490,8 @@ def test_a_damaged_weight_names_the_bytes_it_lacks(tmp_path: Path) -> None:
         prune(model, tmp_path)
 
 
-@pytest.mark.slow
-def test_more_than_two_gigabytes_of_external_data_take_the_memory_of_one_weight(
-    tmp_path: Path,
-) -> None:
-    count, shape = 9, (8192, 8192)
+def test_external_data_take_the_memory_of_one_weight(tmp_path: Path) -> None:
+    count, shape = 5, (4096, 4096)
     size = 4 * shape[0] * shape[1]
     nodes = [
         helper.make_node("Gemm", [f"t{k}", f"w{k}"], [f"t{k + 1}"], name=f"fc{k}", transB=1)
@@ -545,13 +508,13 @@ def test_more_than_two_gigabytes_of_external_data_take_the_memory_of_one_weight(
     source = om.save(model, tmp_path / "dense.onnx")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = prune_onnx(
-        open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR, Selection(exclude=("fc[1-7]",))
+        open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR, Selection(exclude=("fc[1-3]",))
     )
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < 1.6 * size
     zeros = [row.zeros for row in result.weights]
-    assert zeros == [shape[0] * shape[1]] * 8 + [shape[0] * shape[1] - shape[1] // 2]
-    assert (tmp_path / "sparse.onnx.data").stat().st_size == count * size > 2**31
+    assert zeros == [shape[0] * shape[1]] * 4 + [shape[0] * shape[1] - shape[1] // 2]
+    assert (tmp_path / "sparse.onnx.data").stat().st_size == count * size
     last = open_onnx(tmp_path / "sparse.onnx").proto.graph.initializer[-1]
     row = read_tensor(last, tmp_path / "sparse.onnx")[0]
     np.testing.assert_array_equal(row[:8], [0, 0, 3, 4, 0, 0, 7, 8])

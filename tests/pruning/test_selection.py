@@ -93,11 +93,6 @@ def test_the_axis_is_judged_by_the_pattern_asked_for() -> None:
     assert not choose(weights, Pattern(8, 16), Selection())[0][1]
 
 
-def test_a_grouped_transposed_convolution_is_judged_by_the_channels_of_one_group() -> None:
-    weight = dataclasses.replace(conv("up", 12, 2), op="ConvTranspose2d", axis=0)
-    assert codes((weight,), Selection()) == [["GROUPED_CONV", "AXIS_NOT_MULTIPLE"]]
-
-
 def test_all_layers_prunes_whatever_has_an_axis_and_keeps_the_reasons() -> None:
     assert pruned(MIXED, ALL) == ["fc1", "fc2", "grouped", "depthwise"]
     assert codes(MIXED, ALL)[1:3] == [["AXIS_NOT_MULTIPLE"], ["GROUPED_CONV"]]
@@ -153,12 +148,6 @@ def test_nothing_overrides_a_zero_point_of_the_weight_and_one_of_activations_onl
     assert pruned((linear("q8", reasons=(point,)),), Selection()) == ["q8"]
 
 
-def test_reasons_that_only_inform_do_not_stop_pruning() -> None:
-    small = Reason(code=ReasonCode.SMALL_CHANNELS, message="8 channels")
-    rows = choose((linear("fc", reasons=(small,)),), TWO_FOUR, Selection())
-    assert rows[0][1:] == (True, (small,))
-
-
 def tied(*axes: int) -> tuple[Weight, ...]:
     names = [f"user{i}" for i in range(len(axes))]
     return tuple(
@@ -198,17 +187,6 @@ def test_a_user_that_needs_it_dense_learns_that_the_array_is_pruned() -> None:
 def test_an_untied_layer_with_the_same_shape_is_not_taken_for_a_user() -> None:
     weights = (*tied(1, 1), linear("alone", 16, 16, axis=0))
     assert pruned(weights, Selection()) == ["user0", "user1", "alone"]
-
-
-def test_the_first_row_that_decides_for_an_array_is_named_among_thousands() -> None:
-    users = [linear(f"m{i}", node=f"m{i}", weight="w", tied_to=("m0", "m1")) for i in range(400)]
-    users[7] = dataclasses.replace(users[7], reasons=COMPUTED.reasons)
-    found = choose(users, TWO_FOUR, Selection(exclude=("m30*", "m5")))
-    assert not any(chosen for _, chosen, _ in found)
-    messages = {w.layer: reasons[0].message for w, _, reasons in found}
-    assert messages["m3"] == "left dense: it shares its array with m5, which is excluded"
-    assert messages["m5"] == "left dense by --exclude m5"
-    assert messages["m300"] == "left dense by --exclude m30*"
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.matrix_problem import matrix_problem
 
 from twofour.errors import PatternBrokenError
 from twofour.pattern import check
-from twofour.pruning.layer_problem import LayerProblem
+from twofour.pruning.layer_problem import LayerProblem, aimed, scaled_gram
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS, method_named
 from twofour.pruning.methods.problem import best_of_groups
-from twofour.pruning.solve import solve_layer
-from twofour.pruning.statistics import InputSums, held_out_samples
+from twofour.pruning.solve import Solved, solve_layer
+from twofour.pruning.statistics import InputSums, both, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
@@ -59,15 +60,7 @@ def _layer(
     weight = generator.normal(size=shape).astype(np.float32)
     mix = generator.normal(size=(shape[1], shape[1]))
     x = (generator.normal(size=(rows, shape[1])) @ mix + 1).astype(np.float32)
-    layout = Layout(shape=weight.shape, axis=1, m=4)
-    sums = InputSums()
-    sums.add(matrix_rows(x, layout), held_out_samples(0, rows))
-    statistics = sums.statistics()
-    assert statistics is not None
-    problem = LayerProblem(
-        stored=weight, layout=layout, pattern=PATTERN, statistics=statistics, has_bias=True
-    )
-    return problem, x
+    return matrix_problem(weight, x), x
 
 
 def test_the_more_a_method_does_the_less_a_layer_loses() -> None:
@@ -104,14 +97,7 @@ def test_a_weight_of_very_many_rows_is_solved_piece_by_piece(
     generator = np.random.default_rng(0)
     weight = generator.normal(size=(50, 12)).astype(np.float32)
     x = generator.normal(size=(60, 12)).astype(np.float32)
-    layout = Layout(shape=weight.shape, axis=1, m=4)
-    sums = InputSums()
-    sums.add(matrix_rows(x, layout), held_out_samples(0, 60))
-    statistics = sums.statistics()
-    assert statistics is not None
-    problem = LayerProblem(
-        stored=weight, layout=layout, pattern=PATTERN, statistics=statistics, has_bias=True
-    )
+    problem = matrix_problem(weight, x)
     options = MethodOptions(damping=0.01)
     whole = solve_layer(problem, method_named("admm"), options)
     monkeypatch.setattr("twofour.pruning.layer_problem._LARGEST_PIECE", 12 * 7)
@@ -121,3 +107,86 @@ def test_a_weight_of_very_many_rows_is_solved_piece_by_piece(
     assert np.allclose(whole.weight, pieces.weight, atol=1e-5)
     assert whole.bias_change == pytest.approx(pieces.bias_change, abs=1e-5)
     assert whole.output_error.held_out == pytest.approx(pieces.output_error.held_out, rel=1e-4)
+
+
+def _drifted(
+    drift: float, samples: int = 400, rows: int = 3
+) -> tuple[LayerProblem, NDArray[np.float64], NDArray[np.float64]]:
+    """A matrix, its inputs, and those of the dense model, (samples, rows, inputs)."""
+    generator = np.random.default_rng(0)
+    weight = generator.normal(size=(24, 16)).astype(np.float32)
+    dense = np.abs(generator.normal(size=(samples, rows, 16)) @ generator.normal(size=(16, 16)))
+    x = dense @ (np.eye(16) + drift * generator.normal(size=(16, 16))) + drift
+    layout, sums, held = Layout(shape=weight.shape, axis=1, m=4), InputSums(), samples // 2
+    for some in (slice(0, held), slice(held, samples)):
+        mask = np.repeat(held_out_samples(some.start, held), rows)
+        sums.add(matrix_rows(x[some], layout), mask, matrix_rows(dense[some], layout))
+    statistics = sums.statistics()
+    assert statistics is not None
+    problem = LayerProblem(
+        stored=weight, layout=layout, pattern=PATTERN, statistics=statistics, has_bias=True
+    )
+    return problem, x, dense
+
+
+def test_a_layer_aims_at_what_it_gives_in_the_dense_model() -> None:
+    problem, x, dense = _drifted(0.1)
+    held = held_out_samples(0, len(x))
+    seen, near = x[~held].reshape(-1, 16), dense[~held].reshape(-1, 16)
+    goal = aimed(problem, scaled_gram(problem.statistics.seen, problem.stored), biased=False)
+    gram = seen.T @ seen
+    ridge = 0.03 * np.diag(gram).mean() * np.eye(16)
+    step = (near.T @ seen - gram) @ np.linalg.inv(gram + ridge)
+    assert goal.aim is not None
+    share = (goal.aim[0] * step).sum() / (step * step).sum()
+    assert np.allclose(goal.aim[0], share * step, atol=1e-3 * np.abs(step).max())
+    wanted = dense[held] @ problem.stored.T
+
+    def lost(share: float) -> float:
+        weight = problem.stored + share * problem.stored @ step
+        return float(((wanted - x[held] @ weight.T) ** 2).sum())
+
+    assert lost(share) <= 1.001 * min(map(lost, (0.0, 0.25, 0.5, 0.75, 1.0)))
+    assert 0.5 < share < 1.001
+
+    def error(solved: Solved) -> float:
+        given = x[held] @ solved.weight.T.astype(float) + solved.bias_change
+        return float(((wanted - given) ** 2).sum() / (wanted**2).sum())
+
+    seen_alone = replace(problem.statistics.seen, drift=None)
+    alone = replace(problem, statistics=replace(problem.statistics, seen=seen_alone))
+    for method in ("magnitude", "sparsegpt", "admm"):
+        solved = solve_layer(problem, METHODS[method], MethodOptions())
+        assert check(solved.weight, 1, PATTERN).holds
+        assert error(solved) < 0.7 * error(solve_layer(alone, METHODS[method], MethodOptions()))
+        means = seen.mean(0) @ solved.weight.T + solved.bias_change
+        assert np.allclose(means, near.mean(0) @ problem.stored.T, rtol=1e-4, atol=1e-4)
+
+
+def test_the_aim_is_not_followed_where_it_does_no_good_on_held_out_rows() -> None:
+    problem, _, _ = _drifted(0.1)
+    held_out = problem.statistics.held_out
+    assert held_out is not None
+    assert held_out.drift is not None
+    away = replace(held_out, drift=replace(held_out.drift, cross=-held_out.drift.cross))
+    problem = replace(problem, statistics=replace(problem.statistics, held_out=away))
+    scaled = scaled_gram(problem.statistics.seen, problem.stored)
+    assert aimed(problem, scaled, biased=False).aim is None
+
+
+def test_inputs_that_are_those_of_the_dense_model_have_no_drift() -> None:
+    rows, sums = np.ones((1, 4, 8), np.float32), InputSums()
+    sums.add(rows, np.array([False, False, False, True]), rows)
+    statistics = sums.statistics()
+    assert statistics is not None
+    assert statistics.held_out is not None
+    assert statistics.seen.drift is None
+    assert statistics.held_out.drift is None
+    assert both(statistics, statistics).seen.drift is None
+    sums.add(rows, np.zeros(4, bool), rows + 1)
+    statistics = sums.statistics()
+    assert statistics is not None
+    doubled = both(statistics, statistics).seen
+    assert doubled.drift is not None
+    assert np.array_equal(doubled.drift.cross, np.full((1, 8, 8), 8.0))
+    assert np.array_equal(doubled.drift.total, np.full((1, 8), 8.0))

@@ -20,9 +20,8 @@ from twofour.pruning.matrices import Layout, spread, to_stack
 from twofour.pruning.onnx_rows import Marks, rows_of, use_of
 from twofour.pruning.statistics import InputSums, Statistics, held_out_samples
 from twofour.pruning.torch_calls import Call, undisturbed
-from twofour.pruning.torch_products import Products, Target
+from twofour.pruning.torch_products import Products, RowOrder, Target
 from twofour.pruning.torch_statistics import Gathering
-from twofour.pruning.torch_trace import RowOrder
 
 
 def gathered(

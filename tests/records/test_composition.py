@@ -40,16 +40,20 @@ FOR_READERS = {
     "EligibilitySummary.not_in_engine": "the totals are a contract",
     "EligibilitySummary.weights_eligible": "the totals are a contract",
     "EligibilitySummary.weights_elsewhere": "the totals are a contract",
+    "Fusion.rule": "TensorRT's own name of an optimisation",
     "GainCeiling.eligible_ms": "what the gain is computed from",
     "GainCeiling.weighted_ms": "what the gain is computed from",
     "LatencyMetric.max_ms": "trtexec's own summary, whole",
     "LatencyMetric.min_ms": "trtexec's own summary, whole",
     "LatencyMetric.percentiles": "trtexec's own summary, whole",
+    "LatencyRatio.differences": "what `only_sparsity` was judged by",
     "LoadedWeights.made_permanent": "what the caller of load_weights is told",
     "LoadedWeights.tied": "what the caller of load_weights is told",
     "Percentile.percent": "trtexec's own summary, whole",
     "PrunedWeight.bias_corrected": "what was done beside the weight",
+    "Solution.bias_corrected": "what was done beside the weight",
     "RunResult.validation": "what the caller of run is given",
+    "StageRecord.seconds": "how long each stage took, in run.json",
 }
 """Fields that nothing in twofour reads, each with the reason why it is there all the same."""
 

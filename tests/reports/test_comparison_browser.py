@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.chromium import Browser, browser, why_not
-from support.comparison_cases import files, hostile, many, run_folder, sweep
+from support.comparison_cases import hostile, many, run_folder, sweep
 from support.render_cases import every_status
 from support.rendered import comparison_page, to_html
 
@@ -15,13 +15,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
 ]
-CASES = {
-    "run_folder": run_folder,
-    "sweep": sweep,
-    "files": files,
-    "hostile": hostile,
-    "many": many,
-}
+CASES = {"run_folder": run_folder, "sweep": sweep, "hostile": hostile, "many": many}
 OPEN = "for (const d of document.querySelectorAll('details')) d.open = true;"
 
 
@@ -58,7 +52,7 @@ def test_no_label_is_cut_or_lies_on_another(chromium: Browser, tmp_path: Path, n
       }
       return found""")
     assert wrong == []
-    assert page.run("return document.querySelectorAll('svg.wide text').length") > 10
+    assert page.run("return document.querySelectorAll('svg.wide text').length") > 5
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -89,7 +83,7 @@ def test_the_table_of_layers_is_still_a_grid_beside_tables_of_times(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_in_the_colour_of_a_verdict_or_a_line_have_enough_contrast(
+def test_words_in_the_colour_of_a_verdict_have_enough_contrast(
     chromium: Browser, tmp_path: Path, scheme: str
 ) -> None:
     """At least 4.5 to 1 (WCAG 2.1, criterion 1.4.3)."""
@@ -102,12 +96,12 @@ def test_words_in_the_colour_of_a_verdict_or_a_line_have_enough_contrast(
       const sheet = light(getComputedStyle(document.querySelector('figure')).backgroundColor);
       const found = {};
       const words = document.querySelector('figure').appendChild(document.createElement('p'));
-      for (const name of ['s0','s1','s2','s3','s4','s5','s6','s7','badge faster','badge slower',
+      for (const name of ['badge faster','badge slower',
                           'badge same','badge undecided','badge none','note']) {
         words.className = name;
         const text = light(getComputedStyle(words).color);
         found[name] = (Math.max(text, sheet) + 0.05) / (Math.min(text, sheet) + 0.05); }
       return found""")
     page.emulate(prefers_color_scheme="light")
-    assert len(ratios) == 14
+    assert len(ratios) == 6
     assert min(ratios.values()) >= 4.5, ratios

@@ -10,23 +10,17 @@ from math import log10
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.comparison_cases import files, hostile, many, noise, run_folder, sweep, variant
-from support.rendered import ratio_plot, sample_plot, sweep_plot, waterfall
+from support.comparison_cases import files, hostile, many, noise, run_folder
+from support.rendered import ratio_plot
 
 from twofour.records.latency import LatencyComparison, LatencyVerdict
-from twofour.reports.svg import LEFT, RIGHT, WIDTH, Scale, apart, log_range, shortened, ticks
+from twofour.reports.svg import LEFT, RIGHT, WIDTH, Scale, log_range, shortened, ticks
 
 NUMBER = r"(-?[\d.]+)"
 
 
 def _ratio_plot(comparison: LatencyComparison, batch: int | None = None) -> str:
     plot = ratio_plot(comparison, batch)
-    assert plot is not None
-    return plot
-
-
-def _sample_plot(comparison: LatencyComparison) -> str:
-    plot = sample_plot(comparison, None)
     assert plot is not None
     return plot
 
@@ -69,9 +63,6 @@ def test_the_noise_of_another_engine_is_not_the_band() -> None:
     both = replace(comparison, noise=(other, *comparison.noise))
     assert _ratio_plot(both) == _ratio_plot(comparison)
     assert 'class="noise"' not in _ratio_plot(replace(comparison, noise=(other,)))
-    swept = sweep()
-    others = tuple(noise("dense@torch:eager", 0.5, batch=n.batch) for n in swept.noise)
-    assert sweep_plot(replace(swept, noise=(*others, *swept.noise))) == sweep_plot(swept)
 
 
 def test_every_ratio_has_a_row_the_pairs_of_other_engines_too() -> None:
@@ -110,127 +101,13 @@ def test_rows_of_many_variants_do_not_overlap_and_stay_in_the_picture() -> None:
     assert max(ys) < float(height)
 
 
-def test_without_a_ratio_or_a_sample_there_is_no_plot() -> None:
-    empty = replace(files(), ratios=(), variants=())
-    assert ratio_plot(empty, None) is None
-    assert sample_plot(empty, None) is None
-    assert sweep_plot(files()) is None
-
-
-def test_every_sample_is_a_dot_in_the_order_of_the_rounds() -> None:
-    made = replace(variant("a@b:c", 2.0), samples_ms=(2.0, 1.92, 2.08, 2.0, 2.0), median_ms=2.0)
-    plot = _sample_plot(replace(files(), variants=(made,)))
-    (path,) = re.findall(r'class="samples" d="([^"]*)"', plot)
-    dots = [(float(x), float(y)) for x, y in re.findall(rf"M{NUMBER} {NUMBER}h0", path)]
-    middle = dots[0][0]
-    assert [x < middle for x, _ in dots] == [False, True, False, False, False]
-    assert [x > middle for x, _ in dots] == [False, False, True, False, False]
-    steps = {round(b[1] - a[1], 1) for a, b in pairwise(dots)}
-    assert steps == {6.8}
-    (median,) = re.findall(rf'class="median" d="M{NUMBER} ', plot)
-    assert float(median) == middle
-
-
-def test_two_speeds_are_two_columns_and_the_box_spans_both() -> None:
-    samples = (1.0, 1.1) * 20 + (1.0,)
-    made = replace(variant("a@b:c", 1.0), samples_ms=samples, median_ms=1.0)
-    plot = _sample_plot(replace(files(), variants=(made,)))
-    (path,) = re.findall(r'class="samples" d="([^"]*)"', plot)
-    columns = sorted({float(x) for x in re.findall(rf"M{NUMBER} ", path)})
-    ((left, width),) = re.findall(rf'class="middle" x="{NUMBER}" y="[\d.]+" width="{NUMBER}"', plot)
-    assert columns == pytest.approx([float(left), float(left) + float(width)])
-
-
-def test_outliers_beyond_the_axis_are_at_its_edge_and_counted() -> None:
-    made = replace(variant("a@b:c", 1.0), samples_ms=(1.0,) * 38 + (3.0, 7.25), median_ms=1.0)
-    plot = _sample_plot(replace(files(), variants=(made,)))
-    assert "2 beyond, up to 7.25x" in plot
-    (path,) = re.findall(r'class="samples" d="([^"]*)"', plot)
-    xs = [float(x) for x in re.findall(rf"M{NUMBER} ", path)]
-    assert xs[-2:] == [WIDTH - RIGHT + 7] * 2
-    assert max(xs[:-2]) < WIDTH - RIGHT
-
-
-def test_a_line_over_the_batches_falls_where_sparse_gets_faster() -> None:
-    plot = sweep_plot(sweep())
-    assert plot is not None
-    ((xs, ys),) = [
-        ([float(x) for x, _ in points], [float(y) for _, y in points])
-        for way in re.findall(
-            r'class="s0 d0"><title>sparse[^<]*</title><path class="series" d="([^"]*)"', plot
-        )
-        for points in [re.findall(rf"{NUMBER} {NUMBER}", way)]
-    ]
-    assert ys == sorted(ys)
-    assert (xs[1] - xs[0]) / (xs[2] - xs[0]) == pytest.approx(3 / 5, abs=0.001)
-    (one,) = re.findall(rf'class="one" d="M64 {NUMBER}H', plot)
-    assert float(one) == ys[0]
-    assert re.findall(r'class="name"[^>]*><title>([^<]*)<', plot) == [
-        "sparse@tensorrt:fp16",
-        "dense@torch:eager",
-    ]
-
-
-def test_the_noise_of_a_sweep_is_a_band_over_its_batches() -> None:
-    plot = sweep_plot(sweep())
-    assert plot is not None
-    (band,) = re.findall(r'class="noise" d="M([^"]*)Z"', plot)
-    points = [tuple(map(float, point.split())) for point in band.split("L")]
-    (one,) = re.findall(rf'class="one" d="M64 {NUMBER}H', plot)
-    assert [y < float(one) for _, y in points] == [True] * 3 + [False] * 3
-    assert [x for x, _ in points[:3]] == [x for x, _ in points[:2:-1]]
-
-
-def test_the_waterfall_goes_from_one_sum_to_the_other_without_a_gap() -> None:
-    (contrast,) = run_folder().layers
-    plot = waterfall(contrast)
-    assert plot is not None
-    bars = [
-        (slug, float(x), float(x) + float(width))
-        for slug, x, width in re.findall(
-            rf'class="step (\w+)" x="{NUMBER}" y="[\d.]+" width="{NUMBER}"', plot
-        )
-    ]
-    assert len(bars) == 13
-    totals = [float(x) for x in re.findall(rf'class="total" d="M[\d. ]+H{NUMBER}M', plot)]
-    at = totals[0]
-    for slug, left, right in bars:
-        assert (right if slug == "faster" else left) == pytest.approx(at, abs=0.2)
-        at = left if slug == "faster" else right
-    assert at == pytest.approx(totals[1], abs=0.2)
-    assert totals[1] < totals[0]
-    assert "29 more layers" in plot
-    assert "4.880 ms" in plot
-    assert "3.085 ms" in plot
-
-
-def test_a_waterfall_of_most_of_the_time_starts_at_0() -> None:
-    (contrast,) = hostile().layers
-    plot = waterfall(contrast)
-    assert plot is not None
-    assert "does not start at 0" in plot
-    small = replace(contrast, variant_ms=0.5, rows=(replace(contrast.rows[0], difference_ms=-1.5),))
-    plot = waterfall(small)
-    assert plot is not None
-    assert "does not start at 0" not in plot
-    assert waterfall(replace(contrast, rows=())) is None
-
-
-def test_a_slower_layer_goes_the_other_way() -> None:
-    (contrast,) = run_folder().layers
-    slower = next(row for row in contrast.rows if row.difference_ms > 0)
-    plot = waterfall(replace(contrast, rows=(slower,), variant_ms=contrast.baseline_ms + 0.05))
-    assert plot is not None
-    assert re.findall(r'class="step (\w+)"', plot) == ["slower"]
-
-
 def test_names_are_escaped_and_shown_whole_in_their_titles() -> None:
     comparison = hostile()
-    for plot in (_ratio_plot(comparison), _sample_plot(comparison)):
-        assert "<script" not in plot
-        assert "<img" not in plot
-        assert "\x1b" not in plot
-        assert "x" * 186 + "@onnxruntime:cpu</title>" in plot
+    plot = _ratio_plot(comparison)
+    assert "<script" not in plot
+    assert "<img" not in plot
+    assert "\x1b" not in plot
+    assert "x" * 186 + "@onnxruntime:cpu</title>" in plot
 
 
 @given(st.floats(0.01, 0.99), st.floats(1.01, 300))
@@ -240,24 +117,6 @@ def test_an_axis_has_three_to_nine_round_ticks(low: float, high: float) -> None:
     assert 2 <= len(found) <= 9
     assert low <= min(found) < max(found) <= high
     assert all(float(f"{tick:g}") == tick for tick in found)
-
-
-@given(st.floats(0, 1e4), st.floats(1e-3, 1e4))
-def test_a_linear_axis_has_ticks_too(low: float, span: float) -> None:
-    found = ticks(Scale(low=low, high=low + span, start=0, end=1, log=False))
-    assert 2 <= len(found) <= 9
-    assert low * (1 - 1e-9) <= found[0] < found[-1] <= (low + span) * (1 + 1e-9)
-
-
-@given(st.lists(st.floats(0, 300), min_size=1, max_size=18))
-def test_labels_keep_their_distance_and_their_order(wanted: list[float]) -> None:
-    placed = apart(wanted, gap=16, low=0, high=300)
-    ranked = sorted(placed)
-    assert all(b - a >= 15.8 for a, b in pairwise(ranked))
-    assert min(placed) >= -0.1
-    assert max(placed) <= 300.1
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    assert [placed[i] for i in order] == ranked
 
 
 def test_a_long_name_keeps_its_beginning_and_its_end() -> None:

@@ -28,23 +28,6 @@ def test_the_table_of_every_status_is_as_expected(golden: Callable[[Path, str], 
     golden(GOLDEN / "report.csv", to_csv(every_status()))
 
 
-def test_every_layer_is_a_row_with_its_figures() -> None:
-    made = every_status()
-    rows = _rows(to_csv(made))
-    assert [row["layer"] for row in rows] == [v.layer for v in made.verdicts]
-    assert " ".join(rows[0]) == (
-        "layer node weight op shape axis in_channels out_channels kernel groups dtype "
-        "pattern_holds verdict evidence predicted reason_codes reasons sources remedy "
-        "engine_layer sparse_ms dense_ms weights rules_were_wrong "
-        "size pattern why sparse_over_dense"
-    )  # more may come behind these
-    large = next(row for row in rows if row["layer"] == "large")
-    assert (large["shape"], large["in_channels"], large["kernel"]) == ("512x512x3x3", "512", "3x3")
-    assert (large["sparse_ms"], large["dense_ms"]) == ("0.031", "0.042")
-    assert (large["verdict"], large["evidence"]) == ("chosen", "measured")
-    assert rows[0]["pattern_holds"] == "false"
-
-
 def test_what_is_not_known_is_empty() -> None:
     made = report(matmul("fc", 512, 512))
     unknown = replace(

@@ -8,7 +8,6 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,17 +15,15 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.render_cases import HOSTILE, every_status, hostile, large
-from support.rendered import size_plot, status_bar, time_plot, to_html
-from support.report_cases import matmul, report, verdict
+from support.render_cases import HOSTILE, build_result, every_status, hostile, large
+from support.rendered import status_bar, to_html
+from support.report_cases import matmul, report
 
 from twofour.eligibility.totals import LayerStatus, status_of
-from twofour.records.build import EngineStatus, VariantBuild
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, OutputAgreement
 from twofour.records.latency import ComparedVariant, LatencyComparison
-from twofour.records.options import BuildOptions, CompareOptions, Variant
-from twofour.records.run import BuildResult
+from twofour.records.options import CompareOptions
 from twofour.reports.eligibility_words import totals
 from twofour.reports.latency_words import answer_lines
 from twofour.words import count, printable
@@ -74,40 +71,6 @@ _TIMES = LatencyComparison(
     ratios=(),
     noise=(),
 )
-
-
-def _build() -> BuildResult:
-    variants = tuple(
-        VariantBuild(
-            variant=Variant(name),
-            onnx=f"{name}.onnx",
-            sparse_weights=name == "sparse",
-            providers=("CPUExecutionProvider",),
-            build_s=1.0,
-            size_bytes=None,
-            plan=None,
-            log=None,
-            layers=None,
-            profile=None,
-        )
-        for name in ("dense", "sparse")
-    )
-    absent = EngineStatus(
-        engine="tensorrt", version=None, can_run=False, why_not="<b>not installed</b>"
-    )
-    used = EngineStatus(
-        engine="onnxruntime", version="1.23.2", can_run=True, why_not=None, device="CPU"
-    )
-    return BuildResult(
-        engine=used,
-        asked_for="auto",
-        not_used=(absent,),
-        gpu=None,
-        options=BuildOptions(),
-        variants=variants,
-        times=_TIMES,
-        notes=("a note & more",),
-    )
 
 
 def test_the_page_fetches_nothing() -> None:
@@ -186,17 +149,13 @@ def test_the_statuses_are_those_of_the_summary() -> None:
         }
 
 
-def test_the_plot_of_times_is_there_only_where_there_are_figures() -> None:
+def test_times_are_there_only_where_there_are_figures() -> None:
     timed = to_html(every_status())
-    assert timed.count('<svg class="plot"') == 2
-    assert "4 of 11 layers have the times of both" in timed
     assert 'data-sort="ratio"' in timed
     assert "sparse / dense" in timed
     small = next(layer for layer in _data(timed) if layer["name"] == "small")
     assert small["sort"]["ratio"] == 0.0091 / 0.0064  # above 1: dense was faster
     silent = to_html(large(20))
-    assert silent.count('<svg class="plot"') == 1
-    assert "No layer has the times of both" in silent
     assert 'data-sort="ratio"' not in silent
 
 
@@ -209,7 +168,9 @@ def test_what_pruning_and_the_engines_did_is_shown_where_it_is_known() -> None:
         row_cosine_mean=0.98,
         row_cosine_min=0.91,
     )
-    text = to_html(every_status(), accuracy=Accuracy(drift=(drift,), examples=8), build=_build())
+    text = to_html(
+        every_status(), accuracy=Accuracy(drift=(drift,), examples=8), build=build_result(_TIMES)
+    )
     assert "output &lt;logits&gt; [8x10]: dense to sparse cosine 0.987654" in text
     assert "not used: tensorrt: &lt;b&gt;not installed&lt;/b&gt;" in text
     assert answer_lines(_TIMES)[0] in html.unescape(text)
@@ -237,38 +198,6 @@ def test_the_bar_has_a_segment_per_status_in_proportion() -> None:
     assert "<title>cannot run sparse: 3 layers</title>" in bar
     bar = status_bar([(LayerStatus.RUNS, 1), (LayerStatus.CANNOT, 3)], "weight")
     assert "<title>cannot run sparse: 3 weights (75.0 %)</title>" in bar
-
-
-def test_a_point_below_the_diagonal_is_a_faster_sparse_tactic() -> None:
-    plot = time_plot(every_status().verdicts)
-    assert plot is not None
-    points = re.findall(r'translate\(([\d.]+) ([\d.]+)\)"><title>(\S+)', plot)
-    places = {name: (float(x), float(y)) for x, y, name in points}
-    diagonal = re.search(r'class="guide" d="M(\S+) (\S+)L(\S+) (\S+)"', plot)
-    assert diagonal is not None
-    x0, y0, x1, y1 = map(float, diagonal.groups())
-    below = {n for n, (x, y) in places.items() if y > y0 + (x - x0) / (x1 - x0) * (y1 - y0)}
-    assert below == {"large", "encoder.0.fc", "encoder.1.fc"}
-    assert set(places) == {*below, "small"}
-
-
-def test_layers_of_one_size_share_a_mark_for_each_status() -> None:
-    plot = size_plot(large(2000).verdicts)
-    assert plot is not None
-    titles = re.findall(r"<title>C=(\d+), K=(\d+): [^:]*, ([\d,]+) layers?\n", plot)
-    assert sum(int(number.replace(",", "")) for *_, number in titles) == 2000
-    assert len(titles) < 200
-    assert "more</title>" in plot
-
-
-def test_a_layer_without_channels_is_not_drawn() -> None:
-    assert size_plot((verdict(matmul("runtime", 0, 0, weight=None, axis=None)),)) is None
-
-
-def test_the_plots_of_every_status_are_as_expected(golden: Callable[[Path, str], None]) -> None:
-    made = every_status().verdicts
-    text = f"{size_plot(made)}\n{time_plot(made)}\n"
-    golden(GOLDEN / "plots.svg.txt", text.replace("<g", "\n<g").replace("<path", "\n<path"))
 
 
 def test_an_array_that_two_layers_share_counts_once_in_the_bar_by_weights() -> None:

@@ -161,7 +161,7 @@ def test_a_list_with_fewer_names_than_its_count_says_at_least() -> None:
 def test_a_list_that_ends_inside_a_name_says_at_least() -> None:
     found = "(Sparsity) Found 5 layer(s) eligible to use sparse tactics: a, b, PWN(PWN(c), d), e, f"
     cut = verbose(found, "(Sparsity) Chose 0 layer(s) using sparse tactics: a, PWN(PWN(c")
-    assert cut == "at least 1 layer runs sparse"
+    assert cut == "at least 2 layers run sparse"
     old = "(Sparsity) TRT inference plan picked sparse implementation for layers: a, PWN(PWN(c"
     assert verbose(found, old) == "at least 2 layers run sparse"
     both = (f"{COUNTED}: a, PWN(PWN(b", f"{NONE} a, c")
@@ -180,20 +180,3 @@ def test_a_log_cut_before_the_list_of_the_whole_network_says_at_least() -> None:
     none = foreign[1].replace("1", "0").removesuffix(" a")
     said = answer_to(*(PYTHON + m for m in (foreign[0], none, whole)))
     assert said == "3 layers are eligible; the log does not say which were chosen"
-
-
-def test_a_name_outside_the_eligible_list_on_a_line_that_counts_none_is_no_answer() -> None:
-    assert verbose(FOUND, f"{NONE}Engine saved to model.plan").startswith("2 layers are eligible")
-    assert verbose(FOUND, f"{NONE} a, stray") == "1 layer runs sparse"
-    assert verbose(FOUND, f"{NONE} a, bSaved to m.plan") == "2 layers run sparse"
-    assert verbose(FOUND, f"{NONE}, a || b") == "1 layer runs sparse"
-    assert verbose(FOUND, f"{NONE.replace('0', '1')} z") == "1 layer runs sparse"
-    assert verbose(f"{COUNTED}: a", f"{NONE} z") == "at least 1 layer runs sparse"
-
-
-def test_eleven_layers_run_and_one_layer_runs() -> None:
-    names = ", ".join("abcdefghijk")
-    found = f"(Sparsity) Found 11 layer(s) eligible to use sparse tactics: {names}"
-    assert verbose(found, f"(Sparsity) Chose 11 layer(s) using sparse tactics: {names}") == (
-        "11 layers run sparse"
-    )

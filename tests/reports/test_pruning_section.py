@@ -8,29 +8,14 @@ from support.render_cases import every_status
 from support.report_cases import matmul
 
 from twofour.records.options import Selection
-from twofour.records.pruning import (
-    Calibration,
-    FixedChannels,
-    OutputError,
-    Permutation,
-    PermutedClass,
-    PermutedLayer,
-    PrunedWeight,
-    PruneResult,
-    Repair,
-    RepairKind,
-    RepairTry,
-)
+from twofour.records.pruning import Calibration, OutputError, PrunedWeight, PruneResult
 from twofour.records.weights import HARDWARE_PATTERN
 from twofour.reports import html, markdown
 from twofour.reports.document import Table
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.html import drawn
-from twofour.reports.pruning_plots import draw_errors
 from twofour.reports.terminal import draw, plain_text
 from twofour.reports.weights_document import (
     calibration_lines,
-    permutation_section,
     prune_document,
     pruned_table,
     pruning_section,
@@ -115,7 +100,8 @@ def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> N
     assert "h.{0-23}.fc2 x24" in " ".join(shown.split())
     assert len(shown.splitlines()) < 30
     document = prune_document(replace(RESULT, weights=tuple(rows)))
-    assert all(one.weight.layer in html.render(document) for one in rows)
+    page = html.render(document).replace("<wbr>", "")
+    assert all(one.weight.layer in page for one in rows)
 
 
 def test_a_layer_that_loses_nothing_on_held_out_samples_counts_with_0() -> None:
@@ -123,49 +109,6 @@ def test_a_layer_that_loses_nothing_on_held_out_samples_counts_with_0() -> None:
     assert calibration_lines(replace(RESULT, weights=rows))[-1] == (
         "output error of 3 layers: median 0, largest 0.3000 in d"
     )
-
-
-REPAIR = Repair(
-    error_before=0.7,
-    tried=(
-        RepairTry(kind=RepairKind.BATCH_NORM, error=0.25, changed=5),
-        RepairTry(kind=RepairKind.MATCHING, error=0.125, changed=6),
-    ),
-    taken=RepairKind.MATCHING,
-    error_after=0.1251,
-    judged_on=25,
-    why="the outputs are nearest with it",
-)
-
-
-def test_repair_is_said_with_its_figures() -> None:
-    assert calibration_lines(replace(RESULT, repair=REPAIR))[-1] == (
-        "repair: matching of 6 layers taken: the outputs are nearest with it; error of the outputs "
-        "on 25 held-out samples: 0.7000 one-shot, 0.1251 repaired, 0.2500 by batch-norm (squared "
-        "distance to the dense ones over the variance of their columns)"
-    )
-
-
-def test_repair_that_was_not_taken_is_said_too() -> None:
-    none = replace(REPAIR, taken=None, error_after=0.7, why="they are no nearer with it")
-    assert calibration_lines(replace(RESULT, repair=none))[-1] == (
-        "repair: none taken: they are no nearer with it; error of the outputs on 25 held-out "
-        "samples: 0.7000 one-shot, 0.2500 by batch-norm, 0.1250 by matching (squared distance to "
-        "the dense ones over the variance of their columns)"
-    )
-    unjudged = replace(none, error_before=None, error_after=None, judged_on=0, why="no sample")
-    line = calibration_lines(replace(RESULT, repair=unjudged))[-1]
-    assert line == "repair: none taken: no sample"
-
-
-def test_the_plot_has_a_mark_per_error_and_none_for_layers_without() -> None:
-    drawing = draw_errors(ROWS)
-    assert drawing is not None
-    text = str(drawn(drawing))
-    assert text.count("<circle") == 2
-    assert text.count("<rect") == 3
-    assert "a\nadmm, held out: 0.012" in text
-    assert draw_errors([ROWS[2]]) is None
 
 
 def test_a_runs_page_shows_what_was_pruned_alone() -> None:
@@ -176,83 +119,9 @@ def test_a_runs_page_shows_what_was_pruned_alone() -> None:
     assert cells(table)["layer"] == ("b", "c", "d")
 
 
-def test_a_page_shows_the_table_and_the_plot() -> None:
+def test_a_page_shows_what_pruning_did() -> None:
     document = eligibility_document(every_status(), pruned=RESULT)
     page = html.render(document)
     assert "What pruning did to each layer" in page
     assert page.count("no calibration input reached it") == 1
-    assert "Output error of each pruned layer" in page
-
-
-def one_class(errors: tuple[float, float] | None, *, taken: bool, reason: str) -> PermutedClass:
-    """Of two layers, the second with half of the errors of the first; or of one not looked at."""
-    layers = [PermutedLayer(layer="alone")]
-    if errors is not None:
-        layers = [
-            PermutedLayer(
-                layer=f"l{at}",
-                kept_before=0.6,
-                kept_after=0.65,
-                error_before=errors[0] / (1 + at),
-                error_after=errors[1] / (1 + at),
-            )
-            for at in range(2)
-        ]
-    return PermutedClass(
-        channels=64,
-        layers=tuple(layers),
-        efficacy=0.125 if errors else 0.0,
-        taken=taken,
-        reason=reason,
-        is_time_cut=errors is None,
-    )
-
-
-PERMUTED = Permutation(
-    seconds=30.0,
-    classes=(
-        one_class((0.08, 0.04), taken=True, reason="output error falls"),
-        one_class(None, taken=False, reason="not searched: the time was up"),
-    ),
-    fixed=(FixedChannels(layer="stem", channels=3, reason="graph input 'x'"),),
-)
-
-
-def test_a_permutation_has_its_own_section_with_errors_before_and_after() -> None:
-    found = permutation_section(PERMUTED)
-    assert found is not None
-    _, classes, fixed = found.blocks
-    assert isinstance(classes, Table)
-    assert isinstance(fixed, Table)
-    assert cells(classes) == {
-        "layers": ("l0 and 1 more", "alone"),
-        "channels": ("64", "64"),
-        "efficacy": ("12.5 %", None),
-        "kept": ("60.0 % to 65.0 %", None),
-        "output error": ("0.0600 to 0.0300", None),
-        "taken": ("yes", "no"),
-        "why": ("output error falls", "not searched: the time was up"),
-    }
-    assert cells(fixed)["why they stay"] == ("graph input 'x'",)
-    text = markdown.render(prune_document(replace(RESULT, permutation=PERMUTED)))
-    assert "1 of 2 classes of channels are in another order" in text
-    assert "the time (30 s) ended the search" in text
-    assert "whether the outputs of the pruned model are nearer with it is not known" in text
-    judged = replace(PERMUTED, error_permuted=0.02, error_unpermuted=0.03)
-    text = markdown.render(prune_document(replace(RESULT, permutation=judged)))
-    assert "outputs on held-out samples: 0.0200 with it, 0.0300 without it" in text
-    assert "is not known" not in text
-    document = eligibility_document(every_status(), pruned=replace(RESULT, permutation=PERMUTED))
-    assert "Channel permutation" in markdown.render(document)
-
-
-def test_a_permutation_that_was_refused_says_why() -> None:
-    left = tuple(replace(each, taken=False) for each in PERMUTED.classes)
-    refused = replace(PERMUTED, classes=left, refused="output y: off by 1")
-    text = markdown.render(prune_document(replace(RESULT, permutation=refused)))
-    assert "refused: output y: off by 1" in text
-    assert "saved weights have this order" not in text
-    assert "is not known" not in text
-    nothing = replace(PERMUTED, classes=(), fixed=())
-    text = markdown.render(prune_document(replace(RESULT, permutation=nothing)))
-    assert "no input channels of the pruned layers can change places" in text
+    assert '<td class="figure">0.3000</td>' in page

@@ -10,10 +10,9 @@ from support.render_cases import every_status
 
 from twofour.records.export import Accuracy, Metric
 from twofour.records.latency import LatencyComparison, LatencyVerdict
-from twofour.records.pruning import Repair, RepairKind
 from twofour.reports import markdown
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.shipping import shipping_line
+from twofour.reports.eligibility_words import shipping_line
 
 ACCURACY = Accuracy(
     drift=(cases.agreement(0.01, 0.93),),
@@ -78,13 +77,6 @@ def test_an_engine_without_sparse_kernels_tells_nothing_of_speed() -> None:
     assert "once TensorRT has built it on your GPU" in line
 
 
-def test_without_a_metric_the_outputs_speak() -> None:
-    line = shipping_line(replace(ACCURACY, metrics=()), comparison(0.8))
-    output = ACCURACY.drift[0]
-    assert line is not None
-    assert f"output {output.output} keeps a cosine of {output.row_cosine_mean:.3f}" in line
-
-
 def test_a_model_that_came_sparse_has_no_score_to_lose() -> None:
     line = shipping_line(replace(ACCURACY, no_baseline="its weights came in 2:4"), None)
     assert line is not None
@@ -98,40 +90,7 @@ def test_it_is_the_first_line_of_the_page() -> None:
     assert shipping_line(None, comparison(0.8)) is None
 
 
-def test_a_repaired_model_says_its_metric_before_and_after() -> None:
-    metric = Metric(name="accuracy", dense=0.98, sparse=0.9702, one_shot=0.9)
-    line = shipping_line(replace(ACCURACY, metrics=(metric,)), comparison(0.8))
+def test_without_a_metric_the_cosine_of_the_outputs_is_said() -> None:
+    line = shipping_line(replace(ACCURACY, metrics=()), comparison(0.8))
     assert line is not None
-    assert line.startswith(
-        "worth shipping: accuracy 0.9800 dense, 0.9000 one-shot, 0.9702 repaired (-1.0 %); "
-    )
-
-
-REPAIR = Repair(
-    error_before=0.25, tried=(), taken=RepairKind.BOTH, error_after=0.0625, judged_on=25, why="-"
-)
-
-
-@pytest.mark.parametrize(
-    ("repair", "words"),
-    [
-        (None, "(no metric)"),
-        (
-            REPAIR,
-            "worth shipping: of what tells held-out samples apart in the outputs, pruning loses "
-            "0.2500 one-shot, 0.06250 repaired (no metric; output logits keeps a cosine of 0.930",
-        ),
-        (
-            replace(REPAIR, taken=None),
-            "worth shipping: of what tells held-out samples apart in the outputs, pruning loses "
-            "0.2500 (no metric; output logits keeps a cosine of 0.930 to the dense one)",
-        ),
-        (replace(REPAIR, error_before=None), "(no metric)"),
-    ],
-)
-def test_without_a_metric_the_held_out_error_of_the_outputs_is_said(
-    repair: Repair | None, words: str
-) -> None:
-    line = shipping_line(replace(ACCURACY, metrics=()), comparison(0.8), repair)
-    assert line is not None
-    assert words in line
+    assert "output logits keeps a cosine of 0.930 to the dense one (no metric)" in line

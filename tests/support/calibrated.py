@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from twofour.pruning.torch_calibration import CalibratedWeight
 from twofour.pruning.torch_calls import Call
 from twofour.pruning.torch_layers import find_weights
-from twofour.pruning.torch_pruning import calibrated_weight
+from twofour.pruning.torch_weights import CalibratedWeight, calibrated_weight
 from twofour.records.weights import Pattern
 
 TWO_FOUR = Pattern(2, 4)
@@ -16,7 +15,7 @@ TWO_FOUR = Pattern(2, 4)
 def calibrated(model: nn.Module, key: str) -> CalibratedWeight:
     """One weight of a model, as calibrated pruning takes it."""
     (row,) = [row for row in find_weights(model) if row.weight == key]
-    return calibrated_weight(model, row, model.get_parameter(key), TWO_FOUR)
+    return calibrated_weight(model, row, TWO_FOUR)
 
 
 def call(*args: Tensor, samples: int = 3, padding: Tensor | None = None) -> Call:

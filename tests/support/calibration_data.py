@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from twofour.pipeline.sources.calibration.data import CalibrationData, ModelInputs
-from twofour.pipeline.sources.calibration.models import onnx_inputs
-from twofour.pipeline.sources.calibration.open import open_calibration
+from twofour.inputs.calibration import CalibrationData, ModelInputs
+from twofour.pipeline.sources.calibration.open import onnx_inputs, open_calibration
 from twofour.records.export import TensorShape
 from twofour.records.options import CalibrationOptions
 

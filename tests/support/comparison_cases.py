@@ -282,7 +282,6 @@ def hostile() -> LatencyComparison:
         baseline_ms=2.0,
         ratio=0.5,
         difference_ms=-1.0,
-        share=1.0,
     )
     return LatencyComparison(
         source=HOSTILE[1],
@@ -341,13 +340,12 @@ def layers(number: int) -> LayerContrast:
         rows.append(_layer_row(f"/layer{i // 10}/conv{i % 10}/Conv", sparse, dense))
     rows.append(_layer_row("Reformatting CopyNode for Input Tensor 0", 0.031, None))
     ranked = sorted(rows, key=lambda r: -abs(r.difference_ms))
-    total = sum(r.difference_ms for r in rows)
     return LayerContrast(
         variant="sparse@tensorrt:fp16",
         baseline="dense@tensorrt:fp16",
         variant_ms=sum(r.variant_ms or 0.0 for r in rows),
         baseline_ms=sum(r.baseline_ms or 0.0 for r in rows),
-        rows=tuple(replace(r, share=r.difference_ms / total) for r in ranked),
+        rows=tuple(ranked),
     )
 
 
@@ -359,7 +357,6 @@ def _layer_row(name: str, variant_ms: float, baseline_ms: float | None) -> Layer
         baseline_ms=baseline_ms,
         ratio=None if baseline_ms is None else variant_ms / baseline_ms,
         difference_ms=variant_ms - (baseline_ms or 0.0),
-        share=None,
     )
 
 

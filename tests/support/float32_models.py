@@ -204,22 +204,6 @@ def functions() -> tuple[onnx.ModelProto, Feed]:
     return build(nodes, {"x": weights(3, 16)}, outputs, constants, functions=[norm, block])
 
 
-def function_of_two_types() -> tuple[onnx.ModelProto, Feed]:
-    """One function called with floats and with integers."""
-    twice = helper.make_function(
-        "my", "Twice", ["a"], ["o"], [node("Add", ["a", "a"], ["o"])], [helper.make_opsetid("", 17)]
-    )
-    nodes = [
-        node("Twice", ["x"], ["h"], domain="my"),
-        node("Twice", ["i"], ["i2"], domain="my"),
-        node("Cast", ["i2"], ["fi"], to=TensorProto.FLOAT),
-        node("MatMul", ["h", "w"], ["m"], name="mm"),
-        node("Add", ["m", "fi"], ["y"]),
-    ]
-    feed = {"x": weights(3, 16), "i": np.arange(16) * 10}
-    return build(nodes, feed, [info("y", [3, 16])], {"w": small(16, 16)}, functions=[twice])
-
-
 def made_of_shapes() -> tuple[onnx.ModelProto, Feed]:
     """ConstantOfShape, EyeLike, Range, CumSum, CastLike, and a size above what float16 counts."""
     fill = numpy_helper.from_array(np.array([2.5], np.float32))
@@ -421,7 +405,6 @@ MODELS: dict[str, Callable[[], tuple[onnx.ModelProto, Feed]]] = {
             loop,
             scan,
             functions,
-            function_of_two_types,
             made_of_shapes,
             masked,
             rms_norm,

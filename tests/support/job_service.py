@@ -12,7 +12,7 @@ from twofour.errors import BadInputError
 
 
 class JobService:
-    """What the tests of `pipeline.jobs` ask for."""
+    """What the tests of `sensitivity.jobs` ask for."""
 
     def __init__(self, report: ProgressCallback) -> None:
         self._report = report

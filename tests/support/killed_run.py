@@ -1,8 +1,4 @@
-"""Run the main job and die by SIGKILL where asked: `killed_run.py MODEL OUT STAGE begin|end`.
-
-Progress is told of each stage before and after its work, so that is where the process dies; "end"
-comes after run.json was written, "begin" leaves the stage undone.
-"""
+"""Run the main job and die by SIGKILL once a stage is recorded: `killed_run.py MODEL OUT STAGE`."""
 
 import os
 import signal
@@ -15,24 +11,17 @@ from twofour.records.options import Precision, RunOptions
 
 
 class Killer(Silent):
-    """Kills its own process at one place."""
+    """Kills its own process after one stage."""
 
-    def __init__(self, stage: str, moment: str) -> None:
-        self.where = (stage, moment)
+    def __init__(self, stage: str) -> None:
+        self.last = stage
 
-    def stage(self, name: str, title: str) -> None:  # noqa: ARG002  # Progress's signature
-        """Die before the stage."""
-        self._at(name, "begin")
-
-    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # as above
+    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
         """Die after the stage."""
-        self._at(name, "end")
-
-    def _at(self, name: str, moment: str) -> None:
-        if (name, moment) == self.where:
+        if name == self.last:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    model, out, stage, moment = sys.argv[1:]
-    run_all(model, Path(out), RunOptions(precision=Precision.FLOAT32), Killer(stage, moment))
+    model, out, stage = sys.argv[1:]
+    run_all(model, Path(out), RunOptions(precision=Precision.FLOAT32), Killer(stage))

@@ -6,8 +6,12 @@ from dataclasses import replace
 
 from support.report_cases import check, conv, gpu, int8, matmul, reason, report
 from twofour.eligibility.predict import summarize
+from twofour.records.build import EngineStatus
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.latency import LatencyComparison
+from twofour.records.options import BuildOptions
 from twofour.records.pruning import WeightCheck
+from twofour.records.run import BuildResult
 from twofour.records.weights import ReasonCode, Weight
 
 HOSTILE = (
@@ -109,4 +113,22 @@ def _measured(
         reasons=said[name],
         sparse_ms=sparse_ms,
         dense_ms=dense_ms,
+    )
+
+
+def build_result(times: LatencyComparison) -> BuildResult:
+    """A build with these times and a note, by the one engine of two that could run."""
+    used, absent = (
+        EngineStatus(engine=engine, version=None, can_run=why is None, why_not=why)
+        for engine, why in (("onnxruntime", None), ("tensorrt", "<b>not installed</b>"))
+    )
+    return BuildResult(
+        engine=used,
+        asked_for="auto",
+        not_used=(absent,),
+        gpu=None,
+        options=BuildOptions(),
+        variants=(),
+        times=times,
+        notes=("a note & more",),
     )

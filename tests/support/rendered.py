@@ -8,22 +8,15 @@ from typing import Any
 from rich.console import RenderableType
 
 from twofour.eligibility.totals import LayerStatus
-from twofour.records.eligibility import EligibilityReport, Verdict
-from twofour.records.latency import LatencyComparison, LayerContrast
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.latency import LatencyComparison
 from twofour.records.log import BuildLog
-from twofour.reports import (
-    csv,
-    eligibility_plots,
-    html,
-    latency_layers,
-    latency_plots,
-    markdown,
-    terminal,
-)
+from twofour.reports import csv, html, markdown, terminal
 from twofour.reports.eligibility_document import eligibility_document
+from twofour.reports.eligibility_document import status_bar as draw_bar
 from twofour.reports.latency_document import latency_document
+from twofour.reports.latency_document import ratio_plot as draw_ratios
 from twofour.reports.log_document import log_document
-from twofour.reports.svg import Drawing
 
 
 def eligibility_table(report: EligibilityReport) -> RenderableType:
@@ -59,32 +52,9 @@ def log_text(log: BuildLog) -> str:
 
 
 def ratio_plot(comparison: LatencyComparison, batch: int | None) -> str | None:
-    return _drawn(latency_plots.ratio_plot(comparison, batch))
-
-
-def sample_plot(comparison: LatencyComparison, batch: int | None) -> str | None:
-    return _drawn(latency_plots.sample_plot(comparison, batch))
-
-
-def sweep_plot(comparison: LatencyComparison) -> str | None:
-    return _drawn(latency_plots.sweep_plot(comparison))
-
-
-def waterfall(contrast: LayerContrast) -> str | None:
-    return _drawn(latency_layers.waterfall(contrast))
+    drawing = draw_ratios(comparison, batch)
+    return None if drawing is None else html.drawn(drawing)
 
 
 def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> str:
-    return html.drawn(eligibility_plots.status_bar(numbers, noun))
-
-
-def size_plot(verdicts: Sequence[Verdict]) -> str | None:
-    return _drawn(eligibility_plots.size_plot(verdicts))
-
-
-def time_plot(verdicts: Sequence[Verdict]) -> str | None:
-    return _drawn(eligibility_plots.time_plot(verdicts))
-
-
-def _drawn(drawing: Drawing | None) -> str | None:
-    return None if drawing is None else html.drawn(drawing)
+    return html.drawn(draw_bar(numbers, noun))

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from twofour.latency.ratios import ratios_and_noise
-from twofour.latency.variants import parse_variant_name
 from twofour.records.build import LayerTime
-from twofour.records.latency import ComparedVariant, LatencyComparison, RoundLoad, VariantSettings
+from twofour.records.latency import (
+    ComparedVariant,
+    LatencyComparison,
+    RoundLoad,
+    VariantSettings,
+    parse_variant_name,
+)
 from twofour.records.options import CompareOptions
 
 
 def settings_of(name: str) -> VariantSettings:
     """As the name says; ONNX Runtime has no sparse kernels."""
     parsed = parse_variant_name(name)
+    engine, mode = parsed.engine_mode.split(":")
     return VariantSettings(
-        engine=parsed.engine,
-        mode=parsed.mode,
+        engine=engine,
+        mode=mode,
         version="1.0",
         device="CPU",
         model=f"{parsed.weights}.onnx",

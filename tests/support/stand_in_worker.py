@@ -11,8 +11,8 @@ import numpy as np
 
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.engines.registry import EngineRow
+from twofour.engines.timing import with_samples
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.latency.variants import with_samples
 from twofour.pipeline.compare.process import Memory
 from twofour.pipeline.engine_worker import (
     EngineTimes,
@@ -62,26 +62,16 @@ class StandIn:
         sys.stderr.flush()
         die(number)
 
-    def leave(self, code: int) -> None:
-        os._exit(code)
-
-    def stop(self) -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
-
     def memory(self) -> Memory:
         return Memory(host_bytes=7, device_bytes=None)
 
-    def fork(self) -> int:
-        """The number of a child that holds on to all that is open here."""
+    def fork_and_die(self, told: Path) -> None:
+        """The number of a child that holds on to all that is open here goes into a file."""
         child = os.fork()
         if not child:
             time.sleep(60)
             os._exit(0)
-        return child
-
-    def fork_and_die(self, told: Path) -> None:
-        """Its number goes into a file."""
-        told.write_text(str(self.fork()))
+        told.write_text(str(child))
         die(signal.SIGKILL)
 
     def sleep(self, seconds: float) -> None:
@@ -124,7 +114,7 @@ class DyingEngines(EngineWorker):
         """Of the plans, which are none, as told."""
         opening = wanted[0].opening
         assert opening.file is not None
-        self._folder, self._level = opening.file.parent, str(opening.options.level)
+        self._folder, self._level = opening.file.parent, str(opening.level)
         self._maybe("time")
         if not wanted[0].engine.is_tensorrt:
             return super().time(wanted, how)
@@ -141,25 +131,21 @@ class DyingEngines(EngineWorker):
 
     def build(self, row: EngineRow, request: BuildRequest) -> VariantBuild:  # noqa: ARG002  # as it is called
         """A build whose log begins before its process may end."""
-        level, cache = request.options.optimization_level, request.timing_cache
         lines = ("twofour 0 with TensorRT 10.0.1", "TensorRT version: 10.0.1", "Sparsity: Enabled")
         told = "".join(f"[11/22/2026-01:00:00] [I] {line}\n" for line in lines)
-        request.file(".log").write_text(f"{told}level {level}, cache {cache is not None}\n")
+        request.file(".log").write_text(told)
         self._report("building", 1, 2)
-        self._folder, self._level = request.onnx.parent, str(level)
+        self._folder, self._level = request.onnx.parent, str(request.options.optimization_level)
         self._maybe("build")
         request.file(".plan").write_bytes(b"plan")
         return VariantBuild(
             variant=request.variant,
             onnx=request.onnx.name,
             sparse_weights=request.sparse_weights,
-            providers=(),
             build_s=1.0,
             size_bytes=4,
             plan=request.file(".plan").name,
             log=request.file(".log").name,
-            layers=None,
-            profile=None,
         )
 
     def _maybe(self, command: str) -> None:

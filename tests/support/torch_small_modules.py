@@ -10,11 +10,25 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from twofour.engines.protocol import OpenOptions
-from twofour.engines.torch.placed import TorchProgram
+from twofour.engines.protocol import OpenRequest, TimedModel
+from twofour.engines.torch.engine import TorchEngine
+from twofour.engines.torch.program import TorchProgram
+from twofour.records.export import TensorShape
 
-OPTIONS = OpenOptions(weights="dense", threads=1)
 Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+def open_torch(
+    made: TorchProgram,
+    mode: str,
+    engine: TorchEngine | None = None,
+    *,
+    threads: int = 1,
+) -> TimedModel:
+    request = OpenRequest(
+        mode=mode, weights="dense", threads=threads, model="", precision="", program=made
+    )
+    return (engine or TorchEngine()).open(request)
 
 
 class ConvNet(nn.Module):
@@ -65,11 +79,20 @@ def program(
     inputs: tuple[str, ...],
     outputs: tuple[str, ...] = ("y",),
 ) -> TorchProgram:
+    kwargs = kwargs or {}
+    tensors = zip(inputs, (*args, *kwargs.values()), strict=True)
     return TorchProgram(
         module=module.eval(),
         args=args,
-        kwargs=kwargs or {},
-        input_names=inputs,
+        kwargs=kwargs,
+        inputs=tuple(
+            TensorShape(
+                name=name,
+                dtype="float32" if t.is_floating_point() else str(t.dtype).removeprefix("torch."),
+                shape=("batch", *t.shape[1:]),
+            )
+            for name, t in tensors
+        ),
         output_names=outputs,
         source="model.py:make",
     )
@@ -100,14 +123,12 @@ def transformer() -> TorchProgram:
 
 
 def arrays_of(made: TorchProgram) -> Arrays:
-    return {
-        name: tensor.numpy() for name, tensor in zip(made.input_names, made.tensors, strict=True)
-    }
+    return {one.name: tensor.numpy() for one, tensor in zip(made.inputs, made.tensors, strict=True)}
 
 
 def expected(made: TorchProgram, inputs: Arrays) -> Arrays:
     """What the untouched module gives for the arrays, in float32."""
-    args, kwargs = made.arguments([torch.from_numpy(inputs[name]) for name in made.input_names])
+    args, kwargs = made.arguments([torch.from_numpy(inputs[one.name]) for one in made.inputs])
     with torch.no_grad():
         tensors = made.outputs(made.module(*args, **kwargs))
     return {name: t.numpy() for name, t in zip(made.output_names, tensors, strict=True)}

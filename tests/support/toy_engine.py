@@ -40,9 +40,6 @@ class ToyEngine:
     def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
         return mode_statuses(self.status(), modes)
 
-    def attempts(self, request: BuildRequest) -> tuple[tuple[str, BuildRequest], ...]:
-        return (("1", request),)
-
     def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
         report("reading", 1, 1)
         request.file(".toy").write_bytes(request.onnx.read_bytes())
@@ -50,13 +47,8 @@ class ToyEngine:
             variant=request.variant,
             onnx=request.onnx.name,
             sparse_weights=False,
-            providers=(),
             build_s=0.5,
             size_bytes=request.file(".toy").stat().st_size,
-            plan=None,
-            log=None,
-            layers=None,
-            profile=None,
         )
 
     def open(self, request: OpenRequest) -> ToyModel:
@@ -89,7 +81,7 @@ class ToyModel:
             version=onnx.__version__,
             device="CPU",
             model=request.model,
-            weights=request.options.weights,
+            weights=request.weights,
             precision=request.precision,
             sparse_kernels=None,
             threads=1,

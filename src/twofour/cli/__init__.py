@@ -6,14 +6,15 @@ import faulthandler
 import sys
 
 from twofour.errors import INTERRUPTED
+from twofour.packages import missing
 
 
 def main() -> None:
     """Entry point of the `twofour` command."""
-    from twofour.cli.streams import Streams
+    from twofour.cli.console import flushed, open_streams
 
-    streams = Streams()
-    sys.exit(streams.finish(_exit_code()))
+    open_streams()
+    sys.exit(flushed(_exit_code()))
 
 
 def _exit_code() -> int:
@@ -26,4 +27,9 @@ def _exit_code() -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:  # while modules are loaded
         return INTERRUPTED
+    except ModuleNotFoundError as error:  # what the command line itself is made with
+        if (lacking := missing(error)) is None:
+            raise
+        sys.stderr.write(f"error: {lacking}\n")
+        return lacking.exit_code
     return 0

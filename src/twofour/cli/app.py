@@ -6,20 +6,8 @@ from typing import Annotated
 
 import typer
 
-from twofour.cli import (
-    build,
-    compare,
-    doctor,
-    explain,
-    export,
-    log,
-    prune,
-    report,
-    run,
-    sensitivity,
-    validate,
-)
-from twofour.version import __version__
+from twofour.cli import compare, report, run
+from twofour.packages import __version__
 
 app = typer.Typer(
     name="twofour",
@@ -30,16 +18,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("prune-export-build")(run.prune_export_build)
-app.command("prune")(prune.prune)
-app.command("sensitivity")(sensitivity.sensitivity)
-app.command("validate")(validate.validate)
-app.command("export")(export.export)
-app.command("build")(build.build)
-app.command("log")(log.log)
+app.command("prune")(run.prune)
+app.command("sensitivity")(run.sensitivity)
+app.command("validate")(report.validate)
+app.command("export")(run.export)
+app.command("build")(run.build)
+app.command("log")(report.log)
 app.command("report")(report.report)
-app.command("explain")(explain.explain)
+app.command("explain")(report.explain)
 app.command("compare")(compare.compare)
-app.command("doctor")(doctor.doctor)
+app.command("doctor")(report.doctor)
 
 
 def _version(wanted: bool) -> None:  # Typer's callback signature

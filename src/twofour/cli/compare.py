@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import TerminalProgress, say, show, show_record
-from twofour.cli.engine_options import Shapes
-from twofour.cli.guard import guarded, keep_tracebacks_in
+from twofour.cli.console import (
+    TerminalProgress,
+    guarded,
+    keep_tracebacks_in,
+    say,
+    show,
+    show_record,
+)
+from twofour.cli.option_groups import Shapes
 from twofour.errors import INTERRUPTED, NOT_JUDGED, BadInputError, PatternBrokenError
 from twofour.records.options import LARGEST_SIZE, CompareOptions
 from twofour.reports import TABLE
@@ -77,7 +83,7 @@ def compare(
         typer.Option(
             "--fail-if",
             metavar="EXPRESSION",
-            help='Gate, such as "sparse/dense > 1.0"; repeatable.',
+            help='Gate, such as "sparse / dense > 1.0"; repeatable.',
         ),
     ] = None,
     out: Annotated[
@@ -117,8 +123,7 @@ def compare(
         trust=opt.trust(source, everything=trust),
         fail_if=tuple(fail_if or ()),
     )
-    comparison = _measured(paths, out, options, render=None if json else render, quiet=quiet)
-    _end(comparison)
+    _end(_measured(paths, out, options, render=None if json else render, quiet=quiet))
 
 
 def _measured(
@@ -135,6 +140,7 @@ def _measured(
         measure_paths,
         save_comparison,
     )
+    from twofour.reports.latency_document import latency_document
 
     if out is not None:
         keep_tracebacks_in(out)
@@ -145,7 +151,10 @@ def _measured(
         try:
             save_comparison(folder, comparison)
         finally:  # on a full disk, the output is all that is left of the measurement
-            _print(comparison, render)
+            if render is None:
+                show_record(comparison)
+            else:
+                show(render(latency_document(comparison)))
     if not quiet:
         say(f"everything is in {folder}")
     return comparison
@@ -163,26 +172,16 @@ def _batches(text: str | None) -> tuple[int, ...]:
     return sizes
 
 
-def _print(comparison: LatencyComparison, render: Renderer | None) -> None:
-    from twofour.reports.latency_document import latency_document
-
-    if render is None:
-        show_record(comparison)
-    else:
-        show(render(latency_document(comparison)))
-
-
 def _end(comparison: LatencyComparison) -> None:
     """Exit 130 where it was interrupted, 4 where a gate is met, 6 where one was not judged.
 
     And 5, whatever the gates say, where no variant lived to the end.
     """
+    from twofour.latency.gates import check_gates
     from twofour.pipeline.compare.compare import refuse_unfinished
 
     refuse_unfinished(comparison)
-    from twofour.latency.gates import check_fail_if
-
-    outcome = check_fail_if(comparison, comparison.options.fail_if)
+    outcome = check_gates(comparison, comparison.options.fail_if)
     for line in (*outcome.failed, *outcome.not_judged):
         say(f"error: {line}")
     if comparison.partial is not None:

@@ -1,31 +1,116 @@
-"""Where the command line talks: data on stdout, everything else on stderr."""
+"""Where the command line talks, data on stdout and all else on stderr, and where errors end.
+
+Errors become a message and an exit code (errors.py); a bug of ours ends in 1, and its traceback
+goes to a file.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import errno
+import functools
+import io
 import os
+import re
 import sys
-from typing import TYPE_CHECKING, cast
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
-from twofour.cli.streams import AsIs
+from twofour.errors import INTERRUPTED, BadInputError, TwofourError, first_line
+from twofour.packages import __version__, missing
 from twofour.words import printable, printable_lines
 
 if TYPE_CHECKING:  # rich takes a third of the time of --help
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterable
     from typing import TextIO
 
     from rich.console import RenderableType
     from rich.progress import TaskID
+    from typing_extensions import Buffer
 
-    from twofour.errors import TwofourError
     from twofour.reports.terminal import PrintableConsole
 
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+"""Select Graphic Rendition, ECMA-48 8.3.117."""
 _UNFOLDED = 1 << 20
 """Columns; no name in a log is longer."""
-_LONGEST_MESSAGE = 2_000
 _reports: TextIO | None = None
 """Where reports go while a command runs; None: sys.stdout."""
+
+
+def _lead_nowhere(number: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+class _Descriptor(io.FileIO):
+    """A descriptor whose reader may go away: it has read what it wanted, the rest goes nowhere."""
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            _lead_nowhere(self.fileno())
+            return memoryview(data).nbytes
+
+
+class Stream(io.TextIOWrapper):
+    """A text stream of the process on which a terminal finds nothing to obey.
+
+    `write` shows control characters as escapes; a carriage return that begins a text stays, for
+    progress bars. `write_as_is` is for what is safe already.
+    """
+
+    def __init__(self, number: int, encoding: str) -> None:
+        raw = _Descriptor(number, "w", closefd=False)
+        super().__init__(
+            io.BufferedWriter(raw),
+            encoding=encoding,
+            errors="backslashreplace",
+            line_buffering=number == 2 or raw.isatty(),
+        )
+
+    def write(self, text: str, /) -> int:
+        """Write what anyone else prints."""
+        start = "\r" if text.startswith("\r") else ""
+        lines = text.removeprefix("\r").replace("\r\n", "\n")
+        super().write(start + printable_lines(_COLOURS.sub("", lines)))
+        return len(text)
+
+    def write_as_is(self, text: str) -> int:
+        """Write a text without looking into it."""
+        return super().write(text)
+
+
+class AsIs:
+    """A file for rich, whose own colours and cursor movements are to reach the terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.write = stream.write_as_is if isinstance(stream, Stream) else stream.write
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+def open_streams() -> None:
+    """Put streams of ours in the place of Python's; descriptor 1 of C libraries leads to stderr."""
+    sys.stdout, sys.stderr = Stream(os.dup(1), sys.stdout.encoding), Stream(2, sys.stderr.encoding)
+    os.dup2(2, 1)
+
+
+def flushed(code: int) -> int:
+    """Write what is left of the output; the exit code: `code`, or 2 where output is lost."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        lost = BadInputError(f"cannot write to stdout: {error.strerror}", hint="make room")
+        _lead_nowhere(sys.stdout.fileno())
+        say_error(lost)
+        return code or lost.exit_code
+    return code
 
 
 @contextlib.contextmanager
@@ -44,19 +129,11 @@ def _stdout() -> TextIO:
     return sys.stdout if _reports is None else _reports
 
 
-def data_console() -> PrintableConsole:
-    """Console of stdout, for reports; colour only on a terminal and without NO_COLOR."""
-    from twofour.reports.terminal import PLAIN_WIDTH, PrintableConsole
-
-    width = None if _stdout().isatty() else PLAIN_WIDTH
-    return PrintableConsole(_as_is(_stdout()), width=width, no_color=_no_color())
-
-
 def talk_console() -> PrintableConsole:
     """Console of stderr, for progress and errors."""
     from twofour.reports.terminal import PrintableConsole
 
-    return PrintableConsole(_as_is(sys.stderr), soft_wrap=True, no_color=_no_color())
+    return PrintableConsole(_as_is(sys.stderr), soft_wrap=True)
 
 
 def say(text: str) -> None:
@@ -66,17 +143,20 @@ def say(text: str) -> None:
 
 def say_error(error: TwofourError) -> None:
     """What went wrong, and on a line of its own what to do about it."""
-    say(f"error: {_shortened(error.message)}")
+    say(f"error: {error.message}")
     if error.hint is not None:
-        say(f"hint: {_shortened(error.hint)}")
+        say(f"hint: {error.hint}")
 
 
 def show(report: RenderableType) -> None:
-    """A report on stdout; a text is taken literally."""
+    """A report on stdout, in colour on a terminal alone; a text is taken literally."""
     if isinstance(report, str):
         show_text(report)
-    else:
-        data_console().print(report)
+        return
+    from twofour.reports.terminal import PLAIN_WIDTH, PrintableConsole
+
+    width = None if _stdout().isatty() else PLAIN_WIDTH
+    PrintableConsole(_as_is(_stdout()), width=width).print(report)
 
 
 def show_rows(renderable: RenderableType) -> None:
@@ -102,22 +182,12 @@ def show_record(record: object) -> None:
 
 
 def show_json(pieces: Iterable[str]) -> None:
-    """JSON on stdout piece by piece, in ASCII where the encoding of stdout has not all of it."""
-    stream = _as_is(_stdout())
+    """JSON on stdout piece by piece, in ASCII where stdout is not UTF-8."""
+    from twofour.store import json_in_ascii
+
+    stream, is_utf8 = _as_is(_stdout()), codecs.lookup(_encoding()).name == "utf-8"
     for piece in pieces:
-        stream.write(_encodable(piece))
-
-
-def _encodable(text: str) -> str:
-    if text.isascii():
-        return text
-    try:
-        text.encode(_encoding())
-    except UnicodeEncodeError:
-        from twofour.store import json_in_ascii
-
-        return json_in_ascii(text)
-    return text
+        stream.write(piece if is_utf8 else json_in_ascii(piece))
 
 
 def _encoding() -> str:
@@ -127,18 +197,6 @@ def _encoding() -> str:
 def _as_is(stream: TextIO) -> TextIO:
     """The stream for a text that is printable already, or rich's."""
     return cast("TextIO", AsIs(stream))
-
-
-def _shortened(text: str) -> str:
-    """Names in files may be of any length; begin and end of a message tell what is wrong."""
-    if len(text) <= _LONGEST_MESSAGE:
-        return text
-    half = _LONGEST_MESSAGE // 2
-    return f"{text[:half]} ... {text[-half:]}"
-
-
-def _no_color() -> bool:
-    return bool(os.environ.get("NO_COLOR"))
 
 
 def show_result(
@@ -215,3 +273,112 @@ class TerminalProgress:
         if self._task is not None:
             self._bar.remove_task(self._task)
             self._task = None
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_BUG = 1
+_INTERRUPTED = {"compare": "interrupted before the first round: nothing was kept"}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_traceback_folder: Path | None = None
+
+
+def keep_tracebacks_in(folder: Path) -> None:
+    """Name the run folder; a traceback of ours goes there once the folder exists."""
+    global _traceback_folder  # noqa: PLW0603  # one process runs one command
+    _traceback_folder = folder
+
+
+@contextlib.contextmanager
+def running(out: Path | None, *, quiet: bool) -> Iterator[TerminalProgress]:
+    """Progress on stderr while a run folder is filled; tracebacks of ours go there."""
+    if out is not None:
+        keep_tracebacks_in(out)
+    with TerminalProgress(quiet=quiet) as progress:
+        yield progress
+
+
+def guarded(command: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a command so that whatever it raises ends in the exit code of its kind."""
+    import typer  # the streams are opened before it is known whether it is installed
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with reports_apart():
+                return command(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except KeyboardInterrupt:
+            say(
+                _INTERRUPTED.get(
+                    command.__name__, "interrupted; the same command goes on from here"
+                )
+            )
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:  # noqa: BLE001  # the one place where a bug of ours ends
+            known = _known(error)
+            if known is None:
+                say_error(TwofourError(f"{type(error).__name__}: {error}"))
+                saved = _saved_traceback()
+                say(f"This is a bug in twofour {__version__}; the traceback is in {saved}")
+                raise typer.Exit(_BUG) from None
+            say_error(known)
+            raise typer.Exit(known.exit_code) from None
+
+    return run
+
+
+def _known(error: Exception) -> TwofourError | None:
+    """The error to tell the user; None for a bug of ours."""
+    if isinstance(error, TwofourError):
+        return error
+    if isinstance(error, ModuleNotFoundError):
+        return missing(error)
+    if isinstance(error, OSError) and error.strerror is not None:
+        return _refused(error, error.strerror)
+    return _of_memory(error)
+
+
+def _refused(error: OSError, why: str) -> TwofourError | None:
+    """What the system refused; None: a bug."""
+    if error.errno in _FULL:
+        place = error.filename or _traceback_folder
+        return BadInputError(
+            f"{why}{'' if place is None else f': {place}'}",
+            hint="make room, or choose another disk (--out, and TMPDIR for temporary files); the "
+            "same command goes on from here",
+        )
+    if error.filename is not None:
+        return BadInputError(f"{error.filename}: {why}")
+    if isinstance(error, FileNotFoundError):
+        return BadInputError(why, hint="the current folder must be there, and TMPDIR writable")
+    return None
+
+
+def _of_memory(error: Exception) -> TwofourError | None:
+    """What Python, numpy or torch say in this process where memory runs out."""
+    if not isinstance(error, MemoryError):
+        from twofour.pipeline.workers import is_out_of_memory
+
+        if not isinstance(error, RuntimeError) or not is_out_of_memory(str(error)):
+            return None
+    return BadInputError(
+        f"memory ran out: {first_line(error)}",
+        hint="end what else needs it, or take a smaller batch, smaller inputs or fewer samples; "
+        "the same command goes on from here",
+    )
+
+
+def _saved_traceback() -> Path:
+    """In the run folder, where that is there."""
+    import tempfile
+
+    there = _traceback_folder is not None and _traceback_folder.is_dir()
+    folder = _traceback_folder if there else None
+    handle, name = tempfile.mkstemp("-traceback.txt", "twofour-", folder, text=True)
+    command = " ".join(map(printable, sys.argv))
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(f"twofour {__version__}, Python {sys.version}\n{command}\n\n")
+        file.write(printable_lines(traceback.format_exc()))
+    return Path(name)

@@ -12,7 +12,6 @@ from twofour.records.options import LARGEST_SIZE, DynamicAxis, Precision, Trust
 from twofour.reports import FORMATS, TABLE, renderer
 
 if TYPE_CHECKING:
-    from twofour.pipeline.evidence import EvidenceFiles
     from twofour.reports import Renderer
 
 
@@ -67,28 +66,7 @@ KeepFloat32 = Annotated[
     typer.Option(
         "--keep-float32",
         metavar="GLOB",
-        help="Nodes of an ONNX file that --precision leaves float32; repeatable.",
-    ),
-]
-Opset = Annotated[
-    int | None,
-    typer.Option(
-        "--opset",
-        help="ONNX opset, 17 or later; TensorRT 8.6 reads up to 17.",
-        show_default="20; bfloat16: 22; TensorRT 8 here: 17",
-    ),
-]
-StaticBatch = Annotated[
-    bool, typer.Option("--static-batch", help="Fix the batch at that of the example inputs.")
-]
-Dynamic = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dynamic",
-        metavar="INPUT:AXIS=NAME",
-        help="Leave a size of a torch model free besides the batch; one name is one size; "
-        "repeatable. none: the batch alone.",
-        show_default="Hugging Face: what the architecture allows",
+        help="Nodes of the ONNX file that --precision leaves float32; repeatable.",
     ),
 ]
 Inputs = Annotated[
@@ -136,28 +114,6 @@ Stream = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Do every stage again.")]
-OnnxFile = Annotated[Path | None, typer.Option("--onnx", help="The ONNX model.")]
-LogFile = Annotated[
-    Path | None, typer.Option("--log", help="Log of the build with sparse weights allowed.")
-]
-LayersFile = Annotated[
-    Path | None, typer.Option("--layers", help="Layer information of that engine (JSON).")
-]
-ProfileFile = Annotated[
-    Path | None, typer.Option("--profile", help="Per-layer profile of that engine (JSON).")
-]
-DenseLogFile = Annotated[
-    Path | None, typer.Option("--dense-log", help="Log of the build without sparse weights.")
-]
-DenseProfileFile = Annotated[
-    Path | None, typer.Option("--dense-profile", help="Per-layer profile of the dense engine.")
-]
-LayerMapFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--layer-map", help="layers.json, or JSON or CSV of yours: engine name, layer or node."
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the record on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
 
@@ -167,32 +123,10 @@ def trust(sources: list[str] | None, *, everything: bool) -> Trust:
     return Trust(sources=tuple(sources or ()), everything=everything)
 
 
-def evidence_files(folder: Path | None, **paths: Path | None) -> EvidenceFiles:
-    """The files of a report as a record; raises BadInputError beside a folder, and for neither."""
-    from twofour.pipeline.evidence import EvidenceFiles
-
-    files = EvidenceFiles(**paths)
-    if folder is not None and files.layer_map is not None:
-        raise BadInputError(
-            "a run folder has its own layer map", hint="give --layer-map with --onnx and --log"
-        )
-    named = files.onnx is not None or files.layer_map is not None or bool(files.names())
-    if (folder is not None) == named:
-        raise BadInputError(
-            "name a run folder, or files with --onnx, --log or --layers, one of the two",
-            hint="for example runs/model, or --onnx model.onnx --log build.log",
-        )
-    return files
-
-
 def parse_input_shapes(
     texts: list[str] | None,
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """Shapes, and their inputs' names where they have some: "2x3x224x224" or "x=2x3x224x224".
-
-    Raises BadInputError for anything but positive numbers, a name given twice, and names on some
-    of the shapes only.
-    """
+    """Shapes, and their inputs' names where they have some: "2x3x224x224" or "x=2x3x224x224"."""
     parts = [text.rpartition("=") for text in texts or ()]
     shapes = tuple(dimensions(shape) for _, _, shape in parts)
     names = tuple(name.strip() for name, equals, _ in parts if equals)
@@ -220,10 +154,7 @@ def dimensions(text: str) -> tuple[int, ...]:
 
 
 def parse_dynamic(texts: list[str] | None) -> tuple[DynamicAxis, ...] | None:
-    """Read "input:axis=name"; "none" alone is no axis, nothing at all what the source has.
-
-    Raises BadInputError for anything else.
-    """
+    """Read "input:axis=name"; "none" alone is no axis, nothing at all what the source has."""
     if not texts:
         return None
     if texts == ["none"]:

@@ -1,38 +1,39 @@
-"""`twofour report`: the eligibility of every layer, from a run folder or from files of anyone."""
+"""The commands that only read: what was built or saved, what logs say, what this machine has."""
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import say, say_error, show, show_record
-from twofour.cli.guard import guarded
-from twofour.errors import PatternBrokenError
-from twofour.records.weights import ReasonCode
+from twofour.cli.console import guarded, say, show, show_json, show_record, show_rows
+from twofour.cli.option_groups import EvidenceArguments, with_groups
+from twofour.errors import BadInputError, PatternBrokenError
+from twofour.packages import PACKAGES, __version__, installed_version
+from twofour.records.options import Selection
+from twofour.records.weights import Pattern, ReasonCode
 from twofour.reports import TABLE
 
 if TYPE_CHECKING:
-    from twofour.eligibility.gates import Gates
-    from twofour.records.eligibility import EligibilityReport
+    from rich.console import RenderableType
+
+    from twofour.records.build import Diagnosis, EngineStatus
+
+_Folder = Annotated[
+    Path | None,
+    typer.Argument(metavar="[FOLDER]", help="A run folder, or one of build --emit-trtexec."),
+]
 
 
 @guarded
+@with_groups
 def report(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FOLDER]", help="A run folder, or one of build --emit-trtexec."),
-    ] = None,
+    folder: _Folder = None,
     *,
-    onnx: opt.OnnxFile = None,
-    log: opt.LogFile = None,
-    layers: opt.LayersFile = None,
-    profile: opt.ProfileFile = None,
-    dense_log: opt.DenseLogFile = None,
-    dense_profile: opt.DenseProfileFile = None,
-    layer_map: opt.LayerMapFile = None,
+    evidence: EvidenceArguments,
     min_eligible: Annotated[
         float | None,
         typer.Option("--min-eligible", help="Gate: share of the layers to be pruned, 0 to 1."),
@@ -67,7 +68,7 @@ def report(
 
     Example: twofour report --onnx model.onnx --log build.log --layers layers.json
     """
-    from twofour.eligibility.gates import Gates
+    from twofour.eligibility.gates import Gates, check_gates
     from twofour.pipeline.reporting import report_document, report_files, report_folder
 
     gates = Gates(
@@ -76,16 +77,7 @@ def report(
         no_broken=no_broken,
         allow_reasons=tuple(allow_reason or ()),
     )
-    files = opt.evidence_files(
-        folder,
-        onnx=onnx,
-        log=log,
-        layers=layers,
-        profile=profile,
-        dense_log=dense_log,
-        dense_profile=dense_profile,
-        layer_map=layer_map,
-    )
+    files = evidence.files(folder)
     render = opt.report_format(layout, json=json)
     verdicts = report_folder(folder) if folder is not None else report_files(files)[0]
     if json:
@@ -94,16 +86,197 @@ def report(
         show(render(report_document(folder, verdicts)))
     for line in verdicts.stale if json or layout != TABLE else ():
         say(f"warning: {line}")
-    _hold_to(verdicts, gates)
-
-
-def _hold_to(verdicts: EligibilityReport, gates: Gates) -> None:
-    from twofour.eligibility.gates import check_gates
-
     failing = check_gates(verdicts, gates)
     if failing:
-        error = PatternBrokenError("the report does not meet the gates")
-        say_error(error)
-        for line in failing:
-            say(f"  {line}")
-        raise typer.Exit(error.exit_code)
+        raise PatternBrokenError("\n".join(("the report does not meet the gates", *failing)))
+
+
+@guarded
+@with_groups
+def explain(
+    layer: Annotated[
+        str, typer.Argument(metavar="LAYER", help="A layer, ONNX node or engine layer.")
+    ],
+    folder: _Folder = None,
+    *,
+    files: EvidenceArguments,
+) -> None:
+    """Tell one layer's whole story: weight, rules, log lines, tactics, and what to do.
+
+    Example: twofour explain layer1.0.conv1 runs/resnet
+    """
+    from twofour.pipeline.reporting import explained_folder, report_files
+    from twofour.reports.explain import explain as story
+
+    named = files.files(folder)
+    verdicts, evidence = explained_folder(folder) if folder is not None else report_files(named)
+    show(story(verdicts, evidence, layer))
+
+
+@guarded
+def validate(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="An .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint or a run folder.",
+        ),
+    ],
+    *,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--pattern", "-p", metavar="N:M", help="Pattern.", show_default="the run's, else 2:4"
+        ),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="GLOB", help="Hold only these layers to it; repeatable."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="GLOB", help="Let these layers pass; repeatable."),
+    ] = None,
+    json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Check every weight of a saved file against the pattern; exit 4 when one is broken.
+
+    In a run folder the weights that were pruned must hold it; elsewhere all that sparse math
+    could use, less --exclude; and no file may be another than the run left.
+
+    Example: twofour validate runs/model/sparse.onnx
+    """
+    from twofour.pipeline.validating import validate_path
+    from twofour.reports.terminal import render
+    from twofour.reports.weights_document import validation_document
+
+    chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
+    validation = validate_path(path, None if pattern is None else Pattern.parse(pattern), chosen)
+    if json:
+        show_record(validation)
+    elif not quiet:
+        show(render(validation_document(validation)))
+    if validation.broken:
+        raise PatternBrokenError(
+            f"{len(validation.broken)} of {len(validation.checks)} weights "
+            f"in {path} are not {validation.pattern}"
+        )
+    if validation.stale:
+        raise PatternBrokenError(
+            f"{path} is stale: {'; '.join(validation.stale)}",
+            hint="the command that made the folder brings it up to date",
+        )
+
+
+@guarded
+def log(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="Build logs: text, .gz, .ipynb, or - for stdin."),
+    ],
+    *,
+    json: opt.AsJson = False,
+) -> None:
+    """Say what TensorRT's build logs hold: eligible and chosen layers, and the tactics timed.
+
+    Logs of trtexec, Python, Polygraphy, Torch-TensorRT, ONNX Runtime and others; TensorRT 7 to 11.
+
+    Example: trtexec --onnx=model.onnx --sparsity=enable --verbose 2>&1 | twofour log -
+    """
+    from twofour.logs.read import read_build_log
+    from twofour.reports.log_document import log_document
+    from twofour.reports.terminal import render
+    from twofour.store import json_pieces
+
+    found = read_build_log(*files)
+    if json:
+        show_json(json_pieces(found))
+    elif found.builds:
+        show_rows(render(log_document(found)))
+    if not found.builds:
+        notes = [f"{file.name}: {note}" for file in found.files for note in file.notes]
+        raise BadInputError(
+            "; ".join(notes),
+            hint="give the log of a build with a verbose logger (trtexec --verbose), "
+            "stdout and stderr",
+        )
+
+
+@guarded
+def doctor(*, json: opt.AsJson = False) -> None:
+    """Say what is installed, which engines can run here and why not, and what the GPU can do.
+
+    Example: twofour doctor
+    """
+    diagnosis = _diagnosis()
+    if json:
+        show_record(diagnosis)
+    else:
+        show(_diagnosis_view(diagnosis))
+
+
+def _diagnosis() -> Diagnosis:
+    """What is here; nothing is guessed from version numbers where it can be tried."""
+    from twofour.engines.machine import find_gpu
+    from twofour.engines.registry import builders
+    from twofour.pipeline.engine_host import EngineHost
+    from twofour.records.build import Diagnosis, InstalledPackage
+
+    with EngineHost() as host:
+        engines = tuple(map(host.status, builders()))
+    return Diagnosis(
+        twofour_version=__version__,
+        python_version=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        packages=tuple(
+            InstalledPackage(
+                name=package.name,
+                version=installed_version(package.name),
+                needed_for=package.needed_for,
+                install=package.install,
+            )
+            for package in PACKAGES
+        ),
+        engines=engines,
+        gpu=find_gpu(),
+    )
+
+
+def _diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    packages = Table(box=None, pad_edge=False)
+    for heading in ("package", "version", "needed for", "install with"):
+        packages.add_column(heading, overflow="fold")
+    for package in diagnosis.packages:
+        install = "" if package.version else package.install
+        packages.add_row(
+            package.name,
+            package.version or "-",
+            package.needed_for,
+            Text(install),
+            end_section=True,
+        )
+    head = (
+        f"twofour {diagnosis.twofour_version}, Python {diagnosis.python_version}, "
+        f"{diagnosis.platform}"
+    )
+    engines = [Text(_engine_line(status)) for status in diagnosis.engines]
+    gpu = "GPU: no NVIDIA GPU with a working driver found"
+    if (found := diagnosis.gpu) is not None:
+        major, minor = found.compute_capability
+        cores = "has" if found.has_sparse_tensor_cores else "has no"
+        gpu = f"GPU: {found.name}, compute capability {major}.{minor}: {cores} sparse tensor cores"
+    return Group(Text(head), Text(), packages, Text(), *engines, Text(gpu))
+
+
+def _engine_line(status: EngineStatus) -> str:
+    name = f"engine {status.engine}"
+    version = f" {status.version}" if status.version else ""
+    if status.can_run:
+        return f"{name}{version}: can run here on {status.device}"
+    hint = f" ({status.hint})" if status.hint else ""
+    return f"{name}{version}: cannot run here: {status.why_not}{hint}"

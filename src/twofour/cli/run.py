@@ -1,25 +1,31 @@
-"""`twofour prune-export-build`: the main job."""
+"""The commands that run stages of a run folder: the whole job, and its parts on their own."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from twofour.cli import options as opt
-from twofour.cli.budget_options import BudgetArguments
-from twofour.cli.build import build_view
-from twofour.cli.console import show_result
-from twofour.cli.engine_options import EngineArguments
-from twofour.cli.groups import with_groups
-from twofour.cli.guard import guarded, running
-from twofour.cli.pruning_options import PermuteSeconds, PruningArguments, Repair
+from twofour.cli.console import guarded, running, say, show_record, show_result, show_text
+from twofour.cli.option_groups import (
+    BudgetArguments,
+    EngineArguments,
+    ExportArguments,
+    ModelArguments,
+    PruningArguments,
+    with_groups,
+)
+from twofour.engines.registry import AUTO
+from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
-from twofour.records.weights import Pattern
+from twofour.words import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from twofour.records.run import RunResult
+    from twofour.records.run import BuildResult, ExportedVariant, RunResult, VariantCheck
 
 _MB = 1e6
 
@@ -31,19 +37,9 @@ def prune_export_build(
     *,
     out: opt.Out = None,
     pruning: PruningArguments,
-    repair: Repair = None,
-    permute_seconds: PermuteSeconds = 0.0,
-    precision: opt.PrecisionOption = None,
-    keep_float32: opt.KeepFloat32 = None,
-    opset: opt.Opset = None,
-    static_batch: opt.StaticBatch = False,
-    dynamic: opt.Dynamic = None,
-    inputs: opt.Inputs = None,
-    input_shape: opt.InputShapes = None,
+    exporting: ExportArguments,
     dense_reference: opt.DenseReference = None,
-    metric: opt.MetricOption = None,
     budget: BudgetArguments,
-    seed: opt.Seed = 0,
     fresh: opt.Fresh = False,
     engine: EngineArguments,
     json: opt.AsJson = False,
@@ -60,63 +56,41 @@ def prune_export_build(
     from twofour.pipeline.building import refuse_crashed
     from twofour.pipeline.run import run_all
 
-    asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
+    here = Path.cwd()  # user code may change it
     options = RunOptions(
-        pattern=Pattern.parse(pruning.pattern),
-        selection=pruning.selection(),
-        calibration=pruning.calibration_options(),
-        method=pruning.method_options(repair=repair, permute_seconds=permute_seconds),
-        precision=precision,
-        keep_float32=tuple(keep_float32 or ()),
-        opset=opset,
-        dynamic_batch=not static_batch,
-        dynamic=opt.parse_dynamic(dynamic),
-        inputs=None if inputs is None else str(inputs),
-        input_shapes=asked_shapes,
-        input_shape_names=asked_names,
+        **pruning.options(),
+        **exporting.options(),
+        **budget.options(),
+        **engine.options(),
         dense_reference=dense_reference,
-        metric=metric,
-        budget=budget.budget_options(),
-        side_by_side=budget.side_by_side(),
-        seed=seed,
         fresh=fresh,
-        engine=engine.engine,
-        build=engine.build_options(),
     )
     with running(out, quiet=quiet) as progress:
         result = run_all(model, out, options, progress)
-    show_result(result, lambda: _view(result), Path(result.folder), json=json, quiet=quiet)
+    folder = here / result.folder
+    show_result(
+        result, lambda: _run_view(result, folder), Path(result.folder), json=json, quiet=quiet
+    )
     refuse_crashed(result.build)
 
 
-def _view(result: RunResult) -> RenderableType:
+def _run_view(result: RunResult, folder: Path) -> RenderableType:
     """The whole run: verdicts first, then what pruning cost, the engines and the files."""
     from rich.console import Group
     from rich.text import Text
 
-    from twofour.reports.eligibility_document import eligibility_document
+    from twofour.pipeline.reporting import report_document
     from twofour.reports.eligibility_words import drift_lines
     from twofour.reports.sensitivity_document import answer_lines
     from twofour.reports.terminal import render
-    from twofour.reports.weights_document import (
-        calibration_lines,
-        holding_words,
-        permutation_lines,
-    )
+    from twofour.reports.weights_document import calibration_lines, holding_words
 
     found, files = result.export.pattern, result.export.files
-    permutation, chosen = result.prune.permutation, result.sensitivity
-    report = eligibility_document(
-        result.report,
-        accuracy=result.accuracy,
-        comparison=result.build.times,
-        pruned=result.prune,
-    )
+    chosen = result.sensitivity
     return Group(
-        render(report),
+        render(report_document(folder, result.report)),
         Text(),
         *map(Text, () if chosen is None else answer_lines(chosen)),
-        *map(Text, () if permutation is None else permutation_lines(permutation)),
         *map(Text, calibration_lines(result.prune)),
         *map(Text, drift_lines(result.accuracy)),
         Text(),
@@ -125,3 +99,207 @@ def _view(result: RunResult) -> RenderableType:
         Text(f"{holding_words(found)} of {found.files[0]}, read back from the file"),
         *(Text(f"{file.file}: {file.size_bytes / _MB:.1f} MB") for file in files),
     )
+
+
+@guarded
+@with_groups
+def prune(
+    model: opt.Model,
+    *,
+    out: opt.Out = None,
+    pruning: PruningArguments,
+    stream: opt.Stream = None,
+    seed: opt.Seed = 0,
+    json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Prune a model to N:M, save it, and check what was saved.
+
+    A torch model gives weights.safetensors, an ONNX file sparse.onnx, a checkpoint that is larger
+    than memory a pruned copy of its folder; prune.json says for every weight what was done and why
+    not more.
+
+    Example: twofour prune model.onnx --calibrate images.npz --exclude 'head*' --out runs/model
+    """
+    from twofour.pipeline.run import run_prune
+    from twofour.reports.terminal import render
+    from twofour.reports.weights_document import prune_document
+
+    options = RunOptions(**pruning.options(), stream=stream, seed=seed)
+    with running(out, quiet=quiet) as progress:
+        folder, result, _ = run_prune(model, out, options, progress)
+    show_result(result, lambda: render(prune_document(result)), folder, json=json, quiet=quiet)
+
+
+@guarded
+@with_groups
+def sensitivity(
+    model: opt.Model,
+    *,
+    out: opt.Out = None,
+    budget: BudgetArguments,
+    pruning: PruningArguments,
+    running_on: ModelArguments,
+    source: opt.Sources = None,
+    trust: opt.TrustFlag = False,
+    fresh: opt.Fresh = False,
+    json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Measure every layer pruned alone, then sets of them, and choose a set within a budget.
+
+    sensitivity.json, .md and .html, and layers.txt, which `prune-export-build --layers` takes, are
+    in the run folder. Measurements are kept: the same command goes on where it was stopped.
+    MODEL may be a run folder too; code that it names is run with --source or --trust.
+
+    Example: twofour sensitivity model.py:make --metric model.py:evaluate --max-drop 0.5
+    """
+    from twofour.pipeline.run import run_sensitivity
+    from twofour.reports.sensitivity_document import sensitivity_document
+    from twofour.reports.terminal import render
+
+    options = RunOptions(
+        **budget.options(),
+        **pruning.options(),
+        **running_on.options(),
+        fresh=fresh,
+        trust=opt.trust(source, everything=trust),
+    )
+    with running(out, quiet=quiet) as progress:
+        folder, result = run_sensitivity(model, out, options, progress)
+    show_result(
+        result, lambda: render(sensitivity_document(result)), folder, json=json, quiet=quiet
+    )
+
+
+@guarded
+@with_groups
+def export(
+    model: opt.Model,
+    *,
+    out: opt.Out = None,
+    exporting: ExportArguments,
+    json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Export a model as it is to dense.onnx, and compare the file with the module.
+
+    Example: twofour export model.py:make --precision float16 --out runs/model
+    """
+    from twofour.pipeline.run import run_export
+
+    with running(out, quiet=quiet) as progress:
+        options = RunOptions(**exporting.options())
+        folder, exported, checked = run_export(model, out, options, progress)
+    show_result(exported, lambda: _export_view(exported, checked), folder, json=json, quiet=quiet)
+
+
+def _export_view(exported: ExportedVariant, checked: VariantCheck) -> RenderableType:
+    """The file, its types and how well it agrees with the module."""
+    from rich.console import Group
+    from rich.text import Text
+
+    types = "its own types" if exported.precision is None else exported.precision.value
+    lines = [
+        f"{exported.onnx.file}: {exported.onnx.size_bytes / _MB:.1f} MB, {types}, "
+        f"opset {exported.opset}, {len(exported.layers.layers)} weights with a layer name"
+    ]
+    lines += [
+        f"output {row.output}: differs from its source by at most {row.max_abs_error:.3g} "
+        f"(allowed {row.bound:.3g}), cosine {row.cosine:.6f}"
+        for row in checked.agreement
+        if row.bound is not None
+    ]
+    for size in exported.ranges:
+        largest = "no limit known" if size.max is None else size.max
+        run = [str(c.sizes[size.name]) for c in checked.sizes if c.holds and size.name in c.sizes]
+        also = f", agrees with the module at {' and '.join(run)} too" if run else ""
+        lines.append(f"size {size.name}: {size.min} to {largest}{also}")
+    if checked.not_compared:
+        lines.append(f"not compared with a module: {checked.not_compared}")
+    return Group(*(Text(line) for line in lines))
+
+
+_EMITTED_FOR = "10"
+"""TensorRT of the other machine where nobody says which."""
+
+
+@guarded
+@with_groups
+def build(
+    onnx: Annotated[Path, typer.Argument(metavar="ONNX", help="The pruned model, an .onnx file.")],
+    *,
+    out: opt.Out = None,
+    running_on: ModelArguments,
+    engine: EngineArguments,
+    emit_trtexec: Annotated[
+        Path | None,
+        typer.Option(
+            "--emit-trtexec",
+            metavar="DIR",
+            help="Build nothing here: write a folder with a build.sh for a machine with trtexec.",
+        ),
+    ] = None,
+    tensorrt_version: Annotated[
+        str | None,
+        typer.Option(
+            "--tensorrt-version",
+            help="TensorRT of that machine: 8.4 to 8.6, 10.x or 11.x.",
+            show_default="10",
+        ),
+    ] = None,
+    json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Build a TensorRT engine with sparse weights allowed and one without, and time both.
+
+    Leaves plan, verbose log, layer information and per-layer profile of each. Without TensorRT
+    the model is run by ONNX Runtime, and the record says so. With --emit-trtexec the engines are
+    built by trtexec elsewhere: run build.sh there, bring the folder back, then twofour report DIR.
+    Without --shapes a free batch of the file is 1:8:8, and every other free size must be given.
+
+    Example: twofour build sparse.onnx --shapes x=1x3x224x224:8x3x224x224:16x3x224x224
+    """
+    options = RunOptions(**running_on.options(), **engine.options())
+    if emit_trtexec is None:
+        if tensorrt_version is not None:
+            raise BadInputError(
+                "--tensorrt-version is of the machine that --emit-trtexec writes for",
+                hint="add --emit-trtexec DIR; a build here takes the TensorRT that is installed",
+            )
+        from twofour.pipeline.building import refuse_all_failed, refuse_crashed
+        from twofour.pipeline.run import run_build
+
+        with running(out, quiet=quiet) as progress:
+            folder, built = run_build(onnx, out, options, progress)
+        show_result(built, lambda: build_view(built), folder, json=json, quiet=quiet)
+        refuse_crashed(built)
+        refuse_all_failed(built)
+        return
+    if (engine.engine != AUTO or out is not None or options.seed) and not quiet:
+        say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
+    from twofour.pipeline.emitting import emit_trtexec as emit
+
+    emitted = emit(onnx, emit_trtexec, options, tensorrt_version or _EMITTED_FOR)
+    for note in () if quiet else emitted.notes:
+        say(f"note: {note}")
+    if json:
+        show_record(emitted)
+        return
+    shown = printable(str(emit_trtexec))
+    show_text(
+        f"{shown} is ready for trtexec of TensorRT {emitted.tensorrt}\n"
+        f"copy it there, run: sh {emitted.script}\n"
+        f"copy it back, then: twofour report {shown}, twofour compare {shown}\n"
+    )
+
+
+def build_view(built: BuildResult) -> RenderableType:
+    """Engine, why not another, and the times of its variants."""
+    from twofour.reports.document import Lines, Role
+    from twofour.reports.eligibility_document import engine_lines
+    from twofour.reports.latency_document import build_times
+    from twofour.reports.terminal import draw
+
+    engine = Lines(lines=(f"engine: {built.engine.in_words}",), role=Role.TEXT)
+    return draw((engine, engine_lines(built, Role.TEXT), *build_times(built.times)))

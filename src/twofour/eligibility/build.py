@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
 
 from twofour.eligibility.build_facts import BuildFacts, build_facts, version_numbers
 from twofour.eligibility.evidence import Sighting, Sightings
 from twofour.eligibility.names import REGION
 from twofour.eligibility.nodes import Dataflow
-from twofour.eligibility.rows import quoted_source
 from twofour.records.build import FIRST_WITH_SPARSE
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.export import GraphNode
@@ -21,14 +19,12 @@ from twofour.records.log import (
     BuildOutcome,
     Contradiction,
     EngineLayer,
-    Fusion,
     SparsityFlag,
     SparsityKind,
     SparsityLine,
 )
 from twofour.records.weights import Reason, ReasonCode
 
-_T = TypeVar("_T")
 _FARTHEST = 64
 """Nodes looked at behind the missing one."""
 
@@ -36,57 +32,34 @@ _FARTHEST = 64
 class Whereabouts:
     """Answers for one engine; the graph is walked once, when the first question comes."""
 
-    def __init__(
-        self,
-        nodes: Sequence[GraphNode],
-        holders_of: Mapping[int, EngineLayer],
-        build: Build | None,
-    ) -> None:
+    def __init__(self, nodes: Sequence[GraphNode], holders_of: Mapping[int, EngineLayer]) -> None:
         self._nodes = nodes
         self._holders_of = holders_of
-        self._build = build
 
     @cached_property
     def _flow(self) -> Dataflow:
         return Dataflow(self._nodes)
 
-    @cached_property
-    def _fusions(self) -> Mapping[str, Fusion]:
-        """The first that names a node."""
-        fusions = self._build.fusions if self._build is not None else ()
-        return {name: fusion for fusion in reversed(fusions) for name in fusion.layers}
-
     def reason(self, node: int) -> Reason:
-        """Into what the node was folded or fused, with the log's line where one says so."""
-        fusion = self._fusions.get(self._nodes[node].name)
+        """Into what the node was folded or fused."""
         into = self._behind(node)
-        goes = f" into {into.name}" if into is not None else ""
         if node in self._flow.fixed:
+            goes = f" into {into.name}" if into is not None else ""
             message = f"all its inputs are constants: folded{goes}"
-        elif fusion is not None:
-            message = f"{fusion.kind.value} by {fusion.rule or 'the builder'}{goes}"
         elif into is not None:
             message = f"no layer of the engine is named after it; what follows it is in {into.name}"
         else:
             message = "no layer of the engine is named after it, nor after what follows it"
-        return Reason(code=ReasonCode.FOLDED, message=message, source=self._source(fusion))
-
-    def _source(self, fusion: Fusion | None) -> str | None:
-        if fusion is None or self._build is None:
-            return None
-        return quoted_source(self._build.file, fusion)
+        return Reason(code=ReasonCode.FOLDED, message=message)
 
     def _behind(self, node: int) -> EngineLayer | None:
         """The engine layer that holds the nearest node that uses this one's output."""
-        waiting, seen = deque([node]), {node}
-        while waiting and len(seen) < _FARTHEST:
-            at = waiting.popleft()
+        found = [node]
+        for at in found:
             if at != node and at in self._holders_of:
                 return self._holders_of[at]
-            for user in self._flow.after[at][:_FARTHEST]:
-                if user not in seen:
-                    seen.add(user)
-                    waiting.append(user)
+            if len(found) < _FARTHEST:
+                found += [user for user in self._flow.after[at] if user not in found]
         return None
 
 
@@ -107,14 +80,6 @@ class BuildAround:
     """What is known to have been done, so that no remedy asks for it."""
     whereabouts: Whereabouts
     """Of layers that the engine does not hold."""
-    _known: dict[Hashable, Any] = field(default_factory=dict, init=False)
-
-    def once(self, what: Hashable, work: Callable[[], _T]) -> _T:
-        """What `work` gives: the same for every layer, so that it is done for the first alone."""
-        if what not in self._known:
-            self._known[what] = work()
-        found: _T = self._known[what]
-        return found
 
     @classmethod
     def of(cls, build: Build | None, seen: Sightings) -> BuildAround:
@@ -123,7 +88,7 @@ class BuildAround:
             build=build,
             seen=seen,
             facts=build_facts(build, seen.engine),
-            whereabouts=Whereabouts(seen.nodes, seen.holders_of, build),
+            whereabouts=Whereabouts(seen.nodes, seen.holders_of),
         )
 
     @property
@@ -180,15 +145,7 @@ class BuildAround:
 
     def contradictions_at(self, lines: Set[int | None]) -> tuple[Contradiction, ...]:
         """Those on one of the lines, in the order of the log."""
-        found = [pair for line in lines for pair in self._contradictions_by_line.get(line, ())]
-        return tuple(said for _, said in sorted(found, key=lambda pair: pair[0]))
-
-    @cached_property
-    def _contradictions_by_line(self) -> Mapping[int | None, list[tuple[int, Contradiction]]]:
-        found: dict[int | None, list[tuple[int, Contradiction]]] = defaultdict(list)
-        for at, said in enumerate(self.contradictions):
-            found[said.line].append((at, said))
-        return found
+        return tuple(said for said in self.contradictions if said.line in lines)
 
     @property
     def counts_choices(self) -> bool:
@@ -205,7 +162,7 @@ class BuildAround:
         for line in self.lines:
             there = line.names is not None or self.says_none(line)
             part = line.elided or line.uncertain or self.is_short(line) or _undone(line)
-            if there and not part and not self.is_doubtful(line):
+            if there and not part:
                 found[line.kind, line.foreign_node].append(line)
         return {key: tuple(lines) for key, lines in found.items()}
 
@@ -215,26 +172,6 @@ class BuildAround:
         kind = SparsityKind.ELIGIBLE
         lines = (*self.lists(kind, foreign=False), *self.lists(kind, foreign=True))
         return len({name for line in lines for name in line.constituents or line.names or ()})
-
-    def is_doubtful(self, line: SparsityLine) -> bool:
-        """Whether choices whose count proves nothing stand beside a list that is known to be cut.
-
-        Up to 8.4 there is no count, and 10.3 counts 0: such a list looks whole wherever it is cut.
-        """
-        if line.kind is not SparsityKind.CHOSEN or self._counts(line):
-            return False
-        return line.foreign_node in self._cut_passes
-
-    @cached_property
-    def _cut_passes(self) -> Set[bool]:
-        """Whether Myelin's lists of eligible layers, or the others, are known to be cut."""
-        eligible = (x for x in self.lines if x.kind is SparsityKind.ELIGIBLE)
-        return {x.foreign_node for x in eligible if x.elided or self.is_short(x)}
-
-    def _counts(self, line: SparsityLine) -> bool:
-        counted = bool(line.printed_count) or self.counts_choices
-        names = {len(line.names or ()), len(line.constituents or ())}
-        return counted and line.printed_count in names
 
     def is_short(self, line: SparsityLine) -> bool:
         """Whether names are missing behind its count, so that a layer it leaves out may be meant.
@@ -254,22 +191,22 @@ class BuildAround:
         mention = sighting.eligible
         if mention is None:
             return None
-        eligible = mention.line
-        counts = {len(eligible.names or ()), len(eligible.constituents or ())} - {0}
-        if eligible.elided or eligible.uncertain or self.is_short(eligible):
-            counts = {eligible.printed_count or 0} - {0}
-        keys = [(eligible.foreign_node, number) for number in counts]
-        found = [self._counted[key] for key in keys if key in self._counted]
-        return min(found, default=(0, None), key=lambda pair: pair[0])[1]
-
-    @cached_property
-    def _counted(self) -> Mapping[tuple[bool, int | None], tuple[int, SparsityLine | None]]:
-        """The first chosen line without names of each pass and count, and its place."""
-        found: dict[tuple[bool, int | None], tuple[int, SparsityLine | None]] = {}
-        for at, line in enumerate(self.lines):
-            if line.kind is SparsityKind.CHOSEN and line.names is None and not _undone(line):
-                found.setdefault((line.foreign_node, line.printed_count), (at, line))
-        return found
+        listed = mention.line
+        counts = {len(listed.names or ()), len(listed.constituents or ())}
+        if listed.elided or listed.uncertain or self.is_short(listed):
+            counts = {listed.printed_count or 0}
+        return next(
+            (
+                line
+                for line in self.lines
+                if line.kind is SparsityKind.CHOSEN
+                and line.names is None
+                and not _undone(line)
+                and line.foreign_node is listed.foreign_node
+                and line.printed_count in counts - {0}
+            ),
+            None,
+        )
 
 
 def passes_of(sighting: Sighting) -> tuple[bool, ...]:

@@ -125,6 +125,7 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
         )
     # options and flags of a run that loads an engine are defaults that nothing was built with
     was_built = build.outcome is not BuildOutcome.LOADED and not build.engine_loaded
+    counts = build.counts
     return BuildFacts(
         built=build.outcome is not BuildOutcome.UNFINISHED and not build.made_no_engine,
         tensorrt_version=build.tensorrt_version,
@@ -134,9 +135,12 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
         sparse_weights=_sparse_weights(build, layers or ())
         if was_built
         else _shown_sparse(layers or ()),
-        verbose=was_built and _is_verbose(build),
+        verbose=was_built
+        and bool(counts.format_combinations or counts.timing_runners or build.fusions),
         kernels_named=named,
-        timing_cache=_timing_cache(build),
+        timing_cache="none"
+        if _WITHOUT_CACHE.search(build.command or "")
+        else build.timing_cache.mode,
     )
 
 
@@ -185,22 +189,11 @@ def _strongly_typed(build: Build) -> bool | None:
 
 
 def _sparse_weights(build: Build, layers: Iterable[EngineLayer]) -> bool | None:
-    if build.sparsity is SparsityFlag.UNKNOWN:
-        return True if build.sparsity_lines else _shown_sparse(layers)
-    return build.sparsity is SparsityFlag.ENABLED
+    if build.sparsity is not SparsityFlag.UNKNOWN:
+        return build.sparsity is SparsityFlag.ENABLED
+    return bool(build.sparsity_lines) or _shown_sparse(layers)
 
 
 def _shown_sparse(layers: Iterable[EngineLayer]) -> bool | None:
     """Whether the engine has what only a build with sparse weights makes; None: it shows none."""
     return any(layer.sparse or layer.has_sparse_weights for layer in layers) or None
-
-
-def _is_verbose(build: Build) -> bool:
-    counts = build.counts
-    return bool(counts.format_combinations or counts.timing_runners or build.fusions)
-
-
-def _timing_cache(build: Build) -> str | None:
-    if _WITHOUT_CACHE.search(build.command or ""):
-        return "none"
-    return build.timing_cache.mode

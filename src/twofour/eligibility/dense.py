@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from twofour.eligibility.build import BuildAround, JoinCase, in_myelin, is_version_8, passes_of
 from twofour.eligibility.build_facts import BuildFacts
@@ -37,8 +36,6 @@ from twofour.records.log import (
     SkippedTactic,
     SkipReason,
     SparsityKind,
-    SparsityLine,
-    Tactic,
     TunedLayer,
 )
 from twofour.records.weights import Reason, ReasonCode
@@ -53,21 +50,30 @@ _DENSE_TAKEN = REASONS[ReasonCode.DENSE_TAKEN]
 def why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
     """Reasons, the main one first, and the remedy; what the rules said against it comes along."""
     sparse, dense = case.sparse_ms, case.dense_ms
-    skipped = _workspace(case.seen.skipped)
+    wanting = (s for s in case.seen.skipped if s.reason is not SkipReason.ERROR)
+    skipped = max(wanting, key=lambda s: s.requested_bytes or 0, default=None)
     if sparse is not None and dense is not None:
         found, remedy = _both_timed(case, sparse, dense), case.row.remedy or LARGER_BATCH.text
     elif skipped is not None and sparse is None:
         found, remedy = _skipped(case, skipped), _more_workspace(case, skipped)
     elif _hidden(case):
         steps = still_to_do(case.around.facts, DELETE_CACHE, NO_CACHE)
-        found, remedy = _cached(case), steps[0] if steps else case.row.remedy or LARGER_BATCH.text
+        file = f"; {case.around.file}" if case.around.file else ""
+        message = "eligible, a dense kernel was taken; a timing cache hides what was timed"
+        found = _DENSE_TAKEN.reason(message, f"{_DENSE_TAKEN.source}{file}")
+        remedy = steps[0] if steps else case.row.remedy or LARGER_BATCH.text
     elif case.seen.tuned is not None and _all_named(case.seen.tuned):
         found, remedy = _none_offered(case, case.seen.tuned), case.row.remedy or _other_type(case)
     else:
-        found, remedy = _taken(case), case.row.remedy or LARGER_BATCH.text
+        kernel = "a dense kernel was taken"
+        if case.kernel_holder is not None:
+            kernel = f"it runs {case.dense_kernels}"
+        message = f"eligible, and {kernel}; no time of a sparse one is in the log"
+        found, remedy = _DENSE_TAKEN.reason(message), case.row.remedy or LARGER_BATCH.text
     if is_of_lower_type(case.row, case.around.facts) and not leaves_dense(case.row.remedy or ""):
         remedy = f"{LOG_OF_TYPE.text} {case.row.dtype} file and give its log"
-    return (found, *_rules_against(case)), remedy
+    known = against(case.row.reasons) if case.row.predicted is VerdictName.ELIGIBLE else ()
+    return (found, *known), remedy
 
 
 def is_of_lower_type(row: Verdict, build: BuildFacts) -> bool:
@@ -77,7 +83,8 @@ def is_of_lower_type(row: Verdict, build: BuildFacts) -> bool:
 
 
 def _both_timed(case: JoinCase, sparse: float, dense: float) -> Reason:
-    tactic = _fastest_sparse(case.seen.tuned)
+    tactics = case.seen.tuned.tactics if case.seen.tuned is not None else ()
+    tactic = next((t for t in tactics if t.sparse and t.ms is not None), None)
     words = tactic_times_words(sparse, dense)
     if sparse < dense:
         message = f"dense was taken although {words}: times are the best over all formats, "
@@ -90,34 +97,24 @@ def _both_timed(case: JoinCase, sparse: float, dense: float) -> Reason:
 
 def _skipped(case: JoinCase, tactic: SkippedTactic) -> Reason:
     what = "workspace" if tactic.reason is SkipReason.WORKSPACE else "memory"
-    message = f"tactics were skipped for {what}: {_asked(tactic)}; no sparse one was timed"
+    asked = "size not said"
+    if tactic.requested_bytes is not None:
+        asked = f"{tactic.requested_bytes:,} bytes wanted"
+    if tactic.available_bytes is not None:
+        asked += f", {tactic.available_bytes:,} available"
+    message = f"tactics were skipped for {what}: {asked}; no sparse one was timed"
     source = quoted_source(case.around.file, tactic)
     return Reason(code=ReasonCode.TACTIC_SKIPPED, message=message, source=source)
 
 
-def _asked(tactic: SkippedTactic) -> str:
-    asked = "size not said" if tactic.requested_bytes is None else f"{tactic.requested_bytes:,}"
-    if tactic.requested_bytes is not None:
-        asked += " bytes wanted"
-    if tactic.available_bytes is None:
-        return asked
-    return f"{asked}, {tactic.available_bytes:,} available"
-
-
 def _more_workspace(case: JoinCase, tactic: SkippedTactic) -> str:
     build = case.around.build
-    wishes = [tactic.requested_bytes or 0, (build.workspace_wanted_bytes if build else 0) or 0]
-    most = max(*wishes, *(s.requested_bytes or 0 for s in case.seen.skipped))
+    wanted = (build.workspace_wanted_bytes if build else 0) or 0
+    most = max(wanted, *(s.requested_bytes or 0 for s in case.seen.skipped))
     if tactic.reason is not SkipReason.WORKSPACE or not most:
         return MORE_MEMORY.text
     size = f"{-(-most // _MIB):,} MiB or more"
     return f"{LARGER_WORKSPACE.text} {size} (--memPoolSize=workspace:)"
-
-
-def _cached(case: JoinCase) -> Reason:
-    message = "eligible, a dense kernel was taken; a timing cache hides what was timed"
-    file = f"; {case.around.file}" if case.around.file else ""
-    return _DENSE_TAKEN.reason(message, f"{_DENSE_TAKEN.source}{file}")
 
 
 def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
@@ -139,20 +136,6 @@ def _other_type(case: JoinCase) -> str:
     return " or ".join(steps)
 
 
-def _taken(case: JoinCase) -> Reason:
-    holder = case.kernel_holder
-    kernel = "a dense kernel was taken" if holder is None else f"it runs {case.dense_kernels}"
-    message = f"eligible, and {kernel}; no time of a sparse one is in the log"
-    return _DENSE_TAKEN.reason(message)
-
-
-def _rules_against(case: JoinCase) -> tuple[Reason, ...]:
-    """What the rules already said of an eligible layer, such as DTYPE or SMALL_CHANNELS."""
-    if case.row.predicted is not VerdictName.ELIGIBLE:
-        return ()
-    return against(case.row.reasons)
-
-
 def _hidden(case: JoinCase) -> bool:
     build, tuned = case.around.build, case.seen.tuned
     if build is None or case.sparse_ms is not None:
@@ -166,18 +149,6 @@ def _hidden(case: JoinCase) -> bool:
 def _all_named(tuned: TunedLayer) -> bool:
     named = [t for t in tuned.tactics if t.kernel is not None]
     return bool(named) and not tuned.dropped_tactics and not any(t.sparse for t in named)
-
-
-def _fastest_sparse(tuned: TunedLayer | None) -> Tactic | None:
-    if tuned is None:
-        return None
-    return next((t for t in tuned.tactics if t.sparse and t.ms is not None), None)
-
-
-def _workspace(skipped: tuple[SkippedTactic, ...]) -> SkippedTactic | None:
-    """The skipped tactic that wanted most."""
-    wanting = [s for s in skipped if s.reason is not SkipReason.ERROR]
-    return max(wanting, key=lambda s: s.requested_bytes or 0, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +175,10 @@ def silence(around: BuildAround, sighting: Sighting) -> Silence | None:
     """Why nothing says whether this layer is eligible; None where a whole list leaves it out."""
     build, facts = around.build, around.facts
     if build is None:
-        return Silence(why=_silent_layers(around), remedy=to_hear(facts))
+        why = "layer information alone does not say whether the builder found it eligible"
+        if around.seen.engine is None:
+            why = "there is no build log"
+        return Silence(why=why, remedy=to_hear(facts))
     if not around.lines:
         return _silent_log(build, facts)
     if build.outcome is BuildOutcome.UNFINISHED:
@@ -216,10 +190,7 @@ def silence(around: BuildAround, sighting: Sighting) -> Silence | None:
         own = around.lists(SparsityKind.ELIGIBLE, foreign=True)
         # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
         lists = own if own or not is_version_8(build) else lists
-    cut = (
-        around.once(("cut", part), partial(_cut, around, foreign=part))
-        for part in passes_of(sighting)
-    )
+    cut = (_cut(around, foreign=part) for part in passes_of(sighting))
     if (missing := next(filter(None, cut), None)) is not None:
         return missing
     if not lists:
@@ -233,17 +204,14 @@ def silence(around: BuildAround, sighting: Sighting) -> Silence | None:
 
 def silent_choice(around: BuildAround) -> Silence:
     """Why it is not known whether an eligible layer runs sparse."""
-    return around.once("silent choice", partial(_silent_choice, around))
-
-
-def _silent_choice(around: BuildAround) -> Silence:
     why = "nothing says whether a sparse kernel was chosen for it"
     build = around.build
     lines = [line for line in around.lines if line.kind is SparsityKind.CHOSEN]
     if build is not None and build.outcome is BuildOutcome.UNFINISHED:
         return Silence(why=why, remedy=FINISH_BUILD.text)
-    if (cut := _cut_choices(around, lines)) is not None:
-        return Silence(why=f"{why}: {cut}", remedy=WHOLE_LOG.text)
+    if any(line.elided or (line.names and around.is_short(line)) for line in lines):
+        why += ": names are missing in the list of chosen layers"
+        return Silence(why=why, remedy=WHOLE_LOG.text)
     if any(not line.names and line.printed_count for line in lines):
         most = max(line.printed_count or 0 for line in lines)
         remedy = _or_layers(around.facts, NAMES_IN_LOG)
@@ -254,66 +222,19 @@ def _silent_choice(around: BuildAround) -> Silence:
     return Silence(why=why, remedy=to_hear(around.facts))
 
 
-def _cut_choices(around: BuildAround, lines: list[SparsityLine]) -> str | None:
-    """How the list of chosen layers is cut, or may be."""
-    if any(line.elided for line in lines):
-        return "the list of chosen layers is shortened"
-    short = next((line for line in lines if line.names and around.is_short(line)), None)
-    if short is not None:
-        return _short(short)
-    if any(map(around.is_doubtful, lines)):
-        return "the list of eligible layers is cut, and so this one may be"
-    return None
-
-
 def _cut(around: BuildAround, *, foreign: bool) -> Silence | None:
     """What is missing in the lists of eligible layers of this kind of layers."""
-    lines = [line for line in around.lines if line.foreign_node is foreign]
-    eligible = [line for line in lines if line.kind is SparsityKind.ELIGIBLE]
-    if any(_is_nameless(line) for line in eligible):
-        return Silence(why=_counts(lines), remedy=_or_layers(around.facts, NAMES_IN_LOG))
-    if any(line.elided for line in eligible):
-        return Silence(why="the list of eligible layers is shortened", remedy=WHOLE_LOG.text)
-    short = next((line for line in eligible if around.is_short(line)), None)
-    if short is not None:
-        return Silence(why=_short(short), remedy=WHOLE_LOG.text)
-    if any(line.uncertain for line in eligible):
-        why = "the list of eligible layers cannot be split"
-        return Silence(why=why, remedy=_or_layers(around.facts))
-    if (beyond := _chosen_alone(around, foreign=foreign)) is not None:
-        why = f"the list of eligible layers is not whole: it lacks the chosen {beyond}"
+    kind = SparsityKind.ELIGIBLE
+    lines = [x for x in around.lines if x.foreign_node is foreign and x.kind is kind]
+    if any(
+        not x.names and (x.missing or (x.names, x.printed_count) == (None, None)) for x in lines
+    ):
+        why = "the log has no names behind its (Sparsity) lines"
+        return Silence(why=why, remedy=_or_layers(around.facts, NAMES_IN_LOG))
+    if any(line.elided or line.uncertain or around.is_short(line) for line in lines):
+        why = "names are missing in the list of eligible layers"
         return Silence(why=why, remedy=WHOLE_LOG.text)
     return None
-
-
-def _chosen_alone(around: BuildAround, *, foreign: bool) -> str | None:
-    """The first layer that is chosen and on no list of eligible ones, as every chosen one is."""
-    rows = (row for row in around.seen.rows if row.eligible is None)
-    chosen = (row.chosen for row in rows if row.chosen is not None)
-    return next((found.name for found in chosen if found.line.foreign_node is foreign), None)
-
-
-def _is_nameless(line: SparsityLine) -> bool:
-    """Whether the names are missing behind a count, or behind the words alone."""
-    only_words = line.names is None and line.printed_count is None
-    return not line.names and (line.missing > 0 or only_words)
-
-
-def _short(line: SparsityLine) -> str:
-    names = count(len(line.names or ()), "name")
-    return f"the list of {line.printed_count:,} {line.kind.value} layers is cut after {names}"
-
-
-def _counts(lines: list[SparsityLine]) -> str:
-    """The largest count of each kind: passes repeat, so they are not to be added up."""
-    printed: dict[SparsityKind, int] = {}
-    for line in lines:
-        if not line.names and line.printed_count is not None:
-            printed[line.kind] = max(printed.get(line.kind, 0), line.printed_count)
-    if not printed:
-        return "the log has no names behind its (Sparsity) lines"
-    said = ", ".join(f"{number} {kind.value}" for kind, number in printed.items())
-    return f"the log prints counts without names: {said}"
 
 
 def _unresolved(around: BuildAround) -> Silence | None:
@@ -351,9 +272,3 @@ def _no_line(facts: BuildFacts) -> str:
     if facts.sparse_weights:
         return "sparse weights were allowed, and the log has no (Sparsity) line: not verbose enough"
     return "the log has no (Sparsity) line: not verbose enough, or sparse weights were not allowed"
-
-
-def _silent_layers(around: BuildAround) -> str:
-    if around.seen.engine is None:
-        return "there is no build log"
-    return "layer information alone does not say whether the builder found it eligible"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, replace
 
-from twofour.eligibility.names import Siblings, find_siblings, fitting, paths_of_layer
+from twofour.eligibility.names import Siblings, find_siblings, paths_of_layer
 from twofour.eligibility.nodes import StatedNames
 from twofour.eligibility.resolve import COPY, NameInUse, Resolved, index_nodes, resolve
-from twofour.eligibility.rows import EngineNames, LogSightings, Mention, Timed, pair, timed_rows
+from twofour.eligibility.rows import LogSightings, Mention, Timed, pair, timed_rows
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import GraphNode, LayerMap
 from twofour.records.log import (
@@ -68,19 +67,15 @@ class BuildEvidence:
 
 
 def engine_layers(evidence: BuildEvidence) -> tuple[tuple[EngineLayer, ...] | None, str | None]:
-    """The layers of the sparse engine and the file that lists them; None where none does.
-
-    A layer whose kernel is not named gets the one that was timed under the number it states.
-    """
+    """The layers of the sparse engine and the file that lists them; None where none does."""
     listed = evidence.layers
     build = evidence.build
     in_log = build.engine_layers if build is not None else None
-    tuned = {layer.name: layer for layer in (build.layers if build is not None else ())}
     if listed is not None and (listed.detailed or in_log is None):
-        return tuple(_with_kernel(layer, tuned) for layer in listed.layers), listed.file
+        return listed.layers, listed.file
     if in_log is None or build is None:
         return None, None
-    return tuple(_with_kernel(layer, tuned) for layer in in_log), build.file
+    return in_log, build.file
 
 
 def stated_names(builds: Iterable[Build | None]) -> StatedNames:
@@ -89,15 +84,6 @@ def stated_names(builds: Iterable[Build | None]) -> StatedNames:
     renamed = ((r.layer, r.node) for b in there for r in b.renamed_layers)
     sources = ((s.layer, s.onnx_nodes) for b in there for s in b.layer_sources)
     return StatedNames(renamed=tuple(dict.fromkeys(renamed)), sources=tuple(dict.fromkeys(sources)))
-
-
-def _with_kernel(layer: EngineLayer, tuned: dict[str, TunedLayer]) -> EngineLayer:
-    timed = tuned.get(layer.name)
-    if layer.kernel is not None or timed is None or layer.tactic_id is None:
-        return layer
-    named = (t for t in timed.tactics if t.id == layer.tactic_id and t.kernel is not None)
-    tactic = next(named, None)
-    return layer if tactic is None else replace(layer, kernel=tactic.kernel, sparse=tactic.sparse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +152,6 @@ class Sightings:
     """Names listed as eligible that may mean any layer of the model."""
     settled: frozenset[int] = frozenset()
     """Lines of the log whose printed count is that of the layers of the model they name."""
-    regions: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """Nodes of rows that each Myelin region of the log holds or may hold, by its name."""
     unmatched_profiles: tuple[int, ...] = ()
     """Rows of each profile that was left aside, as none leads to a layer of model or engine."""
 
@@ -177,7 +161,7 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
     nodes, rows = pair(report.verdicts, evidence.nodes)
     engine, file = engine_layers(evidence)
     names = list(dict.fromkeys(_names(evidence, engine or ())))
-    modules = _modules(report.verdicts, rows, evidence, names)
+    modules = _modules(report.verdicts, rows, evidence)
     stated = replace(
         stated_names((evidence.build, evidence.dense_build)),
         held=_held(report, evidence),
@@ -187,13 +171,19 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
     in_log = LogSightings(evidence.build, index, frozenset(rows), resolved)
     dense = LogSightings(evidence.dense_build, index, frozenset(rows))
     placed = _Placed(engine or (), resolved)
-    engine_names = EngineNames(
-        _engine_names(evidence.build, engine or ()), rows, nodes=evidence.nodes
-    )
+    of_engine = frozenset(_engine_names(evidence.build, engine or ()))
+    # without the graph, what the engine names and no row holds is known to have no weight
+    accounted = frozenset() if evidence.nodes else of_engine
     of_sparse, of_dense = evidence.profiles
-    profile, strange = engine_names.keep(timed_rows(of_sparse, engine or (), index))
-    dense_profile, strange_dense = engine_names.keep(timed_rows(of_dense, (), index))
-    times = _Times(profile)
+    read = (timed_rows(of_sparse, engine or (), index), timed_rows(of_dense, (), index))
+    known = [any(t.name in of_engine or not {*rows}.isdisjoint(t.nodes) for t in r) for r in read]
+    profile, dense_profile = (
+        tuple(replace(t, matched=t.matched or t.name in accounted) for t in table if is_known)
+        for table, is_known in zip(read, known, strict=True)
+    )
+    by_name = {row.name: row.ms for row in reversed(profile)}
+    by_node = {node: row.ms for row in reversed(profile) for node in row.nodes}
+    times = (by_name, by_node)
     sightings = [_sighting(node, placed, in_log, dense, times) for node in rows]
     together = ((found.name, found.nodes) for found in resolved)
     siblings = find_siblings((*together, *in_log.together), nodes, frozenset(rows))
@@ -207,14 +197,10 @@ def look(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
         unmatched=tuple(dict.fromkeys((*placed.unmatched, *in_log.unmatched))),
         profile=profile,
         dense_profile=dense_profile,
-        sources=(
-            *_own_sources(evidence, placed, in_log, frozenset(rows)),
-            *_dense_source(evidence.dense_build, dense, frozenset(rows)),
-        ),
+        sources=tuple(_sources(evidence, placed, (in_log, dense), frozenset(rows))),
         unresolved=in_log.unresolved,
         settled=frozenset(in_log.settled),
-        regions=in_log.regions,
-        unmatched_profiles=tuple(n for n in (strange, strange_dense) if n),
+        unmatched_profiles=tuple(len(r) for r, k in zip(read, known, strict=True) if r and not k),
     )
 
 
@@ -222,8 +208,6 @@ def _in_use(layer: EngineLayer) -> NameInUse:
     return NameInUse(
         name=layer.name,
         sources=layer.onnx_nodes,
-        inputs=layer.inputs,
-        outputs=layer.outputs,
         is_product=layer.layer_type not in _WITHOUT_WEIGHTS,
     )
 
@@ -280,23 +264,16 @@ def _precedence(layer: EngineLayer) -> tuple[bool, bool, int]:
     return not layer.sparse, generated, len(layer.onnx_nodes) if generated else 0
 
 
-class _Times:
-    """Milliseconds of each node: of the engine layer that holds it, else of its first row."""
-
-    def __init__(self, profile: Sequence[Timed]) -> None:
-        self._by_name = {row.name: row.ms for row in reversed(profile)}
-        self._by_node = {node: row.ms for row in reversed(profile) for node in row.nodes}
-
-    def of(self, node: int, holders: Sequence[EngineLayer]) -> float | None:
-        """None where the profile has no row of it."""
-        held = self._by_name.get(holders[0].name) if holders else None
-        return self._by_node.get(node) if held is None else held
-
-
 def _sighting(
-    node: int, placed: _Placed, log: LogSightings, dense: LogSightings, times: _Times
+    node: int,
+    placed: _Placed,
+    log: LogSightings,
+    dense: LogSightings,
+    times: tuple[Mapping[str, float], Mapping[int, float]],
 ) -> Sighting:
+    """`times`: milliseconds by engine layer, which come first, and by node."""
     holders = placed.holders(node)
+    held = times[0].get(holders[0].name) if holders else None
     return Sighting(
         node=node,
         holders=holders,
@@ -308,7 +285,7 @@ def _sighting(
         tuned=log.tuned.get(node),
         dense_tuned=dense.tuned.get(node),
         skipped=tuple(log.skipped.get(node, ())),
-        profile_ms=times.of(node, holders),
+        profile_ms=times[1].get(node) if held is None else held,
     )
 
 
@@ -352,11 +329,8 @@ def _held(
 
 
 def _modules(
-    verdicts: Sequence[Verdict],
-    rows: Sequence[int],
-    evidence: BuildEvidence,
-    names: Iterable[str],
-) -> dict[str, int]:
+    verdicts: Sequence[Verdict], rows: Sequence[int], evidence: BuildEvidence
+) -> Mapping[str, int]:
     """The node of each module, by the paths that the names of Torch-TensorRT have.
 
     Paths are those of the layer map and of the report's own names; then those that names of nodes
@@ -370,38 +344,37 @@ def _modules(
             found.setdefault(name.layer, nodes[name.node])
     for path, node in _stated_paths(verdicts, rows):
         found.setdefault(path, node)
-    return fitting(found, names)
+    return found
 
 
-def _engine_names(build: Build | None, engine: Sequence[EngineLayer]) -> frozenset[str]:
+def _engine_names(build: Build | None, engine: Sequence[EngineLayer]) -> Iterator[str]:
     """Names of engine layers: those listed, and those that were tuned."""
-    tuned = (layer.name for layer in build.layers) if build is not None else ()
-    return frozenset(chain((layer.name for layer in engine), tuned))
+    yield from (layer.name for layer in engine)
+    yield from (layer.name for layer in (build.layers if build is not None else ()))
 
 
-def _own_sources(
-    evidence: BuildEvidence, placed: _Placed, log: LogSightings, rows: frozenset[int]
+def _sources(
+    evidence: BuildEvidence,
+    placed: _Placed,
+    logs: tuple[LogSightings, LogSightings],
+    rows: frozenset[int],
 ) -> Iterator[Source]:
-    build, listed = evidence.build, evidence.layers
+    """The files; `logs` are what the log of the sparse and that of the dense engine say."""
+    build, listed, dense = evidence.build, evidence.layers, evidence.dense_build
     held = not rows.isdisjoint(placed.any_holder)
+    in_log, in_dense = (not rows.isdisjoint(log.touched) for log in logs)
     _, file = engine_layers(evidence)
+    found: list[tuple[str, str, Iterable[str], bool]] = []
     if build is not None:
-        in_log = build.engine_layers if file == build.file else None
-        related = not rows.isdisjoint(log.touched) or (in_log is not None and held)
-        yield _source(LOG, build.file, names_in(build, in_log or ()), related=related)
+        own = (build.engine_layers if file == build.file else None) or ()
+        found.append((LOG, build.file, names_in(build, own), in_log or (bool(own) and held)))
     if listed is not None and file == listed.file:
         names = (layer.name for layer in listed.layers)
-        yield _source(LAYER_INFORMATION, listed.file, names, related=held)
-
-
-def _dense_source(build: Build | None, log: LogSightings, rows: frozenset[int]) -> Iterator[Source]:
-    if build is not None:
-        related = not rows.isdisjoint(log.touched)
-        yield _source(DENSE_LOG, build.file, names_in(build, ()), related=related)
-
-
-def _source(words: str, file: str, names: Iterable[str], *, related: bool) -> Source:
-    return Source(words=words, file=file, names=len(given_names(names)), related=related)
+        found.append((LAYER_INFORMATION, listed.file, names, held))
+    if dense is not None:
+        found.append((DENSE_LOG, dense.file, names_in(dense, ()), in_dense))
+    for words, source, used, related in found:
+        yield Source(words=words, file=source, names=len(given_names(used)), related=related)
 
 
 def names_in(build: Build, engine: Sequence[EngineLayer]) -> Iterator[str]:
@@ -418,9 +391,8 @@ def given_names(names: Iterable[str]) -> set[str]:
 
 def _names(evidence: BuildEvidence, engine: Sequence[EngineLayer]) -> Iterator[str]:
     """Every name in use, so that unnamed layers can be counted."""
-    yield from (layer.name for layer in engine)
+    yield from _engine_names(None, engine)
     for build in filter(None, (evidence.build, evidence.dense_build)):
-        yield from chain.from_iterable(line.names or () for line in build.sparsity_lines)
-        yield from (layer.name for layer in build.layers)
+        yield from names_in(build, ())
     for profile in filter(None, evidence.profiles):
         yield from (layer.name for layer in profile.layers)

@@ -67,15 +67,25 @@ def check_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
     if least is None and gates.min_chosen is None and not gates.no_broken:
         least = 1.0
     there = [v for v in report.verdicts if _counts(v)]
-    beside = () if ReasonCode.UNSUPPORTED_OP in gates.allow_reasons else _factors(report)
+    beside = [
+        group
+        for group in report.not_covered
+        if group.multiplies and ReasonCode.UNSUPPORTED_OP not in gates.allow_reasons
+    ]
     reached = [*there, *filter(_by_hand, report.verdicts)]
     _refuse_nothing((*reached, *beside))
-    if least is not None or gates.min_chosen is not None:
-        _refuse_no_evidence(report)
+    of_engine = least is not None or gates.min_chosen is not None
+    if of_engine and report.not_evidence is not None:
+        raise BadInputError(
+            f"no engine to hold to the gates: {report.not_evidence}",
+            hint="give the log of a finished build of this model, or none",
+        )
     if gates.min_chosen is not None:
         _refuse_unseen(there, gates)
-    if gates.no_broken:
-        _refuse_no_model(there)
+    if gates.no_broken and all(v.pattern_holds is None for v in there):
+        raise BadInputError(
+            "no pattern is known of any layer", hint="name the model too: --onnx model.onnx"
+        )
     missed = [
         *_short("eligible", reached, beside, least, gates.allow_reasons),
         *_short("chosen", reached, beside, gates.min_chosen, gates.allow_reasons),
@@ -95,24 +105,12 @@ def _by_hand(verdict: Verdict) -> bool:
     return is_there and any(r.code is ReasonCode.NOT_A_LAYER for r in verdict.reasons)
 
 
-def _factors(report: EligibilityReport) -> tuple[NotCovered, ...]:
-    return tuple(group for group in report.not_covered if group.multiplies)
-
-
 def _refuse_nothing(counted: Sequence[object]) -> None:
     if not counted:
         raise BadInputError(
             "no layer to hold to the gates",
             hint="layers left dense on purpose, not in the engine, or with an allowed reason do "
             "not count",
-        )
-
-
-def _refuse_no_evidence(report: EligibilityReport) -> None:
-    if report.not_evidence is not None:
-        raise BadInputError(
-            f"no engine to hold to the gates: {report.not_evidence}",
-            hint="give the log of a finished build of this model, or none",
         )
 
 
@@ -140,13 +138,6 @@ def _is_unseen(verdict: Verdict) -> bool:
         return verdict.verdict is not VerdictName.NOT_ELIGIBLE
     silent = any(reason.code is ReasonCode.LOG_SILENT for reason in verdict.reasons)
     return verdict.verdict is VerdictName.ELIGIBLE and silent
-
-
-def _refuse_no_model(counted: Sequence[Verdict]) -> None:
-    if all(v.pattern_holds is None for v in counted):
-        raise BadInputError(
-            "no pattern is known of any layer", hint="name the model too: --onnx model.onnx"
-        )
 
 
 def _short(

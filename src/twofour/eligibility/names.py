@@ -135,28 +135,14 @@ def _region_end(name: str, at: int) -> int:
 
 def _region(text: str, known: KnownNames) -> Part:
     inner = text[len(REGION) :].removesuffix(_REGION_END)
-    left, right = _ends_of(inner, known)
+    left, _, right = (inner, "", "") if inner in known.names else inner.partition(_DOTS)
     return Part(text=text, first=_plain_texts(left, known), last=_plain_texts(right, known))
 
 
-def _ends_of(inner: str, known: KnownNames) -> tuple[str, str]:
-    """Both ends of `a...b`: at the dots that leave known names on both sides, else the first."""
-    if inner in known.names or _DOTS not in inner:
-        return inner, ""
-    places = [m.start() for m in re.finditer(r"(?=\.\.\.)", inner)][:_MOST_ENDS]
-    pairs = [(inner[:at], inner[at + len(_DOTS) :]) for at in places]
-    best = max(pairs, key=lambda pair: sum(end in known.names for end in pair))
-    return best if any(end in known.names for end in best) else pairs[0]
-
-
 def _plain_texts(text: str, known: KnownNames) -> tuple[str, ...]:
-    """Names at one end of a region; a region inside it gives its own ends no second look."""
-    if not text:
-        return ()
-    if text in known.names:
+    """Names at one end of a region."""
+    if text in known.names or REGION in text:
         return (text,)
-    if REGION in text:
-        return tuple(piece for piece in re.split(r"\{ForeignNode\[|\]\}|\.{3}", text) if piece)
     return tuple(part.text for part in _parts(text, known))
 
 
@@ -193,9 +179,6 @@ _TORCH_NAME = re.compile(
 )
 """`[CONVOLUTION]-[aten_ops.convolution.default]-[/conv1/convolution]`, `[conv1/convolution]`."""
 _PRODUCT = re.compile(r"conv|matrix|matmul|fully|linear|gemm|mm(?:_|$)", re.IGNORECASE)
-_FITS = 0.5
-"""Share of the products that must meet, of the engine's or the model's, whichever has fewer:
-single names such as `conv1` and `fc` are those of many models."""
 
 
 def module_path(name: str) -> str:
@@ -235,37 +218,6 @@ def paths_of_layer(node: str | None, weight: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(p for p in (*found, module_path(scope)) if p))
 
 
-def fitting(paths: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
-    """The nodes by the paths that an engine's names have; {} where too few of its products meet.
-
-    A wrapper around the whole model, on either side, is a first piece that all paths share.
-    """
-    found = (match[0] for name in names for match in _TORCH_NAME.finditer(name))
-    asked = [paths_of_torch_name(name) for name in dict.fromkeys(found) if is_product(name)]
-    wanted = _FITS * min(len(asked), len(set(paths.values())))
-    outside = _shared([ways[0] for ways in asked if ways])
-    inside = _shared(list(paths))
-    for outer, inner in (("", ""), (outside, ""), ("", inside), (outside, inside)):
-        there = {outer + path[len(inner) :]: at for path, at in paths.items()}
-        met = sum(any(way in there for way in ways) for ways in asked)
-        if met and met >= wanted:
-            return there
-    return {}
-
-
-def _shared(paths: Sequence[str]) -> str:
-    """The pieces at the front that all paths have, with their dots; "" for a single path."""
-    if len(paths) < 2:
-        return ""
-    pieces = [path.split(".")[:-1] for path in paths]
-    count = 0
-    for row in zip(*pieces, strict=False):
-        if len(set(row)) > 1:
-            break
-        count += 1
-    return "".join(f"{piece}." for piece in pieces[0][:count])
-
-
 _BESIDE = " || "
 MOST_SIBLINGS = 64
 """Of one layer; one name that joined 20,000 nodes took 8 GB when each knew all the others."""
@@ -286,45 +238,26 @@ def find_siblings(
     """By node of a row; `together` are names of engine and log with the nodes that each holds.
 
     `A || B` is the builder's own sign of it; of other names those nodes count that share an input.
-    The first name that tells of a node is taken. Linear in the nodes that the names hold.
+    The first name that tells of a node is taken, and the first 65 nodes of each name.
     """
     found: dict[int, Siblings] = {}
     for name, held in together:
-        members = tuple(dict.fromkeys(at for at in held if at in rows))
-        if len(members) < 2:
-            continue
-        beside = _Beside(name, members, nodes)
+        members = [at for at in dict.fromkeys(held) if at in rows][: MOST_SIBLINGS + 1]
+        data = {at: _data(nodes[at]) for at in members}
         for at in members:
-            if at not in found and (others := beside.of(at)):
+            others = tuple(
+                other
+                for other in members
+                if other != at
+                and (
+                    not data[at].isdisjoint(data[other])
+                    # of a node whose inputs are not known nothing but the name tells
+                    or (_BESIDE in name and not (nodes[at].inputs and nodes[other].inputs))
+                )
+            )
+            if others and at not in found:
                 found[at] = Siblings(name=name, nodes=others)
     return found
-
-
-class _Beside:
-    """Which members of one name run side by side: they share an input, or the name says so."""
-
-    def __init__(self, name: str, members: Sequence[int], nodes: Sequence[GraphNode]) -> None:
-        self._nodes = nodes
-        self._members = members
-        self._place = {at: place for place, at in enumerate(members)}
-        self._said = _BESIDE in name
-        self._blind = [at for at in members if not nodes[at].inputs]
-        """Of them nothing but the name tells."""
-        self._readers: dict[str, list[int]] = {}
-        for at in members:
-            for data in _data(nodes[at]):
-                self._readers.setdefault(data, []).append(at)
-
-    def of(self, at: int) -> tuple[int, ...]:
-        """The first of them, in the order of the name."""
-        node, found = self._nodes[at], {}
-        groups: list[Sequence[int]] = [self._readers[data] for data in _data(node)]
-        if self._said:
-            groups.append(self._blind if node.inputs else self._members)
-        for group in groups:
-            found.update(dict.fromkeys(group[: MOST_SIBLINGS + 1]))
-        found.pop(at, None)
-        return tuple(sorted(found, key=self._place.__getitem__)[:MOST_SIBLINGS])
 
 
 def _data(node: GraphNode) -> set[str]:

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 
 from twofour.eligibility.names import KnownNames, is_product, paths_of_torch_name
 from twofour.records.export import GraphNode
-
-_MAIN = ""
-_MOST_GIVEN = 64
-"""Nodes around a body that each node in it is said to wait for: a Loop may take thousands."""
-_MOST_FOLDED = 10_000
-_FEW_FOLDED = 64
-_WALKS = 16
-"""Times that as many nodes as there are may be walked through behind folded ones, 10,000 for each;
-then 64: of thousands in a row each would look at all."""
 
 
 class Dataflow:
     """Neighbours of every node by index, the nodes in topological order, those of constants alone.
 
-    A body reads what its If, Loop or Scan reads, and what nobody in it reads goes out of that node.
     Linear in nodes and edges.
     """
 
@@ -39,29 +27,15 @@ class Dataflow:
                 after[source].append(at)
         self.after = [tuple(users) for users in after]
         self.order = _order(self.before, self.after)
-        self._beyond: dict[int, tuple[int, ...]] = {}
-        self._steps_left = _WALKS * len(nodes)
 
     def beyond_constants(self, at: int) -> tuple[int, ...]:
-        """The node itself; of one that is folded, those that use what becomes of it.
-
-        () where those are too many to look for.
-        """
-        if at not in self._beyond:
-            self._beyond[at] = self._users_of_folded(at)
-        return self._beyond[at]
-
-    def _users_of_folded(self, at: int) -> tuple[int, ...]:
-        found: dict[int, None] = {}
+        """The node itself; of one that is folded, those that use what becomes of it."""
+        found: set[int] = set()
         waiting, seen = [at], {at}
-        most = _MOST_FOLDED if self._steps_left > 0 else _FEW_FOLDED
         while waiting:
-            self._steps_left -= 1
-            if len(seen) > most:
-                return ()
             node = waiting.pop()
             if node not in self.fixed:
-                found[node] = None
+                found.add(node)
                 continue
             fresh = [user for user in self.after[node] if user not in seen]
             seen.update(fresh)
@@ -82,56 +56,13 @@ def _fixed(nodes: Sequence[GraphNode]) -> frozenset[int]:
 
 
 def _before(nodes: Sequence[GraphNode]) -> list[tuple[int, ...]]:
-    """Nodes that each node waits for; the nodes around a body come before those in it."""
-    ways = [_way(node) for node in nodes]
-    labels = {node.label: at for at, node in enumerate(nodes)}
-    owners = {way: labels.get(way.rpartition(".")[0]) for way in dict.fromkeys(ways) if way}
-    makers: dict[str, dict[str, int]] = defaultdict(dict)
+    """Nodes that each node waits for; what a body of If or Loop reads stands outside of it."""
+    makers = {name: at for at, node in enumerate(nodes) for name in node.outputs if name}
+    found = []
     for at, node in enumerate(nodes):
-        makers[ways[at]].update(dict.fromkeys(filter(None, node.outputs), at))
-    found: list[dict[int, None]] = []
-    unread = {at: None for at, way in enumerate(ways) if owners.get(way) is not None}
-    for at, node in enumerate(nodes):
-        given: dict[int, None] = {}
-        for name in node.inputs:
-            if not name or name in node.constants:
-                continue
-            maker = _maker(name, ways[at], (makers, owners, ways))
-            if maker is not None:
-                given[maker] = None
-                unread.pop(maker, None) if ways[maker] == ways[at] else None
-            elif (owner := owners.get(ways[at])) is not None and owner < at:
-                given.update(dict.fromkeys(islice(found[owner], _MOST_GIVEN)))
-        given.pop(at, None)
-        found.append(given)
-    for at in unread:
-        owner = owners[ways[at]]
-        if owner is not None and owner != at:
-            found[owner][at] = None
-    return [tuple(given) for given in found]
-
-
-_Scopes = tuple[dict[str, dict[str, int]], dict[str, "int | None"], list[str]]
-
-
-def _maker(name: str, way: str, scopes: _Scopes) -> int | None:
-    """The node that makes a tensor, looked for from the inside out."""
-    makers, owners, ways = scopes
-    while True:
-        at = makers[way].get(name) if way in makers else None
-        if at is not None or way == _MAIN:
-            return at
-        owner = owners.get(way)
-        outer = _MAIN if owner is None else ways[owner]
-        if len(outer) >= len(way):
-            return None
-        way = outer
-
-
-def _way(node: GraphNode) -> str:
-    """`If:3.then_branch` of the label `If:3.then_branch/conv`; "" in the main graph."""
-    inside = node.label != node.name and node.label.endswith("/" + node.name)
-    return node.label[: -len(node.name) - 1] if inside else _MAIN
+        given = (makers.get(name) for name in node.inputs if name not in node.constants)
+        found.append(tuple(dict.fromkeys(x for x in given if x is not None and x != at)))
+    return found
 
 
 def _order(before: Sequence[tuple[int, ...]], after: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -150,14 +81,8 @@ MYELIN_SUFFIX = re.compile(r"_myl\d+_\d+$")
 _CLONE_SUFFIX = re.compile(r"_clone(?:_\d+)?$")
 _COPY_SUFFIX = re.compile(r"_\d+$")
 _ODD_CHARACTER = re.compile(r"\W")
-_SOURCE = re.compile(r"\[ONNX Layer: (?P<name>.*)\]$", re.DOTALL)
 _AROUND = re.compile(r"(?:reshape|squeeze|unsqueeze|transpose|shuffle)(?:_node)?_(?:before|after)_")
 """What the builder puts around a layer: it moves or casts data and computes nothing."""
-_STEP = re.compile(r"(?P<name>.*) \((?P<kind>\w+)\)", re.DOTALL)
-"""One step out of a subgraph: `then (then_branch)`, `if0 (If)`."""
-_OUT_OF = " | "
-_DEEPEST = 64
-_IN_SUBGRAPH = "^"
 _JOINED = "+"
 _HELPER = re.compile(r"ONNXTRT_|Optimizer Reformat\(")
 """Names made up by TensorRT's ONNX parser and builder, for which the model has no node."""
@@ -226,7 +151,6 @@ class NodeIndex:
         )
         self._numbered = {_COPY_SUFFIX.sub("", n) for n in self._exact if _COPY_SUFFIX.search(n)}
         self._modules = dict(modules or {})
-        self._unnamed: dict[str, int] = {}
         self.known = KnownNames.of([*self._exact, *self._users, *self._stated])
 
     @cached_property
@@ -244,19 +168,13 @@ class NodeIndex:
                 self._stated[name] = Found(nodes=(nodes[0],), is_part=node in begun)
             begun.add(node)
         for name, sources in stated.sources:
-            nodes = [at for source in sources for at in self._of_source(source)]
+            meant = (self._exact.get(source, []) for source in sources)
+            nodes = [found[0] for found in meant if len(found) == 1]
             if nodes:
                 self._stated[name] = Found(nodes=tuple(dict.fromkeys(nodes)))
         for name, indices in stated.held:
             if indices:
                 self._stated[name] = Found(nodes=tuple(dict.fromkeys(indices)))
-
-    def _of_source(self, source: str) -> tuple[int, ...]:
-        if source in self._exact:
-            nodes = self._exact[source]
-            return tuple(nodes) if len(nodes) == 1 else ()
-        found = self._by_way(source)
-        return () if found is None else found.nodes
 
     def stated(self, name: str) -> Found | None:
         """What a log states of a name, a whole region's too; None where it states nothing."""
@@ -264,7 +182,7 @@ class NodeIndex:
 
     def number_unnamed(self, unnamed: Mapping[str, int]) -> None:
         """Settle what `(Unnamed Layer* 12) [Convolution]` and its like mean (see names.py)."""
-        self._unnamed.update(unnamed)
+        self._stated.update({name: Found(nodes=(at,)) for name, at in unnamed.items()})
 
     def find(self, name: str) -> Found:
         """What a name means, its exact spelling first; empty where no rule applies."""
@@ -284,19 +202,12 @@ class NodeIndex:
                 return self._led_to[name]
         return ()
 
-    def tells_the_way(self, source: str) -> bool:
-        """Whether a source names the subgraphs its node lies in, and is no name itself."""
-        return _OUT_OF in source and source not in self._exact
-
     def _rules(self) -> tuple[Callable[[str], Found | None], ...]:
         return (
             self.stated,
             self._by_name,
-            self._by_unnamed_number,
             self._by_myelin_name,
             self._by_torch_name,
-            self._by_source,
-            self._by_way,
             self._by_neighbour,
             self._by_clone,
             self._by_copy,
@@ -308,24 +219,14 @@ class NodeIndex:
             return Found(nodes=(self._exact[name][0],))
         return Found(recognised=True) if name in self._users else None
 
-    def _by_unnamed_number(self, name: str) -> Found | None:
-        return Found(nodes=(self._unnamed[name],)) if name in self._unnamed else None
-
     def _by_myelin_name(self, name: str) -> Found | None:
-        """`/fc/Gemm_myl0_2`, with dots as underscores (TensorRT 10), or several joined by +.
-
-        What lies in a subgraph has the way there in front: `$$myelin$$(...)^$$myelin$$then^conv`.
-        """
+        """`/fc/Gemm_myl0_2`, with dots as underscores (TensorRT 10), or several joined by +."""
         base = MYELIN_SUFFIX.sub("", name)
         if base == name:
             return None
-        way, _, last = base.rpartition(_IN_SUBGRAPH)
-        pieces = [at for piece in last.split(_JOINED) for at in self._plain(piece)]
-        inside = self._plain(last) or tuple(pieces)
-        if way and any(len(self._exact[self.nodes[at].name]) > 1 for at in inside):
-            inside = ()  # the way does not name the branch as the model does
-        whole = self._plain(base) or inside
-        return Found(nodes=tuple(dict.fromkeys(whole))) if whole else None
+        pieces = (at for piece in base.split(_JOINED) for at in self._plain(piece))
+        found = self._plain(base) or tuple(dict.fromkeys(pieces))
+        return Found(nodes=found) if found else None
 
     def _by_joined(self, name: str) -> Found | None:
         """`/v/MatMul+/q/MatMul`, as Myelin joins products of one input, without blanks."""
@@ -349,30 +250,6 @@ class NodeIndex:
             return Found(nodes=(self._exact[own][0],))
         node = next((self._modules[path] for path in paths if path in self._modules), None)
         return None if node is None else Found(nodes=(node,), is_part=not is_product(name))
-
-    def _by_source(self, name: str) -> Found | None:
-        match = _SOURCE.match(name)
-        if match is None:
-            return None
-        return self._by_name(match["name"]) or self._by_way(match["name"])
-
-    def _by_way(self, name: str) -> Found | None:
-        """`conv | then (then_branch) | if0 (If)`: a node, then the way out of its subgraphs.
-
-        Where no label has that way, it is the one node of that name, and nothing where several
-        have the name.
-        """
-        base, *steps = name.split(_OUT_OF)
-        way = [_STEP.fullmatch(step) for step in steps]
-        if not 0 < len(steps) <= _DEEPEST or len(steps) % 2 or None in way:
-            return None
-        label = base
-        for inner, outer in zip(way[::2], way[1::2], strict=True):
-            assert inner is not None
-            assert outer is not None
-            label = f"{outer['name']}.{inner['kind']}/{label}"
-        nodes = self._exact.get(label) or self._exact.get(base, [])
-        return Found(nodes=(nodes[0],)) if len(nodes) == 1 else None
 
     def _by_neighbour(self, name: str) -> Found | None:
         match = _AROUND.match(name)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -25,13 +24,7 @@ from twofour.eligibility.predict import summarize
 from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.remedies import LEAVE_GROUPED_ENGINE
 from twofour.eligibility.rules import groups_in_words
-from twofour.eligibility.same_model import (
-    NoEvidence,
-    no_evidence,
-    set_aside,
-    swapped,
-    without_strangers,
-)
+from twofour.eligibility.same_model import NoEvidence, no_evidence, set_aside, without_strangers
 from twofour.eligibility.totals import count_totals
 from twofour.logs.names import without_profile
 from twofour.records.build import Gpu
@@ -90,8 +83,12 @@ def _engine_words(predicted: EligibilityReport, evidence: BuildEvidence) -> str:
         return known or "tensorrt, version not stated"
     version = build.tensorrt_version
     words = "tensorrt, version not stated" if version is None else f"tensorrt {version}"
-    where = "" if _gpu_of(predicted, build) is not None else _where(build)
-    return f"{words} ({build.producer.value}){where}"
+    words += f" ({build.producer.value})"
+    capability = build.compute_capability
+    if _gpu_of(predicted, build) is not None or (build.gpu is None and capability is None):
+        return words
+    stated = "not stated" if capability is None else ".".join(map(str, capability))
+    return f"{words} on {build.gpu or 'a GPU'} (compute capability {stated})"
 
 
 def _gpu_of(predicted: EligibilityReport, build: Build | None) -> Gpu | None:
@@ -103,14 +100,6 @@ def _gpu_of(predicted: EligibilityReport, build: Build | None) -> Gpu | None:
     capability = build.compute_capability
     other_kind = capability is not None and capability != gpu.compute_capability
     return None if other_name or other_kind else gpu
-
-
-def _where(build: Build) -> str:
-    capability = build.compute_capability
-    if build.gpu is None and capability is None:
-        return ""
-    stated = "not stated" if capability is None else ".".join(map(str, capability))
-    return f" on {build.gpu or 'a GPU'} (compute capability {stated})"
 
 
 def _summary(verdicts: Sequence[Verdict], predicted: EligibilityReport) -> EligibilitySummary:
@@ -175,8 +164,6 @@ def _notes(
     evidence: BuildEvidence, around: BuildAround, verdicts: Sequence[Verdict]
 ) -> Iterator[str]:
     build = evidence.build
-    if (warning := swapped(evidence)) is not None:
-        yield warning
     yield from _odd_layers(verdicts)
     low = [v for v in verdicts if is_of_lower_type(v, around.facts)]
     if build is not None and low:
@@ -241,12 +228,8 @@ def report_from_engine(evidence: BuildEvidence) -> EligibilityReport:
     build = evidence.build
     layers, file = engine_layers(evidence)
     known = {layer.name: layer for layer in layers or ()}
-    kinds = _kinds(build, layers or ())
     rows = tuple(
-        _engine_row(
-            name, known.get(name), " ".join((kind, *sorted(kinds[part] for part in _parts(name))))
-        )
-        for name, kind in _names(build, layers or ())
+        _engine_row(name, known.get(name), kind) for name, kind in _names(build, layers or ())
     )
     model = build.model or build.file if build is not None else file or "an engine"
     predicted = EligibilityReport(
@@ -283,18 +266,6 @@ def _names(build: Build | None, engine: tuple[EngineLayer, ...]) -> Iterator[tup
             seen.update(parts)
 
 
-def _kinds(build: Build | None, engine: tuple[EngineLayer, ...]) -> Mapping[str, str]:
-    """What type, runners and kernels tell of the kind of each layer that a name is made of."""
-    found: dict[str, str] = defaultdict(str)
-    tuned = build.layers if build is not None else ()
-    said = [(x.name, f"{x.parameter_type or ''} {x.layer_type or ''}") for x in engine]
-    for name, kind in (*said, *((x.name, " ".join(x.runners)) for x in tuned)):
-        parts = _parts(name)
-        if sum(_PRODUCT.search(part) is not None for part in parts) <= 1:
-            found.update(dict.fromkeys(parts, kind))
-    return found
-
-
 def _parts(name: str) -> set[str]:
     """What a name is made of, to tell that two names are of one layer."""
     plain = without_profile(name)
@@ -306,7 +277,7 @@ def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
     groups = (layer.groups if layer is not None else None) or 1
     if groups > 1:
         said, remedy, verdict = (
-            _grouped(groups),
+            REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(groups, 0)),
             LEAVE_GROUPED_ENGINE.text,
             VerdictName.NOT_ELIGIBLE,
         )
@@ -334,8 +305,3 @@ def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
         remedy=remedy,
         required=False if groups > 1 else None,
     )
-
-
-def _grouped(groups: int) -> Reason:
-    """The rule about groups, from what layer information states of the convolution."""
-    return REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(groups, 0))

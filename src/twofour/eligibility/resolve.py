@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 from twofour.eligibility.names import Part, number_unnamed, split_name
-from twofour.eligibility.nodes import MYELIN_SUFFIX, Found, NodeIndex, StatedNames
-from twofour.eligibility.regions import Held, Neighbours, Region, TensorEnds, TensorLinks, fill
+from twofour.eligibility.nodes import MYELIN_SUFFIX, Dataflow, Found, NodeIndex, StatedNames
 from twofour.logs.names import without_profile
 from twofour.records.export import GraphNode
 
@@ -18,10 +18,6 @@ COPY = re.compile(
     r"|Forced Cast ITensor (?:.* - )?"
 )
 """Layers that only copy or cast what goes into or out of the layers named after it."""
-
-
-_MOST_NAMES = 64
-"""Engine layers that one region is told of, the first: an engine has no more of the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +48,32 @@ class NameInUse:
     name: str
     sources: tuple[str, ...] = ()
     """The source nodes in its Metadata."""
-    inputs: tuple[str, ...] | None = None
-    outputs: tuple[str, ...] | None = None
     is_product: bool = True
     """False for a layer that can hold no product, so that it may lead nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """What the name of one region says of it; indices of nodes."""
+
+    first: tuple[int, ...] = ()
+    """Nodes named at its first end."""
+    last: tuple[int, ...] = ()
+    near: tuple[tuple[int, ...], ...] = field(default=(), hash=False)
+    """Users of each constant that is named at an end, and nodes beside a named layer."""
+    closed: bool = False
+    """It has no dots in its name: it holds `first` and nothing else."""
+
+
+@dataclass(slots=True)
+class Held:
+    """The nodes of one region."""
+
+    surely: list[int] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)
+    """In this region or in another one."""
+    perhaps: list[int] = field(default_factory=list)
+    """In this region, or in no layer of the engine at all."""
 
 
 @dataclass(slots=True)
@@ -93,7 +111,8 @@ def index_nodes(
             at
             for name in names
             for p in split_name(name, index.known)
-            for at in _of(p, index).nodes
+            if not p.is_region
+            for at in index.find(p.text).nodes
         }
         index.number_unnamed(number_unnamed(names, nodes, named))
     return index
@@ -104,7 +123,7 @@ def resolve(
 ) -> tuple[Resolved, ...]:
     """The nodes of every layer of one engine, in the order given.
 
-    What a region `{ForeignNode[a...b]}` holds is in regions.py. `whole` says that the names are
+    `whole` says that the names are
     all layers of an engine: then what none of them names is in a region, if there is one for it.
     Linear in names and nodes.
     """
@@ -147,8 +166,8 @@ def _read_layer(use: NameInUse, name: str, index: NodeIndex) -> _Reading:
             reading.matched |= region is not None
             reading.regions += [] if region is None else [region]
         else:
-            _add(reading, _of(part, index))
-    for source in sorted(use.sources, key=index.tells_the_way):
+            _add(reading, index.find(part.text))
+    for source in use.sources:
         _add_source(reading, source, index)
     if use.sources and reading.nodes:
         reading.regions = []  # Metadata lists a region's nodes, so its ends say nothing more
@@ -162,20 +181,12 @@ def _add(reading: _Reading, found: Found) -> None:
 
 
 def _add_source(reading: _Reading, source: str, index: NodeIndex) -> None:
-    """Of several nodes of one name, the way out of subgraphs tells which; else the layer's name."""
+    """Of several nodes of one name, the layer's own name tells which."""
     found = index.find(source)
     reading.matched |= found.anything
     names = {index.nodes[at].name for at in found.nodes}
-    others = {at for at in reading.nodes if index.nodes[at].name in names}
-    if index.tells_the_way(source):
-        reading.nodes -= others
-    elif others:
-        return
-    reading.nodes.update(found.nodes)
-
-
-def _of(part: Part, index: NodeIndex) -> Found:
-    return Found() if part.is_region else index.find(part.text)
+    if all(index.nodes[at].name not in names for at in reading.nodes):
+        reading.nodes.update(found.nodes)
 
 
 def _region(part: Part, index: NodeIndex) -> Region | None:
@@ -219,33 +230,163 @@ def _fill_regions(readings: Sequence[_Reading], index: NodeIndex, *, whole: bool
     if not waiting:
         return
     taken = {at for reading in readings for at in reading.nodes}
-    apart = {at for reading in readings if not _inside(reading) for at in reading.nodes}
     complete = whole and all(r.matched or not r.use.is_product for r in readings)
-    tensors = [(r, TensorEnds(r.use.inputs, r.use.outputs)) for r in readings]
-    links = TensorLinks(
-        (ends for r, ends in tensors if COPY.match(r.use.name)),
-        (ends for _, ends in tensors if ends.inputs == ()),
-        index.nodes,
-    )
-    places: dict[Region, int] = {}
-    owners: list[tuple[_Reading, Region]] = []
-    for reading in waiting:
-        for region in reading.regions:
-            ends = TensorEnds(reading.use.inputs, reading.use.outputs)
-            bounded = region if region.closed else links.bounded(region, ends, index.flow, apart)
-            places.setdefault(bounded, len(places))
-            owners.append((reading, bounded))
-    others = Neighbours(taken=taken, apart=apart, whole=complete)
-    found = fill(tuple(places), index.flow, others)
-    named: Counter[int] = Counter()
+    owners = [(reading, region) for reading in waiting for region in reading.regions]
+    places = {region: place for place, region in enumerate(dict.fromkeys(r for _, r in owners))}
+    apart = {at for reading in readings if not _inside(reading) for at in reading.nodes}
+    others = _Neighbours(taken=taken, apart=apart, whole=complete)
+    found = _fill(tuple(places), index.flow, others)
     for reading, region in owners:
-        place = places[region]
-        named[place] += 1
-        if named[place] <= _MOST_NAMES:
-            reading.held.append(found[place])
+        reading.held.append(found[places[region]])
 
 
 def _inside(reading: _Reading) -> bool:
     """Whether a layer is a kernel that Myelin lists apart from the region it belongs to."""
     name = reading.use.name
     return name.startswith("__my") or MYELIN_SUFFIX.search(name) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Neighbours:
+    """What the other layers of an engine hold."""
+
+    taken: Set[int]
+    """Nodes that other layers name."""
+    apart: Set[int]
+    """Those of them that are outside of every region."""
+    whole: bool
+    """The layers are all that the engine has."""
+
+
+def _fill(regions: Sequence[Region], flow: Dataflow, others: _Neighbours) -> tuple[Held, ...]:
+    """The nodes of every region, in the order given; linear in nodes, edges and regions."""
+    place = {at: i for i, at in enumerate(flow.order)}
+    ranks = sorted(range(len(regions)), key=lambda i: _length(regions[i], place))
+    owners = _Owners([regions[i] for i in ranks], flow, others)
+    found = tuple(Held() for _ in regions)
+    for at in range(len(flow.before)):
+        for bits, kind in zip(owners.of(at), Held.__slots__, strict=True):
+            for bit, rank in enumerate(ranks):
+                if bits >> bit & 1:
+                    getattr(found[rank], kind).append(at)
+    return found
+
+
+def _length(region: Region, place: dict[int, int]) -> int:
+    """Places between its ends; regions without two ends come last."""
+    if not region.first or not region.last:
+        return len(place) if region.first or region.last else 2 * len(place)
+    return max(place[at] for at in region.last) - min(place[at] for at in region.first)
+
+
+class _Owners:
+    """For each node the regions that hold it, share it or may hold it: bit i is region i.
+
+    In a -> b -> c -> d with the region {a...X}, where X is no node of the model, a is its anchor,
+    and the region holds b to d too where no other layer of a whole engine names them.
+    """
+
+    def __init__(self, regions: Sequence[Region], flow: Dataflow, others: _Neighbours) -> None:
+        self._flow = flow
+        self._others = others
+        nodes = range(len(flow.before))
+        self._free = [at not in others.taken and at not in flow.fixed for at in nodes]
+        anchors = self._anchors(regions)
+        self._open = sum(1 << i for i, region in enumerate(regions) if not region.closed)
+        self._floating = self._open & ~reduce(or_, anchors, 0)
+        self._owner = self._between(anchors)
+        self._allowed = self._bounds(regions)
+        self._touching = self._components(regions)
+
+    def of(self, at: int) -> tuple[int, int, int]:
+        """The regions of which the node is surely, surely one or another, perhaps a part."""
+        if not self._free[at] or self._owner[at]:
+            return self._owner[at], 0, 0
+        allowed = self._allowed[at]
+        touching = allowed & self._touching[at]
+        candidates = touching | (allowed & self._floating)
+        if not touching or not self._others.whole:
+            return 0, 0, candidates or allowed
+        return (0, candidates, 0) if candidates & (candidates - 1) else (candidates, 0, 0)
+
+    def _anchors(self, regions: Sequence[Region]) -> list[int]:
+        """By node, the regions that it is known to be in, whoever else names it."""
+        found = [0] * len(self._free)
+        for i, region in enumerate(regions):
+            alone = (users[0] for users in region.near if len(users) == 1)
+            for at in (*region.first, *region.last, *(at for at in alone if self._free[at])):
+                found[at] |= 1 << i
+        return found
+
+    def _between(self, anchors: Sequence[int]) -> list[int]:
+        """By node, the one region it is in for certain: at an anchor, or on a way between two."""
+        flow = self._flow
+        above = _spread(anchors, flow.before, flow.order)
+        below = _spread(anchors, flow.after, reversed(flow.order))
+        inside = (
+            own | (a & b & self._open) for own, a, b in zip(anchors, above, below, strict=True)
+        )
+        return [bits & -bits if free else 0 for bits, free in zip(inside, self._free, strict=True)]
+
+    def _bounds(self, regions: Sequence[Region]) -> list[int]:
+        """By node, the regions that it may be in: not behind their last node or another layer."""
+        flow = self._flow
+        ends, starts = [0] * len(self._free), [0] * len(self._free)
+        for i, region in enumerate(regions):
+            for marks, nodes in ((ends, region.last), (starts, region.first)):
+                for at in nodes:
+                    marks[at] |= 1 << i
+        behind = _spread(ends, flow.before, flow.order)
+        ahead = _spread(starts, flow.after, reversed(flow.order))
+        past = self._crossed(flow.before, flow.order)
+        yet = self._crossed(flow.after, reversed(flow.order))
+        out = (b | a | p | y for b, a, p, y in zip(behind, ahead, past, yet, strict=True))
+        return [self._open & ~bits for bits in out]
+
+    def _crossed(self, before: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
+        """By node, the regions behind which another layer comes before the node does."""
+        reach, crossed = [0] * len(before), [0] * len(before)
+        for at in order:
+            for source in before[at]:
+                own = self._owner[source]
+                there = reach[source] | own
+                reach[at] |= there
+                crossed[at] |= crossed[source]
+                if own or source in self._others.apart:
+                    crossed[at] |= there & ~own
+        return crossed
+
+    def _components(self, regions: Sequence[Region]) -> dict[int, int]:
+        """By node without an owner, the regions at the border of what it hangs together with."""
+        piece: dict[int, int] = {}
+        touching: dict[int, int] = {}
+        for start in range(len(self._owner)):
+            if start in piece or self._owner[start] or not self._free[start]:
+                continue
+            piece[start] = start
+            members, bits = [start], 0
+            for at in members:
+                for other in (*self._flow.before[at], *self._flow.after[at]):
+                    bits |= self._owner[other]
+                    if other not in piece and self._free[other] and not self._owner[other]:
+                        piece[other] = start
+                        members.append(other)
+            touching[start] = bits
+        for i, region in enumerate(regions):
+            for users in region.near:
+                # one of the users is in the region: which one matters only where they lie apart
+                homes = {piece[at] for at in users if at in piece}
+                if len(homes) == 1:
+                    touching[homes.pop()] |= 1 << i
+        return {at: touching[start] for at, start in piece.items()}
+
+
+def _spread(
+    marks: Sequence[int], before: Sequence[Sequence[int]], order: Iterable[int]
+) -> list[int]:
+    """By node, the marks of every node that comes before it."""
+    found = [0] * len(marks)
+    for at in order:
+        for source in before[at]:
+            found[at] |= found[source] | marks[source]
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from typing import TypeVar
 
@@ -55,7 +55,12 @@ def pair(
             index = _first_free(named, taken)
         if index < 0:
             index = len(complete)
-            complete.append(_made_up(verdict))
+            name = verdict.layer if verdict.node is None else verdict.node
+            complete.append(
+                GraphNode(
+                    name=name, label=verdict.layer, op=verdict.op, domain="", inputs=(), outputs=()
+                )
+            )
         taken.add(index)
         found.append(index)
     return tuple(complete), tuple(found)
@@ -71,13 +76,6 @@ def _first_free(waiting: list[int], taken: set[int]) -> int:
 def _op(node: GraphNode) -> str:
     """As Weight.op has it."""
     return qualified_op(node.op, node.domain)
-
-
-def _made_up(verdict: Verdict) -> GraphNode:
-    name = verdict.layer if verdict.node is None else verdict.node
-    return GraphNode(
-        name=name, label=verdict.layer, op=verdict.op, domain="", inputs=(), outputs=()
-    )
 
 
 _T = TypeVar("_T")
@@ -115,8 +113,6 @@ class LogSightings:
         """Lines whose printed count is that of the layers of the model that they name."""
         self.together: list[tuple[str, tuple[int, ...]]] = []
         """Names on the (Sparsity) lines, and of tuned layers, that hold several nodes."""
-        self.regions: dict[str, frozenset[int]] = {}
-        """Layers that each Myelin region holds or may hold, by its name."""
         self._engine = {found.name: found for found in engine}
         if build is None:
             return
@@ -131,7 +127,6 @@ class LogSightings:
         """Of several layers of one node that were timed, the one that tells most."""
         best: dict[int, tuple[bool, bool, bool, bool]] = {}
         for tuned, found in _each(build.layers, (x.name for x in build.layers), index):
-            self._note_region(found, rows)
             self.touched.update(found.nodes, found.parts, found.region)
             self.together += [(tuned.name, found.nodes)] if len(found.nodes) > 1 else []
             for node in _of_one(found, rows):
@@ -147,7 +142,6 @@ class LogSightings:
             layers = 0
             for name, listed in _each(line.names or (), line.names or (), index):
                 found = self._engine.get(name, listed)
-                self._note_region(found, rows)
                 self.touched.update(found.nodes, found.region)
                 self.together += [(name, found.nodes)] if len(found.nodes) > 1 else []
                 # a region on a line says which of its layers is meant only where it has one
@@ -163,12 +157,6 @@ class LogSightings:
                 self.settled.add(line.line)
         self.unmatched = tuple(dict.fromkeys(unmatched))
         self.unresolved = tuple(dict.fromkeys(unresolved))
-
-    def _note_region(self, found: Resolved, rows: frozenset[int]) -> None:
-        if REGION in found.name:
-            known = self._engine.get(found.name, found)
-            held = (*known.nodes, *known.parts, *known.region, *known.shared, *known.perhaps)
-            self.regions[found.name] = rows.intersection(held)
 
     def _mention(self, mention: Mention, nodes: Iterable[int]) -> None:
         kind = mention.line.kind
@@ -237,33 +225,10 @@ def timed_rows(
     )
 
 
-class EngineNames:
-    """Tells the profile of this engine from that of another."""
-
-    def __init__(
-        self, engine: frozenset[str], rows: Iterable[int], *, nodes: Sequence[GraphNode]
-    ) -> None:
-        self._engine = engine
-        self._rows = frozenset(rows)
-        # without the graph, what the engine names and no row holds is known to have no weight
-        self._accounted = frozenset() if nodes else engine
-
-    def keep(self, profile: tuple[Timed, ...]) -> tuple[tuple[Timed, ...], int]:
-        """The profile and 0; () and its length where it is of another engine."""
-        if not any(t.name in self._engine or self._rows.intersection(t.nodes) for t in profile):
-            return (), len(profile)
-        kept = (replace(t, matched=t.matched or t.name in self._accounted) for t in profile)
-        return tuple(kept), 0
-
-
 _LONGEST = 300
 """Characters that are quoted of one line."""
 _HEAD = re.compile(r".{0,200}?tactics:")
 """What a list begins with."""
-_MOST_PLACES = 256
-"""Looked at in one row: a name may be part of every other name there."""
-_BESIDE = 40
-"""Characters beside a name that are looked at: blanks, and the mark behind them."""
 _CUT = " ..."
 """Between the pieces of a long line: a search finds each of them."""
 
@@ -300,21 +265,8 @@ def _place(row: str, name: str | None) -> int:
     """Where the name is a whole entry of the row; -1 where it is none."""
     if name is None:
         return 0
-    place = row.find(name)
-    for _ in range(_MOST_PLACES):
-        if place < 0:
-            break
-        end = place + len(name)
-        before, after = row[max(0, place - _BESIDE) : place], row[end : end + _BESIDE]
-        if before.rstrip()[-1:] in {"", ":", ",", "|"} and after.lstrip()[:1] in {
-            "",
-            ",",
-            "[",
-            "|",
-        }:
-            return place
-        place = row.find(name, place + 1)
-    return -1
+    found = re.search(rf"(?:^|[:,|])\s*({re.escape(name)})\s*(?:$|[,\[|])", row)
+    return -1 if found is None else found.start(1)
 
 
 def _pieces(row: str, place: int, length: int) -> str:

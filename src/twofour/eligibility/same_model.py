@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from twofour.eligibility.evidence import (
@@ -18,7 +18,6 @@ from twofour.eligibility.evidence import (
     names_in,
     stated_names,
 )
-from twofour.eligibility.nodes import NodeIndex
 from twofour.eligibility.remedies import LAYERS_OF_MODEL, LOG_OF_MODEL, MEND_BUILD
 from twofour.eligibility.resolve import index_nodes, resolve
 from twofour.eligibility.rows import error_source
@@ -87,25 +86,17 @@ def choose_build(
 
 
 def _fitting(builds: Sequence[Build], nodes: Sequence[GraphNode]) -> list[bool]:
+    """Whether enough of the names of each lead to nodes of the model, or it names no layer."""
     if len(builds) < 2 or not nodes:
         return [True] * len(builds)
-    names = [name for b in builds for name in _names(b)]
-    index = index_nodes(nodes, None, names, stated_names(builds))
-    shares = [_share(build, index) for build in builds]
+    names = [list(names_in(build, build.engine_layers or ())) for build in builds]
+    index = index_nodes(nodes, None, [n for own in names for n in own], stated_names(builds))
+    shares = []
+    for own in names:
+        found = resolve(sorted(given_names(own)), index)
+        shares.append(sum(bool(r.nodes or r.region) for r in found) / len(found) if found else None)
     least = _FITS * max((share for share in shares if share is not None), default=0.0)
     return [share is None or share >= least for share in shares]
-
-
-def _share(build: Build, index: NodeIndex) -> float | None:
-    """How many of the names lead to nodes of the model; None where it names no layer."""
-    names = sorted(given_names(_names(build)))
-    if not names:
-        return None
-    return sum(bool(r.nodes or r.region) for r in resolve(names, index)) / len(names)
-
-
-def _names(build: Build) -> Iterator[str]:
-    return names_in(build, build.engine_layers or ())
 
 
 def _note(builds: Sequence[Build], at: int) -> str | None:
@@ -171,19 +162,6 @@ def _leave(evidence: BuildEvidence, strange: Sequence[Source]) -> BuildEvidence:
         build=None if LOG in kinds else evidence.build,
         layers=None if LAYER_INFORMATION in kinds else evidence.layers,
         dense_build=None if DENSE_LOG in kinds else evidence.dense_build,
-    )
-
-
-def swapped(evidence: BuildEvidence) -> str | None:
-    """The warning that the dense build is where the other should be; None: nothing says so."""
-    build, dense = evidence.build, evidence.dense_build
-    if build is None or dense is None or build.sparsity is not SparsityFlag.DISABLED:
-        return None
-    if dense.sparsity is not SparsityFlag.ENABLED and not dense.sparsity_lines:
-        return None
-    return (
-        "WARNING: sparse weights were allowed in the dense log and not in the other: "
-        "are --log and --dense-log swapped?"
     )
 
 

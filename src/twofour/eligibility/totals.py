@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
 from math import prod
 
 from twofour.eligibility.evidence import Sightings
-from twofour.eligibility.predict import (
-    NOT_COVERED,
-    count_not_covered,
-    count_weights,
-    uses_of,
-)
+from twofour.eligibility.predict import NOT_COVERED, count_not_covered, count_weights, uses_of
 from twofour.eligibility.reasons import against
 from twofour.eligibility.rows import Timed
 from twofour.records.eligibility import (
@@ -116,7 +111,9 @@ def count_totals(
     factors among it there are no shares of multiply-adds.
     """
     factors = [group for group in beside if group.multiplies]
-    weights = _by_weights(verdicts, count_not_covered(factors, multiplies=True))
+    amounts = ((status, float(n)) for status, n in weights_by_status(verdicts).items())
+    not_covered = float(count_not_covered(factors, multiplies=True))
+    weights = _share(ShareUnit.WEIGHTS, amounts, not_covered)
     shares = [weights] if weights.total else []
     products, missing = _by_products(verdicts, seen)
     notes = []
@@ -130,7 +127,16 @@ def count_totals(
     times, ceilings, of_time = _of_profiles(verdicts, seen, factors)
     return EligibilityTotals(
         confusion=_confusion(verdicts),
-        disagreements=tuple(_disagreements(verdicts)),
+        disagreements=tuple(
+            Disagreement(
+                layer=v.layer,
+                predicted=v.predicted,
+                measured=v.verdict,
+                message=v.reasons[0].message,
+            )
+            for v in verdicts
+            if v.refuted is not None
+        ),
         shares=(*shares, *times),
         ceilings=tuple(ceilings),
         notes=(*notes, *of_time),
@@ -143,10 +149,17 @@ def _of_profiles(
     """Shares of the time of one engine, the ceilings of both, and why one is missing."""
     shares: list[Share] = []
     ceilings: list[GainCeiling] = []
-    notes = [_unmatched_profile(rows) for rows in seen.unmatched_profiles]
+    notes = [
+        f"none of the {count(rows, 'layer')} of the profile is in this model or engine"
+        for rows in seen.unmatched_profiles
+    ]
     of_node = [(row.node, v) for v, row in zip(verdicts, seen.rows, strict=True)]
     statuses = {node: status_of(v) for node, v in of_node}
-    expected = {node: _expected(v) for node, v in of_node}
+    # what a build that allows sparse weights may make of it, by the rules if need be
+    expected = {
+        node: STATUS_OF_VERDICT[v.predicted if _switched_off(v) else v.verdict]
+        for node, v in of_node
+    }
     users = {user for group in factors for user in group.users}
     uncovered = {node for node, n in enumerate(seen.nodes) if n.label in users} - statuses.keys()
     for engine, profile in ((_SPARSE, seen.profile), (_DENSE, seen.dense_profile)):
@@ -160,31 +173,16 @@ def _of_profiles(
         ceiling = _ceiling(_by_time(expected, profile, uncovered), engine, dense=engine == _DENSE)
         there = {expected.get(node) for row in profile for node in row.nodes}
         if LayerStatus.UNKNOWN in there:
-            notes.append(_no_ceiling(ceiling))
+            notes.append(
+                "what sparse math could gain end to end in the eligible layers is not known, as it "
+                f"is not known which are eligible: at most {ceiling.weighted_gain:.3f}x if every "
+                f"layer with a weight ran sparse ({ceiling.profile}; {ceiling.assumption})"
+            )
         else:
             ceilings.append(ceiling)
     if not seen.profile and not seen.dense_profile and not seen.unmatched_profiles:
         notes.append("no shares of time and no ceiling of the gain: there is no profile")
     return shares, ceilings, notes
-
-
-def _unmatched_profile(rows: int) -> str:
-    if rows == 1:
-        return "the one layer of the profile is not in this model or engine"
-    return f"none of the {count(rows, 'layer')} of the profile is in this model or engine"
-
-
-def _no_ceiling(ceiling: GainCeiling) -> str:
-    return (
-        "what sparse math could gain end to end in the eligible layers is not known, as it is not "
-        f"known which are eligible: at most {ceiling.weighted_gain:.3f}x if every layer with a "
-        f"weight ran sparse ({ceiling.profile}; {ceiling.assumption})"
-    )
-
-
-def _expected(verdict: Verdict) -> LayerStatus:
-    """What a build that allows sparse weights may make of it, by the rules if need be."""
-    return STATUS_OF_VERDICT[verdict.predicted if _switched_off(verdict) else verdict.verdict]
 
 
 def multiply_adds(verdict: Verdict, node: GraphNode) -> int | None:
@@ -213,21 +211,6 @@ def _confusion(verdicts: Iterable[Verdict]) -> tuple[ConfusionCell, ...]:
         ConfusionCell(predicted=said, measured=found, layers=cells[said, found])
         for said, found in order
     )
-
-
-def _disagreements(verdicts: Iterable[Verdict]) -> Iterator[Disagreement]:
-    for v in (v for v in verdicts if v.refuted is not None):
-        yield Disagreement(
-            layer=v.layer,
-            predicted=v.predicted,
-            measured=v.verdict,
-            message=v.reasons[0].message,
-        )
-
-
-def _by_weights(verdicts: Sequence[Verdict], not_covered: int) -> Share:
-    amounts = ((status, float(weights)) for status, weights in weights_by_status(verdicts).items())
-    return _share(ShareUnit.WEIGHTS, amounts, float(not_covered))
 
 
 def _switched_off(verdict: Verdict) -> bool:

@@ -45,6 +45,7 @@ _REASONS = {
 }
 ROOT = Path("/")
 _CPUFREQ = "sys/devices/system/cpu"
+_CGROUP_LIMIT = "sys/fs/cgroup/memory.max"  # of version 2
 _STATUS, _CLEAR = ROOT / "proc/self/status", ROOT / "proc/self/clear_refs"
 _RESET_PEAK = "5"  # proc(5): resets VmHWM to the memory that is resident now
 _KIB = 1024
@@ -129,8 +130,10 @@ def read_gpu_clocks(bus_id: str) -> Clocks:
 
 def _ask_nvml(question: Callable[[Untyped], Answer]) -> Answer | None:
     """The answer through NVIDIA's own binding; None where NVML is not there or refuses."""
-    import pynvml
-
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return None
     try:
         pynvml.nvmlInit()
         try:
@@ -167,14 +170,22 @@ def describe_machine(root: Path = ROOT) -> Machine:
     Never raises: what cannot be had is None, the CPU's name then the architecture's. `root` holds
     Linux's proc and sys.
     """
+    # Linux on ARM has no model name; macOS and Windows have no /proc
+    cpu = re.search(r"^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    memory_bytes = psutil.virtual_memory().total
+    limit = _text(root / _CGROUP_LIMIT).strip()  # "max" where there is none
+    packages = []
+    for name in (*(p for row in ENGINES.values() for p in row.packages), "numpy", "onnx"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages.append(f"{name}=={metadata.version(name)}")
     return Machine(
         platform=platform.platform(),
         python_version=platform.python_version(),
-        cpu=_cpu_model(root),
+        cpu=cpu[1].strip() if cpu else platform.processor() or platform.machine(),
         cores=usable_cores(),
-        memory_bytes=_memory_bytes(root),
+        memory_bytes=min(memory_bytes, int(limit)) if limit.isdecimal() else memory_bytes,
         gpu=find_gpu(),
-        packages=_packages(),
+        packages=tuple(packages),
         start=read_clocks(root),
         end=None,
     )
@@ -183,25 +194,14 @@ def describe_machine(root: Path = ROOT) -> Machine:
 def read_clocks(root: Path = ROOT) -> Clocks:
     """Of the CPU, and of the first GPU CUDA shows to this process; takes a few ms, never raises."""
     bus_id = find_bus_id()
+    files = (root / _CPUFREQ).glob("cpu[0-9]*/cpufreq/scaling_governor")
+    governors = {text for file in files if (text := _text(file).strip())}
     return replace(
         Clocks() if bus_id is None else read_gpu_clocks(bus_id),
         cpu_mhz=_cpu_mhz(root),
-        cpu_governor=_cpu_governor(root),
-        load_average=_load_average(),
+        cpu_governor=", ".join(sorted(governors)) or None,
+        load_average=psutil.getloadavg()[0],
     )
-
-
-def _cpu_model(root: Path) -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
-    # Linux on ARM has no model name; macOS and Windows have no /proc
-    return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def _memory_bytes(root: Path) -> int:
-    """Of the machine, or of the container's limit (cgroup v2) where that is less."""
-    total = psutil.virtual_memory().total
-    limit = _text(root / "sys/fs/cgroup/memory.max").strip()  # "max" where there is none
-    return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def _cpu_mhz(root: Path) -> float | None:
@@ -215,28 +215,6 @@ def _cpu_mhz(root: Path) -> float | None:
     text = _text(root / "proc/cpuinfo")  # virtual machines often show the clock only here
     mhz = [float(value) for value in re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", text, re.MULTILINE)]
     return statistics.fmean(mhz) if mhz else None
-
-
-def _cpu_governor(root: Path) -> str | None:
-    files = (root / _CPUFREQ).glob("cpu[0-9]*/cpufreq/scaling_governor")
-    return ", ".join(sorted({text for file in files if (text := _text(file).strip())})) or None
-
-
-def _load_average() -> float | None:
-    if not hasattr(os, "getloadavg"):  # Windows
-        return None
-    with contextlib.suppress(OSError):
-        return os.getloadavg()[0]
-    return None
-
-
-def _packages() -> tuple[str, ...]:
-    """What can change a time: those of every engine, and what models are read with."""
-    found = []
-    for name in (*(p for row in ENGINES.values() for p in row.packages), "numpy", "onnx"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append(f"{name}=={metadata.version(name)}")
-    return tuple(found)
 
 
 def _text(file: Path) -> str:

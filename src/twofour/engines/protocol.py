@@ -60,30 +60,23 @@ class BuildRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenOptions:
-    """What every variant of a comparison is opened with alike."""
+class OpenRequest:
+    """One model to load in one mode."""
 
+    mode: str
     weights: str
     """Label of the weights, for the settings: dense, sparse, or the file's stem."""
     threads: int
     """CPU threads inside an operator."""
+    model: str
+    """The file or source as the settings show it."""
+    precision: str
+    """Of the file's graph, types joined with "+"; modes of torch say their own."""
     level: str | None = None
     """One of the engine's `open_levels`; None: the first."""
     shapes: tuple[ShapeProfile, ...] = ()
     """Smallest, usual and largest shape of every input in the comparison, for engines that are
     built for shapes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRequest:
-    """One model to load in one mode."""
-
-    mode: str
-    options: OpenOptions
-    model: str
-    """The file or source as the settings show it."""
-    precision: str
-    """Of the file's graph, types joined with "+"; modes of torch say their own."""
     file: Path | None = None
     """ONNX file or plan."""
     program: Untyped = None
@@ -131,6 +124,14 @@ class Mode:
     widens_half: bool = False
     """It computes most of a graph in half precision in float32."""
 
+    def precision_words(self, graph: str) -> str:
+        """What the settings say of the types that layers run in, from those of the file's graph."""
+        if self.activations is not None:
+            other = "" if self.activations == "int8" else f" ({self.activations} activations)"
+            return f"int8{other}"
+        half = graph in {"float16", "bfloat16"}
+        return f"{graph} (graph)" if self.widens_half and half else graph
+
 
 class TimedModel(Protocol):
     """One model in one engine and mode, loaded, in a process of its own."""
@@ -174,7 +175,7 @@ class TimedModel(Protocol):
 
 
 class Engine(Protocol):
-    """Says whether it can run, builds a variant from ONNX, opens models that run and are timed.
+    """Says whether it can run, and opens models that run and are timed.
 
     What is known of it without loading it stands in its row of `registry.ENGINES`.
     """
@@ -190,28 +191,26 @@ class Engine(Protocol):
         Where one ends the process, the next is tried; (): there is no second try.
         """
 
-    def attempts(self, request: BuildRequest) -> tuple[tuple[str, BuildRequest], ...]:
-        """Optimization levels of `build` with what to ask at each, the one asked for first.
-
-        Where one ends the process, the next is tried.
-        """
-
     def status(self) -> EngineStatus:
         """Whether it can run on this machine, established by trying; never raises."""
 
     def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
         """The same for some of its modes."""
 
-    def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
-        """Build one variant.
-
-        Raises BuildFailedError when no engine comes out, with what the engine said. An engine that
-        was built and cannot run is returned with `error`.
-        """
-
     def open(self, request: OpenRequest) -> TimedModel:
         """Load a model.
 
         Raises BadInputError for a mode that there is not, MissingToolError where the mode needs
         what this machine lacks, and BuildFailedError where the model cannot run in it.
+        """
+
+
+class Builder(Engine, Protocol):
+    """An engine that builds files; without it a run takes sessions that are open."""
+
+    def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
+        """Build one variant.
+
+        Raises BuildFailedError when no engine comes out, with what the engine said. An engine that
+        was built and cannot run is returned with `error`.
         """

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError, MissingToolError
+from twofour.packages import with_parts
 
 if TYPE_CHECKING:
     from twofour.engines.protocol import Engine
@@ -46,7 +47,7 @@ class EngineRow:
     is_reference: bool = False
     """Its sessions check the files of a run: the one that is open is timed, not a second one."""
     packages: tuple[str, ...] = ()
-    """What its times and results hang on, as the packages are named on PyPI."""
+    """What its times and results depend on: names of `twofour.packages`."""
     leaves: tuple[str, ...] = ()
     """Suffixes of the files of a build, after the name of the variant."""
 
@@ -76,7 +77,7 @@ ENGINES: dict[str, EngineRow] = {
             code="twofour.engines.tensorrt.engine:TensorRtEngine",
             takes=Takes.PLAN,
             is_tensorrt=True,
-            packages=("tensorrt", "tensorrt-cu12", "tensorrt-cu13", "polygraphy"),
+            packages=with_parts("tensorrt", "polygraphy"),
             leaves=(".plan", ".log", ".layers.json", ".profile.json"),
         ),
         EngineRow(
@@ -85,21 +86,21 @@ ENGINES: dict[str, EngineRow] = {
             code="twofour.engines.onnxruntime.engine:OnnxRuntimeEngine",
             takes=Takes.ONNX,
             is_reference=True,
-            packages=("onnxruntime", "onnxruntime-gpu"),
+            packages=with_parts("onnxruntime", "onnxruntime-gpu"),
         ),
         EngineRow(
             name="torch",
             title="torch",
             code="twofour.engines.torch.engine:TorchEngine",
             takes=Takes.MODULE,
-            packages=("torch", "triton"),
+            packages=with_parts("torch"),
         ),
         EngineRow(
             name="torch-tensorrt",
             title="torch-tensorrt",
             code="twofour.engines.torch.engine:TorchTensorRtEngine",
             takes=Takes.MODULE,
-            packages=("torch-tensorrt",),
+            packages=with_parts("torch-tensorrt"),
         ),
     )
 }

@@ -6,17 +6,19 @@ within a round does not see it.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from twofour.engines.protocol import ProgressCallback, TimedModel
 from twofour.errors import TwofourError
+from twofour.records.latency import ComparedVariant
 
 LEAST_ROUNDS = 10
 LONG_MS = 50.0
@@ -85,7 +87,11 @@ def interleave(
                 break
             report(_time_left(lengths_s, plan, elapsed_s), len(lengths_s), plan.rounds)
             order.shuffle(running)
-            _one_round(running, samples, failed)
+            for contestant in running:
+                try:
+                    samples[contestant.name].append(contestant.run_ms())
+                except TwofourError as error:
+                    failed[contestant.name] = error
             lengths_s.append(time.perf_counter() - started - elapsed_s)
     except KeyboardInterrupt:
         interrupted = True
@@ -98,18 +104,6 @@ def interleave(
     )
 
 
-def _one_round(
-    running: Sequence[Contestant],
-    samples: dict[str, list[float]],
-    failed: dict[str, TwofourError],
-) -> None:
-    for contestant in running:
-        try:
-            samples[contestant.name].append(contestant.run_ms())
-        except TwofourError as error:
-            failed[contestant.name] = error
-
-
 def _time_left(lengths_s: Sequence[float], plan: RoundPlan, elapsed_s: float) -> str:
     """From the median length of a round so far; the time limit may come first."""
     if not lengths_s:
@@ -117,14 +111,9 @@ def _time_left(lengths_s: Sequence[float], plan: RoundPlan, elapsed_s: float) ->
     length_s = statistics.median(lengths_s)
     by_rounds = (plan.rounds - len(lengths_s)) * length_s
     by_time = max(plan.time_limit_s - elapsed_s, (plan.least - len(lengths_s)) * length_s)
-    left_s = max(min(by_rounds, by_time), 0.0)
-    return f"round {len(lengths_s) + 1} of {plan.rounds}, {in_words(left_s)} left"
-
-
-def in_words(seconds: float) -> str:
-    """Such as "9 s" or "2 min 5 s"."""
-    whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+    whole = round(max(min(by_rounds, by_time), 0.0))
+    left = f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+    return f"round {len(lengths_s) + 1} of {plan.rounds}, {left} left"
 
 
 class WarmModel:
@@ -149,20 +138,14 @@ class WarmModel:
         A short one follows untimed runs at once, as in a loop: threads that were asleep are awake,
         and the caches hold this variant, not the one before.
         """
-        if self._last_ms < self._long_ms:
-            _run_for(_WAKING_S, self.model)
+        deadline = time.perf_counter() + _WAKING_S
+        while self._last_ms < self._long_ms:
+            self.model.run_ms()
+            if time.perf_counter() > deadline:
+                break
         self._last_ms = self.model.run_ms()
         settle()
         return self._last_ms
-
-
-def _run_for(seconds: float, model: TimedModel) -> None:
-    """Untimed runs, at least one, until the time is over."""
-    deadline = time.perf_counter() + seconds
-    while True:
-        model.run_ms()
-        if time.perf_counter() > deadline:
-            return
 
 
 def settle(cpu_s: Callable[[], float] = time.process_time) -> None:
@@ -176,3 +159,37 @@ def settle(cpu_s: Callable[[], float] = time.process_time) -> None:
         time.sleep(_QUIET_S)
         if cpu_s() - before < _BUSY_PART * _QUIET_S:
             return
+
+
+def batch_of(inputs: Mapping[str, np.ndarray]) -> int | None:
+    """Length of the first axis that all inputs share; None where there is none."""
+    lengths = {array.shape[0] if array.ndim else None for array in inputs.values()}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """The smallest sample that at least `percent` % of all samples do not exceed (nearest rank)."""
+    rank = math.ceil(len(samples) * percent / 100)
+    return sorted(samples)[max(rank, 1) - 1]
+
+
+def with_samples(
+    row: ComparedVariant, samples_ms: Sequence[float], runs_ms: Sequence[float] | None = None
+) -> ComparedVariant:
+    """The row with samples, their median (mean of the middle two), percentiles and throughput.
+
+    Percentiles are of `runs_ms` where a sample is the median of several runs. Without samples the
+    row is as it was.
+    """
+    if not samples_ms:
+        return row
+    runs = samples_ms if runs_ms is None else runs_ms
+    median_ms = statistics.median(samples_ms)
+    return replace(
+        row,
+        samples_ms=tuple(samples_ms),
+        median_ms=median_ms,
+        p90_ms=percentile(runs, 90),
+        p99_ms=percentile(runs, 99),
+        throughput=1e3 * (row.batch or 1) / median_ms if median_ms else None,
+    )

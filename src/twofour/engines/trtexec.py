@@ -27,99 +27,64 @@ WARMUP_MS, DURATION_MS = 500, 1000
 longer than trtexec's own 200 ms."""
 
 _MIB = 1 << 20
-_WORKSPACE_BYTES = 4096 * _MIB
-_NOT_IN_SHAPES = ",'*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:
     """TensorRT releases of one major version whose trtexec takes the same flags."""
 
-    major: int
-    first_minor: int
-    last_minor: int | None
+    first: tuple[int, int]
+    last_minor: int | None = None
     """None: the newest of this major version."""
-    typing: Typing
-    layer_information: bool
-    """--exportLayerInfo and --profilingVerbosity, from 8.2 on."""
-    memory_pools: bool
-    """--memPoolSize in place of --workspace, from 8.4 on."""
-    optimization_level: bool
-    """--builderOptimizationLevel, from 8.6 on."""
-    steady_by_default: bool
-    """CUDA graph, spin wait and no data transfers without being asked, from 11.0 on."""
 
     def __str__(self) -> str:
+        major, minor = self.first
         if self.last_minor is None:
-            newer = "" if self.first_minor == 0 else f" from {self.major}.{self.first_minor} on"
-            return f"{self.major}.x{newer}"
-        return f"{self.major}.{self.first_minor} or {self.major}.{self.last_minor}"
+            return f"{major}.x" + ("" if minor == 0 else f" from {major}.{minor} on")
+        return f"{major}.{minor} or {major}.{self.last_minor}"
+
+    @property
+    def typing(self) -> Typing:
+        """How these releases choose the types of layers."""
+        typing = typing_of(self.first)
+        assert typing is not None, "the version is known"
+        return typing
 
     def takes(self, minor: int) -> bool:
         """Whether a minor version of this major one is among them."""
-        return self.first_minor <= minor and (self.last_minor is None or minor <= self.last_minor)
-
-
-def _releases(major: int, first_minor: int, last_minor: int | None) -> Releases:
-    version = (major, first_minor)
-    typing = typing_of(version)
-    assert typing is not None, "the version is known"
-    return Releases(
-        major=major,
-        first_minor=first_minor,
-        last_minor=last_minor,
-        typing=typing,
-        layer_information=version >= (8, 2),
-        memory_pools=version >= (8, 4),
-        optimization_level=version >= (8, 6),
-        steady_by_default=version >= (11, 0),
-    )
+        return self.first[1] <= minor and (self.last_minor is None or minor <= self.last_minor)
 
 
 RELEASES = (
-    _releases(8, 0, 1),
-    _releases(8, 2, 3),
-    _releases(8, 4, 5),
-    _releases(8, 6, None),
-    _releases(10, 0, None),
-    _releases(11, 0, None),
+    Releases(first=(8, 4), last_minor=5),
+    Releases(first=(8, 6)),
+    Releases(first=(10, 0)),
+    Releases(first=(11, 0)),
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrtexecScript:
-    """What a build script runs: one command for each engine, in order, then rounds of timing."""
-
-    releases: Releases
-    variants: tuple[TrtexecVariant, ...]
-    rounds: TrtexecRounds
-
-
 def releases_of(version: str) -> Releases:
-    """The releases like "8.4", "10.3.0" or "11"; a major version alone stands for its newest.
-
-    Raises BadInputError for anything else: sparsity starts with 8.0, and 9 never was for everyone.
-    """
+    """The releases like "8.4", "10.3.0" or "11" (the newest); raises BadInputError for others."""
     match = re.fullmatch(r"\s*v?(\d{1,3})(?:\.(\d{1,4}))?(?:\.\d{1,6}){0,2}(?:\.x)?\s*", version)
-    of_major = [r for r in RELEASES if match is not None and r.major == int(match[1])]
-    if match is None or not of_major:
+    of_major = [r for r in RELEASES if match is not None and r.first[0] == int(match[1])]
+    if match is not None and match[2] is not None:
+        of_major = [r for r in of_major if r.takes(int(match[2]))]
+    if not of_major:
         raise BadInputError(
             f"--tensorrt-version: there is no build script for TensorRT {version!r}",
             hint="write it like 8.6, 10.3 or 11.0; trtexec says its version in its first line",
         )
-    if match[2] is None:
-        return of_major[-1]
-    return next(r for r in of_major if r.takes(int(match[2])))
+    return of_major[-1]
 
 
-def trtexec_script(
+def trtexec_commands(
     releases: Releases, options: BuildOptions, precisions: Precisions
-) -> TrtexecScript:
+) -> tuple[tuple[TrtexecVariant, ...], TrtexecRounds]:
     """Commands for a sparse and a dense engine from `sparse.onnx`, alike but for the sparsity.
 
     The sparse engine comes first and starts the timing cache: a builder does not log the times of
     tactics it finds there, and those of the sparse build are the evidence. Raises BadInputError
-    for what these releases cannot do, and for input names that trtexec cannot be told.
+    for what these releases cannot do.
     """
     same = (
         *_precision(releases, precisions, options.allow),
@@ -127,13 +92,13 @@ def trtexec_script(
         *_limits(releases, options),
         f"--timingCacheFile={TIMING_CACHE}",
         "--verbose",
-        *_measuring(releases, options),
+        f"--iterations={options.iterations}",
+        *_steady(releases),
+        # the profile comes after the timed run: a profiler in it would slow it down
+        *(("--separateProfileRun",) if _steady(releases) else ()),
     )
-    return TrtexecScript(
-        releases=releases,
-        variants=tuple(_variant(releases, name, same) for name in (SPARSE, DENSE)),
-        rounds=_rounds(releases, options),
-    )
+    variants = tuple(_variant(name, same) for name in (SPARSE, DENSE))
+    return variants, _rounds(releases, options)
 
 
 def _rounds(releases: Releases, options: BuildOptions) -> TrtexecRounds:
@@ -154,18 +119,17 @@ def _rounds(releases: Releases, options: BuildOptions) -> TrtexecRounds:
     )
 
 
-def _variant(releases: Releases, name: Variant, same: Sequence[str]) -> TrtexecVariant:
-    layers = f"{name}.layers.json" if releases.layer_information else None
-    plan, profile, times = f"{name}.plan", f"{name}.profile.json", f"{name}.times.json"
+def _variant(name: Variant, same: Sequence[str]) -> TrtexecVariant:
+    plan, layers, profile = f"{name}.plan", f"{name}.layers.json", f"{name}.profile.json"
     arguments = (
         f"--onnx={ONNX}",
         f"--saveEngine={plan}",
         f"--sparsity={'enable' if name == SPARSE else 'disable'}",
         *same,
-        *(("--profilingVerbosity=detailed", f"--exportLayerInfo={layers}") if layers else ()),
+        "--profilingVerbosity=detailed",
+        f"--exportLayerInfo={layers}",
         "--dumpProfile",
         f"--exportProfile={profile}",
-        f"--exportTimes={times}",
     )
     return TrtexecVariant(
         variant=name,
@@ -175,7 +139,6 @@ def _variant(releases: Releases, name: Variant, same: Sequence[str]) -> TrtexecV
         log=f"{name}.log",
         layers=layers,
         profile=profile,
-        times=times,
     )
 
 
@@ -206,13 +169,6 @@ def _precision(
 
 def _shapes(profiles: Sequence[ShapeProfile]) -> Iterator[str]:
     """The optimization profile; trtexec times at its opt shapes."""
-    for profile in profiles:
-        if found := sorted(set(profile.input) & set(_NOT_IN_SHAPES)):
-            raise BadInputError(
-                f"trtexec cannot be told shapes of input {profile.input!r}: its name holds "
-                f"{' and '.join(found)}",
-                hint="rename the input, or export the model with fixed shapes",
-            )
     if profiles:
         yield "--minShapes=" + ",".join(f"{p.input}:{_dims(p.min)}" for p in profiles)
         yield "--optShapes=" + ",".join(f"{p.input}:{_dims(p.opt)}" for p in profiles)
@@ -224,17 +180,13 @@ def _dims(shape: Sequence[int]) -> str:
 
 
 def _limits(releases: Releases, options: BuildOptions) -> Iterator[str]:
-    """Before 8.4 trtexec gives tactics 16 MiB of workspace unless told; since, all there is."""
-    workspace = options.workspace_bytes
-    if releases.memory_pools and workspace is not None:
-        yield f"--memPoolSize=workspace:{max(1, workspace // _MIB)}"
-    if not releases.memory_pools:
-        yield f"--workspace={max(1, (workspace or _WORKSPACE_BYTES) // _MIB)}"
+    if options.workspace_bytes is not None:
+        yield f"--memPoolSize=workspace:{max(1, options.workspace_bytes // _MIB)}"
     if not options.tf32:
         yield "--noTF32"
     if options.optimization_level is None:
         return
-    if not releases.optimization_level:
+    if releases.first < (8, 6):
         raise BadInputError(
             f"trtexec of TensorRT {releases} has no builder optimization level",
             hint="leave --opt-level out, or name a --tensorrt-version from 8.6 on",
@@ -242,17 +194,9 @@ def _limits(releases: Releases, options: BuildOptions) -> Iterator[str]:
     yield f"--builderOptimizationLevel={options.optimization_level}"
 
 
-def _measuring(releases: Releases, options: BuildOptions) -> Iterator[str]:
-    """The profile comes after the timed run: a profiler in it would slow it down."""
-    yield f"--iterations={options.iterations}"
-    yield from _steady(releases)
-    if not releases.steady_by_default:
-        yield "--separateProfileRun"
-
-
 def _steady(releases: Releases) -> tuple[str, ...]:
-    """Time the engine alone, on every release as trtexec 11 does unasked."""
-    if releases.steady_by_default:
+    """Time the engine alone, on every release as trtexec does unasked from 11.0 on."""
+    if releases.first >= (11, 0):
         return ()
     return ("--useCudaGraph", "--useSpinWait", "--noDataTransfers")
 
@@ -319,7 +263,7 @@ build() {{
     variant=$1
     shift
     printf '%s: running, its log is %s.log\n' "$variant" "$variant"
-    rm -f "$variant.plan" "$variant.layers.json" "$variant.profile.json" "$variant.times.json"
+    rm -f "$variant.plan" "$variant.layers.json" "$variant.profile.json"
     if "$trtexec" "$@" >"$variant.log" 2>&1 </dev/null && [ -s "$variant.plan" ]; then
         printf '%s: done\n' "$variant"
         return
@@ -385,24 +329,27 @@ printf 'and for the times: twofour compare FOLDER\n'
 """
 
 
-def script_text(script: TrtexecScript) -> str:
+def script_text(
+    releases: Releases, variants: Sequence[TrtexecVariant], rounds: TrtexecRounds
+) -> str:
     """build.sh; everything that comes from the model is quoted, and only in the arguments."""
     head = _HEAD.format(
         onnx=ONNX,
-        releases=script.releases,
-        mismatch=_mismatch(script.releases),
+        releases=releases,
+        mismatch=_mismatch(releases),
         cache=TIMING_CACHE,
-        rounds=script.rounds.rounds,
-        times=script.rounds.folder,
+        rounds=rounds.rounds,
+        times=rounds.folder,
     )
-    builds = (f"\n{_call(variant)}\n" for variant in script.variants)
-    return "".join((head, *builds, _FAILED, _timing(script.rounds), _END))
+    builds = (f"\n{_call(variant)}\n" for variant in variants)
+    return "".join((head, *builds, _FAILED, _timing(rounds), _END))
 
 
 def _mismatch(releases: Releases) -> str:
-    tests = [f'[ "$major" -ne {releases.major} ]']
-    if releases.first_minor > 0:
-        tests.append(f'[ "$minor" -lt {releases.first_minor} ]')
+    major, minor = releases.first
+    tests = [f'[ "$major" -ne {major} ]']
+    if minor > 0:
+        tests.append(f'[ "$minor" -lt {minor} ]')
     if releases.last_minor is not None:
         tests.append(f'[ "$minor" -gt {releases.last_minor} ]')
     return " || ".join(tests)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,24 +10,15 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from twofour.errors import BadInputError, naming
-from twofour.export.float32 import (
-    FLOAT,
-    LAYERS,
-    Plan,
-    all_nodes,
-    constant_tensor,
-    is_constant,
-    load_float32,
-    named,
-    plan,
-)
-from twofour.export.torch_export import save, what_is_invalid
+from twofour.errors import BadInputError
+from twofour.export.files import load_float32, save, what_is_invalid
+from twofour.export.float32 import FLOAT, LAYERS, Plan, named, plan
 from twofour.graph.opened import OpenedModel
 from twofour.records.options import Precision
 from twofour.records.weights import LARGEST_PASSED_OVER
 
 _HALVES = {Precision.FLOAT16: ir.DataType.FLOAT16, Precision.BFLOAT16: ir.DataType.BFLOAT16}
+_LARGEST = {ir.DataType.FLOAT16: 65504.0, ir.DataType.BFLOAT16: float.fromhex("0x1.fep+127")}
 _BOUNDED = frozenset({"Clip", "Min", "Max"})
 """Where float32's limit means no limit."""
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -38,8 +28,6 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 class Conversion:
     """What was converted, and what kept float32."""
 
-    initializers: int
-    nodes: int
     notes: tuple[str, ...]
     tensors: tuple[str, ...] = ()
     """Tensors of the main graph, by the names they had, that are half precision now."""
@@ -56,20 +44,39 @@ def convert_onnx(
     """
     source, model = opened.path, load_float32(opened)
     _refuse_overwriting(opened, target)
-    unmatched = [g for g in keep if not any(named(n, (g,)) for n in all_nodes(model))]
+    done = narrow(model, precision, str(source), keep)
+    save(model, target, partial(_refuse_invalid, source, precision))
+    return done
+
+
+def narrow(
+    model: ir.Model, precision: Precision, source: str, keep: tuple[str, ...] = ()
+) -> Conversion:
+    """Make a float32 model, whose constants are initializers, half precision in place.
+
+    Inputs and outputs stay float32, so that whoever feeds the float32 file can feed this one: numpy
+    has no bfloat16, and a metric should not depend on the precision. Large weights are rounded when
+    the file is written. Raises as `convert_onnx`, with `source` in the messages.
+    """
+    unmatched = [g for g in keep if not any(named(n, (g,)) for n in model.graph.all_nodes())]
     if unmatched:
         raise BadInputError(
             f"--keep-float32 {unmatched[0]!r} matches no node of {source}",
             hint="globs are matched with the names of the nodes, such as "
-            + ", ".join([n.name or "" for n in all_nodes(model)][:3]),
+            + ", ".join([n.name or "" for n in model.graph.all_nodes()][:3]),
         )
     half = _HALVES[precision]
     planned = plan(model, half, keep)
-    _refuse_layers(planned, precision, source)
+    missing = [node for node in planned.without if node.op_type in LAYERS]
+    if missing:
+        raise BadInputError(
+            f"{source}: {planned.without[missing[0]]} has no {precision.value} "
+            f"(node {missing[0].name}; {len(missing)} in all)",
+            hint="use --precision float16, or write the file in opset 22 first "
+            "(onnx.version_converter)",
+        )
     rewriting = _Rewriting(model=model, half=half, plan=planned, source=source)
-    with naming(source):
-        _rewrite(rewriting)
-    save(model, target, partial(_refuse_invalid, source, precision))
+    _rewrite(rewriting)
     return _summary(rewriting)
 
 
@@ -92,32 +99,14 @@ def _refuse_invalid(source: Path, precision: Precision, target: Path, invalid: s
         )
 
 
-def _refuse_layers(planned: Plan, precision: Precision, source: Path) -> None:
-    missing = [node for node in planned.without if node.op_type in LAYERS]
-    if missing:
-        raise BadInputError(
-            f"{source}: {planned.without[missing[0]]} has no {precision.value} "
-            f"(node {missing[0].name}; {len(missing)} in all)",
-            hint="use --precision float16, or write the file in opset 22 first "
-            "(onnx.version_converter)",
-        )
-
-
 def _summary(state: _Rewriting) -> Conversion:
-    planned = state.plan
-    nodes = sum(bool(p or planned.outputs.get(n)) for n, p in planned.inputs.items())
-    word, missing = state.half.name.lower(), Counter(planned.without.values())
+    word, missing = state.half.name.lower(), Counter(state.plan.without.values())
     notes = [f"{op} ({count}) has no {word} and stays float32" for op, count in missing.items()]
     if state.limits:
         notes.append(f"masks of float32's lowest number became {word}'s lowest: {state.limits}")
-    if not state.constants and not nodes:
-        notes.append(f"nothing in {state.source.name} is float32 that could be {word}")
-    return Conversion(
-        initializers=state.constants,
-        nodes=nodes,
-        notes=tuple(notes),
-        tensors=tuple(state.tensors),
-    )
+    if not state.is_half:
+        notes.append(f"nothing in {Path(state.source).name} is float32 that could be {word}")
+    return Conversion(notes=tuple(notes), tensors=tuple(state.tensors))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,40 +116,35 @@ class _Rewriting:
     model: ir.Model
     half: ir.DataType
     plan: Plan
-    source: Path
+    source: str
     is_half: set[ir.Value] = field(default_factory=set)
     casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     tensors: dict[str, None] = field(default_factory=dict)
     """Names, as they were, of tensors of the main graph that become half precision."""
-    constants: int = 0
     limits: int = 0
     """Constants that were the largest float32, and are the largest half-precision number now."""
 
 
 def _rewrite(state: _Rewriting) -> None:
-    """Round the constants, add the casts and declare the new types, in place.
-
-    Raises BadInputError for a constant that half precision cannot hold.
-    """
+    """Round the constants, add the casts and declare the new types, in place."""
     model, planned = state.model, state.plan
-    graphs = list(_all_graphs(model))
-    state.names = set(_all_names(graphs))
+    graphs = list(model.graphs())
+    for graph in graphs:
+        state.names.update(graph.initializers, (v.name or "" for v in graph.inputs))
+        for node in graph:
+            state.names.update((node.name or "", *(v.name or "" for v in node.outputs)))
     uses = [
         (node, index, value)
-        for node in list(all_nodes(model))
+        for node in list(model.graph.all_nodes())
         for index, value in enumerate(node.inputs)
         if value is not None and state.plan.is_float32(value)
     ]
     _mark_outputs(state)
-    for identifier in planned.functions:
-        state.is_half.update(
-            v for v in model.functions[identifier].inputs if state.plan.is_float32(v)
-        )
     wanted = _wanted_constants(state, uses)
     for node, index, value in uses:
         half = index in planned.inputs.get(node, ())
-        if is_constant(value):
+        if value.is_initializer():
             _give_constant(state, (node, index), half=half, kinds=wanted[value])
         elif half != (value in state.is_half):
             node.replace_input_with(index, _cast_of(state, value, half=half))
@@ -171,33 +155,12 @@ def _rewrite(state: _Rewriting) -> None:
             value.type = ir.TensorType(state.half)
 
 
-def _all_graphs(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
-    """The main graph, the functions, and the graphs inside of them."""
-    yield model.graph
-    yield from model.functions.values()
-    for node in all_nodes(model):
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield attribute.as_graph()
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                yield from attribute.as_graphs()
-
-
-def _all_names(graphs: list[ir.Graph | ir.Function]) -> Iterator[str]:
-    for graph in graphs:
-        if isinstance(graph, ir.Graph):
-            yield from graph.initializers
-        yield from (v.name or "" for v in graph.inputs)
-        for node in graph:
-            yield from (node.name or "", *(v.name or "" for v in node.outputs))
-
-
 def _mark_outputs(state: _Rewriting) -> None:
     for node, positions in state.plan.outputs.items():
         for value in (node.outputs[i] for i in positions):
             state.is_half.add(value)
             _note_tensor(state, value)
-    for node in all_nodes(state.model):
+    for node in state.model.graph.all_nodes():
         if node.op_type in ("Cast", "ConstantOfShape") and node.domain == "":
             _retype_source(state, node)
 
@@ -237,7 +200,7 @@ def _wanted_constants(
     """For each constant whether it is used in half precision, in float32, or in both."""
     wanted: dict[ir.Value, set[bool]] = {}
     for node, index, value in uses:
-        if is_constant(value):
+        if value.is_initializer():
             wanted.setdefault(value, set()).add(index in state.plan.inputs.get(node, ()))
             if value.is_graph_output():
                 wanted[value].add(False)
@@ -259,17 +222,7 @@ def _give_constant(
         node.replace_input_with(index, _narrow_copy(state, value, saturate))
     elif value not in state.is_half:
         state.is_half.add(value)
-        state.constants += 1
-        _set_constant(value, _narrowed(state, value, value.name or "", saturate=saturate))
-
-
-def _set_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Other values for an initializer, or for what a Constant node gives."""
-    maker = value.producer()
-    if maker is None:
-        value.const_value = tensor
-    else:
-        maker.attributes["value"] = ir.AttrTensor("value", tensor)
+        value.const_value = _narrowed(state, value, value.name or "", saturate=saturate)
 
 
 def _narrow_copy(state: _Rewriting, value: ir.Value, saturate: bool) -> ir.Value:
@@ -280,19 +233,11 @@ def _narrow_copy(state: _Rewriting, value: ir.Value, saturate: bool) -> ir.Value
     name = _new_name(state, f"{value.name}_{state.half.name.lower()}")
     narrowed = _narrowed(state, value, name, saturate=saturate)
     copy = ir.Value(name=name, shape=value.shape, type=ir.TensorType(state.half))
-    maker = value.producer()
-    if maker is None:
-        copy.const_value = narrowed
-        assert value.graph is not None, "an initializer belongs to a graph"
-        value.graph.register_initializer(copy)
-    else:
-        assert maker.graph is not None, "nodes are in a graph"
-        held = {"value": narrowed}
-        name = _new_name(state, f"constant_{name}")
-        maker.graph.insert_after(maker, ir.node("Constant", [], held, outputs=[copy], name=name))
+    copy.const_value = narrowed
+    assert value.graph is not None, "an initializer belongs to a graph"
+    value.graph.register_initializer(copy)
     state.casts[key] = copy
     state.is_half.add(copy)
-    state.constants += 1
     return copy
 
 
@@ -300,7 +245,7 @@ def _narrowed(
     state: _Rewriting, value: ir.Value, name: str, *, saturate: bool = False
 ) -> ir.TensorProtocol:
     """A constant rounded to nearest even; read when the file is written where it is large."""
-    tensor = constant_tensor(value)
+    tensor = value.const_value
     assert tensor is not None, "constants have values"
     used_by = dict.fromkeys(node.name or node.op_type for node, _ in value.uses())
     hint = f"leave float32 what uses it: {' '.join(f'--keep-float32 {n!r}' for n in used_by)}" + (
@@ -322,9 +267,11 @@ def _narrowed(
 def _rounded(tensor: ir.TensorProtocol, half: ir.DataType, *, saturate: bool = False) -> ir.Tensor:
     """Raises OverflowError for a finite value that is too large; float32's own limit is a limit."""
     values = tensor.numpy()
-    limit = _largest(half)
+    limit = _LARGEST[half]
     with np.errstate(over="ignore"):
         narrow = values.astype(half.numpy())
+    if values.size and max(values.max(), -values.min()) <= limit:
+        return ir.Tensor(narrow, dtype=half)
     over = np.isinf(narrow.astype(np.float32)) & np.isfinite(values)
     if over.any():
         beyond = values[over]
@@ -338,23 +285,17 @@ def _rounded(tensor: ir.TensorProtocol, half: ir.DataType, *, saturate: bool = F
     return ir.Tensor(narrow, dtype=half)
 
 
-def _largest(half: ir.DataType) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(half.numpy()).max)  # type: ignore[no-untyped-call]  # has no types
-
-
 def _without_limit(state: _Rewriting, value: ir.Value) -> None:
     """float32's lowest number masks scores; narrowed behind its float32 node it would be -inf."""
-    tensor = constant_tensor(value)
+    tensor = value.const_value
     if tensor is None or tensor.size > LARGEST_PASSED_OVER or value.is_graph_output():
         return
     values = tensor.numpy()
     limits = np.abs(values) == _FLOAT32_MAX
     if limits.any():
-        limit = np.float32(_largest(state.half))
+        limit = np.float32(_LARGEST[state.half])
         changed = np.where(limits, np.copysign(limit, values), values).astype(np.float32)
-        _set_constant(value, ir.Tensor(changed, name=value.name))
+        value.const_value = ir.Tensor(changed, name=value.name)
         state.limits += 1
 
 
@@ -397,28 +338,21 @@ def _new_name(state: _Rewriting, wish: str) -> str:
     return name
 
 
-def _finish_outputs(state: _Rewriting, graph: ir.Graph | ir.Function) -> None:
-    """Outputs keep type and name; those of converted functions are half precision."""
-    halves = isinstance(graph, ir.Function) and graph.identifier() in state.plan.functions
+def _finish_outputs(state: _Rewriting, graph: ir.Graph) -> None:
+    """Outputs keep type and name."""
     for index, value in enumerate(graph.outputs):
-        if value is None or not state.plan.is_float32(value):
-            continue
-        if halves != (value in state.is_half):
-            graph.outputs[index] = _cast_output(state, graph, value, half=halves)
+        if value is not None and state.plan.is_float32(value) and value in state.is_half:
+            graph.outputs[index] = _cast_output(state, graph, value)
 
 
-def _cast_output(
-    state: _Rewriting, graph: ir.Graph | ir.Function, value: ir.Value, *, half: bool
-) -> ir.Value:
-    dtype = state.half if half else FLOAT
-    inner = FLOAT if half else state.half
+def _cast_output(state: _Rewriting, graph: ir.Graph, value: ir.Value) -> ir.Value:
     name = value.name or "output"
-    made = state.casts.get((value, dtype))
+    made = state.casts.get((value, FLOAT))
     if not value.is_graph_input():
-        value.name = _new_name(state, f"{name}_{inner.name.lower()}")
+        value.name = _new_name(state, f"{name}_{state.half.name.lower()}")
         if made is not None:
             made.name = name
             return made
-    cast = _cast(state, value, dtype, name if not value.is_graph_input() else f"{name}_out")
+    cast = _cast(state, value, FLOAT, name if not value.is_graph_input() else f"{name}_out")
     graph.append(cast)
     return cast.outputs[0]

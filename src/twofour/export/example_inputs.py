@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
 import textwrap
@@ -19,7 +20,6 @@ from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
-from twofour.records.options import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,23 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     )
 
 
+@contextlib.contextmanager
+def in_eval_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients inside; every training flag is put back after."""
+    flags = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, training in flags:
+            part.training = training
+
+
 def forward_error(
-    module: nn.Module,
-    error: BaseException,
-    call: Call | None = None,
-    precision: Precision = Precision.FLOAT32,
+    module: nn.Module, error: BaseException, call: Call | None = None
 ) -> BadInputError:
-    """The error to raise for a forward that fails on this call in that precision.
+    """The error to raise for a forward that fails on this call.
 
     `call` None: the forward does not take these arguments.
     """
@@ -76,15 +86,9 @@ def forward_error(
     if call is not None:
         tensors = zip(tensor_names(call), call.tensors, strict=True)
         what += f" ({', '.join(f'{name} {_in_words(tensor)}' for name, tensor in tensors)})"
-    if precision is Precision.FLOAT32:
-        return BadInputError(
-            f"{what}: {described(error)}",
-            hint="give inputs that fit the model with --inputs FILE.npz or --input-shape",
-        )
     return BadInputError(
-        f"{what} in {precision.value}: {described(error)}",
-        hint="try --precision float32; if that works, the forward makes float32 tensors of its own "
-        "and should give them the type of its inputs",
+        f"{what}: {described(error)}",
+        hint="give inputs that fit the model with --inputs FILE.npz or --input-shape",
     )
 
 
@@ -93,9 +97,9 @@ def _in_words(tensor: torch.Tensor) -> str:
     return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def converted(call: Call, dtype: torch.dtype) -> Call:
-    """The call with every floating-point tensor in `dtype`."""
-    return with_tensors(call, [t.to(dtype) if t.is_floating_point() else t for t in call.tensors])
+def converted(call: Call) -> Call:
+    """The call with every floating-point tensor in float32."""
+    return with_tensors(call, [t.float() if t.is_floating_point() else t for t in call.tensors])
 
 
 def input_arrays(
@@ -106,7 +110,7 @@ def input_arrays(
     Floating-point inputs are float32 in every precision. Raises BadInputError when the forward
     does not take these arguments.
     """
-    call = converted(bind(module, args, kwargs), torch.float32)
+    call = converted(bind(module, args, kwargs))
     return tuple(as_array(tensor) for tensor in call.tensors)
 
 

@@ -11,15 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
-from twofour.errors import BadInputError, first_line
-from twofour.graph.files import SEPARATE_INITIALIZERS, check_inline
-from twofour.graph.half import TYPE_ATTRIBUTES
-from twofour.graph.opened import OpenedModel
-from twofour.graph.scope import scopes
+from twofour.graph.constants import TYPE_ATTRIBUTES
 from twofour.records.weights import LARGEST_PASSED_OVER
 
 FLOAT = ir.DataType.FLOAT
@@ -62,62 +57,6 @@ _FIXED = {
         for bits in (8, 16, 32, 64)
     },
 }
-_LISTED = {
-    f"value_{kind}{s}": ir.DataType[name]
-    for kind, name in (("float", "FLOAT"), ("int", "INT64"), ("string", "STRING"))
-    for s in ("", "s")
-}
-
-
-def load_float32(opened: OpenedModel) -> ir.Model:
-    """The model, every node with a name, external data mapped.
-
-    Raises BadInputError for what onnx_ir cannot keep.
-    """
-    source, proto = opened.path, opened.whole()
-    sparse = next((t for s in scopes(proto, source) for t in s.graph.sparse_initializer), None)
-    if sparse is not None or proto.training_info:
-        what = "training information" if sparse is None else "sparse initializers"
-        raise BadInputError(
-            f"{source} has {what}, which a change of precision would lose",
-            hint="write them as dense tensors (onnxruntime or onnx-simplifier do), or leave "
-            "--precision out",
-        )
-    # nodes without a name are known by their place, which casts would change
-    for scope in scopes(proto, source):
-        for node in scope.nodes:
-            node.proto.name = node.name
-    check_inline(proto, source)
-    try:
-        model = ir.from_proto(proto)
-    except Exception as error:  # onnx_ir has one of its own, and those of what it calls
-        raise BadInputError(
-            f"{source} cannot be converted: {first_line(error)}",
-            hint="onnx.checker.check_model says what is wrong with it",
-        ) from error
-    for graph in (model.graph, *(function.graph for function in model.functions.values())):
-        ir.external_data.set_base_dir(graph, source.parent)
-    for node in all_nodes(model):
-        _as_tensor(node)
-    inputs = model.graph.inputs
-    for value in [v for v in inputs if v.const_value is not None]:
-        inputs.remove(value)  # old files list constants here too, where they would keep their type
-        model.ir_version = max(model.ir_version, SEPARATE_INITIALIZERS)
-    return model
-
-
-def _as_tensor(node: ir.Node) -> None:
-    """Constants in one form: their values as a tensor, and none of them in a file of its own."""
-    if node.op_type != "Constant" or node.domain != "":
-        return
-    for name in ("value_float", "value_floats"):
-        if name in node.attributes:
-            values = np.array(node.attributes.pop(name).value, np.float32)
-            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(values))
-    value = node.attributes.get("value")
-    if value is not None and isinstance(value.as_tensor(), ir.ExternalTensor):
-        read = ir.Tensor(np.array(value.as_tensor().numpy()), dtype=value.as_tensor().dtype)
-        node.attributes["value"] = ir.AttrTensor("value", read)
 
 
 class Kind(Enum):
@@ -136,8 +75,6 @@ class Plan:
     types: Types
     asked: frozenset[ir.Node]
     """Nodes that the user named to keep float32."""
-    functions: frozenset[ir.OperatorIdentifier]
-    """Functions that take and give half precision; the bodies of others stay as they are."""
     kinds: dict[ir.Value, Kind] = field(default_factory=dict)
     inputs: dict[ir.Node, frozenset[int]] = field(default_factory=dict)
     outputs: dict[ir.Node, frozenset[int]] = field(default_factory=dict)
@@ -151,13 +88,11 @@ class Plan:
 
 def plan(model: ir.Model, half: ir.DataType, keep: tuple[str, ...]) -> Plan:
     """Decide for every node; `keep` are globs over node names (fnmatch, case-sensitive)."""
-    types, asked = _element_types(model), frozenset(_asked(model, keep))
-    functions = _convertible_functions(model, types, asked)
-    made = Plan(half=half, types=types, asked=asked, functions=functions)
+    types: Types = {}
+    _note(types, (*model.graph.inputs, *model.graph.initializers.values()))
+    _infer_graph(model.graph, types, model.opset_imports)
+    made = Plan(half=half, types=types, asked=frozenset(_asked(model, keep)))
     _plan_graph(made, model.graph, model.opset_imports)
-    for identifier in functions:
-        function = model.functions[identifier]
-        _plan_graph(made, function, _opsets_of(model, function))
     return made
 
 
@@ -168,48 +103,17 @@ def named(node: ir.Node, globs: Iterable[str]) -> bool:
 
 def _asked(model: ir.Model, globs: tuple[str, ...]) -> Iterator[ir.Node]:
     """The nodes that a glob names, and all that lies in their subgraphs."""
-    for graph in (model.graph, *model.functions.values()):
-        for node in graph.all_nodes():
-            if named(node, globs):
-                yield node
-                for attribute in node.attributes.values():
-                    if attribute.type == ir.AttributeType.GRAPH:
-                        yield from attribute.as_graph().all_nodes()
+    for node in model.graph.all_nodes():
+        if named(node, globs):
+            yield node
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    yield from attribute.as_graph().all_nodes()
 
 
-def _convertible_functions(
-    model: ir.Model, types: Types, asked: frozenset[ir.Node]
-) -> frozenset[ir.OperatorIdentifier]:
-    """Functions whose every call gives the same types and lies where things are converted."""
-    calls: dict[ir.OperatorIdentifier, list[tuple[ir.OperatorIdentifier | None, ir.Node]]] = {}
-    for place, graph in ((None, model.graph), *model.functions.items()):
-        for node in graph.all_nodes():
-            if node.op_identifier() in model.functions:
-                calls.setdefault(node.op_identifier(), []).append((place, node))
-    found = set(calls)
-    while dropped := {i for i in found if not _agree(calls[i], found, types, asked)}:
-        found -= dropped
-    return frozenset(found)
-
-
-def _agree(
-    calls: list[tuple[ir.OperatorIdentifier | None, ir.Node]],
-    converted: set[ir.OperatorIdentifier],
-    types: Types,
-    asked: frozenset[ir.Node],
-) -> bool:
-    signatures = {tuple(types.get(v) if v else None for v in node.inputs) for _, node in calls}
-    return len(signatures) == 1 and all(
-        node not in asked and (place is None or place in converted) for place, node in calls
-    )
-
-
-def _plan_graph(made: Plan, graph: ir.Graph | ir.Function, opsets: dict[str, int]) -> None:
+def _plan_graph(made: Plan, graph: ir.Graph, opsets: dict[str, int]) -> None:
     for node in graph:
         if node in made.asked:
-            continue
-        if node.op_identifier() in made.functions:
-            _convert(made, node, range(len(node.inputs)), range(len(node.outputs)))
             continue
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
@@ -230,10 +134,15 @@ def _kind(made: Plan, node: ir.Node) -> Kind:
     """What the outputs are, from the operator and its float32 inputs."""
     op = node.op_type
     floats = [v for v in node.inputs if v is not None and made.is_float32(v)]
-    if op in _QUANTIZERS or op in _SOURCES or _made_float(made, node) or _squares(node, floats):
+    # a Cast to float32 of integers, or of a tensor that was widened on purpose
+    made_float = op == "Cast" and not made.is_float32(node.inputs[0])
+    squares = op == "Mul" and len(floats) == 2 and floats[0] is floats[1]
+    if made_float or squares or op in {*_QUANTIZERS, *_SOURCES, *_SENSITIVE}:
         return Kind.STAYS
-    computed = {made.kinds.get(v, Kind.DATA) for v in floats if not is_constant(v)}
-    weights = any(_size(v) > LARGEST_PASSED_OVER for v in floats if is_constant(v))
+    computed = {made.kinds.get(v, Kind.DATA) for v in floats if not v.is_initializer()}
+    weights = any(
+        v.const_value is not None and v.const_value.size > LARGEST_PASSED_OVER for v in floats
+    )
     light = op in _LIGHT and not (op in _MULTIPLIES and weights)
     if Kind.DATA in computed or not (light or _is_quantized(node, floats)):
         return Kind.DATA
@@ -242,27 +151,13 @@ def _kind(made: Plan, node: ir.Node) -> Kind:
     return Kind.SMALL if floats and not weights else Kind.DATA
 
 
-def _made_float(made: Plan, node: ir.Node) -> bool:
-    """A Cast to float32 of what is none: integers, or a tensor that was widened on purpose."""
-    return node.op_type == "Cast" and not made.is_float32(node.inputs[0])
-
-
-def _squares(node: ir.Node, floats: list[ir.Value]) -> bool:
-    if node.op_type == "Mul" and len(floats) == 2:
-        return floats[0] is floats[1]
-    return node.op_type in _SENSITIVE
-
-
 def _is_quantized(node: ir.Node, floats: list[ir.Value]) -> bool:
     """All that the layer computes with comes from a DequantizeLinear: its math is INT8."""
-    factors = floats[:2] if node.op_type in LAYERS else [v for v in floats if not is_constant(v)]
+    factors = (
+        floats[:2] if node.op_type in LAYERS else [v for v in floats if not v.is_initializer()]
+    )
     makers = [value.producer() for value in factors]
     return bool(makers) and all(m is not None and m.op_type == "DequantizeLinear" for m in makers)
-
-
-def _size(value: ir.Value) -> int:
-    tensor = constant_tensor(value)
-    return 0 if tensor is None else int(tensor.size)
 
 
 def _by_schema(made: Plan, node: ir.Node, opsets: dict[str, int]) -> None:
@@ -280,53 +175,22 @@ def _by_schema(made: Plan, node: ir.Node, opsets: dict[str, int]) -> None:
     halves = {name for name, floats in variables.items() if floats and half in allowed[name]}
     if any(floats and name not in halves for name, floats in variables.items()):
         made.without[node] = f"{node.op_type} of opset {schema.since_version}"
-    _convert(
-        made,
-        node,
-        (i for i, _ in enumerate(node.inputs) if _type_word(schema.inputs, i) in halves),
-        (i for i, _ in enumerate(node.outputs) if _type_word(schema.outputs, i) in halves),
-    )
-
-
-def _convert(made: Plan, node: ir.Node, inputs: Iterable[int], outputs: Iterable[int]) -> None:
     made.inputs[node] = frozenset(
-        i for i in inputs if i not in _stays(node) and made.is_float32(node.inputs[i])
+        i
+        for i, value in enumerate(node.inputs)
+        if _type_word(schema.inputs, i) in halves
+        and i not in _stays(node)
+        and made.is_float32(value)
     )
-    made.outputs[node] = frozenset(i for i in outputs if made.is_float32(node.outputs[i]))
+    made.outputs[node] = frozenset(
+        i
+        for i, value in enumerate(node.outputs)
+        if _type_word(schema.outputs, i) in halves and made.is_float32(value)
+    )
 
 
 def _stays(node: ir.Node) -> frozenset[int]:
     return _STAY_FLOAT32.get(node.op_type, frozenset()) if node.domain == "" else frozenset()
-
-
-def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Every node, in subgraphs and functions too."""
-    yield from model.graph.all_nodes()
-    for function in model.functions.values():
-        yield from function.all_nodes()
-
-
-def is_constant(value: ir.Value) -> bool:
-    """Whether the tensor is an initializer or what a Constant node gives."""
-    return constant_tensor(value) is not None
-
-
-def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
-    """The values of an initializer, or of a Constant node that holds a tensor."""
-    if value.is_initializer():
-        return value.const_value
-    node = value.producer()
-    if node is not None and node.op_type == "Constant" and "value" in node.attributes:
-        return node.attributes["value"].as_tensor()
-    return None
-
-
-def _element_types(model: ir.Model) -> Types:
-    """Types of all values: main graph, subgraphs, and functions as their calls give them."""
-    found: Types = {}
-    _note(found, (*model.graph.inputs, *model.graph.initializers.values()))
-    _infer_graph(model.graph, found, model, model.opset_imports)
-    return found
 
 
 def _schema_of(node: ir.Node, opsets: dict[str, int]) -> onnx.defs.OpSchema | None:
@@ -350,11 +214,6 @@ def _type_word(parameters: Sequence[onnx.defs.OpSchema.FormalParameter], index: 
     return ""
 
 
-def _opsets_of(model: ir.Model, function: ir.Function) -> dict[str, int]:
-    """A function's imports; the model's where it leaves one out."""
-    return {**model.opset_imports, **function.opset_imports}
-
-
 def _note(found: Types, values: Iterable[ir.Value]) -> None:
     for value in values:
         if value.const_value is not None:
@@ -363,24 +222,16 @@ def _note(found: Types, values: Iterable[ir.Value]) -> None:
             found.setdefault(value, value.type.dtype)
 
 
-def _infer_graph(
-    graph: ir.Graph | ir.Function, found: Types, model: ir.Model, opsets: dict[str, int]
-) -> None:
+def _infer_graph(graph: ir.Graph, found: Types, opsets: dict[str, int]) -> None:
     for node in graph:
-        if not _bodies(node, found, model, opsets):
+        if not _bodies(node, found, opsets):
             _infer(node, found, opsets)
         _note(found, node.outputs)  # as declared, where nothing was inferred
 
 
-def _bodies(node: ir.Node, found: Types, model: ir.Model, opsets: dict[str, int]) -> bool:
-    """Types inside the node's subgraphs or function, and of its outputs; False: it has neither."""
-    function = model.functions.get(node.op_identifier())
+def _bodies(node: ir.Node, found: Types, opsets: dict[str, int]) -> bool:
+    """Types inside the node's subgraphs, and of its outputs; False: it has none."""
     graphs = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
-    if function is not None:
-        _pass_on(node.inputs, function.inputs, found)
-        _infer_graph(function, found, model, _opsets_of(model, function))
-        _pass_on(function.outputs, node.outputs, found)
-        return True
     for graph in graphs:
         _note(found, (*graph.inputs, *graph.initializers.values()))
         if node.op_type == "Loop":
@@ -388,7 +239,7 @@ def _bodies(node: ir.Node, found: Types, model: ir.Model, opsets: dict[str, int]
         elif node.op_type == "Scan":
             skip = len(node.inputs) - len(graph.inputs)  # opset 8 has the lengths first
             _pass_on(node.inputs[max(skip, 0) :], graph.inputs, found)
-        _infer_graph(graph, found, model, opsets)
+        _infer_graph(graph, found, opsets)
         outputs = graph.outputs[1:] if node.op_type == "Loop" else graph.outputs
         if node.domain == "" and node.op_type in _FLOWS:
             _pass_on(outputs, node.outputs, found)
@@ -402,8 +253,9 @@ def _pass_on(inner: Sequence[ir.Value | None], outer: Sequence[ir.Value], found:
 
 
 def _infer(node: ir.Node, found: Types, opsets: dict[str, int]) -> None:
-    if node.op_type in ("Constant", "ConstantOfShape") and node.domain == "":
-        found[node.outputs[0]] = _constant_type(node)
+    if node.op_type == "ConstantOfShape" and node.domain == "":
+        value = node.attributes.get("value")
+        found[node.outputs[0]] = FLOAT if value is None else value.as_tensor().dtype
         return
     schema = _schema_of(node, opsets)
     if schema is None:
@@ -449,12 +301,3 @@ def _by_attribute(
             return ir.DataType(schema.attributes[name].default_value.i)
     like = any(name in schema.attributes for name in TYPE_ATTRIBUTES)
     return next(iter(bound.values()), None) if like else None
-
-
-def _constant_type(node: ir.Node) -> ir.DataType:
-    if "value" in node.attributes:
-        return node.attributes["value"].as_tensor().dtype
-    return next(
-        (_LISTED[name] for name in node.attributes if name in _LISTED),
-        ir.DataType.FLOAT,
-    )

@@ -11,7 +11,6 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
@@ -21,8 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from twofour.graph.trace import FOLLOWED, LOOKUPS, STACK
 from twofour.records.export import LayerMap, LayerName
 
-_PRODUCTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1)}
-_PRODUCTS |= {"MatMul": (0, 1), "Einsum": (0, 1)}
+_PRODUCTS = {
+    **dict.fromkeys(("Conv", "ConvTranspose"), (1,)),
+    **dict.fromkeys(("Gemm", "MatMul", "Einsum"), (0, 1)),
+}
 _FX_NODE = "pkg.torch.onnx.fx_node"
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -38,7 +39,7 @@ def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
     A weight that comes from no single parameter (it is computed from several, say) keeps its node's
     name as `layer` and has `parameter=""`.
     """
-    names = _names(model, module)
+    names = _Names(model, module)
     return LayerMap(
         layers=tuple(
             _row(names, node, constant)
@@ -70,25 +71,17 @@ def _constant_behind(value: ir.Value | None) -> ir.Value | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
     """What names are looked up in: the module tree, and the signature of its trace."""
 
-    modules: dict[str, nn.Module]
-    tensors: dict[str, torch.Tensor]
-    placeholders: dict[str, str]
-
-
-def _names(model: ir.Model, module: nn.Module) -> _Names:
-    signature = model.graph.metadata_props.get(_SIGNATURE, "")
-    return _Names(
-        modules=dict(module.named_modules(remove_duplicate=False)),
-        tensors={
+    def __init__(self, model: ir.Model, module: nn.Module) -> None:
+        self.modules = dict(module.named_modules(remove_duplicate=False))
+        self.tensors: dict[str, torch.Tensor] = {
             **dict(module.named_parameters(remove_duplicate=False)),
             **dict(module.named_buffers(remove_duplicate=False)),
-        },
-        placeholders=dict(_SIGNATURE_LINE.findall(signature)),
-    )
+        }
+        signature = model.graph.metadata_props.get(_SIGNATURE, "")
+        self.placeholders: dict[str, str] = dict(_SIGNATURE_LINE.findall(signature))
 
 
 def _row(names: _Names, node: ir.Node, constant: ir.Value) -> LayerName:

@@ -1,11 +1,12 @@
-"""Free sizes of inputs: asked for, allowed ranges, and those that the trace froze."""
+"""Free sizes of a module's inputs: asked for, found by running it, frozen by the trace."""
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import re
-import traceback
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,22 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
-from twofour.export.example_inputs import Call, tensor_names, with_tensors
-from twofour.export.model_code import package_line, quiet, user_line
-from twofour.records.options import DynamicAxis
+from twofour.export.example_inputs import Call, in_eval_mode, tensor_names, with_tensors
+from twofour.export.model_code import described, package_line, user_line
+from twofour.inputs.fits import sizes_by_symbol
+from twofour.records.export import TensorShape
+from twofour.records.options import DynamicAxis, SizeRange
 
 BATCH = "batch"
-
-
-def batch_size(call: Call) -> int | None:
-    """Length of axis 0 of the first tensor that has axes; None where there is no such tensor."""
-    return next((int(t.shape[0]) for t in call.tensors if t.dim() > 0), None)
+_CHECKED_LENGTH = 128
+"""Greater size that a sequence is run at, where the model allows it: cheap, and long enough."""
+_FIX = re.compile(r"^ +(\w+) = (\w+)$", re.MULTILINE)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 
 
 def batch_axes(call: Call) -> tuple[DynamicAxis, ...]:
-    """Axis 0 of every tensor that is as long there as the batch."""
-    size = batch_size(call)
+    """Axis 0 of every tensor that is as long there as the first one that has axes."""
+    size = next((int(t.shape[0]) for t in call.tensors if t.dim() > 0), None)
     named = zip(tensor_names(call), call.tensors, strict=True)
     return tuple(
         DynamicAxis(input=name, axis=0, name=BATCH)
@@ -69,19 +71,20 @@ def checked_axes(call: Call, axes: Sequence[DynamicAxis]) -> tuple[DynamicAxis, 
 
 def sizes_of(call: Call, axes: Sequence[DynamicAxis]) -> dict[str, int]:
     """Size of each name in the call; raises BadInputError where two axes of one name differ."""
-    tensors = dict(zip(tensor_names(call), call.tensors, strict=True))
-    sizes: dict[str, int] = {}
-    first: dict[str, DynamicAxis] = {}
-    for axis in axes:
-        size = int(tensors[axis.input].shape[axis.axis])
-        before = first.setdefault(axis.name, axis)
-        if sizes.setdefault(axis.name, size) != size:
-            raise BadInputError(
-                f"{axis.name!r} is {sizes[axis.name]} in {in_words(before)} and {size} in "
-                f"{in_words(axis)} of the example inputs",
-                hint="one name is one size: give the axes different names, or other inputs",
-            )
-    return sizes
+    names = {(axis.input, axis.axis): axis.name for axis in axes}
+    shapes = {
+        n: tuple(map(int, t.shape)) for n, t in zip(tensor_names(call), call.tensors, strict=True)
+    }
+    inputs = [
+        TensorShape(
+            name=name,
+            dtype="",
+            shape=tuple(names.get((name, axis), size) for axis, size in enumerate(shape)),
+        )
+        for name, shape in shapes.items()
+    ]
+    hint = "one name is one size: give the axes different names, or other inputs"
+    return sizes_by_symbol(inputs, shapes, "the example inputs", hint)
 
 
 def resized(call: Call, axes: Sequence[DynamicAxis], sizes: Mapping[str, int]) -> Call:
@@ -170,13 +173,6 @@ def _rename(model: ir.Model, names: Mapping[str, str]) -> None:
                 value.shape[at] = ir.SymbolicDim(text)
 
 
-_LOGGER = "torch.fx.experimental.symbolic_shapes"
-_SYMBOL = re.compile(r"create_symbol (\w+) = \d+ for (\S+\.size\(\)\[\d+\])")
-_GUARD = re.compile(r"(?:eval|runtime_assert) (?:\(\w+\) )?(Eq\(.*\)) \[guard added\]")
-_FIX = re.compile(r"^ +(\w+) = (\w+)$", re.MULTILINE)
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
-
-
 class FrozenSizeError(BadInputError):
     """Sizes that were to be free and are constant in what torch traced."""
 
@@ -185,44 +181,19 @@ class FrozenSizeError(BadInputError):
         self.names = names
 
 
-class _Conditions(logging.Handler):
-    """Equations that torch assumes while it traces, each with the model's line that asked."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.symbols: dict[str, str] = {}
-        """Symbol -> the size it stands for, in torch's words: L['x'].size()[1]."""
-        self.found: list[tuple[str, str | None]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if symbol := _SYMBOL.match(text):
-            self.symbols[symbol[1]] = symbol[2]
-        elif guard := _GUARD.match(text):
-            frames = traceback.extract_stack()
-            self.found.append((guard[1], model_line([(f.filename, f.lineno or 0) for f in frames])))
-
-
-def why_frozen(
-    module: nn.Module, call: Call, axes: Sequence[DynamicAxis], lost: Mapping[str, str]
+def frozen(
+    module: nn.Module, axes: Sequence[DynamicAxis], lost: Mapping[str, str]
 ) -> FrozenSizeError:
-    """The error that says which sizes are constant and why; traces the module once more for it."""
-    conditions = _conditions(module, call, axes)
-    sources = _sources(call)
+    """The error for sizes that are constant, or one with another: `lost` says what they are."""
     parts = []
     for name, instead in lost.items():
-        own = [axis for axis in axes if axis.name == name]
-        texts = {f"{sources.get(axis.input)}.size()[{axis.axis}]" for axis in own}
-        symbols = {s for s, text in conditions.symbols.items() if text in texts}
-        about = (line for eq, line in conditions.found if symbols & {*re.findall(r"\w+", eq)})
-        line = next(filter(None, about), None)
-        because = f", by {line}" if line else ""
-        parts.append(f"{name} ({', '.join(map(in_words, own))}) is always {instead}{because}")
+        own = ", ".join(in_words(axis) for axis in axes if axis.name == name)
+        parts.append(f"{name} ({own}) is always {instead}")
     options = " ".join(f"--dynamic {a.input}:{a.axis}={a.name}" for a in axes if a.name in lost)
-    equal = next((f"{n} {o}" for n, o in lost.items() if not o.isdigit()), None)
-    hint = f"leave {options} out, or rewrite that line"
+    equal = next((f"{n} and {o}" for n, o in lost.items() if not o.isdigit()), None)
+    hint = f"leave {options} out, or rewrite the line of the model that compares it"
     if equal is not None:
-        hint = f"give {' and '.join(equal.split())} the same name: they are one size"
+        hint = f"give {equal} the same name: they are one size"
     return FrozenSizeError(
         f"{type(module).__name__} does not let every size free: {'; '.join(parts)}",
         names=tuple(lost),
@@ -236,46 +207,169 @@ def suggested_sizes(text: str, axes: Sequence[DynamicAxis]) -> dict[str, str]:
     return {name: value for name, value in _FIX.findall(text) if name in names}
 
 
-def model_line(frames: Sequence[tuple[str, int]]) -> str | None:
-    """The innermost frame of the model's code: of the user's own, else of an installed package."""
-    torchs = Path(str(torch.__file__)).parent
-    return user_line(frames) or package_line(frames, but=torchs)
-
-
 def line_in(text: str) -> str | None:
-    """The model's line that a message of torch quotes from a traceback."""
-    return model_line([(match[1], int(match[2])) for match in _FRAME.finditer(text)])
+    """The model's line that a message of torch quotes from a traceback.
+
+    It is the innermost of the user's own code, else of an installed package.
+    """
+    frames = [(match[1], int(match[2])) for match in _FRAME.finditer(text)]
+    return user_line(frames) or package_line(frames, but=Path(str(torch.__file__)).parent)
 
 
-def _conditions(module: nn.Module, call: Call, axes: Sequence[DynamicAxis]) -> _Conditions:
-    handler, logger = _Conditions(), logging.getLogger(_LOGGER)
-    level, handlers, propagate = logger.level, logger.handlers, logger.propagate
-    try:
-        # as torch.onnx does; the module sets its functions when it is imported
-        patched = torch.fx.experimental._config.patch(  # type: ignore[attr-defined]  # ditto
-            backed_size_oblivious=True
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeSizes:
+    """What stays free in the file, and two calls of other sizes that the module runs."""
+
+    axes: tuple[DynamicAxis, ...]
+    """Those of the batch apart, which torch_stages asks for by a flag."""
+    ranges: tuple[SizeRange, ...]
+    others: tuple[dict[str, int], ...]
+    """Sizes by name; as many as there are, two where the module runs shorter and longer ones."""
+    fixed: dict[str, str]
+    """Name -> why the module does not run at another size."""
+
+    def without(self, names: Sequence[str] | None) -> FreeSizes:
+        """With these sizes no longer free; None: with none but the batch."""
+        kept = tuple(a for a in self.axes if names is not None and a.name not in names)
+        left = {axis.name for axis in kept}
+        if len(kept) == len(self.axes):
+            return NOTHING_FREE
+        return FreeSizes(
+            axes=kept,
+            ranges=tuple(size for size in self.ranges if size.name in left),
+            others=tuple(
+                {n: size for n, size in sizes.items() if n in left or n == BATCH}
+                for sizes in self.others
+            ),
+            fixed=self.fixed,
         )
-        with quiet(), patched:
-            logger.handlers, logger.propagate = [handler], False
-            logger.setLevel(logging.INFO)
-            torch.export.export(
-                module,
-                call.args,
-                kwargs=call.kwargs,
-                dynamic_shapes=dynamic_shapes(call, axes, {}),
-                strict=False,
-                prefer_deferred_runtime_asserts_over_guards=True,
+
+
+NOTHING_FREE = FreeSizes(axes=(), ranges=(), others=(), fixed={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Size:
+    """One free size: its name, as it is in the example, and the greatest that is known."""
+
+    name: str
+    example: int
+    longest: int | None
+    is_known: bool
+    """The model's configuration says how long it may be, if only that there is no limit."""
+
+    @property
+    def longer(self) -> tuple[int, ...]:
+        """What to try, the most telling first; a step may have to be a power of two."""
+        if self.name == BATCH:
+            return (2 if self.example != 2 else 3,)
+        wanted = max(2 * self.example, _CHECKED_LENGTH if self.is_known else 0)
+        steps = (self.example + 2**power for power in range(7))
+        limit = wanted if self.longest is None else self.longest
+        return tuple(n for n in (min(wanted, limit), *steps) if self.example < n <= limit)
+
+    @property
+    def shorter(self) -> tuple[int, ...]:
+        """Likewise."""
+        if self.name == BATCH:
+            return (1 if self.example != 1 else 3,)
+        steps = (self.example - 2**power for power in range(7))
+        first = (1, 2) if self.is_known else ()
+        return tuple(n for n in (*first, self.example // 2, *steps) if 0 < n < self.example)
+
+
+def find_free_sizes(
+    module: nn.Module,
+    call: Call,
+    axes: Sequence[DynamicAxis],
+    longest: Mapping[str, int | None],
+    *,
+    batch: bool,
+) -> FreeSizes:
+    """Run the module at shorter and longer sizes than the example's, in float32.
+
+    `longest` has the sizes that the configuration tells of. Raises BadInputError for an axis that
+    the call does not have, and for two axes of one name and different sizes.
+    """
+    asked = checked_axes(call, axes)
+    every = with_batch(call, asked) if batch else asked
+
+    def failure(sizes: Mapping[str, int]) -> Exception | SystemExit | None:
+        """None where the module runs at these sizes."""
+        other = resized(call, every, sizes)
+        with in_eval_mode(module), contextlib.redirect_stdout(sys.stderr):
+            try:
+                module(*other.args, **other.kwargs)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - anything can be raised
+                return error
+        return None
+
+    sizes = [
+        _Size(name=n, example=size, longest=longest.get(n), is_known=n in longest)
+        for n, size in sizes_of(call, every).items()
+    ]
+    free = [size for size in sizes if size.name != BATCH]
+    long = _sizes_that_run(failure, {s.name: s.longer for s in sizes})
+    short = _sizes_that_run(failure, {s.name: s.shorter for s in sizes})
+    fixed = {s.name: _why(failure, s) for s in free if s.name not in long and s.name not in short}
+    return FreeSizes(
+        axes=tuple(axis for axis in asked if axis.name not in fixed),
+        # what was run; for a sequence to the limit of its configuration, or without one
+        ranges=tuple(
+            SizeRange(
+                name=s.name,
+                min=short.get(s.name, s.example),
+                max=s.longest if s.is_known else long.get(s.name, s.example),
             )
-    except Exception:  # noqa: BLE001, S110 - it fails by the very condition that is looked for
-        pass
-    finally:
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
-    return handler
+            for s in free
+            if s.name not in fixed
+        ),
+        others=tuple(
+            {name: size for name, size in found.items() if name not in fixed}
+            for found in (short, long)
+            if any(s.name in found for s in free)
+        ),
+        fixed=fixed,
+    )
 
 
-def _sources(call: Call) -> dict[str, str]:
-    """Input name -> how torch writes it: L['x'], L['states'][0]."""
-    leaves: list[tuple[Any, Any]] = pytree.tree_leaves_with_path(call.by_parameter)
-    texts = ["L" + pytree.keystr(p) for p, leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return dict(zip(tensor_names(call), texts, strict=True))
+def refuse_fixed(module: nn.Module, axes: Sequence[DynamicAxis], fixed: Mapping[str, str]) -> None:
+    """Raise BadInputError for sizes that were asked to be free and cannot be."""
+    if not fixed:
+        return
+    name, why = next(iter(fixed.items()))
+    own = [axis for axis in axes if axis.name == name]
+    options = " ".join(f"--dynamic {axis.input}:{axis.axis}={axis.name}" for axis in own)
+    raise BadInputError(
+        f"{type(module).__name__} runs with one {name} only "
+        f"({', '.join(map(in_words, own))}): {why}",
+        hint=f"leave {options} out",
+    )
+
+
+def _sizes_that_run(
+    failure: Callable[[Mapping[str, int]], object], candidates: Mapping[str, Sequence[int]]
+) -> dict[str, int]:
+    """All at their first candidate where that runs, else each at the first that does by itself."""
+    first = {name: tried[0] for name, tried in candidates.items() if tried}
+    if first and failure(first) is None:
+        return first
+    batch = {BATCH: first[BATCH]} if BATCH in first else {}
+    if batch and failure(batch) is not None:
+        batch = {}
+    found = dict(batch)
+    for name in (name for name in candidates if name != BATCH):
+        for tried in candidates[name]:
+            if failure({**batch, name: tried}) is None:
+                found[name] = tried
+                break
+    return found if failure(found) is None else dict(list(found.items())[:2])  # one by one
+
+
+def _why(failure: Callable[[Mapping[str, int]], Exception | SystemExit | None], size: _Size) -> str:
+    tried = next(iter((*size.longer, *size.shorter)), None)
+    if tried is None:
+        return f"{size.example} is all that it may be"
+    error = failure({size.name: tried})
+    what = "it fails" if error is None else described(error)
+    return f"at {tried} in place of {size.example}: {what}"

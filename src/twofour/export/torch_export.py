@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +16,42 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 from onnx_ir.passes.common import OutputFixPass
+from onnx_ir.tensor_adapters import TorchTensor
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
-from twofour.export import opset17
+from twofour.export.casts import narrow
 from twofour.export.example_inputs import (
     Call,
     as_array,
     bind,
     converted,
     forward_error,
+    in_eval_mode,
     name_outputs,
     tensor_names,
 )
+from twofour.export.files import lift_constants, save
 from twofour.export.layer_names import layer_map, weight_operands
 from twofour.export.model_code import quiet
-from twofour.export.precision import (
-    TORCH_DTYPES,
-    float32_borders,
-    in_precision,
-    match_weight_types,
-    release_copy,
-)
+from twofour.export.rewrites import OLDEST_OPSET, TRACED_OPSET, in_float32, to_opset_17
 from twofour.export.sizes import (
     BATCH,
     checked_axes,
     dynamic_shapes,
+    frozen,
     line_in,
     name_dimensions,
     suggested_sizes,
-    why_frozen,
     with_batch,
     without_ones,
 )
 from twofour.graph.opened import range_metadata
-from twofour.pattern import as_bits
 from twofour.records.export import LayerMap
 from twofour.records.options import DynamicAxis, ExportOptions, Precision
-from twofour.store import sync, write_error
 
+_NEGATIVE_ZERO = np.float32(-0.0).view(np.uint32)
 _BFLOAT16_OPSET = 22
 """The first opset whose Conv takes bfloat16."""
 _SPECIALISED = re.compile(
@@ -65,31 +61,49 @@ _CONTEXT_LINE = re.compile(r"^(from user code|failed to|the following|summary|$)
 _SOURCE_PATH = re.compile(r"""[\\/][^\s"']*\.py\b|\bFile "|<frozen """)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A module's graph as torch traced it, without its weights: other values give another file."""
+
+    model: ir.Model
+    """Not optimised yet: folding and fusing depend on the weights."""
+    outputs: pytree.TreeSpec
+    tensors: tuple[tuple[str, torch.Size, torch.dtype], ...]
+    """Parameters and buffers that the module had."""
+
+
+Traces = dict[ExportOptions, Trace]
+
+
 def export_onnx(
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     target: Path,
     options: ExportOptions,
+    *,
+    traces: Traces | None = None,
 ) -> LayerMap:
     """Write `target` and its weights, `<target name>.data` beside it; the module stays as it is.
 
     Inputs and outputs are float32 in every precision; outputs are named after the keys of the dict
-    that the forward returns, where it does. Raises BadInputError when the forward fails on the
-    example inputs, torch cannot export the module, the result is no valid ONNX, or the folder
-    cannot be written.
+    that the forward returns, where it does. `traces` keeps the graph for the next export of this
+    module with these inputs: only its weights may change in between. Raises BadInputError when the
+    forward fails on the example inputs, torch cannot export the module, the result is no valid
+    ONNX, or the folder cannot be written.
     """
     call = bind(module, args, kwargs)
-    ready = in_precision(module, options.precision)
-    model = _trace(ready, call, options)
-    match_weight_types(model)
-    float32_borders(model)
+    ready = in_float32(module)
+    model = _trace(ready, call, options, {} if traces is None else traces)
     _positive_zeros(model)
+    if options.precision is not Precision.FLOAT32:
+        lift_constants(model)
+        narrow(model, options.precision, type(module).__name__, options.float32_nodes)
     names = layer_map(model, ready)
     _strip_paths(model)
-    save(model, target)
-    if ready is not module:
-        release_copy(ready, module)
+    save(model, target, _refuse_export)
+    for value in model.graph.initializers.values():
+        value.const_value = None  # onnxscript's rewrite rules keep the last graph that they matched
     return names
 
 
@@ -100,8 +114,8 @@ def reference_outputs(
 
     Raises BadInputError when the forward fails on the example inputs.
     """
-    call = converted(bind(module, args, kwargs), TORCH_DTYPES[Precision.FLOAT32])
-    ready = in_precision(module, Precision.FLOAT32)
+    call = converted(bind(module, args, kwargs))
+    ready = in_float32(module)
     # what the forward prints goes to stderr: stdout may carry our JSON
     with in_eval_mode(ready), contextlib.redirect_stdout(sys.stderr):
         try:
@@ -120,48 +134,43 @@ def reference_outputs(
     return tensors
 
 
-@contextlib.contextmanager
-def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients inside; every training flag is put back after."""
-    flags = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, training in flags:
-            part.training = training
-
-
-def _trace(module: nn.Module, call: Call, options: ExportOptions) -> ir.Model:
-    """The module, already in its precision, as an ONNX model that shares its weights' memory.
-
-    Raises BadInputError when the forward fails, the batch cannot be dynamic, or torch cannot
-    export the module; torch's own account is the `__cause__`.
-    """
-    given = converted(call, TORCH_DTYPES[options.precision])
+def _trace(module: nn.Module, call: Call, options: ExportOptions, traces: Traces) -> ir.Model:
+    """The module, which is in float32, as an ONNX model that shares its weights' memory."""
+    given = converted(call)
     axes = checked_axes(given, options.dynamic)
     if options.dynamic_batch:
         axes = with_batch(given, axes)
     call = without_ones(given, axes)
     with in_eval_mode(module), quiet():
         try:
-            model = _export(module, call, options, axes)
+            traced = replace(options, precision=Precision.FLOAT32, opset=_opset(options))
+            trace = traces.get(traced)
+            if trace is None or trace.tensors != _tensors(module):
+                trace = traces[traced] = _export(module, call, traced, axes)
+            model = _with_weights(trace, module, options)
         except Exception as error:
             raise _explained(module, (given, call), error, options) from error
-    if options.opset == opset17.OPSET:
-        opset17.to_opset_17(model)
-    _check_opset(model, options)
+    if options.opset == OLDEST_OPSET:
+        to_opset_17(model)
+    # torch stays with its oldest opset, with a warning only, where it knows no way to another
+    if options.opset not in (None, model.opset_imports.get("")):
+        raise BadInputError(
+            f"torch cannot write this model in opset {options.opset}",
+            hint="use an older one, or leave --opset out",
+        )
+    # torch makes a size constant without a word where the forward compares it to a number
     lost = name_dimensions(model, tensor_names(call), axes)
+    if BATCH in lost:
+        raise _static_batch_only(module, f"the forward depends on a batch of {lost[BATCH]}")
     if lost:
-        _refuse_frozen(module, call, axes, lost)
+        raise frozen(module, axes, lost)
     model.metadata_props.update(range_metadata(options.ranges))
     return model
 
 
 def _export(
     module: nn.Module, call: Call, options: ExportOptions, axes: Sequence[DynamicAxis]
-) -> ir.Model:
+) -> Trace:
     largest = {size.name: size.max for size in options.ranges if size.max is not None}
     program = torch.onnx.export(
         module,
@@ -170,16 +179,44 @@ def _export(
         dynamic_shapes=dynamic_shapes(call, axes, largest) if axes else None,
         input_names=options.input_names,
         output_names=options.output_names,
-        opset_version=_opset(options),
+        opset_version=options.opset,
         dynamo=True,
-        optimize=True,
+        optimize=False,
         verify=False,
         verbose=False,
     )
     assert program is not None, "torch.onnx.export gives no program only for dynamo=False"
+    assert program.exported_program is not None, "it was traced just now"
+    tensors = _tensors(module)
+    for name, _, _ in tensors:
+        if name in program.model.graph.initializers:
+            program.model.graph.initializers[name].const_value = None
+    return Trace(
+        model=program.model, outputs=program.exported_program.call_spec.out_spec, tensors=tensors
+    )
+
+
+def _tensors(module: nn.Module) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+    return tuple((name, t.shape, t.dtype) for name, t in _named_tensors(module))
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each name of a tensor that has several, and buffers that are not saved."""
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _with_weights(trace: Trace, module: nn.Module, options: ExportOptions) -> ir.Model:
+    """The optimised graph of the module as its weights are now; shares their memory."""
+    model = trace.model.clone()
+    for name, tensor in _named_tensors(module):
+        if name in model.graph.initializers:
+            model.graph.initializers[name].const_value = TorchTensor(tensor, name=name)
+    program = torch.onnx.ONNXProgram(model, None)
+    program.optimize()
     OutputFixPass()(program.model)  # an input may not be an output as it is
-    if options.output_names is None and program.exported_program is not None:
-        name_outputs(program.model, program.exported_program.call_spec.out_spec, module)
+    if options.output_names is None:
+        name_outputs(program.model, trace.outputs, module)
     return program.model
 
 
@@ -198,33 +235,12 @@ def _opset(options: ExportOptions) -> int | None:
             f"opset {options.opset} has no bfloat16 convolution",
             hint=f"bfloat16 needs opset {_BFLOAT16_OPSET} or later, or choose float16",
         )
-    if options.opset < opset17.OPSET:
+    if options.opset < OLDEST_OPSET:
         raise BadInputError(
-            f"opset {options.opset} is older than {opset17.OPSET}, the oldest that is written",
-            hint=f"use --opset {opset17.OPSET}, which TensorRT 8.6 reads, or a later one",
+            f"opset {options.opset} is older than {OLDEST_OPSET}, the oldest that is written",
+            hint=f"use --opset {OLDEST_OPSET}, which TensorRT 8.6 reads, or a later one",
         )
-    return max(options.opset, opset17.FROM)
-
-
-def _check_opset(model: ir.Model, options: ExportOptions) -> None:
-    """Torch stays with its oldest opset, with a warning only, where it knows no way to another."""
-    written = model.opset_imports.get("")
-    if options.opset not in (None, written):
-        raise BadInputError(
-            f"torch cannot write this model in opset {options.opset}",
-            hint="use an older one, or leave --opset out",
-        )
-
-
-def _refuse_frozen(
-    module: nn.Module, call: Call, axes: Sequence[DynamicAxis], lost: Mapping[str, str]
-) -> None:
-    """Torch makes a size constant without a word where the forward compares it to a number."""
-    if BATCH not in lost:
-        with in_eval_mode(module):
-            raise why_frozen(module, call, axes, lost)
-    first = lost[BATCH]
-    raise _static_batch_only(module, f"the forward depends on a batch of {first}")
+    return max(options.opset, TRACED_OPSET)
 
 
 def _static_batch_only(module: nn.Module, why: str) -> BadInputError:
@@ -242,21 +258,24 @@ def _explained(
         return error
     failure = _forward_failure(module, calls[0])
     if failure is not None:
-        return forward_error(module, failure, calls[0], options.precision)
+        return forward_error(module, failure, calls[0])
     doubled = _forward_failure(module, calls[1])
-    name, cause = type(module).__name__, doubled or _root_cause(error)
+    name = type(module).__name__
+    cause: BaseException = doubled or error
+    while cause.__cause__ is not None and doubled is None:
+        cause = cause.__cause__
     lost = suggested_sizes(str(error), options.dynamic)
     if lost and doubled is None:
         axes = checked_axes(calls[1], options.dynamic)
-        return why_frozen(module, calls[1], axes, lost)
+        return frozen(module, axes, lost)
     if options.dynamic_batch and (doubled or _SPECIALISED.search(str(error))):
         return _static_batch_only(module, _first_line(cause))
     line = line_in(str(error)) or line_in(str(cause))
     place = f" ({line})" if line else ""
     return BadInputError(
         f"torch cannot export {name} to ONNX: {type(cause).__name__}: {_first_line(cause)}{place}",
-        hint="rewrite what torch.export cannot trace, try --static-batch or another --precision, "
-        "or export it yourself and give the .onnx",
+        hint="rewrite what torch.export cannot trace, try --static-batch, or export it yourself "
+        "and give the .onnx",
     )
 
 
@@ -266,12 +285,6 @@ def _forward_failure(module: nn.Module, call: Call) -> Exception | None:
     except Exception as error:  # noqa: BLE001 - the user's forward can raise anything
         return error
     return None
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _first_line(error: BaseException) -> str:
@@ -290,14 +303,10 @@ def _strip_paths(model: ir.Model) -> None:
     values = [value for node in nodes for value in node.outputs]
     for holder in (*holders, *nodes, *values):
         for key, value in list(holder.metadata_props.items()):
-            if _names_source(value):
+            if _SOURCE_PATH.search(value):
                 del holder.metadata_props[key]
-        if _names_source(getattr(holder, "doc_string", None)):
+        if _SOURCE_PATH.search(getattr(holder, "doc_string", None) or ""):
             holder.doc_string = None
-
-
-def _names_source(text: str | None) -> bool:
-    return text is not None and _SOURCE_PATH.search(text) is not None
 
 
 def _positive_zeros(model: ir.Model) -> None:
@@ -310,62 +319,17 @@ def _positive_zeros(model: ir.Model) -> None:
         id(constant): constant
         for node in model.graph.all_nodes()
         for constant in weight_operands(node)
-        if constant.is_initializer()
+        if constant.is_initializer() and constant.dtype == ir.DataType.FLOAT
     }
     for value in weights.values():
         array = value.const_value.numpy()
-        if _has_negative_zero(array):
-            changed = np.where(array == 0, array.dtype.type(0), array)
+        if (array.view(np.uint32) == _NEGATIVE_ZERO).any():
+            changed = np.where(array == 0, np.float32(0), array)
             value.const_value = ir.Tensor(changed, dtype=value.dtype, name=value.name)
-
-
-def _has_negative_zero(array: NDArray[np.generic]) -> bool:
-    if array.dtype.kind not in "fV" or array.itemsize == 1:  # "V": ml_dtypes' bfloat16
-        return False
-    bits = as_bits(array)
-    return bool((bits == bits.dtype.type(1 << (8 * array.itemsize - 1))).any())
-
-
-def save(
-    model: ir.Model, target: Path, on_invalid: Callable[[Path, str], None] | None = None
-) -> None:
-    """Write and check `<target name>.data` and `target`; the model appears last.
-
-    `on_invalid` is given the target and what onnx.checker says of an invalid model, and raises;
-    without it that is an error of torch's export. Raises BadInputError when the file system
-    refuses.
-    """
-    data_name = f"{target.name}.data"
-    try:
-        with tempfile.TemporaryDirectory(
-            dir=target.parent, prefix=f".{target.name}.", suffix=".part"
-        ) as folder:
-            written = Path(folder, target.name)
-            ir.save(model, written, external_data=data_name)
-            data = Path(folder, data_name)
-            data.touch()  # tensors of a few bytes stay in the model; the pair is there all the same
-            invalid = what_is_invalid(written)
-            if invalid is not None:
-                (on_invalid or _refuse_export)(target, invalid)
-            for part in (data, written):
-                sync(part)
-                part.replace(target.parent / part.name)
-    except OSError as error:
-        raise write_error(target, error) from error
-
-
-def what_is_invalid(path: Path) -> str | None:
-    """What onnx.checker finds wrong with a file, types of all tensors included, in one line."""
-    try:
-        onnx.checker.check_model(path, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        return str(error).strip().splitlines()[0]
-    return None
 
 
 def _refuse_export(target: Path, invalid: str) -> None:
     raise BadInputError(
         f"{target.name}: torch exported an invalid ONNX model: {invalid}",
-        hint="try another --opset; in half precision try --precision float32: the forward must "
-        "not make float32 tensors of its own then",
+        hint="try another --opset, or --precision float32",
     )

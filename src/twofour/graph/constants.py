@@ -10,22 +10,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
-from twofour.graph.files import shape_of, subgraphs, with_subgraphs
+from twofour.graph.files import DTYPES, graphs, shape_of, subgraphs, tensors, with_subgraphs
 from twofour.graph.scope import Node, Place, Scope, is_standard
 from twofour.graph.trace import FOLLOWED, LOOKUPS, STACK
 from twofour.records.weights import LARGEST_PASSED_OVER, NotCovered
 
 _MOST_STEPS = 512
-"""Nodes walked through from one constant; the bound keeps the search linear in the graph."""
-_MOST_LOOKED_AT = 50_000
-"""Tensors and uses looked at for all constants together, before the first 32 of each must do:
-thousands of constants that are added up are used wherever their sum is."""
-_FEW = 32
+"""Tensors looked at from one constant; the bound keeps the search linear in the graph."""
 _FACTORS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose", "DeformConv"), (1,)),
     **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger"), (0, 1)),
@@ -66,26 +64,12 @@ class _Map:
 
     scope_of: Mapping[Node, Scope]
     inner: Mapping[int, Scope]
-    """By id of the graph."""
     around: Mapping[int, Node]
     """The node that holds a subgraph, by id of the graph."""
     weight_at: Mapping[Node, int]
     """Which input is the weight of a row."""
     multiplying: Mapping[tuple[str, str], bool]
     """The model's own functions, by domain and name: whether there is a product inside."""
-    work: _Work
-
-
-@dataclass(slots=True)
-class _Work:
-    """Tensors and uses looked at so far, of all constants."""
-
-    done: int = 0
-
-    @property
-    def most_steps(self) -> int:
-        """From one constant."""
-        return _MOST_STEPS if self.done < _MOST_LOOKED_AT else _FEW
 
 
 @dataclass(slots=True)
@@ -101,16 +85,15 @@ def not_covered(
     covered: Collection[int],
     weight_at: Mapping[Node, int],
 ) -> tuple[NotCovered, ...]:
-    """Constants above 1,024 elements in the opened graphs, by use; factors of products first.
+    """Constants above 1,024 elements by use; factors of products first.
 
-    `covered` are the ids of the tensors that rows name, `weight_at` the weight's input of the nodes
-    that have a row.
+    `covered`: ids of the tensors that rows name; `weight_at`: which input of a row's node.
     """
     known = _map(opened, functions, weight_at)
     groups: dict[tuple[bool, str], _Group] = defaultdict(_Group)
     for scope in opened:
         for constant in _constants(scope, covered):
-            uses = tuple(_bounded(_uses(constant, known), known))
+            uses = tuple(_uses(constant, known))
             first = next((use for use in uses if use.multiplies), uses[0] if uses else _UNUSED)
             group = groups[first.multiplies, first.op]
             same = (u for u in uses if (u.multiplies, u.op) == (first.multiplies, first.op))
@@ -152,7 +135,6 @@ def _map(
         around=around,
         weight_at=weight_at,
         multiplying=_multiplying(bodies),
-        work=_Work(),
     )
 
 
@@ -214,21 +196,10 @@ def _uses(constant: _Constant, known: _Map) -> Iterator[_Use]:
         yield from _ends((constant.holder, constant.name), len(constant.shape), known)
 
 
-def _bounded(uses: Iterator[_Use], known: _Map) -> Iterator[_Use]:
-    """All of them; once very much was looked at the first few, the last perhaps a product."""
-    for number, use in enumerate(uses):
-        known.work.done += 1
-        if number >= _FEW and known.work.most_steps == _FEW:
-            yield replace(use, multiplies=True)
-            return
-        yield use
-
-
 def _ends(start: Place, rank: int, known: _Map) -> Iterator[_Use]:
     """Uses of a tensor of this rank (1: looked-up parts of it are no matrices)."""
     waiting, seen = [start], {start}
     for scope, name in waiting:
-        known.work.done += 1
         there = _outside(scope, name, known)
         if name in scope.outputs and id(scope.graph) not in known.around:
             yield _Use(op="output of the model", user=name, multiplies=False)
@@ -236,7 +207,7 @@ def _ends(start: Place, rank: int, known: _Map) -> Iterator[_Use]:
             moved = _moved(user, name, known)
             if moved is None:
                 yield _looked_up(user, name, rank, known) or _use(user, name, known)
-            elif len(seen) > known.work.most_steps:
+            elif len(seen) > _MOST_STEPS:
                 yield _Use(op=user.op, user=user.label, multiplies=True)
             else:
                 there += moved
@@ -300,3 +271,39 @@ def _use(user: Node, name: str, known: _Map) -> _Use:
     if not multiplies and proto.op_type in _FACTORS:
         op += " bias" if at == _BIASES.get(proto.op_type) else " input"
     return _Use(op=op, user=user.label, multiplies=multiplies)
+
+
+HALF = frozenset(code for code, name in DTYPES.items() if name in {"float16", "bfloat16"})
+"""As ONNX numbers the types."""
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
+"""Attributes whose integer is a type of ONNX (Cast, random numbers, windows)."""
+
+
+def has_half(model: onnx.ModelProto) -> bool:
+    """Whether a tensor of the model is float16 or bfloat16, or a node makes some."""
+    if any(tensor.data_type in HALF for tensor in tensors(model)):
+        return True
+    return any(
+        attribute.name in TYPE_ATTRIBUTES and attribute.i in HALF
+        for graph in graphs(model)
+        for node in graph.node
+        for attribute in node.attribute
+    )
+
+
+def widen(model: onnx.ModelProto) -> None:
+    """Make float16 and bfloat16 to float32 in place; weights must be at hand, not external."""
+    for tensor in tensors(model):
+        if tensor.data_type in HALF:
+            values = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    for graph in graphs(model):
+        del graph.value_info[:]  # types of the tensors between; whoever needs them infers them anew
+        if isinstance(graph, onnx.GraphProto):
+            for value in (*graph.input, *graph.output):
+                if value.type.tensor_type.elem_type in HALF:
+                    value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.name in TYPE_ATTRIBUTES and attribute.i in HALF:
+                    attribute.i = onnx.TensorProto.FLOAT

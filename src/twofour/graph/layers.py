@@ -52,9 +52,8 @@ class EinsumWeight:
 def einsum_weight(equation: str, position: int) -> EinsumWeight | None:
     """The operand at `position` as a weight; None where the equation is no product with one.
 
-    It is one where there are two operands and exactly one letter that both have and the output
-    lacks. No letter may stand twice in an operand (a diagonal) or in one operand alone without
-    being in the output (a sum over it), and the weight has no dots.
+    It is one where exactly one letter is in both operands and not in the output. No letter
+    stands twice in an operand, or in one operand alone, and the weight has no dots.
     """
     terms = einsum_terms(equation)
     if terms is None:
@@ -186,10 +185,7 @@ def find_layer(
 
 
 def _picked_weight(node: Node, position: int, found: Trace, pick: Node) -> Weight:
-    """A row without an axis: which part of the stored array is the weight differs from run to run.
-
-    Sizes are those of the stored array where nothing but the pick lies between it and the node.
-    """
+    """A row without an axis: which part of the array is the weight differs."""
     assert found.tensor is not None
     seen = _geometry(node, position, shape_of(found.tensor)) if len(found.steps) == 1 else None
     reason = Reason(
@@ -201,6 +197,7 @@ def _picked_weight(node: Node, position: int, found: Trace, pick: Node) -> Weigh
 
 
 def _constant_weight(node: Node, position: int, found: Trace, pattern: Pattern | None) -> Weight:
+    assert found.tensor is not None
     known = shapes(found)
     if isinstance(known, Reason):
         return _describe(node, _unknown(node), found, (known,))
@@ -212,7 +209,11 @@ def _constant_weight(node: Node, position: int, found: Trace, pattern: Pattern |
         )
         return _describe(node, _unknown(node), found, (reason,))
     landing = _landing(node, seen, found, known, pattern)
-    against = (landing, _dtype_reason(found), _zero_point_reason(found))
+    stored, unfit = dtype_name(found.tensor), None
+    if not is_groupable(stored):
+        said = f"weight {found.constant!r} is stored as {stored}"
+        unfit = Reason(code=ReasonCode.DTYPE, message=said)
+    against = (landing, unfit, _zero_point_reason(found))
     reasons = tuple(reason for reason in against if isinstance(reason, Reason))
     axis = None if reasons or isinstance(landing, Reason) else landing.axis
     return _describe(node, replace(seen, axis=axis), found, reasons)
@@ -304,14 +305,6 @@ def _unknown(node: Node) -> _Geometry:
     )
 
 
-def _dtype_reason(found: Trace) -> Reason | None:
-    assert found.tensor is not None
-    stored = dtype_name(found.tensor)
-    if is_groupable(stored):
-        return None
-    return Reason(code=ReasonCode.DTYPE, message=f"weight {found.constant!r} is stored as {stored}")
-
-
 def _describe(node: Node, seen: _Geometry, found: Trace, reasons: tuple[Reason, ...]) -> Weight:
     stored = found.tensor
     return Weight(
@@ -360,10 +353,7 @@ def _zero_point_reason(found: Trace) -> Reason | None:
 
 
 def refusal_reason(opened: Iterable[Scope]) -> Reason | None:
-    """A ZERO_POINT reason for every layer of a file that TensorRT does not parse for a zero point.
-
-    Of activations too: the parser takes 0 alone, of int8 and of uint8 (but for DLA).
-    """
+    """A ZERO_POINT reason where TensorRT does not parse the file for it."""
     for scope in opened:
         for node in scope.nodes:
             if node.proto.op_type not in (*QUANTIZE, *DEQUANTIZE):
@@ -380,10 +370,7 @@ def refusal_reason(opened: Iterable[Scope]) -> Reason | None:
 
 
 def quantized_tensors(scope: Scope) -> frozenset[str]:
-    """Tensors that are used by QuantizeLinear alone, or reach it through ops that fuse.
-
-    One pass from the outputs to the inputs; a tensor with any other use stays in float.
-    """
+    """Tensors that are used by QuantizeLinear alone, or reach it through ops that fuse."""
     if not any(node.proto.op_type in QUANTIZE for node in scope.nodes):
         return frozenset()
     found: set[str] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 import onnx
@@ -49,11 +49,9 @@ class _Pairs:
 
 
 class Mixture:
-    """Two models of one graph in one folder; constants are known by their place in it.
+    """Two models of one graph in one folder; constants are known by their place.
 
-    Nodes that share a constant may each have their own in the other model: what such inputs read is
-    a place as well. Raises BadInputError where the graphs have other constants, by name, type or
-    shape.
+    Raises BadInputError where the graphs have other constants, by name, type or shape.
     """
 
     def __init__(self, base: Path, other: Path) -> None:
@@ -90,21 +88,21 @@ class Mixture:
 def changed_places(base: OpenedModel, other: OpenedModel) -> dict[str, tuple[int, ...]]:
     """Places of the constants that differ in value, by the label of the node they belong to.
 
-    A weight belongs to the node that multiplies by it, a bias to the one it is added to; what
-    belongs to neither is under "". {} for models that cannot be mixed.
+    What belongs to no product is under "". {} for models that cannot be mixed.
     """
     pairs = _pairs(base.proto, other.proto)
     if pairs is None:
         return {}
     mine, theirs = list(tensors(base.proto)), list(tensors(other.proto))
-    owners = _owners(base, pairs.moved)
+    owners, added = _owners(base, pairs.moved), _Added(base)
     found: dict[str, list[int]] = defaultdict(list)
     for place, (here, there) in enumerate(pairs.tensors):
         if not _same_values(mine[here], base, theirs[there], other):
             for label in owners.get(here, [""]):
                 found[label].append(place)
     for place, moved in enumerate(pairs.moved, start=len(pairs.tensors)):
-        for label in _owners_of_inputs(base, moved) or [""]:
+        nodes = (base.nodes[at] for at, _ in moved.inputs)
+        for label in sorted({x for node in nodes for x in added.to(node, moved.mine)}) or [""]:
             found[label].append(place)
     return {label: tuple(places) for label, places in found.items()}
 
@@ -131,9 +129,7 @@ def _pairs(base: onnx.ModelProto, other: onnx.ModelProto) -> _Pairs | None:
 
 
 def _common(found: Sequence[onnx.TensorProto], initializers: int, known: set[str]) -> list[int]:
-    """Numbers of the tensors without initializers of the main graph, which come first, that the
-    other model does not know.
-    """
+    """Numbers of the tensors without initializers that the other model does not know."""
     return [i for i, t in enumerate(found) if i >= initializers or t.name in known]
 
 
@@ -156,7 +152,8 @@ def _moved(base: onnx.ModelProto, other: onnx.ModelProto) -> tuple[_Moved, ...] 
     taken = _names(base)
     moved = []
     for (here, there), inputs in found.items():
-        name = _unused(there, taken)
+        others = (f"{there}.{number}" for number in count(2))
+        name = next(each for each in chain([there], others) if each not in taken)
         taken.add(name)
         moved.append(_Moved(mine=here, theirs=there, name=name, inputs=tuple(inputs)))
     return tuple(moved)
@@ -170,11 +167,6 @@ def _names(model: onnx.ModelProto) -> set[str]:
         if isinstance(graph, onnx.GraphProto):
             found.update(value.name for value in (*graph.input, *graph.output))
     return found
-
-
-def _unused(name: str, taken: set[str]) -> str:
-    others = (f"{name}.{number}" for number in count(2))
-    return name if name not in taken else next(each for each in others if each not in taken)
 
 
 def _give_own(
@@ -195,10 +187,7 @@ def _give_own(
 
 
 def _owners(model: OpenedModel, moved: Iterable[_Moved]) -> dict[int, list[str]]:
-    """Labels of the nodes that each constant belongs to, by its number.
-
-    Inputs that have a constant of their own in the other model do not count.
-    """
+    """Labels of the nodes that each constant belongs to, by its number."""
     found: dict[int, list[str]] = defaultdict(list)
     numbers = {id(tensor): number for number, tensor in enumerate(tensors(model.proto))}
     apart = {place for each in moved for place in each.inputs}
@@ -217,12 +206,6 @@ def _owners(model: OpenedModel, moved: Iterable[_Moved]) -> dict[int, list[str]]
         if number not in found:
             found[number] = sorted(readers[tensor.name])
     return {number: of for number, of in found.items() if of}
-
-
-def _owners_of_inputs(model: OpenedModel, moved: _Moved) -> list[str]:
-    added = _Added(model)
-    nodes = (model.nodes[at] for at, _ in moved.inputs)
-    return sorted({label for node in nodes for label in added.to(node, moved.mine)})
 
 
 class _Added:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from math import prod
 from pathlib import Path
 
 import onnx
+from onnx import inliner
 
 from twofour.errors import BadInputError, naming
-from twofour.graph.files import external_data, external_tensors, fill_in, parse_model
+from twofour.graph.files import (
+    external_data,
+    external_tensors,
+    fill_in,
+    graphs,
+    is_external,
+    parse_model,
+    size_bytes,
+    tensors,
+)
 from twofour.graph.scope import check_functions, scopes
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.records.export import ANONYMOUS, STANDARD_DOMAINS, GraphNode, TensorShape
 from twofour.records.options import SizeRange
-from twofour.records.weights import Pattern
+from twofour.records.weights import Pattern, Weight
 
-_TOO_MANY_VALUES = 1 << 63
 _SIZE_KEY = "twofour.size."
 _RANGE = re.compile(r"(\d{1,10})\.\.(\d{1,10})?")
 _State = tuple[tuple[Path, int, int, int], ...]
@@ -27,8 +36,7 @@ _State = tuple[tuple[Path, int, int, int], ...]
 class OpenedModel:
     """The graph of an ONNX file, and what was worked out about it, each once.
 
-    `proto` is shared: who changes it takes `copy` or `whole`. Weights are read when they are asked
-    for (`read_tensor`, `map_tensor` with `path`), from the file as it is then.
+    `proto` is shared: who changes it takes `copy` or `whole`.
     """
 
     def __init__(self, path: Path, proto: onnx.ModelProto) -> None:
@@ -121,11 +129,7 @@ class OpenedModels:
 
 
 def open_onnx(path: Path) -> OpenedModel:
-    """Parse an ONNX file; no weight is read.
-
-    Raises BadInputError for a file that is missing, damaged or no ONNX model, and for external
-    data that is missing, truncated or outside the model's folder.
-    """
+    """Parse an ONNX file; no weight is read; raises BadInputError."""
     model = parse_model(path)
     check_functions(model, path)
     try:
@@ -136,10 +140,7 @@ def open_onnx(path: Path) -> OpenedModel:
 
 
 def graph_nodes(model: onnx.ModelProto) -> tuple[GraphNode, ...]:
-    """Every node of the main graph and then of its subgraphs, under the names of find_weights.
-
-    Shapes are those the file declares (graph inputs, outputs and value_info); none is inferred.
-    """
+    """Every node of the main graph, then of its subgraphs, with declared shapes."""
     return tuple(
         GraphNode(
             name=node.name,
@@ -160,10 +161,7 @@ def graph_nodes(model: onnx.ModelProto) -> tuple[GraphNode, ...]:
 
 
 def range_metadata(ranges: Iterable[SizeRange]) -> dict[str, str]:
-    """Entries of a model's metadata_props, such as twofour.size.sequence: 1..512.
-
-    ONNX dimensions have only names: a file says no other way how large they may be.
-    """
+    """Entries of a model's metadata_props, such as twofour.size.sequence: 1..512."""
     return {
         _SIZE_KEY + size.name: f"{size.min}..{'' if size.max is None else size.max}"
         for size in ranges
@@ -184,18 +182,72 @@ def _shape(value: onnx.ValueInfoProto) -> TensorShape:
 
 
 def _declared_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int | None, ...]]:
-    declared = {
+    return {
         value.name: tuple(
-            dim.dim_value if dim.HasField("dim_value") else None
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
             for dim in value.type.tensor_type.shape.dim
         )
         for value in (*graph.value_info, *graph.input, *graph.output)
         if value.type.tensor_type.HasField("shape")
     }
-    return {name: shape for name, shape in declared.items() if _is_possible(shape)}
 
 
-def _is_possible(shape: tuple[int | None, ...]) -> bool:
-    """No memory holds a tensor of 2^63 values; a damaged file may well declare one."""
-    known = [size for size in shape if size is not None]
-    return all(size >= 0 for size in known) and prod(known) < _TOO_MANY_VALUES
+_MOST_BYTES = 1 << 31
+"""Protobuf holds less; a constant in a function is there once for each call, once it is inlined."""
+
+
+def inlined(opened: OpenedModel) -> onnx.ModelProto | None:
+    """The model without functions, where that brings weights into reach of pruning; else None.
+
+    Values that were left on disk still are.
+    """
+    if not _weights_in_functions(opened):
+        return None
+    try:
+        model = inliner.inline_local_functions(opened.proto)
+    except (RuntimeError, ValueError):  # operator versions that do not go together
+        return None
+    held = (t for t in tensors(model) if t.data_location == onnx.TensorProto.EXTERNAL)
+    on_disk = sum(size_bytes(t) for t in held if not is_external(t))
+    if model.ByteSize() + on_disk >= _MOST_BYTES:
+        return None
+    found = find_weights(model, path=opened.path)
+    return model if _named(found.weights) > _named(opened.weights().weights) else None
+
+
+def _weights_in_functions(opened: OpenedModel) -> bool:
+    names = {f"{function.domain}::{function.name}" for function in opened.proto.functions}
+    users = (
+        user
+        for group in opened.weights().not_covered
+        if group.multiplies
+        for user in (group.op, *group.users)
+    )
+    return bool(names) and any(
+        user in names or user.startswith(tuple(f"{name}/" for name in names)) for user in users
+    )
+
+
+def _named(weights: Sequence[Weight]) -> int:
+    return sum(weight.weight is not None for weight in weights)
+
+
+_EQUATION = re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")
+"""What ONNX allows: letters, commas, an ellipsis, blanks (Einsum in Operators.md)."""
+
+
+def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the shapes that follow from its own; as it is where onnx cannot tell."""
+    if any(_is_odd_einsum(node) for graph in graphs(model) for node in graph.node):
+        return model
+    refusals = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError)
+    # C++ exceptions come out as these: bad_alloc, runtime_error, invalid_argument, out_of_range
+    with contextlib.suppress(*refusals, MemoryError, RuntimeError, ValueError, LookupError):
+        model = onnx.shape_inference.infer_shapes(model)
+    return model
+
+
+def _is_odd_einsum(node: onnx.NodeProto) -> bool:
+    """Onnx's inference never ends at an equation such as "ab,b1e" (found with 1.23.2)."""
+    equations = (a.s for a in node.attribute if node.op_type == "Einsum" and a.name == "equation")
+    return any(_EQUATION.fullmatch(equation) is None for equation in equations)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from twofour.records.export import STANDARD_DOMAINS, qualified_op
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
 _MOST_INTEGERS = 64
 """Axes and shapes are shorter; a longer tensor is none, however it is used."""
-_LONGEST_WAY = 1_000
-"""Characters that a subgraph adds to the label of every node in it; the end tells the most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,8 +105,7 @@ def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
         yield scope
         for node in scope.nodes:
             for name, graph in subgraphs(node.proto):
-                way = f"{node.label}.{name}/"[-_LONGEST_WAY:]
-                waiting.append(_open(graph, scope, scope.path, way))
+                waiting.append(_open(graph, scope, scope.path, f"{node.label}.{name}/"))
 
 
 def is_standard(node: onnx.NodeProto) -> bool:
@@ -180,7 +176,11 @@ def _constant_integers(scope: Scope, name: str) -> tuple[int, ...]:
 
 
 def _open(graph: onnx.GraphProto, parent: Scope | None, path: Path | None, prefix: str) -> Scope:
-    nodes = tuple(_nodes(graph, prefix))
+    names = (proto.name or f"{proto.op_type}:{at}" for at, proto in enumerate(graph.node))
+    nodes = tuple(
+        Node(proto=proto, name=name, label=prefix + name)
+        for proto, name in zip(graph.node, names, strict=True)
+    )
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in nodes:
         value = attribute(node.proto, "value") if node.proto.op_type == "Constant" else None
@@ -205,12 +205,6 @@ def _open(graph: onnx.GraphProto, parent: Scope | None, path: Path | None, prefi
     return scope
 
 
-def _nodes(graph: onnx.GraphProto, prefix: str) -> Iterator[Node]:
-    for index, proto in enumerate(graph.node):
-        name = proto.name or f"{proto.op_type}:{index}"
-        yield Node(proto=proto, name=name, label=prefix + name)
-
-
 def _connect(scope: Scope) -> None:
     for node in scope.nodes:
         names = [name for name in node.proto.input if name]
@@ -231,97 +225,57 @@ def _is_function_of(node: Node, names: list[str], scope: Scope) -> bool:
 
 _DEEPEST = 100
 _MOST_NODES = 100_000
-"""Of the model with every call expanded; the graphs of large language models have some 20,000."""
+"""Nodes of the model with every call expanded; graphs of large language models have 20,000."""
 _HINT = "export the model without functions (onnx.inliner.inline_local_functions takes them apart)"
 
 _Key = tuple[str, str, str]
-_Calls = Mapping[_Key, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Expanded:
-    nodes: int
-    depth: int
+_Bodies = Mapping[_Key, tuple[_Key, ...]]
 
 
 def check_functions(model: onnx.ModelProto, path: Path) -> None:
     """Raise BadInputError for functions that no library could expand, in time linear in the file.
 
-    Those are functions that stand there twice, call themselves (through others or not), are nested
-    deeper than 100, or make more than 100,000 nodes of the model.
+    Those are functions that call themselves, nest calls deeper than 100, or make more than 100,000
+    nodes of the model.
     """
     if not model.functions:
         return
-    named = Counter(_key(f) for f in model.functions)
-    twice = next((key for key, count in named.items() if count > 1), None)
-    if twice is not None:
-        raise BadInputError(f"{path}: the function {_name(twice)} stands there twice", hint=_HINT)
-    bodies = {_key(f): _body(with_subgraphs([f]), named) for f in model.functions}
-    expanded: dict[_Key, _Expanded] = {}
-    for key in bodies:
-        for inner in _callees_first(key, bodies, expanded, path):
-            expanded[inner] = _expand(*bodies[inner], expanded)
-            _check(expanded[inner], f"the function {_name(inner)}", path)
-    graph = _body(with_subgraphs([model.graph]), named)
-    _check(_expand(*graph, expanded), "the graph", path)
+    called = {_key(body): _calls(body) for body in model.functions}
+    called[("", "", "")] = _calls(model.graph)  # no function has an empty name
+    known: dict[_Key, tuple[int, int]] = {}
+    for key in called:
+        _expanded(key, called, known, path, above=0)
 
 
 def _key(called: onnx.FunctionProto | onnx.NodeProto) -> _Key:
     name = called.name if isinstance(called, onnx.FunctionProto) else called.op_type
-    domain = "" if called.domain == "ai.onnx" else called.domain
-    return domain, name, called.overload
+    return "" if called.domain == "ai.onnx" else called.domain, name, called.overload
 
 
-def _name(key: _Key) -> str:
-    return "::".join(part for part in key if part)
+def _calls(body: onnx.GraphProto | onnx.FunctionProto) -> tuple[_Key, ...]:
+    return tuple(_key(node) for graph in with_subgraphs([body]) for node in graph.node)
 
 
-def _body(
-    graphs: Iterable[onnx.GraphProto | onnx.FunctionProto], known: Mapping[_Key, int]
-) -> tuple[int, _Calls]:
-    """Number of nodes, those of subgraphs too, and of calls of each function."""
-    keys = [_key(node) for graph in graphs for node in graph.node]
-    return len(keys), Counter(key for key in keys if key in known)
-
-
-def _callees_first(
-    start: _Key,
-    bodies: Mapping[_Key, tuple[int, _Calls]],
-    known: Mapping[_Key, _Expanded],
-    path: Path,
-) -> Iterator[_Key]:
-    """The function and all it calls, each after what it calls itself; `known` are left out.
-
-    Without recursion: a chain may be longer than Python's stack is deep.
-    """
-    way = {start: iter(bodies[start][1])}
-    while way:
-        key, inner = next(reversed(way.items()))
-        called = next(inner, None)
-        if called is None:
-            del way[key]
-            yield key
-        elif called in way:
-            through = "" if called == key else f" (through {_name(key)})"
-            raise BadInputError(
-                f"{path}: the function {_name(called)} calls itself{through}", hint=_HINT
-            )
-        elif called not in known:
-            way[called] = iter(bodies[called][1])
-
-
-def _expand(nodes: int, calls: _Calls, known: Mapping[_Key, _Expanded]) -> _Expanded:
-    return _Expanded(
-        nodes=nodes + sum(count * known[key].nodes for key, count in calls.items()),
-        depth=1 + max((known[key].depth for key in calls), default=0),
-    )
-
-
-def _check(found: _Expanded, what: str, path: Path) -> None:
-    if found.depth > _DEEPEST:
-        raise BadInputError(f"{path}: {what} nests calls deeper than {_DEEPEST}", hint=_HINT)
-    if found.nodes > _MOST_NODES and found.depth > 1:
+def _expanded(
+    key: _Key, called: _Bodies, known: dict[_Key, tuple[int, int]], path: Path, *, above: int
+) -> tuple[int, int]:
+    """Nodes and depth of a body with its calls expanded; `above`: how deep it is called here."""
+    if key in known:
+        return known[key]
+    nodes, depth = len(called[key]), 1
+    if above <= _DEEPEST:
+        for inner in filter(called.__contains__, called[key]):
+            more, below = _expanded(inner, called, known, path, above=above + 1)
+            nodes, depth = nodes + more, max(depth, below + 1)
+    what = f"the function {'::'.join(filter(None, key))}" if any(key) else "the graph"
+    if max(above, depth) > _DEEPEST:
+        raise BadInputError(
+            f"{path}: {what} nests calls deeper than {_DEEPEST}, or calls itself", hint=_HINT
+        )
+    if nodes > _MOST_NODES and depth > 1:
         raise BadInputError(
             f"{path}: {what} has more than {_MOST_NODES} nodes once its calls are expanded",
             hint=_HINT,
         )
+    known[key] = nodes, depth
+    return known[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -49,11 +49,10 @@ class GraphWeights:
 def find_weights(
     model: onnx.ModelProto, pattern: Pattern | None = None, *, path: Path | None = None
 ) -> GraphWeights:
-    """Every Conv, ConvTranspose, Gemm, MatMul and Einsum weight in graph order, subgraphs too.
+    """Every Conv, ConvTranspose, Gemm, MatMul and Einsum weight in graph order.
 
     With a `pattern`, an axis that a Reshape merged or split is accepted where groups of M stay
-    whole; without one only an axis kept as it is. `path`, the model's file, is needed where
-    shapes or zero points lie in external data. Raises BadInputError for a damaged graph.
+    whole. Raises BadInputError for a damaged graph.
     """
     with naming(path):
         opened = list(scopes(model, path))
@@ -102,8 +101,12 @@ def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
     for layer in layers:
         if layer.found.tensor is not None:
             sharing[storage_key(layer.found.tensor)].append(layer)
-    twins = _external_twins(opened)
-    again = _names_again(opened)
+    twins: dict[tuple[object, ...], list[Place]] = defaultdict(list)
+    for scope in opened:
+        for name, tensor in scope.constants.items():
+            if is_external(tensor):
+                twins[storage_key(tensor)].append((scope, name))
+    counts = Counter(name for scope in opened for name in scope.constants)
     rows = {layer.node: layer.weight for layer in layers}
     for key, group in sharing.items():
         places = {place for layer in group for place in layer.found.places}
@@ -116,9 +119,10 @@ def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
         read_by = tuple(dict.fromkeys(name for name in others if name not in tables))
         for layer in group:
             row = _in_pieces(layer, (*others, *parts))
+            scope, name = layer.found.places[-1]
             rows[layer.node] = replace(
                 row,
-                weight=_unique(layer, again),
+                weight=f"{scope.prefix}{name}" if counts[name] > 1 else name,
                 tied_to=tuple(n for n in listed if n != layer.node.label)[:_MOST_TIED],
                 looked_up_by=tables,
                 read_by=() if row.axis is None else read_by,
@@ -147,18 +151,6 @@ def _in_pieces(layer: Layer, others: Sequence[str]) -> Weight:
     return replace(layer.weight, axis=None, reasons=(*layer.weight.reasons, reason))
 
 
-def _names_again(opened: Sequence[Scope]) -> frozenset[str]:
-    """Names that several subgraphs give to constants of their own."""
-    counts = Counter(name for scope in opened for name in scope.constants)
-    return frozenset(name for name, number in counts.items() if number > 1)
-
-
-def _unique(layer: Layer, again: Collection[str]) -> str | None:
-    """The constant's name; the way to its subgraph stands before one that others have too."""
-    scope, name = layer.found.places[-1]
-    return f"{scope.prefix}{name}" if name in again else name
-
-
 def _lookups(places: Iterable[Place], known: set[Node]) -> Iterator[str]:
     """Gather nodes that take rows of the array by what is known at run time, as tokens are."""
     for scope, name in sorted(places, key=lambda place: place[1]):
@@ -166,16 +158,6 @@ def _lookups(places: Iterable[Place], known: set[Node]) -> Iterator[str]:
             is_lookup = user.proto.op_type == "Gather" and user.proto.input[0] == name
             if is_lookup and user not in known and not all(map(scope.is_fixed, user.proto.output)):
                 yield user.label
-
-
-def _external_twins(opened: list[Scope]) -> dict[tuple[object, ...], list[Place]]:
-    """Every external constant by the place where it is stored."""
-    twins: dict[tuple[object, ...], list[Place]] = defaultdict(list)
-    for scope in opened:
-        for name, tensor in scope.constants.items():
-            if is_external(tensor):
-                twins[storage_key(tensor)].append((scope, name))
-    return twins
 
 
 def _other_users(places: Iterable[Place], known: set[Node]) -> Iterator[str]:

@@ -3,81 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from twofour.errors import BadInputError
 from twofour.latency.noise import floor_at, load_on, own_floor, widened
 from twofour.latency.ratios import ratio_of
-from twofour.latency.variants import engine_mode_of, parse_variant_name, without_batch
 from twofour.logs.names import number
-from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, Withheld
+from twofour.records.latency import (
+    ComparedVariant,
+    LatencyComparison,
+    LatencyRatio,
+    Withheld,
+    parse_variant_name,
+    without_batch,
+)
 from twofour.words import per_cent, printable, ratio_words
 
-NOISE = "noise"
-_EXPRESSION = re.compile(r"(?P<quantity>.*\S)\s*(?P<op>>=|<=|>|<)\s*(?P<limit>\S+)", re.DOTALL)
-_HINT = 'write it like "sparse/dense > 1.0" or "noise > 0.05"'
-_QUOTES = ("'", '"')
+_GATE = re.compile(r"(?P<first>.+?) / (?P<second>.+?) (?P<operator>[<>]=?) (?P<limit>\S+)")
+_HINT = 'write it like "sparse / dense > 1.0"'
+_Pair: TypeAlias = tuple[ComparedVariant, ComparedVariant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateExpression:
-    """One expression; which variants its quantity means is settled by the comparison."""
+class Gate:
+    """One condition that fails a comparison."""
 
     text: str
-    quantity: str
-    """Before the operator: "noise", or two names with a slash between."""
+    first: str
+    second: str
     operator: str
     """One of > >= < <=."""
     limit: float
 
-    @property
-    def upward(self) -> bool:
-        """Values above the limit fail."""
-        return self.operator in (">", ">=")
-
-    def holds_for(self, value: float) -> bool:
-        """Whether `value OP limit` is true."""
-        return self.beyond(value, self.limit)
-
-    def beyond(self, value: float, limit: float) -> bool:
-        """Whether `value OP limit` is true for another limit than its own."""
-        if self.operator in (">=", "<=") and value == limit:
-            return True
-        return value > limit if self.upward else value < limit
-
-    def splits(self) -> Iterator[tuple[str, str]]:
-        """Every way to read the quantity as A / B, as names may hold slashes themselves."""
-        for match in re.finditer("/", self.quantity):
-            before, after = self.quantity[: match.start()], self.quantity[match.end() :]
-            yield before.strip(), after.strip()
-
-
-def parse_fail_if(text: str) -> GateExpression:
-    """Read `A / B OP NUMBER` or `noise OP NUMBER`, OP one of > >= < <=.
-
-    Raises BadInputError for anything else, and for a limit that no ratio or noise can have.
-    """
-    match = _EXPRESSION.fullmatch(text.strip())
-    if match is None:
-        raise BadInputError(f"--fail-if: {text!r} is no condition", hint=_HINT)
-    quantity = match["quantity"].strip()
-    if quantity != NOISE and "/" not in quantity:
-        raise BadInputError(f"--fail-if: {quantity!r} is neither noise nor a ratio", hint=_HINT)
-    limit = number(match["limit"])
-    if limit is None or limit < 0 or (limit == 0 and quantity != NOISE):
-        raise BadInputError(f"--fail-if: {match['limit']!r} is no limit for a ratio", hint=_HINT)
-    return GateExpression(text=text, quantity=quantity, operator=match["op"], limit=limit)
-
-
-def unquoted(name: str) -> str:
-    """The name without the quotes around it."""
-    quoted = len(name) > 1 and name[0] == name[-1] and name[0] in _QUOTES
-    return name[1:-1] if quoted else name
-
-
-_Pair: TypeAlias = tuple[ComparedVariant, ComparedVariant]
+    def met_by(self, value: float, floor: float = 0.0) -> bool:
+        """Whether the value lies beyond the limit by more than the noise floor."""
+        upward = self.operator.startswith(">")
+        limit = self.limit * (1 + floor) if upward else self.limit / (1 + floor)
+        if value == limit:
+            return self.operator.endswith("=")
+        return value > limit if upward else value < limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,209 +51,88 @@ class GateOutcome:
     """What a comparison says to its gates; () in both says that no failure was seen."""
 
     failed: tuple[str, ...]
-    """One line for each ratio or noise that fails."""
+    """One line for each ratio that fails."""
     not_judged: tuple[str, ...]
     """One line for each ratio of which nothing can be claimed (`LatencyRatio.withheld`)."""
 
 
-def check_fail_if(comparison: LatencyComparison, expressions: Iterable[str]) -> GateOutcome:
-    """Hold every ratio and noise that the expressions name to them.
+def parse_gate(text: str) -> Gate:
+    """Read `A / B OP N`, OP one of > >= < <=.
 
-    A ratio fails when its whole interval lies beyond the limit by more than the noise floor of its
-    engines (of a limit of 1: when the verdict is "slower" or "faster"), so that a large noise hides
-    failures: a gate on the noise keeps it small. Without an interval it is not judged.
-    Noise fails when the floor of any engine meets the condition, and where it was not measured.
+    Raises BadInputError for anything else, and for a limit that no ratio can have.
+    """
+    match = _GATE.fullmatch(text.strip())
+    limit = None if match is None else number(match["limit"])
+    if match is None or limit is None or limit <= 0:
+        raise BadInputError(f"--fail-if: {text!r} is no condition", hint=_HINT)
+    return Gate(
+        text=text.strip(),
+        first=match["first"],
+        second=match["second"],
+        operator=match["operator"],
+        limit=limit,
+    )
+
+
+def check_gates(comparison: LatencyComparison, texts: Iterable[str]) -> GateOutcome:
+    """Hold every ratio that the gates name to them (docs/decisions/0004-compare.md).
 
     A and B are weights labels, which stand for every engine, mode and batch that has both, or names
     of variants, with or without the batch of a sweep. What has no times fails, except engines that
-    did not run at all and were not asked for by name. A ratio is not judged where the machine was
-    too busy, and where a failure is not in both halves of the rounds and with the twins too. Raises
-    BadInputError for an expression that cannot be read or that names nothing.
+    did not run at all and were not asked for by name. Raises BadInputError for a gate that cannot
+    be read or that names nothing.
     """
-    gates = [parse_fail_if(text) for text in expressions]
-    found = [line for gate in gates for line in _failing(comparison, gate)]
-    failed, not_judged = (
-        tuple(dict.fromkeys(printable(line.text) for line in found if line.judged is judged))
-        for judged in (True, False)
-    )
-    return GateOutcome(failed=failed, not_judged=not_judged)
-
-
-def check_names(variants: Sequence[ComparedVariant], expressions: Iterable[str]) -> None:
-    """Raises BadInputError as `check_fail_if` does, from variants that need not have times yet."""
-    for gate in map(parse_fail_if, expressions):
-        if gate.quantity != NOISE:
-            _pairs_meant(variants, gate)
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    text: str
-    judged: bool = True
-
-
-def _failing(comparison: LatencyComparison, gate: GateExpression) -> Iterator[_Line]:
-    if gate.quantity == NOISE:
-        yield from map(_Line, _failing_noise(comparison, gate))
-        return
-    pairs = _pairs_meant(comparison.variants, gate)
-    judged = [pair for pair in pairs if not _passed_over(comparison, pair)]
-    if not judged:
-        yield _Line(f"{gate.text}: nothing was measured: {_why_not(pairs[0])}")
-    for variant, baseline in judged:
-        yield from _failing_pair(comparison, gate, variant, baseline)
-
-
-def _failing_noise(comparison: LatencyComparison, gate: GateExpression) -> Iterator[str]:
-    known = {n.batch for n in comparison.noise if without_batch(n.variant) == comparison.baseline}
-    batches = dict.fromkeys(v.batch for v in comparison.variants if v.samples_ms)
-    if not known or any(batch not in known for batch in batches):
-        yield f"{gate.text}: the noise was not measured{' at every batch' if known else ''}"
-    for engine in dict.fromkeys(_engines_without_noise(comparison)):
-        yield f"{gate.text}: the noise of {engine} was not measured"
-    for noise in comparison.noise:
-        if gate.holds_for(noise.floor):
-            name = without_batch(noise.variant)
-            of = "" if name == comparison.baseline else f" of {name}"
-            at = "" if noise.batch is None else f" at batch {noise.batch}"
-            yield f"{gate.text}: the noise{of} is {per_cent(noise.floor)}{at}"
-
-
-def _engines_without_noise(comparison: LatencyComparison) -> Iterator[str]:
-    """Other engines than the baseline's in which two weights were compared, but none twice."""
-    for ratio in comparison.ratios:
-        engine = engine_mode_of(ratio.baseline)
-        if without_batch(ratio.baseline) == comparison.baseline:
-            continue
-        if own_floor(comparison.noise, ratio.variant, ratio.baseline, ratio.batch) is None:
-            yield engine if ratio.batch is None else f"{engine} at batch {ratio.batch}"
-
-
-def _failing_pair(
-    comparison: LatencyComparison,
-    gate: GateExpression,
-    variant: ComparedVariant,
-    baseline: ComparedVariant,
-) -> Iterator[_Line]:
-    own = own_floor(comparison.noise, variant.name, baseline.name, variant.batch)
-    floor = own
-    if own is None:
-        floor = floor_at(comparison.noise, comparison.baseline, variant.batch)
-    ratio = _ratio(comparison, variant, baseline, floor or 0.0)
-    if ratio is None or variant.error is not None or baseline.error is not None:
-        yield _Line(f"{gate.text}: not measured: {_why_not((variant, baseline))}")
-        return
-    said = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
-    held_to = widened(floor or 0.0, load_on(comparison.loads, variant, baseline))
-    why = _not_judged(gate, ratio, held_to)
-    if why is not None:
-        yield _Line(f"{said}, not judged: {why}", judged=False)
-    elif _fails(gate, ratio, held_to):
-        whose = "noise" if own is not None else f"noise of {comparison.baseline}"
-        noise = "" if floor is None else f", {whose} {per_cent(floor)}"
-        yield _Line(f"{said}{noise}")
-
-
-def _fails(gate: GateExpression, ratio: LatencyRatio, floor: float) -> bool:
-    """Whether the whole interval lies beyond the limit; without one it is not known to."""
-    end = ratio.low if gate.upward else ratio.high
-    return end is not None and _beyond(gate, end, floor)
-
-
-def _not_judged(gate: GateExpression, ratio: LatencyRatio, floor: float) -> str | None:
-    """Why the evidence does not decide the gate; None where it does."""
-    if ratio.low is None or ratio.high is None:
-        return "too few rounds for an interval"
-    if ratio.withheld is Withheld.BUSY:
-        return Withheld.BUSY.value
-    if not _fails(gate, ratio, floor):
-        return None
-    if not all(_beyond(gate, value, floor) for value in ratio.half_ratios):
-        return Withheld.HALVES.value
-    if not all(_beyond(gate, value, 0.0) for value in ratio.twin_ratios):
-        return Withheld.TWIN.value
-    return None
-
-
-def _beyond(gate: GateExpression, value: float, floor: float) -> bool:
-    """Whether a ratio lies beyond the limit by more than the noise."""
-    limit = gate.limit * (1 + floor) if gate.upward else gate.limit / (1 + floor)
-    return gate.beyond(value, limit)
-
-
-def _ratio(
-    comparison: LatencyComparison,
-    variant: ComparedVariant,
-    baseline: ComparedVariant,
-    floor: float,
-) -> LatencyRatio | None:
-    """The ratio that the comparison reports, or else the one that its samples give."""
-    for ratio in comparison.ratios:
-        if (ratio.variant, ratio.baseline) == (variant.name, baseline.name):
-            return ratio
-    return ratio_of(
-        (variant, baseline),
-        among=comparison.variants,
-        seed=comparison.options.seed,
-        floor=floor,
-        load=load_on(comparison.loads, variant, baseline),
-        paired=all(ratio.paired for ratio in comparison.ratios),
+    failed: dict[str, None] = {}
+    not_judged: dict[str, None] = {}
+    for gate in map(parse_gate, texts):
+        pairs = named_pairs(comparison.variants, gate)
+        judged = pairs
+        if not comparison.options.engines:
+            judged = [pair for pair in pairs if any(v.samples_ms for v in pair)]
+        if not judged:
+            failed[f"{gate.text}: nothing was measured: {_why_not(pairs[0])}"] = None
+        for pair in judged:
+            _judge(comparison, gate, pair, failed, not_judged)
+    return GateOutcome(
+        failed=tuple(map(printable, failed)), not_judged=tuple(map(printable, not_judged))
     )
 
 
-def _passed_over(comparison: LatencyComparison, pair: _Pair) -> bool:
-    ran = any(v.samples_ms for v in pair)
-    return not ran and not comparison.options.engines
+def check_names(variants: Sequence[ComparedVariant], texts: Iterable[str]) -> None:
+    """Raises BadInputError as `check_gates` does, from variants that need not have times yet."""
+    for gate in map(parse_gate, texts):
+        named_pairs(variants, gate)
 
 
-def _why_not(pair: _Pair) -> str:
-    reasons = [
-        f"{v.name}: {v.error or 'it has no times'}"
-        for v in pair
-        if v.error is not None or not v.samples_ms
-    ]
-    return "; ".join(reasons) or "no round has times of both"
-
-
-def _pairs_meant(variants: Sequence[ComparedVariant], gate: GateExpression) -> list[_Pair]:
-    """The pairs of the one reading of A / B that names something."""
-    readings = {
-        tuple((v.name, v.batch, b.name) for v, b in pairs): pairs
-        for split in gate.splits()
-        for names in (split, (unquoted(split[0]), unquoted(split[1])))
-        for by_label in (True, False)
-        if (pairs := _matched(variants, *names, by_label=by_label))
-    }
-    if len(readings) == 1:
-        return next(iter(readings.values()))
-    if readings:
-        raise BadInputError(
-            f"--fail-if: {gate.quantity!r} can be read in {len(readings)} ways",
-            hint="give both names in full, as the table has them",
-        )
-    raise BadInputError(
-        f"--fail-if: {gate.quantity!r} names no two variants that can be compared",
-        hint=f"known are {_known(variants)}",
-    )
-
-
-def _matched(
-    variants: Sequence[ComparedVariant], first: str, second: str, *, by_label: bool
-) -> list[_Pair]:
-    """The pairs that two weights labels mean, or two names of variants."""
-    if first == second:
-        return []
-    answers = _answers_to_label if by_label else _answers_to_name
-    return [
+def named_pairs(variants: Sequence[ComparedVariant], gate: Gate) -> list[_Pair]:
+    """The pairs that A and B mean; raises BadInputError where there are none."""
+    pairs = [
         (v, b)
         for v in variants
-        if answers(v, first)
         for b in variants
-        if answers(b, second)
-        and v is not b
-        and _same_batch(v, b)
-        and (not by_label or engine_mode_of(v.name) == engine_mode_of(b.name))
+        if v is not b and _same_batch(v, b) and (_by_label(v, b, gate) or _by_name(v, b, gate))
     ]
+    if not pairs:
+        labels = dict.fromkeys(parse_variant_name(v.name).weights for v in variants)
+        names = dict.fromkeys(without_batch(v.name) for v in variants)
+        raise BadInputError(
+            f"--fail-if: {gate.text!r} names no two variants that can be compared",
+            hint=f"known are {', '.join((*labels, *names))}",
+        )
+    return pairs
+
+
+def _by_label(variant: ComparedVariant, baseline: ComparedVariant, gate: Gate) -> bool:
+    one, other = parse_variant_name(variant.name), parse_variant_name(baseline.name)
+    labels = (one.weights, other.weights) == (gate.first, gate.second)
+    return labels and one.engine_mode == other.engine_mode and not (one.again or other.again)
+
+
+def _by_name(variant: ComparedVariant, baseline: ComparedVariant, gate: Gate) -> bool:
+    return gate.first in (variant.name, without_batch(variant.name)) and gate.second in (
+        baseline.name,
+        without_batch(baseline.name),
+    )
 
 
 def _same_batch(one: ComparedVariant, other: ComparedVariant) -> bool:
@@ -296,16 +141,67 @@ def _same_batch(one: ComparedVariant, other: ComparedVariant) -> bool:
     return one.batch == other.batch or never
 
 
-def _answers_to_label(variant: ComparedVariant, label: str) -> bool:
-    name = parse_variant_name(variant.name)
-    return name.weights == label and not name.again
+def _judge(
+    comparison: LatencyComparison,
+    gate: Gate,
+    pair: _Pair,
+    failed: dict[str, None],
+    not_judged: dict[str, None],
+) -> None:
+    """Put a line into `failed` or `not_judged`, or none where the gate is not met."""
+    variant, baseline = pair
+    own = own_floor(comparison.noise, variant.name, baseline.name, variant.batch)
+    floor = floor_at(comparison.noise, comparison.baseline, variant.batch) if own is None else own
+    ratio = _ratio(comparison, pair, floor or 0.0)
+    if ratio is None or variant.error is not None or baseline.error is not None:
+        failed[f"{gate.text}: not measured: {_why_not(pair)}"] = None
+        return
+    said = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
+    held_to = widened(floor or 0.0, load_on(comparison.loads, variant, baseline))
+    why = _undecided(gate, ratio, held_to)
+    if why is not None:
+        not_judged[f"{said}, not judged: {why}"] = None
+    elif _fails(gate, ratio, held_to):
+        whose = "noise" if own is not None else f"noise of {comparison.baseline}"
+        failed[said + ("" if floor is None else f", {whose} {per_cent(floor)}")] = None
 
 
-def _answers_to_name(variant: ComparedVariant, name: str) -> bool:
-    return name in (variant.name, without_batch(variant.name))
+def _fails(gate: Gate, ratio: LatencyRatio, floor: float) -> bool:
+    ends = (ratio.low, ratio.high)
+    return all(end is not None and gate.met_by(end, floor) for end in ends)
 
 
-def _known(variants: Sequence[ComparedVariant]) -> str:
-    labels = dict.fromkeys(parse_variant_name(v.name).weights for v in variants)
-    names = dict.fromkeys(without_batch(v.name) for v in variants)
-    return ", ".join((*labels, *names))
+def _undecided(gate: Gate, ratio: LatencyRatio, floor: float) -> str | None:
+    if ratio.low is None or ratio.high is None:
+        return "too few rounds for an interval"
+    if ratio.withheld is Withheld.BUSY:
+        return Withheld.BUSY.value
+    if not _fails(gate, ratio, floor):
+        return None
+    if not all(gate.met_by(value, floor) for value in ratio.half_ratios):
+        return Withheld.HALVES.value
+    if not all(gate.met_by(value) for value in ratio.twin_ratios):
+        return Withheld.TWIN.value
+    return None
+
+
+def _ratio(comparison: LatencyComparison, pair: _Pair, floor: float) -> LatencyRatio | None:
+    """The ratio that the comparison reports, or else the one that its samples give."""
+    names = tuple(variant.name for variant in pair)
+    for ratio in comparison.ratios:
+        if (ratio.variant, ratio.baseline) == names:
+            return ratio
+    return ratio_of(
+        pair,
+        among=comparison.variants,
+        seed=comparison.options.seed,
+        floor=floor,
+        load=load_on(comparison.loads, *pair),
+        paired=all(ratio.paired for ratio in comparison.ratios),
+    )
+
+
+def _why_not(pair: _Pair) -> str:
+    failed = [v for v in pair if v.error is not None or not v.samples_ms]
+    reasons = (f"{v.name}: {v.error or 'it has no times'}" for v in failed)
+    return "; ".join(reasons) or "no round has times of both"

@@ -12,8 +12,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from twofour.latency.variants import engine_mode_of, parse_variant_name, without_batch
-from twofour.records.latency import ComparedVariant, NoiseFloor, RoundLoad
+from twofour.records.latency import (
+    ComparedVariant,
+    NoiseFloor,
+    RoundLoad,
+    engine_mode_of,
+    parse_variant_name,
+    without_batch,
+)
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 

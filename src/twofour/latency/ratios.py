@@ -17,7 +17,6 @@ from twofour.latency.noise import (
     unpaired_ratio,
     widened,
 )
-from twofour.latency.variants import parse_variant_name, without_batch
 from twofour.records.latency import (
     ComparedVariant,
     Difference,
@@ -27,6 +26,8 @@ from twofour.records.latency import (
     RoundLoad,
     VariantSettings,
     Withheld,
+    parse_variant_name,
+    without_batch,
 )
 
 SPARSITY = frozenset({"weights", "model", "sparse_kernels"})

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from twofour.logs.facts import Facts
+from twofour.logs.facts import Facts, Results
 from twofour.logs.layer_info import onnx_nodes
 from twofour.logs.layers import Budget, tuned_layer
 from twofour.logs.names import NameSplitter, constituents, is_sparse_kernel, without_profile
 from twofour.logs.prefix import DATED, PLAIN, LogicalLine
-from twofour.logs.results import Results
 from twofour.logs.sparsity import RawLine, contradictions, sparsity_line, union
 from twofour.logs.tactics import MyelinTables, Tuning
 from twofour.records.log import (
@@ -66,7 +65,9 @@ def outcome(build: OpenBuild) -> BuildOutcome:
         return BuildOutcome.LOADED
     if build.failed:
         return BuildOutcome.FAILED
-    if build.loaded or _only_shows(build) or (build.passed and engine_loaded(build)):
+    shown = build.inspected or build.listed_layers or build.engine_layers
+    only_shown = bool(shown) and not build.is_run and not _builder_worked(build)
+    if build.loaded or only_shown or (build.passed and engine_loaded(build)):
         return BuildOutcome.LOADED
     return BuildOutcome.BUILT if build.passed else BuildOutcome.UNFINISHED
 
@@ -74,12 +75,6 @@ def outcome(build: OpenBuild) -> BuildOutcome:
 def engine_loaded(build: OpenBuild) -> bool:
     """Whether an engine came from a file, or was to, and no builder was at work."""
     return (build.loaded or build.facts.loads_engine) and not _builder_worked(build)
-
-
-def _only_shows(build: OpenBuild) -> bool:
-    """The layers of an engine without any sign of a builder's work."""
-    shown = build.inspected or build.listed_layers or build.engine_layers
-    return bool(shown) and not build.is_run and not _builder_worked(build)
 
 
 def _builder_worked(build: OpenBuild) -> bool:
@@ -215,40 +210,29 @@ class OpenBuild:
         if not raw.foreign_node:
             self.native_chosen = raw.kind is SparsityKind.CHOSEN
 
-    def knows_layer(self, name: str) -> bool:
-        """Whether a layer of that name stands elsewhere in the log, in the lists among others."""
-        if not name:
-            return False
-        lists = (raw.names.strip() for raw in self.sparsity if raw.names)
-        listed = any(f", {name}, " in f", {names}, " for names in lists)
-        return listed or name in self.tuning.layers or name in self.renamed
-
     def add_fusion(self, fusion: Fusion, line: LogicalLine) -> None:
         """Keep a graph optimisation, and the line that tells of it."""
         raw = line.quote.partition("\n")[0][:LONGEST_RAW_LINE]
-        if self.budget.take_spare(sum(map(len, fusion.layers)) + len(raw)):
+        if self._has_room(sum(map(len, fusion.layers)) + len(raw)):
             self.fusions.append(replace(fusion, raw=raw))
-        else:
-            self.dropped += 1
 
     def add_renamed(self, layer: RenamedLayer) -> None:
         """Keep which node a layer of another name is made of; every pass says it again."""
-        if layer.layer in self.renamed:
-            return
-        if self.budget.take_spare(len(layer.layer) + len(layer.node)):
+        new = layer.layer not in self.renamed
+        if new and self._has_room(len(layer.layer) + len(layer.node)):
             self.renamed[layer.layer] = layer
-        else:
-            self.dropped += 1
 
     def add_sources(self, layer: str, metadata: str) -> None:
         """Keep which nodes a layer inside Myelin is made of; every pass says it again."""
         nodes = () if layer in self.sources else onnx_nodes(metadata)
-        if nodes in ((), (layer,)):
-            return
-        if self.budget.take_spare(len(layer) + sum(map(len, nodes))):
+        if nodes not in ((), (layer,)) and self._has_room(len(layer) + sum(map(len, nodes))):
             self.sources[layer] = LayerSources(layer=layer, onnx_nodes=nodes)
-        else:
-            self.dropped += 1
+
+    def _has_room(self, length: int) -> bool:
+        """Whether there is room for one more fact of that length; counts it where there is not."""
+        found = self.budget.take_spare(length)
+        self.dropped += not found
+        return found
 
     def add_engine_layer(self, layer: EngineLayer, *, detailed: bool) -> None:
         """Keep a layer of the finished engine; detailed records stand before mere lists."""
@@ -280,7 +264,8 @@ def finished_build(build: OpenBuild) -> Build:
     """The record of a build."""
     facts, tuning = build.facts, build.tuning
     tuning.end_combination()
-    names = _known_names(build)
+    listed = (*build.listed_layers, *(build.engine_layers or ()))
+    names = {*tuning.layers, *(layer.name for layer in listed)}
     splitter = NameSplitter(names if build.sparsity else ())
     lines = tuple(sparsity_line(raw, splitter) for raw in build.sparsity)
     loaded = engine_loaded(build)
@@ -312,7 +297,12 @@ def finished_build(build: OpenBuild) -> Build:
         layers=tuple(_layers(build, lines)),
         counts=tuning.counts(),
         skipped_tactics=tuple(tuning.skipped),
-        timing_cache=_timing_cache(build),
+        timing_cache=TimingCache(
+            mode=facts.cache_mode,
+            hits=facts.cache_hits,
+            cached_results=tuning.cached,
+            silent_combinations=tuning.silent,
+        ),
         fusions=tuple(build.fusions),
         renamed_layers=tuple(build.renamed.values()),
         layer_sources=tuple(build.sources.values()),
@@ -327,11 +317,6 @@ def finished_build(build: OpenBuild) -> Build:
         workspace_wanted_bytes=facts.workspace_bytes,
         dropped=build.dropped + tuning.dropped + build.results.dropped,
     )
-
-
-def _known_names(build: OpenBuild) -> set[str]:
-    listed = (*build.listed_layers, *(build.engine_layers or ()))
-    return {*build.tuning.layers, *(layer.name for layer in listed)}
 
 
 def _layers(build: OpenBuild, lines: tuple[SparsityLine, ...]) -> Iterator[TunedLayer]:
@@ -370,20 +355,10 @@ def _engine_layers(build: OpenBuild) -> tuple[EngineLayer, ...] | None:
         return tuple(build.engine_layers)
     if not build.listed_layers:
         return None
-    return tuple(_with_kernel(build, layer) for layer in build.listed_layers)
-
-
-def _with_kernel(build: OpenBuild, layer: EngineLayer) -> EngineLayer:
-    state = build.tuning.layers.get(layer.name)
-    kernel = _final_kernel(tuned_layer(layer.name, state), layer) if state is not None else None
-    return replace(layer, kernel=kernel, sparse=is_sparse_kernel(kernel)) if kernel else layer
-
-
-def _timing_cache(build: OpenBuild) -> TimingCache:
-    facts, tuning = build.facts, build.tuning
-    return TimingCache(
-        mode=facts.cache_mode,
-        hits=facts.cache_hits,
-        cached_results=tuning.cached,
-        silent_combinations=tuning.silent,
-    )
+    found = []
+    for layer in build.listed_layers:
+        state = build.tuning.layers.get(layer.name)
+        kernel = _final_kernel(tuned_layer(layer.name, state), layer) if state else None
+        sparse = is_sparse_kernel(kernel)
+        found.append(replace(layer, kernel=kernel, sparse=sparse) if kernel else layer)
+    return tuple(found)

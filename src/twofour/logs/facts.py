@@ -1,4 +1,4 @@
-"""Messages that say one thing about a build: version, GPU, options, memory, time."""
+"""What a build says of itself: version, GPU, options, memory, times, and trtexec's results."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from twofour.logs.layers import Budget
 from twofour.logs.names import number
-from twofour.records.log import Contradiction, SparsityFlag
+from twofour.records.log import (
+    Contradiction,
+    LatencyMetric,
+    LatencySummary,
+    LayerProfile,
+    Percentile,
+    Profile,
+    SparsityFlag,
+)
 
 _BANNER = re.compile(
     r"&&&& (?P<word>RUNNING|PASSED|FAILED|WAIVED) TensorRT\.?\S*(?: \[TensorRT v(?P<v>\d{3,8})\])?"
@@ -130,7 +139,9 @@ def _numbered_version(text: str | None) -> str | None:
     return f"{value // 10000}.{value // 100 % 100}.{value % 100}"
 
 
-def _text(name: str) -> Setter:
+def set_text(name: str) -> Setter:
+    """Keeps the text behind the words as the fact `name`."""
+
     def put(facts: Facts, text: str) -> None:
         if text:
             setattr(facts, name, text)
@@ -138,46 +149,54 @@ def _text(name: str) -> Setter:
     return put
 
 
-def _engine_to_load(facts: Facts, text: str) -> None:
+def set_engine_to_load(facts: Facts, text: str) -> None:
+    """An engine file is named: none is built."""
     facts.loads_engine = facts.loads_engine or bool(text)
 
 
-def _pass_seconds(facts: Facts, text: str) -> None:
+def set_pass_seconds(facts: Facts, text: str) -> None:
+    """Seconds of one pass of the builder."""
     value = number(text.split(" ", 1)[0])
     facts.under_way = False
     if value is not None:
         facts.passes_s = facts.earlier_s + value
 
 
-def _whole_seconds(facts: Facts, text: str) -> None:
+def set_whole_seconds(facts: Facts, text: str) -> None:
+    """Seconds that a program measured around the builder."""
     value = number(text.split(" ", 1)[0])
     facts.whole_s = facts.whole_s if value is None else value
 
 
-def _version(facts: Facts, text: str) -> None:
+def set_version(facts: Facts, text: str) -> None:
+    """The version of the program."""
     if re.fullmatch(r"\d{1,3}(?:\.\d{1,4}){1,3}", text):
         facts.program_version = facts.program_version or ".".join(text.split(".")[:3])
 
 
-def _capability(facts: Facts, text: str) -> None:
+def set_capability(facts: Facts, text: str) -> None:
+    """The GPU's compute capability."""
     match = re.fullmatch(r"(\d{1,2})\.(\d)", text)
     facts.capability = (int(match[1]), int(match[2])) if match else facts.capability
 
 
-def _sparsity(facts: Facts, text: str) -> None:
+def set_sparsity(facts: Facts, text: str) -> None:
+    """Trtexec's option."""
     facts.flag = _FLAGS.get(text.split(" ", 1)[0].lower(), facts.flag)
 
 
-def _level(facts: Facts, text: str) -> None:
+def set_level(facts: Facts, text: str) -> None:
+    """Trtexec's option, one digit."""
     facts.level = int(text) if text.isdigit() and len(text) == 1 else facts.level
 
 
-def _level_used(facts: Facts, text: str) -> None:
+def set_level_used(facts: Facts, text: str) -> None:
+    """The level at which the builder says it works."""
     match = _LEVEL.match(f"Set number of tactics to {text}")
     facts.level = int(match[1]) if match else facts.level
 
 
-def _flags(facts: Facts, text: str) -> None:
+def set_flags(facts: Facts, text: str) -> None:
     """Polygraphy's table of builder flags."""
     name, bar, value = f"Flags{text}".partition("|")
     if bar and name.strip() == "Flags":
@@ -189,7 +208,7 @@ def _flags(facts: Facts, text: str) -> None:
             facts.precision = "+".join(("FP32", *low))
 
 
-def _resource(facts: Facts, text: str) -> None:
+def set_resource(facts: Facts, text: str) -> None:
     """The builder's kernel library carries the GPU's architecture and TensorRT's version."""
     match = _RESOURCE.match(f"Loaded shared library {text}")
     if match is None:
@@ -201,66 +220,207 @@ def _resource(facts: Facts, text: str) -> None:
         facts.capability = (int(match[1][:-1]), int(match[1][-1]))
 
 
-def _module(facts: Facts, text: str) -> None:
+def set_module(facts: Facts, text: str) -> None:
+    """Polygraphy names the library's version."""
     match = _MODULE.match(text)
     facts.library_version = match[1] if match else facts.library_version
 
 
-def _linked(facts: Facts, text: str) -> None:
+def set_linked(facts: Facts, text: str) -> None:
+    """The version the program was linked against."""
     match = _LINKED.search(f"linked against TensorRT {text}")
     facts.program_version = facts.program_version or (match[1] if match else None)
 
 
-def _cache(facts: Facts, text: str) -> None:
+def set_cache(facts: Facts, text: str) -> None:
+    """How often the timing cache answered."""
     hits = re.search(r"(?:served )?(\d{1,9}) hits?", text)
     facts.cache_hits = int(hits[1]) if hits else facts.cache_hits
 
 
-def _workspace(facts: Facts, text: str) -> None:
+def set_workspace(facts: Facts, text: str) -> None:
+    """The memory that would allow more tactics, the largest that was named."""
     match = _WORKSPACE.match(f"Setting workspace to {text}")
     if match is not None:
         facts.workspace_bytes = max(facts.workspace_bytes or 0, int(match[1]))
 
 
-def _cache_mode(mode: str) -> Setter:
+def set_cache_mode(mode: str) -> Setter:
+    """Which timing cache is in use."""
+
     def put(facts: Facts, _: str) -> None:
         facts.cache_mode = mode
 
     return put
 
 
-def _of_a_build(_facts: Facts, _text: str) -> None:
-    """Nothing is kept of it; that it stands there shows a build."""
+# --- trtexec's results ---------------------------------------------------------------------------
 
-
-_OTHER_FIGURES = (
-    "Profiling verbosity: ", "Total Host Persistent Memory: ", "Total Device Persistent Memory: ",
-    "Total Scratch Memory: ", "Max Scratch Memory: ", "Total Activation Memory: ",
-    "Total Weights Memory: ", "Loaded engine size: ", "Created engine with size: ",
-    "[MemUsageStats] Peak memory usage ",
-)  # fmt: skip
-ONE_LINERS: tuple[tuple[str, Setter], ...] = (
-    ("Selected Device: ", _text("gpu")),
-    ("Compute Capability: ", _capability),
-    ("TensorRT version: ", _version),
-    ("Loaded shared library ", _resource),
-    ("Loaded Module: tensorrt", _module),
-    ("TensorRT was linked against TensorRT ", _linked),
-    ("Model: ", _text("model")),
-    ("Input filename: ", _text("model")),
-    ("Loading model: ", _text("model")),
-    ("Load engine: ", _engine_to_load),
-    ("Sparsity: ", _sparsity),
-    ("Flags   ", _flags),
-    ("Precision: ", _text("precision")),
-    ("BuilderOptimizationLevel: ", _level),
-    ("Set number of tactics to ", _level_used),
-    ("Engine generation completed in ", _pass_seconds),
-    ("Engine built in ", _whole_seconds),
-    ("Finished engine building in ", _whole_seconds),
-    ("Setting workspace to ", _workspace),
-    ("Local timing cache in use", _cache_mode("local")),
-    ("Global timing cache in use", _cache_mode("global")),
-    ("Deleting timing cache: ", _cache),
-    *((start, _of_a_build) for start in _OTHER_FIGURES),
+_FIGURE = re.compile(
+    r"(min|max|mean|median|percentile\((\d{1,3}(?:\.\d{1,4})?)%\)) = (\S{1,24}) ms"
 )
+_METRIC = re.compile(
+    r"(Latency|End-to-End Host Latency|Enqueue Time|H2D Latency|GPU Compute Time|D2H Latency)"
+    r": (?=min = )"
+)
+_OLD_HEADINGS = {"Host Latency": "Host Latency", "Host latency": "Host Latency"} | {
+    name: name for name in ("GPU Compute", "Enqueue Time", "H2D Latency", "D2H Latency")
+}
+_OLD_FIGURE = re.compile(r"(min|max|mean|median|percentile): (\S{1,24}) ms(?: at (\d{1,3}))?")
+_TOTALS = {
+    "Total Host Walltime", "walltime", "Total GPU Compute Time", "total compute time",
+}  # fmt: skip
+_TITLE = re.compile(r"=== Profile \((\d{1,9}) iterations ?\) ===")
+_COLUMNS = {
+    "time(ms)": "total", "time (ms)": "total", "avg.(ms)": "average", "avg. time (ms)": "average",
+    "median(ms)": "median", "median time (ms)": "median", "time(%)": "percent", "time %": "percent",
+}  # fmt: skip
+
+
+class Results:
+    """Summary and profile of one run."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.throughput: float | None = None
+        self.metrics: dict[str, LatencyMetric] = {}
+        self.iterations: int | None = None
+        self.rows: list[LayerProfile] | None = None
+        self.in_profile = False
+        self.dropped = 0
+        self._columns: list[str] = []
+        self._name_first = False
+        self._old: str | None = None
+        self._old_figures: dict[str, float] = {}
+        self._old_percentiles: list[Percentile] = []
+        self._budget = budget
+
+    # --- the summary -------------------------------------------------------------------------
+
+    def figure(self, message: str) -> bool:
+        """Any line of the summary; False where it is none."""
+        text = message.strip()
+        key, colon, value = text.partition(": ")
+        if colon and key in {"Throughput", "throughput"}:
+            found = number(value.split(" ")[0])
+            self.throughput = self.throughput if found is None else found
+        elif not colon or key not in _TOTALS:
+            return self._metric(text) or self._old_line(text)
+        return True
+
+    def _metric(self, text: str) -> bool:
+        match = _METRIC.match(text)
+        if match is None:
+            return False
+        values: dict[str, float] = {}
+        percentiles: list[Percentile] = []
+        for name, percent, printed in _FIGURE.findall(text[:2000]):
+            ms = number(printed)
+            if ms is not None and percent:
+                percentiles.append(Percentile(percent=float(percent), ms=ms))
+            elif ms is not None:
+                values[name] = ms
+        self.metrics[match[1]] = _latency(match[1], values, percentiles)
+        return True
+
+    def _old_line(self, text: str) -> bool:
+        """TensorRT 7: a heading, then a line for each figure."""
+        if text in _OLD_HEADINGS:
+            self._old = _OLD_HEADINGS[text]
+            self._old_figures, self._old_percentiles = {}, []
+            return True
+        match = _OLD_FIGURE.match(text)
+        ms = None if match is None or self._old is None else number(match[2])
+        if match is None or ms is None or self._old is None:
+            return False
+        if match[1] == "percentile":
+            self._old_percentiles = [Percentile(percent=float(match[3] or 99), ms=ms)]
+        else:
+            self._old_figures[match[1]] = ms
+        self.metrics[self._old] = _latency(self._old, self._old_figures, self._old_percentiles)
+        return True
+
+    def summary(self) -> LatencySummary | None:
+        """The record; None where nothing was measured."""
+        if self.throughput is None and not self.metrics:
+            return None
+        return LatencySummary(
+            throughput_qps=self.throughput,
+            metrics=tuple(self.metrics.values()),
+        )
+
+    # --- the profile -------------------------------------------------------------------------
+
+    def title(self, message: str) -> bool:
+        """`=== Profile (N iterations ) ===`: a table follows."""
+        match = _TITLE.search(message)
+        if match is None:
+            return False
+        self.iterations, self.rows, self._columns = int(match[1]), [], []
+        self.in_profile = True
+        return True
+
+    def header(self, message: str) -> bool:
+        """The table's header, with the name first (to 8.5) or last (from 8.6 on)."""
+        titles = [title.lower() for title in re.split(r"\s{2,}", message.strip())]
+        if "layer" not in titles:
+            return False
+        columns = [_COLUMNS.get(title) for title in titles if title != "layer"]
+        if not columns or None in columns:
+            return False
+        self._columns = [column for column in columns if column is not None]
+        self._name_first = titles[0] == "layer"
+        self.rows = self.rows if self.rows is not None else []
+        self.in_profile = True
+        return True
+
+    def row(self, message: str) -> bool:
+        """One layer, or the total; False ends the table."""
+        if not self._columns:
+            return self.header(message)
+        count = len(self._columns)
+        if not message.strip():
+            return False
+        if self._name_first:
+            cells = message.rsplit(None, count)
+            name, printed = cells[0].strip(), cells[1:]
+        else:
+            cells = message.split(None, count)
+            name, printed = cells[-1].strip() if len(cells) > count else "", cells[:count]
+        figures = [number(cell) for cell in printed]
+        if len(figures) != count or None in figures or not name:
+            return False
+        self._keep(name, dict(zip(self._columns, figures, strict=True)))
+        return True
+
+    def _keep(self, name: str, found: dict[str, float | None]) -> None:
+        if name == "Total":
+            return
+        if not self._budget.take(len(name)):
+            self.dropped += 1
+            return
+        rows = self.rows if self.rows is not None else []
+        rows.append(
+            LayerProfile(
+                name=name,
+                total_ms=found.get("total"),
+                average_ms=found.get("average"),
+                median_ms=found.get("median"),
+            )
+        )
+
+    def profile(self) -> Profile | None:
+        """The record; None where there was no table."""
+        if self.rows is None:
+            return None
+        return Profile(iterations=self.iterations, layers=tuple(self.rows))
+
+
+def _latency(name: str, found: dict[str, float], percentiles: list[Percentile]) -> LatencyMetric:
+    return LatencyMetric(
+        name=name,
+        min_ms=found.get("min"),
+        max_ms=found.get("max"),
+        mean_ms=found.get("mean"),
+        median_ms=found.get("median"),
+        percentiles=tuple(percentiles),
+    )

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from twofour.errors import BadInputError
 from twofour.logs.names import is_sparse_kernel, normal_id
-from twofour.logs.outer import OuterPrefixes, prefix_pattern
-from twofour.logs.prefix import loads
+from twofour.logs.prefix import loads, prefix_pattern
 from twofour.records.log import EngineLayer, LayerInformation, LayerProfile, Profile
 
 _LISTED = re.compile(r"Layer\(([\w.]{1,80})\): ")
@@ -22,6 +21,7 @@ _LISTED_TENSOR = re.compile(
 _SOURCE = "[ONNX Layer: "
 _SOURCES = re.compile(r"[\x1e\x1f]|(?<=\])(?=\[ONNX Layer: )")
 _TENSOR = re.compile(r"\{ Name: ([^{}]{1,400}?), (?:Location|Dimensions|Format/Datatype): ")
+_NAMED = "Name: "
 _LAYER_TYPE = ", LayerType: "
 _LONGEST_METADATA = 20_000
 
@@ -131,7 +131,7 @@ def read_layer_information(path: Path) -> LayerInformation:
 def _layers_in(text: str) -> list[EngineLayer]:
     layers = [layer for document in documents(text) for layer in _layers(document)]
     if not layers:
-        lines = (line.strip() for line in OuterPrefixes().removed(text.splitlines()))
+        lines = (line[line.find(_NAMED) :].strip() for line in text.splitlines() if _NAMED in line)
         layers = [layer for line in lines if (layer := detailed_layer(line)) is not None]
     return layers
 

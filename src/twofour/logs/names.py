@@ -32,7 +32,6 @@ _NO_TACTIC = 0xD15EA5EDD15EA5ED
 _LARGEST_MS = 3.4e38
 """TensorRT 7 prints the largest float32 where later versions print inf."""
 _PROFILE = re.compile(r" \[profile (\d{1,6})\]")
-_KEY_LENGTH = 6
 _KERNELS = 4096
 """Names remembered: a log times the same few hundred kernels for every layer."""
 _MASK = (1 << 64) - 1
@@ -97,23 +96,19 @@ class NameSplitter:
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._known = set(known)
-        self._awkward: dict[str, list[str]] = {}
-        for name in self._known:
-            if _entry_end(name, 0) != (len(name), False):
-                self._awkward.setdefault(name[:_KEY_LENGTH], []).append(name)
-        self._key_lengths = sorted({len(key) for key in self._awkward}, reverse=True)
-        for names in self._awkward.values():
-            names.sort(key=len, reverse=True)
 
     def split(self, text: str, printed: int | None) -> tuple[tuple[str, ...], bool, bool]:
-        """Entries, whether the list was elided, and whether the split is uncertain."""
+        """Entries, whether the list was elided, and whether the split is uncertain.
+
+        Where a bracket has no partner, the split is taken that gives more of the known names.
+        """
         text = text.strip().lstrip(",").strip()
-        entries, odd, guarded = self._scan(text)
+        entries, odd = _entries(text)
         if odd:
             plain = [part.strip() for part in text.split(_SEPARATOR)]
             entries = max(entries, plain, key=lambda found: self._fit(found, printed))
         names, elided = _without_dots(entries)
-        return names, elided, odd or guarded
+        return names, elided, odd
 
     def knows(self, name: str) -> bool:
         """Whether the name was seen as a layer elsewhere in the build."""
@@ -123,44 +118,23 @@ class NameSplitter:
         fits = printed is not None and printed in {len(entries), len(constituents(entries))}
         return sum(entry in self._known for entry in entries), fits
 
-    def _scan(self, text: str) -> tuple[list[str], bool, bool]:
-        """Entries, whether a bracket has no partner, and whether a known odd name was met."""
-        entries, start, odd, guarded = [], 0, False, False
-        while start < len(text):
-            name = self._awkward_at(text, start)
-            end, unpaired = _entry_end(text, start) if name is None else (start + len(name), False)
-            guarded = guarded or name is not None
-            odd = odd or unpaired
-            entries.append(text[start:end].strip())
-            start = end + len(_SEPARATOR)
-        return entries, odd, guarded
 
-    def _awkward_at(self, text: str, start: int) -> str | None:
-        for length in self._key_lengths:
-            for name in self._awkward.get(text[start : start + length], ()):
-                end = start + len(name)
-                if text.startswith(name, start) and (
-                    end >= len(text) or text.startswith(_SEPARATOR.rstrip(), end)
-                ):
-                    return name
-        return None
-
-
-def _entry_end(text: str, start: int) -> tuple[int, bool]:
-    """Where the entry ends (", " outside brackets), and whether a bracket has no partner."""
-    depth, odd = 0, False
-    for match in _BRACKET_OR_SEPARATOR.finditer(text, start):
+def _entries(text: str) -> tuple[list[str], bool]:
+    """The entries, parted by ", " outside of brackets; whether a bracket has no partner."""
+    entries, start, depth, odd = [], 0, 0, False
+    for match in _BRACKET_OR_SEPARATOR.finditer(text):
         found = match[0]
         if found in {"(", "[", "{"}:
             depth += 1
         elif found == _SEPARATOR:
             if depth == 0:
-                return match.start(), odd
+                entries.append(text[start : match.start()].strip())
+                start = match.end()
         elif depth:
             depth -= 1
         else:
             odd = True
-    return len(text), odd or depth > 0
+    return [*entries, text[start:].strip()] if start < len(text) else entries, odd or depth > 0
 
 
 def _without_dots(entries: list[str]) -> tuple[tuple[str, ...], bool]:

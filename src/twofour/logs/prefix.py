@@ -8,51 +8,8 @@ from typing import NamedTuple
 
 from twofour.records.log import Producer
 
-TAGS_START = 22
-"""Place of the tags in `[MM/DD/YYYY-HH:MM:SS] [V] [TRT] message`."""
-MESSAGE_START = 32
-"""Place of the message there."""
-AFTER_DATE: dict[Producer | str | None, dict[str, str]] = {
-    Producer.TRTEXEC: {"[V] [TRT] ": "V", "[I] [TRT] ": "I"},
-    Producer.PYTHON: {"[TRT] [V] ": "V", "[TRT] [I] ": "I"},
-}
-"""The tags of each producer there, with their severities."""
-TAGS = frozenset(tag for tags in AFTER_DATE.values() for tag in tags)
-BRACKETS = frozenset("([")
-"""What a message behind a known prefix may not begin with: more of a prefix may follow."""
-AVERAGE = "[I] Average on "
-"""trtexec's progress, the most frequent line of all and without a fact."""
-_NO_LINE = "\n"
-"""Begins no line."""
-_MOST = 6
-
-
-class KnownPrefixes:
-    """Prefixes met so far that have no clock in them, with their lengths and severities."""
-
-    def __init__(self) -> None:
-        self.first = (_NO_LINE, 0, "")
-        """The first one met: most logs have no other."""
-        self._known: list[tuple[str, int, str]] = []
-
-    def of(self, line: str) -> tuple[str, int, str] | None:
-        """The prefix of a line; None for any other, and where more of one may follow."""
-        for known in self._known:
-            if line.startswith(known[0]):
-                return None if line[known[1] : known[1] + 1] in BRACKETS else known
-        return None
-
-    def learn(self, line: str, message: str, severity: str) -> None:
-        """Remember the line's prefix where it will be the same on the next lines."""
-        prefix = line[: len(line) - len(message)]
-        if severity not in {"V", "I", ""} or not prefix or any(c.isdigit() for c in prefix):
-            return
-        known = (prefix, len(prefix), severity)
-        if len(self._known) < _MOST and known not in self._known:
-            self._known.append(known)
-            self.first = self._known[0]
-
-
+_ENOUGH = 9
+"""Characters by which a message is found in its line."""
 PLAIN = "plain"
 """Style of `[V] message`, which several producers share."""
 DATED = "dated"
@@ -80,7 +37,11 @@ class LogicalLine(NamedTuple):
     @property
     def quote(self) -> str:
         """The message as it stands in the file: all of its line where other programs changed it."""
-        return self.raw if "\n" in self.raw else quoted(self.text, self.raw)
+        text, (row, *more) = self.text.strip(), self.raw.split("\n")
+        if more:
+            start = max(row.find(text[:_ENOUGH]), 0)
+            return "\n".join((row[start:], *more))
+        return text if text in row else row.strip()
 
 
 Message = tuple[str, int, str, str, Producer | str | None]
@@ -90,12 +51,6 @@ Message = tuple[str, int, str, str, Producer | str | None]
 def named(line: Message) -> LogicalLine:
     """The line with names for its parts."""
     return line if isinstance(line, LogicalLine) else LogicalLine._make(line)
-
-
-def quoted(text: str, row: str) -> str:
-    """The text where the row of the file has it to the letter; else the row."""
-    text = text.strip()
-    return text if text in row else row.strip()
 
 
 class Prefixed(NamedTuple):
@@ -123,81 +78,41 @@ _ORT = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\S{5,24} \[\w:onnxruntime:[^\]]{0,200}\] "
     r"\[\d{4}-\d\d-\d\d [\d:.]{5,18} +(?P<word>\w+)\] ?"
 )
-_LOGGING = re.compile(
-    r"(?:\[?\d{4}-\d\d-\d\d[ T][\d:]{8}(?P<python>,\d{3})?(?:\.\d{1,9})?\]?(?: [-:|] |[ :]))?"
-    r"(?P<before>(?:[\[(]?[\w./-]{1,60}[\])]?(?: [-:|] |: ?| )){0,2}?)"
-    r"[\[(]?(?P<word>CRITICAL|ERROR|WARN(?:ING)?|INFO|DEBUG|VERBOSE)[\])]?"
-    r"\s{0,8}(?:[-:|] |:|(?<= ))"
-    r"(?P<after>[\[(]?[\w.]{0,40}(?i:trt|tensorrt)[\w.]{0,40}[\])]?(?: [-:|] |: ?))?",
-)
-"""Loggers of Python and the like, as `%(asctime)s - %(name)s - %(levelname)s - %(message)s`."""
-_LOGGER = re.compile(r"trt|tensorrt", re.IGNORECASE)
-_GSTREAMER = re.compile(
-    r"\d{1,4}:\d\d:\d\d\.\d{1,9} +\d{1,9} +0x[0-9a-f]{1,16} +(?P<word>[A-Z]{3,7}) +\w{1,40} "
-    r".{0,300}?\[TRT\]: ?"
-)
-"""GStreamer's log, in which nvinfer hands on what TensorRT says."""
 _BANNER = re.compile(r"&&&& (?:RUNNING|PASSED|FAILED|WAIVED) TensorRT")
-_INNER = re.compile(
-    r"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[|&&&& (?:RUNNING|PASSED|FAILED) TensorRT"
-    r"|(?:\(foreignNode\) )?\(Sparsity\) (?:Found|Chose|Layers eligible|TRT inference)"
-    r"|-{15} Timing Runner: |\*{15} Autotuning format|>{15} Chose Runner"
-)
-_LETTERS = {
-    "INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V",
-    "DEBUG": "V", "GRAPH": "V", "!": "F", "X": "V", "U": "V", "S": "V", "D": "V",
-    "CRITICAL": "F", "WARN": "W", "LOG": "V", "TRACE": "V",
+LEVELS = {
+    "TRACE": "V", "DEBUG": "V", "GRAPH": "V", "VERBOSE": "V", "INFO": "I",
+    "NOTICE": "I", "WARNING": "W", "WARN": "W", "ERROR": "E", "ERR": "E", "CRITICAL": "F",
+    "FATAL": "F", "INTERNAL_ERROR": "F", "!": "F", "X": "V", "U": "V", "S": "V", "D": "V",
 }  # fmt: skip
-_OUTER = 200
-"""Characters of somebody else's prefix (a container's clock, say) that are looked through."""
+"""TensorRT's letter for what a level is called elsewhere."""
 
 
 def take_apart(line: str) -> Prefixed | None:
-    """The line's message without what stands before it; None where nothing known does."""
-    first = line[:1]
-    found = _own(line)
-    if found is None and (first == "[" or first.isalnum()):
-        found = _logged(line)
-    elif found is None and first in {'"', " ", "\t"}:
-        found = _quoted(line)
-    return found or _inside(line)
-
-
-def has_own_prefix(line: str, *, length: int | None = None) -> bool:
-    """Whether the line begins with one of TensorRT's or its tools' prefixes (of that `length`).
-
-    Not where a tag alone stands before more of a prefix: `[TRT] [VERBOSE] message`.
-    """
-    found = _own(line)
-    if found is None or (not found.severity and found.message[:1] == "[" and line[0] == "["):
-        return False
-    return length in {None, len(line) - len(found.message)}
-
-
-def _own(line: str) -> Prefixed | None:
+    """The line's message behind a prefix of TensorRT's or its tools' own; None for any other."""
+    line = line.lstrip()
     first = line[:1]
     if first == "[":
         return _tagged(line)
-    if first.isdigit():
-        return _matched(_ORT, line, Producer.ONNXRUNTIME) or _matched(
-            _GSTREAMER, line, Producer.DEEPSTREAM
-        )
-    if first.isupper():
-        return _worded(line)
+    if first.isdigit() and (match := _ORT.match(line)) is not None:
+        return Prefixed(Producer.ONNXRUNTIME, LEVELS.get(match["word"], ""), line[match.end() :])
+    if first.isupper() and (match := _WORD.match(line)) is not None:
+        torch = match["tag"].startswith("[Torch")
+        style = Producer.TORCH_TENSORRT if torch else Producer.DEEPSTREAM
+        return Prefixed(style, LEVELS[match["word"]], line[match.end() :])
     is_banner = first == "&" and _BANNER.match(line) is not None
     return Prefixed(Producer.TRTEXEC, "", line) if is_banner else None
 
 
-def unquoted(line: str) -> str | None:
-    """The text of a line that is one element of a JSON array of strings."""
+def unquoted(line: str) -> str:
+    """The text of a line that is one element of a JSON array of strings; any other as it is."""
     text = line.strip().rstrip(",")
     if len(text) < 2 or text[0] != '"' or text[-1] != '"':
-        return None
+        return line
     try:
         value = loads(text)
     except ValueError:
-        return None
-    return value if isinstance(value, str) else None
+        return line
+    return value.rstrip("\r\n") if isinstance(value, str) else line
 
 
 _SURROGATES = re.compile(
@@ -230,7 +145,7 @@ def _tagged(line: str) -> Prefixed | None:
     tags, word = match["tags"].rstrip(), match["word"]
     message = line[match.end() :]
     letter = next((tag for tag in re.findall(r"\[([FEWIVXUSD!])\]", tags)), "")
-    severity = _LETTERS.get(word or letter, letter)
+    severity = LEVELS.get(word or letter, letter)
     return Prefixed(_tag_style(tags, letter, dated=bool(match["date"])), severity, message)
 
 
@@ -243,55 +158,52 @@ def _tag_style(tags: str, letter: str, *, dated: bool) -> Producer | str | None:
         return Producer.PYTHON
     if "[TRT]" in tags:
         if not letter:
-            return Producer.JETSON_INFERENCE
+            return Producer.DEEPSTREAM if tags == "[TRT]:" else Producer.JETSON_INFERENCE
         return Producer.PYTHON if tags.startswith("[TRT]") else Producer.TRTEXEC
     return DATED if dated else PLAIN
-
-
-def _logged(line: str) -> Prefixed | None:
-    """Behind the prefix of a logger with TensorRT's name; what others log is none of ours."""
-    match = _LOGGING.match(line)
-    if match is None:
-        return None
-    rest = line[match.end() :]
-    inner = _tagged(rest) if _TAGS.match(rest) else None
-    if inner is None and (match["after"] or _LOGGER.search(match["before"])):
-        style = Producer.PYTHON if match["python"] else None
-        return Prefixed(style, _LETTERS[match["word"]], rest)
-    return inner
-
-
-def _worded(line: str) -> Prefixed | None:
-    match = _WORD.match(line)
-    if match is not None:
-        torch = match["tag"].startswith("[Torch")
-        style = Producer.TORCH_TENSORRT if torch else Producer.DEEPSTREAM
-        return Prefixed(style, _LETTERS[match["word"]], line[match.end() :])
-    return None
-
-
-def _matched(pattern: re.Pattern[str], line: str, style: Producer) -> Prefixed | None:
-    match = pattern.match(line)
-    if match is None:
-        return None
-    return Prefixed(style, _LETTERS.get(match["word"], ""), line[match.end() :])
-
-
-def _quoted(line: str) -> Prefixed | None:
-    text = unquoted(line)
-    return None if text is None or text[:1] in {'"', " "} else take_apart(text.rstrip("\r\n"))
-
-
-def _inside(line: str) -> Prefixed | None:
-    """A message behind a prefix of somebody else."""
-    match = _INNER.search(line, 1, _OUTER)
-    if match is None:
-        return None
-    rest = line[match.start() :]
-    return _tagged(rest) if rest[0] == "[" else Prefixed(None, "", rest)
 
 
 def without_polygraphy_extras(message: str) -> str:
     """The message without the clock and source position Polygraphy puts before it on request."""
     match = _POLYGRAPHY_EXTRA.match(message)
     return message if match is None else message[match.end() :]
+
+
+_ANY_LEVEL = "|".join(word for word in LEVELS if len(word) > 1)
+_LEVEL = rf"(?:(?<![\w.])|(?<=Severity\.))k?(?i:{_ANY_LEVEL})(?![\w/]|[.-]\w)"
+"""Never a part of a path or a file's name: `error.log:12:`."""
+_LEVEL_LETTER = re.compile(r"(?<![\w.])(?:[\[(<]([FEWIVD])[\])>]|([FEWIV])(?=/|\d{4} ))")
+_PIECE = re.compile(rf"(?P<level>\s*{_LEVEL}\s*)|[A-Za-z0-9]+|\s+|.", re.DOTALL)
+_CALENDAR = re.compile(
+    r"(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|mon|tue|wed|thu|fri|sat|sun)$"
+)
+
+
+def level_in(prefix: str) -> str:
+    """F E W I V by the last word (or letter) of a level in a prefix; "" where there is none."""
+    words = re.findall(_LEVEL, prefix)
+    if words:
+        return LEVELS[words[-1].upper().removeprefix("K")]
+    letters = _LEVEL_LETTER.findall(prefix)
+    letter = "".join(letters[-1]) if letters else ""
+    return "V" if letter == "D" else letter
+
+
+def prefix_pattern(prefix: str) -> re.Pattern[str]:
+    """The prefix with every number, clock, level and padding left open."""
+    pieces = _PIECE.finditer(prefix)
+    return re.compile("".join(_opened(piece, len(prefix)) for piece in pieces))
+
+
+def _opened(match: re.Match[str], length: int) -> str:
+    piece = match[0]
+    if match["level"]:
+        return rf"\s*k?(?i:{_ANY_LEVEL})\s*"
+    if piece.isspace():
+        alone = len(piece) == length
+        return re.escape(piece) if alone else r"\s?" if match.end() == length else r"\s+"
+    if any(c.isdigit() for c in piece):
+        return r"\d+" if piece.isdigit() else "[A-Za-z0-9]+"
+    if piece in "FEWIVDXUS":
+        return "[FEWIVDXUS]"
+    return "[A-Za-z]{3}" if _CALENDAR.match(piece) else re.escape(piece)

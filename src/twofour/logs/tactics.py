@@ -117,7 +117,6 @@ CHOICE = ">>>>>>>>>>>>>>> Chose Runner Type: "
 COSTS = "=============== Computing costs for"
 NAME = "Tactic Name:"
 SET_NAME = "Set Tactic Name: "
-_TIMED = (f"{NAME} ", TACTIC)
 MYELIN = "Myelin"
 _REFORMAT = "Optimizer Reformat"
 """Timings of format changes between layers, not of a layer of the engine."""
@@ -125,36 +124,6 @@ _RUNNER_ID = re.compile(r"\[0x[0-9a-fA-F]+\]$")
 _CACHED = "] got cached result: "
 _PRUNED = re.compile(r"(.*): \d+ available tactics, \d+ unparsable, (\d+) pruned")
 _MAX_LAYERS = 50_000
-
-
-def is_cut(text: str) -> bool:
-    """Whether a message of autotuning ends before its last word; False for any other message."""
-    if text.startswith(_TIMED):
-        return time_of(text) is None and skipped_tactic(text, 0, None) is None
-    if text.startswith(RUNNER):
-        _, bracket, runner = text.rstrip().rpartition(" (")
-        return not bracket or not runner.endswith(")")
-    if text.startswith(CHOICE):
-        return " Tactic: " not in text
-    if SET_NAME not in text:
-        return False
-    _, found, kernel = text.rstrip().partition(SET_NAME)
-    return bool(found) and not kernel.partition(TACTIC)[2]
-
-
-def time_of(text: str) -> str | None:
-    """The time in a message that has one, as it is printed; None for any other."""
-    parts = text.split()
-    if text.startswith(NAME):
-        ms = (_named_timing(text) or ("",))[-1]
-    else:
-        is_timed = text.startswith(TACTIC) and len(parts) == 4 and parts[2].lower()[:4] == "time"
-        ms = parts[3] if is_timed else ""
-    try:
-        float(ms or "")
-    except ValueError:
-        return None
-    return ms
 
 
 def _named_timing(text: str) -> tuple[str | None, str, str] | None:

@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from twofour.engines.inputs import (
-    at_shapes,
-    beyond_ranges,
-    bind_shapes,
-    opt_shapes,
-    profiles_for,
-    shapes_of,
-)
 from twofour.engines.machine import describe_machine, find_gpu, read_clocks, usable_cores
-from twofour.engines.onnxruntime.engine import mode_of, session_build
+from twofour.engines.onnxruntime.engine import mode_of
 from twofour.engines.onnxruntime.session import CannotRunError
-from twofour.engines.protocol import BuildRequest, OpenOptions, OpenRequest
-from twofour.engines.registry import AUTO, EngineRow
+from twofour.engines.protocol import BuildRequest, OpenRequest
+from twofour.engines.registry import AUTO
 from twofour.engines.tensorrt.build import opset_advice
-from twofour.engines.timing import RoundPlan
+from twofour.engines.timing import RoundPlan, batch_of
 from twofour.errors import BuildFailedError
+from twofour.inputs.examples import beyond_ranges, opt_shapes, profiles_for
+from twofour.inputs.fits import at_shapes, shapes_of
 from twofour.latency.ratios import ratios_and_noise, unpaired_ratios
-from twofour.latency.variants import parse_variant_name, variant_name
-from twofour.pipeline.compare.prepare import batch_of, precision_words
 from twofour.pipeline.engine_host import (
     CRASH_HINT,
     CrashedError,
@@ -44,12 +36,16 @@ from twofour.pipeline.stages import (
     Stage,
     onnx_files,
     onnx_name,
-    variant_record,
+    record_of,
 )
 from twofour.pipeline.workers import may_pass
 from twofour.records.build import VariantBuild
-from twofour.records.export import TensorShape
-from twofour.records.latency import ComparedVariant, LatencyComparison
+from twofour.records.latency import (
+    ComparedVariant,
+    LatencyComparison,
+    parse_variant_name,
+    variant_name,
+)
 from twofour.records.options import BuildOptions, CompareOptions, Precision, Variant
 from twofour.records.run import BuildResult, ExportedVariant
 
@@ -60,11 +56,6 @@ _TIME_LIMIT_S = 3.0
 _LEAST_ROUNDS = 5
 """Of slower runs, too few for a word."""
 _ONE_BY_ONE = "timed one after the other: memory holds one engine at a time"
-
-
-def check_asked_shapes(run: Run, inputs: Sequence[TensorShape]) -> None:
-    """Raises BadInputError where --shapes does not fit the model, whatever engine will run."""
-    bind_shapes(run.options.build.shapes, inputs)
 
 
 def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
@@ -99,18 +90,21 @@ def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[Vari
             inputs=run.example_inputs(),
             timing_cache=run.file(_TIMING_CACHE),
         )
-        return _build(run, request), _left_by(run, chosen.row, variant)
+        built = _build(run, request)
+        names = (f"{variant}{suffix}" for suffix in chosen.row.leaves)
+        return built, tuple(name for name in names if run.file(name).is_file())
 
     return Stage(
         name=f"build-{variant}",
         title=f"build {variant} with {chosen.status.engine}",
-        record=variant_record("build", variant),
         kind=VariantBuild,
         work=work,
         lasting=lasts,
-        options=("engine",),
-        # how it is timed changes no engine
-        facts={"engine": chosen.status.in_words, "build": replace(build, iterations=1, warmup=0)},
+        depends_on=(
+            run.options.engine,
+            chosen.status.in_words,
+            replace(build, iterations=1, warmup=0),  # how it is timed changes no engine
+        ),
         packages=chosen.row.packages,
         reads=(INPUTS, *onnx_files(source)),
     )
@@ -135,28 +129,30 @@ def time_variants(
         asked = [_request(run, v, build.threads, precision) for v in variants]
         there = [a for a, v in zip(asked, variants, strict=True) if v.error is None]
         found = _measured(run, build, there, tries)
-        failed = (_not_built(a, v) for a, v in zip(asked, variants, strict=True) if v.error)
+        failed = (
+            ComparedVariant(name=a.name, error=v.error, hint=CRASH_HINT if v.failed_tries else None)
+            for a, v in zip(asked, variants, strict=True)
+            if v.error
+        )
         found = replace(found, rows=(*found.rows, *failed))
         made = _comparison(run, build, asked[0], found)
         return replace(made, machine=replace(machine, end=read_clocks())), ()
 
     def lasting(times: LatencyComparison) -> bool:
         errors = [v.error for v in times.variants if v.error is not None]
-        return not any(t.passing for t in tries.failed) and not any(map(may_pass, errors))
+        return not tries.failed and not any(map(may_pass, errors))
 
     return Stage(
         name="times",
         title=f"time {' and '.join(v.variant for v in variants)}",
-        record=TIMES,
         kind=LatencyComparison,
         work=work,
         lasting=lasting,
-        options=("seed",),
-        facts={"engine": engine.status.in_words, "build": build},
+        depends_on=(run.options.seed, engine.status.in_words, build),
         packages=engine.row.packages,
         reads=(
             INPUTS,
-            *(variant_record("build", v.variant) for v in variants),
+            *(record_of(f"build-{v.variant}") for v in variants),
             *(v.plan for v in variants if v.plan is not None),
             *(name for v in variants if v.plan is None for name in onnx_files(run.file(v.onnx))),
         ),
@@ -191,9 +187,8 @@ def build_result(
         record=BUILD,
         kind=BuildResult,
         work=work,
-        options=("engine",),
-        facts={"engine": chosen.status.in_words, "no_baseline": no_baseline},
-        reads=(*(variant_record("build", v.variant) for v in variants), TIMES),
+        depends_on=(run.options.engine, chosen.status.in_words, no_baseline),
+        reads=(*(record_of(f"build-{v.variant}") for v in variants), TIMES),
     )
 
 
@@ -233,6 +228,12 @@ def _build(run: Run, request: BuildRequest) -> VariantBuild:
 
 def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
     """The session that checked the file is taken, not a second one."""
+    built = VariantBuild(
+        variant=request.variant,
+        onnx=request.onnx.name,
+        sparse_weights=False,  # ONNX Runtime's own providers have no sparse kernels to allow
+        build_s=0.0,
+    )
     try:
         session = run.sessions.open(request.onnx)
     except CrashedError:
@@ -241,14 +242,14 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
         # a type without a kernel is a row that says so; all else only where nobody asked for it
         if run.options.engine != AUTO and not isinstance(error, CannotRunError):
             raise
-        return session_build(request, error=error.message)
-    built = session_build(request, build_s=session.load_s, providers=session.providers)
-    return replace(built, failed_tries=session.failed_tries, level=session.level)
-
-
-def _left_by(run: Run, row: EngineRow, variant: Variant) -> tuple[str, ...]:
-    names = (f"{variant}{suffix}" for suffix in row.leaves)
-    return tuple(name for name in names if run.file(name).is_file())
+        return replace(built, error=error.message)
+    return replace(
+        built,
+        build_s=session.loaded.load_s,
+        providers=session.loaded.providers,
+        failed_tries=session.failed_tries,
+        level=session.level,
+    )
 
 
 def _notes(run: Run) -> Iterator[str]:
@@ -293,12 +294,16 @@ def _measured(
     how = Timing(inputs=inputs, plan=plan, warmup=build.warmup, batch=batch_of(inputs))
 
     def at(level: str) -> EngineTimes:
-        wanted = [_at_level(one, level) for one in (*asked, *map(_twin, asked[:1]))]
+        known = level if level in first.engine.engine().open_levels else None  # a plan has its own
+        wanted = [replace(o, opening=replace(o.opening, level=known)) for o in (*asked, twin)]
         times: EngineTimes = run.host.call("time", wanted, how, report=run.progress.step)
         return times
 
     if not asked:
         return EngineTimes(rows=())
+    first = asked[0]
+    again = variant_name(first.opening.weights, first.engine.name, first.opening.mode, again=True)
+    twin = replace(first, name=again, again=True)
     try:
         return tries.until_alive(at, lambda: "timing the engines")
     except CrashedError as error:
@@ -327,7 +332,7 @@ def _comparison(
             rounds=build.iterations,
             warmup=build.warmup,
             time_limit_s=_TIME_LIMIT_S,
-            threads=first.opening.options.threads,
+            threads=first.opening.threads,
             seed=seed,
         ),
         variants=rows,
@@ -348,9 +353,10 @@ def _request(
     onnx = run.file(built.onnx)
     opening = OpenRequest(
         mode=mode,
-        options=OpenOptions(weights=built.variant, threads=threads or usable_cores()),
+        weights=built.variant,
+        threads=threads or usable_cores(),
         model=str(onnx),
-        precision=precision_words(modes[mode], precision.value if precision else "unknown"),
+        precision=modes[mode].precision_words(precision.value if precision else "unknown"),
         file=onnx if built.plan is None else run.file(built.plan),
         sparse_kernels=None if built.plan is None else built.sparse_weights,
     )
@@ -359,27 +365,8 @@ def _request(
     )
 
 
-def _twin(one: TimedRequest) -> TimedRequest:
-    weights, mode = one.opening.options.weights, one.opening.mode
-    return replace(one, name=variant_name(weights, one.engine.name, mode, again=True), again=True)
-
-
-def _at_level(one: TimedRequest, level: str) -> TimedRequest:
-    """A plan has its level already."""
-    known = level if level in one.engine.engine().open_levels else None
-    options = replace(one.opening.options, level=known)
-    return replace(one, opening=replace(one.opening, options=options))
-
-
 def _levels_from(run: Run, variants: Sequence[VariantBuild]) -> tuple[str, ...]:
     """From the lowest on that a variant needs, as levels do not compare."""
-    lowered = [v.level for v in variants if v.level is not None]
-    levels = run.options.builder.row.engine().open_levels
-    if not levels:
-        return (lowered[0] if lowered else "of the build",)
-    return levels[max((levels.index(level) for level in lowered if level in levels), default=0) :]
-
-
-def _not_built(asked: TimedRequest, built: VariantBuild) -> ComparedVariant:
-    hint = CRASH_HINT if built.failed_tries else None
-    return ComparedVariant(name=asked.name, error=built.error, hint=hint)
+    levels = run.options.builder.row.engine().open_levels or ("of the build",)
+    lowered = (levels.index(v.level) for v in variants if v.level is not None)
+    return levels[max(lowered, default=0) :]

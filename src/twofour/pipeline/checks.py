@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from twofour.eligibility.predict import not_covered_lines
 from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
+from twofour.inputs.fits import save_arrays, stored_arrays
 from twofour.pipeline.engine_host import RUNTIMES, CrashedError, Session, lasts, tries_of
-from twofour.pipeline.sources.inputs import save_arrays, stored_arrays
-from twofour.pipeline.sources.user_code import files_read, parse_reference, reference_key
 from twofour.pipeline.stages import (
     ACCURACY,
     DENSE,
     INPUTS,
-    ONE_SHOT,
     SPARSE,
     Made,
     Run,
     Stage,
-    one_shot_files,
     onnx_files,
-    reference_name,
-    variant_record,
+    record_of,
 )
-from twofour.pipeline.workers import may_pass
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
-from twofour.records.options import Precision, RunOptions, Variant
+from twofour.records.options import Precision, RunOptions
 from twofour.records.pruning import PruneResult
-from twofour.records.run import (
-    ExportedVariant,
-    OneShotCheck,
-    OtherSizes,
-    SizeCheck,
-    VariantCheck,
-)
+from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck, VariantCheck
+from twofour.records.weights import ReasonCode
 from twofour.words import count, nothing_pruned
 
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
@@ -60,19 +52,24 @@ def check(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
             if session is not None and not isinstance(error, CrashedError):
                 raise
             run.progress.note(f"{path.name} was not compared with the module: {error}")
-            return _not_run(variant, error), ()
-        return checked, (_outputs_name(variant),)
+            return VariantCheck(
+                variant=variant,
+                outputs=None,
+                agreement=(),
+                not_compared=error.message,
+                metrics={},
+                failed_tries=tries_of(error),
+            ), ()
+        return checked, () if checked.outputs is None else (checked.outputs,)
 
     return Stage(
         name=f"check-{variant}",
         title=f"run the {variant} model",
-        record=variant_record("check", variant),
         kind=VariantCheck,
         work=work,
         watched=lambda: metric_files,
         lasting=lasts,
-        options=("dynamic", "metric"),
-        facts={"metric": metric_key(run.options), "threads": run.options.build.threads},
+        depends_on=(run.options.dynamic, metric_key(run.options), run.options.build.threads),
         packages=RUNTIMES,
         reads=(
             INPUTS,
@@ -83,66 +80,30 @@ def check(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
     )
 
 
-def was_repaired(run: Run, pruned: PruneResult) -> bool:
-    """Whether there is a model before its repair for the user's metric to be measured on."""
-    repair = pruned.repair
-    return run.options.metric is not None and repair is not None and repair.taken is not None
-
-
-def check_one_shot(run: Run) -> Stage[OneShotCheck]:
-    """The user's metric of the pruned model before its repair."""
-    metric_files: list[Path] = []
-
-    def work() -> Made[OneShotCheck]:
-        try:
-            session = run.sessions.open(run.file(ONE_SHOT))
-        except BuildFailedError as error:
-            return OneShotCheck(metrics={}, not_measured=error.message), ()
-        try:
-            return OneShotCheck(metrics=_metrics(run, session, metric_files)), ()
-        finally:
-            run.sessions.close()
-
-    return Stage(
-        name="check-one-shot",
-        title="run the pruned model before its repair",
-        record="stages/check-one-shot.json",
-        kind=OneShotCheck,
-        work=work,
-        watched=lambda: metric_files,
-        lasting=lambda checked: not may_pass(checked.not_measured or ""),
-        options=("metric",),
-        facts={"metric": metric_key(run.options), "threads": run.options.build.threads},
-        packages=RUNTIMES,
-        reads=one_shot_files(run.path),
-    )
-
-
 def accuracy(
     run: Run,
-    dense: VariantCheck,
-    sparse: VariantCheck,
-    one_shot: OneShotCheck | None,
+    exports: Sequence[ExportedVariant],
+    checks: Sequence[VariantCheck],
     no_baseline: str | None,
 ) -> Stage[Accuracy]:
     """accuracy.json: sparse.onnx against dense.onnx."""
-    before_repair = {} if one_shot is None else one_shot.metrics
+    dense, sparse = checks
+    compared = _compared(exports, checks)
 
     def work() -> Made[Accuracy]:
         metrics = tuple(
-            Metric(
-                name=name,
-                dense=value,
-                sparse=sparse.metrics[name],
-                one_shot=before_repair.get(name),
-            )
+            Metric(name=name, dense=value, sparse=sparse.metrics[name])
             for name, value in dense.metrics.items()
             if name in sparse.metrics
         )
         rows = next(iter(run.example_inputs().values()), np.zeros(0)).shape
         not_run = next((c.not_compared for c in (dense, sparse) if c.outputs is None), None)
+        drift: tuple[OutputAgreement, ...] = ()
+        if compared:
+            before, after = (stored_arrays(run.file(name)) for name in compared)
+            drift = _agreement(before, {name: after[name] for name in before}, None)
         return Accuracy(
-            drift=_drift(run, compared),
+            drift=drift,
             examples=rows[0] if rows else 1,
             metrics=metrics,
             not_compared=None if compared else not_run,
@@ -150,18 +111,16 @@ def accuracy(
             by_module=not_run if compared else None,
         ), ()
 
-    compared = _compared(run, dense, sparse)
-
     return Stage(
         name="accuracy",
         title="compare the outputs",
         record=ACCURACY,
         kind=Accuracy,
         work=work,
-        facts={"no_baseline": no_baseline, "one_shot": before_repair},
+        depends_on=(no_baseline,),
         reads=(
-            variant_record("check", DENSE),
-            variant_record("check", SPARSE),
+            record_of(f"check-{DENSE}"),
+            record_of(f"check-{SPARSE}"),
             *compared,
         ),
     )
@@ -207,11 +166,7 @@ def why_no_baseline(pruned: PruneResult) -> str | None:
 
 
 def lost_without_data(pruned: PruneResult) -> str | None:
-    """What to say of weights that were pruned by magnitude alone; None where there are none.
-
-    The figures: all-MiniLM-L6-v2 to 2:4, all 36 Linears of its encoder, 256 sentences to calibrate
-    and 256 others to measure (benchmarks/LOG.md).
-    """
+    """What to say of weights that were pruned by magnitude alone; None where there are none."""
     if pruned.calibration is not None:
         return None
     rows = [row for row in pruned.weights if row.pruned and not row.held_before]
@@ -220,7 +175,29 @@ def lost_without_data(pruned: PruneResult) -> str | None:
     return (
         f"{count(len(rows), 'weight')} pruned by magnitude, without calibration data: "
         "all-MiniLM-L6-v2 pruned so keeps a cosine of 0.60 to its own embeddings, "
-        "with --calibrate DATA 0.93"
+        "with --calibrate DATA 0.95"
+    )
+
+
+def refuse_nothing_pruned(result: PruneResult) -> None:
+    """Raise BadInputError where no weight was pruned: what follows would be a dense model."""
+    if any(row.pruned for row in result.weights):
+        return
+    if not result.weights:
+        raise BadInputError(
+            f"{result.source} has no layer that could be pruned"
+            + "".join(f"; {line}" for line in not_covered_lines(result.not_covered)),
+            hint="layers are Linear, Conv, ConvTranspose, MultiheadAttention and their sub-classes "
+            "(in ONNX: Conv, ConvTranspose, Gemm, MatMul and Einsum with a constant weight)",
+        )
+    codes = Counter(row.reasons[0].code.value for row in result.weights if row.reasons)
+    why = ", ".join(f"{code} {count}" for code, count in codes.most_common())
+    excluded = {*codes} == {ReasonCode.EXCLUDED.value}
+    raise BadInputError(
+        f"none of the {len(result.weights)} weights of {result.source} is pruned: {why}",
+        hint="leave fewer layers out"
+        if excluded
+        else "--include GLOB or --all-layers prunes what sparse math cannot use",
     )
 
 
@@ -232,9 +209,11 @@ def check_reference_fits(run: Run, dense: ExportedVariant, sparse: ExportedVaria
         ("input", dense.inputs, sparse.inputs),
         ("output", dense.outputs, sparse.outputs),
     ):
-        words = [", ".join(map(_described, tensors)) or "none" for tensors in (there, here)]
-        same = len(there) == len(here) and all(map(_fits, there, here))
-        if not same:
+        words = [
+            ", ".join(f"{t.in_words} {t.dtype}" for t in tensors) or "none"
+            for tensors in (there, here)
+        ]
+        if len(there) != len(here) or not all(map(_fits, there, here)):
             raise BadInputError(
                 f"--dense-reference {run.reference.text} does not fit {run.source.text}: its "
                 f"{kind}s are {words[0]}, those of the model are {words[1]}",
@@ -246,34 +225,26 @@ def metric_key(options: RunOptions) -> str | None:
     """The metric's text, the hash of its code and its seed: an edited metric is run again."""
     if options.metric is None:
         return None
+    from twofour.pipeline.sources.user_code import parse_reference, reference_key
+
     return f"{options.metric} {reference_key(parse_reference(options.metric))} {options.seed}"
-
-
-def _outputs_name(variant: Variant) -> str:
-    """File with the outputs of a variant on the example inputs."""
-    return f"stages/outputs-{variant}.npz"
-
-
-def _metrics(run: Run, session: Session, files: list[Path]) -> dict[str, float]:
-    if run.options.metric is None:
-        return {}
-    from twofour.pipeline.sources.metric import load_metric, predictor, run_metric
-
-    with files_read() as read:
-        predict = predictor([tensor.name for tensor in session.inputs], session.outputs)
-        metrics = run_metric(load_metric(run.options.metric), predict, seed=run.options.seed)
-    files.extend(read)
-    return metrics
 
 
 def _checked(
     run: Run, exported: ExportedVariant, session: Session, metric_files: list[Path]
 ) -> VariantCheck:
-    name = _outputs_name(exported.onnx.variant)
+    name = f"stages/outputs-{exported.onnx.variant}.npz"
     outputs = session.outputs(run.example_inputs())
     compared = _compared_with_reference(run, exported, outputs)
     save_arrays(run.file(name), outputs)
-    metrics = _metrics(run, session, metric_files)
+    metrics: dict[str, float] = {}
+    if run.options.metric is not None:
+        from twofour.pipeline.sources.user_code import files_read, run_metric
+
+        names = [tensor.name for tensor in session.loaded.inputs]
+        with files_read() as read:
+            metrics = run_metric(run.options.metric, names, session.outputs, seed=run.options.seed)
+        metric_files.extend(read)
     sizes = tuple(at_other_sizes(run, session, exported))
     return VariantCheck(
         variant=exported.onnx.variant,
@@ -287,18 +258,9 @@ def _checked(
     )
 
 
-def _not_run(variant: Variant, error: BuildFailedError) -> VariantCheck:
-    return VariantCheck(
-        variant=variant,
-        outputs=None,
-        agreement=(),
-        not_compared=error.message,
-        metrics={},
-        failed_tries=tries_of(error),
-    )
-
-
-def _compared(run: Run, *checks: VariantCheck) -> tuple[str, ...]:
+def _compared(
+    exports: Sequence[ExportedVariant], checks: Sequence[VariantCheck]
+) -> tuple[str, ...]:
     """Files with the outputs of dense and sparse: of the ONNX files, else of the torch module.
 
     ONNX Runtime's CPU provider runs no bfloat16; the module's own outputs are there all the same.
@@ -306,16 +268,8 @@ def _compared(run: Run, *checks: VariantCheck) -> tuple[str, ...]:
     names = tuple(c.outputs for c in checks if c.outputs is not None)
     if len(names) == len(checks):
         return names
-    names = tuple(reference_name(c.variant) for c in checks)
-    there = run.model is not None and all(run.file(name).is_file() for name in names)
-    return names if there else ()
-
-
-def _drift(run: Run, names: Sequence[str]) -> tuple[OutputAgreement, ...]:
-    if not names:
-        return ()
-    before, after = (stored_arrays(run.file(name)) for name in names)
-    return _agreement(before, {name: after[name] for name in before}, None)
+    references = tuple(e.reference for e in exports if e.reference is not None)
+    return references if len(references) == len(exports) else ()
 
 
 def _agreement(
@@ -329,32 +283,19 @@ def _agreement(
 def _compared_with_reference(
     run: Run, exported: ExportedVariant, outputs: Mapping[str, np.ndarray]
 ) -> tuple[OutputAgreement, ...]:
-    """How well the file's outputs agree with those of what it was made from: the module, or the
-    ONNX file before its precision was changed; () for an ONNX file that was copied.
-
-    Raises PatternBrokenError (a gate not met, exit 4) when an output is further off than the
-    bound of the precision allows.
-    """
+    """How well the file's outputs agree with those of what it was made from; () for a copy."""
     if exported.reference is None or exported.precision is None:
         return ()
     reference = stored_arrays(run.file(exported.reference))
     compared = _agreement(reference, outputs, exported.precision)
     for row in compared:
         if not row.within:
-            _refuse(run, exported, row, exported.precision.value)
+            raise PatternBrokenError(
+                f"{exported.onnx.file}: {_disagreement(row, run.model.in_words)}; "
+                f"{exported.precision.value} allows {row.bound:.3g}",
+                hint=run.model.precision_hint.format(precision=exported.precision.value),
+            )
     return compared
-
-
-def _refuse(run: Run, exported: ExportedVariant, row: OutputAgreement, precision: str) -> None:
-    came_as_onnx = run.model is None
-    whose = run.source.text if came_as_onnx else "the module"
-    hint = f"try --precision float32; if that agrees, the model loses too much in {precision}"
-    if came_as_onnx:
-        hint = "--keep-float32 GLOB leaves nodes float32; --precision bfloat16 has float32's range"
-    raise PatternBrokenError(
-        f"{exported.onnx.file}: {_disagreement(row, whose)}; {precision} allows {row.bound:.3g}",
-        hint=hint,
-    )
 
 
 def _disagreement(row: OutputAgreement, whose: str) -> str:
@@ -389,7 +330,3 @@ def _fits(there: TensorShape, here: TensorShape) -> bool:
     return (
         (there.name, there.dtype, len(there.shape)) == (here.name, here.dtype, len(here.shape))
     ) and all(a == b or isinstance(a, str) or isinstance(b, str) for a, b in dims)
-
-
-def _described(tensor: TensorShape) -> str:
-    return f"{tensor.name} {'x'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}"

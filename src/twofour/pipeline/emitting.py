@@ -1,61 +1,71 @@
-"""A folder to build elsewhere: the ONNX file, a build.sh around trtexec, and what comes back."""
+"""A folder to build elsewhere: model and build.sh go there, and its times come back."""
 
 from __future__ import annotations
 
 import contextlib
-import re
+import json
+import math
 import shutil
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from twofour.eligibility.build_facts import DEPRECATED, Typing
-from twofour.engines.inputs import (
-    beyond_ranges,
-    bind_shapes,
-    is_fixed,
-    profiles_for,
-    shapes_of,
-)
 from twofour.engines.tensorrt.build import Precisions, opset_advice, precisions_of
+from twofour.engines.timing import with_samples
 from twofour.engines.trtexec import (
+    AGAIN,
+    DENSE,
     ONNX,
     Releases,
-    TrtexecScript,
     releases_of,
     script_text,
-    trtexec_script,
+    trtexec_commands,
 )
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
-from twofour.pipeline.folder import alone_in, is_run_folder
-from twofour.pipeline.onnx_inputs import asked_or_opt, example_shapes, load_inputs
+from twofour.inputs.examples import (
+    asked_shapes,
+    beyond_ranges,
+    bind_shapes,
+    example_shapes,
+    load_inputs,
+    profiles_for,
+)
+from twofour.inputs.fits import is_fixed, shapes_of
+from twofour.latency.layers import contrasts
+from twofour.latency.noise import LEAST_ROUNDS
+from twofour.latency.ratios import ratios_and_noise
+from twofour.logs.layer_info import read_profile
+from twofour.packages import __version__
+from twofour.pipeline.evidence import EMITTED, failed_variants, read_build, read_emitted
+from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.onnx_stages import write_onnx
+from twofour.pipeline.settings import refuse_kept_without_change
 from twofour.pipeline.stages import INPUTS, LAYERS
-from twofour.pruning.onnx_file import data_copies
-from twofour.records.build import TrtexecFolder, TrtexecRounds, TrtexecVariant
+from twofour.records.build import LayerTime, TrtexecFolder, TrtexecRounds, TrtexecVariant
 from twofour.records.export import LayerMap, TensorShape
-from twofour.records.options import AllowedType, RunOptions, ShapeProfile, SizeRange
+from twofour.records.latency import (
+    ComparedVariant,
+    LatencyComparison,
+    VariantSettings,
+    variant_name,
+)
+from twofour.records.log import Build
+from twofour.records.options import AllowedType, CompareOptions, RunOptions, ShapeProfile, SizeRange
 from twofour.store import read_record, write_record, write_text
-from twofour.version import __version__
 
-EMITTED = "emitted.json"
-FAILED = "failed.txt"
-"""Names of the variants that trtexec failed for, written by build.sh."""
 SCRIPT = "build.sh"
-README = "README.txt"
-
-UNFINISHED = ".unfinished"
-"""In the folder while it is filled: of a process that was killed the rest may be thrown away."""
-_HALF_WRITTEN = re.compile(r"\..+\.[^.]+\.part")
-
 _EXECUTABLE = 0o111
+Passes = Mapping[int, tuple[float, ...]]
+"""Round -> milliseconds of the single runs."""
+ENGINE, MODE = "trtexec", "gpu"
+BASELINE = variant_name(DENSE, ENGINE, MODE)
 
 
 def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) -> TrtexecFolder:
     """Fill a new or empty folder with all that a machine with trtexec of `version` needs.
-
-    One that was killed before its end left can be filled again.
 
     Raises BadInputError for a file that is no ONNX model, a folder that holds something, a version
     without a script, and a dynamic shape that is not given; nothing is left in the folder then.
@@ -63,13 +73,14 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     releases = releases_of(version)
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
+    refuse_kept_without_change(options, options.precision)
     model = open_onnx(onnx)
     inputs, ranges = model.inputs, model.size_ranges
     build = replace(options.build, shapes=_profiles(onnx, options, inputs, ranges))
-    with _fresh_folder(folder, _names(model, folder)):
+    with _fresh_folder(folder):
         converted = write_onnx(model, folder / ONNX, options)
         precisions = precisions_of(open_onnx(folder / ONNX).proto)
-        script = trtexec_script(releases, build, precisions)
+        variants, rounds = trtexec_commands(releases, build, precisions)
         emitted = TrtexecFolder(
             source=str(onnx),
             twofour_version=__version__,
@@ -78,8 +89,8 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             script=SCRIPT,
             layer_map=_take_layer_map(onnx, folder),
             options=build,
-            variants=script.variants,
-            rounds=script.rounds,
+            variants=variants,
+            rounds=rounds,
             notes=(
                 *(() if converted is None else converted.notes),
                 *filter(None, [opset_advice(str(releases), model.opset)]),
@@ -87,7 +98,10 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
                 *_about_types(releases, options, precisions),
             ),
         )
-        _write(folder, script, emitted)
+        write_text(folder / SCRIPT, script_text(releases, variants, rounds))
+        (folder / SCRIPT).chmod((folder / SCRIPT).stat().st_mode | _EXECUTABLE)
+        # the record comes last: it is what makes the folder one of ours
+        write_record(folder / EMITTED, emitted)
     return emitted
 
 
@@ -101,35 +115,6 @@ def _about_types(releases: Releases, options: RunOptions, precisions: Precisions
             "the file has no Q/DQ nodes: with --int8 trtexec makes ranges up, and what the engine "
             "puts out is of no use; its times and tactics are those of INT8"
         )
-
-
-def is_emitted_folder(path: Path) -> bool:
-    """Whether a folder was made by `emit_trtexec`, built in or not."""
-    return (path / EMITTED).is_file()
-
-
-def read_emitted(folder: Path) -> TrtexecFolder:
-    """The record of an emitted folder that came back with at least the log of the sparse engine.
-
-    Every other file that it names may be missing: a build can fail, and a plan is large.
-    """
-    emitted = read_record(TrtexecFolder, folder / EMITTED)
-    for variant in emitted.variants:
-        if variant.sparse_weights and not (folder / variant.log).is_file():
-            raise BadInputError(
-                f"{folder} holds no {variant.log}: nothing was built in it yet",
-                hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
-                "and copy the folder back",
-            )
-    return emitted
-
-
-def failed_variants(folder: Path) -> tuple[str, ...]:
-    """The variants that build.sh could not build in its last run; () where all were built."""
-    path = folder / FAILED
-    return (
-        tuple(path.read_text(encoding="utf-8", errors="replace").split()) if path.is_file() else ()
-    )
 
 
 def _profiles(
@@ -154,71 +139,29 @@ def _example_shapes(
     own = onnx.parent / INPUTS
     if not options.input_shapes and is_run_folder(onnx.parent) and own.is_file():
         return shapes_of(load_inputs(own, tuple(inputs)))
-    return example_shapes(inputs, asked_or_opt(options, options.build.shapes), str(onnx))
-
-
-def _names(model: OpenedModel, folder: Path) -> frozenset[str]:
-    """All that is written into the folder."""
-    data = {f"{ONNX}.data", *(path.name for path in data_copies(model, folder / ONNX).values())}
-    return frozenset({ONNX, *data, SCRIPT, README, LAYERS, EMITTED, UNFINISHED})
+    asked = asked_shapes(inputs, options, options.build.shapes)
+    return example_shapes(inputs, asked, str(onnx))
 
 
 @contextlib.contextmanager
-def _fresh_folder(folder: Path, names: frozenset[str]) -> Iterator[None]:
-    """A new or empty folder, empty again where writing fails; UNFINISHED is in it until the end."""
-    with contextlib.ExitStack() as lock:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(alone_in(folder))
-            found = _emptied(folder, names)
-        except OSError as error:
-            raise BadInputError(f"cannot use {folder}: {error.strerror or error}") from error
-        if found is not None:
-            raise BadInputError(
-                f"{folder} is not empty (it holds {found!r})",
-                hint="name a new folder; nothing in this one was touched",
-            )
-        try:
-            yield
-            (folder / UNFINISHED).unlink()
-        except BaseException:
-            _remove(folder, names)
-            raise
-
-
-def _emptied(folder: Path, names: frozenset[str]) -> str | None:
-    """What is in it of the user's; without that it is empty then, but for the mark."""
-    again = (folder / UNFINISHED).is_file()
-    others = (e.name for e in folder.iterdir() if not (again and _is_ours(e, names)))
-    found = next(others, None)
-    if found is None:
-        _remove(folder, names)
-        (folder / UNFINISHED).touch()
-    return found
-
-
-def _remove(folder: Path, names: frozenset[str]) -> None:
-    """What was written here, or half so; the mark goes last, and all else is the user's."""
-    ours = [entry for entry in folder.iterdir() if _is_ours(entry, names)]
-    for entry in sorted(ours, key=lambda entry: entry.name == UNFINISHED):
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
+def _fresh_folder(folder: Path) -> Iterator[None]:
+    """A new or empty folder to write into; no file stays in it where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = next((entry.name for entry in folder.iterdir()), None)
+    except OSError as error:
+        raise BadInputError(f"cannot use {folder}: {error.strerror or error}") from error
+    if found is not None:
+        raise BadInputError(
+            f"{folder} is not empty (it holds {found!r})",
+            hint="name a new folder; nothing in this one was touched",
+        )
+    try:
+        yield
+    except BaseException:
+        for entry in folder.iterdir():
             entry.unlink()
-
-
-def _is_ours(entry: Path, names: frozenset[str]) -> bool:
-    if _HALF_WRITTEN.fullmatch(entry.name):
-        return not entry.is_symlink()
-    return entry.name in names and not entry.is_dir()
-
-
-def _write(folder: Path, script: TrtexecScript, emitted: TrtexecFolder) -> None:
-    """The record comes last: it is what makes the folder one of ours."""
-    write_text(folder / SCRIPT, script_text(script))
-    (folder / SCRIPT).chmod((folder / SCRIPT).stat().st_mode | _EXECUTABLE)
-    write_text(folder / README, _readme(emitted))
-    write_record(folder / EMITTED, emitted)
+        raise
 
 
 def _take_layer_map(onnx: Path, folder: Path) -> str | None:
@@ -231,44 +174,213 @@ def _take_layer_map(onnx: Path, folder: Path) -> str | None:
     return LAYERS
 
 
-def _readme(emitted: TrtexecFolder) -> str:
-    lines = [
-        f"A sparse and a dense TensorRT engine from {emitted.onnx}, to be built where trtexec is.",
-        "",
-        f"1. Copy this folder to a machine with TensorRT {emitted.tensorrt} and the GPU to run on.",
-        f"2. There: sh {emitted.script}",
-        "3. Copy the folder back (the .plan files and timing.cache may stay).",
-        "4. Here: twofour report FOLDER",
-        "         twofour compare FOLDER",
-        "",
-        f"Both commands stand in {emitted.script}; they differ in --sparsity and in file names.",
-        "Each engine leaves:",
-        *(f"  {variant.variant}: {_left_by(variant)}" for variant in emitted.variants),
-        *_about_rounds(emitted.rounds),
-        "",
-        "Shapes (min, opt, max; timed at opt):",
-        *(_shape_line(profile) for profile in emitted.options.shapes),
-        *(["  fixed by the model"] if not emitted.options.shapes else []),
-        *(f"\nNote: {note}" for note in emitted.notes),
-    ]
-    return "\n".join(lines) + "\n"
+def read_times(path: Path, *, warmup_ms: float) -> tuple[float, ...]:
+    """Milliseconds that the GPU computed for each run behind the warm-up, in order.
+
+    Older releases export the warm-up too. Raises BadInputError for a file that cannot be read or
+    holds no time.
+    """
+    try:
+        times = tuple(
+            float(row["computeMs"])
+            for row in json.loads(path.read_bytes())
+            if row.get("startComputeMs", math.inf) >= warmup_ms
+        )
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        times = ()
+    if not times or not all(0 < ms < math.inf for ms in times):
+        raise BadInputError(
+            f"no times in {path}", hint="trtexec --exportTimes=FILE writes them; run it again"
+        )
+    return times
 
 
-def _about_rounds(rounds: TrtexecRounds | None) -> list[str]:
-    if rounds is None:
-        return []
-    return [
-        f"Then {rounds.rounds} rounds time {', '.join(rounds.engines)}, in changing order "
-        "(ROUNDS=n is another number):",
-        f"  {rounds.folder}/ENGINE.ROUND.json and .log",
-    ]
+def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
+    """Compare what build.sh of an emitted folder left, once the folder is back.
+
+    A sample is the median of a round's pass. Raises BadInputError for a folder without rounds, and
+    for options that ask for a measurement: nothing is measured here.
+    """
+    emitted = read_emitted(folder)
+    _refuse(options, emitted.script)
+    passes = _read_passes(folder, emitted.rounds)
+    whole = _whole_rounds(passes)
+    if not whole:
+        failed = failed_variants(folder)
+        why = f": trtexec failed, {failed[0]}.log says why" if failed else ""
+        raise BadInputError(
+            f"{folder} holds no times of whole rounds{why}",
+            hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
+            "without ROUNDS=0, and copy the whole folder back (only the .plan files may stay)",
+        )
+    builds = _builds(folder, emitted)
+    model = None
+    with contextlib.suppress(BadInputError):  # it may have stayed on the other machine
+        model = open_onnx(folder / emitted.onnx)
+    variants = tuple(
+        _timed(_row(folder, emitted, builds, engine, model), passes[engine], whole)
+        for engine in emitted.rounds.engines
+    )
+    ratios, noise = ratios_and_noise(variants, BASELINE, options.seed)
+    return LatencyComparison(
+        source=str(folder),
+        baseline=BASELINE,
+        machine=None,
+        options=replace(options, rounds=len(whole), warmup=0),
+        variants=variants,
+        ratios=ratios,
+        noise=noise,
+        layers=contrasts(variants, ratios, () if model is None else model.nodes),
+        notes=(*_left_out(emitted.rounds, passes), *_notes(emitted, variants, len(whole))),
+    )
 
 
-def _left_by(variant: TrtexecVariant) -> str:
-    files = (variant.plan, variant.log, variant.layers, variant.profile, variant.times)
-    return ", ".join(file for file in files if file is not None)
+def _read_passes(folder: Path, rounds: TrtexecRounds) -> Mapping[str, Passes]:
+    """The times of each engine by round; {} for one that was never timed."""
+    passes: dict[str, dict[int, tuple[float, ...]]] = {engine: {} for engine in rounds.engines}
+    place = folder / rounds.folder
+    for path in place.iterdir() if place.is_dir() else ():
+        engine, _, number = path.name.removesuffix(".json").partition(".")
+        if path.suffix == ".json" and engine in passes and number.isdecimal():
+            with contextlib.suppress(BadInputError):  # a damaged file costs its round alone
+                passes[engine][int(number)] = read_times(path, warmup_ms=rounds.warmup_ms)
+    return passes
 
 
-def _shape_line(profile: ShapeProfile) -> str:
-    shapes = (profile.min, profile.opt, profile.max)
-    return f"  {profile.input}: " + ", ".join("x".join(map(str, shape)) for shape in shapes)
+def _whole_rounds(passes: Mapping[str, Passes]) -> list[int]:
+    """The rounds in which every engine was timed that was timed at all."""
+    timed = [set(found) for found in passes.values() if found]
+    return sorted(set.intersection(*timed)) if timed else []
+
+
+def _left_out(rounds: TrtexecRounds, passes: Mapping[str, Passes]) -> list[str]:
+    begun = {number for found in passes.values() for number in found}
+    notes = []
+    for engine, found in passes.items():
+        missing = sorted(begun - set(found))
+        if missing:
+            which = "round " if len(missing) == 1 else "rounds "
+            notes.append(
+                f"{engine} has no times of {which}{', '.join(map(str, missing))}, left out for all "
+                f"engines: see {rounds.folder}/{engine}.{missing[0]}.log"
+            )
+    return notes
+
+
+def _refuse(options: CompareOptions, script: str) -> None:
+    kept = CompareOptions(
+        seed=options.seed, baseline=options.baseline, fail_if=options.fail_if, trust=options.trust
+    )
+    if options != kept:
+        raise BadInputError(
+            "these engines were timed by trtexec: only --seed, --baseline and --fail-if apply",
+            hint=f"leave the others out; ROUNDS=n sh {script} changes the rounds there",
+        )
+    if options.baseline not in (None, BASELINE):
+        raise BadInputError(
+            f"--baseline: {options.baseline!r} was not timed twice",
+            hint=f"it is {BASELINE}: leave it out",
+        )
+
+
+def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
+    """By variant; logs that are missing or say nothing are left out."""
+    builds: dict[str, Build] = {}
+    for variant in emitted.variants:
+        with contextlib.suppress(BadInputError):
+            dense = not variant.sparse_weights
+            builds[variant.variant] = read_build(folder / variant.log, dense=dense)
+    return builds
+
+
+def _batch(emitted: TrtexecFolder, model: OpenedModel | None) -> int | None:
+    """Length of the inputs' first axis in the timed runs."""
+    shapes: dict[str, Sequence[int | str]] = {p.input: p.opt for p in emitted.options.shapes}
+    if model is not None:
+        shapes = {i.name: i.shape for i in model.inputs} | shapes
+    lengths = {shape[0] if shape else None for shape in shapes.values()}
+    length = lengths.pop() if len(lengths) == 1 else None
+    return length if isinstance(length, int) else None
+
+
+def _row(
+    folder: Path,
+    emitted: TrtexecFolder,
+    builds: Mapping[str, Build],
+    engine: str,
+    model: OpenedModel | None,
+) -> ComparedVariant:
+    precision = "unknown" if model is None else precisions_of(model.proto).in_words
+    again = engine.endswith(AGAIN)
+    variant = next(v for v in emitted.variants if v.variant == engine.removesuffix(AGAIN))
+    build, plan = builds.get(variant.variant), folder / variant.plan
+    return ComparedVariant(
+        name=variant_name(variant.variant, ENGINE, MODE, again=again),
+        batch=_batch(emitted, model),
+        settings=_settings(emitted, variant, builds, precision),
+        size_bytes=plan.stat().st_size if plan.is_file() else None,
+        open_s=None if build is None else build.build_s,
+        layers=() if again else _layers(folder / variant.profile),
+    )
+
+
+def _timed(row: ComparedVariant, passes: Passes, whole: Sequence[int]) -> ComparedVariant:
+    """With the medians of its passes as samples, or with why there are none."""
+    if not passes:
+        return replace(row, error="no timing pass of it left its times")
+    samples_ms = [statistics.median(passes[number]) for number in whole]
+    return with_samples(row, samples_ms, [ms for number in whole for ms in passes[number]])
+
+
+def _settings(
+    emitted: TrtexecFolder, variant: TrtexecVariant, builds: Mapping[str, Build], precision: str
+) -> VariantSettings:
+    """One script runs both, so what only one of the logs says holds for the other too."""
+    read = [builds[v] for v in (variant.variant, *builds) if v in builds]
+    seconds = emitted.rounds.duration_ms / 1000
+    alike = (a for a in variant.arguments if all(a in v.arguments for v in emitted.variants))
+    return VariantSettings(
+        engine=ENGINE,
+        mode=MODE,
+        version=next((b.tensorrt_version for b in read if b.tensorrt_version), None),
+        device=next((b.gpu for b in read if b.gpu), "GPU"),
+        model=emitted.onnx,
+        weights=variant.variant,
+        precision=precision,
+        sparse_kernels=variant.sparse_weights,
+        threads=None,
+        timing=f"the median of {seconds:g} s of runs on the GPU between CUDA events, without "
+        "copies of inputs and outputs (trtexec's GPU Compute Time)",
+        options=tuple(dict.fromkeys((*alike, *emitted.rounds.arguments))),
+    )
+
+
+def _layers(profile: Path) -> tuple[LayerTime, ...]:
+    """Mean times of a profile; () where it is missing or damaged."""
+    with contextlib.suppress(BadInputError):
+        read = read_profile(profile)
+        return tuple(
+            LayerTime(name=row.name, mean_ms=row.average_ms)
+            for row in read.layers
+            if row.average_ms is not None
+        )
+    return ()
+
+
+def _notes(
+    emitted: TrtexecFolder, variants: Sequence[ComparedVariant], rounds: int
+) -> Iterator[str]:
+    where = next(v.settings for v in variants if v.settings is not None)
+    yield f"timed by trtexec of TensorRT {where.version or emitted.tensorrt} on {where.device}"
+    yield (
+        f"both engines hold the weights of {emitted.onnx}: in {BASELINE} the builder was not "
+        "allowed to use sparse kernels"
+    )
+    yield "p90 and p99 are of all single runs, the samples are medians of the passes"
+    if rounds < LEAST_ROUNDS:
+        yield (
+            f"{rounds} rounds give no interval, it takes {LEAST_ROUNDS}: {emitted.script} "
+            "times more with ROUNDS=n"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from twofour.errors import BuildFailedError
 from twofour.pipeline.engine_worker import OpenedSession
 from twofour.pipeline.workers import WorkerDiedError, WorkerProcess, is_out_of_memory, may_pass
 from twofour.records.build import EngineStatus, FailedTry, VariantBuild
-from twofour.records.export import TensorShape
 from twofour.records.run import OriginalOutputs, VariantCheck
 
 T = TypeVar("T")
@@ -85,7 +84,7 @@ class EngineHost:
             if not is_out_of_memory(error.message):
                 raise
             self.close()
-            raise WorkerDiedError(error.message, ending=_OUT_OF_MEMORY, passing=True) from error
+            raise WorkerDiedError(error.message, ending=_OUT_OF_MEMORY) from error
 
     def status(self, row: EngineRow) -> EngineStatus:
         """Whether an engine can run here; one that ends the process when it is tried cannot."""
@@ -134,7 +133,7 @@ class Tries:
         raise CrashedError(f"{self.engine} ended: {in_words(self.failed)}", self.failed)
 
     def _keep(self, error: WorkerDiedError, level: str, doing: str) -> None:
-        failed = FailedTry(doing=doing, level=level, ending=error.ending, passing=error.passing)
+        failed = FailedTry(doing=doing, level=level, ending=error.ending)
         self.failed += (failed,)
         if self.lowered is not None:
             told = in_words((failed,))
@@ -154,8 +153,8 @@ def tries_of(error: BuildFailedError) -> tuple[FailedTry, ...]:
 
 
 def lasts(record: VariantBuild | VariantCheck | OriginalOutputs) -> bool:
-    """Whether the result would be the same another time; not where memory ran out, say."""
-    if any(failed.passing for failed in record.failed_tries):
+    """Whether it is a result to keep; what memory or a crash left is none."""
+    if record.failed_tries:
         return False
     if isinstance(record, VariantBuild):
         errors = [record.error]
@@ -164,6 +163,23 @@ def lasts(record: VariantBuild | VariantCheck | OriginalOutputs) -> bool:
     else:
         errors = [record.why_not]
     return not any(may_pass(error) for error in errors if error is not None)
+
+
+def build_in(
+    host: EngineHost, row: EngineRow, request: BuildRequest, report: ProgressCallback
+) -> VariantBuild:
+    """The engine's `build`; raises what that raises, and CrashedError."""
+    for suffix in row.leaves:  # of an earlier build, which this one may not come to replace
+        request.file(suffix).unlink(missing_ok=True)
+    asked = request.options.optimization_level
+    tries = Tries(
+        engine=row.name, levels=("default" if asked is None else str(asked),), note=host.note
+    )
+    built: VariantBuild = tries.until_alive(
+        lambda _level: host.call("build", row, request, report=report),
+        lambda: f"building {request.onnx.name}",
+    )
+    return built
 
 
 def crashed_build(request: BuildRequest, row: EngineRow, error: CrashedError) -> VariantBuild:
@@ -177,9 +193,7 @@ def crashed_build(request: BuildRequest, row: EngineRow, error: CrashedError) ->
         variant=request.variant,
         onnx=request.onnx.name,
         sparse_weights=row.is_tensorrt and request.sparse_weights,
-        providers=(),
         build_s=0.0,
-        size_bytes=None,
         plan=left(".plan"),
         log=left(".log"),
         layers=left(".layers.json"),
@@ -187,25 +201,6 @@ def crashed_build(request: BuildRequest, row: EngineRow, error: CrashedError) ->
         error=error.message,
         failed_tries=error.tries,
     )
-
-
-def build_in(
-    host: EngineHost, row: EngineRow, request: BuildRequest, report: ProgressCallback
-) -> VariantBuild:
-    """The engine's `build`, at a lower optimization level where it takes its process down.
-
-    Raises what a build raises, and CrashedError.
-    """
-    attempts = dict(row.engine().attempts(request))
-    tries = Tries(engine=row.name, levels=tuple(attempts), note=host.note)
-
-    def build(level: str) -> VariantBuild:
-        for suffix in row.leaves:  # of an earlier build, which this one may not come to replace
-            request.file(suffix).unlink(missing_ok=True)
-        built: VariantBuild = host.call("build", row, attempts[level], report=report)
-        return replace(built, failed_tries=tries.failed, level=tries.lowered)
-
-    return tries.until_alive(build, lambda: f"building {request.onnx.name}")
 
 
 class Session:
@@ -237,27 +232,13 @@ class Session:
         """Optimization level after that; None: the usual one."""
         return self._tries.lowered
 
-    @property
-    def inputs(self) -> tuple[TensorShape, ...]:
-        """The model's inputs; an unnamed dynamic dimension is "?"."""
-        return self._loaded.inputs
-
-    @property
-    def providers(self) -> tuple[str, ...]:
-        """The providers in use."""
-        return self._loaded.providers
-
-    @property
-    def load_s(self) -> float:
-        """Seconds of the load that lives."""
-        return self._loaded.load_s
-
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         """As `OrtSession.outputs`."""
         return self._until_alive("running", lambda: self._host.call("outputs", dict(inputs)))
 
     @property
-    def _loaded(self) -> OpenedSession:
+    def loaded(self) -> OpenedSession:
+        """The load that lives: inputs, providers, seconds."""
         self._until_alive("loading", lambda: None)  # again, where its process has ended since
         assert self._opened is not None, "or CrashedError was raised"
         return self._opened

@@ -12,19 +12,18 @@ import time
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from twofour.engines.machine import cpu_use, has_room_for, load_between, peak_resident_bytes
 from twofour.engines.onnxruntime.engine import as_timed
-from twofour.engines.onnxruntime.session import CannotRunError, OrtSession
-from twofour.engines.protocol import Arrays, BuildRequest, OpenRequest, ProgressCallback
+from twofour.engines.onnxruntime.session import OrtSession
+from twofour.engines.protocol import Arrays, Builder, BuildRequest, OpenRequest, ProgressCallback
 from twofour.engines.registry import EngineRow
-from twofour.engines.timing import RoundPlan, WarmModel, interleave
+from twofour.engines.timing import RoundPlan, WarmModel, interleave, with_samples
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.latency.variants import with_samples
 from twofour.records.build import EngineStatus, VariantBuild
 from twofour.records.export import TensorShape
 from twofour.records.latency import ComparedVariant, RoundLoad
@@ -32,8 +31,9 @@ from twofour.records.latency import ComparedVariant, RoundLoad
 _LONG_MS = 5.0
 """As long as the untimed runs that a shorter run follows: in one process threads are awake in time
 without them (benchmarks/LOG.md, two sessions in turn)."""
-_TWIN_S = 1.0
-"""Where loading takes longer, no twin is loaded for the noise."""
+_TWIN_S = 0.25
+"""Where loading takes longer, no twin is loaded for the noise: a third session of a large model is
+too much for a first answer (MiniLM: 65 MB), and `compare` has twins of all sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +157,8 @@ def _load(one: TimedRequest, opened: MutableMapping[Path, OrtSession]) -> _Loade
     opening = one.opening
     assert opening.file is not None, "the main job times files"
     session = None if one.again else opened.pop(opening.file, None)
-    if session is not None and session.level == opening.options.level:
-        weights = opening.options.weights
-        model = as_timed(session, weights=weights, precision=opening.precision)
+    if session is not None and session.level == opening.level:
+        model = as_timed(session, weights=opening.weights, precision=opening.precision)
         warm = WarmModel(one.name, model, long_ms=_LONG_MS)
         return _Loaded(warm=warm, open_s=session.load_s)
     if session is not None:
@@ -214,17 +213,13 @@ class EngineWorker:
         """Load a file into ONNX Runtime at an optimization level, to be run.
 
         Sessions of the files in `kept` stay open where memory allows it, to be timed later. Raises
-        what OrtSession raises, and CannotRunError where ONNX Runtime is not installed.
+        what OrtSession raises.
         """
         room = has_room_for(peak_resident_bytes() or 0)
         for other in [p for p in self._kept if p == path or p not in kept or not room]:
             self._kept.pop(other).close()
         self._session = None
-        try:
-            session = OrtSession(path, threads=threads, level=level)
-        except ImportError as error:
-            raise CannotRunError(f"ONNX Runtime cannot be imported: {error}") from error
-        self._session = self._kept[path] = session
+        self._session = self._kept[path] = session = OrtSession(path, threads=threads, level=level)
         return OpenedSession(
             inputs=session.inputs, providers=session.providers, load_s=session.load_s
         )
@@ -250,4 +245,4 @@ class EngineWorker:
 
     def build(self, row: EngineRow, request: BuildRequest) -> VariantBuild:
         """Build one variant, with the progress reported."""
-        return row.engine().build(request, self._report)
+        return cast("Builder", row.engine()).build(request, self._report)

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.same_model import ChosenBuild, choose_build
-from twofour.engines.inputs import shapes_of
 from twofour.errors import BadInputError, naming
+from twofour.inputs.fits import shapes_of, sizes_by_symbol, stored_arrays
 from twofour.logs.prefix import loads
-from twofour.pipeline.onnx_inputs import sizes_by_symbol
-from twofour.pipeline.sources.inputs import stored_arrays
 from twofour.pipeline.stages import INPUTS, LAYERS
+from twofour.records.build import TrtexecFolder
 from twofour.records.export import GraphNode, LayerMap, TensorShape
 from twofour.records.log import Build, SparsityFlag
-from twofour.store import from_json
+from twofour.store import from_json, read_record
 
 if TYPE_CHECKING:
-    import onnx
-
     from twofour.graph.opened import OpenedModel
 
+EMITTED = "emitted.json"
+FAILED = "failed.txt"
+"""Names of the variants that trtexec failed for, written by build.sh."""
 _LARGEST_MAP_BYTES = 1 << 26
-_ENGINE_COLUMN = ("engine_layer", "engine", "name")
-_LAYER_COLUMN = ("layer", "layers", "node", "nodes")
 _MAP_HINT = (
-    'write {"engine name": "layer or ONNX node", ...}, or lines of CSV: engine name, layer; '
-    "or give the layers.json of a run folder"
+    'write {"engine name": "layer or ONNX node", ...}, or give the layers.json of a run folder'
 )
 
 
@@ -74,6 +70,10 @@ def read_evidence(
     dense = (
         None if files.dense_log is None else _build(files.dense_log, nodes, SparsityFlag.DISABLED)
     )
+    notes = [b.note for b in (sparse, dense) if b and b.note]
+    if sizes:
+        at = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        notes.insert(0, f"multiply-adds are counted at {at}, as in the example inputs")
     return BuildEvidence(
         build=None if sparse is None else sparse.build,
         layers=None if files.layers is None else read_layer_information(files.layers),
@@ -83,7 +83,7 @@ def read_evidence(
         nodes=nodes,
         layer_map=given.modules or layer_map,
         engine_names=given.engine,
-        notes=(*_size_note(sizes), *_build_notes(sparse, dense)),
+        notes=tuple(notes),
     )
 
 
@@ -137,9 +137,14 @@ class LayerNames:
 
 def read_layer_names(path: Path) -> LayerNames:
     """Read a layer map of either kind; raises BadInputError for any other file."""
-    text = _map_text(path)
-    if text.lstrip()[:1] not in ("{", "["):
-        return LayerNames(engine=tuple(_of_csv(text, path)))
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_MAP_BYTES + 1)
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(data) > _LARGEST_MAP_BYTES:
+        raise BadInputError(f"{path} is too large for a layer map", hint=_MAP_HINT)
+    text = data.decode("utf-8-sig", "replace")
     try:
         value = loads(text)
     except (ValueError, RecursionError) as error:
@@ -162,27 +167,19 @@ def map_beside(onnx: Path) -> Path | None:
         return None
 
 
-def _build_notes(*chosen: ChosenBuild | None) -> tuple[str, ...]:
-    return tuple(b.note for b in chosen if b is not None and b.note is not None)
-
-
-def _size_note(sizes: Mapping[str, int]) -> tuple[str, ...]:
-    if not sizes:
-        return ()
-    at = ", ".join(f"{name} {size}" for name, size in sizes.items())
-    return (f"multiply-adds are counted at {at}, as in the example inputs",)
-
-
 def _nodes(
     model: OpenedModel, inputs: Path | None
 ) -> tuple[tuple[GraphNode, ...], Mapping[str, int]]:
     """The nodes, and the free sizes that were taken from the example inputs."""
-    from twofour.graph.opened import graph_nodes
-    from twofour.graph.shapes import with_shapes
+    from twofour.graph.opened import graph_nodes, with_shapes
 
     sizes = {} if inputs is None else _example_sizes(model.inputs, inputs)
     proto = model.copy()
-    _settle_sizes(proto, sizes)
+    graph = proto.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
     return graph_nodes(with_shapes(proto)), sizes
 
 
@@ -196,65 +193,44 @@ def _example_sizes(tensors: tuple[TensorShape, ...], inputs: Path) -> Mapping[st
     return {name: size for name, size in sizes.items() if name not in batches}
 
 
-def _settle_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
-    """Give the free sizes their length, wherever the main graph names them."""
-    graph = model.graph
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in sizes:
-                dim.dim_value = sizes[dim.dim_param]
-
-
 def _of_json(value: object, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    pairs: Iterable[tuple[object, object]]
-    if isinstance(value, dict):
-        pairs = value.items()
-    elif isinstance(value, list):
-        pairs = [(_first(row, _ENGINE_COLUMN), _first(row, _LAYER_COLUMN)) for row in value]
-    else:
-        pairs = [(None, None)]
-    for engine, layers in pairs:
-        names = (layers,) if isinstance(layers, str) else layers
-        if not isinstance(engine, str) or not isinstance(names, (tuple, list)) or not names:
-            raise _no_layer_map(path, f"{engine!r}: {layers!r}")
-        if not all(isinstance(name, str) for name in names):
+    if not isinstance(value, dict):
+        raise _no_layer_map(path, "a list")
+    for engine, layers in value.items():
+        names = layers if isinstance(layers, list) else [layers]
+        if not names or not all(isinstance(name, str) for name in names):
             raise _no_layer_map(path, f"{engine!r}: {layers!r}")
         yield engine, tuple(names)
 
 
-def _first(row: object, keys: Iterable[str]) -> object:
-    return next((row[key] for key in keys if key in row), None) if isinstance(row, dict) else None
-
-
-def _of_csv(text: str, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Two columns or more: an engine name, then its layers; a line of headings may come first."""
-    delimiter = "\t" if "\t" in text.partition("\n")[0] else ","
-    try:
-        rows = list(csv.reader(text.splitlines(), delimiter=delimiter, skipinitialspace=True))
-    except csv.Error as error:
-        raise _no_layer_map(path, str(error)) from error
-    rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
-    if rows and rows[0][0].lower() in _ENGINE_COLUMN and rows[0][-1].lower() in _LAYER_COLUMN:
-        del rows[0]
-    if not rows:
-        raise _no_layer_map(path, "no line")
-    for row in rows:
-        names = tuple(cell for cell in row[1:] if cell)
-        if not row[0] or not names:
-            raise _no_layer_map(path, delimiter.join(row))
-        yield row[0], names
-
-
-def _map_text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_MAP_BYTES + 1)
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(data) > _LARGEST_MAP_BYTES:
-        raise BadInputError(f"{path} is too large for a layer map", hint=_MAP_HINT)
-    return data.decode("utf-8-sig", "replace")
-
-
 def _no_layer_map(path: Path, found: str) -> BadInputError:
     return BadInputError(f"{path} is no layer map: {found[:200]}", hint=_MAP_HINT)
+
+
+def is_emitted_folder(path: Path) -> bool:
+    """Whether a folder was made by `emit_trtexec`, built in or not."""
+    return (path / EMITTED).is_file()
+
+
+def read_emitted(folder: Path) -> TrtexecFolder:
+    """The record of an emitted folder that came back with at least the log of the sparse engine.
+
+    Every other file that it names may be missing: a build can fail, and a plan is large.
+    """
+    emitted = read_record(TrtexecFolder, folder / EMITTED)
+    for variant in emitted.variants:
+        if variant.sparse_weights and not (folder / variant.log).is_file():
+            raise BadInputError(
+                f"{folder} holds no {variant.log}: nothing was built in it yet",
+                hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
+                "and copy the folder back",
+            )
+    return emitted
+
+
+def failed_variants(folder: Path) -> tuple[str, ...]:
+    """The variants that build.sh could not build in its last run; () where all were built."""
+    path = folder / FAILED
+    return (
+        tuple(path.read_text(encoding="utf-8", errors="replace").split()) if path.is_file() else ()
+    )

@@ -7,21 +7,23 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 from twofour.errors import BadInputError
+from twofour.packages import __version__
 from twofour.records.options import ExampleInputs
 from twofour.records.run import RunManifest, StageRecord
-from twofour.store import read_record, write_record
-from twofour.version import __version__
+from twofour.store import read_record, sha256_file, write_record
 
 MANIFEST = "run.json"
 STAGES = "stages"
 """Folder of the records and arrays that only stages read."""
 FOLDERS = (STAGES, "compare", "sensitivity", "checkpoint")
 """All that is made inside a run folder: what is written goes there, or replaces a file beside."""
+BROUGHT_UP_TO_DATE = "the command that made the folder brings it up to date"
 _LOCK = ".lock"
 _LEFTOVER = re.compile(
     r"\..+\.(json|onnx|data|npz|safetensors|plan|log|cache|md|html|txt)\.[^.]+\.part"
@@ -43,36 +45,32 @@ class RunFolder:
     def finish(self, record: StageRecord) -> None:
         """Note in run.json that a stage is done, in place of what was noted before."""
         others = tuple(s for s in self.manifest.stages if s.stage != record.stage)
-        self.manifest = replace(
-            self.manifest, twofour_version=__version__, stages=(*others, record)
-        )
-        write_record(self.path / MANIFEST, self.manifest)
+        self._write(twofour_version=__version__, stages=(*others, record))
 
     def remember(self, examples: ExampleInputs, dense_reference: str | None = None) -> None:
         """Note in run.json how the source was loaded, for commands that load it again."""
-        self.manifest = replace(
-            self.manifest,
+        self._write(
             inputs=None if examples.file is None else str(examples.file.absolute()),
             input_shapes=examples.input_shapes,
             input_shape_names=examples.input_shape_names,
             seed=examples.seed,
             dense_reference=dense_reference,
         )
-        write_record(self.path / MANIFEST, self.manifest)
 
     def forget(self) -> None:
         """Note in run.json that no stage is done."""
-        self.manifest = replace(self.manifest, stages=())
+        self._write(stages=())
+
+    def _write(self, **changed: Any) -> None:  # noqa: ANN401  # fields of the manifest
+        self.manifest = replace(self.manifest, **changed)
         write_record(self.path / MANIFEST, self.manifest)
 
 
 @contextlib.contextmanager
 def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
-    """Create or reopen the run folder of one source and hold its lock.
+    """Create or reopen the run folder of one source (a path or name) and hold its lock.
 
-    `source` identifies the model (an absolute path or a name). Raises BadInputError when the path
-    is a file or a folder of something else, belongs to another source, cannot be written, is in
-    use by another process, or holds a link that leads what is written out of it.
+    Raises BadInputError for a folder of something else or in use, and links out of it.
     """
     _make_folder(path)
     with writing_into(path):
@@ -86,48 +84,24 @@ def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
 
 @contextlib.contextmanager
 def writing_into(path: Path) -> Iterator[None]:
-    """Hold the lock of a folder that a command writes its results into.
+    """Hold the lock of a folder; the operating system drops it when the process ends.
 
-    The operating system drops it when the process ends, however that ends. Raises BadInputError
-    where another process holds it, and for a link in one of FOLDERS: what is written would go
-    through it, to wherever it leads. Files beside them are replaced, links or not.
+    Raises BadInputError where another process holds it, and where one of FOLDERS is a link.
     """
-    with _locked(path):
-        for name in FOLDERS:
-            _refuse_links(path / name)
-        yield
-
-
-@contextlib.contextmanager
-def alone_in(path: Path) -> Iterator[None]:
-    """Hold a lock of the folder itself, which leaves no file in one that is handed on.
-
-    Raises BadInputError where another process holds it. Where folders have no locks (Windows, some
-    network file systems) it is none.
-    """
-    if os.name == "nt":
-        yield
-        return
-    handle = os.open(path, os.O_RDONLY)
+    for name in (_LOCK, *FOLDERS):
+        if (path / name).is_symlink():
+            raise _leads_out(path / name)
     try:
-        try:
-            _lock(handle)
-        except OSError as error:
-            if _is_busy(error):
-                raise _in_use(path) from error
+        handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise BadInputError(
+            f"cannot write into {path}: {error.strerror or error}", hint="choose another --out"
+        ) from error
+    try:
+        _lock(handle, path)
         yield
     finally:
         os.close(handle)
-
-
-def _refuse_links(path: Path) -> None:
-    """The folder itself, and everything below it; a folder that cannot be read is no link."""
-    if path.is_symlink():
-        raise _leads_out(path)
-    for here, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            if Path(here, name).is_symlink():
-                raise _leads_out(Path(here, name))
 
 
 def own_folder(path: Path) -> Path:
@@ -148,14 +122,6 @@ def is_run_folder(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def is_there(path: Path) -> bool:
-    """Whether it is a file; False for names that no file can have, as of a damaged record."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
 def read_manifest(folder: Path) -> RunManifest:
     """run.json; raises BadInputError where it is damaged, or names files outside of its folder."""
     manifest = read_record(RunManifest, folder / MANIFEST)
@@ -163,6 +129,44 @@ def read_manifest(folder: Path) -> RunManifest:
         for name in (*stage.inputs, *stage.outputs):
             refuse_outside(folder / MANIFEST, name)
     return manifest
+
+
+def changes(folder: Path, files: Collection[str], beside: Collection[str] = ()) -> tuple[str, ...]:
+    """A sentence for each file that is not as the run left it, by the hashes in run.json.
+
+    Compared are `files` and `beside`, and what was read for `files`; only these may not be gone.
+    """
+    if not is_run_folder(folder):
+        return ()
+    hashes: dict[str, str | None] = {}
+    found: dict[str, str] = {}
+    for stage in read_manifest(folder).stages:
+        wanted = {n: value for n, value in stage.outputs.items() if n in files or n in beside}
+        if not stage.outputs.keys().isdisjoint(files):
+            wanted = {**stage.inputs, **wanted}
+        for name, value in wanted.items():
+            if name not in hashes:
+                is_there = (folder / name).is_file()
+                hashes[name] = sha256_file(folder / name) if is_there else None
+            if hashes[name] == value or (hashes[name] is None and name not in files):
+                continue
+            state = "is gone, the one" if hashes[name] is None else "is not the file"
+            verb = "left" if name in stage.outputs else "was made from"
+            found.setdefault(name, f"{name} {state} that the {stage.stage} of the run {verb}")
+    return tuple(f"{sentence} (run.json has its sha256)" for sentence in found.values())
+
+
+def refuse_changed(folder: Path, files: Collection[str]) -> None:
+    """Raise BadInputError for the first of `changes`."""
+    for sentence in changes(folder, files):
+        raise BadInputError(f"{folder}: {sentence}", hint=BROUGHT_UP_TO_DATE)
+
+
+def left(folder: Path, files: Iterable[str]) -> dict[str, str]:
+    """Of these files of a run folder, those that a stage left, with their sha256 in run.json."""
+    stages = read_manifest(folder).stages
+    known = {name: value for stage in stages for name, value in stage.outputs.items()}
+    return {name: known[name] for name in files if name in known}
 
 
 def refuse_outside(record: Path, name: str) -> None:
@@ -177,22 +181,18 @@ def refuse_outside(record: Path, name: str) -> None:
 
 def _make_folder(path: Path) -> None:
     try:
-        _check_folder(path)
+        if path.exists() and not path.is_dir():
+            raise BadInputError(f"{path} is a file, not a run folder", hint="choose another --out")
+        if path.is_dir() and not is_run_folder(path) and _not_ours(path):
+            raise BadInputError(
+                f"{path} exists and is not a run folder (it holds {_not_ours(path)!r})",
+                hint="choose another folder with --out; nothing in it was touched",
+            )
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInputError(
             f"cannot create {path}: {error.strerror or error}", hint="choose another --out"
         ) from error
-
-
-def _check_folder(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise BadInputError(f"{path} is a file, not a run folder", hint="choose another --out")
-    if path.is_dir() and not is_run_folder(path) and _not_ours(path):
-        raise BadInputError(
-            f"{path} exists and is not a run folder (it holds {_not_ours(path)!r})",
-            hint="choose another folder with --out; nothing in it was touched",
-        )
 
 
 def _not_ours(path: Path) -> str | None:
@@ -238,33 +238,6 @@ def _remove_leftovers(path: Path) -> None:
                 leftover.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock that the operating system drops when the process dies."""
-    lock = path / _LOCK
-    if lock.is_symlink():
-        raise _leads_out(lock)
-    try:
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-    except OSError as error:
-        raise BadInputError(
-            f"cannot write into {path}: {error.strerror or error}", hint="choose another --out"
-        ) from error
-    try:
-        _lock(handle)
-    except OSError as error:
-        os.close(handle)
-        if _is_busy(error):
-            raise _in_use(path) from error
-        raise BadInputError(
-            f"cannot lock {path}: {error.strerror or error}", hint="choose another --out"
-        ) from error
-    try:
-        yield
-    finally:
-        os.close(handle)
-
-
 def _leads_out(path: Path) -> BadInputError:
     return BadInputError(
         f"{path} is a link (to {path.readlink()}): a run writes into its own folder only",
@@ -272,25 +245,23 @@ def _leads_out(path: Path) -> BadInputError:
     )
 
 
-def _lock(handle: int) -> None:
-    """Or OSError, which `_is_busy` tells apart."""
-    if os.name == "nt":
-        import msvcrt  # exists on Windows only
+def _lock(handle: int, path: Path) -> None:
+    """Take an advisory lock; raises BadInputError where another process has it."""
+    try:
+        if os.name == "nt":
+            import msvcrt  # exists on Windows only
 
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # Windows only
-    else:
-        import fcntl  # exists on POSIX only
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # Windows only
+        else:
+            import fcntl  # exists on POSIX only
 
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _is_busy(error: OSError) -> bool:
-    """Another process holds the lock; else the file system has none."""
-    return error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-
-
-def _in_use(path: Path) -> BadInputError:
-    return BadInputError(
-        f"{path} is in use by another twofour command",
-        hint="wait for it to end, or choose another folder with --out",
-    )
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+            raise BadInputError(
+                f"{path} is in use by another twofour command",
+                hint="wait for it to end, or choose another folder with --out",
+            ) from error
+        raise BadInputError(
+            f"cannot lock {path}: {error.strerror or error}", hint="choose another --out"
+        ) from error

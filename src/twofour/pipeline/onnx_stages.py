@@ -1,4 +1,4 @@
-"""The stages of an ONNX source: take the file over, prune it, validate what was written.
+"""An ONNX file in a run: taken over, pruned, its weights described as an export would be.
 
 Where a precision is asked for, the file is converted as it is taken over, so that pruning and
 everything after it see the weights that the engine will get.
@@ -8,108 +8,218 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twofour.engines.tensorrt.build import precisions_of
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.graph.opened import OpenedModel
-from twofour.pipeline import onnx_data
-from twofour.pipeline.engine_host import RUNTIMES, lasts, tries_of
-from twofour.pipeline.folder import STAGES
-from twofour.pipeline.onnx_inputs import (
-    AskedShapes,
-    asked_or_opt,
+from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.inputs.examples import (
+    Asked,
+    asked_shapes,
+    bind_shapes,
     example_shapes,
     load_exact_inputs,
     made_up_batch,
     random_inputs,
 )
-from twofour.pipeline.sources.inputs import save_arrays
+from twofour.inputs.fits import save_arrays, shapes_of
+from twofour.pipeline.checks import refuse_nothing_pruned
+from twofour.pipeline.engine_host import RUNTIMES, lasts, tries_of
+from twofour.pipeline.folder import STAGES
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
-    ONE_SHOT,
-    PERMUTE,
-    PERMUTED,
     PRUNE,
     SPARSE,
     TUNED,
-    VALIDATE,
     Made,
     Run,
     Stage,
     exported_variant,
-    one_shot_files,
     onnx_files,
     onnx_name,
     reference_name,
-    variant_record,
 )
-from twofour.pipeline.torch_model import refuse_nothing_pruned
-from twofour.pipeline.validating import pruned_names
 from twofour.pipeline.workers import may_pass
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
-from twofour.records.pruning import Permutation, PermutedModel, PruneResult, Validation
+from twofour.records.pruning import PruneResult
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
+from twofour.words import count
 
 if TYPE_CHECKING:
     from twofour.export.casts import Conversion
-    from twofour.pipeline.sources.onnx import OnnxSource
+    from twofour.inputs.calibration import CalibrationData
+    from twofour.pipeline.sources.open import OnnxSource
     from twofour.pruning.onnx_file import Calibrated
 
 
-def take_over(run: Run, variant: Variant = DENSE) -> ExportedVariant:
-    """<variant>.onnx: the user's file, in the precision asked for."""
-    source = cast("OnnxSource", run.dense_source if variant == DENSE else run.source)
-    precision, opened = changed_precision(run), source.opened()
+class OnnxModel:
+    """An ONNX file, taken over as dense.onnx and pruned into sparse.onnx; the `Model` of a run."""
 
-    def work() -> Made[ExportedVariant]:
-        from twofour.pipeline.onnx_functions import within_reach
-
-        target = run.file(onnx_name(variant))
-        _remove_data(target)
-        with within_reach(opened, run.file(STAGES)) as (reached, notes):
-            converted = write_onnx(reached, target, run.options)
-        source.refuse_changed(opened)
-        exported = replace(_described(run, variant), precision=precision, notes=notes)
-        if converted is not None:
-            notes = (*notes, *converted.notes)
-            exported = replace(exported, notes=notes, changed=converted.tensors)
-        return exported, onnx_files(target)
-
-    stage = Stage(
-        name=f"export-{variant}",
-        title="take over the ONNX model"
-        if precision is None
-        else f"convert the ONNX model to {precision.value}",
-        record=variant_record("export", variant),
-        kind=ExportedVariant,
-        work=work,
-        options=("precision", "keep_float32"),
-        facts={"source": source.key()},
-        packages=("onnx",),
+    package, default_precision = "onnx", None
+    precision_hint = (
+        "--keep-float32 GLOB leaves nodes float32; --precision bfloat16 has float32's range"
     )
-    exported = run.do(stage)
-    for note in exported.notes:
-        run.progress.note(note)
-    return exported
+
+    def __init__(self, source: OnnxSource, reference: OnnxSource | None = None) -> None:
+        """`reference`: the dense file, where `source` is one that was pruned before."""
+        self._source = source
+        self._reference = reference
+        self._base = DENSE if reference is None else TUNED
+        self._taken: set[Variant] = set()
+
+    @property
+    def in_words(self) -> str:
+        """The file as the user named it."""
+        return self._source.text
+
+    def refuse_passed_over(self, options: RunOptions) -> None:
+        """Raise BadInputError for what only the export of a torch model takes."""
+        given = {
+            "--dynamic": options.dynamic is not None,
+            "--static-batch": not options.dynamic_batch,
+            "--opset": options.opset is not None,
+        }
+        for option in (option for option, is_given in given.items() if is_given):
+            raise BadInputError(
+                f"{self._source.text} is ONNX already: {option} is for torch models",
+                hint="its opset and which sizes are free stand in the file; --input-shape says "
+                "what these are",
+            )
+
+    def export_dense(self, run: Run) -> ExportedVariant:
+        """dense.onnx, inputs.npz, and the outputs of a file whose precision was changed."""
+        return self._export(run, DENSE, self._reference or self._source)
+
+    def export_as_it_is(self, run: Run) -> ExportedVariant:
+        """sparse.onnx with the inputs, for a job that only builds."""
+        return self._export(run, SPARSE, self._source)
+
+    def _export(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
+        taken = self._take_over(run, variant, source)
+        bind_shapes(run.options.build.shapes, taken.inputs)
+        run.do(_make_inputs(run, taken))
+        return taken if taken.precision is None else _with_original_outputs(run, source, taken)
+
+    def prune(self, run: Run) -> Stage[PruneResult]:
+        """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
+        if not self._taken:
+            self._take_over(run, DENSE, self._reference or self._source)
+        if self._base not in self._taken:
+            self._take_over(run, self._base, self._source)
+        base, options = run.file(onnx_name(self._base)), run.options
+
+        def work() -> Made[PruneResult]:
+            result = _prune(run, base)
+            refuse_nothing_pruned(result)
+            return result, self.weights(run)
+
+        return Stage(
+            name="prune",
+            title=f"prune to {options.pattern}",
+            record=PRUNE,
+            kind=PruneResult,
+            work=work,
+            depends_on=(
+                *(options.pattern, options.selection, options.method, options.calibration),
+                run.calibration_key(),
+                run.key_of(run.dense_source) if options.refits_a_mask else "",
+            ),
+            watched=lambda: run.calibration_files,
+            packages=("onnx",) if options.calibration.data is None else ("onnx", *RUNTIMES),
+            reads=onnx_files(base),
+        )
+
+    def weights(self, run: Run) -> tuple[str, ...]:
+        """sparse.onnx and its data."""
+        return onnx_files(run.file(onnx_name(SPARSE)))
+
+    def export_sparse(self, run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
+        """What an export would say of sparse.onnx, which pruning wrote."""
+
+        def work() -> Made[ExportedVariant]:
+            return replace(_described(run, SPARSE), precision=dense.precision), ()
+
+        return Stage(
+            name="export-sparse",
+            title="describe the pruned model",
+            kind=ExportedVariant,
+            work=work,
+            depends_on=(dense.precision,),
+            packages=("onnx",),
+            reads=self.weights(run),
+        )
+
+    def _take_over(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
+        """<variant>.onnx: the user's file, in the precision asked for."""
+        asked, opened = run.options.precision, source.opened()
+        precision = None if asked is Precision.FLOAT32 else asked
+
+        def work() -> Made[ExportedVariant]:
+            target = run.file(onnx_name(variant))
+            _remove_data(target)
+            with _within_reach(opened, run.file(STAGES)) as (reached, notes):
+                converted = write_onnx(reached, target, run.options)
+            exported = replace(_described(run, variant), precision=precision, notes=notes)
+            if converted is not None:
+                notes = (*notes, *converted.notes)
+                exported = replace(exported, notes=notes, changed=converted.tensors)
+            return exported, onnx_files(target)
+
+        self._taken.add(variant)
+        exported = run.do(
+            Stage(
+                name=f"export-{variant}",
+                title="take over the ONNX model"
+                if precision is None
+                else f"convert the ONNX model to {precision.value}",
+                kind=ExportedVariant,
+                work=work,
+                depends_on=(asked, run.options.keep_float32, run.key_of(source)),
+                packages=("onnx",),
+            )
+        )
+        for note in exported.notes:
+            run.progress.note(note)
+        return exported
 
 
-def changed_precision(run: Run) -> Precision | None:
-    """What the file is converted to; None: it keeps its types."""
-    asked = run.options.precision
-    return None if asked is Precision.FLOAT32 else asked
+@contextmanager
+def _within_reach(
+    opened: OpenedModel, folder: Path
+) -> Iterator[tuple[OpenedModel, tuple[str, ...]]]:
+    """The model with all weights that pruning can reach, and what is to be said of it.
+
+    As it is, where no function holds a weight or is given one; else a copy with its functions taken
+    apart in the folder, which goes with the context.
+    """
+    from twofour.graph.opened import inlined
+    from twofour.pruning.onnx_file import copy_onnx
+
+    model = inlined(opened)
+    if model is None:
+        yield opened, ()
+        return
+    functions = count(len(opened.proto.functions), "function")
+    note = f"{functions} of the model taken apart, as TensorRT does: there are weights in them"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        path = Path(own, opened.path.name)
+        copy_onnx(opened, path, model)
+        yield open_onnx(path), (note,)
 
 
 def write_onnx(source: OpenedModel, target: Path, options: RunOptions) -> Conversion | None:
     """Copy an ONNX file with its data, in the precision asked for; None: as it is.
 
-    Raises BadInputError for --keep-float32 without such a precision, and as convert_onnx does.
+    Raises BadInputError for float32 of a half-precision file, and as convert_onnx does.
     """
     from twofour.pruning.onnx_file import copy_onnx
 
@@ -118,28 +228,19 @@ def write_onnx(source: OpenedModel, target: Path, options: RunOptions) -> Conver
         from twofour.export.casts import convert_onnx
 
         return convert_onnx(source, target, precision, options.keep_float32)
-    if options.keep_float32:
-        raise BadInputError(
-            "--keep-float32 says what a change of precision leaves alone, and none is asked for",
-            hint="add --precision float16 or bfloat16",
-        )
     copy_onnx(source, target)
     if precision is Precision.FLOAT32:
-        _refuse_half(source)
+        used = precisions_of(source.proto)
+        if used.float16 or used.bfloat16:
+            raise BadInputError(
+                f"--precision float32: {source.path} is {used.in_words} already, and rounding is "
+                "not undone",
+                hint="leave --precision out, or name the float32 file",
+            )
     return None
 
 
-def _refuse_half(source: OpenedModel) -> None:
-    used = precisions_of(source.proto)
-    if used.float16 or used.bfloat16:
-        raise BadInputError(
-            f"--precision float32: {source.path} is {used.in_words} already, and rounding is not "
-            "undone",
-            hint="leave --precision out, or name the float32 file",
-        )
-
-
-def make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
+def _make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
     """inputs.npz: the user's example inputs, or random ones of the shapes that were asked for.
 
     Sizes that the file leaves free and nobody asked for are those of the first calibration batch;
@@ -159,104 +260,52 @@ def make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
     return Stage(
         name="inputs",
         title="make the example inputs",
-        record="stages/inputs.json",
         kind=ExampleArrays,
         work=work,
-        options=("inputs", "input_shapes", "input_shape_names", "seed"),
-        facts={
-            "source": run.source.key(),
-            "profiles": options.build.shapes,
-            "calibration": onnx_data.data_key(run) if by_data else "",
-        },
+        depends_on=(
+            *(options.inputs, options.input_shapes, options.input_shape_names, options.seed),
+            *(run.key_of(run.source), options.build.shapes),
+            run.calibration_key() if by_data else "",
+        ),
         packages=("numpy",),
         reads=(taken.onnx.file,),
     )
 
 
-def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]:
-    """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx.
+def _prune(run: Run, base: Path) -> PruneResult:
+    from twofour.pruning.onnx_file import prune_onnx
 
-    Where it was permuted, the order of the channels is that of the permuted file.
-    """
-    if run.reference is not None:
-        take_over(run, TUNED)
-    base = onnx_name(_base(run))
-    files = [base] if permuted is None or permuted.file is None else [base, permuted.file]
-    target = run.file(onnx_name(SPARSE))
-
-    def work() -> Made[PruneResult]:
-        result = _prune(run, permuted)
-        if permuted is None:  # of an earlier run
-            remove_onnx(run.file(PERMUTED))
-        return result, (*onnx_files(target), *one_shot_files(run.path))
-
-    return Stage(
-        name="prune",
-        title=f"prune to {run.options.pattern}",
-        record=PRUNE,
-        kind=PruneResult,
-        work=work,
-        options=("pattern", "selection", "method", "calibration"),
-        facts={
-            "calibration": onnx_data.data_key(run),
-            "refitted_to": run.dense_source.key() if run.options.refits_a_mask else "",
-        },
-        watched=lambda: run.calibration_files,
-        lasting=lambda pruned: pruned.repair is None or not may_pass(pruned.repair.why or ""),
-        packages=("onnx",) if run.options.calibration.data is None else ("onnx", *RUNTIMES),
-        reads=(
-            *(name for file in files for name in onnx_files(run.file(file))),
-            *(() if permuted is None else (PERMUTE,)),
-        ),
-    )
+    pattern, selection = run.options.pattern, run.options.selection
+    sparse, folder = run.file(onnx_name(SPARSE)), run.file(STAGES) / "calibration"
+    _remove_data(sparse)
+    method, opened = run.options.method_name, run.models.open(base)
+    calibrated = None
+    if run.options.calibration.data is not None:
+        calibrated = _calibrated(run, opened, folder)
+    pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
+    shutil.rmtree(folder, ignore_errors=True)
+    return replace(pruned, source=run.source.text)
 
 
-def validate(run: Run, pruned: PruneResult) -> Stage[Validation]:
-    """validate.json: sparse.onnx as it was saved, read back."""
-    from twofour.pruning.verify import validate_onnx
+def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
+    """New weights by the calibration data; a folder that an earlier run left is gone on with."""
+    from twofour.pipeline.onnx_calibrating import OnnxCalibration
 
-    path = run.file(onnx_name(SPARSE))
-    required = pruned_names(pruned)
-
-    def work() -> Made[Validation]:
-        checked = validate_onnx(run.models.open(path), pruned.pattern, required=required)
-        return replace(checked, files=(path.name,)), ()
-
-    return Stage(
-        name="validate",
-        title="validate the saved model",
-        record=VALIDATE,
-        kind=Validation,
-        work=work,
-        reads=(PRUNE, *onnx_files(path)),
-    )
+    data = _calibration_data(run, opened)
+    reference = run.models.open(run.file(onnx_name(DENSE))) if run.options.refits_a_mask else None
+    calibration = OnnxCalibration(opened, run.options, folder, run.progress, reference=reference)
+    return calibration.run(data)
 
 
-def describe_sparse(run: Run) -> Stage[ExportedVariant]:
-    """stages/export-sparse.json: what an export would say of sparse.onnx, which pruning wrote."""
-    path = run.file(onnx_name(SPARSE))
+def _calibration_data(run: Run, opened: OpenedModel) -> CalibrationData:
+    """The run's calibration data for the file, which is named as the user did."""
+    from twofour.pipeline.sources.calibration.open import onnx_inputs
 
-    def work() -> Made[ExportedVariant]:
-        return replace(_described(run, SPARSE), precision=changed_precision(run)), ()
-
-    return Stage(
-        name="export-sparse",
-        title="describe the pruned model",
-        record=variant_record("export", SPARSE),
-        kind=ExportedVariant,
-        work=work,
-        options=("precision",),
-        packages=("onnx",),
-        reads=onnx_files(path),
-    )
+    return run.open_calibration(onnx_inputs(Path(run.source.text).absolute(), opened.inputs))
 
 
-def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
-    """The variant with the outputs that it is to be compared with, where its source can run.
-
-    Raises BadInputError where a tensor goes beyond float16 on the example inputs.
-    """
-    source = cast("OnnxSource", run.dense_source if taken.onnx.variant == DENSE else run.source)
+def _with_original_outputs(run: Run, source: OnnxSource, taken: ExportedVariant) -> ExportedVariant:
+    """The variant with the outputs that it is to be compared with, where its source can run."""
     name = reference_name(taken.onnx.variant)
     passing: list[str] = []
 
@@ -276,12 +325,10 @@ def with_original_outputs(run: Run, taken: ExportedVariant) -> ExportedVariant:
     stage = Stage(
         name="original",
         title="run the model as it came",
-        record="stages/original.json",
         kind=OriginalOutputs,
         work=work,
         lasting=lambda original: lasts(original) and not passing,
-        options=("precision",),
-        facts={"source": source.key(), "changed": taken.changed},
+        depends_on=(taken.precision, run.key_of(source), taken.changed),
         packages=("onnx", *RUNTIMES),
         reads=(INPUTS,),
     )
@@ -312,72 +359,6 @@ def _outputs_and_ranges(
             return run.sessions.open(source.path).outputs(inputs)
         finally:
             run.sessions.close()
-
-
-def _prune(run: Run, permuted: PermutedModel | None) -> PruneResult:
-    from twofour.pruning.onnx_file import prune_onnx
-
-    pattern, selection = run.options.pattern, run.options.selection
-    sparse, folder = run.file(onnx_name(SPARSE)), run.file(STAGES) / "calibration"
-    _remove_data(sparse)
-    method = run.options.method_name
-    solved = _solved(run, permuted, folder)
-    opened, calibrated = solved.opened, solved.calibrated
-    pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
-    one_shot = run.file(ONE_SHOT)
-    remove_onnx(one_shot)
-    if calibrated is not None and calibrated.one_shot is not None:
-        before = calibrated.one_shot
-        prune_onnx(opened, one_shot, pattern, selection, method=method, calibrated=before)
-    shutil.rmtree(folder, ignore_errors=True)
-    result = replace(pruned, source=run.source.text, permutation=solved.permutation)
-    refuse_nothing_pruned(result)
-    return result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Solved:
-    """Which file is pruned, with which values, and what became of its permutation."""
-
-    opened: OpenedModel
-    calibrated: Calibrated | None = None
-    """None: without data."""
-    permutation: Permutation | None = None
-
-
-def _solved(run: Run, permuted: PermutedModel | None, folder: Path) -> _Solved:
-    """In the better order, where both were tried: the permuted file's, or the one that it had."""
-    from twofour.pruning.permutation.judging import judged_whole
-
-    opened = run.models.open(run.file(onnx_name(_base(run))))
-    about = None if permuted is None else permuted.about
-    has_data = run.options.calibration.data is not None
-    if permuted is None or permuted.file is None:
-        calibrated = onnx_data.calibrated(run, opened, folder) if has_data else None
-        return _Solved(opened=opened, calibrated=calibrated, permutation=about)
-    in_order = run.models.open(run.file(permuted.file))
-    if not has_data:
-        return _Solved(opened=in_order, permutation=about)
-    better = onnx_data.calibrated(run, in_order, folder / "permuted")
-    if run.options.method.repair is False:  # which would measure the outputs
-        return _Solved(opened=in_order, calibrated=better, permutation=about)
-    plain = onnx_data.calibrated(run, opened, folder / "unpermuted")
-    about = judged_whole(permuted.about, better.repair, plain.repair)
-    if about.refused is None:
-        return _Solved(opened=in_order, calibrated=better, permutation=about)
-    run.progress.note(f"the channels stay in their order: {about.refused}")
-    return _Solved(opened=opened, calibrated=plain, permutation=about)
-
-
-def _base(run: Run) -> Variant:
-    """The variant that is pruned."""
-    return DENSE if run.reference is None else TUNED
-
-
-def remove_onnx(path: Path) -> None:
-    """The file and its data, where they are there."""
-    _remove_data(path)
-    path.unlink(missing_ok=True)
 
 
 def _remove_data(path: Path) -> None:
@@ -412,9 +393,13 @@ def _inputs(
     options = run.options
     if options.inputs is not None:
         return load_exact_inputs(Path(options.inputs), taken.inputs), None
-    asked = _shapes_of_data(run, taken) if by_data else asked_or_opt(options, options.build.shapes)
+    if by_data:
+        data = _calibration_data(run, run.models.open(run.file(taken.onnx.file)))
+        asked: Asked = shapes_of(next(data.batches()).arrays)
+    else:
+        asked = asked_shapes(taken.inputs, options, options.build.shapes)
     arrays = random_inputs(taken.inputs, options.seed, asked, run.source.text)
-    shapes = {name: array.shape for name, array in arrays.items()}
+    shapes = shapes_of(arrays)
     if by_data:
         given = " ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
         return arrays, f"example inputs are as large as a batch of the calibration data: {given}"
@@ -424,20 +409,11 @@ def _inputs(
 def _is_sized_by_data(run: Run, taken: ExportedVariant) -> bool:
     """Whether there are sizes that only the calibration data give."""
     options = run.options
-    asked = asked_or_opt(options, options.build.shapes)
-    if options.inputs is not None or options.calibration.data is None or asked.shapes:
+    asked = asked_shapes(taken.inputs, options, options.build.shapes)
+    if options.inputs is not None or options.calibration.data is None or asked:
         return False
     try:
         example_shapes(taken.inputs, asked, run.source.text)
     except BadInputError:
         return True
     return False
-
-
-def _shapes_of_data(run: Run, taken: ExportedVariant) -> AskedShapes:
-    data = onnx_data.open_data(run, run.models.open(run.file(taken.onnx.file)))
-    arrays = next(data.batches()).arrays
-    return AskedShapes(
-        shapes=tuple(tuple(map(int, array.shape)) for array in arrays.values()),
-        names=tuple(arrays),
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
@@ -19,17 +19,18 @@ from twofour.engines.machine import find_gpu
 from twofour.engines.registry import ENGINES
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
-from twofour.graph.weights import GraphWeights
-from twofour.pipeline.changed_files import BROUGHT_UP_TO_DATE, changes, left, other_version
-from twofour.pipeline.emitting import failed_variants, is_emitted_folder, read_emitted
+from twofour.packages import __version__
 from twofour.pipeline.evidence import (
     EvidenceFiles,
+    failed_variants,
     files_of_folder,
+    is_emitted_folder,
     map_beside,
+    read_emitted,
     read_evidence,
     read_layer_names,
 )
-from twofour.pipeline.folder import is_run_folder, is_there, read_manifest
+from twofour.pipeline.folder import changes, is_run_folder, left, read_manifest
 from twofour.pipeline.stages import (
     ACCURACY,
     BUILD,
@@ -48,9 +49,8 @@ from twofour.records.build import Gpu
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, LayerMap, LayerName
 from twofour.records.latency import LatencyComparison
-from twofour.records.pruning import PrunedWeight, PruneResult, Validation
-from twofour.records.run import BuildResult
-from twofour.records.sensitivity import SensitivityResult
+from twofour.records.pruning import PruneResult, Validation
+from twofour.records.run import BuildResult, SensitivityResult
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
 from twofour.reports import html, markdown
 from twofour.reports.document import Document
@@ -68,30 +68,18 @@ LATENCY = "latency.json"
 """What `twofour compare` writes; the page shows it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the earlier stages found, for the report to put together."""
-
-    pruned: PruneResult
-    exported: ExportResult
-    layers: LayerMap
-    built: BuildResult
-    accuracy: Accuracy
-    chosen: SensitivityResult | None = None
-    """By which the layers were chosen, where a budget was given."""
-
-
-def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
-    """eligibility.json, report.md and report.html."""
-    pruned, built = facts.pruned, facts.built
+def report(
+    run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
+) -> Stage[EligibilityReport]:
+    """eligibility.json, report.md and report.html; `layers` are those of sparse.onnx."""
     path = run.file(onnx_name(SPARSE))
     files = files_of_folder(run.path, onnx_name(SPARSE))
 
     def work() -> Made[EligibilityReport]:
         model = run.models.open(path)
         found = model.weights(HARDWARE_PATTERN)
-        weights = named(found.weights, facts.layers, known_to_pruning(pruned))
-        evidence = read_evidence(files, model, facts.layers)
+        weights = named(found.weights, layers, known_to_pruning(pruned))
+        evidence = read_evidence(files, model, layers)
         version = None
         if ENGINES[built.engine.engine].is_tensorrt:
             version = built.engine.version
@@ -106,21 +94,13 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
             tensorrt_version=version,
             build=_facts_of(evidence),
         )
-        report = predict(weights, _hardware_validation(model, facts.exported), context)
+        report = predict(weights, _hardware_validation(model, exported), context)
         report = join_report(report, evidence)
-        report = with_not_exported(report, _not_exported(pruned, facts.layers, found))
-        comparison, others = _comparison(run.path)
-        for note in others:
-            run.progress.note(note)
-        document = eligibility_document(
-            report,
-            accuracy=facts.accuracy,
-            build=built,
-            comparison=comparison,
-            chosen=facts.chosen,
-            pruned=pruned,
-        )
-        write_pages(run.path, document)
+        known = [name for group in found.not_covered for name in group.arrays]
+        known += [weight.weight for weight in found.weights if weight.weight is not None]
+        parameters = [name.parameter for name in layers.layers]
+        report = with_not_exported(report, not_exported(pruned.weights, parameters, known))
+        write_pages(run.path, report_document(run.path, report))
         return report, (MARKDOWN, HTML)
 
     return Stage(
@@ -129,7 +109,6 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
         record=REPORT,
         kind=EligibilityReport,
         work=work,
-        facts={} if facts.chosen is None else {"chosen": facts.chosen},
         reads=(
             PRUNE,
             EXPORT,
@@ -138,17 +117,9 @@ def report(run: Run, facts: Facts) -> Stage[EligibilityReport]:
             ACCURACY,
             *files.names(),
             *onnx_files(path),
-            *((LATENCY,) if run.file(LATENCY).is_file() else ()),
+            *(name for name in (SENSITIVITY, LATENCY) if run.file(name).is_file()),
         ),
     )
-
-
-def _not_exported(
-    pruned: PruneResult, layers: LayerMap, found: GraphWeights
-) -> tuple[PrunedWeight, ...]:
-    constants = [name for group in found.not_covered for name in group.arrays]
-    constants += [weight.weight for weight in found.weights if weight.weight is not None]
-    return not_exported(pruned.weights, [name.parameter for name in layers.layers], constants)
 
 
 def named(
@@ -189,21 +160,16 @@ def _renamed(weight: Weight, name: LayerName | None, more: Mapping[str, Weight])
     known = more.get(name.parameter)
     layer = name.layer or weight.layer
     if known is None:
-        unknown = (_not_a_layer(name),) if more else ()
-        return replace(weight, layer=layer, reasons=weight.reasons + unknown)
+        said = f"{name.parameter or name.initializer} belongs to no layer that pruning knows"
+        why = Reason(
+            code=ReasonCode.NOT_A_LAYER, message=f"{said}: the model's own code multiplies by it"
+        )
+        return replace(weight, layer=layer, reasons=(*weight.reasons, *([why] if more else ())))
     return replace(
         weight,
         layer=layer,
         reasons=weight.reasons + known.reasons,
         looked_up_by=weight.looked_up_by or known.looked_up_by,
-    )
-
-
-def _not_a_layer(name: LayerName) -> Reason:
-    return Reason(
-        code=ReasonCode.NOT_A_LAYER,
-        message=f"{name.parameter or name.initializer} belongs to no layer that pruning knows: "
-        "the model's own code multiplies by it",
     )
 
 
@@ -225,8 +191,6 @@ def report_onnx(
     build: BuildFacts = NOTHING_KNOWN,
 ) -> EligibilityReport:
     """Predicted verdicts for an ONNX file of anyone, on this GPU (None: not known) and build.
-
-    Which weights were to be pruned nobody says: those count that pruning takes by default.
 
     Raises BadInputError for a damaged graph, and for a model without a weight.
     """
@@ -264,10 +228,8 @@ def report_files(
 ) -> tuple[EligibilityReport, BuildEvidence]:
     """Verdicts from files of anyone; without an ONNX file, for the layers of the engine alone.
 
-    The GPU of this machine counts where there is no other evidence: an engine may be built for
-    another. Names of modules are from the layer map that is given, else from the layers.json
-    beside the ONNX file. Raises BadInputError where there is neither a model nor anything about an
-    engine, and for a layer map without a model or with a layer that the model does not have.
+    Names of modules are from the layer map, else from the layers.json beside the ONNX file.
+    Raises BadInputError where there is neither a model nor anything about an engine.
     """
     if files.onnx is None and files.layer_map is not None:
         raise BadInputError(
@@ -319,11 +281,7 @@ def _facts_of(evidence: BuildEvidence) -> BuildFacts:
 
 
 def report_folder(folder: Path) -> EligibilityReport:
-    """The verdicts of a run folder, or of one that `build --emit-trtexec` wrote and that came back.
-
-    Its `stale` says which files are others now. Raises BadInputError for another folder, one that
-    holds no ONNX file yet, and where the run's own report is gone.
-    """
+    """The verdicts of a run folder, or of a folder of --emit-trtexec; `stale` says what changed."""
     saved = _saved_report(folder)
     return _with_stale(folder, _joined(folder)[0] if saved is None else saved)
 
@@ -340,16 +298,8 @@ def explained_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
 
 
 def _saved_report(folder: Path) -> EligibilityReport | None:
-    """The run's own; None: no run came so far. It is never made up where it is gone."""
-    if not is_run_folder(folder):
-        return None
-    stages = read_manifest(folder).stages
-    if not is_there(folder / REPORT) and any(s.stage == REPORT_STAGE for s in stages):
-        raise BadInputError(
-            f"{folder / REPORT} is gone, the one that the report of the run left",
-            hint=BROUGHT_UP_TO_DATE,
-        )
-    return _if_there(EligibilityReport, folder / REPORT)
+    """The run's own; None: no run came so far."""
+    return _if_there(EligibilityReport, folder / REPORT) if is_run_folder(folder) else None
 
 
 def _with_stale(folder: Path, report: EligibilityReport) -> EligibilityReport:
@@ -358,21 +308,23 @@ def _with_stale(folder: Path, report: EligibilityReport) -> EligibilityReport:
         return report
     model = onnx_name(SPARSE)
     files = (REPORT, PRUNE, EXPORT, BUILD, ACCURACY, *files_of_folder(folder, model).names())
-    found = changes(
-        folder,
-        (*files, *onnx_files(folder / model)),
-        alone=(LAYERS, SENSITIVITY),
-        but=(LATENCY, HTML, MARKDOWN),
-    )
-    return replace(report, stale=(*other_version(folder), *found))
+    found = changes(folder, (*files, *onnx_files(folder / model)), (LAYERS, SENSITIVITY))
+    made_by = read_manifest(folder).twofour_version
+    if made_by != __version__:
+        found = (f"twofour {made_by} made the folder, this is {__version__}", *found)
+    return replace(report, stale=found)
 
 
 def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
     if is_emitted_folder(folder):
         emitted = read_emitted(folder)
+        failed = tuple(
+            f"trtexec failed for the {name} engine: {name}.log says why"
+            for name in failed_variants(folder)
+        )
         files = files_of_folder(folder, emitted.onnx)
         report, evidence = report_files(files, _layer_map(folder))
-        return replace(report, notes=(*_failed(folder), *report.notes)), evidence
+        return replace(report, notes=(*failed, *report.notes)), evidence
     if not folder.is_dir():
         raise BadInputError(f"{folder} does not exist", hint="name a run folder, or files")
     if not is_run_folder(folder):
@@ -389,34 +341,29 @@ def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
 
 
 def report_document(folder: Path | None, report: EligibilityReport) -> Document:
-    """The report with the accuracy and engines of its run folder, as far as they are there."""
+    """The report with what else its run folder knows; page and terminal are made from it."""
     if folder is None:
         return eligibility_document(report)
-    comparison, others = _comparison(folder)
+    others: tuple[str, ...] = ()
+    comparison = _if_there(LatencyComparison, folder / LATENCY)
+    if (
+        comparison is not None
+        and comparison.files
+        and left(folder, comparison.files) != comparison.files
+    ):
+        said = f"{LATENCY} is of models that were there before: its times are left out"
+        comparison, others = None, (f"{said} (compare again)",)
+    chosen = _if_there(SensitivityResult, folder / SENSITIVITY)
+    if chosen is not None and chosen.budget is None:  # a study without a budget chose nothing
+        chosen = None
     return eligibility_document(
         replace(report, notes=(*report.notes, *others)),
         accuracy=_if_there(Accuracy, folder / ACCURACY),
         build=_if_there(BuildResult, folder / BUILD),
         comparison=comparison,
-        chosen=_chosen(folder),
+        chosen=chosen,
         pruned=_if_there(PruneResult, folder / PRUNE),
     )
-
-
-def _comparison(folder: Path) -> tuple[LatencyComparison | None, tuple[str, ...]]:
-    """What `compare` measured of the models that are there; what is said where it was of others."""
-    found = _if_there(LatencyComparison, folder / LATENCY)
-    if found is None or not found.files or left(folder, found.files) == found.files:
-        return found, ()
-    return None, (
-        f"{LATENCY} is of models that were there before: its times are left out (compare again)",
-    )
-
-
-def _chosen(folder: Path) -> SensitivityResult | None:
-    """By which the layers were chosen; a study without a budget chose nothing."""
-    found = _if_there(SensitivityResult, folder / SENSITIVITY)
-    return None if found is None or found.budget is None else found
 
 
 def write_pages(folder: Path, document: Document) -> None:
@@ -434,14 +381,6 @@ def check_page(folder: Path) -> None:
 
 def _if_there(kind: type[T], path: Path) -> T | None:
     return read_record(kind, path) if path.is_file() else None
-
-
-def _failed(folder: Path) -> tuple[str, ...]:
-    """What build.sh noted of engines that trtexec did not bring to an end."""
-    return tuple(
-        f"trtexec failed for the {name} engine: {name}.log says why"
-        for name in failed_variants(folder)
-    )
 
 
 def _layer_map(folder: Path) -> LayerMap | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 from twofour.eligibility.build_facts import (
     DEPRECATED,
@@ -20,8 +21,6 @@ from twofour.eligibility.build_facts import (
 from twofour.engines.registry import ENGINES, EngineRow, choose_engine
 from twofour.engines.tensorrt.build import opset_for
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.onnx import OnnxSource
-from twofour.pipeline.sources.source import Source
 from twofour.pruning.methods import (
     DEFAULT_WITH_DATA,
     DEFAULT_WITHOUT_DATA,
@@ -34,6 +33,17 @@ from twofour.records.options import LossKind, Precision, RunOptions
 
 StatusOf = Callable[[EngineRow], EngineStatus]
 Note = Callable[[str], None]
+
+
+class Decisive(Protocol):
+    """What a model of one kind decides about the options."""
+
+    @property
+    def default_precision(self) -> Precision | None:
+        """Where nobody asked for one; None: the file keeps its types."""
+
+    def refuse_passed_over(self, options: RunOptions) -> None:
+        """Raise BadInputError for an option without effect: it would look as if it had one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +66,7 @@ class ChosenEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(RunOptions):
-    """The options with `precision` and `opset` decided, and the engine that runs.
-
-    For a torch model `precision` is not None; `opset` is None where torch's own default is taken,
-    and for an ONNX file, which has one. `precision` is None for a file that keeps its types.
-    """
+    """The options with `precision` and `opset` decided, and the engine that runs."""
 
     chosen: ChosenEngine | None = None
     """None in a job that builds nothing."""
@@ -84,45 +90,46 @@ class Settings(RunOptions):
         return self.chosen
 
 
+def refuse_kept_without_change(options: RunOptions, precision: Precision | None) -> None:
+    """Raise BadInputError for nodes that keep float32 where all do."""
+    if options.keep_float32 and precision in (None, Precision.FLOAT32):
+        raise BadInputError(
+            "--keep-float32 says what a change of precision leaves alone, and none is asked for",
+            hint="add --precision float16 or bfloat16",
+        )
+
+
 def resolve(
-    options: RunOptions, source: Source, status_of: StatusOf | None, note: Note
+    options: RunOptions, model: Decisive, status_of: StatusOf | None, note: Note
 ) -> Settings:
     """Decide what the options leave open; `status_of` tries an engine, None: none is needed.
 
-    Raises BadInputError for options that this kind of source would pass over, a method that lacks
-    its data, and a metric that cannot be called, and MissingToolError when nothing that was asked
-    for can run here.
+    Raises BadInputError for options that do not fit, MissingToolError when no engine can run.
     """
-    _refuse_passed_over(options, source)
+    model.refuse_passed_over(options)
     _refuse_without_data(options)
-    _refuse_broken_mask(options)
-    _refuse_unmeasured(options, source)
+    _refuse_unmeasured(options)
     if options.metric is not None:  # found before hours of work, not after
-        from twofour.pipeline.sources.metric import load_metric
+        from twofour.pipeline.sources.user_code import load_metric
 
         load_metric(options.metric)
     chosen = None if status_of is None else _pick_engine(options, status_of, note)
     asked = {field.name: getattr(options, field.name) for field in fields(RunOptions)}
-    decided = {"precision": _precision(options, source), "opset": _opset(options, source, chosen)}
+    precision = options.precision or model.default_precision
+    refuse_kept_without_change(options, precision)
+    opset, is_bfloat16 = options.opset, options.precision is Precision.BFLOAT16
+    if opset is None and not is_bfloat16 and chosen is not None and chosen.builds_from_sparse:
+        opset = opset_for(chosen.status.version)  # one that the engine reads
+    decided = {"precision": precision, "opset": opset}
     return Settings(**{**asked, **decided}, chosen=chosen)
 
 
-def _refuse_unmeasured(options: RunOptions, source: Source) -> None:
-    """A budget in units of a metric needs one; losses need data, gradients or a dense model."""
+def _refuse_unmeasured(options: RunOptions) -> None:
+    """A budget in units of a metric needs one, and a dense model."""
     if options.budget.is_set and options.dense_reference is not None:
         raise BadInputError(
             "a budget chooses what is pruned: with --dense-reference the model is pruned already",
             hint="leave --dense-reference out, or choose layers with --layers",
-        )
-    if options.budget.loss is LossKind.LAYER and options.calibration.data is None:
-        raise BadInputError(
-            "--loss layer is the output error of each layer on calibration data, and there is none",
-            hint="add --calibrate, or choose another --loss",
-        )
-    if options.budget.loss is LossKind.FISHER and isinstance(source, OnnxSource):
-        raise BadInputError(
-            "--loss fisher needs gradients, and an ONNX file has none",
-            hint="name the torch model, or choose another --loss",
         )
     if options.metric is not None:
         return
@@ -133,55 +140,6 @@ def _refuse_unmeasured(options: RunOptions, source: Source) -> None:
         )
     if options.budget.loss is LossKind.METRIC:
         raise BadInputError("--loss metric needs a metric", hint="add --metric file.py:evaluate")
-
-
-def _precision(options: RunOptions, source: Source) -> Precision | None:
-    """Of a torch model float16 unless asked otherwise: TensorRT has no sparse float32 kernels."""
-    if isinstance(source, OnnxSource):
-        return options.precision
-    return options.precision or Precision.FLOAT16
-
-
-def _opset(options: RunOptions, source: Source, chosen: ChosenEngine | None) -> int | None:
-    """Where nobody asked for one, a torch model is exported in an opset that the engine reads."""
-    is_open = options.opset is None and options.precision is not Precision.BFLOAT16
-    if is_open and not isinstance(source, OnnxSource) and chosen and chosen.builds_from_sparse:
-        return opset_for(chosen.status.version)
-    return options.opset
-
-
-def _refuse_passed_over(options: RunOptions, source: Source) -> None:
-    """What would be passed over in silence: it would look as if it had been done."""
-    if not isinstance(source, OnnxSource):
-        if options.keep_float32:
-            raise BadInputError(
-                f"{source.text} is a torch model: --keep-float32 names nodes of an ONNX file",
-                hint="export it with --precision float32 first, then convert the file: "
-                "twofour export model.onnx --precision float16 --keep-float32 GLOB",
-            )
-        return
-    for given, option, hint in (
-        (
-            options.dynamic is not None,
-            "--dynamic",
-            "which sizes are free stands in the file; --input-shape says what they are",
-        ),
-        (
-            not options.dynamic_batch,
-            "--static-batch",
-            "whether the batch is free stands in the file; --input-shape says what it is",
-        ),
-        (
-            options.opset is not None,
-            "--opset",
-            "export the torch model with twofour, or convert the file first "
-            "(onnx.version_converter)",
-        ),
-    ):
-        if given:
-            raise BadInputError(
-                f"{source.text} is ONNX already: {option} is for torch models", hint=hint
-            )
 
 
 def _refuse_without_data(options: RunOptions) -> None:
@@ -198,20 +156,6 @@ def _refuse_without_data(options: RunOptions) -> None:
     if method.name is not None:
         without_data(method.name)
     refuse_without_data(method, calibration)
-
-
-def _refuse_broken_mask(options: RunOptions) -> None:
-    """Another order of channels would break the zeros that a model came with."""
-    method = options.method
-    for given, option in (
-        (method.name == "keep", "--method keep"),
-        (options.dense_reference is not None, "--dense-reference"),
-    ):
-        if given and method.permute_seconds > 0:
-            raise BadInputError(
-                f"--permute-seconds would tear apart the mask that {option} says the model has",
-                hint="leave one of the two out",
-            )
 
 
 def _pick_engine(options: RunOptions, status_of: StatusOf, note: Note) -> ChosenEngine:

@@ -11,22 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from twofour.graph.opened import OpenedModels
+from twofour.inputs.fits import stored_arrays
+from twofour.packages import __version__, installed_version
 from twofour.pipeline.engine_host import EngineHost, Sessions
-from twofour.pipeline.folder import RunFolder
-from twofour.pipeline.settings import Settings
-from twofour.pipeline.sources.inputs import stored_arrays
-from twofour.pipeline.sources.user_code import state_of
+from twofour.pipeline.folder import STAGES, RunFolder
+from twofour.pipeline.settings import Decisive, Settings
+from twofour.pipeline.sources.source import state_of
 from twofour.records.export import LayerMap, OnnxFile
 from twofour.records.options import Variant
+from twofour.records.pruning import PruneResult
 from twofour.records.run import ExportedVariant, StageRecord
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
-from twofour.version import __version__, installed_version
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from twofour.inputs.calibration import CalibrationData, ModelInputs
     from twofour.pipeline.sources.source import Source
-    from twofour.pipeline.torch_model import TorchModel
 
 
 R = TypeVar("R")
@@ -48,59 +49,76 @@ class Progress(Protocol):
         """Something the user should know."""
 
 
+def _say_nothing(*_: object, **__: object) -> None:
+    pass
+
+
 class Silent:
     """The Progress that says nothing."""
 
-    def stage(self, name: str, title: str) -> None:
-        """Say nothing."""
-
-    def done(self, name: str, *, seconds: float, reused: bool) -> None:
-        """Say nothing."""
-
-    def step(self, text: str, done: int, total: int | None) -> None:
-        """Say nothing."""
-
-    def note(self, text: str) -> None:
-        """Say nothing."""
+    stage: Callable[..., None] = staticmethod(_say_nothing)
+    done: Callable[..., None] = stage
+    step: Callable[..., None] = stage
+    note: Callable[..., None] = stage
 
 
 Made = tuple[R, Sequence[str]]
 """What a stage's work gives: its record, and the names of the files that it wrote beside it."""
 
 
-def _always(_record: object) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage(Generic[R]):
-    """One stage: what it makes, what that depends on, and the work.
-
-    It is done again when an option, a fact, a version, a file that it reads or one that it left has
-    changed; `Run.do` sees to that.
-    """
+    """One stage: what it makes and from what; done again where any of that has changed."""
 
     name: str
     title: str
-    """What is shown while it is done."""
-    record: str
-    """File of its record in the run folder, written last."""
     kind: type[R]
-    """Of the record."""
     work: Callable[[], Made[R]]
     """Writes the stage's files; called where it has to be done."""
-    options: tuple[str, ...] = ()
-    """Fields of Settings that `work` goes by."""
-    facts: Mapping[str, object] = field(default_factory=dict)
-    """What else it goes by: keys of sources, what earlier stages found."""
+    record: str = ""
+    """File of its record in the run folder, written last; "": `record_of` its name."""
+    depends_on: tuple[object, ...] = ()
+    """Options, keys of sources, what earlier stages found; by their repr."""
     packages: tuple[str, ...] = ()
-    """Whose versions count, besides our own."""
     reads: tuple[str, ...] = ()
     """Files of the run folder, left by earlier stages."""
     watched: Callable[[], Iterable[Path]] = tuple
     """Asked after `work`: data files outside the folder that the result depends on."""
-    lasting: Callable[[R], bool] = _always
+    lasting: Callable[[R], bool] = lambda _record: True
     """A stage whose record is not lasting is done again by the next run."""
+
+
+def record_of(stage: str) -> str:
+    """File of the record of a stage that has none of its own."""
+    return f"stages/{stage}.json"
+
+
+class Model(Decisive, Protocol):
+    """What a run does for a torch model in one way, and for an ONNX file in another."""
+
+    @property
+    def package(self) -> str:
+        """What reads the model; imported while the engines' process starts."""
+
+    @property
+    def in_words(self) -> str:
+        """What its exported files are compared with."""
+
+    @property
+    def precision_hint(self) -> str:
+        """What to try where the outputs in `{precision}` are too far off."""
+
+    def export_dense(self, run: Run) -> ExportedVariant:
+        """dense.onnx, inputs.npz, and the outputs to compare it with."""
+
+    def prune(self, run: Run) -> Stage[PruneResult]:
+        """prune.json and the files with the pruned weights."""
+
+    def weights(self, run: Run) -> tuple[str, ...]:
+        """Names of the files that `prune` left."""
+
+    def export_sparse(self, run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
+        """sparse.onnx."""
 
 
 class Runner:
@@ -111,24 +129,27 @@ class Runner:
         self.progress = progress
         self._hashes: dict[str, str] = {}
 
-    def run(self, stage: Stage[R], options: Settings) -> R:
+    def run(self, stage: Stage[R]) -> R:
         """The stage's record, read back where nothing changed, else made by its work.
 
         The order on disk is files, record, run.json: a run killed in between does the stage again.
         """
         self.progress.stage(stage.name, stage.title)
+        file = stage.record or record_of(stage.name)
         started = time.perf_counter()
         inputs = {name: self._hash(name) for name in stage.reads}
-        key = _key(stage, options, inputs)
+        key = _key(stage, inputs)
         before = self.folder.stage(stage.name)
         if before is not None and before.key == key and before.lasting and self._intact(before):
-            record = read_record(stage.kind, self.folder.path / stage.record)
+            record = read_record(stage.kind, self.folder.path / file)
             self.progress.done(stage.name, seconds=time.perf_counter() - started, reused=True)
             return record
         record, files = stage.work()
-        write_record(self.folder.path / stage.record, record)
+        write_record(self.folder.path / file, record)
         seconds = time.perf_counter() - started
-        outputs = {name: self._hash_again(name) for name in (*files, stage.record)}
+        for name in (*files, file):
+            self._hashes.pop(name, None)
+        outputs = {name: self._hash(name) for name in (*files, file)}
         lasting = stage.lasting(record)
         self.folder.finish(
             StageRecord(
@@ -143,8 +164,8 @@ class Runner:
         )
         if not lasting:
             self.progress.note(
-                f"{stage.title}: memory, space or a process was lacking; what is missing is no "
-                "result, and the same command tries again"
+                f"{stage.title}: memory or space ran out, or a process ended; the same command "
+                "tries again"
             )
         self.progress.done(stage.name, seconds=seconds, reused=False)
         return record
@@ -162,20 +183,15 @@ class Runner:
             self._hashes[name] = sha256_file(self.folder.path / name)
         return self._hashes[name]
 
-    def _hash_again(self, name: str) -> str:
-        self._hashes.pop(name, None)
-        return self._hash(name)
 
-
-def _key(stage: Stage[R], options: Settings, inputs: Mapping[str, str]) -> str:
+def _key(stage: Stage[R], inputs: Mapping[str, str]) -> str:
     document = {
         "stage": stage.name,
-        "options": {name: getattr(options, name) for name in stage.options},
-        "facts": stage.facts,
+        "depends_on": stage.depends_on,
         "versions": versions(*stage.packages),
         "inputs": inputs,
     }
-    # records of options have no JSON of their own here: their repr says every field
+    # records of options have no JSON of their own here: their repr has every field
     return sha256_bytes(json.dumps(document, sort_keys=True, default=repr).encode())
 
 
@@ -187,13 +203,10 @@ def versions(*packages: str) -> dict[str, str | None]:
 DENSE, SPARSE, TUNED = Variant.DENSE, Variant.SPARSE, Variant.TUNED
 """The model as it came, where another one is the dense reference."""
 PRUNE, VALIDATE, EXPORT = "prune.json", "validate.json", "export.json"
-PERMUTE, PERMUTED = "stages/permute.json", "permuted.onnx"
-"""The dense model with its channels in the order in which it is pruned."""
 BUILD, ACCURACY = "build.json", "accuracy.json"
 INPUTS = "inputs.npz"
 WEIGHTS = "weights.safetensors"
-ONE_SHOT, ONE_SHOT_WEIGHTS = "stages/one-shot.onnx", "stages/one-shot.safetensors"
-"""The pruned model before its repair, where one was taken."""
+
 CHECKPOINT = "checkpoint"
 """Folder of a checkpoint that was pruned in its own files."""
 LAYERS = "layers.json"
@@ -202,11 +215,6 @@ LAYERS = "layers.json"
 def onnx_name(variant: Variant) -> str:
     """File of a variant in the run folder."""
     return f"{variant}.onnx"
-
-
-def variant_record(stage: str, variant: Variant) -> str:
-    """File with the record of a stage that is done for each variant."""
-    return f"stages/{stage}-{variant}.json"
 
 
 def reference_name(variant: Variant) -> str:
@@ -222,13 +230,6 @@ def onnx_files(path: Path) -> tuple[str, ...]:
     ours = re.compile(rf"{re.escape(path.name)}(\.\d+)?\.data", re.ASCII)
     found = path.parent.iterdir() if path.parent.is_dir() else ()
     return (path.name, *sorted(file.name for file in found if ours.fullmatch(file.name)))
-
-
-def one_shot_files(path: Path) -> tuple[str, ...]:
-    """Names in the run folder of the ONNX file of the pruned model before its repair."""
-    file = path / ONE_SHOT
-    names = onnx_files(file) if file.is_file() else ()
-    return tuple(f"{file.parent.name}/{name}" for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,11 +248,10 @@ class Run:
     sessions: Sessions
     models: OpenedModels
     """The ONNX files of the run, each parsed once; worker processes parse for themselves."""
-    model: TorchModel | None
-    """None for an ONNX file."""
+    model: Model
     reference: Source | None = None
     """Where dense.onnx comes from, if not from `source`."""
-    reference_model: TorchModel | None = None
+    keys: dict[str, str] = field(default_factory=dict)
     calibration_files: list[Path] = field(default_factory=list)
     """What the user's code read while it made the calibration data, once it has been run."""
 
@@ -260,9 +260,41 @@ class Run:
         """What dense.onnx is made from."""
         return self.reference or self.source
 
+    def key_of(self, source: Source) -> str:
+        """The key of a source of the run, worked out once: that reads all of its weights."""
+        if source.text not in self.keys:
+            self.keys[source.text] = source.key()
+        return self.keys[source.text]
+
     def file(self, name: str) -> Path:
         """Path of a file of the run folder."""
         return self.path / name
+
+    @property
+    def described_in(self) -> Path | None:
+        """Where the model's tokenizer and image processor may be described."""
+        path = Path(self.source.text).absolute()
+        if path.is_dir():
+            return path
+        return path.parent if path.is_file() else None
+
+    def calibration_key(self) -> str:
+        """sha256 over the calibration data; "" without any."""
+        options = self.options
+        if options.calibration.data is None:
+            return ""
+        from twofour.pipeline.sources.calibration.open import calibration_key
+
+        return calibration_key(options.calibration, self.described_in, seed=options.seed)
+
+    def open_calibration(self, inputs: ModelInputs) -> CalibrationData:
+        """The calibration data, found to fit a model that takes these inputs."""
+        from twofour.pipeline.sources.calibration.open import open_calibration
+
+        options, folder = self.options, self.file(STAGES)
+        data = open_calibration(options.calibration, inputs, seed=options.seed, folder=folder)
+        self.calibration_files[:] = data.watched
+        return data
 
     def example_inputs(self) -> dict[str, np.ndarray]:
         """The example inputs as the stages saved them, by name of the ONNX input."""
@@ -270,7 +302,7 @@ class Run:
 
     def do(self, stage: Stage[R]) -> R:
         """The record of a stage, done where it has to be."""
-        return self.runner.run(stage, self.options)
+        return self.runner.run(stage)
 
 
 def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVariant:

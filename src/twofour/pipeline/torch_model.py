@@ -1,4 +1,4 @@
-"""The torch model of a run: loaded once, pruned in place, its weights saved and read back.
+"""Weights of torch models: saved, read back into a module, read from checkpoints.
 
 safetensors refuses tensors that share memory, so a tied weight is written under one of its keys
 and the header's metadata maps the other keys to it.
@@ -7,115 +7,38 @@ and the header's metadata maps the other keys to it.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twofour.eligibility.predict import not_covered_lines
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.user_code import files_read
+from twofour.inputs.calibration import CalibrationData
+from twofour.pipeline.folder import STAGES
+from twofour.pipeline.sources.calibration.open import (
+    calibration_record,
+    loaded_inputs,
+    module_inputs,
+)
+from twofour.pipeline.sources.source import key_of
+from twofour.pipeline.stages import versions
+from twofour.records.options import Selection
 from twofour.records.pruning import LoadedWeights, PruneResult
-from twofour.records.weights import ReasonCode
-from twofour.store import atomic_file
 from twofour.words import keys_listed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from twofour.pipeline.sources.source import LoadedModule, TorchSource
+    from twofour.pipeline.sources.source import LoadedModule
+    from twofour.pipeline.stages import Run
+    from twofour.pruning.finished import FinishedSteps
+    from twofour.pruning.torch_calibration import Work
+    from twofour.pruning.torch_calls import Call
 
 _ANOTHER_MODEL = (
     "it must be the model that was pruned, in the type it had then; a source that gives another "
     "one needs another --out"
 )
-
-
-class TorchModel:
-    """Gives the module dense or pruned, loading it only when a stage needs it.
-
-    Only one copy of the weights is ever held: pruning is in place, and asking for the dense
-    module after that loads the source again.
-    """
-
-    def __init__(self, source: TorchSource, note: Callable[[str], None]) -> None:
-        self._source = source
-        self._note = note
-        self._loaded: LoadedModule | None = None
-        self._pruned: Path | None = None
-        self.data_files: Sequence[Path] = ()
-        """What the source read when it was loaded last, its own code apart."""
-
-    def dense(self) -> LoadedModule:
-        """The module with the weights of the source."""
-        if self._loaded is None or self._pruned is not None:
-            from twofour.pruning.torch_layers import make_permanent
-
-            self._loaded = None
-            with files_read() as self.data_files:
-                self._loaded = self._source.load()
-            make_permanent(self._loaded.module)
-            for text in self._loaded.notes:
-                self._note(text)
-            self._pruned = None
-        return self._loaded
-
-    def prune(self, prune: Callable[[LoadedModule], PruneResult], target: Path) -> PruneResult:
-        """Let `prune` change the module, and save its state_dict to `target` (safetensors)."""
-        loaded = self.dense()
-        result = replace(prune(loaded), source=self._source.text)
-        refuse_nothing_pruned(result)
-        self._pruned = target
-        with atomic_file(target) as temporary:
-            save_tensors(loaded.module.state_dict(), temporary, first=_names(result))
-        return result
-
-    def pruned(self, weights: Path) -> LoadedModule:
-        """The module with the weights that were saved, read back unless they are at hand."""
-        loaded = self._loaded or self.dense()
-        if self._pruned != weights:
-            load_weights(loaded.module, weights)
-            self._pruned = weights
-        return loaded
-
-    def release(self) -> None:
-        """Let go of the module and its memory, which the engines' process needs next."""
-        self._loaded = None
-        self._pruned = None
-        from twofour.pruning.torch_spill import give_back_memory
-
-        give_back_memory()
-
-
-def refuse_nothing_pruned(result: PruneResult) -> None:
-    """Raise BadInputError where no weight was pruned: what follows would be a dense model."""
-    if any(row.pruned for row in result.weights):
-        return
-    if not result.weights:
-        raise BadInputError(
-            "; ".join(
-                (
-                    f"{result.source} has no layer that could be pruned",
-                    *not_covered_lines(result.not_covered),
-                )
-            ),
-            hint="layers are Linear, Conv, ConvTranspose, MultiheadAttention and their sub-classes "
-            "(in ONNX: Conv, ConvTranspose, Gemm, MatMul and Einsum with a constant weight)",
-        )
-    codes = Counter(row.reasons[0].code.value for row in result.weights if row.reasons)
-    why = ", ".join(f"{code} {count}" for code, count in codes.most_common())
-    excluded = {*codes} == {ReasonCode.EXCLUDED.value}
-    raise BadInputError(
-        f"none of the {len(result.weights)} weights of {result.source} is pruned: {why}",
-        hint="leave fewer layers out"
-        if excluded
-        else "--include GLOB or --all-layers prunes what sparse math cannot use",
-    )
-
-
-def _names(result: PruneResult) -> frozenset[str]:
-    return frozenset(row.weight.weight for row in result.weights if row.weight.weight is not None)
 
 
 def save_tensors(state: Mapping[str, Tensor], target: Path, *, first: Collection[str] = ()) -> None:
@@ -134,15 +57,6 @@ def save_tensors(state: Mapping[str, Tensor], target: Path, *, first: Collection
         save_file(_apart(tensors), str(target), metadata=aliases or None)
     except SafetensorError as error:  # a full disk, among others
         raise OSError(f"safetensors: {str(error).splitlines()[0]}") from error
-    except KeyError as error:  # a type that the library's table has not, such as complex32
-        odd = next((k for k, t in tensors.items() if t.dtype in error.args), None)
-        if odd is None:
-            raise
-        kind = str(tensors[odd].dtype).removeprefix("torch.")
-        raise BadInputError(
-            f"{odd} holds values of type {kind}, which no .safetensors file has",
-            hint="convert it, to float32 for example",
-        ) from error
     _put_in_order(target)
 
 
@@ -256,54 +170,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     tensors = {str(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
     if not tensors:
         raise BadInputError(f"{path} holds no tensors by name", hint="save model.state_dict()")
-    for key, tensor in tensors.items():
-        _check_plain(tensor, key, path)
-    _refuse_blown_up(tensors, path)
     return tensors
-
-
-def _check_plain(tensor: Tensor, key: str, path: Path) -> None:
-    """Raise BadInputError unless the values lie in memory one by one."""
-    import torch
-
-    what = None
-    if any("\ud800" <= letter <= "\udfff" for letter in key):
-        raise BadInputError(f"{path}: the name {key[:80]!r} of a tensor is no text")
-    if tensor.is_meta:
-        what = "has no values (it is on the meta device)"
-    elif tensor.is_nested:
-        what = "is a nested tensor"
-    elif tensor.layout != torch.strided:
-        what = f"is stored as {str(tensor.layout).removeprefix('torch.')}"
-    elif tensor.is_quantized:
-        what = f"is quantised ({str(tensor.dtype).removeprefix('torch.')})"
-    elif tensor.numel() and not _has_storage(tensor):
-        what = "has no values"
-    if what is not None:
-        raise BadInputError(
-            f"{path}: {key} {what}", hint="save the state_dict of a module with dense weights"
-        )
-
-
-def _has_storage(tensor: Tensor) -> bool:
-    try:
-        return tensor.untyped_storage().nbytes() > 0
-    except (RuntimeError, NotImplementedError):  # what torch says of tensors without any
-        return False
-
-
-def _refuse_blown_up(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Views (an expanded zero) make gigabytes out of a small file once each is written apart."""
-    from twofour.pipeline.sources.checkpoint import ALWAYS_READ_BYTES
-
-    once = {_place(tensor): tensor for tensor in tensors.values()}
-    size = sum(tensor.numel() * tensor.element_size() for tensor in once.values())
-    stored = path.stat().st_size
-    if size > 2 * stored + ALWAYS_READ_BYTES:
-        raise BadInputError(
-            f"{path} has {stored} bytes, its tensors would take {size}: they are views",
-            hint="save contiguous tensors: {k: v.contiguous() for k, v in state_dict.items()}",
-        )
 
 
 def _check_fits(target: Tensor, saved: Tensor, key: str, path: Path) -> None:
@@ -332,3 +199,80 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         apart[key] = tensor if whole else tensor.clone().contiguous()
         seen.add(memory)
     return apart
+
+
+def prune_by_options(
+    run: Run, loaded: LoadedModule, reference: Callable[[], nn.Module] | None
+) -> tuple[PruneResult, FinishedSteps | None]:
+    """Prune the run's module in place, with its calibration data where it has some.
+
+    `reference` loads the dense model, where there is another one. Finished steps are kept in the
+    run folder, so that after a kill the same command continues; the caller clears them.
+    """
+    from twofour.pruning.torch_module import prune_module
+    from twofour.pruning.torch_pruning import prune_calibrated
+
+    options = run.options
+    if options.calibration.data is None:
+        return prune_module(
+            loaded.module, options.pattern, options.selection, method=options.method_name
+        ), None
+    data = run.open_calibration(loaded_inputs(loaded, run.source.text, run.described_in))
+    work, finished = work_of_run(run, data, refitted_to_key(run))
+    if reference is not None and options.refits_a_mask:
+        work = replace(work, reference=reference())
+    calls, about = calls_of(loaded.module, data), calibration_record(data)
+    return prune_calibrated(loaded.module, calls, about, work, options.selection), finished
+
+
+def prune_by_batches(
+    module: nn.Module, batches: tuple[object, int], work: Work, selection: Selection
+) -> PruneResult:
+    """Prune a module in place with batches of the caller, of which so many samples are used.
+
+    Raises BadInputError where they do not fit the module's forward.
+    """
+    from twofour.pipeline.sources.calibration.values import calibration_from_value
+    from twofour.pruning.torch_layers import find_weights
+    from twofour.pruning.torch_pruning import prune_calibrated
+
+    find_weights(module)  # what has none that could be told is refused before the data are read
+    value, samples = batches
+    data = calibration_from_value(value, module_inputs(module), samples=samples)
+    about = calibration_record(data)
+    return prune_calibrated(module, calls_of(module, data), about, work, selection)
+
+
+def work_of_run(
+    run: Run, data: CalibrationData, *more: str, with_weights: bool = True
+) -> tuple[Work, FinishedSteps]:
+    """What the options ask for, and the finished steps of a run of the same data, model and `more`.
+
+    `with_weights`: these steps keep the weights too.
+    """
+    from twofour.pruning.finished import FinishedSteps
+    from twofour.pruning.torch_pruning import work_of
+
+    options, folder = run.options, run.file(STAGES)
+    facts = (options.pattern, options.selection, options.method, options.calibration)
+    parts = (*map(repr, (*facts, versions("torch", "transformers"))), run.source.key(), data.key())
+    finished = FinishedSteps(
+        folder=folder / ("calibration" if with_weights else "streamed"),
+        key=key_of(*parts, *more),
+        with_weights=with_weights,
+    )
+    work = work_of(options.pattern, options.method)
+    work = replace(work, progress=run.progress.step, finished=finished, spill_folder=folder)
+    return work, finished
+
+
+def refitted_to_key(run: Run) -> str:
+    """Key of the dense reference, where the weights depend on it."""
+    return run.dense_source.key() if run.options.refits_a_mask else ""
+
+
+def calls_of(module: nn.Module, data: CalibrationData) -> Iterator[Call]:
+    """The data's batches in forward's order, read as they are asked for."""
+    from twofour.pipeline.sources.calibration.values import torch_call
+
+    return (torch_call(module, batch) for batch in data.batches())

@@ -1,9 +1,9 @@
-"""The stages of a torch source: export dense, prune, validate the weights, export sparse."""
+"""A torch model in a run: exported dense, pruned, its weights kept, exported sparse."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,193 +11,214 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.inputs import save_arrays
+from twofour.inputs.fits import save_arrays
+from twofour.pipeline.checks import refuse_nothing_pruned
 from twofour.pipeline.stages import (
     DENSE,
     INPUTS,
-    ONE_SHOT,
-    ONE_SHOT_WEIGHTS,
-    PERMUTE,
     PRUNE,
     SPARSE,
-    VALIDATE,
     WEIGHTS,
     Made,
     Run,
     Stage,
     exported_variant,
-    one_shot_files,
     onnx_files,
     onnx_name,
     reference_name,
-    variant_record,
 )
-from twofour.pipeline.validating import pruned_names
-from twofour.records.export import LayerMap, TensorShape
-from twofour.records.options import DynamicAxis, ExportOptions, Precision, SizeRange, Variant
-from twofour.records.pruning import PermutedModel, PruneResult, Validation
+from twofour.pipeline.torch_model import load_weights, save_tensors
+from twofour.records.export import TensorShape
+from twofour.records.options import (
+    DynamicAxis,
+    ExportOptions,
+    Precision,
+    RunOptions,
+    SizeRange,
+    Variant,
+)
+from twofour.records.pruning import PruneResult
 from twofour.records.run import ExportedVariant, OtherSizes
+from twofour.store import atomic_file
 
 if TYPE_CHECKING:
-    from twofour.pipeline.free_sizes import FreeSizes
-    from twofour.pipeline.sources.source import LoadedModule
-    from twofour.pipeline.torch_model import TorchModel
+    from twofour.export.sizes import FreeSizes
+    from twofour.export.torch_export import Traces
+    from twofour.pipeline.sources.source import LoadedModule, TorchSource
 
-_EXPORT_OPTIONS = ("precision", "opset", "dynamic_batch", "dynamic")
 _EXPORTERS = ("torch", "onnx", "onnxscript", "onnx-ir", "transformers", "timm")
+Free = tuple[tuple[DynamicAxis, ...], tuple[SizeRange, ...]]
+"""Axes without a fixed size, and the sizes that they may have."""
 
 
-def export_dense(run: Run) -> Stage[ExportedVariant]:
-    """dense.onnx, and inputs.npz with the example inputs as the file takes them."""
-    model = run.reference_model or _model(run)
+class TorchModel:
+    """The module dense or pruned, loaded only when a stage needs it; the `Model` of a run.
 
-    def work() -> Made[ExportedVariant]:
-        loaded = model.dense()
-        if run.reference_model is not None:  # on the inputs of the model that is pruned
-            loaded = replace(_model(run).dense(), module=loaded.module)
-        exported = _export_dense(run, loaded)
-        if run.reference_model is not None:
-            run.reference_model.release()
-        others = tuple(other.file for other in exported.other_sizes)
-        return exported, (*_left(run, DENSE), INPUTS, *others)
+    Only one copy of the weights is ever held: pruning is in place, and asking for the dense
+    module after that loads the source again.
+    """
 
-    return Stage(
-        name="export-dense",
-        title="export dense model",
-        record=variant_record("export", DENSE),
-        kind=ExportedVariant,
-        work=work,
-        watched=lambda: model.data_files,
-        options=_EXPORT_OPTIONS,
-        facts={"source": run.source.key(), "reference": run.dense_source.key()},
-        packages=_EXPORTERS,
+    package, in_words = "torch", "the module"
+    default_precision = Precision.FLOAT16
+    """TensorRT has no sparse float32 kernels."""
+    precision_hint = (
+        "try --precision float32; if that agrees, the model loses too much in {precision}"
     )
 
+    def __init__(
+        self,
+        source: TorchSource,
+        note: Callable[[str], None],
+        reference: TorchModel | None = None,
+    ) -> None:
+        """`reference`: the dense model, where `source` is one that was pruned before."""
+        self._source = source
+        self._note = note
+        self._reference = reference
+        self._loaded: LoadedModule | None = None
+        self._pruned: Path | None = None
+        self.data_files: Sequence[Path] = ()
+        """What the source read when it was loaded last, its own code apart."""
+        self.traces: Traces = {}
+        """What the dense export traced, which the sparse one needs again."""
 
-def prune(run: Run, permuted: PermutedModel | None = None) -> Stage[PruneResult]:
-    """weights.safetensors and prune.json; where it was permuted, the weights have that order."""
-    from twofour.pipeline.torch_calibrating import (
-        data_key,
-        forget_finished,
-        prune_by_options,
-        refitted_to_key,
-    )
-    from twofour.pipeline.torch_permuting import prune_permuted
+    def dense(self) -> LoadedModule:
+        """The module with the weights of the source."""
+        if self._loaded is None or self._pruned is not None:
+            from twofour.pipeline.sources.user_code import files_read
+            from twofour.pruning.torch_layers import make_permanent
 
-    model, options = _model(run), run.options
+            self._loaded = None
+            with files_read() as self.data_files:
+                self._loaded = self._source.load()
+            make_permanent(self._loaded.module)
+            for text in self._loaded.notes:
+                self._note(text)
+            self._pruned = None
+        return self._loaded
 
-    def work() -> Made[PruneResult]:
-        for name in (ONE_SHOT_WEIGHTS, *one_shot_files(run.path)):  # of an earlier run
-            run.file(name).unlink(missing_ok=True)
-        if permuted is not None and permuted.orders:
-            result = prune_permuted(run, model, permuted)
-        else:
-            result = model.prune(lambda loaded: prune_by_options(run, loaded), run.file(WEIGHTS))
-            result = replace(result, permutation=None if permuted is None else permuted.about)
-        forget_finished(run)
-        left = (WEIGHTS, ONE_SHOT_WEIGHTS)
-        return result, tuple(name for name in left if run.file(name).is_file())
+    def pruned(self, weights: Path) -> LoadedModule:
+        """The module with the weights that were saved, read back unless they are at hand."""
+        loaded = self._loaded or self.dense()
+        if self._pruned != weights:
+            load_weights(loaded.module, weights)
+            self._pruned = weights
+        return loaded
 
-    return Stage(
-        name="prune",
-        title=f"prune to {options.pattern}",
-        record=PRUNE,
-        kind=PruneResult,
-        work=work,
-        watched=lambda: (*model.data_files, *run.calibration_files),
-        options=("pattern", "selection", "method", "calibration"),
-        facts={
-            "source": run.source.key(),
-            "calibration": data_key(run),
-            "refitted_to": refitted_to_key(run),
-        },
-        packages=("torch",),
-        reads=() if permuted is None else (PERMUTE,),
-    )
+    def release(self) -> None:
+        """Let go of the module and its memory, which the engines' process needs next."""
+        self._loaded = None
+        self._pruned = None
+        self.traces.clear()
+        from twofour.pruning.spill import give_back_memory
 
+        gc.collect()  # modules and traces lie in cycles
+        give_back_memory()
 
-def validate(run: Run, pruned: PruneResult) -> Stage[Validation]:
-    """validate.json: the weights as they were saved, read back."""
-    from twofour.pruning.verify import validate_safetensors
+    def refuse_passed_over(self, options: RunOptions) -> None:
+        """A torch model takes every option."""
 
-    weights = tuple(row.weight for row in pruned.weights)
-    required = pruned_names(pruned)
+    def export_dense(self, run: Run) -> ExportedVariant:
+        """dense.onnx, and inputs.npz with the example inputs as the file takes them."""
+        model = self._reference or self
 
-    def work() -> Made[Validation]:
-        path = run.file(WEIGHTS)
-        checked = validate_safetensors(path, weights, pruned.pattern, required=required)
-        return replace(checked, files=(path.name,)), ()
+        def work() -> Made[ExportedVariant]:
+            loaded = model.dense()
+            if model is not self:  # on the inputs of the model that is pruned
+                loaded = replace(self.dense(), module=loaded.module)
+            exported = _export_dense(run, loaded, model.traces)
+            if model is not self:
+                model.release()
+            others = tuple(other.file for other in exported.other_sizes)
+            return exported, (*_left(run, DENSE), INPUTS, *others)
 
-    return Stage(
-        name="validate",
-        title="validate the saved weights",
-        record=VALIDATE,
-        kind=Validation,
-        work=work,
-        reads=(PRUNE, WEIGHTS),
-    )
+        return run.do(
+            Stage(
+                name="export-dense",
+                title="export dense model",
+                kind=ExportedVariant,
+                work=work,
+                watched=lambda: model.data_files,
+                depends_on=(*_asked(run), run.key_of(run.dense_source)),
+                packages=_EXPORTERS,
+            )
+        )
 
+    def prune(self, run: Run) -> Stage[PruneResult]:
+        """weights.safetensors and prune.json."""
+        from twofour.pipeline.torch_model import prune_by_options, refitted_to_key
 
-def export_sparse(run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
-    """sparse.onnx, exported from the pruned module exactly as dense.onnx was."""
-    model = _model(run)
+        def work() -> Made[PruneResult]:
+            loaded = self.dense()
+            dense = self._reference
+            reference = None if dense is None else lambda: dense.dense().module
+            result, finished = prune_by_options(run, loaded, reference)
+            result = replace(result, source=self._source.text)
+            refuse_nothing_pruned(result)
+            self._pruned = run.file(WEIGHTS)
+            names = frozenset(row.weight.weight or "" for row in result.weights)
+            with atomic_file(self._pruned) as temporary:
+                save_tensors(loaded.module.state_dict(), temporary, first=names)
+            if finished is not None:
+                finished.clear()
+            return result, (WEIGHTS,)
 
-    def work() -> Made[ExportedVariant]:
+        options = run.options
+        return Stage(
+            name="prune",
+            title=f"prune to {options.pattern}",
+            record=PRUNE,
+            kind=PruneResult,
+            work=work,
+            watched=lambda: (*self.data_files, *run.calibration_files),
+            depends_on=(
+                *(options.pattern, options.selection, options.method, options.calibration),
+                *(run.key_of(run.source), run.calibration_key(), refitted_to_key(run)),
+            ),
+            packages=("torch",),
+        )
+
+    def weights(self, run: Run) -> tuple[str, ...]:  # noqa: ARG002  # Protocol
+        """weights.safetensors."""
+        return (WEIGHTS,)
+
+    def export_sparse(self, run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
+        """sparse.onnx, exported from the pruned module exactly as dense.onnx was."""
         free = (dense.dynamic, dense.ranges)
-        loaded = model.pruned(run.file(WEIGHTS))
-        exported = _export(run, loaded, SPARSE, free, _reference(loaded))
-        model.release()
-        return exported, _left(run, SPARSE)
 
-    return Stage(
-        name="export-sparse",
-        title="export pruned model",
-        record=variant_record("export", SPARSE),
-        kind=ExportedVariant,
-        work=work,
-        options=_EXPORT_OPTIONS,
-        facts={"source": run.source.key(), "free": (dense.dynamic, dense.ranges)},
-        packages=_EXPORTERS,
-        reads=(WEIGHTS,),
-    )
+        def work() -> Made[ExportedVariant]:
+            loaded = self.pruned(run.file(WEIGHTS))
+            outputs = _reference(loaded)
+            exported = _export(run, loaded, SPARSE, free, outputs, traces=self.traces)
+            del loaded
+            self.release()
+            return exported, _left(run, SPARSE)
 
-
-def export_one_shot(run: Run, dense: ExportedVariant) -> Stage[LayerMap]:
-    """stages/one-shot.onnx: the pruned model before its repair, exported as dense.onnx was."""
-    model = _model(run)
-
-    def work() -> Made[LayerMap]:
-        loaded = model.pruned(run.file(ONE_SHOT_WEIGHTS))
-        layers = _export_to(run, loaded, ONE_SHOT, (dense.dynamic, dense.ranges))
-        return layers, one_shot_files(run.path)
-
-    return Stage(
-        name="export-one-shot",
-        title="export the pruned model before its repair",
-        record="stages/export-one-shot.json",
-        kind=LayerMap,
-        work=work,
-        options=_EXPORT_OPTIONS,
-        facts={"source": run.source.key(), "free": (dense.dynamic, dense.ranges)},
-        packages=_EXPORTERS,
-        reads=(ONE_SHOT_WEIGHTS,),
-    )
+        return Stage(
+            name="export-sparse",
+            title="export pruned model",
+            kind=ExportedVariant,
+            work=work,
+            depends_on=(*_asked(run), free),
+            packages=_EXPORTERS,
+            reads=(WEIGHTS,),
+        )
 
 
-def _model(run: Run) -> TorchModel:
-    assert run.model is not None, "an ONNX source has stages of its own"
-    return run.model
+def _asked(run: Run) -> tuple[object, ...]:
+    """What every export depends on."""
+    options = run.options
+    axes = (options.dynamic_batch, options.dynamic)
+    precision = (options.precision, options.keep_float32)
+    return (*precision, options.opset, *axes, run.key_of(run.source))
 
 
 def _left(run: Run, variant: Variant) -> tuple[str, ...]:
     return (*onnx_files(run.file(onnx_name(variant))), reference_name(variant))
 
 
-def _export_dense(run: Run, loaded: LoadedModule) -> ExportedVariant:
-    """With what the source leaves free, or the user asked for; a default that fails is let go.
-
-    Raises BadInputError for an axis that was asked for and cannot be free.
-    """
+def _export_dense(run: Run, loaded: LoadedModule, traces: Traces) -> ExportedVariant:
+    """With what the source leaves free, or the user asked for; a default that fails is let go."""
     from twofour.export.example_inputs import input_arrays
     from twofour.export.sizes import FrozenSizeError
 
@@ -207,7 +228,8 @@ def _export_dense(run: Run, loaded: LoadedModule) -> ExportedVariant:
     notes = [f"{name} stays as in the example inputs: {why}" for name, why in free.fixed.items()]
     while True:
         try:
-            exported = _export(run, loaded, DENSE, (free.axes, free.ranges), outputs)
+            sizes = (free.axes, free.ranges)
+            exported = _export(run, loaded, DENSE, sizes, outputs, traces=traces)
             break
         except BadInputError as error:
             if asked or not free.axes:
@@ -226,14 +248,14 @@ def _export_dense(run: Run, loaded: LoadedModule) -> ExportedVariant:
 def _free_sizes(run: Run, loaded: LoadedModule) -> FreeSizes:
     """Found by running the module, where there is anything beside the batch to be free."""
     from twofour.export.example_inputs import bind, converted
-    from twofour.export.precision import TORCH_DTYPES, in_precision
-    from twofour.pipeline.free_sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
+    from twofour.export.rewrites import in_float32
+    from twofour.export.sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
 
     axes = loaded.dynamic if run.options.dynamic is None else run.options.dynamic
     if not axes:
         return NOTHING_FREE
-    module = in_precision(loaded.module, Precision.FLOAT32)
-    call = converted(bind(module, loaded.args, loaded.kwargs), TORCH_DTYPES[Precision.FLOAT32])
+    module = in_float32(loaded.module)
+    call = converted(bind(module, loaded.args, loaded.kwargs))
     batch = run.options.dynamic_batch
     free = find_free_sizes(module, call, axes, loaded.longest, batch=batch)
     if run.options.dynamic is not None:
@@ -268,43 +290,36 @@ def _export(
     run: Run,
     loaded: LoadedModule,
     variant: Variant,
-    free: tuple[tuple[DynamicAxis, ...], tuple[SizeRange, ...]],
+    free: Free,
     outputs: tuple[np.ndarray, ...],
+    *,
+    traces: Traces,
 ) -> ExportedVariant:
-    layers = _export_to(run, loaded, onnx_name(variant), free)
-    exported = exported_variant(run, variant, layers)
-    _save(run.file(reference_name(variant)), exported.outputs, outputs)
-    return replace(
-        exported,
-        reference=reference_name(variant),
-        precision=run.options.precision,
-        dynamic=free[0],
-        ranges=free[1],
-    )
-
-
-def _export_to(
-    run: Run,
-    loaded: LoadedModule,
-    name: str,
-    free: tuple[tuple[DynamicAxis, ...], tuple[SizeRange, ...]],
-) -> LayerMap:
-    """Write the module to a file of the run folder."""
     from twofour.export.torch_export import export_onnx
 
     precision = run.options.precision
     assert precision is not None, "resolved for every torch model"
     options = ExportOptions(
         precision=precision,
+        float32_nodes=run.options.keep_float32,
         opset=run.options.opset,
         dynamic_batch=run.options.dynamic_batch,
         dynamic=free[0],
         ranges=free[1],
         input_names=loaded.input_names,
     )
-    layers = export_onnx(loaded.module, loaded.args, loaded.kwargs, run.file(name), options)
+    file = run.file(onnx_name(variant))
+    layers = export_onnx(loaded.module, loaded.args, loaded.kwargs, file, options, traces=traces)
     gc.collect()  # torch.export leaves cycles that hold the weights it traced
-    return layers
+    exported = exported_variant(run, variant, layers)
+    _save(run.file(reference_name(variant)), exported.outputs, outputs)
+    return replace(
+        exported,
+        reference=reference_name(variant),
+        precision=precision,
+        dynamic=free[0],
+        ranges=free[1],
+    )
 
 
 def _reference(loaded: LoadedModule) -> tuple[np.ndarray, ...]:

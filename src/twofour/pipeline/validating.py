@@ -9,9 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from twofour.errors import BadInputError, PatternBrokenError, naming
-from twofour.graph.opened import open_onnx
-from twofour.pipeline.changed_files import changes
-from twofour.pipeline.folder import is_run_folder, read_manifest
+from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.pipeline.folder import changes, is_run_folder, read_manifest
 from twofour.pipeline.stages import (
     CHECKPOINT,
     EXPORT,
@@ -25,14 +24,9 @@ from twofour.pipeline.stages import (
     Stage,
     onnx_files,
     onnx_name,
-    variant_record,
+    record_of,
 )
-from twofour.pruning.verify import (
-    guess_weights,
-    read_header,
-    validate_onnx,
-    validate_safetensors,
-)
+from twofour.pruning.verify import guess_weights, read_header, validate_onnx, validate_safetensors
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.options import Selection
 from twofour.records.pruning import PruneResult, Validation, WeightCheck
@@ -47,10 +41,8 @@ _PICKLES = (".bin", ".pt", ".pth")
 def validate_path(path: Path, pattern: Pattern | None, selection: Selection) -> Validation:
     """Judge the saved weights behind a path; `pattern` None: the run's own, else 2:4.
 
-    A run folder, and the files in it, are held to what prune.json says was pruned; other files to
-    all that sparse math could use. `selection.include` narrows that, `exclude` takes away from it.
-    `stale` says which files of the folder are not as the run left them.
-    Raises BadInputError for a path that is none of these, and where nothing can be checked.
+    A run folder, and the files in it, are held to what prune.json says was pruned; others to
+    all that sparse math could use. `selection` narrows that. Raises BadInputError.
     """
     if not path.exists():
         raise BadInputError(f"{path} does not exist", hint=_HINT)
@@ -60,9 +52,35 @@ def validate_path(path: Path, pattern: Pattern | None, selection: Selection) -> 
     return replace(_selected(merged(parts), selection), stale=_stale(path))
 
 
+def validate(run: Run, pruned: PruneResult, names: Sequence[str]) -> Stage[Validation]:
+    """validate.json: the pruned weights as they were saved, read back from these files."""
+
+    def work() -> Made[Validation]:
+        parts = []
+        for name in names:
+            if name.endswith(".onnx"):
+                model, required = run.models.open(run.file(name)), pruned_names(pruned)
+                checked = validate_onnx(model, pruned.pattern, required=required)
+                parts.append(replace(checked, files=(name,)))
+            elif not name.endswith(".data"):
+                checked = validate_shard(run.file(name), pruned, pruned.pattern)
+                parts.append(replace(checked, files=(name,)))
+        return merged(parts), ()
+
+    return Stage(
+        name="validate",
+        title="validate the saved weights",
+        record=VALIDATE,
+        kind=Validation,
+        work=work,
+        reads=(PRUNE, *names),
+    )
+
+
 def put_together(
     run: Run,
     pruned: PruneResult,
+    validation: Validation,
     variants: Sequence[ExportedVariant],
     checks: Sequence[VariantCheck],
 ) -> Stage[ExportResult]:
@@ -74,9 +92,10 @@ def put_together(
     path = run.file(sparse.onnx.file)
 
     def work() -> Made[ExportResult]:
-        required = _initializers_of_pruned(pruned, sparse.layers)
-        checked = validate_onnx(run.models.open(path), pruned.pattern, required=required)
-        checked = replace(_with_layer_names(checked, sparse.layers), files=(path.name,))
+        checked = validation
+        if validation.files != (path.name,):
+            checked = _exported(run.models.open(path), pruned, sparse.layers, pruned.pattern)
+            checked = replace(checked, files=(path.name,))
         _refuse_broken(checked, path.name)
         write_record(run.file(LAYERS), sparse.layers)
         return ExportResult(
@@ -100,10 +119,10 @@ def put_together(
         kind=ExportResult,
         work=work,
         reads=(
-            PRUNE,
+            *(PRUNE, VALIDATE),
             *onnx_files(path),
-            *(variant_record("export", v.onnx.variant) for v in variants),
-            *(variant_record("check", v.onnx.variant) for v in variants),
+            *(record_of(f"export-{v.onnx.variant}") for v in variants),
+            *(record_of(f"check-{v.onnx.variant}") for v in variants),
         ),
     )
 
@@ -129,7 +148,10 @@ def merged(parts: Sequence[Validation]) -> Validation:
 
 def _validations(path: Path, pattern: Pattern | None) -> Iterator[Validation]:
     if path.is_dir():
-        for file in _files_of_folder(path):
+        files = [path / name for name in _written_by_run(path)] if is_run_folder(path) else None
+        if files is None:
+            files = sorted(path.glob("*.safetensors")) or sorted(path.glob("*.bin"))
+        for file in files:
             yield from _validations(file, pattern)
     elif path.suffix == ".onnx":
         yield _onnx(path, pattern)
@@ -141,25 +163,12 @@ def _validations(path: Path, pattern: Pattern | None) -> Iterator[Validation]:
         raise BadInputError(f"{path} cannot be checked", hint=_HINT)
 
 
-def _files_of_folder(path: Path) -> list[Path]:
-    if is_run_folder(path):
-        return [path / name for name in _written_by_run(path)]
-    return sorted(path.glob("*.safetensors")) or sorted(path.glob("*.bin"))
-
-
 def _written_by_run(path: Path) -> tuple[str, ...]:
-    """Files with weights that finished stages of a run left; one that is gone is an error."""
+    """Files with weights that finished stages of a run left."""
     manifest = read_manifest(path)
     written = {name for stage in manifest.stages for name in stage.outputs}
     shards = sorted(name for name in written if name.startswith(f"{CHECKPOINT}/"))
-    names = (*(n for n in (WEIGHTS, onnx_name(SPARSE)) if n in written), *shards)
-    for name in names:
-        if not (path / name).is_file():
-            raise BadInputError(
-                f"{path / name} is gone, and run.json says that the run wrote it",
-                hint="the command that made the folder makes it again",
-            )
-    return names
+    return (*(n for n in (WEIGHTS, onnx_name(SPARSE)) if n in written), *shards)
 
 
 def _stale(path: Path) -> tuple[str, ...]:
@@ -169,7 +178,7 @@ def _stale(path: Path) -> tuple[str, ...]:
         return ()
     judged = _written_by_run(folder) if path.is_dir() else (str(path.relative_to(folder)),)
     models = (n for name in judged if name.endswith(".onnx") for n in onnx_files(folder / name))
-    return changes(folder, (PRUNE, *judged, *models), alone=(VALIDATE, LAYERS))
+    return changes(folder, (PRUNE, *judged, *models), (VALIDATE, LAYERS))
 
 
 def _folder_of(path: Path) -> Path:
@@ -191,10 +200,19 @@ def _onnx(path: Path, pattern: Pattern | None) -> Validation:
         return validate_onnx(model, pattern or HARDWARE_PATTERN)
     if not layers.is_file():
         return validate_onnx(model, pattern or record.pattern, required=pruned_names(record))
-    names = read_record(LayerMap, layers)
-    required = _initializers_of_pruned(record, names)
-    checked = validate_onnx(model, pattern or record.pattern, required=required)
-    return _with_layer_names(checked, names)
+    return _exported(model, record, read_record(LayerMap, layers), pattern or record.pattern)
+
+
+def _exported(
+    model: OpenedModel, pruned: PruneResult, layers: LayerMap, pattern: Pattern
+) -> Validation:
+    """Judge what was pruned by its names in the ONNX file, the rows under those of the modules."""
+    keys = pruned_names(pruned)
+    required = frozenset(name.initializer for name in layers.layers if name.parameter in keys)
+    found = validate_onnx(model, pattern, required=required)
+    names = {name.initializer: name.layer for name in layers.layers}
+    checks = tuple(replace(c, layer=names.get(c.weight) or c.layer) for c in found.checks)
+    return replace(found, checks=checks)
 
 
 def _safetensors(path: Path, pattern: Pattern | None) -> Validation:
@@ -205,10 +223,7 @@ def _safetensors(path: Path, pattern: Pattern | None) -> Validation:
 
 
 def validate_shard(path: Path, record: PruneResult, pattern: Pattern) -> Validation:
-    """Judge what pruning said of the weights in one of the files that hold them.
-
-    The only file of a model must hold all of them.
-    """
+    """Judge what pruning said of the weights in a file; the only file must hold all of them."""
     weights, required = [row.weight for row in record.weights], pruned_names(record)
     if path.parent.name == CHECKPOINT:
         there = read_header(path).keys()
@@ -244,33 +259,17 @@ def _selected(validation: Validation, selection: Selection) -> Validation:
                 f"no checked layer matches {glob!r}",
                 hint="the first column of the table has the names",
             )
-    checks = tuple(replace(c, required=_required(c, selection)) for c in validation.checks)
-    return replace(validation, checks=checks)
-
-
-def _required(check: WeightCheck, selection: Selection) -> bool:
-    if any(_matches(check, glob) for glob in selection.exclude):
-        return False
-    if selection.include:
-        return any(_matches(check, glob) for glob in selection.include)
-    return check.required
+    checks = []
+    for check in validation.checks:
+        taken = any(_matches(check, glob) for glob in selection.include)
+        required = taken if selection.include else check.required
+        left_out = any(_matches(check, glob) for glob in selection.exclude)
+        checks.append(replace(check, required=required and not left_out))
+    return replace(validation, checks=tuple(checks))
 
 
 def _matches(check: WeightCheck, glob: str) -> bool:
     return fnmatchcase(check.layer, glob) or fnmatchcase(check.weight, glob)
-
-
-def _initializers_of_pruned(pruned: PruneResult, layers: LayerMap) -> frozenset[str]:
-    """Names, in the ONNX file, of the weights that were pruned."""
-    parameters = pruned_names(pruned)
-    return frozenset(name.initializer for name in layers.layers if name.parameter in parameters)
-
-
-def _with_layer_names(validation: Validation, layers: LayerMap) -> Validation:
-    """The rows of an ONNX file under the names of its modules."""
-    names = {name.initializer: name.layer for name in layers.layers}
-    checks = tuple(replace(c, layer=names.get(c.weight) or c.layer) for c in validation.checks)
-    return replace(validation, checks=checks)
 
 
 def _refuse_broken(validation: Validation, file: str) -> None:

@@ -20,13 +20,28 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
+from twofour.engines.machine import family_s
 from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.pipeline.deadlines import LEFT_S, LOOKING_S, Silence
+from twofour.packages import missing
 
+LIMIT_S = 300.0
+"""A process that used no processor time for so long, its children neither, will never answer.
+
+Builds, calibration and downloads of hours use some all the time; a process that is stopped
+(SIGSTOP) or waits for a lock that nobody opens uses none. One that spins is not found: Ctrl-C.
+"""
+LIMIT_VARIABLE = "TWOFOUR_WORKER_SILENCE_S"
+"""Seconds in place of LIMIT_S; 0 waits for ever."""
+LOOKING_S = 5.0
+"""Between two looks."""
+_IDLE_S = 0.02
+_IDLE_PART = 5e-4
+"""What processes use in which nothing goes on: threads of libraries that look now and then whether
+somebody is still there (torch's compile workers, each second)."""
 PROTOCOL = 5
 """Of pickle: arrays go without a copy of their own."""
 PROGRESS = "progress"
@@ -46,9 +61,6 @@ _IDLE = {"GOMP_SPINCOUNT": "10000"}
 """GNU OpenMP's idle threads spin for 2 ms at most, not 10, so that `settle` waits for their end.
 Not at all (OMP_WAIT_POLICY=PASSIVE) makes torch up to 2 times as slow (benchmarks/LOG.md)."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_OWN_FAULTS = ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
-"""Signals that a program brings on itself; the others come from outside, SIGKILL from a system
-without memory, SIGBUS from a file system without space."""
 _MEMORY = re.compile(
     r"bad.?alloc|out.?of.?memory|MemoryAllocation|MemoryError|(not enough|insufficient) memory|"
     r"((failed|unable) to|can't|cannot|could not) allocate|could not be allocated|ALLOC_FAILED|"
@@ -56,14 +68,10 @@ _MEMORY = re.compile(
     re.IGNORECASE,
 )
 """Of C++, Python, numpy, torch, ONNX Runtime, TensorRT and CUDA's libraries."""
-_PASSING = re.compile(
-    r"no space left on device|disk quota exceeded|too many open files|file table overflow|"
-    r"resource temporarily unavailable|can't start new thread|no worker process can be started|"
-    r"no sign of life|no answer for|input/output error|"
-    r"\bSIG(KILL|TERM|INT|HUP|QUIT|BUS|ALRM|XCPU|XFSZ|PIPE|PWR|STOP|USR1|USR2)\b",
-    re.IGNORECASE,
+_ENDED = re.compile(
+    r"\b(its|worker) process |\bended: .* while |no space left on device", re.IGNORECASE
 )
-"""What else comes from a machine that is short of something, or from somebody else."""
+"""A process that ended or was ended (WorkerDiedError, CrashedError), and a full disk."""
 
 
 class Answers:
@@ -108,17 +116,19 @@ def outcome(command: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
         return error
     except MemoryError:
         return BuildFailedError("out of memory")
+    except ModuleNotFoundError as error:
+        return missing(error) or BuildFailedError(f"ModuleNotFoundError: {error}")
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a library's, or the user's code
         text = (str(error).strip() or "no message").splitlines()[0]
         return BuildFailedError(f"{type(error).__name__}: {text}")
 
 
 def main(service: str, parent: int) -> None:
-    """Serve the parent; whatever prints on stdout (libraries, user code) is sent to stderr.
-
-    `service` is a `package.module:Class`, made with the callback for its progress.
-    """
-    _end_with(parent)
+    """Serve the parent; `service` is a `package.module:Class`. Other prints go to stderr."""
+    if sys.platform == "linux":  # killed with its parent, also inside a long call
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before that
+            sys.exit()
     stream = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     commands = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
@@ -128,27 +138,13 @@ def main(service: str, parent: int) -> None:
     serve(getattr(importlib.import_module(module), name)(answers.report), commands, answers)
 
 
-def _end_with(parent: int) -> None:
-    """Have Linux kill this process with its parent, which it may not notice inside a long call.
-
-    Elsewhere it ends with the call, when it finds its input at an end.
-    """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that
-        sys.exit()
-
-
 class WorkerDiedError(BuildFailedError):
     """The process ended inside a call, or was ended because it showed no sign of life."""
 
-    def __init__(self, message: str, *, ending: str, passing: bool) -> None:
+    def __init__(self, message: str, *, ending: str) -> None:
         super().__init__(message)
         self.ending = ending
-        """SIGSEGV, say."""
-        self.passing = passing
-        """It may go well another time: memory ran out, or somebody ended the process."""
+        """The signal, such as SIGSEGV, or another word for how it ended."""
 
 
 def is_out_of_memory(text: str) -> bool:
@@ -157,20 +153,59 @@ def is_out_of_memory(text: str) -> bool:
 
 
 def may_pass(text: str) -> bool:
-    """Whether a message tells of what may be otherwise another time, and so is no result.
+    """Whether a message says that memory ran out or a process ended, which is never a result."""
+    return is_out_of_memory(text) or _ENDED.search(text) is not None
 
-    Memory, space, open files or threads ran out, or a process was ended from outside.
-    """
-    return is_out_of_memory(text) or _PASSING.search(text) is not None
+
+class Silence:
+    """How long a process and its children have used no processor time, while it was looked at."""
+
+    def __init__(
+        self,
+        number: int,
+        limit_s: float | None = None,
+        *,
+        used_s: Callable[[int], float | None] = family_s,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limit_s = _asked_limit_s() if limit_s is None else limit_s
+        self._family_s, self._clock = used_s, clock
+        self._number = number
+        self.broken()
+
+    def broken(self) -> None:
+        """Something was heard just now: the silence counts from here."""
+        self._silent_s = 0.0
+        self._used_s: float | None = None
+        self._looked = self._clock()
+
+    def too_long(self) -> bool:
+        """Look: whether the limit is over."""
+        now = self._clock()
+        self._silent_s += min(now - self._looked, 2 * LOOKING_S)
+        self._looked = now
+        used_s = self._family_s(self._number)
+        idle_s = _IDLE_S + _IDLE_PART * self._silent_s
+        if used_s is None or self._used_s is None or used_s - self._used_s > idle_s:
+            self._used_s = used_s
+            self._silent_s = 0.0
+        return self._silent_s > self.limit_s
+
+
+def _asked_limit_s() -> float:
+    try:
+        asked = float(os.environ.get(LIMIT_VARIABLE, LIMIT_S))
+    except ValueError:
+        return LIMIT_S
+    return asked if asked > 0 else math.inf
 
 
 class WorkerProcess:
     """One worker; `call` raises what the command raised, and WorkerDiedError when it died.
 
-    `service` is the `package.module:Class` whose methods are the commands; `threads` of None leaves
-    the libraries' own defaults. It is in a process group of its own, so that Ctrl-C reaches the
-    parent alone, and it ends when the parent does, however that ends. Modules come from `path`, by
-    default the parent's sys.path. Raises BuildFailedError where no process can be started.
+    `service` is the `package.module:Class` whose methods are the commands; `threads` of None
+    leaves the libraries' defaults. It has a process group of its own, so that Ctrl-C reaches the
+    parent alone, and it ends with the parent. Raises BuildFailedError where none can start.
     """
 
     def __init__(
@@ -182,17 +217,30 @@ class WorkerProcess:
         silence_s: float | None = None,
     ) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
-        self._process = _started(
-            [sys.executable, *_SAFE_PATH, "-c", _code(service, path)],
-            self._stderr,
-            _environment(threads),
-        )
+        # others than texts are ignored in sys.path, and may have no literal
+        entries = [entry for entry in path or sys.path if isinstance(entry, str)]
+        code = _START.format(path=entries, service=service, parent=os.getpid())
+        environment = dict(os.environ)
+        if threads is not None:
+            environment = {**_IDLE, **environment, **dict.fromkeys(_THREADS, str(threads))}
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  # ourselves
+                [sys.executable, *_SAFE_PATH, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise BuildFailedError(
+                f"no worker process can be started: {error.strerror or error}"
+            ) from error
         self._silence = Silence(self._process.pid, silence_s)
         self._answers: queue.SimpleQueue[tuple[int, str, Any] | None] = queue.SimpleQueue()
         self._commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._number = 0
         self._answered = 0
-        self._longest_s: dict[str, float] = {}
         self._ended: WorkerDiedError | None = None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -219,47 +267,12 @@ class WorkerProcess:
 
     def call(self, command: str, *arguments: object, report: ProgressCallback = no_progress) -> Any:  # noqa: ANN401  # each command has its own
         """The command's value; `report` is told the progress that it reports."""
-        self.begin(command, *arguments)
-        return self.answer(report)
-
-    def repeat(self, command: str, *arguments: object) -> Any:  # noqa: ANN401  # as `call`
-        """As `call`, for what takes as long each time: the longest so far sets the deadlines."""
-        started = time.monotonic()
-        self.begin(command, *arguments)
-        value = self.answer(longest_s=self._longest_s.get(command))
-        took_s = time.monotonic() - started
-        self._longest_s[command] = max(took_s, self._longest_s.get(command, 0.0))
-        return value
-
-    def forget(self, command: str) -> None:
-        """What comes next of this command may take longer than what was repeated."""
-        self._longest_s.pop(command, None)
-
-    def begin(self, command: str, *arguments: object) -> None:
-        """Start a command; `answer` gives its value, and other work can be done before."""
         self._number += 1
         if self._ended is None:
             self._commands.put(pickle.dumps((self._number, command, arguments), PROTOCOL))
-
-    def answer(
-        self,
-        report: ProgressCallback = no_progress,
-        *,
-        longest_s: float | None = None,
-        within_s: float = math.inf,
-    ) -> Any:  # noqa: ANN401  # as `call`
-        """The value of the command that was begun last.
-
-        `longest_s`: what others like it took; WorkerDiedError is raised after `within_s` too.
-        """
         self._silence.broken()
-        if self._number - self._answered > 1:  # busy with a call that was interrupted
-            within_s = min(within_s, LEFT_S)
-        silent_s, busy_s = self._silence.limits(longest_s)
-        deadlines = silent_s, min(busy_s, within_s)
         while True:
-            answer = self._next_answer(*deadlines)
-            number, kind, value = answer
+            number, kind, value = self._next_answer()
             if number != self._number:  # of a call that was interrupted
                 continue
             if kind == PROGRESS:
@@ -270,25 +283,24 @@ class WorkerProcess:
                 raise value
             return value
 
-    def _next_answer(self, silent_s: float, busy_s: float) -> tuple[int, str, Any]:
+    def _next_answer(self) -> tuple[int, str, Any]:
         """What it sends next, progress too; raises WorkerDiedError where nothing will come."""
         while self._ended is None:
             try:
-                answer = self._answers.get(timeout=min(LOOKING_S, silent_s, busy_s))
+                answer = self._answers.get(timeout=min(LOOKING_S, self._silence.limit_s))
             except queue.Empty:
                 if self._has_ended() and self._answers.empty():  # a child of it holds the pipe
                     self._ended = self._died()
-                elif self._silence.too_long(silent_s):
-                    self._ended = self._hung("showed", f"no sign of life for {silent_s:.0f} s")
-                elif self._silence.waited_s > busy_s:
-                    self._ended = self._hung("gave", f"no answer for {busy_s:.0f} s")
+                elif self._silence.too_long():
+                    self._kill()
+                    ending = f"no sign of life for {self._silence.limit_s:.0f} s"
+                    message = f"its process showed {ending} and was ended"
+                    self._ended = WorkerDiedError(message, ending=ending)
                 continue
             if answer is not None:
                 return answer
             self._ended = self._died()
-        raise WorkerDiedError(
-            self._ended.message, ending=self._ended.ending, passing=self._ended.passing
-        )
+        raise WorkerDiedError(self._ended.message, ending=self._ended.ending)
 
     def close(self) -> None:
         """End it and its children, by force where it does not end by itself."""
@@ -302,9 +314,7 @@ class WorkerProcess:
             self._stderr.close()
 
     def _kill(self) -> None:
-        """Before it is waited for, so that its number, which its children have as their group's,
-        is nobody else's.
-        """
+        """End all, then wait: until then its number is nobody else's."""
         self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
         self._process.wait()
 
@@ -331,70 +341,20 @@ class WorkerProcess:
             else:
                 self._process.send_signal(number)
 
-    def _hung(self, did: str, ending: str) -> WorkerDiedError:
-        self._kill()
-        return WorkerDiedError(
-            f"its process {did} {ending} and was ended", ending=ending, passing=True
-        )
-
     def _died(self) -> WorkerDiedError:
         self._wait(_CLOSING_S)
         self._kill()
         code = self._process.returncode
-        lines = self._last_lines()
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _LAST_BYTES))
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
         if code >= 0:
             ending, told = f"exit code {code}", f"its process ended with code {code}{last}"
         else:
-            ending = _signal_name(-code)
+            ending = signal.Signals(-code).name
             killed = ", as the system does where memory runs out" if ending == "SIGKILL" else last
             told = f"its process was ended by {ending}{killed}"
-        outside = code < 0 and ending not in _OWN_FAULTS
-        return WorkerDiedError(told, ending=ending, passing=outside or may_pass(" ".join(lines)))
-
-    def _last_lines(self) -> list[str]:
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - _LAST_BYTES))
-        return self._stderr.read().decode(errors="replace").strip().splitlines()[-5:]
-
-
-def _code(service: str, path: Sequence[str] | None) -> str:
-    # others than texts are ignored in sys.path, and may have no literal
-    entries = [str(entry) for entry in sys.path if isinstance(entry, str)]
-    return _START.format(
-        path=list(path) if path is not None else entries, service=service, parent=os.getpid()
-    )
-
-
-def _environment(threads: int | None) -> Mapping[str, str]:
-    if threads is None:
-        return os.environ
-    return {**_IDLE, **os.environ, **dict.fromkeys(_THREADS, str(threads))}
-
-
-def _started(
-    command: Sequence[str], stderr: IO[bytes], environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(  # noqa: S603  # ourselves
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise BuildFailedError(
-            f"no worker process can be started: {error.strerror or error}"
-        ) from error
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
+        return WorkerDiedError(told, ending=ending)
 
 
 def _read(stream: IO[bytes], answers: queue.SimpleQueue[tuple[int, str, Any] | None]) -> None:

@@ -1,4 +1,13 @@
-"""A layer as the methods see it: rows of one scale, Gram matrices of mean diagonal 1, in tiles."""
+"""A layer as the methods see it: rows of one scale, Gram matrices of mean diagonal 1, in tiles.
+
+And what it is aimed at. Layers before it that are pruned already give it other inputs X than the
+dense model does, X_dense: the layer makes up for that where it is aimed at
+
+    W* = W + a W (C - G)(G + λI)⁻¹,  G = XᵀX, C = X_denseᵀX, λ = 0.03 mean diag(G), 0 <= a <= 1,
+
+which for a = 1 and λ = 0 is the weight whose outputs on X are nearest to W X_dense. Source: GPTAQ
+(arXiv 2504.02692), which calls it asymmetric calibration and has it for quantisation.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +32,10 @@ _TRIED_ROWS = 32
 _TRIED_PARTS = 8
 _LARGEST_PIECE = 1 << 21
 """Weights of a layer that are solved at a time: the head of a language model has 65 million."""
+_AIM_DAMPING = 0.03
+"""λ, as a share of the mean diagonal."""
+_AIM_SHARE = 0.5
+"""a where no samples are held out to choose it on: few samples overfit the whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +53,13 @@ class LayerProblem:
     """Gives the values of the type that they are stored in: errors are those of what is saved."""
     reference: Array | None = None
     """The dense weight whose outputs count, where `stored` has lost some already (`keep`)."""
+    aim: Array | None = None
+    """(parts, inputs, inputs), a (C - G)(G + λI)⁻¹: W + W aim is aimed at. None: W itself."""
+
+    @property
+    def dense(self) -> Array:
+        """The weight whose outputs count in the dense model."""
+        return self.stored if self.reference is None else self.reference
 
 
 Tile = tuple[int, Any]
@@ -83,9 +103,14 @@ class Stack:
     @property
     def sample(self) -> list[Tile]:
         """Some rows of some parts, spread evenly."""
-        parts, rows, _ = self.weight.shape
-        every = slice(0, rows, -(-rows // _TRIED_ROWS))
-        return [(p, every) for p in range(0, parts, -(-parts // _TRIED_PARTS))]
+        return _sample(*self.weight.shape[:2])
+
+    def aimed(self, aim: Array | None) -> Stack:
+        """With what the layer is aimed at for its weight."""
+        if aim is None:
+            return self
+        xp = array_namespace(self.weight)
+        return replace(self, weight=self.weight + xp.matmul(self.weight, aim))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +121,16 @@ class ScaledGram:
     """(parts, inputs, inputs); the identity for a part whose inputs never fired."""
     unfed: int
     """Parts whose inputs never fired."""
+    step: Array | None
+    """(parts, inputs, inputs): (C - G)(G + λI)⁻¹; None: the inputs are those of the dense model."""
 
 
 def scaled_gram(inputs: Inputs, like: Array) -> ScaledGram:
-    """In the type of `like`; one copy. Raises BadInputError for sums that are not finite."""
+    """In the type of `like`. Raises BadInputError for sums that are not finite."""
     xp = array_namespace(inputs.gram)
-    if not bool(xp.all(xp.isfinite(inputs.gram))):
+    drift = inputs.drift
+    sums = [inputs.gram] if drift is None else [inputs.gram, drift.cross]
+    if not all(bool(xp.all(xp.isfinite(each))) for each in sums):
         raise BadInputError(
             "the sums over the layer's calibration inputs are not finite",
             hint="an input holds NaN or infinity, or is too large to be squared: look for it in "
@@ -109,15 +138,57 @@ def scaled_gram(inputs: Inputs, like: Array) -> ScaledGram:
         )
     mean = xp.mean(xp.linalg.diagonal(inputs.gram), axis=1)
     fed = mean > 0
-    gram = inputs.gram / xp.where(fed, mean, xp.ones_like(mean))[:, None, None]
+    mean = xp.where(fed, mean, xp.ones_like(mean))[:, None, None]
+    gram = inputs.gram / mean
     unfed = [part for part in range(gram.shape[0]) if not bool(fed[part])]
     for part in unfed:
         gram[part] = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
-    return ScaledGram(gram=xp.astype(gram, like.dtype, copy=False), unfed=len(unfed))
+    gram, step = xp.astype(gram, like.dtype, copy=False), None
+    if drift is not None:
+        eye = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
+        cross = xp.matrix_transpose(xp.astype(drift.cross / mean, gram.dtype, copy=False))
+        step = xp.matrix_transpose(xp.linalg.solve(gram + _AIM_DAMPING * eye, cross))
+    return ScaledGram(gram=gram, unfed=len(unfed), step=step)
+
+
+def aimed(layer: LayerProblem, scaled: ScaledGram, *, biased: bool) -> LayerProblem:
+    """The layer with its aim: the share a that is best on held-out rows, tried on some outputs.
+
+    `biased`: the mean of each output will be put right by its bias, and does not count.
+    """
+    if scaled.step is None:
+        return layer
+    share = _share(layer, scaled.step, biased=biased)
+    return replace(layer, aim=share * scaled.step) if share else layer
+
+
+def _share(layer: LayerProblem, step: Array, *, biased: bool) -> float:
+    """The a for which |W X_dense - (W + a W step) X|² is least on the rows held out."""
+    held_out, weight = layer.statistics.held_out, to_stack(layer.dense, layer.layout)
+    if held_out is None or held_out.drift is None:
+        return _AIM_SHARE
+    xp = array_namespace(step)
+    along = length = 0.0
+    for part, rows in _sample(*weight.shape[:2]):
+        before = xp.astype(weight[part, rows], held_out.gram.dtype, copy=False)
+        change = xp.matmul(before, xp.astype(step[part], before.dtype, copy=False))
+        along += float(xp.sum(xp.matmul(before, held_out.drift.cross[part]) * change))
+        length += float(xp.sum(xp.matmul(change, held_out.gram[part]) * change))
+        if biased:
+            mean = xp.matmul(change, held_out.mean[part])
+            along -= float(xp.sum(xp.matmul(before, held_out.drift.total[part]) * mean))
+            length -= float(xp.sum(mean * mean)) * held_out.rows
+    return min(1.0, max(0.0, along / length)) if length > 0 else 0.0
+
+
+def _sample(parts: int, rows: int) -> list[Tile]:
+    """Some rows of some parts, spread evenly."""
+    every = slice(0, rows, -(-rows // _TRIED_ROWS))
+    return [(part, every) for part in range(0, parts, -(-parts // _TRIED_PARTS))]
 
 
 def stack_of(layer: LayerProblem, scaled: ScaledGram) -> Stack:
-    """The layer, scaled; raises BadInputError where its weight is not finite."""
+    """The layer, scaled, not aimed yet; raises BadInputError where its weight is not finite."""
     stored = to_stack(layer.stored, layer.layout)
     weight = stored if layer.reference is None else to_stack(layer.reference, layer.layout)
     xp = array_namespace(weight)

@@ -106,6 +106,8 @@ class CalibrationPlan:
     levels: tuple[int, ...]
     without: dict[int, str]
     """Rows whose arrays are pruned without data, each with what is to be said of it."""
+    behind: frozenset[str]
+    """Tensors that depend on a layer that is to be pruned: the dense model has other values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,8 @@ def plan_calibration(
     """Which tensors to look at for the weights that are to be pruned, as `choose` says."""
     found = graph.opened.weights(pattern)
     wanted = [row for row, (_, pruned, _) in enumerate(chosen) if pruned]
-    levels = graph.levels({found.layers[row].node for row in wanted})
+    nodes = {found.layers[row].node for row in wanted}
+    levels = graph.levels(nodes)
     users: dict[Key, list[_User]] = defaultdict(list)
     keys: dict[int, Key] = {}
     without: dict[Key, str] = {}
@@ -148,6 +151,7 @@ def plan_calibration(
         pieces=tuple(pieces),
         levels=tuple(sorted({user.level for piece in pieces for user in piece.users})),
         without={row: without[keys[row]] for row in wanted if keys[row] in without},
+        behind=frozenset(name for name, depth in graph.depths(nodes).items() if depth),
     )
 
 
@@ -173,17 +177,23 @@ class MainGraph:
             name: at for at, node in enumerate(nodes) for name in node.proto.output if name
         }
 
-    def levels(self, wanted: set[Node]) -> dict[Node, int]:
-        """For each of the nodes how many of them lie before it, at most, on a way to it."""
+    def depths(self, wanted: Collection[Node]) -> dict[str, int]:
+        """For each tensor that a node makes how many of these nodes lie on a way to it, at most."""
         depth: dict[str, int] = {}
-        found: dict[Node, int] = {}
         for node, at in self.index.items():
             level = max((depth.get(name, 0) for name in self.reads[at]), default=0)
-            if node in wanted:
-                found[node] = level
-                level += 1
+            level += node in wanted
             depth.update((name, level) for name in node.proto.output if name)
-        return found
+        return depth
+
+    def levels(self, wanted: Collection[Node]) -> dict[Node, int]:
+        """For each of the nodes how many of them lie before it, at most, on a way to it."""
+        depth = self.depths(wanted)
+        return {
+            node: max((depth.get(name, 0) for name in self.reads[at]), default=0)
+            for node, at in self.index.items()
+            if node in wanted
+        }
 
     def needed(self, names: Iterable[str], have: Iterable[str] = ()) -> set[int]:
         """The nodes that it takes to make the tensors from those that are there."""

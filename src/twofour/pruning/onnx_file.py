@@ -36,9 +36,9 @@ from twofour.graph.weights import GraphWeights, find_weights
 from twofour.pattern import as_bits, count_zeros
 from twofour.pruning.methods import InPlace, left_to, without_data
 from twofour.pruning.methods.magnitude import Outcome
-from twofour.pruning.selection import Choice, choose
+from twofour.pruning.selection import Choice, axis_conflict, choose, naming_layer
 from twofour.records.options import Selection
-from twofour.records.pruning import Calibration, OutputError, PrunedWeight, PruneResult, Repair
+from twofour.records.pruning import Calibration, PrunedWeight, PruneResult, Solution
 from twofour.records.weights import Pattern, Weight, shared
 from twofour.store import atomic_file
 
@@ -58,18 +58,6 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
-    """How a weight was pruned with calibration data, or why without."""
-
-    method: str
-    output_error: OutputError | None = None
-    damping: float | None = None
-    refit_steps: int = 0
-    bias_corrected: bool = False
-    note: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
     """New values for weights and biases of a file, found with calibration data."""
 
@@ -82,10 +70,6 @@ class Calibrated:
     """By name of a constant in the main graph: a file with its new values."""
     constants: Mapping[tuple[int, int], onnx.TensorProto]
     """(node of the main graph, input of it): a constant of a new name that it is to read."""
-    repair: Repair | None = None
-    """What was tried after pruning; what was taken is in the values."""
-    one_shot: Calibrated | None = None
-    """As it was before the repair that was taken."""
 
 
 _NOTHING = Outcome(kept_magnitude=None, zeros=0, zeros_before=0)
@@ -114,12 +98,9 @@ def prune_onnx(
     source, model = opened.path, opened.copy()
     copies = data_copies(opened, target)
     found = find_weights(model, pattern, path=source)
-    with naming(source):
-        chosen = choose(found.weights, pattern, selection)
-        keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
-        jobs = _jobs(found, chosen, keys, source)
-        _refuse_overlaps(model, jobs, source)
-    solved = _solved(keys, calibrated)
+    chosen, keys, jobs = _jobs(found, source, pattern, selection)
+    arrays = {} if calibrated is None else calibrated.arrays
+    solved = {key: file for row, file in arrays.items() if (key := keys[row]) is not None}
     with written(opened, model, target, copies) as data, naming(source):
         outcomes = {
             key: _run(job, source, data, pattern, prune)
@@ -137,17 +118,12 @@ def prune_onnx(
         weights=tuple(_rows(chosen, keys, outcomes, method, calibrated)),
         not_covered=found.not_covered,
         calibration=None if calibrated is None else calibrated.calibration,
-        repair=None if calibrated is None else calibrated.repair,
     )
 
 
-def refuse_conflicts(opened: OpenedModel, pattern: Pattern, selection: Selection) -> None:
-    """Raise what `prune_onnx` would of arrays that cannot be pruned for all of their users."""
-    source, found = opened.path, opened.weights(pattern)
-    with naming(source):
-        chosen = choose(found.weights, pattern, selection)
-    keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
-    _refuse_overlaps(opened.proto, _jobs(found, chosen, keys, source), source)
+def choices_of(opened: OpenedModel, pattern: Pattern, selection: Selection) -> tuple[Choice, ...]:
+    """What `prune_onnx` will choose; raises what it would where arrays cannot be pruned."""
+    return _jobs(opened.weights(pattern), opened.path, pattern, selection)[0]
 
 
 def copy_onnx(opened: OpenedModel, target: Path, model: onnx.ModelProto | None = None) -> None:
@@ -202,9 +178,18 @@ def data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
 
 
 def _jobs(
-    found: GraphWeights, chosen: Sequence[Choice], keys: Sequence[_Key | None], source: Path
+    found: GraphWeights, source: Path, pattern: Pattern, selection: Selection
+) -> tuple[tuple[Choice, ...], tuple[_Key | None, ...], dict[_Key, _Job]]:
+    """The choices, the array of each, and what to do with an array, which may be used twice."""
+    with naming(source):
+        chosen = choose(found.weights, pattern, selection)
+        keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
+        return chosen, keys, _by_array(found, chosen, keys)
+
+
+def _by_array(
+    found: GraphWeights, chosen: Sequence[Choice], keys: Sequence[_Key | None]
 ) -> dict[_Key, _Job]:
-    """What to do with each stored array; one that is used twice is pruned once."""
     jobs: dict[_Key, _Job] = {}
     for (weight, pruned, _), tensor, key in zip(chosen, found.tensors, keys, strict=True):
         if tensor is None or key is None:
@@ -218,12 +203,7 @@ def _jobs(
             other.weight.shape,
             other.weight.dtype,
         ):
-            raise BadInputError(
-                f"{source}: {other.weight.layer!r} and {weight.layer!r} share the weight"
-                f" {weight.weight!r}, but one needs groups along axis {other.axis} and the other"
-                f" along axis {job.axis}",
-                hint="leave one of the two out with --exclude",
-            )
+            raise axis_conflict(other.weight, weight)
     return jobs
 
 
@@ -232,27 +212,6 @@ def _key(tensor: onnx.TensorProto, source: Path) -> _Key:
         return storage_key(tensor)
     place = external_data(tensor, source)
     return ("external", place.file, place.offset)
-
-
-def _refuse_overlaps(model: onnx.ModelProto, jobs: Mapping[_Key, _Job], source: Path) -> None:
-    """Raise BadInputError where a weight to be pruned shares some of its bytes with another."""
-    regions: dict[tuple[Path, int, int], str] = {}
-    for tensor in external_tensors(model):
-        place = external_data(tensor, source)
-        if place.size_bytes:
-            end = place.offset + place.size_bytes
-            regions.setdefault((place.file, place.offset, end), tensor.name)
-    last: tuple[Path, int, int] | None = None
-    for region in sorted(regions):
-        if last is not None and last[0] == region[0] and region[1] < last[2]:
-            keys = (("external", last[0], last[1]), ("external", region[0], region[1]))
-            if any(key in jobs and jobs[key].axis is not None for key in keys):
-                raise BadInputError(
-                    f"{source}: the data of {regions[last]!r} and {regions[region]!r} overlap in"
-                    f" {region[0]}: pruning one would change the other"
-                )
-        if last is None or last[0] != region[0] or region[2] > last[2]:
-            last = region
 
 
 def _run(
@@ -266,7 +225,8 @@ def _run(
     if job.axis is None:
         zeros = count_zeros(values)
         return Outcome(kept_magnitude=None, zeros=zeros, zeros_before=zeros)
-    outcome = prune(as_bits(values), job.axis, pattern, kind=values.dtype.name)
+    with naming_layer(job.weight.layer):
+        outcome = prune(as_bits(values), job.axis, pattern, kind=values.dtype.name)
     if outcome.non_finite:
         raise BadInputError(
             f"{source}: weight {job.weight.weight!r} of {job.weight.layer!r} has"
@@ -275,13 +235,6 @@ def _run(
         )
     write_back(job.tensor, values, source, data)
     return outcome
-
-
-def _solved(keys: Sequence[_Key | None], calibrated: Calibrated | None) -> dict[_Key, Path]:
-    """Files with new values, by stored array."""
-    if calibrated is None:
-        return {}
-    return {key: f for row, f in calibrated.arrays.items() if (key := keys[row]) is not None}
 
 
 def _replace(job: _Job, source: Path, data: Mapping[Path, Path], solved: Path) -> Outcome:
@@ -353,7 +306,7 @@ def _rows(
     solutions = {} if calibrated is None else calibrated.rows
     for row, ((weight, pruned, reasons), key) in enumerate(zip(chosen, keys, strict=True)):
         outcome = _NOTHING if key is None else outcomes[key]
-        solution = solutions.get(row, Solution(method=method)) if pruned else None
+        solution = solutions.get(row, Solution(method=method)) if pruned else Solution()
         yield PrunedWeight(
             weight=weight,
             pruned=pruned,
@@ -361,5 +314,5 @@ def _rows(
             kept_magnitude=outcome.kept_magnitude if pruned else None,
             held_before=pruned and outcome.held_before,
             reasons=reasons,
-            **({} if solution is None else shared(solution, Solution)),
+            **shared(solution, Solution),
         )

@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 
 from twofour.graph.files import DTYPES, Array, dtype_name, numpy_dtype, read_tensor, shape_of
 from twofour.graph.scope import Scope, integer
-from twofour.graph.trace import (
-    DEQUANTIZE,
-    QUANTIZE,
-    Step,
-    Trace,
-    cut_of,
-    permutation,
-    shape_after,
-)
+from twofour.graph.trace import DEQUANTIZE, QUANTIZE, Step, Trace, cut_of, permutation, shape_after
 
 Move = Callable[[Array], Array]
 """Puts elements in another order or leaves some out, and computes nothing."""
@@ -82,10 +74,7 @@ class StoredView:
 
     def seen(self, stored: Array) -> Array:
         """The values that flow into the node; a view of `stored` where nothing changes them."""
-        values = self.moved(stored)
-        for change in self.changes:
-            values = change.forward(values)
-        return values
+        return self.flowing(self.moved(stored))
 
     def kept(self, values: Array) -> Array:
         """What to store for these values, still in the node's order."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from twofour.eligibility.reasons import REASONS, LeftDense
 from twofour.eligibility.rules import groups_in_words, tail_in_words
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, PatternBrokenError
 from twofour.records.options import Selection
 from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
-from twofour.words import listed
+from twofour.words import listed, printable
 
 Choice = tuple[Weight, bool, tuple[Reason, ...]]
 """A weight, whether it is to be pruned, and what speaks against sparse math in it."""
 
+_WILD = frozenset("*?[")
 _LEFT_DENSE = (LeftDense.ALWAYS, LeftDense.BY_SHAPE, LeftDense.UNLESS_ASKED)
 """What keeps a weight from being pruned by itself; all other reasons are only told."""
 
@@ -29,16 +32,13 @@ def choose(weights: Sequence[Weight], pattern: Pattern, selection: Selection) ->
     and an array that two of its layers need pruned along different axes.
     """
     _check_globs(weights, selection)
-    globs = _Globs(selection.include), _Globs(selection.exclude)
-    choices = [_choose_one(weight, pattern, selection, globs) for weight in weights]
-    users = _Users(choices)
-    return tuple(_with_users(choice, users.beside(at)) for at, choice in enumerate(choices))
+    choices = [_choose_one(weight, pattern, selection) for weight in weights]
+    return tuple(_with_users(choice, choices) for choice in choices)
 
 
 def wanted_by_default(weights: Sequence[Weight], pattern: Pattern) -> frozenset[str]:
     """Names of the arrays that pruning takes unless it is told otherwise."""
-    none = _Globs(()), _Globs(())
-    choices = (_choose_one(weight, pattern, Selection(), none) for weight in weights)
+    choices = (_choose_one(weight, pattern, Selection()) for weight in weights)
     return frozenset(w.weight for w, pruned, _ in choices if pruned and w.weight is not None)
 
 
@@ -73,21 +73,18 @@ def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
     return tuple(REASONS[c].reason(m) for c, m in found.items())
 
 
-def _choose_one(
-    weight: Weight, pattern: Pattern, selection: Selection, globs: tuple[_Globs, _Globs]
-) -> Choice:
-    """The choice for one row alone; `globs` are those to include and to exclude."""
-    include, exclude = globs
+def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choice:
+    """The choice for one row alone."""
     known = {reason.code for reason in weight.reasons}
     from_shape = (r for r in shape_reasons(weight, pattern) if r.code not in known)
     reasons = (*weight.reasons, *sharing_reasons(weight), *from_shape)
-    excluded = exclude.first_match(weight)
+    excluded = _first_match(weight, selection.exclude)
     if excluded is not None:
         said_by = selection.said_by.get(excluded, f"--exclude {excluded}")
         message = f"left dense by {said_by}"
         return weight, False, (Reason(code=ReasonCode.EXCLUDED, message=message), *reasons)
     impossible = _impossible(weight, reasons)
-    included = include.first_match(weight)
+    included = _first_match(weight, selection.include)
     if included is not None and impossible is not None:
         raise BadInputError(
             f"layer {weight.layer or weight.weight!r} cannot be pruned: {impossible}",
@@ -115,56 +112,21 @@ def _impossible(weight: Weight, reasons: Iterable[Reason]) -> str | None:
     return None
 
 
-_Kind = tuple[bool, "int | None", bool]
+def _share_an_array(one: Weight, other: Weight) -> bool:
+    """Rows of a file name the same initializer, those of a module each other."""
+    if one.shape != other.shape:
+        return False
+    if one.node is not None:
+        return one.weight == other.weight
+    return other.layer in one.tied_to and one.layer in other.tied_to
 
 
-class _Users:
-    """The rows of each stored array: an array of an ONNX file may have thousands."""
-
-    def __init__(self, choices: Sequence[Choice]) -> None:
-        self._choices = choices
-        self._by_layer: dict[str, list[int]] = defaultdict(list)
-        self._by_array: dict[tuple[object, ...], dict[_Kind, list[int]]] = defaultdict(dict)
-        for at, choice in enumerate(choices):
-            weight = choice[0]
-            self._by_layer[weight.layer].append(at)
-            alike = self._by_array[weight.weight, weight.shape].setdefault(_kind(choice), [])
-            alike += [at] if len(alike) < _FIRST_ALIKE else []
-
-    def beside(self, at: int) -> list[Choice]:
-        """Other rows for the same array, in order; of a file the first two that decide alike.
-
-        Rows of a module name each other, those of a file the same initializer.
-        """
-        one = self._choices[at][0]
-        if not one.tied_to or one.weight is None:
-            return []
-        if one.node is not None:
-            groups: Iterable[list[int]] = self._by_array[one.weight, one.shape].values()
-        else:
-            groups = [self._by_layer.get(layer, []) for layer in dict.fromkeys(one.tied_to)]
-        others = sorted(other for group in groups for other in group if other != at)
-        found = [self._choices[other] for other in others]
-        return [c for c in found if one.node is not None or _name_each_other(one, c[0])]
-
-
-def _name_each_other(one: Weight, other: Weight) -> bool:
-    return one.shape == other.shape and one.layer in other.tied_to
-
-
-_FIRST_ALIKE = 2
-"""One of them may be the row that asks."""
-
-
-def _kind(choice: Choice) -> _Kind:
-    """All that one row's decision tells another."""
+def _with_users(choice: Choice, choices: Sequence[Choice]) -> Choice:
+    """The choice, given those for the other users of the same array."""
     weight, pruned, reasons = choice
-    return pruned, weight.axis, any(reason.code is ReasonCode.EXCLUDED for reason in reasons)
-
-
-def _with_users(choice: Choice, others: Sequence[Choice]) -> Choice:
-    """The choice, given the choices for the other users of the same array."""
-    weight, pruned, reasons = choice
+    if not weight.tied_to or weight.weight is None:
+        return choice
+    others = [c for c in choices if c is not choice and _share_an_array(weight, c[0])]
     for other, _, why in others:
         if pruned and any(reason.code is ReasonCode.EXCLUDED for reason in why):
             message = f"left dense: it shares its array with {other.layer}, which is excluded"
@@ -174,11 +136,20 @@ def _with_users(choice: Choice, others: Sequence[Choice]) -> Choice:
             raise axis_conflict(weight, other)
     excluded = any(r.code is ReasonCode.EXCLUDED for _, _, why in (choice, *others) for r in why)
     for other, other_pruned, _ in others:
-        if not pruned and other_pruned and not excluded and weight.weight is not None:
+        if not pruned and other_pruned and not excluded:
             message = f"its array is pruned along axis {other.axis} for {other.layer}"
             shared = Reason(code=ReasonCode.SHARED_WEIGHT, message=message)
             return weight, weight.axis == other.axis, (*reasons, shared)
     return choice
+
+
+@contextmanager
+def naming_layer(layer: str) -> Iterator[None]:
+    """Says which layer an array without a mask to keep belongs to."""
+    try:
+        yield
+    except PatternBrokenError as error:
+        raise PatternBrokenError(f"layer {layer!r}: {error.message}", hint=error.hint) from error
 
 
 def axis_conflict(one: Weight, other: Weight) -> BadInputError:
@@ -190,40 +161,16 @@ def axis_conflict(one: Weight, other: Weight) -> BadInputError:
     )
 
 
-class _Globs:
-    """Globs in order; those that spell one name alone are looked up, as lists of layers have."""
-
-    def __init__(self, globs: Sequence[str]) -> None:
-        self._globs = globs
-        self._names: dict[str, int] = {}
-        self._wild: list[int] = []
-        for at, glob in enumerate(globs):
-            name = _ESCAPED.sub(r"\1", glob)
-            if _WILD.search(_ESCAPED.sub("", glob)):
-                self._wild.append(at)
-            else:
-                self._names.setdefault(name, at)
-
-    def first_match(self, weight: Weight) -> str | None:
-        """The first that is a name of the weight."""
-        names = _names_of(weight)
-        exact = min((self._names[n] for n in names if n in self._names), default=len(self._globs))
-        before = (self._globs[at] for at in self._wild if at < exact)
-        wild = next((glob for glob in before if any(fnmatchcase(n, glob) for n in names)), None)
-        return wild or (self._globs[exact] if exact < len(self._globs) else None)
-
-    def first_idle(self, weights: Iterable[Weight]) -> str | None:
-        """The first that no weight has as a name."""
-        names = {name for weight in weights for name in _names_of(weight)}
-        idle = [at for name, at in self._names.items() if name not in names]
-        globs = ((at, self._globs[at]) for at in self._wild)
-        idle += [at for at, glob in globs if not any(fnmatchcase(n, glob) for n in names)]
-        return self._globs[min(idle)] if idle else None
+def _first_match(weight: Weight, globs: Iterable[str]) -> str | None:
+    """The first glob that is a name of the weight; lists of layers are mostly plain names."""
+    names = _names_of(weight)
+    return next((glob for glob in globs if _is_among(glob, names)), None)
 
 
-_WILD = re.compile(r"[*?\[]")
-_ESCAPED = re.compile(r"\[([*?\[])\]")
-"""As `glob_of` writes the marks of globs in names."""
+def _is_among(glob: str, names: Collection[str]) -> bool:
+    if _WILD.isdisjoint(glob):
+        return glob in names
+    return any(fnmatchcase(name, glob) for name in names)
 
 
 def _names_of(weight: Weight) -> list[str]:
@@ -231,9 +178,11 @@ def _names_of(weight: Weight) -> list[str]:
 
 
 def _check_globs(weights: Sequence[Weight], selection: Selection) -> None:
+    names = {name for weight in weights for name in _names_of(weight)}
     for option, globs in (("--include", selection.include), ("--exclude", selection.exclude)):
-        glob = _Globs(globs).first_idle(weights)
-        if glob is not None:
+        for glob in globs:
+            if _is_among(glob, names):
+                continue
             said_by = selection.said_by.get(glob)
             where = f"{option} {glob}" if said_by is None else f"{said_by}: {glob}"
             raise BadInputError(
@@ -248,3 +197,67 @@ def _close_names(glob: str, layers: Sequence[str]) -> str:
     close = difflib.get_close_matches(plain.lower(), lowered, n=5, cutoff=0.4)
     names = [lowered[name] for name in close] or list(dict.fromkeys(layers))[:5]
     return f"layers are named like {', '.join(names)}" if names else "the model has no such layers"
+
+
+LAYER_LIST = "layers.txt"
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_HINT = "a glob over layer names on each line stays dense, +GLOB is pruned too, # begins a comment"
+
+
+def read_layers(path: Path, selection: Selection) -> Selection:
+    """The selection with what the file adds to it, and where each glob of it stands.
+
+    One of comments alone adds nothing. Raises BadInputError for a file that cannot be read, is no
+    text, or is empty.
+    """
+    include, exclude = dict.fromkeys(selection.include), dict.fromkeys(selection.exclude)
+    said_by = dict(selection.said_by)
+    for number, line in enumerate(_lines(path), 1):
+        glob = _COMMENT.sub("", line).strip()
+        if not glob:
+            continue
+        wanted = glob.startswith("+")
+        glob = glob.removeprefix("+").strip()
+        where = f"{path} line {number}"
+        if not glob:
+            raise BadInputError(f"{where}: + without a name", hint=_HINT)
+        if glob in (exclude if wanted else include):
+            raise BadInputError(
+                f"{where}: {glob} is both to be pruned and to stay dense", hint=_HINT
+            )
+        (include if wanted else exclude)[glob] = None
+        said_by.setdefault(glob, where)
+    return replace(selection, include=tuple(include), exclude=tuple(exclude), said_by=said_by)
+
+
+def layer_list(head: Iterable[str], rows: Iterable[tuple[str, str]]) -> str:
+    """The text of such a file: comments on top, then a glob with its comment on each line."""
+    lines = [f"# {printable(line)}".rstrip() for line in head]
+    found = list(rows)
+    width = min(48, max((len(glob) for glob, _ in found), default=0))
+    lines += [f"{glob:<{width}}  # {printable(why)}" if why else glob for glob, why in found]
+    return "\n".join(lines) + "\n"
+
+
+def glob_of(name: str) -> str:
+    """A glob that matches this name alone, on one line of a file.
+
+    What cannot stand there (a line break) matches any one character.
+    """
+    text = re.sub(r"[*?\[]", lambda found: f"[{found[0]}]", name)
+    text = re.sub(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", "?", text)
+    text = re.sub(r"^\+|^\s|\s$", lambda found: f"[{found[0]}]", text)
+    return re.sub(r"(^|\s)#", r"\1[#]", text)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    if not data.strip():
+        raise BadInputError(f"{path} is empty", hint=_HINT)
+    try:
+        return data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{path} is no UTF-8 text: {error.reason}", hint=_HINT) from error

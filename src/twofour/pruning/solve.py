@@ -19,6 +19,7 @@ from twofour.pruning.layer_problem import (
     ScaledGram,
     Stack,
     Tile,
+    aimed,
     along_stored_axis,
     holds,
     pieces_of,
@@ -30,8 +31,7 @@ from twofour.pruning.matrices import from_stack, to_stack
 from twofour.pruning.methods import METHODS, Method, wanda
 from twofour.pruning.methods.problem import DAMPING, Array
 from twofour.pruning.methods.refit import refit
-from twofour.pruning.output_error import mean_change, output_error
-from twofour.pruning.statistics import Inputs, Statistics
+from twofour.pruning.statistics import Inputs, Rows, Statistics, output_error, output_means
 from twofour.pruning.threads import R, one_blas_thread, side_by_side
 from twofour.records.options import MethodOptions
 from twofour.records.pruning import OutputError
@@ -119,10 +119,11 @@ class _Run:
         """One layer: what its inputs tell, the method, the refit, the judgement."""
         if 0 in layer.layout.stack_shape:
             return self._judged(layer, layer.stored)
-        new = self._new_weights(pieces_of(layer), layer.stored)
+        goal = aimed(layer, self._scaled_gram(layer), biased=self._corrects(layer))
+        new = self._new_weights(pieces_of(goal), layer.stored)
         if new is None:
             return self._judged(layer, layer.stored)
-        solved = self._judged(layer, new)
+        solved = self._judged(goal, new)
         used = self._steps or self._method.prepare is not None
         notes = [_few_rows(layer, self._damping) if used else None, self._raised, *self._notes]
         return replace(
@@ -151,6 +152,7 @@ class _Run:
         self._notes = []
         if layer.reference is None and holds(stack, layer):
             return None
+        stack = stack.aimed(layer.aim)
         if self._gram is None or not _same(self._gram, stack.gram):
             self._study(layer.statistics, stack)
         pruned = self._of_tiles(stack, lambda tile: self._pruned(stack, tile))
@@ -260,19 +262,30 @@ class _Run:
             threads = 1
         return side_by_side(work, pieces, threads=threads)
 
+    def _corrects(self, layer: LayerProblem) -> bool:
+        return self._options.bias_correction and layer.has_bias
+
     def _judged(self, layer: LayerProblem, saved: Array) -> Solved:
-        """What was done, by the weights as they will be stored."""
-        dense = layer.stored if layer.reference is None else layer.reference
-        before, after = to_stack(dense, layer.layout), to_stack(saved, layer.layout)
-        seen = layer.statistics.seen
-        shift = None
-        if self._options.bias_correction and layer.has_bias:
-            shift = mean_change(before, after, seen, layer.layout)
+        """What was done, by the weights as they will be stored.
+
+        The bias makes up for the means: W mean(X_dense) = V mean(X) + its change.
+        """
+        layout, seen = layer.layout, layer.statistics.seen
+        before, after = to_stack(layer.dense, layout), to_stack(saved, layout)
+        gone = Rows(before, after, layer.aim)
+        shift = change = None
+        if self._corrects(layer):
+            shift = change = output_means(gone, seen.mean, layout)
+            if seen.drift is not None:
+                mean = seen.mean + seen.drift.total / max(1, seen.rows)
+                change = output_means(Rows(before), mean, layout)
+                change = change - output_means(Rows(after), seen.mean, layout)
+        whole = Rows(before, aim=layer.aim)
         magnitude, kept = _magnitude(before), _magnitude(after)
         return Solved(
             weight=saved,
-            bias_change=shift,
-            output_error=output_error(before, after, shift, layer.statistics, layer.layout),
+            bias_change=change,
+            output_error=output_error(whole, gone, shift, layer.statistics, layout),
             damping=None,
             refit_steps=0,
             kept_magnitude=kept / magnitude if magnitude else None,

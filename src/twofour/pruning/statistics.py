@@ -1,7 +1,13 @@
-"""What calibration tells of a layer's inputs: Gram matrices and means, summed in a fixed order."""
+"""What calibration tells of a layer's inputs, and what a changed weight does to its output.
+
+Gram matrices and means are summed in a fixed order. Where layers before this one are pruned
+already, also how far its inputs have drifted from those in the dense model: `solve` aims at what
+the layer gives there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -9,8 +15,10 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 from numpy.typing import NDArray
 
+from twofour.pruning.matrices import Layout
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.threads import one_blas_thread, side_by_side
+from twofour.records.pruning import OutputError
 
 HELD_OUT = 10
 """Every tenth sample is kept from the methods, to judge what they did."""
@@ -18,6 +26,16 @@ _WIDE = 4096
 """Inputs from which on the sums are float32: float64 would take 128 MiB and more."""
 _COLUMNS = 512
 """Of a Gram matrix, summed at a time by one thread: the triangle above alone is worked out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Sums over the same rows of d, the layer's input in the dense model, less x."""
+
+    cross: Array
+    """(parts, inputs, inputs): the sum of (d - x) xᵀ."""
+    total: Array
+    """(parts, inputs): the sum of d - x."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +48,8 @@ class Inputs:
     """(parts, inputs): the sum of x."""
     rows: int
     """Input rows of each part."""
-
-    @property
-    def mean_gram(self) -> Array:
-        """The mean of x xᵀ; zeros where no row came."""
-        return self.gram / max(1, self.rows)
+    drift: Drift | None = None
+    """None: the inputs are those of the dense model."""
 
     @property
     def mean(self) -> Array:
@@ -64,20 +79,23 @@ class InputSums:
         self._seen: Inputs | None = None
         self._held_out: Inputs | None = None
 
-    def add(self, rows: Array, held_out: NDArray[np.bool_]) -> None:
+    def add(self, rows: Array, held_out: NDArray[np.bool_], dense: Array | None = None) -> None:
         """Rows as `matrix_rows` or `window_rows` give them, (parts, n, inputs).
 
-        `held_out` says it of each of the n rows: all rows of one sample belong together.
+        `held_out` says it of each of the n rows: all rows of one sample belong together. `dense`
+        are the same rows in the dense model; None, or `rows` itself: there is no difference.
         """
+        dense = None if dense is rows else dense
         if not held_out.any():
-            self._seen = _plus(self._seen, rows)
+            self._seen = _plus(self._seen, rows, dense)
         elif held_out.all():
-            self._held_out = _plus(self._held_out, rows)
+            self._held_out = _plus(self._held_out, rows, dense)
         else:
             xp = array_namespace(rows)
             for mask, name in ((~held_out, "_seen"), (held_out, "_held_out")):
                 where = xp.asarray(np.flatnonzero(mask), device=device(rows))
-                setattr(self, name, _plus(getattr(self, name), xp.take(rows, where, axis=1)))
+                some = (None if x is None else xp.take(x, where, axis=1) for x in (rows, dense))
+                setattr(self, name, _plus(getattr(self, name), *some))
 
     def statistics(self) -> Statistics | None:
         """None: no input ever reached the layer."""
@@ -88,36 +106,48 @@ class InputSums:
         return Statistics(seen=self._seen, held_out=self._held_out)
 
 
-def _plus(before: Inputs | None, rows: Array) -> Inputs:
-    """With more rows; the Gram matrices grow in place."""
+def _plus(before: Inputs | None, rows: Array, dense: Array | None) -> Inputs:
+    """With more rows; the matrices grow in place."""
     xp = array_namespace(rows)
     rows = xp.astype(rows, xp.float32) if rows.dtype != xp.float64 else rows
     parts, count, inputs = rows.shape
     wide = xp.float32 if inputs > _WIDE else xp.float64
     total = xp.sum(rows, axis=1, dtype=wide)
+
+    def zeros() -> Array:
+        return xp.zeros((parts, inputs, inputs), dtype=wide, device=device(rows))
+
     if before is None:
-        gram = xp.zeros((parts, inputs, inputs), dtype=wide, device=device(rows))
-        before = Inputs(gram=gram, total=xp.zeros_like(total), rows=0)
+        before = Inputs(gram=zeros(), total=xp.zeros_like(total), rows=0)
     _add_products(before.gram, rows)
-    return replace(before, total=before.total + total, rows=before.rows + count)
+    drift = before.drift
+    if dense is not None:
+        difference = xp.astype(dense, rows.dtype, copy=False) - rows
+        if drift is None:
+            drift = Drift(cross=zeros(), total=xp.zeros_like(total))
+        _add_products(drift.cross, rows, difference)
+        drift = replace(drift, total=drift.total + xp.sum(difference, axis=1, dtype=wide))
+    return Inputs(
+        gram=before.gram, total=before.total + total, rows=before.rows + count, drift=drift
+    )
 
 
-def _add_products(gram: Array, rows: Array) -> None:
-    """XᵀX of each part, with the same bits for any number of threads.
+def _add_products(sums: Array, rows: Array, left: Array | None = None) -> None:
+    """Add LᵀX of each part, L being X itself for None; the same bits for any number of threads.
 
-    On the CPU only blocks on the diagonal and above it: `_mirror` makes the others.
+    Of XᵀX on the CPU only blocks on the diagonal and above it: `_mirror` makes the others.
     """
     xp = array_namespace(rows)
+    other = rows if left is None else left
     if not is_numpy_array(rows):
-        gram += xp.matmul(xp.matrix_transpose(rows), rows)
+        sums += xp.matmul(xp.matrix_transpose(other), rows)
         return
 
     def add(piece: tuple[int, int]) -> None:
         part, first = piece
         some = slice(first, first + _COLUMNS)
-        gram[part, : some.stop, some] += np.matmul(
-            rows[part, :, : some.stop].T, rows[part, :, some]
-        )
+        above = slice(0, some.stop if left is None else None)
+        sums[part, above, some] += np.matmul(other[part, :, above].T, rows[part, :, some])
 
     pieces = [(p, i) for p in range(rows.shape[0]) for i in range(0, rows.shape[-1], _COLUMNS)]
     with one_blas_thread():
@@ -152,6 +182,124 @@ def both(one: Statistics | None, other: Statistics | None) -> Statistics | None:
 
 def _added(one: Inputs, other: Inputs) -> Inputs:
     """The sums over the rows of both."""
+    drift = one.drift or other.drift
+    if one.drift is not None and other.drift is not None:
+        drift = Drift(
+            cross=one.drift.cross + other.drift.cross, total=one.drift.total + other.drift.total
+        )
     return Inputs(
-        gram=one.gram + other.gram, total=one.total + other.total, rows=one.rows + other.rows
+        gram=one.gram + other.gram,
+        total=one.total + other.total,
+        rows=one.rows + other.rows,
+        drift=drift,
     )
+
+
+_AT_ONCE = 1024
+"""Worked on at a time: float64 copies stay small."""
+_TRIANGLE = 256
+"""Of WᵀW, worked out at a time."""
+
+
+class Rows:
+    """A stack, aimed if there is an aim, less another one, made some rows at a time.
+
+    There is never a copy of the whole.
+    """
+
+    def __init__(self, stack: Array, less: Array | None = None, aim: Array | None = None) -> None:
+        self.shape = stack.shape
+        self._stack, self._less, self._aim = stack, less, aim
+
+    def some(self, part: int, first: int) -> Array:
+        """Some rows of a part, from `first` on."""
+        some = slice(first, first + _AT_ONCE)
+        found = self._stack[part, some]
+        if self._aim is not None:
+            xp = array_namespace(found)
+            found = found + xp.matmul(found, xp.astype(self._aim[part], found.dtype, copy=False))
+        return found if self._less is None else found - self._less[part, some]
+
+
+def output_means(weight: Rows, mean: Array, layout: Layout) -> Array:
+    """(outputs,): the mean of each output for a mean input (parts, inputs), in float64.
+
+    Biases do not count.
+    """
+    return _outputs(_part_means(weight, mean), layout)
+
+
+def output_error(
+    whole: Rows, gone: Rows, shift: Array | None, statistics: Statistics, layout: Layout
+) -> OutputError:
+    """||(W - W')X - shift||^2 / ||WX||^2; 0 where the layer gave nothing before.
+
+    `whole` is W, `gone` W - W'; `shift` (outputs,) is added to the bias beside W'.
+    """
+    held_out = statistics.held_out
+    every = [statistics.seen] if held_out is None else [statistics.seen, held_out]
+    all_ = _output_powers(whole, 0.0, every, layout)
+    lost = _output_powers(gone, 0.0 if shift is None else shift, every, layout)
+    errors = [
+        max(0.0, one) / total if total > 0 else 0.0 for one, total in zip(lost, all_, strict=True)
+    ]
+    return OutputError(calibration=errors[0], held_out=None if held_out is None else errors[1])
+
+
+def _output_powers(
+    weight: Rows, shift: Array | float, every: Sequence[Inputs], layout: Layout
+) -> list[float]:
+    """For each of the inputs the mean square of the outputs less `shift`, summed over the outputs.
+
+    Of a convolution cut into taps, the deviations of different taps count as independent.
+    """
+    xp = array_namespace(every[0].gram)
+    found = []
+    for power, inputs in zip(_powers(weight, every), every, strict=True):
+        mean = _part_means(weight, inputs.mean)
+        deviations = power / max(1, inputs.rows) - float(xp.sum(mean * mean))
+        found.append(deviations + float(xp.sum((_outputs(mean, layout) - shift) ** 2)))
+    return found
+
+
+def _powers(weight: Rows, every: Sequence[Inputs]) -> list[float]:
+    """tr(W G Wᵀ) of each Gram matrix: the sum of WᵀW times G, place by place.
+
+    So one product serves all of them, and of it the triangle above is enough.
+    """
+    xp = array_namespace(every[0].gram)
+    parts, rows, inputs = weight.shape
+    powers = [0.0 for _ in every]
+    for part in range(parts):
+        for row in range(0, rows, _AT_ONCE):
+            # float32 where the Gram matrix is wide: no copy of it in float64
+            some = xp.astype(weight.some(part, row), every[0].gram.dtype, copy=False)
+            for first in range(0, inputs, _TRIANGLE):
+                stop = min(first + _TRIANGLE, inputs)
+                product = xp.matmul(xp.matrix_transpose(some[:, :stop]), some[:, first:stop])
+                for at, each in enumerate(every):
+                    terms = product * each.gram[part, :stop, first:stop]
+                    above = float(xp.sum(terms[:first], dtype=xp.float64))
+                    powers[at] += 2 * above + float(xp.sum(terms[first:], dtype=xp.float64))
+    return powers
+
+
+def _part_means(weight: Rows, mean: Array) -> Array:
+    """(parts, rows)."""
+    xp = array_namespace(mean)
+    mean = xp.astype(mean, xp.float64)
+    parts, rows, _ = weight.shape
+    found = xp.zeros((parts, rows), dtype=xp.float64, device=device(mean))
+    for part in range(parts):
+        for row in range(0, rows, _AT_ONCE):
+            some = xp.astype(weight.some(part, row), xp.float64, copy=False)
+            found[part, row : row + _AT_ONCE] = xp.matmul(some, mean[part])
+    return found
+
+
+def _outputs(rows: Array, layout: Layout) -> Array:
+    """(parts, rows) summed over the parts that make one output, as (outputs,)."""
+    xp = array_namespace(rows)
+    if layout.per_tap:
+        rows = xp.sum(xp.reshape(rows, (-1, layout.taps, rows.shape[-1])), axis=1)
+    return xp.reshape(rows, (-1,))

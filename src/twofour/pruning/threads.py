@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Lock
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import numpy as np  # noqa: F401  its BLAS must be loaded before it is looked for
 from threadpoolctl import ThreadpoolController
@@ -28,33 +27,10 @@ def _libraries() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-class _Limit:
-    """Who has limited BLAS to one thread: it belongs to the process, so the last one lifts it."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.users = 0
-        self.limiter: Any = None
-
-
-_limit = _Limit()
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Within it numpy's BLAS uses the calling thread alone; may be nested, and entered at once."""
-    with _limit.lock:
-        if not _limit.users:
-            _limit.limiter = _libraries().limit(limits=1, user_api="blas")
-            _limit.limiter.__enter__()
-        _limit.users += 1
-    try:
-        yield
-    finally:
-        with _limit.lock:
-            _limit.users -= 1
-            if not _limit.users:
-                _limit.limiter.__exit__(None, None, None)
+def one_blas_thread() -> AbstractContextManager[object]:
+    """Within it numpy's BLAS uses the calling thread alone, in the whole process; may be nested."""
+    limit: AbstractContextManager[object] = _libraries().limit(limits=1, user_api="blas")
+    return limit
 
 
 def side_by_side(

@@ -1,67 +1,68 @@
-"""Pruning a torch module with calibration data, step by step in the order of its own forward.
+"""Pruning a torch module with calibration data, block by block in the order of its own forward.
 
-A step is a group of weights that meet the same input (query, key and value); later steps see what
-earlier ones made of the model. Gram matrices of one step at a time are held.
+Within a block the weights that meet the same input (query, key and value) are one step; later steps
+see what earlier ones made of the model. Gram matrices of one step at a time are held. The dense
+model runs beside the pruned one, block by block too. Its weights may all be in memory or come from
+files, one block at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from twofour.errors import BadInputError, PatternBrokenError
+from twofour.pruning.finished import FinishedSteps
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout
-from twofour.pruning.methods import Method
-from twofour.pruning.methods.problem import Array
+from twofour.pruning.methods import DEFAULT_WITH_DATA, method_named
 from twofour.pruning.solve import Solved, solve_layers
+from twofour.pruning.spill import give_back_memory
 from twofour.pruning.statistics import Statistics
 from twofour.pruning.threads import one_blas_thread
-from twofour.pruning.torch_blocks import Blocks, find_blocks, inner_parts, parts_of, same_bits
-from twofour.pruning.torch_calls import Call, KeptCalls, device_of, forward, undisturbed
-from twofour.pruning.torch_products import Product, Products, Target
-from twofour.pruning.torch_spill import MEMORY_BYTES, Tree, give_back_memory, spill
-from twofour.pruning.torch_statistics import Gathering
-from twofour.pruning.torch_trace import Enough, RowOrder, Step, Trace
+from twofour.pruning.torch_blocks import (
+    Blocks,
+    Ran,
+    chains,
+    inner_parts,
+    nothing,
+    parts_of,
+    same_bits,
+)
+from twofour.pruning.torch_calls import (
+    Call,
+    KeptCalls,
+    Tree,
+    device_of,
+    forward,
+    spill,
+    undisturbed,
+)
+from twofour.pruning.torch_module import Done, Progress
+from twofour.pruning.torch_products import Enough, Product, Products, RowOrder, Target, Trace
+from twofour.pruning.torch_statistics import DenseInputs, Gathering
+from twofour.pruning.torch_weights import (
+    CalibratedWeight,
+    FromFiles,
+    InMemory,
+    done_of,
+    numbers_of,
+    put,
+    rounding_of,
+)
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 from twofour.words import in_seconds
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibratedWeight:
-    """A stored weight that is to be pruned, and the biases that make up for it."""
-
-    target: Target
-    holders: tuple[nn.Module, ...]
-    """Modules that have it."""
-    biases: tuple[Tensor, ...]
-    """What its users add to its outputs, each as long as these; (): not all of them have one."""
-
-
-class Progress(Protocol):
-    """Is told how far the work is."""
-
-    def __call__(self, text: str, done: int, total: int | None) -> None:
-        """`text` says what is being done, and how long the rest will take."""
-
-
-class Finished(Protocol):
-    """Keeps what is done, for a run that is killed."""
-
-    def load(self, names: Sequence[str]) -> Mapping[str, Solved] | None:
-        """What was solved of these weights together; None: not done yet."""
-
-    def save(self, names: Sequence[str], solved: Mapping[str, Solved]) -> None:
-        """These weights are done; those that met no input are not among the solved."""
+_MOST_STEPS = 16
+"""In one block; neighbours are taken together where there are more (experts, dense blocks)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +70,21 @@ class Work:
     """How weights are to be pruned, and who is told."""
 
     pattern: Pattern
-    method: Method
     options: MethodOptions
     progress: Progress | None = None
-    finished: Finished | None = None
-    before_repair: Callable[[], None] | None = None
-    """Called when everything is pruned, where a repair is going to be tried."""
+    finished: FinishedSteps | None = None
+    """Keeps what is done, for a run that is killed."""
     reference: nn.Module | None = None
     """The dense model, to whose layers of the same names a mask that is kept is refitted."""
-    memory_bytes: int = MEMORY_BYTES
-    """Of what the data became that is kept in memory; the rest lies in files."""
+    memory_bytes: int | None = None
+    """Kept in memory of what the data became, MEMORY_BYTES by default; the rest lies in files."""
     spill_folder: Path | None = None
     """Where these files go; None: where temporary files do."""
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return self.options.name or DEFAULT_WITH_DATA
 
 
 @contextlib.contextmanager
@@ -90,271 +94,345 @@ def calls_kept(model: nn.Module, calls: Iterable[Call], work: Work) -> Iterator[
         yield KeptCalls(calls, device_of(model), kept)
 
 
-def calibrate(
-    model: nn.Module, weights: Sequence[CalibratedWeight], calls: KeptCalls, work: Work
-) -> dict[str, Solved]:
+def calibrate(weights: InMemory | FromFiles, calls: KeptCalls, work: Work) -> dict[str, Done]:
     """Prune the weights in place, and say what was done to each, by name.
 
-    A weight that no calibration input reached is missing, and as it was. The same bits for any
-    number of threads. Raises BadInputError for a forward that fails, and NaN and infinity on the
-    way; some weights are pruned then.
+    They aim at what the dense model gives on the same calls. A weight that no calibration input
+    reached is missing, and as it was. The same bits for any number of threads. Raises
+    BadInputError for a forward that fails, and NaN and infinity on the way; some weights are
+    pruned then.
     """
-    with undisturbed(model), one_blas_thread():
-        return _Run(model, weights, calls, work).all()
+    with undisturbed(weights.module), one_blas_thread():
+        return _Run(weights, calls, work).all()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unit:
+    """Weights of one block, or some that lie in none or in several."""
+
+    block: str | None
+    names: tuple[str, ...]
+    at: float
+    """When the block ends in a forward, or the first of the weights is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    """The pruned model, or the dense one."""
+
+    model: nn.Module
+    blocks: Blocks
+    parts: Blocks
+    """Parts of the block that is worked on."""
 
 
 class _Run:
     """One model on its calibration data."""
 
-    def __init__(
-        self, model: nn.Module, weights: Sequence[CalibratedWeight], data: KeptCalls, work: Work
-    ) -> None:
-        self._model, self._data, self._work = model, data, work
-        self._weights = {weight.target.name: weight for weight in weights}
-        self._holders = {module for weight in weights for module in weight.holders}
+    def __init__(self, weights: InMemory | FromFiles, data: KeptCalls, work: Work) -> None:
+        self._weights, self._data, self._work = weights, data, work
+        self._model = weights.module
+        self._holders = {part for parts in weights.holders.values() for part in parts}
         self._order = RowOrder()
-        self._blocks = Blocks({}, data.kept)
-        self._lasting: Mapping[str, str | None] = {}
+        self._modules: dict[str, nn.Module] = {}
+        none = Blocks({}, data.kept)
+        self._pruned = self._dense = _World(self._model, none, none)
+        self._final_parts: frozenset[str] = frozenset()
+        """Of the block that is worked on: what is done of it."""
+        self._ends: dict[str, int] = {}
+        """Block -> when it ends in the first call."""
+        self._once: set[str] = set()
+        """Blocks that run once in it."""
+        self._last: _Unit | None = None
 
-    def all(self) -> dict[str, Solved]:
-        """Every step in turn."""
-        solved: dict[str, Solved] = {}
+    def all(self) -> dict[str, Done]:
+        """Every unit in the order in which the model runs them."""
+        done: dict[str, Done] = {}
         with self._order.watched(self._holders):
-            trace = self._traced()
-            self._blocks.let_go = trace.let_go(self._lasting)
-            steps, started = trace.steps, time.perf_counter()
-            with self._blocks.installed():
-                for number, step in enumerate(steps):
-                    self._tell(steps, number, time.perf_counter() - started)
-                    solved |= self._step(trace, step, steps[number - 1] if number else None)
-        self._blocks.drop_all()
-        return solved
+            units, started = self._units(), time.perf_counter()
+            self._last = units[-1] if units else None
+            for number, unit in enumerate(units):
+                self._tell(units, number, time.perf_counter() - started)
+                done |= self._unit(unit)
+                give_back_memory()
+        self._pruned.blocks.drop_all()
+        self._dense.blocks.drop_all()
+        return done
 
-    def _traced(self) -> Trace:
-        """One forward of each call; blocks that turn out not to be any fall into their parts."""
-        blocks = find_blocks(self._model, self._holders)
+    def _units(self) -> list[_Unit]:
+        """From the first call; blocks that turn out not to be any fall into their parts."""
+        from_files = not self._weights.in_memory
+        self._modules = parts_of("", self._model, self._holders, from_files=from_files)
         while True:
-            trace, uncalled = self._watched(blocks)
+            self._say("how the layers follow each other", 0, len(self._data))
+            units = self._first_forward()
+            uncalled = [path for path in self._modules if path not in self._ends]
             if not uncalled:
-                return trace
+                return units
             for path in uncalled:
-                blocks |= parts_of(path, blocks.pop(path), self._holders)
+                block = self._modules.pop(path)
+                self._modules |= parts_of(path, block, self._holders, from_files=from_files)
 
-    def _watched(self, blocks: dict[str, nn.Module]) -> tuple[Trace, list[str]]:
-        """Given up after the first call where blocks are not called as a whole: these."""
-        parts = inner_parts(blocks, self._holders)
-        self._blocks = Blocks(blocks, self._data.kept, parts)
-        trace = Trace([weight.target for weight in self._weights.values()], self._blocks)
-        self._blocks.ended, self._blocks.part_ended = trace.ended, trace.part_ended
-        with self._blocks.installed():
-            for number in range(len(self._data)):
-                self._say("how the layers follow each other", number, len(self._data))
-                trace.begin()
-                tried = () if number else blocks.keys() | parts.keys()
-                output = self._forward(number, trace.targets, trace.meet, tried)
-                trace.end()
-                if number == 0 and trace.uncalled(blocks):
-                    break
-                if number == 0:
-                    self._blocks.ended = self._blocks.part_ended = _nothing
-                    self._check_parts(parts, output)
-                    self._check_replay(trace.order, output)
-                    self._blocks.ended, self._blocks.part_ended = trace.ended, trace.part_ended
-        self._blocks.part_ended = _nothing
-        self._blocks.drop_all()
-        return trace, trace.uncalled(blocks)
+    def _first_forward(self) -> list[_Unit]:
+        """One call with every block and every weight watched."""
+        blocks = Blocks(self._modules, self._data.kept, "pruned")
+        self._pruned = _World(self._model, blocks, Blocks({}, self._data.kept))
+        trace, ran = Trace(), list[Ran]()
+        used_in: dict[str, set[str | None]] = {}
+        first: dict[str, int] = {}
 
-    def _check_replay(self, order: Sequence[str], output: object) -> None:
+        def meet(product: Product) -> None:
+            trace.meet(product)
+            used_in.setdefault(product.target.name, set()).add(blocks.inside)
+            first.setdefault(product.target.name, len(ran))
+
+        targets = []
+        if self._weights.in_memory:
+            with self._weights.here([*self._weights.sizes], None) as weights:
+                targets = [weight.target for weight in weights]
+        trace.begin()
+        blocks.ended = ran.append
+        output = self._forward(self._pruned, 0, self._modules, (targets, meet))
+        self._ends = {path: at for at, (path, _, _) in enumerate(ran)}
+        self._once = {path for path, times in Counter(r[0] for r in ran).items() if times == 1}
+        following = self._try_replay(ran, output)
+        blocks.drop_all()
+        with self._weights.dense() as dense:
+            modules = {path: dense.get_submodule(path) for path in self._modules}
+            others = Blocks(modules, self._data.kept, "dense")
+            self._dense = _World(dense, others, self._pruned.parts)
+        self._dense.blocks.impure |= blocks.impure
+        for each in (blocks, self._dense.blocks):
+            each.ended = nothing
+            each.follow(following)
+        return self._split(trace, used_in, first)
+
+    def _try_replay(self, ran: list[Ran], output: Tree) -> dict[str, str]:
         """The first call once more, with what its blocks gave: another result forbids it.
 
-        Where the blocks of all calls would not fit into memory, how long each is needed.
+        And once more with what the last block of each chain gave: the chains that give the same.
         """
+        blocks, following, again = self._pruned.blocks, chains(ran, output), list[Ran]()
+        blocks.ended = again.append
 
-        def again() -> Tree:
-            return self._forward(0, (), _nothing, order)
+        def same() -> bool:
+            again.clear()
+            try:
+                result = self._forward(self._pruned, 0, self._modules, ((), nothing))
+            except BadInputError:  # gradients are asked for, among others: what is kept has none
+                return False
+            inputs = [
+                [(path, given) for path, given, _ in each if path not in following.values()]
+                for each in (ran, again)
+            ]
+            return same_bits((inputs[0], output), (inputs[1], result))
 
-        if not self._same(output, again):
-            self._blocks.impure.update(order)
-        elif self._data.kept.size_bytes() * len(self._data) > self._work.memory_bytes:
-            self._lasting = self._blocks.lasting(again, order)
+        if not same():
+            blocks.impure.update(self._modules)
+            return {}
+        blocks.follow(following)
+        return following if same() else {}
 
-    def _check_parts(self, parts: Collection[str], output: object) -> None:
-        """The same with what parts of the blocks gave."""
+    def _split(
+        self, trace: Trace, used_in: Mapping[str, set[str | None]], first: Mapping[str, int]
+    ) -> list[_Unit]:
+        """The weights by block; those of none or several by the input that they meet first."""
+        by_block: dict[str, list[str]] = {}
+        rest: list[str] = []
+        within = {part: path for path, block in self._modules.items() for part in block.modules()}
+        for name, holders in self._weights.holders.items():
+            places = used_in.get(name) or {within.get(part) for part in holders}
+            (place, *others) = places
+            if place is None or others:
+                rest.append(name)
+            else:
+                by_block.setdefault(place, []).append(name)
+        units = [
+            _Unit(block=path, names=tuple(names), at=self._ends.get(path, math.inf))
+            for path, names in by_block.items()
+        ]
+        for names in trace.steps():
+            here = [name for name in names if name in rest]
+            if here:
+                units.append(_Unit(block=None, names=tuple(here), at=first[here[0]] - 0.5))
+        left = tuple(name for name in rest if name not in first)
+        if left:
+            units.append(_Unit(block=None, names=left, at=math.inf))
+        return sorted(units, key=lambda unit: unit.at)
 
-        def again() -> Tree:
-            return self._forward(0, (), _nothing, parts)
+    def _unit(self, unit: _Unit) -> dict[str, Done]:
+        """Statistics, new weights and biases, unless an earlier run has them already."""
+        block = None if unit.block is None else self._modules[unit.block]
+        self._take_apart(unit.block)
+        finished, in_memory = self._work.finished, self._weights.in_memory
+        solved = None if finished is None else finished.load(unit.names)
+        if solved is not None:
+            if not in_memory:
+                with self._weights.here(unit.names, block):
+                    self._dense_forwards(unit, (), DenseInputs(self._data.kept))
+            self._weights.resume(solved, block)
+        with self._weights.here(unit.names, block) as found:
+            weights = {weight.target.name: weight for weight in found}
+            if solved is None:
+                solved = self._steps(unit, weights)
+                self._weights.keep(found, block)
+                if finished is not None:
+                    finished.save(unit.names, solved)
+            if unit.block is not None and unit is not self._last:
+                for number in range(len(self._data)):  # while its weights are there
+                    self._until_end(unit, self._pruned, number, ((), nothing), final=True)
+            self._pruned.parts.drop_all()
+            return {
+                name: done_of(each, weights[name].target.tensor, self._work.name)
+                for name, each in solved.items()
+            }
 
-        if parts and not self._same(output, again):
-            self._blocks.impure.update(parts)
+    def _take_apart(self, path: str | None) -> None:
+        """What is finished of a block is not worked out again for the steps behind it."""
+        parts: dict[str, nn.Module] = {}
+        if path is not None and path not in self._pruned.blocks.impure:
+            parts = inner_parts(path, self._modules[path], self._holders)
+        of_dense = {each: self._dense.model.get_submodule(each) for each in parts}
+        kept, self._final_parts = self._data.kept, frozenset()
+        self._pruned = replace(self._pruned, parts=Blocks(parts, kept, "part"))
+        self._dense = replace(self._dense, parts=Blocks(of_dense, kept, "dense part"))
 
-    @staticmethod
-    def _same(output: object, again: Callable[[], Tree]) -> bool:
-        try:
-            return same_bits(output, again())
-        except BadInputError:  # gradients are asked for, among others: what is kept has none
-            return False
+    def _steps(self, unit: _Unit, weights: Mapping[str, CalibratedWeight]) -> dict[str, Solved]:
+        """The unit's weights by the input that they meet, in the order of their use."""
+        dense = DenseInputs(self._data.kept)
+        trace = self._dense_forwards(unit, [w.target for w in weights.values()], dense)
+        solved: dict[str, Solved] = {}
+        for names in trace.steps(None if unit.block is None else _MOST_STEPS):
+            step = [weights[name].target for name in names]
+            self._final_parts = trace.final_parts(names)
+            statistics = self._statistics(unit, trace, step, dense)
+            found = self._solved({name: weights[name] for name in statistics}, statistics)
+            for name, each in found.items():
+                put(weights[name], each)
+            solved |= found
+        dense.drop()
+        return solved
 
-    def _forward(
-        self,
-        number: int,
-        targets: Sequence[Target],
-        meet: Callable[[Product], None],
-        final: Iterable[str],
-    ) -> Tree:
-        call = self._data[number]
-        self._order.begin(call.samples)
-        self._blocks.begin(number, frozenset(final))
-        with Products(targets, meet):
-            return forward(self._model, call, number)
+    def _dense_forwards(self, unit: _Unit, targets: Sequence[Target], dense: DenseInputs) -> Trace:
+        """What the unit's weights meet in the dense model, and how they follow each other."""
+        trace, parts = Trace(), self._dense.parts
+        parts.ended = lambda ran: trace.ended(ran[0])
 
-    def _step(self, trace: Trace, step: Step, before: Step | None) -> dict[str, Solved]:
-        """Statistics, new weights and biases."""
-        names = [target.name for target in step.targets]
-        finished = self._work.finished
-        solved = None if finished is None else finished.load(names)
-        if solved is None:
-            solved = self._solved(self._statistics(trace, step, before))
-            if finished is not None:
-                finished.save(names, solved)
-        for name, found in solved.items():
-            _put(self._weights[name], found)
-        give_back_memory()
-        return dict(solved)
+        def meet(product: Product) -> None:
+            dense.record(product)
+            trace.meet(product)
+
+        with self._weights.dense():
+            watched = [self._weights.dense_target(target) for target in targets]
+            for number in range(len(self._data)):
+                dense.begin(number)
+                trace.begin()
+                self._until_end(unit, self._dense, number, (watched, meet), final=True)
+        parts.ended = nothing
+        return trace
 
     def _statistics(
-        self, trace: Trace, step: Step, before: Step | None
+        self, unit: _Unit, trace: Trace, targets: Sequence[Target], dense: DenseInputs
     ) -> dict[str, tuple[Layout, Statistics]]:
-        """What the step's weights met in one pass over the data."""
-        gathering = Gathering(step.targets, self._data.samples)
-        final = trace.final(step) | trace.final_parts(step, before)
+        """What some of the unit's weights meet in the model as it is now."""
+        gathering = Gathering(targets, self._data.samples, dense)
+        names = [target.name for target in targets]
         for number in range(len(self._data)):
             gathering.begin(self._data.about(number), number, self._data.first_sample(number))
-            broken_off = _Ending(trace, step, number)
-            self._blocks.ended = broken_off.ended
+            left = trace.uses(names, number)
 
-            def meet(product: Product, broken_off: _Ending = broken_off) -> None:
+            def meet(product: Product) -> None:
+                nonlocal left
                 gathering.meet(product, positions_first=self._order.positions_first)
-                broken_off.met()
+                left = None if left is None else left - 1
+                if left == 0:
+                    raise Enough
 
             try:
-                self._forward(number, step.targets, meet, final)
-            except Enough:
-                pass
-            except BadInputError:  # TorchScript makes an error of its own of what passes through it
-                if not broken_off.enough:
-                    raise
+                self._until_end(unit, self._pruned, number, (targets, meet))
             finally:
                 gathering.end()
         return gathering.statistics()
 
-    def _solved(self, statistics: Mapping[str, tuple[Layout, Statistics]]) -> dict[str, Solved]:
+    def _until_end(
+        self,
+        unit: _Unit,
+        world: _World,
+        number: int,
+        watched: tuple[Sequence[Target], Callable[[Product], None]],
+        *,
+        final: bool = False,
+    ) -> None:
+        """A forward until the unit's block has run; `final`: what that gives is kept for the next.
+
+        Blocks before it give what they gave before.
+        """
+        done = {path for path, end in self._ends.items() if end < unit.at}
+
+        def ended(ran: Ran) -> None:
+            if ran[0] == unit.block and unit.block in self._once:
+                raise Enough
+
+        world.blocks.ended = ended
+        if final and unit.block is not None and unit is not self._last:
+            done.add(unit.block)
+        try:
+            self._forward(world, number, done, watched)
+        except Enough:
+            pass
+        finally:
+            world.blocks.ended = nothing
+
+    def _forward(
+        self,
+        world: _World,
+        number: int,
+        final: Collection[str],
+        watched: tuple[Sequence[Target], Callable[[Product], None]],
+    ) -> Tree:
+        call = self._data[number]
+        self._order.begin(call.samples)
+        world.blocks.begin(number, final)
+        world.parts.begin(number, self._final_parts)
+        with world.blocks.installed(), world.parts.installed(), Products(*watched):
+            return forward(world.model, call, number)
+
+    def _solved(
+        self,
+        weights: Mapping[str, CalibratedWeight],
+        statistics: Mapping[str, tuple[Layout, Statistics]],
+    ) -> dict[str, Solved]:
         """New weights of one step."""
         work = self._work
         problems = [
             LayerProblem(
-                stored=_numbers(self._weights[name].target.tensor),
+                stored=numbers_of(weights[name].target.tensor),
                 layout=layout,
                 pattern=work.pattern,
                 statistics=found,
-                has_bias=bool(self._weights[name].biases),
-                reference=self._reference(name),
-                rounded=_rounding(self._weights[name].target.tensor.dtype),
+                has_bias=bool(weights[name].biases),
+                reference=None
+                if work.reference is None
+                else numbers_of(self._weights.dense_target(weights[name].target).tensor),
+                rounded=rounding_of(weights[name].target.tensor.dtype),
             )
             for name, (layout, found) in statistics.items()
         ]
         try:
-            solved = solve_layers(problems, work.method, work.options)
+            solved = solve_layers(problems, method_named(work.name), work.options)
         except (BadInputError, PatternBrokenError) as error:
             names = ", ".join(statistics)
             raise type(error)(f"{names}: {error.message}", hint=error.hint) from error
         return dict(zip(statistics, solved, strict=True))
 
-    def _reference(self, name: str) -> Array | None:
-        if self._work.reference is None:
-            return None
-        return _numbers(fellow(self._work.reference, name, self._weights[name].target.tensor))
-
-    def _tell(self, steps: Sequence[Step], number: int, seconds: float) -> None:
+    def _tell(self, units: Sequence[_Unit], number: int, seconds: float) -> None:
         """Which layers are worked on, and how long the rest will take at the pace until now."""
-        weights = [sum(target.tensor.numel() for target in step.targets) for step in steps]
-        before, left = sum(weights[:number]), sum(weights[number:])
-        name = steps[number].targets[0].name.rpartition(".")[0]
+        sizes = [sum(self._weights.sizes[name] for name in unit.names) for unit in units]
+        before, left = sum(sizes[:number]), sum(sizes[number:])
+        name = units[number].block or units[number].names[0].rpartition(".")[0]
         pace = f", about {in_seconds(seconds * left / before)} left" if before else ""
-        self._say(f"{name} ({number + 1} of {len(steps)}{pace})", number, len(steps))
+        self._say(f"{name} ({number + 1} of {len(units)}{pace})", number, len(units))
 
     def _say(self, text: str, done: int, total: int | None) -> None:
         if self._work.progress is not None:
             self._work.progress(text, done, total)
-
-
-class _Ending:
-    """Tells when a forward has done all that a step needs."""
-
-    def __init__(self, trace: Trace, step: Step, number: int) -> None:
-        self._left = trace.uses(step, number)
-        self._block = trace.last_block(step) if self._left is None else None
-        self.enough = False
-
-    def met(self) -> None:
-        """One product more; raises Enough behind the last."""
-        if self._left is not None:
-            self._left -= 1
-            if self._left == 0:
-                self._stop()
-
-    def ended(self, path: str) -> None:
-        """A block has run; raises Enough behind the one that matters."""
-        if path == self._block:
-            self._stop()
-
-    def _stop(self) -> None:
-        self.enough = True
-        raise Enough
-
-
-def fellow(reference: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """The tensor of the same state_dict key; raises BadInputError where none fits."""
-    found: Tensor | None = reference.state_dict().get(name)
-    if found is None or found.shape != tensor.shape:
-        shape = "there is none" if found is None else f"it is {list(found.shape)}"
-        raise BadInputError(
-            f"{name} is {list(tensor.shape)} in the model; in the dense reference {shape}",
-            hint="name the dense model that this one was made from",
-        )
-    return found.detach().to(tensor.device)
-
-
-def _put(weight: CalibratedWeight, solved: Solved) -> None:
-    """In the model's own memory."""
-    tensor = weight.target.tensor
-    tensor.copy_(_tensor(solved.weight))
-    if solved.bias_change is not None:
-        for bias in weight.biases:
-            bias.copy_(bias.double() + _tensor(solved.bias_change).to(bias.device))
-
-
-def _numbers(tensor: Tensor) -> Array:
-    """In float32 or float64, in memory of their own; of numpy on the CPU."""
-    wide = tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float()
-    own = wide.clone() if wide.data_ptr() == tensor.data_ptr() else wide
-    return own.numpy() if tensor.device.type == "cpu" else own
-
-
-def _tensor(values: Array) -> Tensor:
-    return values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-
-
-def _rounding(dtype: torch.dtype) -> Callable[[Array], Array] | None:
-    """To the values that the type has; None: all of them."""
-    if dtype in (torch.float32, torch.float64):
-        return None
-
-    def rounded(values: Array) -> Array:
-        narrow = _tensor(values).to(dtype).to(_tensor(values).dtype)
-        return narrow if isinstance(values, Tensor) else narrow.numpy()
-
-    return rounded
-
-
-def _nothing(_: object) -> None:
-    return None

@@ -1,21 +1,130 @@
-"""Running a torch module on calibration data, and leaving no trace of it in the module."""
+"""Running a torch module on calibration data, and leaving no trace of it in the module.
+
+What its forwards take and give is kept for later: in memory up to a limit, in files from there on.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+import shutil
+import sys
+import tempfile
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError, TwofourError
-from twofour.pruning.torch_spill import Spill, Tree
+from twofour.pruning.spill import Kept, Room
 
+Tree = Any
+"""Tensors and other things in nested tuples, lists, dicts and what else pytree knows."""
+
+MEMORY_BYTES = 256 << 20
+"""Kept in memory at most, in all; what is more goes to files."""
 _CALLS = "the calls themselves"
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """A tensor, its values as bytes."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    kept: Kept
+
+
+class Spill:
+    """Trees of tensors by group and key; each is a copy, put in and taken out."""
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        self._room = Room(folder, memory_bytes)
+        self._trees: dict[Hashable, dict[Hashable, tuple[list[Any], Any]]] = {}
+
+    def put(self, group: Hashable, key: Hashable, tree: Tree) -> bool:
+        """Keep a tree; False where it holds a tensor that is no plain array of numbers."""
+        leaves, shape = pytree.tree_flatten(tree)
+        if not all(_is_plain(leaf) for leaf in leaves if isinstance(leaf, Tensor)):
+            return False
+        kept = [self._kept(v) if isinstance(v, Tensor) else v for v in leaves]
+        self._trees.setdefault(group, {})[key] = kept, shape
+        return True
+
+    def has(self, group: Hashable, key: Hashable) -> bool:
+        """Whether it is there."""
+        return key in self._trees.get(group, {})
+
+    def get(self, group: Hashable, key: Hashable) -> Tree:
+        """A copy of what was put: values, strides and devices."""
+        leaves, shape = self._trees[group][key]
+        values = [_read(v) if isinstance(v, _Bytes) else v for v in leaves]
+        return pytree.tree_unflatten(values, shape)
+
+    def drop(self, group: Hashable, key: Hashable | None = None) -> None:
+        """Forget a group, or one tree of it."""
+        trees = self._trees.get(group, {})
+        for gone in [*trees] if key is None else [key]:
+            leaves, _ = trees.pop(gone, ((), None))
+            for leaf in leaves:
+                if isinstance(leaf, _Bytes):
+                    self._room.drop(leaf.kept)
+
+    def _kept(self, tensor: Tensor) -> _Bytes:
+        stride = tensor.stride() if _is_dense(tensor) else tensor.contiguous().stride()
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).clone()
+        kept = self._room.put(flat.numpy())
+        return _Bytes(tuple(tensor.shape), stride, tensor.dtype, tensor.device, kept)
+
+
+def _read(kept: _Bytes) -> Tensor:
+    result = torch.empty_strided(kept.shape, kept.stride, dtype=kept.dtype, device=kept.device)
+    if not result.numel():
+        return result
+    flat = torch.from_numpy(Room.get(kept.kept))
+    return result.copy_(flat.view(kept.dtype).view(kept.shape))
+
+
+@contextlib.contextmanager
+def spill(*, memory_bytes: int | None = None, within: Path | None = None) -> Iterator[Spill]:
+    """A Spill whose files lie in a folder `within`, and are gone afterwards.
+
+    None: where temporary files go, which may be memory. A run folder removes at its next start
+    what a killed process has left in it. Raises BadInputError where the file system refuses.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".calibration.data.", suffix=".part", dir=within))
+    except OSError as error:
+        raise BadInputError(
+            f"no temporary folder can be made for calibration: {error}",
+            hint="free some space, or set TMPDIR to a folder that has it",
+        ) from error
+    try:
+        yield Spill(folder, MEMORY_BYTES if memory_bytes is None else memory_bytes)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    ordinary = type(tensor) in {Tensor, torch.nn.Parameter} and tensor.layout is torch.strided
+    return ordinary and not tensor.is_meta and not tensor.is_quantized
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its values fill their memory one by one, in whatever order."""
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +208,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(random_states_kept())
         stack.enter_context(_plain_arithmetic())
         stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and it takes 2 s to load
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 
@@ -124,35 +234,20 @@ def forward(model: nn.Module, call: Call, number: int) -> Tree:
         ) from error
 
 
-def float_tensors(output: object) -> Iterator[Tensor]:
-    """Those of floats in what a model gives, in order, however they are nested."""
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, Mapping):
-        for each in output.values():
-            yield from float_tensors(each)
-    elif isinstance(output, (list, tuple)):
-        for each in output:
-            yield from float_tensors(each)
-    elif is_dataclass(output) and not isinstance(output, type):
-        for field in fields(output):
-            yield from float_tensors(getattr(output, field.name))
-
-
 def moved(call: Call, device: torch.device) -> Call:
     """The same with every tensor on the device."""
 
     def move(value: Tree) -> Tree:
         return value.to(device) if isinstance(value, Tensor) else value
 
-    tree = torch.utils._pytree.tree_map(move, (call.args, dict(call.kwargs)))
+    tree = pytree.tree_map(move, (call.args, dict(call.kwargs)))
     return replace(call, args=tree[0], kwargs=tree[1])
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's first parameter lies; the CPU without any."""
-    return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    """Where the model's first parameter lies; the CPU without any that has values."""
+    devices = (tensor.device for tensor in model.parameters() if not tensor.is_meta)
+    return next(devices, torch.device("cpu"))
 
 
 def _shapes(call: Call) -> str:

@@ -10,7 +10,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +17,9 @@ from torch import Tensor, nn
 
 from twofour.errors import BadInputError
 from twofour.pruning.verify import StoredTensor, read_header
+from twofour.records.weights import Weight
 from twofour.store import sync, write_error
 from twofour.words import keys_listed
-
-_MANY = 3
-"""Tensors of a module that are named in an error."""
 
 
 class CheckpointFiles:
@@ -120,6 +117,11 @@ class StreamedModule:
         Raises BadInputError for keys that the files have not, and shapes that differ.
         """
         self.module, self.files = module, files
+        self.target: CheckpointFiles | None = None
+        """A copy of the files, in which weights are changed."""
+        self.dense = False
+        """Whether all parameters come from `files`, those that are changed in the copy too."""
+        self._changed: set[str] = set()
         self._key_of = _keys(module, files, prefix)
         self._holds: Counter[nn.Module] = Counter()
         self._paths = {part: path for path, part in module.named_modules()}
@@ -129,14 +131,25 @@ class StreamedModule:
             for part in self._paths
             if any(True for _ in part.parameters(recurse=False))
             for hook in (
-                part.register_forward_pre_hook(self._before),
-                part.register_forward_hook(self._after, always_call=True),
+                part.register_forward_pre_hook(lambda part, _: self._hold(part)),
+                part.register_forward_hook(
+                    lambda part, _, _result: self._let_go(part), always_call=True
+                ),
             )
         ]
 
-    def key_of(self, name: str) -> str:
-        """Key in the files of a parameter of the module."""
-        return self._key_of[name]
+    def key(self, weight: Weight) -> str | None:
+        """Key of its array in the files."""
+        return None if weight.weight is None else self._key_of[weight.weight]
+
+    def read(self, weight: Weight) -> Tensor | None:
+        """The array as it was before anything was pruned."""
+        return None if weight.weight is None else self.files.read(self._key_of[weight.weight])
+
+    def write(self, weight: Weight, tensor: Tensor) -> None:
+        """Put the array into the copy."""
+        assert self.target is not None, "what changes weights makes a copy first"
+        self.target.write(self._key_of[weight.weight or ""], tensor)
 
     @contextlib.contextmanager
     def held(self, block: nn.Module) -> Iterator[None]:
@@ -155,27 +168,33 @@ class StreamedModule:
                 self._holds[part] = holds + 1
                 self._let_go(part)
 
-    def save(self, name: str) -> None:
-        """Write a parameter that is held back to its file."""
-        self.files.write(self._key_of[name], self.module.get_parameter(name))
+    def save(self, names: Sequence[str]) -> None:
+        """Write parameters that are held into the copy, and wait until they are on the disk."""
+        assert self.target is not None, "what changes weights makes a copy first"
+        for name in names:
+            self.target.write(self._key_of[name], self.module.get_parameter(name))
+        self.target.sync(self._key_of[name] for name in names)
+
+    def take_from_copy(self, block: nn.Module) -> None:
+        """From now on the block has the parameters of the copy."""
+        for part in block.modules():
+            for name, _ in part.named_parameters(recurse=False):
+                self._changed.add(self._key_of[self._name(part, name)])
 
     def close(self) -> None:
         """Take the hooks off."""
         for hook in self._hooks:
             hook.remove()
 
-    def _before(self, part: nn.Module, _args: Any) -> None:  # noqa: ANN401  # whatever it is called with
-        self._hold(part)
-
-    def _after(self, part: nn.Module, _args: Any, _result: Any) -> None:  # noqa: ANN401  # as above
-        self._let_go(part)
-
     def _hold(self, part: nn.Module) -> None:
         self._holds[part] += 1
         if self._holds[part] == 1:
             for name, param in part._parameters.items():
                 if param is not None:
-                    value = self.files.read(self._key_of[self._name(part, name)])
+                    key = self._key_of[self._name(part, name)]
+                    changed = key in self._changed and not self.dense
+                    files = self.target if changed and self.target is not None else self.files
+                    value = files.read(key)
                     part._parameters[name] = nn.Parameter(value, requires_grad=False)
 
     def _let_go(self, part: nn.Module) -> None:

@@ -2,24 +2,28 @@
 
 Every product ends there, whoever asks for it: a layer's forward, a functional call, the inside of
 MultiheadAttention, TorchScript. Padding modes, "same" padding and output sizes are resolved by
-then. Hooks on modules would miss most of that.
+then. Hooks on modules would miss most of that. And in which order a forward uses weights, and when
+it has used them all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from twofour.pruning.matrices import Layout, Window
-from twofour.pruning.torch_spill import Tree
+from twofour.pruning.torch_calls import Tree
 
 Operator = Any
 """A torch.ops overload; torch has no public type for it."""
@@ -75,6 +79,11 @@ class _Place:
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """While active, tells `meet` of each product with a target, before it is worked out."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's own: False spares the 2 s that the compiler takes to load."""
+        return False
 
     def __init__(self, targets: Sequence[Target], meet: Callable[[Product], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -176,14 +185,6 @@ def _same_step(view: Tensor, axis: int, stored: Tensor, stored_axis: int) -> boo
     return view.shape[axis] == 1 or view.stride(axis) == stored.stride(stored_axis)
 
 
-def _mm(seen: Products, args: Sequence[Any]) -> Iterator[Product]:
-    yield from _two(seen, args[0], args[1])
-
-
-def _addmm(seen: Products, args: Sequence[Any]) -> Iterator[Product]:
-    yield from _two(seen, args[1], args[2])
-
-
 def _two(seen: Products, left: Tensor, right: Tensor) -> Iterator[Product]:
     place = seen.place(right)
     if place is not None:
@@ -192,14 +193,6 @@ def _two(seen: Products, left: Tensor, right: Tensor) -> Iterator[Product]:
     place = seen.place(left)
     if place is not None:
         yield from _of_matrix(place, left, 1, right.t() if right.dim() == 2 else right[None])
-
-
-def _bmm(seen: Products, args: Sequence[Any]) -> Iterator[Product]:
-    yield from _stacks(seen, args[0], args[1])
-
-
-def _baddbmm(seen: Products, args: Sequence[Any]) -> Iterator[Product]:
-    yield from _stacks(seen, args[1], args[2])
 
 
 def _stacks(seen: Products, left: Tensor, right: Tensor) -> Iterator[Product]:
@@ -236,7 +229,7 @@ def _convolution(seen: Products, args: Sequence[Any]) -> Iterator[Product]:
         whole = weight.shape == place.tensor.shape and weight.stride() == place.tensor.stride()
         fits = layout.convolution and whole and groups == layout.groups
         axis = 0 if transposed else 1
-        found = (0, _matrix_rows(layout)) if fits and axis == layout.axis else None
+        found = (0, layout.stack_shape[1]) if fits and axis == layout.axis else None
         read = layout
     if found is not None:
         first, last = found
@@ -248,16 +241,138 @@ def _each(values: Sequence[int], axes: int) -> tuple[int, ...]:
     return tuple(values) * axes if len(values) == 1 else tuple(values)
 
 
-def _matrix_rows(layout: Layout) -> int:
-    return layout.stack_shape[1]
-
-
 _READERS: dict[Any, Callable[[Products, Sequence[Any]], Iterator[Product]]] = {
-    _ATEN.mm.default: _mm,
-    _ATEN.addmm.default: _addmm,
-    _ATEN.mv.default: _mm,
-    _ATEN.addmv.default: _addmm,
-    _ATEN.bmm.default: _bmm,
-    _ATEN.baddbmm.default: _baddbmm,
+    _ATEN.mm.default: lambda seen, args: _two(seen, args[0], args[1]),
+    _ATEN.addmm.default: lambda seen, args: _two(seen, args[1], args[2]),
+    _ATEN.mv.default: lambda seen, args: _two(seen, args[0], args[1]),
+    _ATEN.addmv.default: lambda seen, args: _two(seen, args[1], args[2]),
+    _ATEN.bmm.default: lambda seen, args: _stacks(seen, args[0], args[1]),
+    _ATEN.baddbmm.default: lambda seen, args: _stacks(seen, args[1], args[2]),
     _ATEN.convolution.default: _convolution,
 }
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often it was changed in place, as far as torch counts that."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class Enough(BaseException):
+    """Breaks a forward off: what comes is not needed. No Exception, which models may catch."""
+
+
+class Trace:
+    """Watches the products of one forward of each call."""
+
+    def __init__(self) -> None:
+        self._counts: list[Counter[str]] = []
+        self._parts: list[Counter[str]] = []
+        self._clock = 0
+        self._first: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+        self._met: dict[str, int] = {}
+        """By weight, in the order of first use: the number of the input that it met first."""
+        self._last: tuple[Tensor, int] | None = None
+        self._inputs = 0
+
+    def begin(self) -> None:
+        """The next call's forward begins."""
+        self._counts.append(Counter())
+        self._parts.append(Counter())
+        self._last = None
+
+    def meet(self, product: Product) -> None:
+        """A weight is used."""
+        name, x = product.target.name, product.x
+        self._clock += 1
+        self._first.setdefault(name, self._clock)
+        self._counts[-1][name] += 1
+        last, self._last = self._last, (x, version_of(x))
+        same = last is not None and (
+            last[0].data_ptr() == x.data_ptr()
+            and (last[0].shape, last[0].stride(), last[1]) == (x.shape, x.stride(), version_of(x))
+        )
+        self._inputs += not same
+        self._met.setdefault(name, self._inputs)
+
+    def ended(self, part: str) -> None:
+        """A part of the block has run."""
+        self._clock += 1
+        self._parts[-1][part] += 1
+        self._ends.setdefault(part, self._clock)
+
+    def final_parts(self, names: Collection[str]) -> frozenset[str]:
+        """Parts whose outputs do not change any more once all is pruned that comes before these.
+
+        Only those that run once in every call; none where calls use different weights, as what the
+        first does not use is pruned out of order.
+        """
+        if any(counts.keys() != self._counts[0].keys() for counts in self._counts):
+            return frozenset()
+        at = min(self._first[name] for name in names)
+        return frozenset(
+            part
+            for part, end in self._ends.items()
+            if end < at and all(ran[part] == 1 for ran in self._parts)
+        )
+
+    def steps(self, most: int | None = None) -> list[list[str]]:
+        """Weights by the input that they met first, in the order of their use.
+
+        Neighbours are taken together where there would be more than `most` steps.
+        """
+        found = [[*names] for _, names in groupby(self._met, self._met.__getitem__)]
+        size = 1 if most is None else -(-len(found) // most)
+        groups = (found[at : at + size] for at in range(0, len(found), max(1, size)))
+        return [[name for names in group for name in names] for group in groups]
+
+    def uses(self, names: Collection[str], number: int) -> int | None:
+        """After how many products with these weights a forward of this call is done with them.
+
+        None: that hangs on the data.
+        """
+        if any(len({counts[name] for counts in self._counts}) > 1 for name in names):
+            return None
+        return sum(self._counts[number][name] for name in names)
+
+
+@dataclass(slots=True)
+class RowOrder:
+    """Whether the rows of matrix products lie position by position, not sample by sample."""
+
+    samples: int = 1
+    positions_first: bool = False
+    _hooks: list[Any] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def watched(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Within it, the modules' inputs tell."""
+        try:
+            for module in modules:
+                is_attention = isinstance(module, nn.MultiheadAttention)
+                look = self._look_attention if is_attention else self._look
+                self._hooks.append(module.register_forward_pre_hook(look, with_kwargs=True))
+            yield
+        finally:
+            while self._hooks:
+                self._hooks.pop().remove()
+
+    def begin(self, samples: int) -> None:
+        """A forward begins."""
+        self.samples, self.positions_first = samples, False
+
+    def _look(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
+        self.positions_first = (
+            x is not None
+            and x.dim() > 2
+            and x.shape[0] != self.samples
+            and x.shape[1] == self.samples
+        )
+
+    def _look_attention(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """MultiheadAttention puts positions first inside, whatever it is given."""
+        query = args[0] if args else kwargs.get("query")
+        self.positions_first = isinstance(query, Tensor) and query.dim() == 3

@@ -6,13 +6,14 @@ Weights that meet the same input (query, key and value) share one Gram matrix.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 import torch
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,12 +27,14 @@ from twofour.pruning.matrices import (
     window_rows,
 )
 from twofour.pruning.methods.problem import Array
-from twofour.pruning.statistics import Inputs, InputSums, Statistics, both, held_out_samples
-from twofour.pruning.torch_calls import Call
-from twofour.pruning.torch_products import Product, Target
+from twofour.pruning.statistics import Drift, Inputs, InputSums, Statistics, both, held_out_samples
+from twofour.pruning.torch_calls import Call, Spill
+from twofour.pruning.torch_products import Product, Target, version_of
 
 _MOST_BLOCKS = 16
 """Row blocks of one weight that have Gram matrices of their own."""
+
+_DENSE = "inputs in the dense model"
 
 _Rows = tuple[int, int]
 """The first row of a matrix and the one behind the last."""
@@ -46,16 +49,64 @@ class _Pending:
     product: Product
     version: int
     rows: Array
+    dense: Array | None
+    """The same in the dense model, where they differ."""
     held_out: NDArray[np.bool_]
     users: list[_User]
+
+
+class DenseInputs:
+    """What targets meet in the dense model, product by product, to be found again in the pruned."""
+
+    def __init__(self, kept: Spill) -> None:
+        self._kept = kept
+        self._places: dict[object, object] = {}
+        """Of a product -> of the tensor that it met, which others may have met too."""
+        self._last: tuple[Product, int, object] | None = None
+        self._number = 0
+        self._times: Counter[object] = Counter()
+
+    def begin(self, number: int) -> None:
+        """Forward `number` begins, of the dense model or the pruned one."""
+        self._number, self._last = number, None
+        self._times.clear()
+
+    def record(self, product: Product) -> None:
+        """Keep what it meets."""
+        key, last = self._key(product), self._last
+        if last is None or not _same_input(last[0], last[1], product):
+            if not self._kept.put(_DENSE, key, product.x):
+                return
+            last = self._last = product, version_of(product.x), key
+        self._places[key] = last[2]
+
+    def find(self, product: Product) -> Tensor | None:
+        """What the same product of the same call met; None where there was none of this shape."""
+        place = self._places.get(self._key(product))
+        found: Tensor | None = None if place is None else self._kept.get(_DENSE, place)
+        return found if found is not None and found.shape == product.x.shape else None
+
+    def drop(self) -> None:
+        """Forget everything."""
+        self._kept.drop(_DENSE)
+        self._places.clear()
+
+    def _key(self, product: Product) -> object:
+        user = product.target.name, product.first, product.last
+        self._times[user] += 1
+        return (self._number, *user, self._times[user])
 
 
 class Gathering:
     """Sums what a group of targets met; `begin` and `end` stand around each forward."""
 
-    def __init__(self, targets: Sequence[Target], samples: int) -> None:
+    def __init__(
+        self, targets: Sequence[Target], samples: int, dense: DenseInputs | None = None
+    ) -> None:
+        """`dense`: what they met in the dense model; None: the same."""
         self._targets = targets
         self._samples = max(1, samples)
+        self._dense = dense
         self._sums: dict[tuple[_User, ...], InputSums] = {}
         self._pending: _Pending | None = None
         self._call: tuple[Call, int, int] | None = None
@@ -63,6 +114,8 @@ class Gathering:
     def begin(self, call: Call, number: int, first_sample: int) -> None:
         """Forward `number` begins; samples are counted over all of them."""
         self._call = call, number, first_sample
+        if self._dense is not None:
+            self._dense.begin(number)
 
     def end(self) -> None:
         """The forward is over, or broken off."""
@@ -72,13 +125,17 @@ class Gathering:
     def meet(self, product: Product, *, positions_first: bool = False) -> None:
         """Add the inputs of one product; `positions_first`: its rows are not sample by sample."""
         user = (product.target.name, (product.first, product.last))
+        dense = None if self._dense is None else self._dense.find(product)
         pending = self._pending
-        if pending is not None and _same_input(pending, product):
+        if pending is not None and _same_input(pending.product, pending.version, product):
             pending.users.append(user)
             return
         self._flush()
         rows, held_out = self._rows(product, positions_first=positions_first)
-        self._pending = _Pending(product, version_of(product.x), rows, held_out, [user])
+        near = None
+        if dense is not None and not torch.equal(dense, product.x):
+            near, _ = self._rows(replace(product, x=dense), positions_first=positions_first)
+        self._pending = _Pending(product, version_of(product.x), rows, near, held_out, [user])
 
     def statistics(self) -> dict[str, tuple[Layout, Statistics]]:
         """By target; those that met no input are missing.
@@ -99,7 +156,7 @@ class Gathering:
         if pending is not None and pending.rows.shape[1]:
             key = tuple(sorted(pending.users))
             sums = self._sums.setdefault(key, InputSums())
-            sums.add(pending.rows, pending.held_out)
+            sums.add(pending.rows, pending.held_out, pending.dense)
 
     def _rows(self, product: Product, *, positions_first: bool) -> tuple[Array, NDArray[np.bool_]]:
         """(parts, n, inputs) with padding left out, and which of the n are held out."""
@@ -117,25 +174,20 @@ class Gathering:
             padding = _padded_outputs(product, call, taken)
         if padding is not None:
             kept = np.flatnonzero(~padding)
-            rows, owner = array_namespace(rows).take(rows, _like(kept, rows), axis=1), owner[kept]
+            xp, owner = array_namespace(rows), owner[kept]
+            rows = xp.take(rows, xp.asarray(kept, device=device(rows)), axis=1)
         elif product.window is None:
             rows = rows.copy() if isinstance(rows, np.ndarray) else rows.clone()
         _refuse_non_finite(rows, product.target.name, number)
         return rows, held_out_samples(first_sample, call.samples)[owner]
 
 
-def version_of(tensor: Tensor) -> int:
-    """How often it was changed in place, as far as torch counts that."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _same_input(pending: _Pending, product: Product) -> bool:
-    one, other = pending.product, product
+def _same_input(one: Product, version: int, other: Product) -> bool:
     return (
         one.x.data_ptr() == other.x.data_ptr()
         and (one.x.shape, one.x.stride(), one.x.dtype, one.x.device)
         == (other.x.shape, other.x.stride(), other.x.dtype, other.x.device)
-        and pending.version == version_of(other.x)
+        and version == version_of(other.x)
         and one.window == other.window
         and _reading(one.layout) == _reading(other.layout)
     )
@@ -150,10 +202,6 @@ def _numbers(x: Tensor) -> Array:
     """In float32 or float64; of numpy on the CPU, where it may be the tensor's own memory."""
     wide = x.detach() if x.dtype == torch.float64 else x.detach().float()
     return wide.numpy() if wide.device.type == "cpu" else wide
-
-
-def _like(indices: NDArray[np.int64], rows: Array) -> Array:
-    return indices if isinstance(rows, np.ndarray) else torch.from_numpy(indices).to(rows.device)
 
 
 def _owners(
@@ -224,8 +272,29 @@ def _stacked(parts: Sequence[Statistics]) -> Statistics:
 def _stack(parts: Sequence[Inputs]) -> Inputs:
     """Side by side, weighted as if all had met as many rows."""
     xp, rows = array_namespace(parts[0].gram), max(part.rows for part in parts)
+    shares = [rows / part.rows for part in parts]
+
+    def joined(sums: Sequence[Array]) -> Array:
+        return xp.concat([each * share for each, share in zip(sums, shares, strict=True)])
+
+    drift = None
+    if any(part.drift is not None for part in parts):
+        drifts = [_drift(part) for part in parts]
+        drift = Drift(
+            cross=joined([each.cross for each in drifts]),
+            total=joined([each.total for each in drifts]),
+        )
     return Inputs(
-        gram=xp.concat([part.gram * (rows / part.rows) for part in parts]),
-        total=xp.concat([part.total * (rows / part.rows) for part in parts]),
+        gram=joined([part.gram for part in parts]),
+        total=joined([part.total for part in parts]),
         rows=rows,
+        drift=drift,
     )
+
+
+def _drift(inputs: Inputs) -> Drift:
+    """Zeros where there is none."""
+    if inputs.drift is not None:
+        return inputs.drift
+    xp = array_namespace(inputs.gram)
+    return Drift(cross=xp.zeros_like(inputs.gram), total=xp.zeros_like(inputs.total))

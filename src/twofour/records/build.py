@@ -13,7 +13,6 @@ class EngineStatus:
     """Whether an engine can run on this machine, established by trying."""
 
     engine: str
-    """Its name in the registry of engines."""
     version: str | None
     can_run: bool
     why_not: str | None
@@ -56,16 +55,14 @@ class LayerTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedTry:
-    """A try of an engine that ended its process; a lower optimization level was tried next."""
+    """A try of an engine that ended its process."""
 
     doing: str
     """"loading dense.onnx", say."""
     level: str
-    """Optimization level: ALL or EXTENDED of ONNX Runtime, 0 to 5 of TensorRT."""
+    """Optimization level: ALL or EXTENDED of ONNX Runtime, default or 0 to 5 of TensorRT."""
     ending: str
     """The signal (SIGSEGV), the exit code, or that there was no sign of life."""
-    passing: bool
-    """It may go well another time (memory ran out, say): what came of it is not used again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +72,11 @@ class EngineFiles:
     variant: Variant
     sparse_weights: bool
     """Whether the builder was allowed to use sparse kernels."""
-    plan: str | None
-    log: str | None
-    layers: str | None
+    plan: str | None = None
+    log: str | None = None
+    layers: str | None = None
     """None: the engine has no layer information, as in old releases of TensorRT."""
-    profile: str | None
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +84,12 @@ class VariantBuild(EngineFiles):
     """One engine: what it was built from and the files it left."""
 
     onnx: str
-    providers: tuple[str, ...]
+    providers: tuple[str, ...] = ()
     """ONNX Runtime: the providers in use, as the session reports them."""
     build_s: float
-    size_bytes: int | None
+    size_bytes: int | None = None
     """Of the plan; None where the engine keeps none."""
     error: str | None = None
-    """Why there is no engine, or none that can run."""
     failed_tries: tuple[FailedTry, ...] = ()
     """Before this result; with `error`, the last of them is that error."""
     level: str | None = None
@@ -110,26 +106,20 @@ class TrtexecVariant(EngineFiles):
     log: str
     """Standard output and error: build, times and per-layer profile."""
     profile: str
-    times: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtexecRounds:
-    """How the script times the engines, once both are built: round by round, each in every round.
-
-    A pass leaves `<folder>/<engine>.<round>.json` (trtexec's --exportTimes) and a `.log` beside it.
-    """
+    """How the script times the engines: `<folder>/<engine>.<round>.json` of each pass."""
 
     folder: str
     engines: tuple[str, ...]
     """Names of variants; with "-again" behind, the same plan a second time in the round."""
     rounds: int
-    """Unless ROUNDS says another number."""
     arguments: tuple[str, ...]
     """Of trtexec in every pass, without those that name the engine and the file of its times."""
     warmup_ms: int
     duration_ms: int
-    """Of a pass, behind the warm-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +130,6 @@ class TrtexecFolder:
     """The ONNX file it was made from, as the user named it."""
     twofour_version: str
     tensorrt: str
-    """Which TensorRT releases the commands are for, in words."""
     onnx: str
     script: str
     layer_map: str | None
@@ -148,8 +137,7 @@ class TrtexecFolder:
     options: BuildOptions
     """As asked for; `shapes` are those of the commands."""
     variants: tuple[TrtexecVariant, ...]
-    rounds: TrtexecRounds | None = None
-    """None: the script builds and does not time in rounds."""
+    rounds: TrtexecRounds
     notes: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
@@ -160,10 +148,8 @@ class InstalledPackage:
 
     name: str
     version: str | None
-    """None: not installed."""
     needed_for: str
     install: str
-    """The command that installs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,10 +35,7 @@ class Evidence(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict(WeightedLayer):
-    """One layer: whether sparse math runs in it, why, and what to do.
-
-    Layers that share the stored array `weight` share its weights in the totals.
-    """
+    """One layer: whether sparse math runs in it, why, and what to do."""
 
     engine_layer: str | None
     dtype: str
@@ -53,7 +50,6 @@ class Verdict(WeightedLayer):
     sparse_ms: float | None = None
     """Fastest sparse tactic that the builder timed."""
     dense_ms: float | None = None
-    """Fastest dense tactic."""
     profile_ms: float | None = None
     """Mean time of its engine layer in the profile of the sparse engine."""
     required: bool | None = None
@@ -75,7 +71,6 @@ class EligibilitySummary:
     weights: int
     """The whole that shares are of: weights of the layers and those that no row names."""
     weights_eligible: int
-    """Weights in layers that are eligible or chosen."""
     activation_products: int
     """MatMul nodes without a constant operand: nothing to prune, not listed."""
     weights_not_covered: int = 0
@@ -137,7 +132,6 @@ class GainCeiling:
     """The most that sparse math could gain end to end (Amdahl's law), from one profile."""
 
     profile: str
-    """Which profile it is computed from, in words."""
     total_ms: float
     eligible_ms: float
     """Time in layers that are eligible and run dense."""
@@ -163,7 +157,7 @@ class EligibilityTotals:
     """What could not be computed, and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EligibilityReport(OfFiles):
     """eligibility.json."""
 
@@ -175,7 +169,6 @@ class EligibilityReport(OfFiles):
     verdicts: tuple[Verdict, ...]
     summary: EligibilitySummary
     unmatched_engine_layers: tuple[str, ...] = ()
-    """Names in the engine, its log or profile that lead to no node of the model."""
     not_covered: tuple[NotCovered, ...] = ()
     """What else the model stores, which no row names."""
     totals: EligibilityTotals | None = None

@@ -16,7 +16,6 @@ class LayerName:
 
     layer: str
     parameter: str
-    """state_dict key."""
     node: str
     initializer: str
     op: str
@@ -67,7 +66,6 @@ class OnnxFile:
     variant: Variant
     file: str
     size_bytes: int
-    """Graph and external data together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,6 @@ class ExportedFile(OnnxFile):
     agreement: tuple[OutputAgreement, ...]
     """ONNX Runtime against the torch module; () where neither can run it here."""
     not_compared: str | None = None
-    """Why `agreement` is empty."""
 
 
 ANONYMOUS = "?"
@@ -130,8 +127,6 @@ class Metric:
     name: str
     dense: float
     sparse: float
-    one_shot: float | None = None
-    """Of the pruned model before its repair; None: nothing was repaired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +136,6 @@ class Accuracy:
     drift: tuple[OutputAgreement, ...]
     """sparse.onnx against dense.onnx on the example inputs."""
     examples: int
-    """Rows of the example inputs."""
     metrics: tuple[Metric, ...] = ()
     not_compared: str | None = None
     """Why `drift` and `metrics` are empty."""

@@ -8,14 +8,20 @@ A ratio is time over time: the variant's divided by the baseline's. Below 1 the 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 
-from twofour.records import Glance
+from twofour.errors import BadInputError
 from twofour.records.build import Host, LayerTime
 from twofour.records.export import OutputAgreement
 from twofour.records.options import CompareOptions
 from twofour.records.weights import SCHEMA_VERSION
+
+_WORD = r"[^@:\s]+"
+_NAME = re.compile(
+    rf"(?P<weights>.*)@(?P<engine_mode>{_WORD}:{_WORD})(?P<again> again)?(?::b\d+)?", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +203,6 @@ class LayerContrastRow:
     """variant_ms / baseline_ms."""
     difference_ms: float
     """variant_ms - baseline_ms, a missing layer counted as 0."""
-    share: float | None
-    """Of the difference between the sums of all layers; None where that is noise: the variants do
-    not differ end to end, or the sums by less than 2 % of the baseline's."""
-    owner: str | None = None
-    """ONNX node that a layer works for which the engine added or named itself; None elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,8 +247,8 @@ class Machine(Host):
     end: Clocks | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class LatencyComparison(Glance):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyComparison:
     """latency.json."""
 
     source: str
@@ -272,3 +273,52 @@ class LatencyComparison(Glance):
     """Models of the run folder -> their sha256; {} for files from anywhere."""
     notes: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantName:
+    """What a variant's name says, apart from the batch of a sweep."""
+
+    weights: str
+    engine_mode: str
+    """engine:mode, as --engines takes it."""
+    again: bool
+    """The second opening of the variant, for the noise."""
+
+
+def variant_name(
+    weights: str, engine: str, mode: str, *, again: bool = False, batch: int | None = None
+) -> str:
+    """`sparse@onnxruntime:cpu`, `dense@onnxruntime:cpu again`, `dense@onnxruntime:cpu again:b8`.
+
+    `weights` may be any text; engine and mode are words without "@", ":" and white space, which is
+    what makes the name readable from its end.
+    """
+    twin = " again" if again else ""
+    sweep = "" if batch is None else f":b{batch}"
+    return f"{weights}@{engine}:{mode}{twin}{sweep}"
+
+
+def parse_variant_name(name: str) -> VariantName:
+    """The inverse of `variant_name`; raises BadInputError for what is no variant's name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise BadInputError(
+            f"{name!r} is not the name of a variant", hint="one is like dense@onnxruntime:cpu"
+        )
+    return VariantName(
+        weights=match["weights"],
+        engine_mode=match["engine_mode"],
+        again=match["again"] is not None,
+    )
+
+
+def engine_mode_of(name: str) -> str:
+    """engine:mode of a variant's name."""
+    return parse_variant_name(name).engine_mode
+
+
+def without_batch(name: str) -> str:
+    """The name as it is outside of a sweep, and as LatencyComparison.baseline has it."""
+    parse_variant_name(name)
+    return re.sub(r":b\d+$", "", name)

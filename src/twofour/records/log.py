@@ -9,13 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from twofour.records import Glance
-
 LOG_SCHEMA_VERSION = 1
 LONGEST_RAW = 1 << 16
 """Characters of a list that are kept as they stand in the log; the longest real one has 50,000."""
 LONGEST_RAW_LINE = 1000
-"""The same of any other line that a report may quote."""
 
 
 class Producer(str, Enum):
@@ -92,7 +89,6 @@ class SparsityLine:
     names: tuple[str, ...] | None
     """The entries of its list, without the mark of a profile; None where it carries no list."""
     constituents: tuple[str, ...] | None = None
-    """The entries with every `A || B` taken apart."""
     elided: bool = False
     """The list was shortened by hand (`....`) or ends inside a name: there are more names."""
     missing: int = 0
@@ -127,7 +123,6 @@ class Tactic:
     id: str | None
     """64 bits as 0x and sixteen digits, however the log writes them."""
     ms: float | None
-    """None: it was named and no finite time was printed."""
     sparse: bool | None
     """By the kernel's name alone; None where there is no name."""
     runner: str | None = None
@@ -143,7 +138,6 @@ class TunedLayer:
 
     name: str
     runner: str | None
-    """The runner chosen last; None where none is named."""
     tactics: tuple[Tactic, ...]
     """Fastest first."""
     best_dense_ms: float | None
@@ -153,13 +147,10 @@ class TunedLayer:
     """
     best_sparse_ms: float | None
     runners: tuple[str, ...] = ()
-    """Runners that were timed."""
     foreign_node: bool = False
     """An operation inside a Myelin region, from its table of sorted tactics."""
     eligible: bool | None = None
-    """Named on an eligible line; None where the log has none."""
     chosen: bool | None = None
-    """Named on a chosen line; None where the log has none."""
     kernel: str | None = None
     """Kernel of the tactic in the engine, where layer information gives its number or name."""
     cached: int = 0
@@ -181,7 +172,6 @@ class SkippedTactic:
     requested_bytes: int | None = None
     available_bytes: int | None = None
     raw: str = ""
-    """What stands at `line`, at most LONGEST_RAW_LINE characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +202,6 @@ class Fusion:
     """TensorRT's name of the optimisation."""
     layers: tuple[str, ...]
     raw: str = ""
-    """What stands at `line`, at most LONGEST_RAW_LINE characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +211,6 @@ class RenamedLayer:
     layer: str
     """TensorRT's name: that of every later line (fusions, tactics, lists)."""
     node: str
-    """The ONNX node's name; several layers may be made of one node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,9 +218,7 @@ class LayerSources:
     """The ONNX nodes that the log states for a Myelin region, or for an operation inside one."""
 
     layer: str
-    """TensorRT's name."""
     onnx_nodes: tuple[str, ...]
-    """As in EngineLayer.onnx_nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,10 +238,8 @@ class EngineLayer:
     name: str
     layer_type: str | None = None
     tactic_id: str | None = None
-    """Normalised like Tactic.id."""
     kernel: str | None = None
     sparse: bool | None = None
-    """By the kernel's name alone; None where no kernel is named."""
     has_sparse_weights: bool | None = None
     """The weights satisfy the pattern: eligibility, not a sparse kernel."""
     parameter_type: str | None = None
@@ -264,7 +248,6 @@ class EngineLayer:
     kernel_shape: tuple[int, ...] | None = None
     weights_type: str | None = None
     inputs: tuple[str, ...] | None = None
-    """Names of the tensors it reads; None where they are not listed."""
     outputs: tuple[str, ...] | None = None
     onnx_nodes: tuple[str, ...] = ()
     """Source layers named in Metadata."""
@@ -393,7 +376,6 @@ class Build:
     workspace_wanted_bytes: int | None = None
     """Largest workspace that would have allowed more tactics."""
     dropped: int = 0
-    """Facts that were read and not kept, to bound memory."""
 
     @property
     def made_no_engine(self) -> bool:
@@ -414,8 +396,8 @@ class LogFile:
     """Damage that was met: a truncated archive, lines that were cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class BuildLog(Glance):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildLog:
     """Everything the given logs say, build by build in the order of the files."""
 
     files: tuple[LogFile, ...]

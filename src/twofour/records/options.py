@@ -24,7 +24,6 @@ class Variant(str, Enum):
     DENSE = "dense"
     """As it came; of engines: without sparse kernels."""
     SPARSE = "sparse"
-    """Pruned; of engines: sparse kernels allowed."""
     TUNED = "tuned"
     """As it came, where another one is the dense model (--dense-reference)."""
 
@@ -79,10 +78,8 @@ class SizeRange:
     """What a free size of an ONNX file may be: from the module, written into the file."""
 
     name: str
-    """Of the dimensions that have it."""
     min: int
     max: int | None
-    """None: no limit is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +87,8 @@ class ExportOptions:
     """How a torch module becomes an ONNX file; the same for the dense and the sparse one."""
 
     precision: Precision = Precision.FLOAT32
+    float32_nodes: tuple[str, ...] = ()
+    """Globs of nodes that keep float32."""
     opset: int | None = None
     """None: what torch takes by default, and 22 for bfloat16."""
     dynamic_batch: bool = True
@@ -131,15 +130,9 @@ class BuildOptions:
     allow: tuple[AllowedType, ...] = ()
     """Not empty: the network is weakly typed, even where this TensorRT has strong typing."""
     iterations: int = 10
-    """Timed runs after the warm-up."""
     warmup: int = 2
     threads: int | None = None
     """ONNX Runtime on the CPU: threads inside an operator; None: every core of this process."""
-
-
-def _digits(number: int) -> str:
-    """The number, by its size where it is longer than Python writes out (sys.int_info)."""
-    return str(number) if number.bit_length() < 100 else f"of {number.bit_length()} bits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +146,6 @@ class ExampleInputs:
     input_shape_names: tuple[str, ...] = ()
     """Inputs that `input_shapes` are of, one for each; (): by position."""
     seed: int = 0
-    """Of everything random."""
 
     def __post_init__(self) -> None:
         if self.inputs is not None and self.input_shapes:
@@ -161,7 +153,7 @@ class ExampleInputs:
         # one of another type is told where all fields are checked
         if isinstance(self.seed, int) and not 0 <= self.seed <= LARGEST_SEED:
             raise BadInputError(
-                f"--seed {_digits(self.seed)} is no seed", hint=f"give one from 0 to {LARGEST_SEED}"
+                f"--seed {self.seed} is no seed", hint=f"give one from 0 to {LARGEST_SEED}"
             )
 
     @property
@@ -182,7 +174,6 @@ class CalibrationOptions:
     """Of each channel, on the scale 0 to 1; (): the model's own preprocessing."""
     image_std: tuple[float, ...] = ()
     image_size: tuple[int, int] | None = None
-    """Height and width; None: the model's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,25 +188,14 @@ class MethodOptions:
     """Share of the mean diagonal added to the Gram matrix; None: chosen on held-out data."""
     bias_correction: bool = True
     """The mean of what pruning takes from a layer's output goes into its bias."""
-    repair: bool | None = None
-    """None: where a held-out score of the outputs improves; False: never, True: always."""
-    permute_seconds: float = 0.0
-    """Time for the search of a channel permutation; 0: none."""
 
 
 class LossKind(str, Enum):
     """What pruning a layer is said to lose."""
 
     METRIC = "metric"
-    """How far the user's figure falls."""
     OUTPUTS = "outputs"
     """||y - y'||^2 / ||y||^2 of the model's outputs."""
-    KL = "kl"
-    """KL(dense || pruned) of the model's outputs, softmax over the last axis."""
-    FISHER = "fisher"
-    """First-order estimate of `outputs` from one backward pass."""
-    LAYER = "layer"
-    """||(W - W')X||^2 / ||WX||^2 of the layer itself."""
 
     def __str__(self) -> str:
         return self.value
@@ -231,14 +211,11 @@ class BudgetOptions:
     share: float | None = None
     """Least part of the possible saving, 0 to 1."""
     figure: str | None = None
-    """Which of the metric's figures; None: the only one."""
     lower_is_better: bool = False
     """The figure falls where it grows: a loss, a perplexity."""
     loss: LossKind | None = None
     """What the layers are judged by; None: the metric, without one the outputs."""
     profile: str | None = None
-    """Run folder, or JSON or CSV of yours, with the milliseconds of each layer; None: multiply-adds
-    count."""
     siblings: bool = False
     """Layers that read the same tensor (q, k and v) are decided together."""
 
@@ -280,7 +257,6 @@ class Trust:
     sources: tuple[str, ...] = ()
     """Named by the user too, as they were to the command that made the folder."""
     everything: bool = False
-    """Whatever the folder names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,13 +278,11 @@ class RunOptions(ExampleInputs):
     dense_reference: str | None = None
     """Model source that stands for the dense model, where `model` was fine-tuned with its mask."""
     metric: str | None = None
-    """file.py:callable, called with a predict function for each variant."""
     stream: bool | None = None
     """Prune a checkpoint in a copy of its files, block by block; None: one that is large."""
     budget: BudgetOptions = BudgetOptions()
     side_by_side: SideBySide = SideBySide()
     fresh: bool = False
-    """Do every stage again, whatever is in the run folder."""
     engine: str = "auto"
     build: BuildOptions = BuildOptions()
     trust: Trust = Trust()
@@ -324,20 +298,14 @@ class CompareOptions(ExampleInputs):
     batches: tuple[int, ...] = ()
     """Sizes of the first axis of every input; (): the example inputs as they are."""
     rounds: int = 50
-    """Rounds at most; in each, every variant runs once in random order."""
     warmup: int = 5
-    """Untimed runs of each variant before the rounds."""
     time_limit_s: float = 120.0
     """For the rounds of one batch; at least ten rounds are run."""
     threads: int | None = None
     """CPU threads of every variant; None: the cores this process may use."""
     baseline: str | None = None
-    """Name of a variant; None: dense with the first engine."""
     shapes: tuple[str, ...] = ()
-    """TensorRT optimization profiles as text, `input=min:opt:max`."""
     metric: str | None = None
-    """file.py:callable, called with a predict function for each variant."""
     fail_if: tuple[str, ...] = ()
-    """Gates, such as "sparse/dense > 1.0"."""
     trust: Trust = Trust()
     """For the variants that are torch modules: the code that makes them."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
-from twofour.records import Glance
 from twofour.records.options import Selection
 from twofour.records.weights import (
     SCHEMA_VERSION,
@@ -21,7 +19,10 @@ from twofour.records.weights import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputError:
-    """How far a layer's output moves: ||(W - W')X||^2 / ||WX||^2, 0 for what changes nothing."""
+    """How far a layer's output moves: ||(W - W')X||^2 / ||WX||^2, 0 for what changes nothing.
+
+    W is the weight that the method aims at, which makes up for what was pruned before.
+    """
 
     calibration: float
     """On the inputs that the method saw."""
@@ -35,25 +36,13 @@ class OutputError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrunedWeight:
-    """A row of prune.json: one weight, what was done to it, and why not more."""
+class Solution:
+    """How a weight was pruned with calibration data, or why without."""
 
-    weight: Weight
-    pruned: bool
-    zeros: int
-    """Zeros in the saved array."""
-    kept_magnitude: float | None
-    """Sum of |w| after over sum of |w| before, 0 to 1; None where nothing was pruned."""
-    reasons: tuple[Reason, ...]
-    """Why it was left dense; for a pruned weight, what else the user should know."""
-    held_before: bool = False
-    """`pruned`, and the weight came in N:M: nothing was taken from it."""
     method: str | None = None
     """Which method pruned it; None: left dense."""
     output_error: OutputError | None = None
-    """None without calibration data, and for a layer that no calibration input reached.
-
-    As the method left it: repair, which is of the whole model, comes after."""
+    """None without calibration data, and for a layer that no calibration input reached."""
     damping: float | None = None
     """Share of the mean diagonal added to the Gram matrix; None where none was used."""
     refit_steps: int = 0
@@ -63,136 +52,29 @@ class PrunedWeight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedWeight(Solution):
+    """A row of prune.json: one weight, what was done to it, and why not more."""
+
+    weight: Weight
+    pruned: bool
+    zeros: int
+    kept_magnitude: float | None
+    """Sum of |w| after over sum of |w| before, 0 to 1; None where nothing was pruned."""
+    reasons: tuple[Reason, ...]
+    """Why it was left dense; for a pruned weight, what else the user should know."""
+    held_before: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """The data that the method saw."""
 
     source: str
-    """As the user named it."""
     samples: int
     """Used, out of those that there were, as far as known."""
     held_out: int
     """Of these, kept from the method to judge it."""
     notes: tuple[str, ...] = ()
-
-
-class RepairKind(str, Enum):
-    """How the outputs of a pruned model are brought back; every zero stays a zero."""
-
-    BATCH_NORM = "batch-norm"
-    """Means and variances of the batch norms are estimated again on the pruned model."""
-    MATCHING = "matching"
-    """Each output channel gets the mean and deviation that it had in the dense model."""
-    BOTH = "both"
-    """Batch norms are estimated again, channels without one after them are matched."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairTry:
-    """One kind of repair, and how far the outputs were from the dense ones with it."""
-
-    kind: RepairKind
-    error: float | None
-    """As `Repair.error_before`; None: not judged."""
-    changed: int
-    """Layers and batch norms that it changes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repair:
-    """What was tried after pruning to bring the model's outputs back, and what was taken."""
-
-    error_before: float | None
-    """Of the pruned model's float outputs on held-out samples: the squared distance to the dense
-    ones over what these vary by around the mean of each column (class, place), the mean over the
-    outputs; None: there was nothing to judge by."""
-    tried: tuple[RepairTry, ...]
-    taken: RepairKind | None
-    error_after: float | None
-    """Of the model as it was saved."""
-    judged_on: int
-    """Held-out samples."""
-    why: str
-    """Why this one was taken, or none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PermutedLayer:
-    """What another order of its input channels does to one layer."""
-
-    layer: str
-    kept_before: float | None = None
-    """Of the scores that N:M could keep of these channels, the share that it keeps, 0 to 1: |w|,
-    with calibration data |w| times the size of the input. None: not judged."""
-    kept_after: float | None = None
-    error_before: float | None = None
-    """Output error after the method; None without calibration data."""
-    error_after: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PermutedClass:
-    """Channels any order of which gives the same model, and the order that was looked for."""
-
-    channels: int
-    layers: tuple[PermutedLayer, ...]
-    """Pruned layers that sum over these channels."""
-    efficacy: float
-    """Of what magnitude loses and any order could save, the share that is saved (Pool and Yu
-    2021)."""
-    taken: bool
-    reason: str
-    """Why the order was taken, or not."""
-    is_time_cut: bool
-    """The search ended because its time was up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedChannels:
-    """Input channels of a layer that cannot change places."""
-
-    layer: str
-    channels: int
-    """How many; 0: not known."""
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Permutation:
-    """The order of channels in which the model was pruned; the unpruned model gives the same."""
-
-    seconds: float
-    """Allowed for the search."""
-    classes: tuple[PermutedClass, ...]
-    fixed: tuple[FixedChannels, ...]
-    """Of the layers that were to be pruned."""
-    refused: str | None = None
-    """Why the channels stay in their order although a better one was found."""
-    error_permuted: float | None = None
-    """Of the outputs of the model pruned in this order, as `Repair.error_after`; None: not
-    measured."""
-    error_unpermuted: float | None = None
-    """The same of the model pruned in the order that it came in."""
-
-    @property
-    def taken(self) -> int:
-        """How many classes are in another order."""
-        return sum(each.taken for each in self.classes)
-
-    @property
-    def is_time_cut(self) -> bool:
-        """Whether more time might find better orders; another machine may find others."""
-        return any(each.is_time_cut for each in self.classes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PermutedModel:
-    """stages/permute.json: the model that is pruned, where its channels were put in order."""
-
-    about: Permutation
-    orders: dict[str, tuple[int, ...]]
-    """By key of its class: which channel comes to each slot; only what was taken."""
-    file: str | None
-    """The dense model in this order, in the run folder; None: nothing was taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +86,8 @@ class PrunedModel:
     method: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PruneResult(Glance, PrunedModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneResult(PrunedModel):
     """prune.json."""
 
     selection: Selection
@@ -213,11 +95,6 @@ class PruneResult(Glance, PrunedModel):
     not_covered: tuple[NotCovered, ...] = ()
     """What else the model stores: neither pruned nor judged."""
     calibration: Calibration | None = None
-    """None: pruned without data."""
-    repair: Repair | None = None
-    """None: not asked for, or pruned without data."""
-    permutation: Permutation | None = None
-    """None: not asked for. Else the saved weights have the order that it says."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -232,10 +109,9 @@ class WeightCheck(PatternCheck, LayerWeight):
     required: bool
     """Whether this weight was to be pruned: a broken one fails the validation."""
     file: str = ""
-    """Which of the validation's files it is from, where there are several."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Validation(OfFiles):
     """validate.json: the rule applied to every weight of the files that were saved."""
 

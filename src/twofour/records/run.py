@@ -1,12 +1,11 @@
-"""The run folder: its stages, what each of them leaves for the next, and the whole of it."""
+"""The run folder: its stages, what each leaves for the next, what layers lose, and all of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from twofour.records import Glance
 from twofour.records.build import EngineStatus, FailedTry, Gpu, VariantBuild
-from twofour.records.eligibility import EligibilityReport
+from twofour.records.eligibility import EligibilityReport, ShareUnit
 from twofour.records.export import (
     Accuracy,
     ExportedModel,
@@ -16,9 +15,15 @@ from twofour.records.export import (
     OutputAgreement,
 )
 from twofour.records.latency import LatencyComparison
-from twofour.records.options import BuildOptions, DynamicAxis, ExampleInputs, Variant
-from twofour.records.pruning import PruneResult, Validation
-from twofour.records.sensitivity import SensitivityResult
+from twofour.records.options import (
+    BudgetOptions,
+    BuildOptions,
+    DynamicAxis,
+    ExampleInputs,
+    LossKind,
+    Variant,
+)
+from twofour.records.pruning import OutputError, PrunedModel, PruneResult, Validation
 from twofour.records.weights import SCHEMA_VERSION
 
 
@@ -28,7 +33,6 @@ class OtherSizes:
 
     sizes: dict[str, int]
     file: str
-    """The .npz with inputs ("input:NAME") and outputs ("output:NAME")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,6 @@ class ExampleArrays:
 
     shapes: dict[str, tuple[int, ...]]
     note: str | None = None
-    """What was taken for a batch that nobody gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,6 @@ class OriginalOutputs:
     """The .npz with its outputs on the example inputs; None where it cannot run here."""
     why_not: str | None = None
     failed_tries: tuple[FailedTry, ...] = ()
-    """Before this result; without `outputs`, the last of them is why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,23 +94,10 @@ class VariantCheck:
     agreement: tuple[OutputAgreement, ...]
     """Against the module's outputs; () where there is nothing to compare."""
     not_compared: str | None
-    """Why `agreement` is empty."""
     metrics: dict[str, float]
     failed_tries: tuple[FailedTry, ...] = ()
-    """Before this result; without `outputs`, the last of them is why."""
     level: str | None = None
-    """Optimization level it was run at where that is not the usual one."""
     sizes: tuple[SizeCheck, ...] = ()
-    """The same at other sizes, where some are free besides the batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneShotCheck:
-    """stages/check-one-shot.json: the user's metric of the pruned model before its repair."""
-
-    metrics: dict[str, float]
-    not_measured: str | None = None
-    """Why there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +106,6 @@ class BuildResult:
 
     engine: EngineStatus
     asked_for: str
-    """auto, tensorrt or onnxruntime."""
     not_used: tuple[EngineStatus, ...]
     """Engines that were preferred and cannot run here, with their reasons."""
     gpu: Gpu | None
@@ -139,12 +127,11 @@ class StageRecord:
     inputs: dict[str, str] = field(default_factory=dict)
     """File of the run folder that the stage read -> its sha256 then."""
     outputs: dict[str, str] = field(default_factory=dict)
-    """File name in the run folder -> sha256."""
     watched: dict[str, str] = field(default_factory=dict)
     """Data file that the user's code read -> its size and time of change."""
     seconds: float = 0.0
     lasting: bool = True
-    """False: the result may be another next time (memory ran out, say), so it is made again."""
+    """False: memory ran out or a process ended, so the next run makes it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +146,105 @@ class RunManifest(ExampleInputs):
     schema_version: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class RunResult(Glance):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was found out about the model with some layers pruned."""
+
+    outputs: float | None = None
+    """||y - y'||^2 / ||y||^2 of the outputs of the whole model: 0 where nothing changes; the mean
+    over its outputs of floats, None without one."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """sensitivity/measured/<key>.json: kept, so that no measurement is made twice."""
+
+    key: str
+    measured: Measured
+    watched: dict[str, str] = field(default_factory=dict)
+    """Data file that the metric read -> its size and time of change."""
+    seal: str = ""
+    """sha256 over all of it: one that was changed since is measured again."""
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """A row of sensitivity.json: one layer, or those that are pruned together."""
+
+    layer: str
+    members: tuple[str, ...]
+    """Every layer that is decided with it, itself among them."""
+    globs: tuple[str, ...]
+    """What leaves it dense: --exclude, or a line of a --layers file."""
+    saves: float
+    """By running sparse, in the unit of the result; 0 where TensorRT cannot."""
+    alone: Measured | None
+    """The model with this layer pruned and every other dense; None: not pruned at all."""
+    output_error: OutputError | None = None
+    """Of the layer itself, by what pruning found on the calibration data."""
+    loss: float | None = None
+    """The figure that counts; below 0 where the model became better."""
+    why_dense: str | None = None
+    pruned: bool | None = None
+    """What the budget decided; None: there was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedSet:
+    """Some layers pruned at once."""
+
+    layers: int
+    saves: float
+    share: float
+    """Of what everything pruned would save, 0 to 1."""
+    predicted: float
+    """Sum of what its layers lose alone."""
+    loss: float | None
+    """Measured on the whole set; None where the model could not be run."""
+    measured: Measured
+    dense: tuple[str, ...]
+    """Layers that would save something and are left dense."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetResult:
+    """The set that the budget allows."""
+
+    asked: BudgetOptions
+    chosen: PrunedSet
+    trials: tuple[PrunedSet, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenBack:
+    """stages/taken-back.json: layers that were left dense once the whole model was measured."""
+
+    chosen: str
+    """sha256 of the sensitivity.json that they were taken from."""
+    layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SensitivityResult(PrunedModel):
+    """sensitivity.json."""
+
+    loss: LossKind
+    figure: str | None
+    unit: ShareUnit
+    dense: Measured
+    layers: tuple[LayerCost, ...]
+    pareto: tuple[PrunedSet, ...]
+    """From little to everything pruned; the last one is everything."""
+    budget: BudgetResult | None = None
+    notes: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
     """What a whole run gives back: its folder and the records in it."""
 
     folder: str
@@ -171,4 +255,3 @@ class RunResult(Glance):
     accuracy: Accuracy
     report: EligibilityReport
     sensitivity: SensitivityResult | None = None
-    """How the layers were chosen that were pruned; None: by no budget."""

@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Any
 
 from twofour.errors import BadInputError
-from twofour.records import Glance
 
 SCHEMA_VERSION = 1
 LARGEST_M = 32
@@ -18,10 +17,7 @@ LARGEST_PASSED_OVER = 1024
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """N:M: at most `n` non-zeros in every `m` consecutive weights along the reduction axis.
-
-    Raises BadInputError unless 1 <= n < m <= 32.
-    """
+    """N:M: at most `n` non-zeros in every `m` consecutive weights along the reduction axis."""
 
     n: int
     m: int
@@ -36,7 +32,7 @@ class Pattern:
     @classmethod
     def parse(cls, text: str) -> Pattern:
         """Read "2:4"; raises BadInputError for anything else than two numbers and a colon."""
-        match = re.fullmatch(r"\s*(\d{1,3})\s*:\s*(\d{1,3})\s*", text)
+        match = re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", text)
         if match is None:
             raise BadInputError(f"{text!r} is not an N:M pattern", hint="write it like 2:4")
         return cls(int(match[1]), int(match[2]))
@@ -58,9 +54,7 @@ class PatternCheck:
     """
 
     groups_checked: int
-    """Groups looked at, tails included."""
     violations: int
-    """Groups with more than N non-zeros."""
     first_violation: tuple[int, ...] | None
     """Index, in C order of the array, of the first element of the first violating group."""
 
@@ -141,13 +135,11 @@ class WeightedLayer(LayerWeight):
     """The same with what the layer does: a convolution or a matrix product."""
 
     groups: int
-    """Convolution groups; 1 for everything else."""
     in_channels: int
     """C: the whole reduction width, all groups together (1x1 kernel position)."""
     out_channels: int
     """K."""
     kernel: tuple[int, ...]
-    """Spatial kernel; () for a matrix product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +150,6 @@ class Weight(WeightedLayer):
     """
 
     dtype: str
-    """Of the stored array, numpy's name ("float32", "bfloat16", "int8", "float8_e4m3fn")."""
     math_dtype: str
     """What the layer computes in: the stored type behind Cast and Quantize/DequantizeLinear."""
     output_quantized: bool | None = None
@@ -187,19 +178,16 @@ class NotCovered:
     op: str
     """ONNX op type or class of the torch module, and the part of what is no factor: "Gemm bias"."""
     uses: int
-    """Nodes, or modules."""
     weights: int
     """Elements of the arrays; an array with several uses counts once, under the first of them."""
     multiplies: bool
     """Whether they are, or may be, factors of a matrix product: these count in every share."""
     users: tuple[str, ...]
-    """Names of the nodes or modules."""
     arrays: tuple[str, ...]
-    """Names of the initializers or state_dict keys."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class OfFiles(Glance):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfFiles:
     """What is said of the files of a run folder, and whether they are still those."""
 
     stale: tuple[str, ...] = ()

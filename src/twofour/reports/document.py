@@ -6,12 +6,13 @@ Every text in it is printable already (see `words.printable`); a cell may hold s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
 
-from twofour.words import figure
+from twofour.words import figure, name_cell
 
 if TYPE_CHECKING:
     from twofour.reports.svg import Drawing
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 Value: TypeAlias = "str | float | None"
 _CODE = re.compile(r"([A-Z][A-Z0-9_]*): ")
+_NUMBERS = re.compile(r"(\d+)", re.ASCII)
+_LONGEST_NUMBER = 9
+_Key = tuple[str, str, Hashable]
 
 
 class Kind(str, Enum):
@@ -148,10 +152,6 @@ class Plot:
     caption: str
     draw: Callable[[], Drawing | None]
     note: str
-    absent: str = ""
-    """Why there is no drawing; without such words nothing is shown in its place."""
-    key: tuple[tuple[Drawing, str], ...] = ()
-    """Marks and what they stand for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,3 +297,56 @@ def _shared(of: Column, rows: Sequence[int]) -> str | None:
         return first
     low, high = (of.cells[at] for _, at in (ranked[0], ranked[-1]))
     return low if low == high else f"{low} to {high}"
+
+
+# --- rows that say the same, shown as one --------------------------------------------------------
+
+
+def folds(rows: Iterable[tuple[str, Hashable]]) -> tuple[Fold, ...]:
+    """Rows of one kind whose names differ in one number, in the order of the first.
+
+    A row is its layer's name and what it must have in common with others. Each is in exactly one
+    fold.
+    """
+    named = list(rows)
+    keys = [_keys(name, kind) for name, kind in named]
+    sizes = Counter(key for options in keys for key in options)
+    members: dict[_Key | int, list[int]] = {}
+    for index, options in enumerate(keys):
+        best = max(options, key=lambda key: sizes[key], default=None)
+        key = index if best is None or sizes[best] == 1 else best
+        members.setdefault(key, []).append(index)
+    return tuple(
+        Fold(
+            name=name_cell(
+                named[at[0]][0]
+                if len(at) == 1 or isinstance(key, int)
+                else f"{key[0]}{{{_ranges([keys[i][key] for i in at])}}}{key[1]}"
+            ),
+            rows=tuple(at),
+        )
+        for key, at in members.items()
+    )
+
+
+def _keys(name: str, kind: Hashable) -> dict[_Key, str]:
+    """For each number in the name: what a row along it has in common, and the number."""
+    parts = _NUMBERS.split(name)
+    return {
+        ("".join(parts[:i]), "".join(parts[i + 1 :]), kind): parts[i]
+        for i in range(1, len(parts), 2)
+    }
+
+
+def _ranges(numbers: Sequence[str]) -> str:
+    """Write 0, 1, 2, 5 as "0-2,5"; numbers with leading zeros or very long ones as they are."""
+    distinct = list(dict.fromkeys(numbers))
+    if any(len(text) > _LONGEST_NUMBER or text != str(int(text)) for text in distinct):
+        return ",".join(distinct)
+    spans: list[tuple[int, int]] = []
+    for value in sorted(map(int, distinct)):
+        if spans and spans[-1][1] == value - 1:
+            spans[-1] = (spans[-1][0], value)
+        else:
+            spans.append((value, value))
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)

@@ -9,16 +9,12 @@ from math import isfinite, prod
 
 from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, uses_of
 from twofour.eligibility.reasons import against
-from twofour.eligibility.rules import LARGE_ENOUGH
 from twofour.eligibility.totals import LayerStatus, by_status, status_of, weights_by_status
-from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict
 from twofour.records.export import Accuracy
 from twofour.records.latency import LatencyComparison
 from twofour.records.pruning import PruneResult
-from twofour.records.run import BuildResult
-from twofour.records.sensitivity import SensitivityResult
-from twofour.records.weights import NotCovered
-from twofour.reports import eligibility_plots as plots
+from twofour.records.run import BuildResult, SensitivityResult
 from twofour.reports.document import (
     Column,
     Document,
@@ -33,6 +29,7 @@ from twofour.reports.document import (
     Value,
     column,
     figures,
+    folds,
     present,
     section,
 )
@@ -41,22 +38,32 @@ from twofour.reports.eligibility_words import (
     drift_lines,
     facts,
     main_reason,
-    name_cell,
     other_codes,
     pattern_word,
+    shipping_line,
     stale_lines,
     surprise,
     tactic_times,
     title_line,
     totals,
 )
-from twofour.reports.folds import folds
 from twofour.reports.latency_document import latency_section
 from twofour.reports.sensitivity_document import sensitivity_section
-from twofour.reports.shipping import shipping_line
-from twofour.reports.weights_document import permutation_section, pruning_section
-from twofour.words import SPARSE_TO_DENSE, count, printable, shape_cell, tactic_ratio, times
+from twofour.reports.svg import Drawing, shape
+from twofour.reports.weights_document import pruning_section
+from twofour.words import (
+    SPARSE_TO_DENSE,
+    count,
+    name_cell,
+    printable,
+    shape_cell,
+    share,
+    tactic_ratio,
+    times,
+)
 
+_LABEL_FROM = 0.06
+"""Share of a bar below which a number does not fit into its segment."""
 _Cell = Callable[[Verdict], "str | None"]
 
 
@@ -74,48 +81,38 @@ def eligibility_document(
     times = comparison or (None if build is None else build.times)
     advice = Lines(lines=advice_lines(report), role=Role.LIST)
     title = Lines(lines=(title_line(report),), role=Role.TEXT)
+    shipping = shipping_line(accuracy, times)
+    drift = () if accuracy is None else drift_lines(accuracy)
     return Document(
         name=name,
         about="sparsity report",
         title="Sparsity report",
         lead=present(
             Lines(lines=stale_lines(report.stale), role=Role.WARNING),
-            _shipping(accuracy, times, pruned),
+            None if shipping is None else Lines(lines=(shipping,), role=Role.ANSWER),
             title,
             totals_table(report),
             _bars(report),
             advice,
         ),
         blocks=present(
-            _plots(report.verdicts),
             section("Layers", layers, style="layers"),
         ),
         appendix=present(
             section("What the reasons rest on", _sources(report.verdicts)),
-            _confusion(report),
             Names(
                 title="Engine layers not matched to a layer of the model",
                 short="engine layers not matched",
                 names=tuple(map(name_cell, report.unmatched_engine_layers)),
             ),
-            _drift(accuracy),
+            section("What pruning did to the outputs", Lines(lines=drift, role=Role.LIST)),
             None if pruned is None else pruning_section(pruned),
-            None
-            if pruned is None or pruned.permutation is None
-            else permutation_section(pruned.permutation),
             None if chosen is None else sensitivity_section(chosen),
             None if build is None else section("Engines", engine_lines(build, Role.LIST)),
             None if times is None else latency_section(times, "Latency"),
         ),
         data=partial(_data, report, layers),
     )
-
-
-def _shipping(
-    accuracy: Accuracy | None, times: LatencyComparison | None, pruned: PruneResult | None
-) -> Lines:
-    line = shipping_line(accuracy, times, None if pruned is None else pruned.repair)
-    return Lines(lines=() if line is None else (line,), role=Role.ANSWER)
 
 
 def engine_lines(build: BuildResult, role: Role) -> Lines:
@@ -144,7 +141,16 @@ def layers_table(verdicts: Sequence[Verdict]) -> Table:
     columns = [
         replace(column("layer", Kind.NAME, verdicts, _name, _name), key="layer"),
         _texts("op", "op", verdicts, lambda v: printable(v.op)),
-        replace(column("C x K kernel", Kind.TEXT, verdicts, shape_cell, _size), key="size"),
+        replace(
+            column(
+                "C x K kernel",
+                Kind.TEXT,
+                verdicts,
+                shape_cell,
+                lambda v: v.in_channels * v.out_channels,
+            ),
+            key="size",
+        ),
         _texts("type", "type", verdicts, lambda v: printable(v.dtype)),
         _texts("pattern", "pattern", verdicts, pattern_word),
         _verdicts(verdicts),
@@ -206,10 +212,6 @@ def _main_code(verdict: Verdict) -> str:
     return verdict.reasons[0].code.value
 
 
-def _size(verdict: Verdict) -> int:
-    return verdict.in_channels * verdict.out_channels
-
-
 def _why(verdict: Verdict) -> str:
     """The main reason behind its code, and the codes of the others."""
     text = main_reason(verdict)
@@ -254,34 +256,36 @@ def _bars(report: EligibilityReport) -> Section | None:
 
 
 def _bar(noun: str, numbers: Sequence[tuple[LayerStatus, int]]) -> Plot:
-    return Plot(caption=f"by {noun}s", draw=partial(plots.status_bar, numbers, noun), note="")
+    return Plot(caption=f"by {noun}s", draw=partial(status_bar, numbers, noun), note="")
 
 
-def _plots(verdicts: Sequence[Verdict]) -> Section | None:
-    there = set(map(status_of, verdicts))
-    key = tuple((plots.marker(status), status.value) for status in LayerStatus if status in there)
-    known = sum(tactic_times(v) is not None for v in verdicts)
-    return section(
-        None,
-        Plot(
-            caption="Channels of every layer, coloured by what becomes of it",
-            draw=partial(plots.size_plot, verdicts),
-            key=key,
-            note="Larger marks stand for more layers of one size; different marks of one size stand"
-            f" side by side. Dashed: {LARGE_ENOUGH} channels.",
-            absent="No layer with known channels.",
-        ),
-        Plot(
-            caption="Fastest sparse against fastest dense tactic, per layer",
-            draw=partial(plots.time_plot, verdicts),
-            key=key,
-            note=f"{known:,} of {count(len(verdicts), 'layer')} have the times of both a sparse "
-            "and a dense tactic.",
-            absent="No layer has the times of both a sparse and a dense tactic: they come from the "
-            "verbose build log of a TensorRT build with sparse weights allowed.",
-        ),
-        style="plots",
-    )
+def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> Drawing:
+    """One bar over the whole width, a segment per status; `noun` is what is counted.
+
+    Shares are of weights on the whole page, so other things are labelled with their number.
+    """
+    total = sum(number for _, number in numbers)
+
+    def part(number: int) -> str:
+        return share(number, total) if noun == "weight" else f"{number:,}"
+
+    segments, start = [], 0.0
+    for status, number in numbers:
+        if not number:
+            continue
+        width = 100 * number / total
+        title = f"{status.value}: {count(number, noun)}"
+        title += f" ({part(number)})" if noun == "weight" else ""
+        css, x, wide = f"segment {status.slug}", f"{start:.3f}%", f"{width:.3f}%"
+        inside = [shape("rect", css=css, x=x, y=0, width=wide, height=30)]
+        if width >= 100 * _LABEL_FROM:
+            middle = f"{start + width / 2:.3f}%"
+            inside.append(shape("text", text=part(number), css="on-segment", x=middle, y=20))
+        segments.append(shape("g", *inside, title=title))
+        start += width
+    said = ", ".join(f"{f.value} {part(n)}" for f, n in numbers if n) or "nothing"
+    label = f"{noun}s: {said}"
+    return shape("svg", *segments, css="bar", height=30, width="100%", role="img", aria_label=label)
 
 
 def _sources(verdicts: Sequence[Verdict]) -> Lines:
@@ -290,44 +294,6 @@ def _sources(verdicts: Sequence[Verdict]) -> Lines:
     )
     said = tuple(f"{code}: {printable(source)}" for code, source in sorted(pairs))
     return Lines(lines=said, role=Role.SOURCES)
-
-
-def _confusion(report: EligibilityReport) -> Section | None:
-    """Layers by what the rules said (rows) and what was measured (columns), and each that differs.
-
-    None for a report without measured verdicts, and where nothing was predicted.
-    """
-    if report.totals is None or not report.totals.confusion:
-        return None
-    counts = {(c.predicted, c.measured): c.layers for c in report.totals.confusion}
-    predicted = [v for v in VerdictName if any(p is v for p, _ in counts)]
-
-    def measured(name: VerdictName) -> Column:
-        numbers = [counts.get((p, name), 0) for p in predicted]
-        return figures(f"measured {name.value}", numbers, float, "{:,.0f}".format)
-
-    columns = (
-        column("predicted", Kind.TEXT, predicted, lambda p: p.value),
-        *(measured(v) for v in VerdictName if any(m is v for _, m in counts)),
-    )
-    wrong = report.totals.disagreements
-    differing = (
-        column("layer", Kind.NAME, wrong, lambda d: name_cell(d.layer)),
-        column("predicted", Kind.TEXT, wrong, lambda d: d.predicted.value),
-        column("measured", Kind.TEXT, wrong, lambda d: d.measured.value),
-        column("what was found", Kind.TEXT, wrong, lambda d: printable(d.message)),
-    )
-    return section(
-        "Prediction against evidence",
-        Table(title="", columns=columns),
-        Table(title="", columns=differing if wrong else ()),
-        style="evidence",
-    )
-
-
-def _drift(accuracy: Accuracy | None) -> Section | None:
-    lines = () if accuracy is None else drift_lines(accuracy)
-    return section("What pruning did to the outputs", Lines(lines=lines, role=Role.LIST))
 
 
 _BETWEEN = " | "
@@ -383,7 +349,12 @@ def _data(report: EligibilityReport, shown: Table) -> Table:
             exact = found.kind is Kind.FIGURE
             columns[name] = [*(found.values if exact else found.cells)]
     for group in report.not_covered:
-        beside = _beside(group)
+        beside: dict[str, Value] = {
+            "layer": uses_of((group,)),
+            "op": group.op,
+            "verdict": NOT_COVERED if group.multiplies else NO_FACTOR,
+            "weights": group.weights,
+        }
         for name, values in columns.items():
             values.append(beside.get(name))
     return Table(
@@ -404,13 +375,3 @@ def _wrong(verdict: Verdict) -> str | None:
     """Whether they were, of what was measured."""
     is_measured = verdict.evidence is Evidence.MEASURED
     return str(verdict.refuted is not None).lower() if is_measured else None
-
-
-def _beside(group: NotCovered) -> dict[str, Value]:
-    """What no layer names, under its op: the other columns are empty."""
-    return {
-        "layer": uses_of((group,)),
-        "op": group.op,
-        "verdict": NOT_COVERED if group.multiplies else NO_FACTOR,
-        "weights": group.weights,
-    }

@@ -7,12 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, isnan
 
-from twofour.eligibility.predict import (
-    NOT_COVERED,
-    count_weights,
-    not_covered_lines,
-    uses_of,
-)
+from twofour.eligibility.predict import NOT_COVERED, count_weights, not_covered_lines, uses_of
 from twofour.eligibility.reasons import against, changes, headlines
 from twofour.eligibility.rules import holds_trivially
 from twofour.eligibility.totals import LayerStatus, by_status, counted_once, weights_by_status
@@ -21,17 +16,28 @@ from twofour.records.eligibility import (
     EligibilitySummary,
     EligibilityTotals,
     Evidence,
-    GainCeiling,
     Share,
     ShareUnit,
     Verdict,
     VerdictName,
 )
-from twofour.records.export import Accuracy, Metric, OutputAgreement
-from twofour.records.weights import HARDWARE_PATTERN, ReasonCode
-from twofour.words import axis_name, count, printable, share, tactic_times_words, times
+from twofour.records.export import Accuracy, OutputAgreement
+from twofour.records.latency import LatencyComparison, LatencyRatio, LatencyVerdict
+from twofour.records.weights import HARDWARE_PATTERN
+from twofour.reports.latency_words import why_no_difference
+from twofour.words import (
+    axis_name,
+    count,
+    figure,
+    name_cell,
+    printable,
+    share,
+    speed_up,
+    tactic_times_words,
+    times,
+)
 
-CHANGES_SHOWN, DISAGREEMENTS_SHOWN = 3, 5
+CHANGES_SHOWN = 3
 CAN_TOO = "could run sparse too"
 """In place of "can run sparse" beside layers that do."""
 _WARNING = "WARNING"
@@ -117,7 +123,7 @@ def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
         return (printable(accuracy.no_baseline), *figures)
     drift = [_drift_line(output, accuracy.examples) for output in accuracy.drift]
     metrics = [
-        f"{printable(m.name)}: dense {m.dense:.4g}, {_pruned_figures(m)} "
+        f"{printable(m.name)}: dense {m.dense:.4g}, sparse {m.sparse:.4g} "
         f"({m.sparse - m.dense:+.4g})"
         for m in accuracy.metrics
     ]
@@ -126,12 +132,6 @@ def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
     how = accuracy.by_module
     missing += [] if how is None else [f"outputs of the module in float32: {printable(how)}"]
     return (*drift, *metrics, *missing)
-
-
-def _pruned_figures(metric: Metric) -> str:
-    if metric.one_shot is None:
-        return f"sparse {metric.sparse:.4g}"
-    return f"one-shot {metric.one_shot:.4g}, repaired {metric.sparse:.4g}"
 
 
 def _drift_line(output: OutputAgreement, examples: int) -> str:
@@ -155,12 +155,13 @@ def _total(
     status: LayerStatus, layers: list[Verdict], weights: int, of: EligibilitySummary
 ) -> Total:
     codes = Counter(r.code for v in layers for r in against(v.reasons[:1]))
+    ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0].value))
     return Total(
         status=status,
         title=status.value,
         layers=count(len(layers), "layer"),
         weights=_weights(weights, of),
-        codes=_codes(codes),
+        codes=", ".join(f"{code.value} {number}" for code, number in ranked),
     )
 
 
@@ -169,11 +170,6 @@ def _weights(part: int, of: EligibilitySummary) -> str:
     if of.layers and not of.weights:
         return "weights not known"
     return f"{count(part, 'weight')} ({share(part, of.weights)})"
-
-
-def _codes(codes: Counter[ReasonCode]) -> str:
-    ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0].value))
-    return ", ".join(f"{code.value} {number}" for code, number in ranked)
 
 
 def _changes(report: EligibilityReport) -> tuple[str, ...]:
@@ -219,7 +215,12 @@ def evidence_lines(report: EligibilityReport) -> tuple[str, ...]:
 
 def _of_totals(totals: EligibilityTotals) -> Iterator[str]:
     yield from (_share_line(of) for of in totals.shares if of.unit is not ShareUnit.WEIGHTS)
-    yield from map(_ceiling_line, totals.ceilings)
+    for ceiling in totals.ceilings:
+        yield (
+            f"at most {ceiling.eligible_gain:.3f}x end to end if every eligible layer ran sparse, "
+            f"{ceiling.weighted_gain:.3f}x if every layer with a weight did "
+            f"({printable(ceiling.profile)}; {printable(ceiling.assumption)})"
+        )
     yield from _agreement(totals)
     yield from (printable(note) for note in totals.notes)
 
@@ -244,14 +245,6 @@ def _share_line(of: Share) -> str:
     return f"of {total}: {'; '.join(parts)}"
 
 
-def _ceiling_line(ceiling: GainCeiling) -> str:
-    return (
-        f"at most {ceiling.eligible_gain:.3f}x end to end if every eligible layer ran sparse, "
-        f"{ceiling.weighted_gain:.3f}x if every layer with a weight did "
-        f"({printable(ceiling.profile)}; {printable(ceiling.assumption)})"
-    )
-
-
 def _agreement(totals: EligibilityTotals) -> Iterator[str]:
     told = [c for c in totals.confusion if c.predicted is not VerdictName.UNKNOWN]
     measured = sum(cell.layers for cell in told)
@@ -261,21 +254,76 @@ def _agreement(totals: EligibilityTotals) -> Iterator[str]:
     yield f"predicted -> measured: {cells}"
     wrong = totals.disagreements
     yield f"the rules were wrong about {len(wrong)} of {count(measured, 'measured layer')}"
-    for row in wrong[:DISAGREEMENTS_SHOWN]:
-        yield f"  {printable(row.layer)}: {printable(row.message)}"
-    if len(wrong) > DISAGREEMENTS_SHOWN:
-        yield f"  and {len(wrong) - DISAGREEMENTS_SHOWN} more"
+
+
+# --- worth shipping -------------------------------------------------------------------------------
+
+_METRICS_SHOWN = 3
+UNKNOWN, NO, JUDGE = "worth shipping: not known yet", "worth shipping: no", "worth shipping"
+_NEEDS_ENGINE = (
+    "speed won is known once TensorRT has built it on your GPU (no engine that ran here has "
+    "sparse kernels)"
+)
+
+
+def shipping_line(accuracy: Accuracy | None, times: LatencyComparison | None) -> str | None:
+    """Score lost and speed won in one sentence, the first of a run's report; None without either.
+
+    No threshold is ours to set: "no" is said only where nothing is won, or where a loss is bought
+    for nothing; everything else is told in figures.
+    """
+    if accuracy is None:
+        return None
+    score = _score(accuracy)
+    ratio = None if times is None else _sparse_over_dense(times)
+    if times is None or ratio is None:
+        return f"{UNKNOWN}: {score}; {_NEEDS_ENGINE}"
+    why_not = why_no_difference(times, ratio)
+    if ratio.verdict is LatencyVerdict.FASTER:
+        return f"{JUDGE}: {score}; {speed_up(ratio, ' than dense')}"
+    if ratio.verdict is LatencyVerdict.SLOWER:
+        return f"{NO}: {score}; {speed_up(ratio, ' than dense')}"
+    if ratio.verdict is LatencyVerdict.NO_DIFFERENCE:
+        return f"{NO}: {score}; no speed won ({why_not})"
+    return f"{UNKNOWN}: {score}; speed won: {why_not}"
+
+
+def _sparse_over_dense(times: LatencyComparison) -> LatencyRatio | None:
+    """The first of two weights that differ in sparsity alone, in an engine with sparse kernels."""
+    sparse = {
+        v.name for v in times.variants if v.settings is not None and v.settings.sparse_kernels
+    }
+    found = (r for r in times.ratios if r.variant in sparse and r.only_sparsity)
+    return next((r for r in found if r.baseline not in sparse), None)
+
+
+def _score(accuracy: Accuracy) -> str:
+    if accuracy.no_baseline is not None:
+        return "score lost is not known (there is no dense model to compare with)"
+    if accuracy.metrics:
+        shown = accuracy.metrics[:_METRICS_SHOWN]
+        more = len(accuracy.metrics) - len(shown)
+        words = ", ".join(
+            f"{printable(m.name)} {figure(m.dense)} dense, {figure(m.sparse)} sparse"
+            + (f" ({100 * (m.sparse - m.dense) / abs(m.dense):+.1f} %)" if m.dense else "")
+            for m in shown
+        )
+        return f"{words}{f', and {more} more' if more else ''}"
+    lowest = min(_cosines(accuracy), default=None)
+    if lowest is None:
+        why = accuracy.not_compared
+        return f"score lost is not known{'' if why is None else f' ({printable(why)})'}"
+    cosine, output = lowest
+    return f"output {printable(output)} keeps a cosine of {cosine:.3f} to the dense one (no metric)"
+
+
+def _cosines(accuracy: Accuracy) -> Iterator[tuple[float, str]]:
+    for output in accuracy.drift:
+        if output.equal is None and output.row_cosine_mean == output.row_cosine_mean:
+            yield output.row_cosine_mean, output.output
 
 
 # --- one verdict ----------------------------------------------------------------------------------
-
-NO_NAME = "(no name)"
-
-
-def name_cell(name: str) -> str:
-    """A name with its control characters as escapes; never empty."""
-    return printable(name) or NO_NAME
-
 
 TRIVIAL = "trivial"
 """Of a pattern that no weight of such a shape can break, so that it says nothing."""
@@ -309,7 +357,7 @@ def other_codes(verdict: Verdict) -> str:
 
 def facts(verdict: Verdict) -> tuple[tuple[str, str], ...]:
     """Label and value of everything known about a layer that the table's columns do not say."""
-    axis = verdict.axis
+    axis, both = verdict.axis, tactic_times(verdict)
     return (
         *_known("node", verdict.node),
         *_known("weight", verdict.weight),
@@ -322,14 +370,8 @@ def facts(verdict: Verdict) -> tuple[tuple[str, str], ...]:
         ("evidence", "none" if verdict.evidence is None else verdict.evidence.value),
         ("by the rules", verdict.predicted.value),
         *_known("engine layer", verdict.engine_layer),
-        *_known("tactic times", times_words(verdict)),
+        *_known("tactic times", both and tactic_times_words(*both)),
     )
-
-
-def times_words(verdict: Verdict) -> str | None:
-    """Both tactic times and their ratio in words; None where one of them is not known."""
-    both = tactic_times(verdict)
-    return None if both is None else tactic_times_words(*both)
 
 
 def tactic_times(verdict: Verdict) -> tuple[float, float] | None:

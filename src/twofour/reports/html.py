@@ -46,7 +46,9 @@ def render(document: Document) -> str:
     the sorting and the details of a layer.
     """
     layers = next((t for t in document.tables if t.style == "layers"), None)
-    styles = ["report.css", *(["latency.css"] if _has_latency(document) else [])]
+    blocks = (*document.blocks, *document.appendix)
+    has_latency = any(isinstance(b, Section) and b.style == "latency" for b in blocks)
+    styles = ["report.css", *(["latency.css"] if has_latency else [])]
     style = Markup("").join(map(_asset, styles))
     script = None if layers is None else _asset("report.js")
     details = _details(layers)
@@ -99,11 +101,6 @@ def _is_title(block: Block) -> TypeGuard[Lines]:
     return isinstance(block, Lines) and block.role is Role.TEXT
 
 
-def _has_latency(document: Document) -> bool:
-    blocks = (*document.blocks, *document.appendix)
-    return any(isinstance(b, Section) and b.style == "latency" for b in blocks)
-
-
 def _policy(style: Markup, script: Markup | None) -> str:
     """Content Security Policy: nothing is fetched, nothing runs but what is in the page."""
     allowed = f"style-src {_hash(style)}"
@@ -138,7 +135,6 @@ def _breakable(name: str) -> Markup:
 
 
 def _reason(text: str) -> Markup:
-    """A sentence behind its code."""
     found = split_code(text)
     return escape(text) if found is None else Markup("<code>{}</code>: {}").format(*found)
 

@@ -1,4 +1,4 @@
-"""A latency comparison as a document: the answer, tables and plots, what they rest on."""
+"""A latency comparison as a document: the answer, tables and a plot, what they rest on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from functools import partial
 from math import isnan
 from typing import TypeVar
 
-from twofour.latency.variants import parse_variant_name, without_batch
 from twofour.records.export import OutputAgreement
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,
     LatencyRatio,
+    LatencyVerdict,
     LayerContrast,
+    LayerContrastRow,
     NoiseFloor,
     VariantSettings,
+    parse_variant_name,
+    without_batch,
 )
 from twofour.reports.document import (
     Block,
@@ -35,13 +38,9 @@ from twofour.reports.document import (
     section,
     table,
 )
-from twofour.reports.latency_layers import layer_table, waterfall
-from twofour.reports.latency_plots import VERDICT_SLUGS, ratio_plot, sample_plot, sweep_plot
 from twofour.reports.latency_words import (
-    TRTEXEC,
     answer_lines,
     batches,
-    difference_lines,
     legend,
     machine_lines,
     measured,
@@ -52,21 +51,52 @@ from twofour.reports.latency_words import (
     pair_name,
     within_engines,
 )
+from twofour.reports.svg import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Drawing,
+    Scale,
+    frame,
+    log_range,
+    row_figures,
+    row_name,
+    shape,
+    shortened,
+    x_axis,
+)
 from twofour.words import (
     count,
+    figure,
     interval_word,
     mebibytes,
     per_cent,
     printable,
     ratio_word,
+    ratio_words,
 )
 
+VERDICT_SLUGS = {
+    LatencyVerdict.FASTER: "faster",
+    LatencyVerdict.SLOWER: "slower",
+    LatencyVerdict.NO_DIFFERENCE: "same",
+    LatencyVerdict.UNDECIDED: "undecided",
+}
+"""Verdicts in class names."""
+_SHAPES = {
+    LatencyVerdict.FASTER: "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0Z",
+    LatencyVerdict.SLOWER: "M0-6L6 0L0 6L-6 0Z",
+    LatencyVerdict.NO_DIFFERENCE: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z",
+    LatencyVerdict.UNDECIDED: "M-4-4H4V4H-4Z",
+}
+_KERNELS = {True: "allowed", False: "not allowed", None: None}
+_RATIO_ROW = 26
 _T = TypeVar("_T")
 _Setting = Callable[[VariantSettings], "str | None"]
-_SLUGS = {verdict.value: slug for verdict, slug in VERDICT_SLUGS.items()}
-_BASELINE, _TWIN, _OTHER_TWIN = "baseline", "baseline again", "again"
-_FEWEST_FOR_P99 = 100
-"""Runs from which the 99th percentile by nearest rank is not the slowest of all."""
+SHOWN = 15
+"""Layers with a row of their own; the others have one together."""
 
 
 def latency_document(comparison: LatencyComparison) -> Document:
@@ -92,9 +122,8 @@ def latency_section(comparison: LatencyComparison, title: str | None) -> Section
             *_measured(comparison),
             Lines(lines=(legend(comparison),), role=Role.LEGEND),
             Lines(lines=noise_lines(comparison), role=Role.LIST),
-            Lines(lines=difference_lines(comparison), role=Role.WARNING),
             section("Measured on", Lines(lines=machine_lines(comparison), role=Role.LIST)),
-            *(block for contrast in comparison.layers for block in _layers(contrast)),
+            *map(layer_table, comparison.layers),
             section("Notes", Lines(lines=note_lines(comparison), role=Role.NOTE)),
         ),
     )
@@ -111,20 +140,20 @@ def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
 
 
 def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
-    """The sweep, each batch (the first one open), settings, what failed."""
     sizes = batches(comparison)
-    yield _sweep_table(comparison)
-    yield Plot(
-        caption="Ratio over batch",
-        draw=partial(sweep_plot, comparison),
-        note=f"Whiskers: 95 % intervals. {_shaded(comparison)}",
-    )
+    others = any(without_batch(n.variant) != comparison.baseline for n in comparison.noise)
+    own = "; other engines have noise of their own, see below" if others else ""
     for number, batch in enumerate(sizes):
         blocks = present(
             _times_table(comparison, batch),
             _pairs_table(comparison, batch),
             _costs_table(comparison, batch),
-            *_batch_plots(comparison, batch),
+            Plot(
+                caption="Time over the baseline's",
+                draw=partial(ratio_plot, comparison, batch),
+                note="Disc: faster; diamond: slower; ring: no difference; box: undecided. "
+                f"Shaded: what the baseline measured twice differs by{own}.",
+            ),
         )
         if len(sizes) > 1:
             yield Details(title=f"Batch {batch}", blocks=blocks, is_open=number == 0)
@@ -134,65 +163,7 @@ def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
     yield _failures_table(comparison)
 
 
-def _batch_plots(comparison: LatencyComparison, batch: int | None) -> Iterator[Plot]:
-    yield Plot(
-        caption="Time over the baseline's",
-        draw=partial(ratio_plot, comparison, batch),
-        note="Disc: faster; diamond: slower; ring: no difference; box: undecided. "
-        f"{_shaded(comparison)}",
-    )
-    yield Plot(
-        caption="Every run of every variant",
-        draw=partial(sample_plot, comparison, batch),
-        note="A dot is a run, the first round on top of its strip: a slant is drift, two columns "
-        "are two speeds. Box: the middle half; at the edges: runs beyond the axis.",
-    )
-
-
-def _layers(contrast: LayerContrast) -> Iterator[Block | None]:
-    yield layer_table(contrast)
-    yield Plot(
-        caption="From the baseline's layers to the variant's",
-        draw=partial(waterfall, contrast),
-        note="Per cent: of the difference between both sums.",
-    )
-
-
-def _shaded(comparison: LatencyComparison) -> str:
-    others = any(without_batch(n.variant) != comparison.baseline for n in comparison.noise)
-    own = "; other engines have noise of their own, see below" if others else ""
-    return f"Shaded: what the baseline measured twice differs by{own}."
-
-
-def _sweep_table(comparison: LatencyComparison) -> Table:
-    """A row per pair, a column per batch; no columns where there are not several batches."""
-    sizes = tuple(b for b in batches(comparison) if b is not None)
-    if len(sizes) < 2:
-        return table("", ())
-    found = {(pair_name(comparison, r), r.batch): r for r in comparison.ratios}
-    names = tuple(dict.fromkeys(name for name, _ in found))
-
-    def at(batch: int) -> Column:
-        cells = (found.get((name, batch)) for name in names)
-        return Column(
-            head=f"batch {batch}",
-            kind=Kind.FIGURE,
-            cells=tuple(None if r is None else _sweep_cell(r) for r in cells),
-        )
-
-    return table(
-        "Time / baseline over batch",
-        (Column(head="variant", kind=Kind.NAME, cells=names), *map(at, sizes)),
-    )
-
-
-def _sweep_cell(ratio: LatencyRatio) -> str:
-    lines = (ratio_word(ratio.ratio), interval_word(ratio), ratio.verdict.value)
-    return "\n".join(line for line in lines if line is not None)
-
-
 def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
-    """A row per variant that ran: its times, and its time over the baseline's."""
     rows = measured(comparison, batch)
     ratios: dict[str, LatencyRatio | NoiseFloor] = {
         r.variant: r for r in over_baseline(comparison, batch)
@@ -206,17 +177,15 @@ def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
         if isinstance(found, LatencyRatio):
             return found.verdict.value
         if found is not None:
-            return _TWIN
-        twin = _OTHER_TWIN if parse_variant_name(row.name).again else None
-        return _BASELINE if without_batch(row.name) == comparison.baseline else twin
+            return "baseline again"
+        twin = "again" if parse_variant_name(row.name).again else None
+        return "baseline" if without_batch(row.name) == comparison.baseline else twin
 
     def over(row: ComparedVariant) -> float | None:
-        found = ratios.get(row.name)
-        return None if found is None else found.ratio
+        return ratios[row.name].ratio if row.name in ratios else None
 
     def interval(row: ComparedVariant) -> str | None:
-        found = ratios.get(row.name)
-        return None if found is None else interval_word(found)
+        return interval_word(ratios[row.name]) if row.name in ratios else None
 
     return table(
         _title("Times", batch),
@@ -225,32 +194,15 @@ def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
             figures("median ms", rows, lambda v: v.median_ms),
             figures("p90 ms", rows, lambda v: v.p90_ms),
             figures("p99 ms", rows, lambda v: v.p99_ms),
-            figures(_per_second(batch), rows, lambda v: v.throughput),
+            figures("runs/s" if batch is None else "rows/s", rows, lambda v: v.throughput),
             figures("time / baseline", rows, over, ratio_word),
             column("95 % interval", Kind.FIGURE, rows, interval),
             _verdicts(rows, verdict),
         ),
-        legend=_p99_legend(comparison, batch),
     )
-
-
-def _p99_legend(comparison: LatencyComparison, batch: int | None) -> str | None:
-    """Under the first table of times only; percentiles of trtexec are of all runs of all passes."""
-    few = any(
-        v.p99_ms is not None and len(v.samples_ms) < _FEWEST_FOR_P99
-        for v in comparison.variants
-        if v.settings is None or v.settings.engine != TRTEXEC
-    )
-    first = batches(comparison)[:1] == (batch,)
-    return "p99 of fewer than 100 runs is close to the slowest" if few and first else None
-
-
-def _per_second(batch: int | None) -> str:
-    return "runs/s" if batch is None else "rows/s"
 
 
 def _pairs_table(comparison: LatencyComparison, batch: int | None) -> Table:
-    """A row per ratio over another baseline than the comparison's."""
     rows = within_engines(comparison, batch)
     return table(
         _title("Within the other engines", batch),
@@ -265,11 +217,11 @@ def _pairs_table(comparison: LatencyComparison, batch: int | None) -> Table:
 
 def _verdicts(rows: Sequence[_T], cell: Callable[[_T], str | None]) -> Column:
     made = column("verdict", Kind.VERDICT, rows, cell)
-    return replace(made, slugs=tuple(_SLUGS.get(c or "", "none") for c in made.cells))
+    slugs = {verdict.value: slug for verdict, slug in VERDICT_SLUGS.items()}
+    return replace(made, slugs=tuple(slugs.get(c or "", "none") for c in made.cells))
 
 
 def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:
-    """A row per variant that ran: memory, size, time to open, outputs and the user's metrics."""
     rows = measured(comparison, batch)
     baseline = next((v for v in rows if without_batch(v.name) == comparison.baseline), None)
     metrics = dict.fromkeys(name for row in rows for name in row.metrics)
@@ -279,8 +231,13 @@ def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:
         figures("size MiB", rows, lambda v: mebibytes(v.size_bytes)),
         figures("open s", rows, lambda v: v.open_s),
         column("max error", Kind.FIGURE, rows, lambda v: _largest_error(v.agreement)),
-        figures("cosine", rows, lambda v: _lowest_cosine(v.agreement), "{:.6f}".format),
-        figures("equal", rows, lambda v: _lowest_share(v.agreement), per_cent),
+        figures(
+            "cosine",
+            rows,
+            lambda v: _lowest(None if isnan(o.cosine) else o.cosine for o in v.agreement),
+            "{:.6f}".format,
+        ),
+        figures("equal", rows, lambda v: _lowest(o.equal for o in v.agreement), per_cent),
         figures("top-1", rows, lambda v: v.top1_agreement, per_cent),
         *(made for name in metrics for made in _metric(name, rows, baseline)),
     )
@@ -295,7 +252,6 @@ def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:
 def _metric(
     name: str, rows: Sequence[ComparedVariant], baseline: ComparedVariant | None
 ) -> tuple[Column, Column]:
-    """The metric, and by how much it is below the baseline's."""
     whole = None if baseline is None else baseline.metrics.get(name)
 
     def drop(row: ComparedVariant) -> float | None:
@@ -321,22 +277,18 @@ def _largest_error(outputs: Sequence[OutputAgreement]) -> str | None:
     return "\n".join(said)
 
 
-def _lowest_cosine(outputs: Sequence[OutputAgreement]) -> float | None:
-    return min((o.cosine for o in outputs if not isnan(o.cosine)), default=None)
-
-
-def _lowest_share(outputs: Sequence[OutputAgreement]) -> float | None:
-    """Of equal values, over the outputs of whole numbers and texts."""
-    return min((o.equal for o in outputs if o.equal is not None), default=None)
+def _lowest(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 def _failures_table(comparison: LatencyComparison) -> Table:
-    """A row per reason why variants failed: which, why, and what to do."""
     rows = [v for v in comparison.variants if v.error is not None]
     alike: dict[tuple[str, str | None], list[str]] = {}
     for row in rows:
+        rounds = count(len(row.samples_ms), "round")
+        why = f"after {rounds}: {row.error}" if row.samples_ms else row.error
         hint = printable(row.hint) if row.hint else None
-        alike.setdefault((_why(row), hint), []).append(printable(row.name))
+        alike.setdefault((printable(why or ""), hint), []).append(printable(row.name))
     reasons = tuple(alike.items())
     return table(
         "Not measured" if not any(v.samples_ms for v in rows) else "Not measured to the end",
@@ -348,81 +300,33 @@ def _failures_table(comparison: LatencyComparison) -> Table:
     )
 
 
-def _why(variant: ComparedVariant) -> str:
-    error = printable(variant.error or "")
-    if not variant.samples_ms:
-        return error
-    return f"after {count(len(variant.samples_ms), 'round')}: {error}"
-
-
 def settings_table(comparison: LatencyComparison) -> Table:
-    """A row per kind of settings, a column per setting that is not the same in all.
+    """A row per variant, whatever its batches; a column per setting that is not the same in all.
 
-    Engine, mode and weights stand in the names, versions in the lines on the machine; options that
-    all variants of an engine share are left out. What one sample spans is the legend.
+    Engine, mode and weights stand in the names, versions in the lines on the machine.
     """
-    opened = _opened(comparison.variants)
-    shared = _shared_options(opened.values())
+    opened = {
+        without_batch(v.name): v.settings
+        for v in comparison.variants
+        if v.settings is not None and not parse_variant_name(v.name).again
+    }
+    rows = tuple(opened.items())
     settings: tuple[tuple[str, Kind, _Setting], ...] = (
         ("device", Kind.TEXT, lambda s: s.device),
         ("precision", Kind.TEXT, lambda s: s.precision),
         ("sparse kernels", Kind.TEXT, lambda s: _KERNELS[s.sparse_kernels]),
         ("threads", Kind.FIGURE, lambda s: None if s.threads is None else str(s.threads)),
-        ("options", Kind.TEXT, lambda s: _own_options(s, shared)),
+        ("options", Kind.TEXT, lambda s: ", ".join(s.options) or None),
+        ("one sample is", Kind.TEXT, lambda s: s.timing),
     )
-    alike: dict[tuple[str | None, ...], list[str]] = {}
-    for name, one in opened.items():
-        key = (one.engine, *(of(one) for _, _, of in settings))
-        alike.setdefault(key, []).append(printable(name))
-    rows = tuple(alike)
-    names = Column(head="variant", kind=Kind.NAME, cells=tuple(map("\n".join, alike.values())))
-    made = [
-        column(head, kind, rows, partial(_setting, at))
-        for at, (head, kind, _) in enumerate(settings, 1)
-    ]
-    spans = _spans(opened.values())
+
+    def setting(of: _Setting, row: tuple[str, VariantSettings]) -> str | None:
+        return printable(of(row[1]) or "") or None
+
+    made = [column(head, kind, rows, partial(setting, of)) for head, kind, of in settings]
     differing = [c for c in made if len(set(c.cells)) > 1]
-    if spans is not None and not differing:  # the legend needs a table to stand under
-        differing = made[:1]
-    return table("Settings that differ", (names, *differing) if differing else (), legend=spans)
-
-
-_KERNELS = {True: "allowed", False: "not allowed", None: None}
-
-
-def _setting(at: int, row: Sequence[str | None]) -> str | None:
-    return None if (text := row[at]) is None else printable(text)
-
-
-def _opened(variants: Sequence[ComparedVariant]) -> dict[str, VariantSettings]:
-    """Each variant once, whatever its batches; the baseline's twin has its settings."""
-    found: dict[str, VariantSettings] = {}
-    for variant in variants:
-        if variant.settings is not None and not parse_variant_name(variant.name).again:
-            found.setdefault(without_batch(variant.name), variant.settings)
-    return found
-
-
-def _spans(settings: Iterable[VariantSettings]) -> str | None:
-    """What one sample is, engine by engine, where that is not the same for all."""
-    spans = dict.fromkeys((s.engine, s.timing) for s in settings)
-    if len({timing for _, timing in spans}) < 2:
-        return None
-    said = "; ".join(printable(f"in {engine} {timing}") for engine, timing in spans)
-    return f"one sample is {said}"
-
-
-def _shared_options(settings: Iterable[VariantSettings]) -> dict[str, frozenset[str]]:
-    """Engine -> the options that all of its variants have; () where there is only one mode."""
-    shared: dict[str, frozenset[str]] = {}
-    for one in settings:
-        shared[one.engine] = shared.get(one.engine, frozenset(one.options)) & set(one.options)
-    return shared
-
-
-def _own_options(settings: VariantSettings, shared: dict[str, frozenset[str]]) -> str | None:
-    own = (option for option in settings.options if option not in shared[settings.engine])
-    return ", ".join(own) or None
+    names = column("variant", Kind.NAME, rows, lambda row: printable(row[0]))
+    return table("Settings that differ", (names, *differing) if differing else ())
 
 
 def _names(rows: tuple[ComparedVariant, ...]) -> Column:
@@ -431,3 +335,101 @@ def _names(rows: tuple[ComparedVariant, ...]) -> Column:
 
 def _title(what: str, batch: int | None) -> str:
     return what if batch is None else f"{what}, batch {batch}"
+
+
+def ratio_plot(comparison: LatencyComparison, batch: int | None) -> Drawing | None:
+    """A row per ratio at this batch, the noise shaded; None where there is no ratio."""
+    ratios = (*over_baseline(comparison, batch), *within_engines(comparison, batch))
+    if not ratios:
+        return None
+    noise = noise_of(comparison, batch)
+    ends = [e for r in ratios for e in (r.ratio, r.low, r.high) if e is not None]
+    band = () if noise is None else (1 / (1 + noise.floor), 1 + noise.floor)
+    low, high = log_range((*ends, *band))
+    x = Scale(low=low, high=high, start=LEFT, end=WIDTH - RIGHT)
+    bottom = TOP + _RATIO_ROW * len(ratios)
+    baseline = shortened(printable(comparison.baseline))
+    shade = []
+    if noise is not None:
+        left, right = map(x.at, band)
+        title = f"the same baseline measured twice: {ratio_words(noise)}"
+        width, height = round(right - left, 1), bottom - TOP
+        shade.append(
+            shape("rect", css="noise", title=title, x=left, y=TOP, width=width, height=height)
+        )
+    parts = (
+        *shade,
+        *x_axis(x, bottom, f"time / time of {baseline}: left of 1 is faster"),
+        shape("path", css="one", d=f"M{x.at(1)} {TOP}V{bottom}"),
+        *(
+            _ratio_row(comparison, ratio, x, TOP + _RATIO_ROW * (number + 0.5))
+            for number, ratio in enumerate(ratios)
+        ),
+    )
+    label = f"{count(len(ratios), 'ratio')} with intervals"
+    return frame((WIDTH, bottom + BOTTOM), label, parts)
+
+
+def _ratio_row(comparison: LatencyComparison, ratio: LatencyRatio, x: Scale, y: float) -> Drawing:
+    name, words = pair_name(comparison, ratio), ratio_words(ratio)
+    whiskers = []
+    if ratio.low is not None and ratio.high is not None and ratio.low > 0:
+        left, right = x.at(ratio.low), x.at(ratio.high)
+        way = f"M{left} {y - 4}V{y + 4}M{left} {y}H{right}M{right} {y - 4}V{y + 4}"
+        whiskers.append(shape("path", css=f"whisker {VERDICT_SLUGS[ratio.verdict]}", d=way))
+    place = f"translate({x.at(ratio.ratio) if ratio.ratio > 0 else x.start} {y})"
+    css = f"mark {VERDICT_SLUGS[ratio.verdict]}"
+    mark = shape("path", css=css, transform=place, d=_SHAPES[ratio.verdict])
+    title = f"{name}: {words}, {ratio.verdict.value}"
+    return shape("g", row_name(name, y), *whiskers, mark, row_figures(words, y), title=title)
+
+
+def layer_table(contrast: LayerContrast) -> Table:
+    """The layers with the largest differences, the others in one row, the sums in the title."""
+    rows = contrast.rows
+    if len(rows) > SHOWN + 1:
+        rows = (*rows[:SHOWN], _rest(rows[SHOWN:]))
+    both = f"{printable(contrast.variant)} over {printable(contrast.baseline)}"
+    sums = f"{figure(contrast.variant_ms)} ms instead of {figure(contrast.baseline_ms)} ms"
+    return table(
+        f"Layers of {both}: {sums} in sum "
+        f"({_signed(contrast.variant_ms - contrast.baseline_ms)} ms)",
+        (
+            column("layer", Kind.NAME, rows, layer_name),
+            figures("variant ms", rows, lambda r: r.variant_ms),
+            figures("baseline ms", rows, lambda r: r.baseline_ms),
+            figures("ratio", rows, lambda r: r.ratio, ratio_word),
+            figures("difference ms", rows, lambda r: r.difference_ms, _signed),
+        ),
+        legend="profiling makes layers slower",
+    )
+
+
+def _signed(ms: float) -> str:
+    return ("+" if ms > 0 else "") + (figure(ms) or "")
+
+
+def layer_name(row: LayerContrastRow) -> str:
+    """The layer's name in the variant's engine and, where it has another there, the baseline's."""
+    name, other = printable(row.layer), printable(row.baseline_layer)
+    if row.variant_ms is None:
+        return f"{other}\nonly in the baseline"
+    if row.baseline_ms is None:
+        return f"{name}\nnot in the baseline"
+    if name != other:
+        return f"{name}\nbaseline: {other}"
+    return name
+
+
+def _rest(rows: Sequence[LayerContrastRow]) -> LayerContrastRow:
+    name = f"{count(len(rows), 'more layer')}"
+    variant_ms = sum(r.variant_ms or 0.0 for r in rows)
+    baseline_ms = sum(r.baseline_ms or 0.0 for r in rows)
+    return LayerContrastRow(
+        layer=name,
+        baseline_layer=name,
+        variant_ms=variant_ms,
+        baseline_ms=baseline_ms,
+        ratio=variant_ms / baseline_ms if baseline_ms else None,
+        difference_ms=sum(r.difference_ms for r in rows),
+    )

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from twofour.latency.noise import QUIET, TOO_BUSY, floor_at, is_too_busy, own_floor, widened
-from twofour.latency.ratios import SPARSITY
-from twofour.latency.variants import parse_variant_name, without_batch
 from twofour.records.build import Gpu
 from twofour.records.latency import (
-    Clocks,
     ComparedVariant,
-    Difference,
     LatencyComparison,
     LatencyRatio,
     LatencyVerdict,
     Machine,
     NoiseFloor,
     RoundLoad,
-    VariantSettings,
     Withheld,
+    without_batch,
 )
 from twofour.words import count, per_cent, printable, ratio_word, ratio_words, span, speed_up
 
@@ -31,10 +27,6 @@ MACHINE_TOO_BUSY, UNSTEADY = "machine too busy to tell", "too unsteady to tell"
 _TOO_NOISY = 0.1
 """Noise floor above which "no difference" would hide one that matters; a choice, not measured."""
 _GIB = 1 << 30
-_BUSY = 0.5
-"""Part of the cores that others may keep busy before a comparison on them is not to be trusted."""
-_CHANGED = 0.05
-"""Part by which a clock must move to be said: the cores' own clocks jitter by less."""
 _Pair = tuple[str, str, str]
 """Weights of the variant, weights of the baseline, engine:mode of both as --engines takes it."""
 
@@ -117,97 +109,59 @@ def noise_words(comparison: LatencyComparison, ratios: Sequence[LatencyRatio]) -
     found = [own_noise(comparison, ratio) for ratio in ratios]
     floors = [floor for floor in found if floor is not None]
     if not floors:
-        this = " of this engine" if all(map(_within_one_engine, ratios)) else ""
-        return f"noise{this} not measured"
+        return "noise not measured"
     missing = ", not measured for all" if len(floors) < len(found) else ""
     return f"noise {span(floors)}{missing}"
-
-
-def _within_one_engine(ratio: LatencyRatio) -> bool:
-    names = map(parse_variant_name, (ratio.variant, ratio.baseline))
-    return len({name.engine_mode for name in names}) == 1
 
 
 def legend(comparison: LatencyComparison) -> str:
     """Which way a ratio reads, what it is the middle of, and what "no difference" rests on."""
     within = "cannot be told from one variant measured twice"
     rests_on = within if comparison.noise else "has an interval with 1 in it"
-    paired = all(ratio.paired for ratio in comparison.ratios)
-    middle = (
-        "the middle of the ratios within each round, which need not equal the ratio of the medians"
-    )
     withheld = dict.fromkeys(r.withheld.value for r in comparison.ratios if r.withheld is not None)
     undecided = f'; "undecided": {", or ".join(withheld)}' if withheld else ""
     return (
-        f"time / baseline is {middle if paired else 'the ratio of the medians'}: below 1 is "
-        f'faster; behind it its 95 % interval; "no difference" {rests_on}{undecided}'
+        "time / baseline is the middle of the ratios within each round, which need not equal the "
+        "ratio of the medians: below 1 is faster; behind it its 95 % interval; "
+        f'"no difference" {rests_on}{undecided}'
     )
 
 
 def busy_lines(comparison: LatencyComparison) -> tuple[str, ...]:
-    """One warning for each batch in whose rounds other processes took more than an idle system.
-
-    Where the system does not tell that, one by the load average at the start.
-    """
-    if comparison.loads:
-        return tuple(_busy_line(load) for load in comparison.loads if load.part > QUIET)
-    machine = comparison.machine
-    average = None if machine is None else machine.start.load_average
-    if machine is None or average is None or average <= _BUSY * machine.cores:
-        return ()
-    return (
-        f"WARNING: other processes were running: load average {average:.2f} at the start, on "
-        f"{count(machine.cores, 'core')}.",
-    )
+    """One warning for each batch in whose rounds other processes took more than an idle system."""
+    return tuple(_busy_line(load) for load in comparison.loads if load.part > QUIET)
 
 
 def _busy_line(load: RoundLoad) -> str:
     at = "" if load.batch is None else f" at batch {load.batch}"
-    took = f"WARNING: other processes kept {load.other_cores:.2f} of {count(load.cores, 'core')}"
+    found = f"a ratio of less than {ratio_word(1 + widened(0.0, load))} between variants on the "
+    found += "CPU is not told from that"
     if is_too_busy(load):
-        return (
-            f"{took} busy during the rounds{at}: from {per_cent(TOO_BUSY)} on no difference "
-            "between variants on the CPU is judged."
-        )
-    return (
-        f"{took} busy during the rounds{at}: a ratio of less than "
-        f"{ratio_word(1 + widened(0.0, load))} between variants on the CPU is not told from that."
-    )
+        found = f"from {per_cent(TOO_BUSY)} on no difference between variants on the CPU is judged"
+    took = f"{load.other_cores:.2f} of {count(load.cores, 'core')}"
+    return f"WARNING: other processes kept {took} busy during the rounds{at}: {found}."
 
 
 def noise_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     """How much a variant measured twice differs: the baseline, then those of other engines."""
-    return tuple(printable(_noise_line(noise)) for noise in comparison.noise)
+    return tuple(map(printable, map(_noise_line, comparison.noise)))
 
 
 def machine_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     """Processor, GPU, system and versions; clocks and load; rounds, warm-up, threads, seed."""
     machine = comparison.machine
     if machine is None:
-        return (printable(_elsewhere(comparison)), _measured_line(comparison))
-    parts = (_processor(machine), _gpu(machine.gpu), machine.platform)
+        return (_measured_line(comparison),)
+    memory = machine.memory_bytes
+    size = "" if memory is None else f", {memory / _GIB:.1f} GiB"
+    processor = f"{machine.cpu}, {count(machine.cores, 'core')}{size}"
+    parts = (processor, _gpu(machine.gpu), machine.platform)
     versions = f"Python {machine.python_version}"
     return (
         printable(" · ".join(part for part in parts if part)),
         printable(", ".join((versions, *machine.packages))),
         *map(printable, _clock_lines(machine)),
         _measured_line(comparison),
-    )
-
-
-def difference_lines(comparison: LatencyComparison) -> tuple[str, ...]:
-    """Pairs that differ in more than sparsity, those that differ in the same way in one line.
-
-    Another engine differs in nearly everything: the table of settings has it, not these lines.
-    """
-    pairs: dict[str, dict[str, None]] = {}
-    for ratio in comparison.ratios:
-        if not ratio.only_sparsity:
-            said = "; ".join(_difference_words(ratio.differences)) or "settings that are not known"
-            pairs.setdefault(said, {})[pair_name(comparison, ratio)] = None
-    return tuple(
-        printable(f"more than sparsity differs in {', '.join(names)}: {said}")
-        for said, names in pairs.items()
     )
 
 
@@ -226,24 +180,6 @@ def _noise_line(noise: NoiseFloor) -> str:
     )
 
 
-def _elsewhere(comparison: LatencyComparison) -> str:
-    """What the settings tell of a machine that was not looked at."""
-    settings = [v.settings for v in comparison.variants if v.settings is not None]
-    known = dict.fromkeys(f"{_engine_version(s)} on {s.device}" for s in settings)
-    return f"measured elsewhere: {', '.join(known) or 'machine not known'}"
-
-
-def _engine_version(settings: VariantSettings) -> str:
-    name = "trtexec of TensorRT" if settings.engine == TRTEXEC else settings.engine
-    return f"{name} {settings.version or '(version not known)'}"
-
-
-def _processor(machine: Machine) -> str:
-    memory = machine.memory_bytes
-    size = "" if memory is None else f", {memory / _GIB:.1f} GiB"
-    return f"{machine.cpu}, {count(machine.cores, 'core')}{size}"
-
-
 def _gpu(gpu: Gpu | None) -> str:
     if gpu is None:
         return ""
@@ -254,80 +190,53 @@ def _gpu(gpu: Gpu | None) -> str:
 
 
 def _clock_lines(machine: Machine) -> Iterator[str]:
-    start, end = machine.start, machine.end
-    said = [words for words in _clock_words(start, end) if words]
-    if said:
-        yield f"at the start: {', '.join(said)}" if end is None else f"clocks: {', '.join(said)}"
-    for when, clocks in (("start", start), ("end", end)):
-        if clocks is not None and clocks.gpu_throttled is not None:
+    """Clocks and load at the start and, where they moved since, at the end."""
+    moments = [clocks for clocks in (machine.start, machine.end) if clocks is not None]
+    said = (
+        _moved("CPU", [c.cpu_mhz for c in moments], " MHz"),
+        _moved("governor", [c.cpu_governor for c in moments]),
+        _moved("GPU", [c.gpu_sm_mhz for c in moments], " MHz"),
+        _moved("GPU memory", [c.gpu_memory_mhz for c in moments], " MHz"),
+        _moved("GPU temperature", [c.gpu_temperature_c for c in moments], " °C"),
+        _moved("load average", [c.load_average for c in moments]),
+    )
+    if any(said):
+        yield f"clocks: {', '.join(filter(None, said))}"
+    for when, clocks in zip(("start", "end"), moments, strict=False):
+        if clocks.gpu_throttled is not None:
             yield f"WARNING: the GPU was held down at the {when}: {clocks.gpu_throttled}"
 
 
-def _clock_words(start: Clocks, end: Clocks | None) -> Iterator[str]:
-    last = end or start
-    yield _moved("CPU", start.cpu_mhz, last.cpu_mhz, "MHz")
-    governors = dict.fromkeys(g for g in (start.cpu_governor, last.cpu_governor) if g is not None)
-    yield f"governor {' then '.join(governors)}" if governors else ""
-    yield _moved("GPU", start.gpu_sm_mhz, last.gpu_sm_mhz, "MHz")
-    yield _moved("GPU memory", start.gpu_memory_mhz, last.gpu_memory_mhz, "MHz")
-    yield _moved("GPU temperature", start.gpu_temperature_c, last.gpu_temperature_c, "°C")
-    yield _moved("load average", start.load_average, last.load_average, "")
-
-
-def _moved(what: str, start: float | None, end: float | None, unit: str) -> str:
-    if start is None and end is None:
-        return ""
-    known = [value for value in (start, end) if value is not None]
-    moved = abs(known[-1] - known[0]) > _CHANGED * abs(known[0])
-    words = [f"{value:,.0f}" if unit else f"{value:.2f}" for value in known]
-    change = f"{words[0]} then {words[-1]}" if moved else words[0]
-    return f"{what} {change} {unit}".rstrip()
+def _moved(what: str, values: Sequence[float | str | None], unit: str = "") -> str:
+    known = [value for value in values if value is not None]
+    words = [v if isinstance(v, str) else f"{v:,.0f}" if unit else f"{v:.2f}" for v in known]
+    return f"{what} {' then '.join(dict.fromkeys(words))}{unit}" if words else ""
 
 
 def _measured_line(comparison: LatencyComparison) -> str:
     options = comparison.options
-    most = max((len(v.samples_ms) for v in comparison.variants), default=0)
-    by_trtexec = any(v.settings and v.settings.engine == TRTEXEC for v in comparison.variants)
-    # without a ratio, only the number of samples tells passes from single runs
-    apart = not all(r.paired for r in comparison.ratios) or (by_trtexec and most > options.rounds)
-    if apart:
-        return (
-            f"{count(most, 'run')} of each variant, one variant after the other: what drifted in "
-            "between is in the ratios and not in their intervals"
-        )
-    if by_trtexec:
-        return f"{count(most, 'round')}, order rotated; one sample is the median of a pass"
+    rounds = count(max((len(v.samples_ms) for v in comparison.variants), default=0), "round")
+    if any(v.settings and v.settings.engine == TRTEXEC for v in comparison.variants):
+        return f"{rounds}, order rotated; one sample is the median of a pass"
     threads = "" if options.threads is None else f", {count(options.threads, 'thread')}"
     return (
-        f"{count(most, 'round')} in random order after {count(options.warmup, 'untimed run')} "
+        f"{rounds} in random order after {count(options.warmup, 'untimed run')} "
         f"of each variant{threads}, seed {options.seed}"
     )
-
-
-def _difference_words(differences: Sequence[Difference]) -> Iterator[str]:
-    if any(d.setting == "engine" for d in differences):
-        yield "another engine"
-        return
-    if any(d.setting == "mode" for d in differences):
-        yield "mode"
-    for one in differences:
-        if one.setting not in SPARSITY | {"mode"}:
-            setting = one.setting.replace("_", " ")
-            yield f"{setting} {one.variant} instead of {one.baseline}"
 
 
 def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     """The answer, its first line the one that was asked for; what was not measured behind it.
 
     Sparse against dense (two weights in one engine that differ in nothing else) wherever both
-    ran: engines with a difference one by one, the others together. Then the fastest of all. Each
-    says the noise of its engines; faster and slower are said only where that was measured.
+    ran, engine by engine. Then the fastest of all. Each says the noise of its engines; faster and
+    slower are said only where that was measured.
     """
     pairs = _pairs(comparison)
     said = {(r.variant, r.baseline) for ratios in pairs.values() for r in ratios}
+    sweep = len(batches(comparison)) > 1
     lines = (
-        *_differing_pairs(comparison, pairs),
-        *_alike(comparison, pairs),
+        *(_pair_line(comparison, pair, of, sweep=sweep) for pair, of in pairs.items()),
         *_fastest(comparison, said),
     )
     partial = comparison.partial
@@ -340,7 +249,6 @@ def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
 
 
 def _pairs(comparison: LatencyComparison) -> dict[_Pair, list[LatencyRatio]]:
-    """Ratios of two weights in one engine that differ in nothing else, by batch."""
     pairs: dict[_Pair, list[LatencyRatio]] = {}
     for ratio in comparison.ratios:
         pair = _two_weights(comparison, ratio) if ratio.only_sparsity else None
@@ -349,30 +257,27 @@ def _pairs(comparison: LatencyComparison) -> dict[_Pair, list[LatencyRatio]]:
     return pairs
 
 
-def _differing_pairs(
-    comparison: LatencyComparison, pairs: dict[_Pair, list[LatencyRatio]]
-) -> tuple[str, ...]:
-    """Pairs with a difference at some batch, or with several reasons why there is none."""
-    sweep = len(batches(comparison)) > 1
-    return tuple(
-        printable(
-            f"{_sentence(comparison, pair, ratios, sweep=sweep)}; {noise_words(comparison, ratios)}"
-        )
-        for pair, ratios in pairs.items()
-        if _one_reason(comparison, ratios) is None
-    )
-
-
-def _sentence(
+def _pair_line(
     comparison: LatencyComparison, pair: _Pair, ratios: Sequence[LatencyRatio], *, sweep: bool
 ) -> str:
+    """Of a pair what differs at each batch, or the one reason why nothing does."""
     variant, baseline, engine = pair
+    noise = noise_words(comparison, ratios)
+    reasons = {why_no_difference(comparison, r) for r in ratios}
+    reason = reasons.pop() if len(reasons) == 1 else None
+    if reason is not None:
+        both = f"{variant} from {baseline}"
+        if reason == NO_DIFFERENCE:
+            both = f"between {variant} and {baseline}"
+        return printable(f"{reason} {both} in {engine} ({noise})")
     if sweep:
         parts = (f"{_found(comparison, r)} at batch {r.batch}" for r in ratios)
-        return f"{variant} against {baseline} in {engine}: {', '.join(parts)}"
-    if own_noise(comparison, ratios[0]) is None:
-        return f"time of {variant} / {baseline} in {engine} is {ratio_words(ratios[0])}"
-    return f"{variant} is {speed_up(ratios[0], f' than {baseline} in {engine}')}"
+        said = f"{variant} against {baseline} in {engine}: {', '.join(parts)}"
+    elif own_noise(comparison, ratios[0]) is None:
+        said = f"time of {variant} / {baseline} in {engine} is {ratio_words(ratios[0])}"
+    else:
+        said = f"{variant} is {speed_up(ratios[0], f' than {baseline} in {engine}')}"
+    return printable(f"{said}; {noise}")
 
 
 def _found(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
@@ -382,28 +287,6 @@ def _found(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
     if own_noise(comparison, ratio) is None:
         return f"time ratio {ratio_words(ratio)}"
     return speed_up(ratio)
-
-
-def _one_reason(comparison: LatencyComparison, ratios: Sequence[LatencyRatio]) -> str | None:
-    """Why no batch tells the two apart, where it is the same at all."""
-    reasons = {why_no_difference(comparison, r) for r in ratios}
-    return reasons.pop() if len(reasons) == 1 else None
-
-
-def _alike(
-    comparison: LatencyComparison, pairs: dict[_Pair, list[LatencyRatio]]
-) -> tuple[str, ...]:
-    """Engines in which no batch showed a difference, in one line for each reason."""
-    engines: dict[str, list[str]] = {}
-    for (variant, baseline, engine), ratios in pairs.items():
-        reason = _one_reason(comparison, ratios)
-        if reason is not None:
-            both = f"{variant} from {baseline}"
-            if reason == NO_DIFFERENCE:
-                both = f"between {variant} and {baseline}"
-            said = f"{reason} {both}"
-            engines.setdefault(said, []).append(f"{engine} ({noise_words(comparison, ratios)})")
-    return tuple(printable(f"{said} in {', '.join(found)}") for said, found in engines.items())
 
 
 def _fastest(comparison: LatencyComparison, said: set[tuple[str, str]]) -> tuple[str, ...]:
@@ -418,20 +301,17 @@ def _fastest(comparison: LatencyComparison, said: set[tuple[str, str]]) -> tuple
             continue
         at = f" at batch {batch}" if sweep else ""
         if faster:
-            words = _best(comparison, best, f"{count(len(ratios) + 1, 'variant')}{at}")
+            name, all_of_them = without_batch(best.variant), f"{len(ratios) + 1} variants{at}"
+            words = f"fastest of {all_of_them}: {name}, "
+            words += speed_up(best, f" than {comparison.baseline}")
+            if own_noise(comparison, best) is None:
+                over = f"time / time of {comparison.baseline} is {ratio_words(best)}"
+                words = f"lowest of {all_of_them}: {name}, {over}"
         else:
             words = _none(comparison, ratios, at)
         shown = (best,) if faster else ratios
         lines.append(printable(f"{words}; {noise_words(comparison, shown)}"))
     return tuple(lines)
-
-
-def _best(comparison: LatencyComparison, best: LatencyRatio, all_of_them: str) -> str:
-    name = without_batch(best.variant)
-    if own_noise(comparison, best) is None:
-        over = f"time / time of {comparison.baseline} is {ratio_words(best)}"
-        return f"lowest of {all_of_them}: {name}, {over}"
-    return f"fastest of {all_of_them}: {name}, {speed_up(best, f' than {comparison.baseline}')}"
 
 
 def _none(comparison: LatencyComparison, ratios: Sequence[LatencyRatio], at: str) -> str:
@@ -461,8 +341,9 @@ def _single(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
     name, base = without_batch(ratio.variant), without_batch(ratio.baseline)
     at = "" if ratio.batch is None or len(comparison.ratios) == 1 else f" at batch {ratio.batch}"
     why_not = why_no_difference(comparison, ratio)
+    said = f"{name} is {speed_up(ratio, f' than {base}')}"
     if why_not is not None:
-        return printable(f"{why_not}: {name} and {base}{at}")
-    if own_noise(comparison, ratio) is None:
-        return printable(f"time of {name} / {base} is {ratio_words(ratio)}{at}")
-    return printable(f"{name} is {speed_up(ratio, f' than {base}')}{at}")
+        said = f"{why_not}: {name} and {base}"
+    elif own_noise(comparison, ratio) is None:
+        said = f"time of {name} / {base} is {ratio_words(ratio)}"
+    return printable(f"{said}{at}")

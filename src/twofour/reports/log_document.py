@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from twofour.eligibility.build_facts import (
     Typing,
@@ -34,24 +35,28 @@ from twofour.reports.document import (
 )
 from twofour.words import SPARSE_TO_DENSE, count, printable, tactic_ratio
 
-_ALLOW = {
-    Producer.TRTEXEC: "--sparsity=enable",
-    Producer.POLYGRAPHY: "--sparse-weights",
-    Producer.TORCH_TENSORRT: "sparse_weights=True",
-    Producer.ONNXRUNTIME: "trt_sparsity_enable=1",
-    Producer.TENSORRT_LLM: "--weight_sparsity",
-}
-_ALLOW_IN_PYTHON = "config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)"
-_TELLS = {Producer.TRTEXEC: "--verbose", Producer.POLYGRAPHY: "--verbose"}
-_LOWER = {
-    Producer.TRTEXEC: "--fp16",
-    Producer.POLYGRAPHY: "--fp16",
-    Producer.TORCH_TENSORRT: "enabled_precisions={torch.float16}",
-    Producer.ONNXRUNTIME: "trt_fp16_enable=1",
+
+class _Options(NamedTuple):
+    """What a producer of logs calls it."""
+
+    allow: str = "config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)"
+    """That sparse kernels may be chosen."""
+    louder: str = "a logger at VERBOSE"
+    float16: str | None = None
+    """Of a weakly typed build."""
+
+
+_OPTIONS = {
+    Producer.TRTEXEC: _Options("--sparsity=enable", "--verbose", "--fp16"),
+    Producer.POLYGRAPHY: _Options("--sparse-weights", "--verbose", "--fp16"),
+    Producer.TORCH_TENSORRT: _Options(
+        "sparse_weights=True", float16="enabled_precisions={torch.float16}"
+    ),
+    Producer.ONNXRUNTIME: _Options("trt_sparsity_enable=1", float16="trt_fp16_enable=1"),
+    Producer.TENSORRT_LLM: _Options("--weight_sparsity"),
 }
 _FIRST_SPARSE = (8,)
 """TensorRT with BuilderFlag.SPARSE_WEIGHTS (release notes of 8.0)."""
-_NO_PATTERN = "no layer is eligible: the builder found no 2:4 weights in a layer that can use them"
 
 
 def answer(build: Build) -> str:
@@ -60,9 +65,12 @@ def answer(build: Build) -> str:
         held = sum(tensor.sparse for tensor in build.checked_tensors)
         tensors = count(len(build.checked_tensors), "tensor")
         return f"{held} of {tensors} hold the pattern; nothing was built"
-    if build.engine_loaded or build.outcome is BuildOutcome.LOADED:
-        return _of_loaded(build)
-    running = layers_running_sparse(build)
+    running = _running(build)
+    if build.engine_loaded:
+        kernels = f"; by its layer information {running} sparse" if running else ""
+        return f"a loaded engine: nothing was built, the log of its build tells more{kernels}"
+    if build.outcome is BuildOutcome.LOADED:
+        return "a model or an engine is shown: nothing was built"
     if build.sparsity is SparsityFlag.FORCED:
         run = f"{running} sparse" if running else "no layer runs sparse"
         return (
@@ -72,45 +80,21 @@ def answer(build: Build) -> str:
     if build.made_no_engine:
         errors = causes_first(build.errors)
         return "the build failed" + (f": {errors[0].text}" if errors else "")
-    if running:
-        return f"{running} sparse"
-    return _of_dense(build)
+    return f"{running} sparse" if running else _of_dense(build)
 
 
-def layers_running_sparse(build: Build) -> str | None:
-    """`8 layers run`, by the list of choices or the kernels in the engine; None for none."""
-    chosen = len(_believed(build, SparsityKind.CHOSEN))
+def _layers(number: int, one: str, many: str) -> str:
+    return f"{count(number, 'layer')} {one if number == 1 else many}"
+
+
+def _running(build: Build) -> str:
+    """`8 layers run`, by the list of choices or the kernels in the engine; "" for none."""
+    chosen = len(build.chosen or ())
     kernels = sum(1 for layer in build.engine_layers or () if layer.sparse)
     if not chosen and not kernels:
-        return None
-    listed = counted_layers(build, SparsityKind.CHOSEN)
-    found = listed if chosen >= kernels else count(kernels, "layer")
-    return f"{found} {'runs' if found.split()[-2] == '1' else 'run'}"
-
-
-def counted_layers(build: Build, kind: SparsityKind) -> str:
-    """`8 layers`; "at least" where names are missing (cut, or fewer than counted)."""
-    names = _believed(build, kind)
-    return ("at least " if lacks_names(build, kind) else "") + count(len(names), "layer")
-
-
-def _believed(build: Build, kind: SparsityKind) -> tuple[str, ...]:
-    """The names of a list, without what was appended to a line that counts none.
-
-    TensorRT 10.3 counts 0 choices and names layers that are eligible: any other name beside a 0
-    is no layer, where the list of eligible ones is whole.
-    """
-    if kind is SparsityKind.ELIGIBLE or build.eligible is None:
-        return (build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen) or ()
-    eligible = (line for line in build.sparsity_lines if line.kind is SparsityKind.ELIGIBLE)
-    if lacks_names(build, SparsityKind.ELIGIBLE) or any(line.uncertain for line in eligible):
-        return build.chosen or ()
-    sure = set(build.eligible)
-    for line in build.sparsity_lines:
-        if line.kind is SparsityKind.ELIGIBLE or line.printed_count != 0:
-            sure.update(line.names or (), line.constituents or ())
-    begins = tuple(sure)  # something glued to a layer's name leaves it a layer
-    return tuple(name for name in build.chosen or () if name.startswith(begins))
+        return ""
+    at_least = chosen >= kernels and lacks_names(build, SparsityKind.CHOSEN)
+    return "at least " * at_least + _layers(max(chosen, kernels), "runs", "run")
 
 
 def lacks_names(build: Build, kind: SparsityKind) -> bool:
@@ -131,102 +115,83 @@ def _printed(build: Build, kind: SparsityKind) -> int:
     return max((line.printed_count or 0 for line in lines if line.missing), default=0)
 
 
-def _of_loaded(build: Build) -> str:
-    if not build.engine_loaded:
-        return "a model or an engine is shown: nothing was built"
-    running = layers_running_sparse(build)
-    kernels = f"; by its layer information {running} sparse" if running else ""
-    return f"a loaded engine: nothing was built, the log of its build tells more{kernels}"
-
-
 def _of_dense(build: Build) -> str:
     """No layer is known to run sparse: the first thing in the way."""
+    options = _OPTIONS.get(build.producer, _Options())
     if build.sparsity is SparsityFlag.DISABLED and not build.sparsity_lines:
-        return f"sparsity was off: rebuild with {_allow(build)}"
-    sparse = [layer for layer in build.layers if layer.best_sparse_ms is not None]
+        return f"sparsity was off: rebuild with {options.allow}"
     counted = _by_counts(build)
     if counted is not None:
         return counted
+    sparse = [layer for layer in build.layers if layer.best_sparse_ms is not None]
     if build.eligible is None and sparse:
         return f"{_slower(sparse)}; the log has no list of the layers that were chosen"
-    if build.eligible is None or (not build.eligible and lacks_names(build, SparsityKind.ELIGIBLE)):
-        return _of_silent(build)
     if not build.eligible:
-        return _NO_PATTERN
-    return _of_eligible(build)
+        return _of_silent(build, options)
+    return _of_eligible(build, build.eligible, sparse, options)
+
+
+def _of_eligible(
+    build: Build, names: tuple[str, ...], sparse: list[TunedLayer], options: _Options
+) -> str:
+    least = "at least " * lacks_names(build, SparsityKind.ELIGIBLE)
+    eligible = least + _layers(len(names), "is eligible", "are eligible")
+    if build.chosen is None or lacks_names(build, SparsityKind.CHOSEN):
+        return f"{eligible}; the log does not say which were chosen"
+    if build_facts(build, build.engine_layers).types == frozenset():
+        strong = typing_of(version_numbers(build.tensorrt_version)) is Typing.STRONG
+        weak = not strong and options.float16
+        return (
+            f"{eligible}, none runs sparse: this build ran in FP32, which has no sparse kernels: "
+            "export the model in float16" + (f", or build weakly typed with {weak}" if weak else "")
+        )
+    return f"{eligible}, none runs sparse: {_timed(build, sparse, options)}"
 
 
 def _by_counts(build: Build) -> str | None:
     """The answer of a log that counts layers it does not name."""
     eligible, chosen = (_printed(build, kind) for kind in SparsityKind)
+    unnamed = "their names are not in the log, whole lines tell which layers"
     if chosen:
-        many = count(chosen, "layer")
-        ran = f"{many} {'runs' if chosen == 1 else 'run'} sparse by the builder's count"
         of = f" ({eligible} eligible)" if eligible else ""
-        return f"{ran}{of}: their names are not in the log, whole lines tell which layers"
+        return f"{_layers(chosen, 'runs', 'run')} sparse by the builder's count{of}: {unnamed}"
     if eligible and not build.eligible:
-        many = f"{count(eligible, 'layer')} {'is' if eligible == 1 else 'are'} eligible"
-        which = "their names are not in the log, whole lines tell which layers"
-        return f"{many} by the builder's count: {which} and whether any runs sparse"
+        many = _layers(eligible, "is eligible", "are eligible")
+        return f"{many} by the builder's count: {unnamed} and whether any runs sparse"
     return None
 
 
-def _of_silent(build: Build) -> str:
-    """The log names no eligible layer."""
+def _of_silent(build: Build, options: _Options) -> str:
+    if build.eligible == () and not lacks_names(build, SparsityKind.ELIGIBLE):
+        return "no layer is eligible: the builder found no 2:4 weights in a layer that can use them"
     if build.sparsity_lines:
         return "the lists are in the log without names: the whole lines tell which layers"
     if build.sparsity is SparsityFlag.ENABLED:
-        return f"sparsity was on, and the log has no list of layers: rebuild {_louder(build)}"
+        return f"sparsity was on, and the log has no list of layers: rebuild with {options.louder}"
     if () < version_numbers(build.tensorrt_version) < _FIRST_SPARSE:
         return f"TensorRT {build.tensorrt_version} has no sparse kernels: build with 8.0 or later"
     if build.outcome is BuildOutcome.UNFINISHED:
         return "the log ends before the builder lists eligible layers"
-    if build.layers:
-        return (
-            "sparsity was off, as far as the log shows (it names tactics and lists no eligible "
-            f"layers): rebuild with {_allow(build)}"
-        )
-    return (
-        "the log does not say whether sparsity was on: "
-        f"rebuild with {_allow(build)}, {_louder(build)}"
+    said = f"the log does not say whether sparsity was on: rebuild with {options.allow}, with "
+    off = (
+        "sparsity was off, as far as the log shows (it names tactics and lists no eligible layers)"
     )
+    return f"{off}: rebuild with {options.allow}" if build.layers else said + options.louder
 
 
-def _of_eligible(build: Build) -> str:
-    number = counted_layers(build, SparsityKind.ELIGIBLE)
-    eligible = f"{number} {'is' if number.split()[-2] == '1' else 'are'} eligible"
-    if build.chosen is None or lacks_names(build, SparsityKind.CHOSEN):
-        return f"{eligible}; the log does not say which were chosen"
-    none = f"{eligible}, none runs sparse"
-    if build_facts(build, build.engine_layers).types == frozenset():
-        typing = typing_of(version_numbers(build.tensorrt_version))
-        lower = None if typing is Typing.STRONG else _LOWER.get(build.producer)
-        option = f", or build weakly typed with {lower}" if lower else ""
-        return (
-            f"{none}: this build ran in FP32, which has no sparse kernels: "
-            f"export the model in float16{option}"
-        )
-    return f"{none}: {_timed(build)}"
-
-
-def _timed(build: Build) -> str:
-    """What autotuning shows of sparse kernels."""
-    sparse = [layer for layer in build.layers if layer.best_sparse_ms is not None]
+def _timed(build: Build, sparse: list[TunedLayer], options: _Options) -> str:
     if sparse:
         return _slower(sparse)
     if not any(layer.tactics for layer in build.layers):
-        return f"no times are in the log, rebuild {_louder(build)} to see them"
+        return f"no times are in the log, rebuild with {options.louder} to see them"
     if build.timing_cache.hides_timings:
         return "no sparse kernel was timed in this log, but a timing cache answered for some layers"
     return "no sparse kernel was timed"
 
 
 def _slower(sparse: list[TunedLayer]) -> str:
-    ratios = [
-        layer.best_sparse_ms / layer.best_dense_ms
-        for layer in sparse
-        if layer.best_sparse_ms is not None and layer.best_dense_ms
-    ]
+    found = (tactic_ratio(layer.best_sparse_ms, layer.best_dense_ms) for layer in sparse)
+    ratios = [ratio for ratio in found if ratio is not None]
     timed = f"sparse kernels were timed for {count(len(sparse), 'layer')}"
     if not ratios:
         return timed
@@ -235,19 +200,10 @@ def _slower(sparse: list[TunedLayer]) -> str:
     return f"{timed}, and in some of them faster than dense ones"
 
 
-def _allow(build: Build) -> str:
-    return _ALLOW.get(build.producer, _ALLOW_IN_PYTHON)
-
-
-def _louder(build: Build) -> str:
-    return f"with {_TELLS.get(build.producer, 'a logger at VERBOSE')}"
-
-
 _MOST_ROWS = 200
 _MOST_ROWS_IN_ALL = 2000
 _FEWEST_ROWS = 20
 _MOST_ERRORS = 3
-_SILENT = "the log has no such line"
 
 
 def log_document(log: BuildLog) -> Document:
@@ -268,14 +224,19 @@ def log_document(log: BuildLog) -> Document:
 
 def _build(build: Build, number: int, most: int) -> Iterator[Block]:
     yield Lines(lines=tuple(_summary(build, number)), role=Role.TEXT)
-    rows = sorted((*build.layers, *_untimed(build)), key=_interest)
+    rows = sorted(  # chosen, then eligible, then whatever has a sparse time; then as in the log
+        (*build.layers, *_untimed(build)),
+        key=lambda r: (not r.chosen, not r.eligible, r.best_sparse_ms is None),
+    )
     shown = rows[:most]
+    runners = [printable(row.runner or ", ".join(row.runners)) or None for row in shown]
+    ratios = [tactic_ratio(row.best_sparse_ms, row.best_dense_ms) for row in shown]
     columns = (
         column("layer", Kind.NAME, shown, lambda r: printable(r.name)),
-        column("runner", Kind.TEXT, shown, _runner),
+        column("runner", Kind.TEXT, runners, lambda runner: runner),
         figures("best sparse ms", shown, lambda r: r.best_sparse_ms, "{:.4g}".format),
         figures("best dense ms", shown, lambda r: r.best_dense_ms, "{:.4g}".format),
-        figures(SPARSE_TO_DENSE, shown, _ratio, "{:.3f}".format),
+        figures(SPARSE_TO_DENSE, ratios, lambda ratio: ratio, "{:.3f}".format),
         column("chosen", Kind.TEXT, shown, _chosen),
     )
     yield table("", columns, style="rows")
@@ -354,34 +315,21 @@ def _listed(build: Build, kind: SparsityKind) -> str:
     ]
     counts = f" ({', '.join(printed[:4])}{', ...' if len(printed) > 4 else ''})" if printed else ""
     if names is None:
-        return (printed[0] + ", no names") if printed else _SILENT
-    return f"{counted_layers(build, kind)}{counts}"
+        return (printed[0] + ", no names") if printed else "the log has no such line"
+    least = "at least " * lacks_names(build, kind)
+    return f"{least}{count(len(names), 'layer')}{counts}"
 
 
 def _untimed(build: Build) -> Iterator[TunedLayer]:
     """Layers of the (Sparsity) lists that no tuning line names, so that none is only counted."""
     known = {layer.name for layer in build.layers}
-    listed = dict.fromkeys((*(build.chosen or ()), *(build.eligible or ())))
-    chosen, eligible = set(build.chosen or ()), set(build.eligible or ())
-    for name in listed:
+    chosen, eligible = (dict.fromkeys(names or ()) for names in (build.chosen, build.eligible))
+    for name in chosen | eligible:
         if name not in known and not known.issuperset(name.split(" || ")):
             yield TunedLayer(
                 name=name, runner=None, tactics=(), best_dense_ms=None, best_sparse_ms=None,
                 eligible=name in eligible, chosen=name in chosen,
             )  # fmt: skip
-
-
-def _interest(layer: TunedLayer) -> tuple[bool, bool, bool]:
-    """Chosen, then eligible, then whatever has a sparse time; the log's order within."""
-    return not layer.chosen, not layer.eligible, layer.best_sparse_ms is None
-
-
-def _runner(layer: TunedLayer) -> str | None:
-    return printable(layer.runner or ", ".join(layer.runners)) or None
-
-
-def _ratio(layer: TunedLayer) -> float | None:
-    return tactic_ratio(layer.best_sparse_ms, layer.best_dense_ms)
 
 
 def _chosen(layer: TunedLayer) -> str | None:

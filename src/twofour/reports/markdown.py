@@ -80,7 +80,8 @@ def _block(block: Block, mark: str) -> Iterator[str]:
     elif isinstance(block, Table):
         made = block.folded()
         heads = [plain(column.head) for column in made.columns]
-        yield table(heads, (_row(made.columns, at) for at in range(len(made.rows))))
+        rows = ([_cell(column, at) for column in made.columns] for at in range(len(made.rows)))
+        yield table(heads, rows)
         yield plain(block.legend or "")
 
 
@@ -89,10 +90,6 @@ def _paragraphs(block: Lines) -> str:
         return "\n".join(f"- {_reason(line)}" for line in block.lines)
     lines = map(plain, block.lines)
     return "\n\n".join(f"**{line}**" if block.role is Role.ANSWER else line for line in lines)
-
-
-def _row(columns: Sequence[Column], at: int) -> list[str]:
-    return [_cell(column, at) for column in columns]
 
 
 def _cell(column: Column, at: int) -> str:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from twofour.records.eligibility import ShareUnit
 from twofour.records.options import LossKind
-from twofour.records.sensitivity import LayerCost, PrunedSet, SensitivityResult
+from twofour.records.run import LayerCost, Measured, PrunedSet, SensitivityResult
 from twofour.reports.document import (
     Block,
     Column,
     Document,
     Kind,
     Lines,
-    Plot,
     Role,
     Section,
     Table,
@@ -25,9 +24,7 @@ from twofour.reports.document import (
     section,
     table,
 )
-from twofour.reports.eligibility_words import name_cell
-from twofour.reports.sensitivity_plots import draw_pareto, pareto_key
-from twofour.words import count, figure, listed, printable
+from twofour.words import count, figure, listed, name_cell, printable
 
 _UNITS = {
     ShareUnit.MILLISECONDS: "ms",
@@ -37,23 +34,19 @@ _UNITS = {
 _LOSSES = {
     LossKind.METRIC: "how far {figure} falls",
     LossKind.OUTPUTS: "||y - y'||^2 / ||y||^2 of the outputs",
-    LossKind.KL: "KL(dense || pruned) of the outputs, softmax over the last axis, in nats",
-    LossKind.FISHER: "first-order estimate of ||y - y'||^2 / ||y||^2, from one backward pass of "
-    "the model's own outputs against its dense ones",
-    LossKind.LAYER: "||(W - W')X||^2 / ||WX||^2 of the layer itself",
 }
 _LEGEND = (
     "loss: {loss}, with that layer alone pruned; saves: part of the {unit} that all of them could "
     "save. Worth pruning most stands first."
 )
 _PARETO_LEGEND = (
-    "Each row is a set of layers, measured as a whole: the one that is foretold to lose least for "
+    "Each row is a set of layers, measured as a whole: the one that is predicted to lose least for "
     "what it saves. Losses of single layers do not add up exactly."
 )
 
 
 def sensitivity_document(result: SensitivityResult) -> Document:
-    """The answer, a row per layer in the order of worth, sets of them, and a plot of those."""
+    """The answer, a row per layer in the order of worth, and sets of them."""
     title = f"{result.pattern} by {result.method}: what each layer loses"
     return Document(
         name=name_cell(result.source),
@@ -78,12 +71,6 @@ def _blocks(result: SensitivityResult) -> tuple[Block, ...]:
         _layers(result),
         _left_dense(result),
         _sets(result),
-        Plot(
-            caption="What is saved against what is lost",
-            draw=lambda: draw_pareto(result),
-            note="one set of layers each: measured, and as the losses of its layers foretell",
-            key=pareto_key(),
-        ),
         Lines(lines=tuple(map(printable, result.notes)), role=Role.NOTE),
     )
 
@@ -107,15 +94,15 @@ def loss_words(result: SensitivityResult) -> str:
 def answer_lines(result: SensitivityResult) -> tuple[str, ...]:
     """What was chosen and what it loses, what everything loses, and the worst layer."""
     everything = max(result.pareto, key=lambda s: s.share, default=None)
-    lines = [_budget_line(result), *_trials_line(result)]
+    lines = [_budget_line(result)]
+    if result.budget is not None and result.budget.trials:
+        lines.append(f"chosen from {count(len(result.budget.trials), 'measured set')}")
     if everything is not None:
         lines.append(f"all {count(everything.layers, 'layer')} pruned: {_lost(result, everything)}")
-    worst = _worst(result)
-    if worst is not None and worst.loss is not None:
-        lines.append(f"alone, {name_cell(worst.layer)} loses most: {figure(worst.loss)}")
-    left = [row.layer for row in result.layers if row.why_dense is not None]
-    if left:
-        lines.append(f"stay dense for nothing lost: {listed(tuple(map(name_cell, left)))}")
+    losses = {r.layer: r.loss for r in result.layers if r.loss is not None and not r.why_dense}
+    worst = max(losses, key=losses.__getitem__, default=None)
+    if worst is not None:
+        lines.append(f"alone, {name_cell(worst)} loses most: {figure(losses[worst])}")
     return tuple(line for line in lines if line)
 
 
@@ -137,11 +124,6 @@ def _allowed(result: SensitivityResult) -> str:
     return f"at most {figure(result.budget.asked.max_drop) or 0} is allowed"
 
 
-def _trials_line(result: SensitivityResult) -> Iterator[str]:
-    if result.budget is not None and result.budget.trials:
-        yield f"chosen from {count(len(result.budget.trials), 'measured set')}"
-
-
 def _lost(result: SensitivityResult, of: PrunedSet) -> str:
     if of.loss is None:
         return f"the loss is not known ({printable(of.measured.error or 'no figure')})"
@@ -154,15 +136,9 @@ def _lost(result: SensitivityResult, of: PrunedSet) -> str:
     return f"{printable(name)} {figure(before)} dense, {figure(after)} pruned"
 
 
-def _worst(result: SensitivityResult) -> LayerCost | None:
-    known = [r for r in result.layers if r.loss is not None and r.why_dense is None]
-    return max(known, key=lambda r: r.loss or 0.0, default=None)
-
-
 def _layers(result: SensitivityResult) -> Table:
     rows = [row for row in in_order_of_worth(result) if row.why_dense is None]
     whole = math.fsum(r.saves for r in rows)
-    names = [result.figure] if result.figure is not None else []
     timed = result.unit is ShareUnit.MILLISECONDS
     part = 100 / whole if whole else 0.0
     columns: list[Column] = [
@@ -170,44 +146,26 @@ def _layers(result: SensitivityResult) -> Table:
         figures("saves", rows, lambda r: r.saves * part or None, "{:.1f} %".format),
         *((figures("ms", rows, lambda r: r.saves or None),) if timed else ()),
         figures("loss", rows, lambda r: r.loss, _small),
-        *(
-            figures(printable(name), rows, lambda r, n=name: _metric(r, n))  # type: ignore[misc]  # a default argument binds the name
-            for name in names
-        ),
-        *(of for kind, of in _beside(rows) if kind is not result.loss),
-        _decisions(rows, result),
     ]
+    alone = [row.alone or Measured() for row in rows]
+    if result.figure is not None:
+        name = result.figure
+        columns.append(figures(printable(name), alone, lambda m: m.metrics.get(name)))
+    errors = [row.output_error for row in rows]
+    columns.append(
+        figures("layer error", errors, lambda e: None if e is None else e.judged, _small)
+    )
+    if result.loss is not LossKind.OUTPUTS:
+        columns.append(figures("outputs", alone, lambda m: m.outputs, _small))
+    columns.append(_decisions(rows, result))
     legend = _LEGEND.format(loss=loss_words(result), unit=_UNITS[result.unit])
     return table("Layers", columns, legend=legend)
-
-
-def _beside(rows: Sequence[LayerCost]) -> Iterator[tuple[LossKind, Column]]:
-    """What else was found out of each layer, by the loss that it would be."""
-    yield LossKind.LAYER, figures("layer error", rows, _layer_error, _small)
-    yield LossKind.OUTPUTS, figures("outputs", rows, lambda r: _outputs(r, "error"), _small)
-    yield LossKind.KL, figures("KL", rows, lambda r: _outputs(r, "kl"), _small)
-    yield LossKind.FISHER, figures("Fisher", rows, lambda r: r.fisher, _small)
 
 
 def _names(row: LayerCost) -> str:
     others = [name for name in row.members if name != row.layer]
     with_it = f"\nwith {listed(tuple(map(name_cell, others)))}" if others else ""
     return name_cell(row.layer) + with_it
-
-
-def _metric(row: LayerCost, name: str) -> float | None:
-    return None if row.alone is None else row.alone.metrics.get(name)
-
-
-def _outputs(row: LayerCost, name: str) -> float | None:
-    if row.alone is None or row.alone.outputs is None:
-        return None
-    value: float | None = getattr(row.alone.outputs, name)
-    return value
-
-
-def _layer_error(row: LayerCost) -> float | None:
-    return None if row.output_error is None else row.output_error.judged
 
 
 def _small(value: float) -> str:
@@ -243,19 +201,14 @@ def _sets(result: SensitivityResult) -> Table:
     columns: list[Column] = [
         figures("saves", rows, lambda s: 100 * s.share, "{:.1f} %".format),
         column("layers", Kind.FIGURE, rows, lambda s: f"{s.layers:,}", lambda s: s.layers),
-        figures("foretold", rows, lambda s: s.predicted, _small),
+        figures("predicted", rows, lambda s: s.predicted, _small),
         figures("measured", rows, lambda s: s.loss, _small),
     ]
     if result.figure is not None:
         name = result.figure
         columns.append(figures(printable(name), rows, lambda s: s.measured.metrics.get(name)))
     columns += [
-        figures(
-            "outputs",
-            rows,
-            lambda s: None if s.measured.outputs is None else s.measured.outputs.error,
-            _small,
-        ),
+        figures("outputs", rows, lambda s: s.measured.outputs, _small),
         column(
             "left dense",
             Kind.TEXT,

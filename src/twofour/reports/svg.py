@@ -43,37 +43,18 @@ def shape(
     return Drawing(tag=tag, attributes=tuple(named), title=title, text=text, parts=parts)
 
 
-def point(title: str, mark: Drawing, x: float, y: float) -> Drawing:
-    """A mark at its place that tells what it stands for."""
-    return shape("g", mark, title=title, css="point", transform=f"translate({x} {y})")
-
-
-def square(css: str) -> Drawing:
-    """A mark of one of two kinds."""
-    return shape("rect", css=f"mark {css}", x=-4, y=-4, width=8, height=8)
-
-
-def disc(css: str) -> Drawing:
-    """The other kind."""
-    return shape("circle", css=f"mark {css}", r=4.5)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """An axis: values `low` to `high` on pixels `start` to `end`, logarithmic or linear."""
+    """A logarithmic axis: values `low` to `high` on pixels `start` to `end`."""
 
     low: float
     high: float
     start: float
     end: float
-    log: bool = True
 
     def at(self, value: float) -> float:
         """The pixel of a value, to a tenth."""
-        if self.log:
-            part = log10(value / self.low) / log10(self.high / self.low)
-        else:
-            part = (value - self.low) / (self.high - self.low)
+        part = log10(value / self.low) / log10(self.high / self.low)
         return round(self.start + part * (self.end - self.start), 1)
 
 
@@ -87,7 +68,7 @@ def log_range(values: Sequence[float], *, least: float = 1.02) -> tuple[float, f
 def ticks(scale: Scale) -> tuple[float, ...]:
     """Round values on the axis, three to nine where there are that many."""
     low, high = scale.low, scale.high
-    if not scale.log or high / low < 3:
+    if high / low < 3:
         unit = 10.0 ** ceil(log10(high - low))
         for step in (s * unit for s in _STEPS):
             numbers = range(ceil(low / step), floor(high / step) + 1)
@@ -103,30 +84,15 @@ def ticks(scale: Scale) -> tuple[float, ...]:
     return tuple(found)
 
 
-def x_axis(
-    scale: Scale, bottom: float, title: str, *, values: Iterable[float] | None = None
-) -> Iterator[Drawing]:
+def x_axis(scale: Scale, bottom: float, title: str) -> Iterator[Drawing]:
     """Vertical lines at the ticks from the top margin down, their values, the title beneath."""
-    for value in ticks(scale) if values is None else values:
+    for value in ticks(scale):
         at = scale.at(value)
         yield shape("path", css="grid", d=f"M{at} {TOP}V{bottom}")
         yield shape("text", text=f"{value:g}", x=at, y=bottom + 17, text_anchor="middle")
     middle = (scale.start + scale.end) / 2
     yield shape("path", css="axis", d=f"M{scale.start} {bottom}H{scale.end}")
     yield shape("text", text=title, css="title", x=middle, y=bottom + 38, text_anchor="middle")
-
-
-def y_axis(
-    scale: Scale, ends: tuple[float, float], title: str, *, values: Iterable[float] | None = None
-) -> Iterator[Drawing]:
-    """The same from left to right, the title turned beside it."""
-    left, right = ends
-    for value in ticks(scale) if values is None else values:
-        at = scale.at(value)
-        yield shape("path", css="grid", d=f"M{left} {at}H{right}")
-        yield shape("text", text=f"{value:g}", x=left - 8, y=at + 4, text_anchor="end")
-    turned = f"translate(16 {(scale.start + scale.end) / 2}) rotate(-90)"
-    yield shape("text", text=title, css="title", transform=turned, text_anchor="middle")
 
 
 def row_name(name: str, y: float) -> Drawing:
@@ -150,23 +116,7 @@ def shortened(name: str, letters: int = _NAME_LETTERS) -> str:
     return f"{name[: letters - 1 - half]}…{name[-half:]}"
 
 
-def apart(wanted: Sequence[float], *, gap: float, low: float, high: float) -> tuple[float, ...]:
-    """Places as near as may be to those wanted, `gap` from each other, between `low` and `high`."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    placed = [0.0] * len(wanted)
-    last = low - gap
-    for i in order:
-        last = placed[i] = max(wanted[i], last + gap)
-    limit = high
-    for i in reversed(order):
-        placed[i] = min(placed[i], limit)
-        limit = placed[i] - gap
-    return tuple(round(place, 1) for place in placed)
-
-
-def frame(
-    size: tuple[float, float], label: str, parts: Iterable[Drawing], *, css: str = "wide plot"
-) -> Drawing:
+def frame(size: tuple[float, float], label: str, parts: Iterable[Drawing]) -> Drawing:
     """The whole plot, said in words to those who do not see it."""
     box = f"0 0 {size[0]:g} {size[1]:g}"
-    return shape("svg", *parts, css=css, viewBox=box, role="img", aria_label=label)
+    return shape("svg", *parts, css="wide plot", viewBox=box, role="img", aria_label=label)

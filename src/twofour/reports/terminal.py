@@ -10,9 +10,7 @@ from typing import TextIO
 from rich import box
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
-from rich.padding import Padding
 from rich.segment import Segment
-from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -33,7 +31,6 @@ from twofour.words import printable_lines
 
 PLAIN_WIDTH = 120
 """Columns where the output is no terminal and so has no width."""
-AS_ABOVE = "as above"
 _NO_VALUE = "-"
 _NAMES_SHOWN = 5
 _LEAST_NAME, _LEAST_TEXT = 16, 20
@@ -41,13 +38,9 @@ _LEAST_NAME, _LEAST_TEXT = 16, 20
 _LONGEST_HEAD = 12
 """Columns of a head's word that is not broken: a user's metric may have any name."""
 _BREAK_BEHIND = "@:/.-_+ "
-_OP_WIDTH, _SIZE_WIDTH = len("ConvTranspose"), len("1024 x 1024")
-_VERDICT_WIDTH, _REMEDY_WIDTH = len("not-eligible)"), 15
-_CODE_WIDTH, _NAME_AND_CODE = len("AXIS_NOT_MULTIPLE:"), 46
-"""Columns, at most (of what to do at least), so that 120 hold the longest reason code."""
-_GAP, _LEAST_LAYER, _TEXTS = 2, 20, 54
-"""Columns between two cells, of a layer's name that can be read at least, of both texts where names
-are as long as they get."""
+_OP_WIDTH, _VERDICT_WIDTH, _REMEDY_WIDTH = len("ConvTranspose"), len("not-eligible)"), 15
+_GAP = 2
+"""Columns between two cells."""
 _COLOURS = {
     **dict.fromkeys(("runs", "can", "doubtful", "faster", "holds"), "green"),
     **dict.fromkeys(("cannot", "slower", "broken"), "red"),
@@ -74,7 +67,6 @@ class PrintableConsole(Console):
         *,
         width: int | None = None,
         soft_wrap: bool = False,
-        no_color: bool = False,
         plain: bool = False,
     ) -> None:
         """Of `width` None as wide as the terminal; `plain`: as in a file, FORCE_COLOR or not."""
@@ -82,7 +74,6 @@ class PrintableConsole(Console):
             file=file,
             width=width,
             soft_wrap=soft_wrap,
-            no_color=no_color,
             color_system=None if plain else "auto",
             force_terminal=False if plain else None,
             markup=False,
@@ -139,37 +130,20 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[RenderableType]:
         elif isinstance(block, Names):
             yield Text(_first_names(block))
         elif isinstance(block, Table):
-            yield _table(block.folded())
+            yield from _table(block.folded())
 
 
-def _table(made: Table) -> RenderableType:
-    if made.style == "layers":
-        return _LayerTable(made)
-    if made.style == "rows":
-        return Group(*_rows(made))
-    return _TotalsTable(made) if made.style == "cards" else _FittedTable(made)
+def _table(made: Table) -> Iterator[RenderableType]:
+    if made.style == "cards":
+        yield from _totals(made)
+    else:
+        yield _LayerTable(made) if made.style == "layers" else _FittedTable(made)
 
 
 def _first_names(block: Names) -> str:
     more = len(block.names) - _NAMES_SHOWN
     rest = f", and {more:,} more (--json has all)" if more > 0 else ""
     return f"{block.short}: {', '.join(block.names[:_NAMES_SHOWN])}{rest}"
-
-
-def _rows(made: Table) -> Iterator[RenderableType]:
-    """Short words and figures give none of their room away while names and sentences can."""
-    if made.title:
-        yield Text(made.title, style="bold")
-    table = _headed()
-    for one in made.columns:
-        longest = max((len(cell or "") for cell in one.cells), default=0)
-        is_whole = one.kind in (Kind.FIGURE, Kind.VERDICT)
-        own = max(min(longest, _OP_WIDTH), len(one.head)) if is_whole else None
-        head = Text(one.head, justify="left")
-        table.add_column(head, justify=_justified(one), overflow="fold", width=own)
-    for at in range(len(made.rows)):
-        table.add_row(*(_cell(one, at) for one in made.columns))
-    yield table
 
 
 def _justified(column: Column) -> JustifyMethod:
@@ -196,153 +170,76 @@ class _FittedTable:
             yield Text(self._made.legend)
 
 
-class _TotalsTable:
-    """A line for each status; the codes on one of their own where they would be broken."""
-
-    def __init__(self, made: Table) -> None:
-        self._rows = [tuple(cell or "" for cell in row) for row in made.rows]
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        """Title, layers and weights under each other."""
-        grid = RichTable.grid(padding=(0, _GAP, 0, 0))
-        for justify in ("left", "right", "right", "left"):
-            grid.add_column(justify=justify, overflow="fold")
-        for row in self._rows:
-            grid.add_row(*map(Text, row))
-        least = [
-            max(map(len, cells)) for cells in zip(*(row[:3] for row in self._rows), strict=True)
-        ]
-        code = max((len(word) for row in self._rows for word in row[3].split()), default=0)
-        if sum(least) + 3 * _GAP + code <= options.max_width:
-            yield grid
-            return
-        for title, layers, weights, codes in self._rows:
-            yield Text(f"{title:<{least[0]}}  {layers:>{least[1]}}  {weights:>{least[2]}}")
-            if codes:
-                yield Padding(Text(codes), (0, 0, 0, _GAP))
+def _totals(made: Table) -> Iterator[Text]:
+    """A line for each status."""
+    least = [max(map(len, filter(None, c.cells)), default=0) for c in made.columns]
+    for title, layers, weights, codes in made.rows:
+        known = f"{title:<{least[0]}}  {layers:>{least[1]}}  {weights:>{least[2]}}  {codes}"
+        yield Text(known.rstrip())
 
 
 class _LayerTable:
-    """A row per layer: on one line if it fits, else words below others, times in a table behind.
-
-    On a terminal a row that says what the one before it says is told "as above"; in a pipe or a
-    file, where a line may be looked for alone, every row says all.
-    """
+    """A row per layer: on one line if it fits, else words below others, times in a table behind."""
 
     def __init__(self, made: Table) -> None:
         self._made = made
         self._columns = {column.key: column for column in made.columns}
         self._names = [_behind(self._columns["layer"], at, "  ") for at in range(len(made.rows))]
-        self._times = tuple(c for c in made.columns if c.kind is Kind.FIGURE)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         """The table of words, and one of figures where anything was timed."""
         width = options.max_width
         if _fits(self._made.columns, width):
             yield _fitted(self._made.columns, width)
             return
-        table = _headed("layer", "op, type", "C x K kernel", "pattern", "verdict", *_TEXT_HEADS)
-        stacked = not self._share_width(table, width)
-        if stacked:
-            table = _headed("layer, op, C x K kernel, type", "verdict, pattern", *_TEXT_HEADS)
-            self._share_stacked(table, width)
-        before: tuple[str, str] | None = None
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        table.show_edge = False
+        for title, own in zip(_STACKED, self._widths(width), strict=True):
+            table.add_column(title, overflow="fold", width=own)
         for at in range(len(self._names)):
-            own = (self._cell("why", at), self._cell("remedy", at))
-            texts = (AS_ABOVE, AS_ABOVE) if console.is_terminal and own == before else own
-            before = own
-            table.add_row(*self._words(at, stacked=stacked), *map(Text, texts))
+            texts = (Text(self._cell(key, at)) for key in ("why", "remedy"))
+            table.add_row(self._name(at), self._verdict(at), *texts)
         yield table
-        if self._times:
-            yield _FittedTable(self._timed())
+        times = [c for c in self._made.columns if c.kind is Kind.FIGURE]
+        if times:
+            yield _FittedTable(self._timed(times))
 
-    def _words(self, at: int, *, stacked: bool) -> tuple[Text, ...]:
-        name = Text(self._names[at], overflow="fold")
-        op, size, of_type = (self._cell(key, at) for key in ("op", "size", "type"))
-        column, pattern = self._columns["verdict"], self._cell("pattern", at)
-        verdict = Text(column.cells[at] or "", style=_COLOURS.get(column.slugs[at], ""))
-        verdict.append(_note(column, at))
-        if stacked:
-            return Text("\n").join((name, Text(f"{op} {size} {of_type}"))), verdict.append(
-                f"\n{pattern}"
-            )
-        both = Text(f"{op}\n{of_type}", overflow="fold")
-        return name, both, Text(size), Text(pattern), verdict
+    def _name(self, at: int) -> Text:
+        size = " ".join(self._cell(key, at) for key in ("op", "size", "type"))
+        return Text(f"{self._names[at]}\n{size}", overflow="fold")
 
-    def _timed(self) -> Table:
-        """The layers with a time."""
-        rows = [at for at in range(len(self._names)) if any(c.cells[at] for c in self._times)]
+    def _verdict(self, at: int) -> Text:
+        column = self._columns["verdict"]
+        verdict = Text(_behind(column, at), style=_COLOURS.get(column.slugs[at], ""))
+        return verdict.append(f"\n{self._cell('pattern', at)}")
+
+    def _cell(self, key: str, at: int) -> str:
+        return self._columns[key].cells[at] or _NO_VALUE
+
+    def _timed(self, times: Sequence[Column]) -> Table:
+        rows = [at for at in range(len(self._names)) if any(c.cells[at] for c in times)]
         columns = (
             replace(
                 column,
                 cells=tuple(column.cells[at] for at in rows),
                 notes=tuple(column.note(at) for at in rows),
             )
-            for column in (self._columns["layer"], *self._times)
+            for column in (self._columns["layer"], *times)
         )
         return Table(title="Tactics", columns=tuple(columns))
 
-    def _cell(self, key: str, at: int) -> str:
-        text = self._columns[key].cells[at]
-        return _NO_VALUE if text is None else text
-
-    def _longest(self, key: str) -> int:
-        return max(map(len, filter(None, self._columns[key].cells)), default=0)
-
-    def _code_width(self) -> int:
-        """Of the longest code: one is read whole, and searched for."""
+    def _widths(self, width: int) -> tuple[int, int, int, int]:
+        """Columns for the name, the verdict, why and what to do; no code is broken from 80 on."""
         codes = (word for text in self._columns["why"].cells for word in _codes(text or ""))
-        return max(map(len, codes), default=0) + len(":")
-
-    def _share_width(self, table: RichTable, width: int) -> bool:
-        """Name, why and what to do share what the short columns leave; nothing is cut.
-
-        False where the width does not hold codes and short words, with names that can be read.
-        """
-        name, op, size, pattern, verdict, why, what_to_do = table.columns
+        code = max(map(len, codes), default=0) + len(":")
         longest = max(map(len, self._names), default=0)
-        column = self._columns["verdict"]
-        verdicts = (len((c or "") + _note(column, at)) for at, c in enumerate(column.cells))
-        op.width = max(min(max(self._longest("op"), self._longest("type")), _OP_WIDTH), len("type"))
-        size.width, pattern.width = _SIZE_WIDTH, len("pattern")
-        verdict.width = max(min(max(verdicts, default=0), _VERDICT_WIDTH), len("verdict"))
-        short = op.width + size.width + pattern.width + verdict.width
-        least, code = max(min(longest, _LEAST_LAYER), len("layer")), self._code_width()
-        left = width - short - 6 * _GAP - least - code - _REMEDY_WIDTH
-        wanted = max(min(longest, _NAME_AND_CODE - max(code, _CODE_WIDTH)), least)
-        name.width = least + max(min(wanted - least, left), 0)
-        texts = (why, code), (what_to_do, _REMEDY_WIDTH)
-        _spread(left - name.width + least, (name, longest), *texts)
-        return left >= 0
-
-    def _share_stacked(self, table: RichTable, width: int) -> None:
-        """The same for four columns: the name has at least the room of its op."""
-        name, verdict, why, what_to_do = table.columns
-        longest, code = max(map(len, self._names), default=0), self._code_width()
-        verdict.width = _VERDICT_WIDTH
-        left = width - _VERDICT_WIDTH - _OP_WIDTH - code - _REMEDY_WIDTH - 3 * _GAP
-        more = max(min(longest - _OP_WIDTH, _LEAST_LAYER - _OP_WIDTH, left), 0)
-        name.width = _OP_WIDTH + more
-        _spread(left - more, (name, longest), (why, code), (what_to_do, _REMEDY_WIDTH))
+        name = max(_OP_WIDTH, min(longest, width // 4))
+        texts = width - name - _VERDICT_WIDTH - 3 * _GAP
+        why = max(code, min(texts * 5 // 9, texts - _REMEDY_WIDTH))
+        return name, _VERDICT_WIDTH, why, max(texts - why, _REMEDY_WIDTH)
 
 
-_TEXT_HEADS = ("why", "what to do")
-
-
-def _spread(
-    left: int,
-    name: tuple[RichColumn, int],
-    why: tuple[RichColumn, int],
-    what: tuple[RichColumn, int],
-) -> None:
-    """Share `left` columns: of all, names have at most their part, the texts 5 to 4."""
-    (named, longest), (why_cell, code), (what_cell, least) = name, why, what
-    width, left = named.width or 0, max(left, 0)
-    every = width + code + least + left
-    named.width = max(width, min(longest, every * width // (width + _TEXTS)))
-    texts = every - named.width
-    why_cell.width = max(code, min(texts * 5 // 9, texts - least))
-    what_cell.width = texts - why_cell.width
+_STACKED = ("layer, op, C x K kernel, type", "verdict, pattern", "why", "what to do")
 
 
 def _codes(text: str) -> tuple[str, ...]:
@@ -352,21 +249,9 @@ def _codes(text: str) -> tuple[str, ...]:
     return (*([found[0]] if found is not None else []), *more)
 
 
-def _headed(*titles: str) -> RichTable:
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    return table
-
-
 def _behind(column: Column, at: int, between: str = " ") -> str:
-    """A cell with its note."""
     text = column.cells[at]
     return between.join(filter(None, (_NO_VALUE if text is None else text, column.note(at))))
-
-
-def _note(column: Column, at: int) -> str:
-    return f" {column.note(at)}" if column.note(at) else ""
 
 
 def _split(columns: Sequence[Column], width: int) -> Iterator[tuple[Column, ...]]:
@@ -445,12 +330,12 @@ def _least_width(one: Column) -> int:
     if one.kind is Kind.NAME:
         return _LEAST_NAME
     if one.kind is Kind.TEXT:
-        return _LEAST_TEXT
+        return min(_LEAST_TEXT, _longest_line((one.head, *one.cells)))
     between = None if one.kind is Kind.VERDICT else "\n"
     words = [word for cell in one.cells for word in (cell or "-").split(between)]
     head = max(map(cell_len, one.head.split()), default=1)
     return max(min(head, _LONGEST_HEAD), *map(cell_len, words), 1)
 
 
-def _longest_line(cells: Sequence[str]) -> int:
+def _longest_line(cells: Sequence[str | None]) -> int:
     return max(cell_len(line) for cell in cells for line in (cell or "-").split("\n"))

@@ -158,12 +158,6 @@ def test_a_bfloat16_model_fails_with_what_to_do(tmp_path: Path, fake: FakeBuild)
     assert "--precision float16" in (failure.value.hint or "")
 
 
-def test_there_is_no_progress_monitor_to_set(tmp_path: Path, fake: FakeBuild) -> None:
-    build(tmp_path, model(np.ones((16, 16), np.float32)))
-    with pytest.raises(AttributeError):
-        fake.config.progress_monitor  # noqa: B018  # the bindings have no such attribute
-
-
 def test_a_parser_error_is_told_by_the_index_of_its_node(tmp_path: Path, fake: FakeBuild) -> None:
     fake.parser.parse_from_file.return_value = False
     fake.parser.num_errors = 1
@@ -214,28 +208,3 @@ def test_a_torch_model_is_exported_in_what_86_reads_unless_asked_otherwise(
     assert [o.version for o in imports if not o.domain] == [written]
     warned = any("export the torch model with --opset 17" in note for note in result.build.notes)
     assert warned is (written > 17)
-
-
-@pytest.mark.usefixtures("fake")
-def test_an_opset_of_0_was_asked_for_and_is_refused(tmp_path: Path) -> None:
-    source = tmp_path / "model.py"
-    source.write_text(MODULE)
-    options = RunOptions(engine="tensorrt", opset=0)
-    with pytest.raises(BadInputError, match="opset 0 is older than 17"):
-        run_all(f"{source}:make", tmp_path / "run", options)
-
-
-@pytest.mark.usefixtures("fake")
-def test_a_file_that_is_no_onnx_is_bad_input(tmp_path: Path) -> None:
-    path = tmp_path / "sparse.onnx"
-    path.write_bytes(b"garbage")
-    request = BuildRequest(
-        variant=Variant.DENSE,
-        onnx=path,
-        folder=tmp_path,
-        sparse_weights=False,
-        options=BuildOptions(),
-        inputs={"x": np.ones((8, 16), np.float32)},
-    )
-    with pytest.raises(BadInputError, match=r"sparse\.onnx is not an ONNX model"):
-        TensorRtEngine().build(request, no_progress)

@@ -11,11 +11,11 @@ import pytest
 import tensorrt as trt
 from support.trt_fakes import PLAN, FakeBuild, request_for
 
-from twofour.engines.inputs import parse_shapes
 from twofour.engines.protocol import no_progress
 from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.errors import BuildFailedError, MissingToolError
+from twofour.inputs.examples import parse_shapes
 from twofour.logs.read import parse_lines
 from twofour.records.build import Gpu
 from twofour.records.log import SparsityFlag
@@ -111,13 +111,6 @@ def test_asked_shapes_become_the_profile_and_runs_are_timed_at_opt(
     assert build.run.shape == (4, 16)
 
 
-@pytest.mark.usefixtures("build")
-def test_shapes_of_an_unknown_input_are_bad_input(tmp_path: Path) -> None:
-    shapes = parse_shapes(["image=1x16"])
-    with pytest.raises(BadInputError, match="no input 'image'"):
-        TensorRtEngine().build(request_for(tmp_path, shapes=shapes), no_progress)
-
-
 def test_a_profile_that_tensorrt_refuses_fails_the_build(tmp_path: Path, build: FakeBuild) -> None:
     build.config.add_optimization_profile.side_effect = lambda _: -1
     with pytest.raises(BuildFailedError, match=r"refuses the shapes.*opt \(8, 16\)"):
@@ -154,12 +147,6 @@ def test_the_log_holds_all_five_severities_in_tensorrts_own_format(
     assert capfd.readouterr() == ("", ""), "nothing is printed"
 
 
-def test_a_parser_without_words_still_fails_the_build(tmp_path: Path, build: FakeBuild) -> None:
-    build.parser.parse_from_file.return_value = False
-    with pytest.raises(BuildFailedError, match=r"cannot parse .*sparse\.onnx"):
-        TensorRtEngine().build(request_for(tmp_path), no_progress)
-
-
 def test_a_build_without_a_plan_fails_with_the_logged_errors(
     tmp_path: Path, build: FakeBuild
 ) -> None:
@@ -185,25 +172,3 @@ def test_the_log_says_version_and_gpu_also_where_tensorrt_is_silent(
     assert (found.gpu, found.compute_capability) == ("NVIDIA H200", (9, 0))
     assert found.sparsity is SparsityFlag.ENABLED
     assert found.eligible == ("fc",)
-
-
-def test_errors_of_an_earlier_build_do_not_explain_a_later_one(
-    tmp_path: Path, build: FakeBuild
-) -> None:
-    engine = TensorRtEngine()
-    build.plan = None
-    build.messages = [("ERROR", "the first reason")]
-    with pytest.raises(BuildFailedError, match="the first reason"):
-        engine.build(request_for(tmp_path), no_progress)
-    build.messages = [("ERROR", "the second reason")]
-    build.config.num_optimization_profiles = 0
-    with pytest.raises(BuildFailedError, match="the second reason") as failure:
-        engine.build(request_for(tmp_path), no_progress)
-    assert "the first reason" not in str(failure.value)
-
-
-@pytest.mark.usefixtures("build")
-def test_a_folder_that_cannot_hold_the_log_is_bad_input(tmp_path: Path) -> None:
-    (tmp_path / "sparse.log").mkdir()
-    with pytest.raises(BadInputError, match=r"cannot write .*sparse\.log"):
-        TensorRtEngine().build(request_for(tmp_path), no_progress)

@@ -12,12 +12,9 @@ import pytest
 from support.fake_cudart import advance, fake_cudart
 from support.trt_fakes import PLAN, FakeBuild, FakeRun, TimedCuda
 
-from twofour.engines.protocol import OpenOptions
-from twofour.engines.tensorrt.plan import (
-    EVENTS,
-    TensorRtTimedModel,
-    open_tensorrt,
-)
+from twofour.engines.protocol import OpenRequest
+from twofour.engines.tensorrt.engine import TensorRtEngine
+from twofour.engines.tensorrt.plan import EVENTS, TensorRtTimedModel
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape
@@ -64,14 +61,16 @@ def model(fake: FakeRun, plan: Path) -> Iterator[TensorRtTimedModel]:
 
 
 def open_plan(plan: Path) -> TensorRtTimedModel:
-    return open_tensorrt(
-        plan,
-        OpenOptions(weights="sparse", threads=4),
+    request = OpenRequest(
         mode="sparse",
-        sparse_kernels=True,
+        weights="sparse",
+        threads=4,
         model="sparse.onnx",
         precision="float16",
+        file=plan,
+        sparse_kernels=True,
     )
+    return TensorRtEngine().open(request)
 
 
 def test_settings_inputs_and_size_are_those_of_the_plan(model: TensorRtTimedModel) -> None:

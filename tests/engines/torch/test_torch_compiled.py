@@ -5,15 +5,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from support.torch_small_modules import OPTIONS, arrays_of, expected, mlp, program
+from support.torch_small_modules import arrays_of, expected, mlp, open_torch, program
 from torch import nn
-from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._inductor import config as inductor
 
 from twofour.engines.torch.engine import TorchEngine
-from twofour.engines.torch.placed import in_one_line, torch_errors
-from twofour.engines.torch.timed import open_torch
-from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.engines.torch.program import in_one_line, torch_errors
+from twofour.errors import BuildFailedError, MissingToolError
 
 needs_compiler = pytest.mark.skipif(
     not torch.cuda.is_available() and shutil.which("g++") is None, reason="needs a C++ compiler"
@@ -24,7 +22,7 @@ needs_compiler = pytest.mark.skipif(
 def test_compiled_kernels_follow_the_batch() -> None:
     inputs = arrays_of(mlp())
     larger = {name: np.concatenate([array, array]) for name, array in inputs.items()}
-    model = open_torch(mlp(), "compile", OPTIONS)
+    model = open_torch(mlp(), "compile")
     assert model.settings.options[:2] == ("dynamic=False", "graphs=1")
     for given in (inputs, larger):
         model.prepare(given)
@@ -44,14 +42,14 @@ def test_a_module_of_which_nothing_is_compiled_is_no_compiled_row() -> None:
 
     made = program(Opaque(), (torch.ones(2, 3),), inputs=("x",))
     with pytest.raises(BuildFailedError, match="compiled nothing of"):
-        open_torch(made, "compile", OPTIONS)
+        open_torch(made, "compile")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs Triton instead")
 def test_without_a_compiler_torch_compile_is_a_missing_tool() -> None:
     with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
         with pytest.raises(MissingToolError, match=r"finds no C\+\+ compiler") as info:
-            open_torch(mlp(), "compile", OPTIONS)
+            open_torch(mlp(), "compile")
         why_not = {status.name: status.why_not for status in TorchEngine().statuses(["compile"])}
     assert "CXX" in str(info.value.hint)
     assert why_not["torch:compile"] == (
@@ -87,17 +85,3 @@ def test_memory_that_ran_out_hints_at_the_batch() -> None:
     ):
         raise torch.OutOfMemoryError("no room")
     assert info.value.hint == "use a smaller batch"
-
-
-def test_too_many_shapes_hint_at_fewer() -> None:
-    with (
-        pytest.raises(BuildFailedError, match="LimitHit") as info,
-        torch_errors("torch:compile failed"),
-    ):
-        raise FailOnRecompileLimitHit("Hard failure")
-    assert info.value.hint == "it is compiled for each set of shapes: give it fewer"
-
-
-def test_our_own_errors_pass_as_they_are() -> None:
-    with pytest.raises(BadInputError, match=r"^ours$"), torch_errors("torch:eager failed"):
-        raise BadInputError("ours")

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 import torch
-from support.torch_small_modules import OPTIONS, mlp
+from support.torch_small_modules import mlp, open_torch
 
 from twofour.engines.tensorrt.plan import FLAG_OFF, GPU
-from twofour.engines.torch.engine import TorchEngine, TorchTensorRtEngine, open_torch_tensorrt
+from twofour.engines.torch.engine import TorchEngine, TorchTensorRtEngine
 from twofour.engines.torch.modes import MODES
-from twofour.errors import BadInputError, MissingToolError
+from twofour.errors import MissingToolError
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -73,10 +73,4 @@ def test_without_torch_every_mode_says_so() -> None:
 @pytest.mark.parametrize("mode", [GPU, FLAG_OFF])
 def test_torch_tensorrt_without_a_gpu_is_a_missing_tool(mode: str) -> None:
     with pytest.raises(MissingToolError, match="needs an NVIDIA GPU"):
-        open_torch_tensorrt(mlp(), mode, OPTIONS)
-
-
-def test_torch_tensorrt_lists_its_modes() -> None:
-    with pytest.raises(BadInputError, match="no mode 'sparse'") as info:
-        open_torch_tensorrt(mlp(), "sparse", OPTIONS)
-    assert str(info.value.hint) == f"choose one of {GPU}, {FLAG_OFF}"
+        open_torch(mlp(), mode, engine=TorchTensorRtEngine())

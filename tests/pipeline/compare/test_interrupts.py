@@ -4,18 +4,62 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+from pathlib import Path
 
 import pytest
+from support import onnx_models as om
 
-from twofour.pipeline.compare.compare import first_interrupt_only
+from twofour.pipeline.compare.compare import compare, first_interrupt_only
+from twofour.pipeline.stages import Silent
+from twofour.records.latency import LatencyComparison
+from twofour.records.options import CompareOptions
+from twofour.store import read_record
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 
 
 def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.01)  # Python runs handlers between bytecodes
+    signal.raise_signal(signal.SIGINT)  # Python runs its handler before this returns
+
+
+class CtrlC(Silent):
+    """Interrupts this process at one step of the rounds, and again where a stage has ended."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sent = 0
+
+    def step(self, text: str, done: int, total: int | None) -> None:  # noqa: ARG002  # Protocol
+        if self.sent or text.startswith(self.text):
+            self.sent += 1
+            interrupt()
+
+    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
+        if self.sent:
+            self.sent += 1
+            interrupt()
+
+
+def interrupted(folder: Path, progress: CtrlC) -> LatencyComparison:
+    """An endless comparison in this process."""
+    model = om.save(om.two_weights(), folder / "m.onnx")
+    options = CompareOptions(engines=("onnxruntime:cpu",), rounds=1_000_000, time_limit_s=1e6)
+    return compare([model], folder / "out", options, progress)[1]
+
+
+def test_ctrl_c_keeps_the_rounds_so_far_and_further_ones_lose_none(tmp_path: Path) -> None:
+    progress = CtrlC("round 3 of")
+    found = interrupted(tmp_path, progress)
+    assert progress.sent == 2
+    assert [len(v.samples_ms) for v in found.variants] == [2, 2]
+    assert found.partial == "interrupted after 2 of 1000000 rounds"
+    assert read_record(LatencyComparison, tmp_path / "out" / "latency.json") == found
+
+
+def test_ctrl_c_in_the_first_round_keeps_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tmp_path, CtrlC("round 1 of"))
+    assert not (tmp_path / "out" / "latency.json").exists()
 
 
 def test_only_the_first_interrupt_is_raised_and_the_handler_comes_back() -> None:

@@ -9,20 +9,21 @@ import pytest
 
 from twofour.engines.protocol import ModeStatus
 from twofour.errors import BadInputError
-from twofour.pipeline.compare.plan import (
+from twofour.pipeline.compare.variants import (
     ComparedModel,
     StatusesOf,
     TorchRequest,
     parse_engines,
     plan_variants,
 )
+from twofour.records.export import TensorShape
 from twofour.records.options import ExampleInputs
 
 TORCH = TorchRequest(
     source="m.py:make",
     arguments=ExampleInputs(),
     weights=None,
-    input_names=("x",),
+    inputs=(TensorShape(name="x", dtype="float32", shape=("batch", 8)),),
     output_names=("y",),
 )
 DENSE = ComparedModel(weights="dense", onnx=Path("dense.onnx"), torch=TORCH, dense=True)
@@ -78,10 +79,6 @@ def test_an_engine_without_a_mode_stands_for_all_its_modes() -> None:
         "dense@onnxruntime:uint8",
         "sparse@onnxruntime:uint8",
     ]
-
-
-def test_a_mode_that_was_named_twice_is_one_row() -> None:
-    assert names(("torch:eager,torch:eager",)) == names(("torch:eager",))
 
 
 def test_tensorrt_runs_dense_weights_sparse_weights_with_and_without_the_flag_and_dense_again() -> (
@@ -159,7 +156,6 @@ def test_the_baseline_can_be_named_and_has_the_twin() -> None:
     ("engines", "baseline", "said"),
     [
         (("tenserrt",), None, "--engines: there is no engine 'tenserrt'"),
-        (("",), None, "--engines names none"),
         (("torch:fast",), None, "--engines: torch has no mode 'fast'"),
         (("torch:eager",), "dense@torch:compile", "--baseline: there is no variant"),
     ],

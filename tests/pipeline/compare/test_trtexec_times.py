@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.pipeline.compare.trtexec_times import read_times
+from twofour.pipeline.emitting import read_times
 
 BEFORE_8 = """[
   { "startInMs" : 0, "endInMs" : 0.1, "startComputeMs" : 0.1, "endComputeMs" : 9.1, "startOutMs" \
@@ -46,51 +46,27 @@ def written(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("text", [BEFORE_8, OF_8, OF_10], ids=["before 8", "8", "10"])
 def test_every_form_gives_the_computing_times_behind_the_warm_up(tmp_path: Path, text: str) -> None:
-    assert read_times(written(tmp_path, text)) == (2.00006,)
-
-
-def test_a_longer_warm_up_takes_more_and_what_follows_it_stays_whatever_it_says(
-    tmp_path: Path,
-) -> None:
-    starts = ((0, 9), (450, 8), (501, 2), (499, 3))
-    rows = ", ".join(f'{{"startComputeMs": {at}, "computeMs": {ms}}}' for at, ms in starts)
-    path = written(tmp_path, f"[{rows}]")
-    assert read_times(path, warmup_ms=500) == (2, 3)
-    assert read_times(path, warmup_ms=0) == (9, 8, 2, 3)
+    assert read_times(written(tmp_path, text), warmup_ms=200) == (2.00006,)
 
 
 def test_rows_that_do_not_say_when_they_began_are_taken(tmp_path: Path) -> None:
-    assert read_times(written(tmp_path, '[{"computeMs": 2}, {"computeMs": 3.5}]')) == (2, 3.5)
+    assert read_times(
+        written(tmp_path, '[{"computeMs": 2}, {"computeMs": 3.5}]'), warmup_ms=200
+    ) == (2, 3.5)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        ("", "is damaged"),
-        ('[\n  { "computeMs" : 1 }\n, { "comp', "is damaged"),
-        ('[{"computeMs": nan}]', "is damaged"),
-        ("[]", "no times in"),
-        ('{"computeMs": 1}', "no times in"),
-        ('[{"name": "fc", "timeMs": 1}]', "no times in"),
-        ('[{"computeMs": "2"}, {"computeMs": true}, 7]', "no times in"),
-        ('[{"computeMs": 2}, {"computeMs": 0}]', "no times in"),
-        ('[{"startComputeMs": 100, "computeMs": 2}]', "no times in"),
+        '[\n  { "computeMs" : 1 }\n, { "comp',
+        "[]",
+        '{"computeMs": 1}',
+        '[{"name": "fc", "timeMs": 1}]',
+        '[{"computeMs": "two"}]',
+        '[{"computeMs": 2}, {"computeMs": 0}]',
+        '[{"startComputeMs": 100, "computeMs": 2}]',
     ],
 )
-def test_a_file_without_usable_times_is_refused_by_name(
-    tmp_path: Path, text: str, words: str
-) -> None:
-    with pytest.raises(BadInputError, match=words) as error:
-        read_times(written(tmp_path, text))
-    assert "dense.times.json" in error.value.message
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r"cannot read .*No such file"):
-        read_times(tmp_path / "dense.times.json")
-
-
-def test_a_number_that_no_float_holds_is_no_time(tmp_path: Path) -> None:
-    path = tmp_path / "times.json"
-    path.write_text(f'[{{"computeMs": {"9" * 400}}}, {{"computeMs": 2.5}}]')
-    assert read_times(path) == (2.5,)
+def test_a_file_without_usable_times_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    with pytest.raises(BadInputError, match=r"no times in .*dense\.times\.json"):
+        read_times(written(tmp_path, text), warmup_ms=200)

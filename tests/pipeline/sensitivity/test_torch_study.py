@@ -1,4 +1,4 @@
-"""A torch model: Fisher scores, one command; and a study that is killed on the way."""
+"""A torch model within its budget in one command; and a study that is killed on the way."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 from support.mlp_onnx import save_mlp
 
 from twofour.pipeline.run import run_all, run_sensitivity
-from twofour.records.options import BudgetOptions, LossKind, RunOptions, SideBySide
-from twofour.records.run import RunResult
-from twofour.records.sensitivity import SensitivityResult
+from twofour.records.options import BudgetOptions, RunOptions, SideBySide
+from twofour.records.run import RunResult, SensitivityResult
 from twofour.store import read_record
 
 pytestmark = pytest.mark.usefixtures("measured_in_one_process")
@@ -71,27 +70,6 @@ def test_a_torch_model_is_pruned_within_its_budget_in_one_command(
     assert rows["2"].pruned
     assert not rows["0"].pruned
     assert rows["0"].reasons[0].message.startswith("left dense by the budget: it loses")
-
-
-@pytest.mark.slow
-def test_fisher_scores_stand_beside_the_errors_that_they_estimate(
-    within: tuple[str, Path, RunResult],
-) -> None:
-    model, folder, _ = within
-    options = RunOptions(
-        budget=BudgetOptions(share=0.6, loss=LossKind.FISHER), side_by_side=SideBySide(jobs=1)
-    )
-    _, result = run_sensitivity(model, folder, options)
-    assert [row.layer for row in result.layers] == ["0", "2", "4"]
-    for row in result.layers:
-        assert row.alone is not None
-        assert row.alone.outputs is not None
-        assert row.fisher == pytest.approx(row.alone.outputs.error, rel=0.6)
-        assert row.loss == row.fisher
-    assert result.budget is not None
-    assert "2" not in result.budget.chosen.dense
-    assert result.budget.chosen.loss is not None
-    assert result.budget.chosen.loss > 0
 
 
 KILLED = """

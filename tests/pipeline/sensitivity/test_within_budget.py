@@ -9,13 +9,12 @@ import pytest
 from support.mlp_onnx import save_mlp
 
 from twofour.errors import BadInputError, PatternBrokenError
-from twofour.pipeline.layer_lists import read_layers
 from twofour.pipeline.run import run_all, run_sensitivity
 from twofour.pipeline.sensitivity.choosing import nothing_holds
 from twofour.pipeline.stages import Silent
+from twofour.pruning.selection import read_layers
 from twofour.records.options import BudgetOptions, RunOptions, Selection, SideBySide
-from twofour.records.run import RunResult
-from twofour.records.sensitivity import SensitivityResult
+from twofour.records.run import RunResult, SensitivityResult
 from twofour.records.weights import ReasonCode
 from twofour.store import read_record
 

@@ -1,4 +1,4 @@
-"""Random numbers of the user's code are seeded; torch is not imported for that."""
+"""Random numbers of the user's code are seeded; torch is imported for code that names it."""
 
 from __future__ import annotations
 
@@ -7,59 +7,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 SRC = Path(__file__).parents[3] / "src"
 CODE = """
 import sys
-from twofour.pipeline.sources.seeding import seed_everything
-seed_everything(2)
-seed_everything(3)
-assert "torch" not in sys.modules
-{torch}
-assert not any("seeding" in type(finder).__module__ for finder in sys.meta_path)
-print(torch.{draw})
-seed_everything(4)
-print(torch.{draw})
-"""
-FAKE = """
-seeds = []
-def manual_seed(seed):
-    seeds.append(seed)
+from twofour.pipeline.sources.user_code import call, import_attribute, parse_reference
+for name, expected in (("plain.py:draw", False), ("drawn.py:draw", True)):
+    reference = parse_reference(name)
+    target = import_attribute(reference)
+    assert ("torch" in sys.modules) is expected
+    print(call(reference, target, 3, hint=""))
 """
 
 
-def _lines(folder: Path, torch: str, draw: str) -> list[str]:
-    path = os.pathsep.join((str(folder), str(SRC)))
+def test_torch_is_imported_and_seeded_for_code_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("def draw():\n    return 1\n")
+    (tmp_path / "drawn.py").write_text(
+        "def draw():\n    import torch\n    return torch.rand(2).tolist()\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", CODE.format(torch=torch, draw=draw)],
-        env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, "-c", CODE],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         text=True,
         check=True,
+        cwd=tmp_path,
     )
-    return done.stdout.splitlines()
-
-
-def test_torch_is_seeded_where_code_imports_it_and_each_time_after(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text(FAKE)
-    assert _lines(tmp_path, "import torch", "seeds") == ["[3]", "[3, 4]"]
-
-
-def test_an_import_of_torch_that_fails_fails_as_it_would(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('half an installation')")
-    code = """
-try:
-    import torch
-except ImportError as error:
-    class torch:
-        seeds = str(error)
-"""
-    assert _lines(tmp_path, code, "seeds") == ["half an installation"] * 2
-
-
-def test_the_numbers_of_the_real_torch_are_those_of_the_seed(tmp_path: Path) -> None:
-    import torch
-
-    lines = _lines(tmp_path, "import torch", "rand(2).tolist()")
     with torch.random.fork_rng(devices=[]):
-        expected = [torch.manual_seed(seed) and str(torch.rand(2).tolist()) for seed in (3, 4)]
-    assert lines == expected
+        torch.manual_seed(3)
+        assert done.stdout.splitlines() == ["1", str(torch.rand(2).tolist())]

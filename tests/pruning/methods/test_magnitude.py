@@ -16,11 +16,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.pattern import TILE, check, count_zeros
-from twofour.pruning.methods.magnitude import (
-    count_non_finite,
-    prune_bits_in_place,
-    prune_in_place,
-)
+from twofour.pruning.methods.magnitude import count_non_finite, prune_bits_in_place, prune_in_place
 from twofour.records.weights import Pattern
 
 TWO_FOUR = Pattern(2, 4)
@@ -112,46 +108,6 @@ def test_the_mask_is_that_of_a_stable_sort(
     assert repeated.kept_magnitude in {1.0, None}
     assert repeated.held_before
     assert as_bytes(again).tolist() == as_bytes(array).tolist()
-
-
-@given(patterns, st.integers(1, 5), st.integers(0, 2**32))
-def test_full_groups_keep_exactly_n_and_a_tail_at_most_n(
-    pattern: Pattern, groups: int, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    length = groups * pattern.m + int(rng.integers(0, pattern.m))
-    array = rng.uniform(1, 2, (3, length)).astype(np.float32)
-    prune_in_place(array, 1, pattern)
-    kept = array != 0
-    body = kept[:, : groups * pattern.m].reshape(3, groups, pattern.m)
-    tail = length % pattern.m
-    assert (body.sum(axis=2) == pattern.n).all()
-    assert (kept[:, groups * pattern.m :].sum(axis=1) == min(pattern.n, tail)).all()
-
-
-@given(patterns, st.integers(0, 2**32))
-def test_permuting_a_group_permutes_its_mask(pattern: Pattern, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    array = rng.permutation(4 * pattern.m).reshape(4, pattern.m).astype(np.float32) + 1
-    order = rng.permutation(pattern.m)
-    permuted = array[:, order]
-    prune_in_place(array, 1, pattern)
-    prune_in_place(permuted, 1, pattern)
-    assert (array[:, order] == permuted).all()
-
-
-def test_ties_keep_the_lower_index() -> None:
-    array = np.array([[1, -1, 1, 1], [2, 1, -1, 1], [0, 0, -1, 0]], np.float32)
-    prune_in_place(array, 1, TWO_FOUR)
-    assert array.tolist() == [[1, -1, 0, 0], [2, 1, 0, 0], [0, 0, -1, 0]]
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
-def test_every_zero_is_written_without_a_sign(kind: Any) -> None:
-    array = np.array([-0.0, 3.0, -0.0, 0.0, -1.0, -2.0, -3.0, 4.0], np.float32).astype(kind)
-    prune_in_place(array, 0, TWO_FOUR)
-    assert array.tolist() == [0, 3, 0, 0, 0, 0, -3, 4]
-    assert not np.signbit(array[array == 0].astype(np.float32)).any()
 
 
 def test_most_negative_int8_is_the_largest_magnitude() -> None:

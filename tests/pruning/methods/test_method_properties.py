@@ -9,34 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.matrix_problem import matrix_problem
 
 from twofour.errors import BadInputError
 from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
-from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS
 from twofour.pruning.methods.problem import Problem, best_of_groups, ridge
 from twofour.pruning.methods.refit import refit
 from twofour.pruning.solve import solve_layer
-from twofour.pruning.statistics import InputSums, held_out_samples
+from twofour.pruning.statistics import held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
 PATTERNS = [Pattern(1, 2), Pattern(2, 4), Pattern(4, 8), Pattern(3, 5), Pattern(1, 16)]
 WITH_MASK = [name for name in METHODS if name != "keep"]
-
-
-def matrix_problem(
-    weight: NDArray[np.float32], x: NDArray[np.float32], pattern: Pattern
-) -> LayerProblem:
-    layout = Layout(shape=weight.shape, axis=1, m=pattern.m)
-    sums = InputSums()
-    sums.add(matrix_rows(x, layout), held_out_samples(0, len(x)))
-    statistics = sums.statistics()
-    assert statistics is not None
-    return LayerProblem(
-        stored=weight, layout=layout, pattern=pattern, statistics=statistics, has_bias=True
-    )
 
 
 def _to_float16(weight: NDArray[np.float32]) -> NDArray[np.float32]:

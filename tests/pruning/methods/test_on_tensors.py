@@ -41,8 +41,14 @@ def solved(kind: str, method: str, on_torch: bool) -> Solved:
     return solve_layer(problem, METHODS[method], MethodOptions())
 
 
-@pytest.mark.parametrize("method", WITH_MASK)
-@pytest.mark.parametrize("kind", ["linear", "packed", "conv2d, groups", "transposed, 2d"])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *(("linear", method) for method in WITH_MASK),
+        ("packed", "wanda"),
+        ("conv2d, groups", "admm"),
+    ],
+)
 def test_tensors_get_what_arrays_get(kind: str, method: str) -> None:
     array, tensor = solved(kind, method, False), solved(kind, method, True)
     assert isinstance(tensor.weight, torch.Tensor)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twofour.engines.inputs import fit_inputs
 from twofour.engines.machine import find_gpu
 from twofour.engines.onnxruntime.session import (
     CPU,
@@ -25,31 +24,20 @@ from twofour.engines.onnxruntime.session import (
     QUIET_AFTER_RUN,
     TENSORRT,
     TIMING,
-    CannotRunError,
     OrtSession,
     ProviderSetup,
-    SessionSetup,
     errors_named,
     nodes_by_provider,
     open_on,
     open_session,
+    session_options,
     to_ort_value,
 )
-from twofour.engines.protocol import (
-    Arrays,
-    BuildRequest,
-    Mode,
-    ModeStatus,
-    OpenOptions,
-    OpenRequest,
-    ProgressCallback,
-    TimedModel,
-    Untyped,
-)
+from twofour.engines.protocol import Arrays, Mode, ModeStatus, OpenRequest, Untyped
 from twofour.engines.tensorrt.plan import DeviceMemory
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
-from twofour.records.build import EngineStatus, LayerTime, VariantBuild
-from twofour.records.export import TensorShape
+from twofour.inputs.fits import fit_inputs
+from twofour.records.build import EngineStatus, LayerTime
 from twofour.records.latency import VariantSettings
 from twofour.records.options import ShapeProfile
 
@@ -73,28 +61,6 @@ _KERNEL_TIME = "_kernel_time"
 BOUND = "one run with inputs and outputs bound on the GPU, synchronized, timed on the host"
 
 
-def open_onnxruntime(
-    model: Path, mode: str, options: OpenOptions, *, precision: str
-) -> OrtTimedModel:
-    """Load the ONNX file in one of `MODES`; `int8` takes a file that is quantized already.
-
-    Raises BadInputError for another mode or a missing file, MissingToolError with ONNX Runtime's
-    reason where the mode's provider was left out, and BuildFailedError where it takes no node of
-    the model or refuses it.
-    """
-    setup = provider_setup(mode, precision, options.shapes)
-    memory = DeviceMemory.watch() if setup.on_gpu else None
-    opener = functools.partial(open_on, setup)
-    loaded = OrtSession(
-        model, threads=options.threads, level=options.level or LEVELS[0], opener=opener
-    )
-    left = nodes_left(loaded, setup)
-    settings = _settings(loaded, setup, mode, options.weights, precision)
-    return OrtTimedModel(
-        loaded, setup, replace(settings, options=(*settings.options, *left)), memory
-    )
-
-
 def as_timed(loaded: OrtSession, *, weights: str, precision: str) -> OrtTimedModel:
     """A session that is open already, on the provider that it is on."""
     mode = mode_of(loaded.providers)
@@ -108,7 +74,7 @@ def mode_of(providers: Sequence[str]) -> str:
 
 
 class OrtTimedModel:
-    """Meets TimedModel; made by `open_onnxruntime`."""
+    """Meets TimedModel; made by `OnnxRuntimeEngine.open`."""
 
     def __init__(
         self,
@@ -120,19 +86,11 @@ class OrtTimedModel:
         self._loaded = loaded
         self._setup = setup
         self._memory = memory
-        self._settings = settings
+        self.settings = settings
+        """`options` says how the session was opened."""
+        self.inputs = loaded.inputs
         self._feed: dict[str, npt.NDArray[Any]] = {}
         self._run: Callable[[], object] | None = None
-
-    @property
-    def settings(self) -> VariantSettings:
-        """`options` says how the session was opened."""
-        return self._settings
-
-    @property
-    def inputs(self) -> tuple[TensorShape, ...]:
-        """The model's inputs."""
-        return self._loaded.inputs
 
     @property
     def size_bytes(self) -> int | None:
@@ -143,7 +101,11 @@ class OrtTimedModel:
         """Keep the inputs, on the GPU bound to its memory, and run once."""
         self._feed = fit_inputs(inputs, self._loaded.inputs)
         with errors_named(f"ONNX Runtime cannot take the inputs of {self._loaded.model}"):
-            self._run = self._bound() if self._setup.on_gpu else self._plain()
+            if self._setup.on_gpu:
+                binding = bind_on(self._loaded, self._feed, "cuda")
+                self._run = functools.partial(run_bound, self._loaded.session, binding)
+            else:
+                self._run = self._plain()
         self.run_ms()
 
     def run_ms(self) -> float:
@@ -167,7 +129,6 @@ class OrtTimedModel:
         """
         if self._setup.on_gpu:
             return ()
-        opener = functools.partial(open_on, self._setup)
         with (
             tempfile.TemporaryDirectory() as folder,
             OrtSession(
@@ -175,13 +136,13 @@ class OrtTimedModel:
                 threads=self._loaded.threads,
                 level=self._loaded.level,
                 profile_prefix=Path(folder, "ort"),
-                opener=opener,
+                providers=self._setup,
             ) as session,
         ):
             for _ in range(iterations + 1):
                 session.outputs(self._feed)
             events = session.end_profiling().read_text(encoding="utf-8")
-        return node_times(without_first_run(events), iterations)
+        return node_times(events, iterations)
 
     def peak_device_memory_bytes(self) -> int | None:
         """As `DeviceMemory` measures it; None on a CPU and without a CUDA runtime library."""
@@ -192,10 +153,6 @@ class OrtTimedModel:
         self._run = None
         self._loaded.close()
 
-    def _bound(self) -> Callable[[], object]:
-        binding = bind_on(self._loaded, self._feed, "cuda")
-        return functools.partial(run_bound, self._loaded.session, binding)
-
     def _plain(self) -> Callable[[], object]:
         session, names = self._loaded.session, [t.name for t in self._loaded.output_shapes]
         if not self._loaded.needs_values:
@@ -204,17 +161,15 @@ class OrtTimedModel:
         return functools.partial(session.run_with_ort_values, names, values)
 
 
-def without_first_run(events: str) -> str:
-    """ONNX Runtime's profile without what came before the end of the first run, its warm-up."""
+def node_times(events: str, iterations: int) -> tuple[LayerTime, ...]:
+    """Mean ms per run of each node in ONNX Runtime's profiling JSON, in order of execution.
+
+    What came before the end of the first run, its warm-up, is left out.
+    """
     rows = json.loads(events)
     ends = [place for place, event in enumerate(rows) if event.get("name") == "model_run"]
-    return json.dumps(rows[ends[0] + 1 :] if ends else [])
-
-
-def node_times(events: str, iterations: int) -> tuple[LayerTime, ...]:
-    """Mean ms per run of each node in ONNX Runtime's profiling JSON, in order of execution."""
     total_us: dict[str, float] = {}
-    for event in json.loads(events):
+    for event in rows[ends[0] + 1 :] if ends else ():
         name = str(event.get("name", ""))
         if event.get("cat") == "Node" and name.endswith(_KERNEL_TIME):
             node = name[: -len(_KERNEL_TIME)]
@@ -258,6 +213,9 @@ def _settings(
     import onnxruntime as ort
 
     gpu = find_gpu() if setup.on_gpu else None
+    options = {**QUIET_AFTER_RUN, **setup.providers[0][1]}
+    if loaded.level != LEVELS[0]:
+        options["graph_optimization_level"] = loaded.level
     return VariantSettings(
         engine=ENGINE,
         mode=mode,
@@ -269,15 +227,8 @@ def _settings(
         sparse_kernels=next(m.sparse_kernels for m in MODES if m.name == mode),
         threads=None if setup.on_gpu else loaded.threads,
         timing=BOUND if setup.on_gpu else TIMING,
-        options=_option_words(setup, loaded.level),
+        options=tuple(f"{name}={value}" for name, value in options.items()),
     )
-
-
-def _option_words(setup: ProviderSetup, level: str) -> tuple[str, ...]:
-    options = {**QUIET_AFTER_RUN, **setup.providers[0][1]}
-    if level != LEVELS[0]:
-        options["graph_optimization_level"] = level
-    return tuple(f"{name}={value}" for name, value in options.items())
 
 
 def nodes_left(loaded: OrtSession, setup: ProviderSetup) -> tuple[str, ...]:
@@ -320,25 +271,18 @@ def provider_setup(mode: str, precision: str, shapes: tuple[ShapeProfile, ...]) 
         return ProviderSetup(providers=((CUDA, {}), (CPU, {})), config=_ASSIGNMENT)
     flags = {"trt_sparsity_enable": "1" if mode == "tensorrt-sparse" else "0"}
     narrow = (_PRECISION_FLAGS.get(word) for word in precision.split("+"))
-    flags |= dict.fromkeys(filter(None, narrow), "1") | _profile_flags(shapes)
+    flags |= dict.fromkeys(filter(None, narrow), "1")
+    for which in ("min", "opt", "max") if shapes else ():
+        rows = [(shape.input, "x".join(map(str, getattr(shape, which)))) for shape in shapes]
+        flags[f"trt_profile_{which}_shapes"] = ",".join(f"{name}:{dims}" for name, dims in rows)
     return ProviderSetup(providers=((TENSORRT, flags), (CUDA, {}), (CPU, {})), config=_ASSIGNMENT)
-
-
-def _profile_flags(shapes: tuple[ShapeProfile, ...]) -> dict[str, str]:
-    def words(which: str) -> str:
-        rows = [(shape.input, getattr(shape, which)) for shape in shapes]
-        return ",".join(f"{name}:{'x'.join(map(str, dims))}" for name, dims in rows)
-
-    return {f"trt_profile_{w}_shapes": words(w) for w in ("min", "opt", "max")} if shapes else {}
-
-
-def _run_probe(session: Untyped) -> None:
-    session.run(None, {"x": np.ones(1, np.float32)})
 
 
 def _tried(mode: str) -> ModeStatus:
     try:
-        _run_probe(open_on(provider_setup(mode, "float32", ()), PROBE, SessionSetup(threads=1)))
+        setup = provider_setup(mode, "float32", ())
+        session = open_on(setup, PROBE, session_options(threads=1))
+        session.run(None, {"x": np.ones(1, np.float32)})
     except MissingToolError as error:
         return ModeStatus(engine=ENGINE, mode=mode, why_not=error.message, hint=error.hint)
     except ImportError as error:
@@ -350,7 +294,7 @@ def _tried(mode: str) -> ModeStatus:
 
 
 class OnnxRuntimeEngine:
-    """Meets the Engine Protocol; what it builds is a session, so no plan or log is left."""
+    """Meets the Engine Protocol; a run takes the session that checked the file."""
 
     modes = MODES
     open_levels = LEVELS
@@ -361,82 +305,37 @@ class OnnxRuntimeEngine:
             import onnxruntime as ort
         except (ImportError, OSError) as error:
             why = f"onnxruntime cannot be imported: {first_line(error)}"
-            return _status(None, why_not=why, hint=HINT)
+            return EngineStatus(engine=ENGINE, version=None, can_run=False, why_not=why, hint=HINT)
+        status = EngineStatus(engine=ENGINE, version=ort.__version__, can_run=True, why_not=None)
         try:
-            session = open_session(PROBE, SessionSetup(threads=1))
-            _run_probe(session)
+            session = open_session(PROBE, session_options(threads=1))
+            session.run(None, {"x": np.ones(1, np.float32)})
         except Exception as error:  # noqa: BLE001  # doctor reports whatever keeps it from running
-            return _status(ort.__version__, why_not=first_line(error), hint=HINT)
+            return replace(status, can_run=False, why_not=first_line(error), hint=HINT)
         gpu = find_gpu() if CUDA in session.get_providers() else None
-        return _status(ort.__version__, device=gpu.name if gpu else "CPU")
-
-    def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
-        """Load the model and run it once; one that cannot be run here gets `error`."""
-        report("loading the session", 0, 2)
-        try:
-            with OrtSession(request.onnx, threads=request.options.threads) as session:
-                report("running", 1, 2)
-                built = session_build(request, build_s=session.load_s, providers=session.providers)
-                try:
-                    session.outputs(request.inputs)
-                except BuildFailedError as error:
-                    built = replace(built, error=error.message)
-                report("running", 2, 2)
-        except CannotRunError as error:
-            return session_build(request, error=error.message)
-        return built
+        return replace(status, device=gpu.name if gpu else "CPU")
 
     def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
         """Each tried with a session; never raises."""
         return tuple(map(_tried, modes))
 
-    def attempts(self, request: BuildRequest) -> tuple[tuple[str, BuildRequest], ...]:
-        """One: a run loads its sessions at lower levels itself."""
-        return ((LEVELS[0], request),)
+    def open(self, request: OpenRequest) -> OrtTimedModel:
+        """Load an ONNX file; `int8` takes one that is quantized already.
 
-    def open(self, request: OpenRequest) -> TimedModel:
-        """An ONNX file, as `open_onnxruntime` loads it."""
+        Raises BadInputError for another mode or a missing file, MissingToolError with the reason
+        why the mode's provider was left out, and BuildFailedError where it takes no node of the
+        model or refuses it.
+        """
         assert request.file is not None, "planned only where there is one"
-        return open_onnxruntime(
-            request.file, request.mode, request.options, precision=request.precision
+        setup = provider_setup(request.mode, request.precision, request.shapes)
+        memory = DeviceMemory.watch() if setup.on_gpu else None
+        loaded = OrtSession(
+            request.file,
+            threads=request.threads,
+            level=request.level or LEVELS[0],
+            providers=setup,
         )
-
-
-def _status(
-    version: str | None,
-    *,
-    why_not: str | None = None,
-    hint: str | None = None,
-    device: str | None = None,
-) -> EngineStatus:
-    return EngineStatus(
-        engine=ENGINE,
-        version=version,
-        can_run=why_not is None,
-        why_not=why_not,
-        hint=hint,
-        device=device,
-    )
-
-
-def session_build(
-    request: BuildRequest,
-    *,
-    build_s: float = 0.0,
-    providers: tuple[str, ...] = (),
-    error: str | None = None,
-) -> VariantBuild:
-    """The record of a session, or why ONNX Runtime takes the model into none."""
-    return VariantBuild(
-        variant=request.variant,
-        onnx=request.onnx.name,
-        sparse_weights=False,  # ONNX Runtime's own providers have no sparse kernels to allow
-        providers=providers,
-        build_s=build_s,
-        size_bytes=None,
-        plan=None,
-        log=None,
-        layers=None,
-        profile=None,
-        error=error,
-    )
+        left = nodes_left(loaded, setup)
+        settings = _settings(loaded, setup, request.mode, request.weights, request.precision)
+        settings = replace(settings, options=(*settings.options, *left))
+        return OrtTimedModel(loaded, setup, settings, memory)

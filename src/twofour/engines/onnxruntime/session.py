@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from twofour.engines.inputs import fit_inputs, numpy_dtype
 from twofour.engines.machine import find_gpu, usable_cores
 from twofour.engines.protocol import Arrays, Untyped
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
+from twofour.inputs.fits import fit_inputs, numpy_dtype
 from twofour.records.export import TensorShape
 
 CPU = "CPUExecutionProvider"
@@ -86,49 +86,35 @@ def from_ort_value(value: Untyped, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(ctypes.string_at(value.data_ptr(), size), dtype).reshape(shape)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionSetup:
+def session_options(
+    *, threads: int, level: str = LEVELS[0], profile_prefix: Path | None = None
+) -> Untyped:
     """What every session is opened with, whatever its providers."""
+    import onnxruntime as ort
 
-    threads: int
-    """Inside an operator."""
-    level: str = LEVELS[0]
-    """One of LEVELS."""
-    profile_prefix: Path | None = None
-    """Of the file with ONNX Runtime's events; None: it does not profile."""
-
-    def options(self) -> Untyped:
-        """ONNX Runtime's own object."""
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.log_severity_level = NO_MESSAGES
-        options.intra_op_num_threads = self.threads
-        options.graph_optimization_level = getattr(
-            ort.GraphOptimizationLevel, f"ORT_ENABLE_{self.level}"
-        )
-        for key, value in QUIET_AFTER_RUN.items():
-            options.add_session_config_entry(key, value)
-        if self.profile_prefix is not None:
-            options.enable_profiling = True
-            options.profile_file_prefix = str(self.profile_prefix)
-        return options
-
-
-SessionOpener: TypeAlias = Callable[[Path, SessionSetup], Untyped]
+    options = ort.SessionOptions()
+    options.log_severity_level = NO_MESSAGES
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    for key, value in QUIET_AFTER_RUN.items():
+        options.add_session_config_entry(key, value)
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile_prefix)
+    return options
 
 
 class CannotRunError(BuildFailedError):
-    """A valid model that this machine's ONNX Runtime has no kernel for."""
+    """A valid model that this machine's ONNX Runtime has no kernel for, or no ONNX Runtime."""
 
 
 class OrtSession:
     """One loaded ONNX model: its outputs, from a single session.
 
-    `threads` of None takes every core this process may use, `level` is one of LEVELS, and `opener`
-    of None is `open_session`.
-    Raises BadInputError where the file is missing, CannotRunError where a kernel is, and
-    BuildFailedError where ONNX Runtime refuses the model.
+    `threads` of None takes every core this process may use, `level` is one of LEVELS, and without
+    `providers` it is CUDA where that loads, else the CPU.
+    Raises BadInputError where the file is missing, CannotRunError where a kernel or ONNX Runtime
+    is, and BuildFailedError where ONNX Runtime refuses the model.
     """
 
     def __init__(
@@ -138,17 +124,24 @@ class OrtSession:
         threads: int | None = None,
         level: str = LEVELS[0],
         profile_prefix: Path | None = None,
-        opener: SessionOpener | None = None,
+        providers: ProviderSetup | None = None,
     ) -> None:
         if not model.is_file():
             raise BadInputError(f"cannot read {model}: no such file")
         self.model = model
         self.threads = threads or usable_cores()
         self.level = level
-        setup = SessionSetup(threads=self.threads, level=level, profile_prefix=profile_prefix)
         started = time.perf_counter()
         with errors_named(f"ONNX Runtime cannot load {model}"):
-            self._session = (opener or open_session)(model, setup)
+            options = session_options(
+                threads=self.threads, level=level, profile_prefix=profile_prefix
+            )
+            self.session: Untyped = (
+                open_session(model, options)
+                if providers is None
+                else open_on(providers, model, options)
+            )
+            """ONNX Runtime's own object, for what this class does not do."""
         self.load_s = time.perf_counter() - started
 
     def __enter__(self) -> OrtSession:
@@ -159,12 +152,7 @@ class OrtSession:
 
     def close(self) -> None:
         """Free the session; nothing can be run after."""
-        self._session = None
-
-    @property
-    def session(self) -> Untyped:
-        """ONNX Runtime's own object, for what this class does not do."""
-        return self._session
+        self.session = None
 
     @property
     def needs_values(self) -> bool:
@@ -175,17 +163,17 @@ class OrtSession:
     @property
     def providers(self) -> tuple[str, ...]:
         """The providers in use: what was asked for may have been left out silently."""
-        return tuple(self._session.get_providers())
+        return tuple(self.session.get_providers())
 
     @property
     def inputs(self) -> tuple[TensorShape, ...]:
         """The model's inputs; an unnamed dynamic dimension is "?"."""
-        return tuple(map(_tensor_shape, self._session.get_inputs()))
+        return tuple(map(_tensor_shape, self.session.get_inputs()))
 
     @property
     def output_shapes(self) -> tuple[TensorShape, ...]:
         """The model's outputs, likewise."""
-        return tuple(map(_tensor_shape, self._session.get_outputs()))
+        return tuple(map(_tensor_shape, self.session.get_outputs()))
 
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Every output by name, for inputs fitted by `fit_inputs` (BadInputError as there)."""
@@ -194,9 +182,9 @@ class OrtSession:
         names = [tensor.name for tensor in tensors]
         with errors_named(f"ONNX Runtime failed while running {self.model}"):
             if not self.needs_values:
-                return dict(zip(names, self._session.run(names, feed), strict=True))
+                return dict(zip(names, self.session.run(names, feed), strict=True))
             wrapped = {name: to_ort_value(array) for name, array in feed.items()}
-            values = self._session.run_with_ort_values(names, wrapped)
+            values = self.session.run_with_ort_values(names, wrapped)
             return {
                 tensor.name: from_ort_value(value, numpy_dtype(tensor.dtype))
                 for tensor, value in zip(tensors, values, strict=True)
@@ -204,14 +192,13 @@ class OrtSession:
 
     def end_profiling(self) -> Path:
         """The file of ONNX Runtime's events; only with `profile_prefix`."""
-        return Path(self._session.end_profiling())
+        return Path(self.session.end_profiling())
 
 
-def open_session(model: Path | bytes, setup: SessionSetup) -> Untyped:
+def open_session(model: Path | bytes, options: Untyped) -> Untyped:
     """A session on CUDA where a GPU is found and the provider loads, else on the CPU."""
     import onnxruntime as ort
 
-    options = setup.options()
     source = model if isinstance(model, bytes) else str(model)
     if CUDA not in ort.get_available_providers() or find_gpu() is None:
         return ort.InferenceSession(source, options, providers=[CPU])
@@ -225,7 +212,10 @@ def open_session(model: Path | bytes, setup: SessionSetup) -> Untyped:
 @contextlib.contextmanager
 def errors_named(what: str) -> Iterator[None]:
     """ONNX Runtime's exceptions (direct children of Exception) as ours, with its own words."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
+    try:
+        from onnxruntime.capi import onnxruntime_pybind11_state as state
+    except ImportError as error:
+        raise CannotRunError(f"ONNX Runtime cannot be imported: {error}") from error
 
     kinds = (
         state.EPFail,
@@ -274,7 +264,7 @@ class ProviderSetup:
         return self.wanted != CPU
 
 
-def open_on(setup: ProviderSetup, model: Path | bytes, session_setup: SessionSetup) -> Untyped:
+def open_on(setup: ProviderSetup, model: Path | bytes, options: Untyped) -> Untyped:
     """A session in which `setup.wanted` is in use.
 
     Raises MissingToolError, with what ONNX Runtime says of it, where that provider was left out:
@@ -284,7 +274,6 @@ def open_on(setup: ProviderSetup, model: Path | bytes, session_setup: SessionSet
 
     if setup.wanted not in ort.get_available_providers():
         raise _left_out(setup.wanted, "this onnxruntime was built without it")
-    options = session_setup.options()
     for key, value in setup.config.items():
         options.add_session_config_entry(key, value)
     source = model if isinstance(model, bytes) else str(model)
@@ -357,19 +346,19 @@ def _stderr_kept() -> Iterator[Callable[[], str]]:
     """
     import onnxruntime as ort
 
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryFile(buffering=0) as file:
+
+        def read() -> str:
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
         sys.stderr.flush()
         kept = os.dup(_STDERR)
         os.dup2(file.fileno(), _STDERR)
         ort.set_default_logger_severity(_ERRORS)
         try:
-            yield lambda: _content(file.fileno())
+            yield read
         finally:
             ort.set_default_logger_severity(NO_MESSAGES)
             os.dup2(kept, _STDERR)
             os.close(kept)
-
-
-def _content(descriptor: int) -> str:
-    os.lseek(descriptor, 0, os.SEEK_SET)  # reading to the end leaves the position where it was
-    return os.read(descriptor, os.fstat(descriptor).st_size).decode(errors="replace")

@@ -16,8 +16,8 @@ from typing import TextIO
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import Untyped
 from twofour.errors import BadInputError, BuildFailedError, first_line
+from twofour.packages import __version__
 from twofour.records.build import EngineStatus
-from twofour.version import __version__
 
 # The letters of trt.Logger's own output
 _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V"}
@@ -186,15 +186,20 @@ def tensorrt_status() -> EngineStatus:
     """Never raises: what stands in the way is `why_not`, in TensorRT's own words where it can."""
     try:
         trt = importlib.import_module("tensorrt")
+        importlib.import_module("polygraphy")
     except ModuleNotFoundError as error:
         missing = error.name or "tensorrt"
-        return _cannot(None, f"the Python package {missing} is not installed", INSTALL)
+        hint = f"pip install {missing}" if missing == "polygraphy" else INSTALL
+        return _cannot(None, f"the Python package {missing} is not installed", hint)
     except Exception as error:  # noqa: BLE001  # whatever a broken installation raises on import
-        return _cannot(None, _import_reason(error), INSTALL)
+        library = _LIBRARY.search(str(error))
+        why = f"the Python package tensorrt cannot be imported: {first_line(error)}"
+        return _cannot(None, f"its library {library[1]} is missing" if library else why, INSTALL)
     version = getattr(trt, "__version__", None)
     if not isinstance(version, str) or not hasattr(trt, "Builder"):
-        return _cannot(None, f"{_place(trt)} is not NVIDIA's TensorRT package", INSTALL)
-    if _numbers(version) < OLDEST:
+        place = trt.__file__ or next(iter(getattr(trt, "__path__", ())), "the module tensorrt")
+        return _cannot(None, f"{place} is not NVIDIA's TensorRT package", INSTALL)
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST:
         needed = ".".join(map(str, OLDEST))
         return _cannot(version, f"version {version} is older than {needed}", INSTALL)
     return _try_builder(trt, version)
@@ -217,22 +222,6 @@ def _try_builder(trt: ModuleType, version: str) -> EngineStatus:
         reason = f"no NVIDIA GPU with a driver was found ({reason})"
     hint = "TensorRT builds on the GPU that is to run the engine: see `nvidia-smi`"
     return _cannot(version, reason, hint)
-
-
-def _import_reason(error: Exception) -> str:
-    library = _LIBRARY.search(str(error))
-    if library is not None:
-        return f"its library {library[1]} is missing"
-    return f"the Python package tensorrt cannot be imported: {first_line(error)}"
-
-
-def _place(module: ModuleType) -> str:
-    paths = [module.__file__] if module.__file__ else list(getattr(module, "__path__", []))
-    return str(Path(paths[0])) if paths else "the module named tensorrt"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def _cannot(version: str | None, why_not: str, hint: str) -> EngineStatus:

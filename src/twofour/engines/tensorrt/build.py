@@ -6,18 +6,18 @@ import contextlib
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from twofour.eligibility.build_facts import never_weakly_typed
-from twofour.engines.inputs import profiles_for, shapes_of
 from twofour.engines.protocol import BuildRequest, ProgressCallback, Untyped
 from twofour.engines.tensorrt.bindings import MessageLog, build_failed, failures_named, trt_logger
 from twofour.errors import BadInputError, BuildFailedError
+from twofour.inputs.examples import profiles_for
+from twofour.inputs.fits import shapes_of
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import AllowedType, ShapeProfile
 from twofour.store import atomic_file
@@ -34,8 +34,6 @@ _NEWEST_OF_8 = 17
 without LayerNormalization. 8.4 is taken for an 8.5: what it says was not found."""
 _WRITTEN = 17
 """The oldest opset that torch models are exported in (export/opset17.py)."""
-TOTAL = 1000
-"""Progress of a build is told in thousandths."""
 _ERRORS_SHOWN = 3
 
 
@@ -105,79 +103,22 @@ def _types(graph: onnx.GraphProto) -> Iterable[int]:
             yield attribute.t.data_type
 
 
-@dataclass(slots=True)
-class _Phase:
-    steps: int
-    parent: str | None
-    done: int = 0
-    children: set[str] = field(default_factory=set)
-
-
-class PhaseTree:
-    """The phases that are active now; phases nest, and a name is unique only while it is active."""
-
-    def __init__(self, report: ProgressCallback) -> None:
-        self._report = report
-        self._active: dict[str, _Phase] = {}
-        self._highest = 0
-        self._lock = threading.Lock()
-
-    def start(self, name: str, parent: str | None, steps: int) -> None:
-        """A phase of `steps` steps begins, inside `parent` where there is one."""
-        with self._lock:
-            if parent in self._active:
-                self._active[parent].children.add(name)
-            else:
-                self._highest = 0  # a new outermost phase counts from the start
-            self._active[name] = _Phase(steps=max(steps, 1), parent=parent)
-            self._tell(name)
-
-    def step(self, name: str, step: int) -> None:
-        """Step `step` (from 0) of a phase is done."""
-        with self._lock:
-            if name in self._active:
-                self._active[name].done = step + 1
-                self._tell(name)
-
-    def finish(self, name: str) -> None:
-        """A phase ends, which it may do before all its steps are done."""
-        with self._lock:
-            phase = self._active.get(name)
-            if phase is None:
-                return
-            phase.done = phase.steps
-            self._tell(name)
-            del self._active[name]
-            if phase.parent in self._active:
-                self._active[phase.parent].children.discard(name)
-
-    def _tell(self, name: str) -> None:
-        outermost = name
-        while (parent := self._active[outermost].parent) in self._active:
-            assert parent is not None
-            outermost = parent
-        self._highest = max(self._highest, int(self._fraction(outermost) * TOTAL))
-        self._report(name, self._highest, TOTAL)
-
-    def _fraction(self, name: str) -> float:
-        phase = self._active[name]
-        inner = sum(self._fraction(child) for child in phase.children if child in self._active)
-        return min(1.0, (phase.done + min(inner, 1.0)) / phase.steps)
-
-
 def progress_monitor(trt: ModuleType, report: ProgressCallback, log: MessageLog) -> Untyped | None:
-    """A trt.IProgressMonitor that reports; None where TensorRT has none (before 10.0).
+    """A trt.IProgressMonitor that reports each phase; None where TensorRT has none (before 10.0).
 
     The caller keeps the reference for the whole build. An exception of `report` does not cancel the
     build; Ctrl-C does, at the next step (a step that returns False is TensorRT's way to cancel).
     """
     if not hasattr(trt, "IProgressMonitor"):
         return None
-    tree = PhaseTree(report)
+    steps: dict[str, int] = {}
+    """Of the phases that are active: they nest, and a name is unique only while it is active."""
+    lock = threading.Lock()
 
-    def guarded(method: Callable[..., None], *arguments: str | int | None) -> None:
+    def tell(name: str, done: int) -> None:
         try:
-            method(*arguments)
+            with lock:
+                report(name, done, steps.get(name))
         except KeyboardInterrupt:
             log.interrupted = True
         except Exception as error:  # noqa: BLE001  # C++ calls this: an exception ends the build
@@ -187,15 +128,16 @@ def progress_monitor(trt: ModuleType, report: ProgressCallback, log: MessageLog)
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
 
-        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            guarded(tree.start, phase_name, parent_phase, num_steps)
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:  # noqa: ARG002  # TensorRT names them
+            steps[phase_name] = max(num_steps, 1)
+            tell(phase_name, 0)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            guarded(tree.step, phase_name, step)
+            tell(phase_name, step + 1)
             return not log.interrupted
 
         def phase_finish(self, phase_name: str) -> None:
-            guarded(tree.finish, phase_name)
+            steps.pop(phase_name, None)
 
     return Monitor()
 
@@ -221,14 +163,18 @@ def build_plan(
         report("building", 0, None)
         config = create_config(trt, (builder, network), request, profiles, monitor)
         if config.num_optimization_profiles != 1:
-            raise build_failed(
-                f"TensorRT refuses the shapes of {request.onnx}", log, _words(profiles)
-            )
+            shapes = (f"{p.input} min {p.min} opt {p.opt} max {p.max}" for p in profiles)
+            what = f"TensorRT refuses the shapes of {request.onnx}"
+            raise build_failed(what, log, "; ".join(shapes) or "none")
         with tempfile.TemporaryFile() as cache:
             plan = EngineBytesFromNetwork(
                 (builder, network, parser), config=config, save_timing_cache=cache
             )()
-            _keep_timing_cache(cache, request.timing_cache)
+            cache.seek(0)
+            timings = cache.read()
+    if request.timing_cache is not None and timings:
+        with atomic_file(request.timing_cache) as temporary:
+            temporary.write_bytes(timings)
     with atomic_file(request.file(".plan")) as temporary, temporary.open("wb") as file:
         file.write(plan)
     return profiles
@@ -254,22 +200,18 @@ def is_strongly_typed(trt: ModuleType) -> bool:
 
 def parse(trt: ModuleType, network: Untyped, onnx: Path, log: MessageLog) -> Untyped:
     """Fill the network from the ONNX file (external data beside it); gives the parser to keep."""
+    from twofour.graph.files import parse_model
+
     parser = trt.OnnxParser(network, trt_logger(trt))
     if parser.parse_from_file(str(onnx)) and not parser.num_errors:
         return parser
     errors = [_parser_error(parser.get_error(index)) for index in range(parser.num_errors)]
     reason = "; ".join(errors[:_ERRORS_SHOWN]) or log.why("the parser gives no reason")
-    raise BuildFailedError(f"TensorRT cannot parse {onnx}: {reason}", hint=_opset_hint(trt, onnx))
-
-
-def _opset_hint(trt: ModuleType, onnx: Path) -> str | None:
-    from twofour.graph.files import parse_model
-
-    if is_strongly_typed(trt):
-        return None
-    imports = parse_model(onnx).opset_import
-    newest = max((o.version for o in imports if not o.domain), default=0)
-    return opset_advice(trt.__version__, newest)
+    hint = None
+    if not is_strongly_typed(trt):
+        opsets = (o.version for o in parse_model(onnx).opset_import if not o.domain)
+        hint = opset_advice(trt.__version__, max(opsets, default=0))
+    raise BuildFailedError(f"TensorRT cannot parse {onnx}: {reason}", hint=hint)
 
 
 def _parser_error(error: Untyped) -> str:
@@ -310,8 +252,12 @@ def create_config(
     profile = Profile()
     for shapes in profiles:
         profile.add(shapes.input, min=shapes.min, opt=shapes.opt, max=shapes.max)
-    workspace = request.options.workspace_bytes
-    with _timing_cache(request.timing_cache) as cache:
+    workspace, known = request.options.workspace_bytes, request.timing_cache
+    with contextlib.ExitStack() as stack:
+        cache = None
+        if known is not None and known.is_file():
+            # open, because Polygraphy leaves a lock beside a cache that it gets as a path
+            cache = stack.enter_context(known.open("rb"))
         create = CreateConfig(
             tf32=request.options.tf32,
             **weak_typing_flags(trt, request),
@@ -367,27 +313,7 @@ def weak_typing_flags(trt: ModuleType, request: BuildRequest) -> dict[str, bool]
 
 
 def _precisions(onnx: Path) -> Precisions:
-    """Of the file as this process, a worker of its own, finds it."""
+    """The types of the file as this process, a worker of its own, finds it."""
     from twofour.graph.files import parse_model
 
     return precisions_of(parse_model(onnx))
-
-
-def _timing_cache(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
-    """The cache's open file where there is one: for a path, Polygraphy leaves a lock beside it."""
-    if path is None or not path.is_file():
-        return contextlib.nullcontext()
-    return path.open("rb")
-
-
-def _keep_timing_cache(cache: Untyped, path: Path | None) -> None:
-    cache.seek(0)
-    content = cache.read()
-    if path is None or not content:
-        return
-    with atomic_file(path) as temporary:
-        temporary.write_bytes(content)
-
-
-def _words(profiles: tuple[ShapeProfile, ...]) -> str:
-    return "; ".join(f"{p.input} min {p.min} opt {p.opt} max {p.max}" for p in profiles) or "none"

@@ -5,11 +5,8 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
-from twofour.engines.inputs import at_shapes, opt_shapes
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import (
     Arrays,
@@ -17,20 +14,19 @@ from twofour.engines.protocol import (
     ModeStatus,
     OpenRequest,
     ProgressCallback,
-    TimedModel,
     mode_statuses,
 )
-from twofour.engines.tensorrt.bindings import MessageLog, build_log, tensorrt_status
+from twofour.engines.tensorrt.bindings import ENGINE, MessageLog, build_log, tensorrt_status
 from twofour.engines.tensorrt.build import build_plan, weak_typing_flags
-from twofour.engines.tensorrt.plan import MODES, LoadedPlan, open_tensorrt
+from twofour.engines.tensorrt.plan import EVENTS, MODES, LoadedPlan, TensorRtTimedModel
 from twofour.errors import BuildFailedError, MissingToolError
+from twofour.inputs.examples import opt_shapes
+from twofour.inputs.fits import at_shapes
 from twofour.records.build import EngineStatus, VariantBuild
+from twofour.records.latency import VariantSettings
 from twofour.store import write_text
 
 PROFILED_RUNS = 10
-_DEFAULT_LEVEL = 3
-_WITHOUT_COMPILING = 2
-"""TensorRT compiles kernels of its own from level 3 on; up to 2 it takes those of its libraries."""
 
 
 class TensorRtEngine:
@@ -41,18 +37,6 @@ class TensorRtEngine:
 
     def __init__(self) -> None:
         self._status: EngineStatus | None = None
-
-    def attempts(self, request: BuildRequest) -> tuple[tuple[str, BuildRequest], ...]:
-        """The second goes without the timing cache, which may be what the first one died of."""
-        options = request.options
-        asked = options.optimization_level
-        asked = _DEFAULT_LEVEL if asked is None else asked
-        first = (str(asked), request)
-        if asked <= 0:
-            return (first,)
-        lower = min(asked - 1, _WITHOUT_COMPILING)
-        options = replace(options, optimization_level=lower)
-        return first, (str(lower), replace(request, options=options, timing_cache=None))
 
     def status(self) -> EngineStatus:
         """Whether a builder can be created here, and if not why, in one line."""
@@ -78,17 +62,28 @@ class TensorRtEngine:
             error = _profile(trt, request, inputs, log)
         return _variant(request, build_s, error)
 
-    def open(self, request: OpenRequest) -> TimedModel:
-        """A plan, as `open_tensorrt` loads it."""
+    def open(self, request: OpenRequest) -> TensorRtTimedModel:
+        """Load a plan that `build` or trtexec made here.
+
+        Raises MissingToolError where TensorRT or the CUDA runtime library cannot be used, and
+        BadInputError and BuildFailedError as LoadedPlan.
+        """
         assert request.file is not None, "a plan is a file"
-        return open_tensorrt(
-            request.file,
-            request.options,
+        self._module()
+        status = self.status()
+        settings = VariantSettings(
+            engine=ENGINE,
             mode=request.mode,
+            version=status.version,
+            device=status.device or "GPU",
             model=request.model,
+            weights=request.weights,
             precision=request.precision,
             sparse_kernels=request.sparse_kernels,
+            threads=None,
+            timing=EVENTS,
         )
+        return TensorRtTimedModel(request.file, settings)
 
     def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
         """All modes need what a builder needs."""
@@ -121,35 +116,32 @@ def _profile(trt: ModuleType, request: BuildRequest, inputs: Arrays, log: Messag
     try:
         with loaded as plan:
             plan.outputs(inputs)
-            _keep(request.file(".layers.json"), plan.layer_information())
-            _keep(request.file(".profile.json"), plan.layer_times(inputs, PROFILED_RUNS).to_json())
+            layers = plan.layer_information()
+            if layers is not None:
+                write_text(request.file(".layers.json"), layers)
+            times = plan.layer_times(inputs, PROFILED_RUNS)
+            write_text(request.file(".profile.json"), times.to_json())
     except BuildFailedError as error:
         log.headline(error.message)
         return error.message
     return None
 
 
-def _keep(path: Path, text: str | None) -> None:
-    if text is not None:
-        write_text(path, text)
-
-
 def _variant(request: BuildRequest, build_s: float, error: str | None) -> VariantBuild:
+    def name_if_there(suffix: str) -> str | None:
+        file = request.file(suffix)
+        return file.name if file.is_file() else None
+
     plan = request.file(".plan")
     return VariantBuild(
         variant=request.variant,
         onnx=request.onnx.name,
         sparse_weights=request.sparse_weights,
-        providers=(),
         build_s=build_s,
         size_bytes=plan.stat().st_size,
         plan=plan.name,
         log=request.file(".log").name,
-        layers=_name_if_there(request.file(".layers.json")),
-        profile=_name_if_there(request.file(".profile.json")),
+        layers=name_if_there(".layers.json"),
+        profile=name_if_there(".profile.json"),
         error=error,
     )
-
-
-def _name_if_there(path: Path) -> str | None:
-    return path.name if path.is_file() else None

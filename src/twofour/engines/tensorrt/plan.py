@@ -18,17 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twofour.engines.inputs import fit_inputs, numpy_dtype
-from twofour.engines.protocol import Arrays, Mode, OpenOptions, Untyped
-from twofour.engines.tensorrt.bindings import (
-    ENGINE,
-    MessageLog,
-    build_failed,
-    build_log,
-    failures_named,
-    tensorrt_status,
-)
+from twofour.engines.protocol import Arrays, Mode, Untyped
+from twofour.engines.tensorrt.bindings import MessageLog, build_failed, build_log, failures_named
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.inputs.fits import fit_inputs, numpy_dtype
 from twofour.records.build import LayerTime
 from twofour.records.export import TensorShape
 from twofour.records.latency import VariantSettings
@@ -119,7 +112,11 @@ class LoadedPlan:
 
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Every output by name, ml_dtypes for types numpy lacks; inputs fitted by `fit_inputs`."""
-        feed = {name: _bits(array) for name, array in fit_inputs(inputs, self.inputs).items()}
+        feed = {
+            # types that numpy lacks as unsigned integers of the same size: bytes are copied
+            name: array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "V" else array
+            for name, array in fit_inputs(inputs, self.inputs).items()
+        }
         with failures_named(f"TensorRT failed while running {self._plan}", self._log):
             # raw buffers: Polygraphy's own conversion knows only numpy's types
             found = self._runner.infer(feed, check_inputs=False, return_raw_buffers=True)
@@ -223,15 +220,6 @@ def _profiler(trt: ModuleType) -> tuple[Any, LayerProfile]:
     return Profiler(), profile
 
 
-def _bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Types that numpy lacks as unsigned integers of the same size: only the bytes are copied."""
-    return (
-        array.view(np.dtype(f"uint{8 * array.dtype.itemsize}"))
-        if array.dtype.kind == "V"
-        else array
-    )
-
-
 def cuda_runtime() -> ctypes.CDLL:
     """The library that Polygraphy loads; raises MissingToolError where there is none."""
     from polygraphy import cuda
@@ -331,41 +319,8 @@ def _check_cuda(library: ctypes.CDLL, status: int, call: str) -> None:
     raise BuildFailedError(f"{call} failed: {words} (CUDA error {status})")
 
 
-def open_tensorrt(
-    plan: Path,
-    options: OpenOptions,
-    *,
-    mode: str,
-    sparse_kernels: bool | None,
-    model: str,
-    precision: str,
-) -> TensorRtTimedModel:
-    """Load a plan that `TensorRtEngine.build` or trtexec made here.
-
-    `sparse_kernels` is what its builder was allowed, None where that is not known; `model` is the
-    ONNX file it was built from. Raises MissingToolError where TensorRT or the CUDA runtime library
-    cannot be used, and BadInputError and BuildFailedError as LoadedPlan.
-    """
-    status = tensorrt_status()
-    if not status.can_run:
-        raise MissingToolError(f"TensorRT cannot run here: {status.why_not}", hint=status.hint)
-    settings = VariantSettings(
-        engine=ENGINE,
-        mode=mode,
-        version=status.version,
-        device=status.device or "GPU",
-        model=model,
-        weights=options.weights,
-        precision=precision,
-        sparse_kernels=sparse_kernels,
-        threads=None,
-        timing=EVENTS,
-    )
-    return TensorRtTimedModel(plan, settings)
-
-
 class TensorRtTimedModel:
-    """Meets TimedModel; made by `open_tensorrt`."""
+    """Meets TimedModel; made by `TensorRtEngine.open`."""
 
     def __init__(self, plan: Path, settings: VariantSettings) -> None:
         trt = importlib.import_module("tensorrt")

@@ -1,189 +1,213 @@
-"""The modes of torch: what each makes of a module, and whether it can here."""
+"""The modes of torch, a row each: types and device, and a function for what else is changed."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from twofour.engines.protocol import Untyped
-from twofour.engines.torch.placed import (
+from twofour.engines.torch.program import (
     CUDA,
     Forward,
     PerShape,
-    Placed,
-    Ready,
     TorchDevice,
     TorchProgram,
     best_device,
-    by_position,
     cpu_device,
-    float32_options,
     in_one_line,
-    place,
-    torch_dtype,
-    without_fast_path,
     xla_device,
 )
-from twofour.engines.torch.semi_structured import semi_structured
 from twofour.errors import BuildFailedError, MissingToolError
+from twofour.pattern import check
+from twofour.records.weights import HARDWARE_PATTERN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
     from torch import nn
-    from torch.utils._python_dispatch import TorchDispatchMode
-
 
 _NO_KERNEL = re.compile(r"No viable backend|No available kernel")
 """What torch says where no back end that is allowed takes a call (aten/native/transformers)."""
-_OPERATOR = "scaled_dot_product"
-"""Part of the name of the operator and of every fused one it may become."""
+_NEEDS_GPU = "2:4 kernels of torch need a GPU with sparse tensor cores (NVIDIA, SM 8.0 and up)"
 _MOST_SHAPES = 64
-"""Sets of shapes that are compiled before it is an error; torch's own default is 8, and after
-those it would go on uncompiled."""
-ENGINE = "torch"
-MakeReady = Callable[[TorchProgram, TorchDevice, ExitStack], Ready]
-"""Puts a program into a mode; what must be undone when the variant closes goes on the stack."""
-_ON_CPU_ONLY = frozenset({"dynamic-int8", "static-int8"})
-"""torch.ao.quantization has no kernels for GPUs."""
+"""Sets of shapes that are compiled; torch's own default is 8, and then it runs uncompiled."""
+_LEAST_COSINE = 0.99
+"""Of sparse against dense outputs, both in float16: below it a kernel computes something else."""
 
 
-def attention(
-    program: TorchProgram, device: TorchDevice, stack: ExitStack, *, backend: str
-) -> Ready:
-    """Every attention in the back end of that name in torch.nn.attention.SDPBackend, or an error.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A program in a mode: what runs, and what the settings say of it."""
 
-    float16 on a GPU, where flash and cuDNN take nothing wider, so that the back ends compare. The
-    fused path of nn.TransformerEncoder is turned off: it does not ask which back end is allowed.
-    Raises BuildFailedError where the module never calls scaled_dot_product_attention, and where the
-    back end does not take a call.
+    program: TorchProgram
+    device: TorchDevice
+    closing: ExitStack
+    """What is undone when the variant is closed."""
+    forward: Forward
+    dtype: str
+    """Type of the floating-point inputs."""
+    precision: str
+    channels_last: bool = False
+    """4-dimensional inputs are given with the channels innermost."""
+    options: tuple[str, ...] = ()
+    sparse_kernels: bool | None = None
+    layers: nn.Module | None = None
+    """A module whose submodules run when `forward` does; None: their times cannot be had."""
+
+    def put(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Inputs where the module is and as it takes them."""
+        return tuple(self._put(tensor) for tensor in tensors)
+
+    def run_example(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that forward gives for the example inputs; raises what forward raises."""
+        import torch
+
+        args, kwargs = self.program.arguments(self.put(self.program.tensors))
+        with torch.inference_mode():
+            return self.program.outputs(self.forward(*args, **kwargs))
+
+    def _put(self, tensor: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if tensor.is_floating_point():
+            tensor = tensor.to(getattr(torch, self.dtype))
+        moved: torch.Tensor = tensor.to(self.device.handle)
+        if self.channels_last and moved.dim() == 4:
+            moved = moved.contiguous(memory_format=torch.channels_last)
+        return moved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchMode:
+    """How a mode puts a program on a device."""
+
+    dtype: str = "float32"
+    """Type of the weights and of floating-point inputs."""
+    gpu_dtype: str | None = None
+    """The same on a GPU, where it is another."""
+    device: Callable[[], TorchDevice] = best_device
+    """Gives the device, or raises MissingToolError."""
+    change: Callable[[Ready], Ready] = lambda ready: ready
+
+    def make(self, program: TorchProgram, closing: ExitStack) -> Ready:
+        """Bring the module to the device, in evaluation mode and in place, and change it."""
+        device = self.device()
+        dtype = (device.kind == CUDA and self.gpu_dtype) or self.dtype
+        module = program.module.eval().requires_grad_(requires_grad=False).to(device.handle)
+        # Module.to(dtype) would cast complex buffers too, and drop their imaginary part
+        {"float32": module.float, "float16": module.half, "bfloat16": module.bfloat16}[dtype]()
+        ready = Ready(
+            program=program,
+            device=device,
+            closing=closing,
+            forward=module,
+            dtype=dtype,
+            precision=dtype,
+            layers=module,
+        )
+        if dtype == "float32" and device.kind == CUDA:
+            import torch
+
+            rounding = f"float32_matmul_precision={torch.get_float32_matmul_precision()}"
+            ready = replace(ready, options=(rounding,))
+        return self.change(ready)
+
+
+def _without_fast_path(ready: Ready) -> None:
+    """Turn off the fused kernels of nn.TransformerEncoderLayer and nn.MultiheadAttention.
+
+    They ask neither which attention is allowed nor whether weights are packed or quantised.
     """
+    import torch
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    ready.closing.callback(torch.backends.mha.set_fastpath_enabled, before)
+    torch.backends.mha.set_fastpath_enabled(value=False)
+
+
+def _channels_last(ready: Ready) -> Ready:
+    import torch
+
+    module = ready.program.module
+    if not any(parameter.dim() == 4 for parameter in module.parameters()):
+        raise BuildFailedError(
+            f"{ready.program.source} has no 2-d convolution, so channels_last changes nothing"
+        )
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+    options = ("inputs=channels_last", *ready.options)
+    return replace(ready, channels_last=True, options=options)
+
+
+def _autocast(ready: Ready, *, dtype: str) -> Ready:
+    """float32 weights, cast in every run for the operators that torch.autocast lists."""
+    import torch
+
+    def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> object:
+        with torch.autocast(ready.device.kind, dtype=getattr(torch, dtype)):
+            return ready.forward(*args, **kwargs)
+
+    return replace(ready, forward=forward, precision=dtype, options=("autocast from float32",))
+
+
+def _attention(ready: Ready, *, backend: str) -> Ready:
+    """Every attention in one back end of torch.nn.attention.SDPBackend, or an error."""
+    from torch import profiler
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    half = device.kind == CUDA
-    placed = place(program, device, "float16" if half else "float32")
-    without_fast_path(stack)
-    stack.enter_context(sdpa_kernel(getattr(SDPBackend, backend)))
+    _without_fast_path(ready)
+    ready.closing.enter_context(sdpa_kernel(getattr(SDPBackend, backend)))
     try:
-        calls = count_attention(placed)
+        with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as seen:
+            ready.run_example()
     except RuntimeError as error:
         if not _NO_KERNEL.search(str(error)):
             raise
         raise BuildFailedError(
-            f"{backend.lower()} has no kernel here ({device.name}, {placed.dtype}) for the "
-            f"attention of {program.source}"
+            f"{backend.lower()} has no kernel here ({ready.device.name}, {ready.dtype}) for the "
+            f"attention of {ready.program.source}"
         ) from error
-    if calls == 0:
+    if "aten::scaled_dot_product_attention" not in {event.key for event in seen.key_averages()}:
         raise BuildFailedError(
-            f"{program.source} never calls scaled_dot_product_attention, so its back end changes "
-            "nothing",
+            f"{ready.program.source} never calls scaled_dot_product_attention, so its back end "
+            "changes nothing",
             hint='Hugging Face models call it when loaded with attn_implementation="sdpa"',
         )
-    options = (f"attention_calls={calls}", "mha_fastpath=off")
-    return Ready(
-        placed=placed,
-        forward=placed.module,
-        precision=placed.dtype,
-        options=options if half else (*options, *float32_options(device)),
-        layers=placed.module,
-    )
+    return replace(ready, options=("mha_fastpath=off", *ready.options))
 
 
-def count_attention(placed: Placed) -> int:
-    """Calls of scaled_dot_product_attention in one run on the example inputs."""
-    counting: Untyped = _counting_mode()
-    with counting:
-        placed.run_example(placed.module)
-    return int(counting.calls)
-
-
-def _counting_mode() -> TorchDispatchMode:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lacks the types
-        # a TorchFunctionMode would miss the calls inside torch's own functions
-        def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]  # likewise
-            self.calls = 0
-
-        def __torch_dispatch__(
-            self,
-            func: Any,  # noqa: ANN401  # an operator of torch
-            types: Sequence[type],
-            args: tuple[Any, ...] = (),
-            kwargs: dict[str, Any] | None = None,
-        ) -> object:
-            self.calls += _OPERATOR in str(func)
-            return func(*args, **(kwargs or {}))
-
-    return Counting()
-
-
-def compiled(program: TorchProgram, device: TorchDevice, stack: ExitStack) -> Ready:
-    """torch.compile with its default back end, once for each set of shapes (dynamic=False).
-
-    Kernels for a dynamic batch would be slower than those that a sweep is to compare. Raises
-    BuildFailedError where nothing at all was compiled.
-    """
+def _compiled(ready: Ready) -> Ready:
+    """torch.compile, once for each set of shapes: kernels for a dynamic batch would be slower."""
     import torch
     from torch import _dynamo as dynamo
 
-    placed = place(program, device)
     dynamo.reset()
-    stack.callback(dynamo.reset)
-    stack.enter_context(dynamo.config.patch(_dynamo_limits(dynamo.config)))
-    before = _graphs_compiled()
-    forward = torch.compile(placed.module, dynamic=False)
-    placed.run_example(forward)
-    graphs = _graphs_compiled() - before
+    ready.closing.callback(dynamo.reset)
+    renamed = hasattr(dynamo.config, "recompile_limit")  # in torch 2.7
+    limit = {"recompile_limit" if renamed else "cache_size_limit": _MOST_SHAPES}
+    ready.closing.enter_context(dynamo.config.patch(limit))
+    made = replace(ready, forward=torch.compile(ready.program.module, dynamic=False), layers=None)
+    counted = dynamo.utils.counters["stats"]
+    before = counted["unique_graphs"]
+    made.run_example()
+    graphs = counted["unique_graphs"] - before
     if graphs == 0:
-        raise BuildFailedError(f"torch.compile compiled nothing of {program.source}")
-    options = ("dynamic=False", f"graphs={graphs}", *float32_options(device))
-    return Ready(placed=placed, forward=forward, precision="float32", options=options)
+        raise BuildFailedError(f"torch.compile compiled nothing of {ready.program.source}")
+    return replace(made, options=("dynamic=False", f"graphs={graphs}", *ready.options))
 
 
-def torchscript(
-    program: TorchProgram,
-    device: TorchDevice,
-    stack: ExitStack,  # noqa: ARG001  # as the other modes
-) -> Ready:
-    """torch.jit.trace and freeze, once for each set of shapes: a trace may hold sizes as numbers.
-
-    What depends on values of the inputs is fixed as the first inputs of these shapes had it.
-    """
-    placed = place(program, device)
-    module = by_position(program)
-
-    def make(tensors: tuple[torch.Tensor, ...]) -> Forward:
-        import torch
-
-        traced = torch.jit.trace(  # type: ignore[no-untyped-call]  # torch lacks the types
-            module, tensors, check_trace=False, strict=False
-        )
-        frozen: Forward = torch.jit.freeze(traced)
-        return frozen
-
-    return Ready(
-        placed=placed,
-        forward=PerShape(make),
-        precision="float32",
-        options=("traced for each shape", "frozen", *float32_options(device)),
-    )
-
-
-def check_compiler(device: TorchDevice) -> None:
-    """Raise MissingToolError where torch.compile lacks its compiler, found by starting it.
+def check_compiler() -> None:
+    """Raise MissingToolError, or what torch raises, where torch.compile lacks its compiler.
 
     Compiling something would take seconds: this is what a list of modes can afford.
     """
-    if device.kind == "cuda":
+    import torch
+
+    if torch.cuda.is_available():
         from torch.utils import _triton
 
         if not _triton.has_triton():
@@ -196,99 +220,79 @@ def check_compiler(device: TorchDevice) -> None:
     get_cpp_compiler()
 
 
-def _dynamo_limits(config: Untyped) -> dict[str, Any]:
-    """Settings of dynamo under which too many shapes are an error; renamed in torch 2.7."""
-    renamed = hasattr(config, "recompile_limit")
-    limit = "recompile_limit" if renamed else "cache_size_limit"
-    fails = "fail_on_recompile_limit_hit" if renamed else "fail_on_cache_limit_hit"
-    return {limit: _MOST_SHAPES, f"accumulated_{limit}": 4 * _MOST_SHAPES, fails: True}
+def _torchscript(ready: Ready) -> Ready:
+    """torch.jit.trace and freeze, for each set of shapes: a trace may hold sizes as numbers."""
+
+    def make(module: nn.Module, tensors: tuple[torch.Tensor, ...]) -> Forward:
+        import torch
+
+        traced = torch.jit.trace(  # type: ignore[no-untyped-call]  # torch lacks the types
+            module, tensors, check_trace=False, strict=False
+        )
+        frozen: Forward = torch.jit.freeze(traced)
+        return frozen
+
+    options = ("traced for each shape", "frozen", *ready.options)
+    return replace(ready, forward=PerShape(ready.program, make), options=options, layers=None)
 
 
-def _graphs_compiled() -> int:
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
-
-
-def dynamic_int8(program: TorchProgram, device: TorchDevice, stack: ExitStack) -> Ready:
-    """INT8 weights in Linear and recurrent layers, activations quantised in every run; in place.
-
-    Raises BuildFailedError where there is no such layer.
-    """
+def _dynamic_int8(ready: Ready) -> Ready:
+    """INT8 weights in Linear and recurrent layers, activations quantised in every run."""
     import torch
     from torch import nn
 
-    quantization = _quantization()
-    placed = place(program, device)
     kinds = {nn.Linear, nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell, nn.RNNCell}
     # layers are replaced in what holds them
-    holder = nn.Sequential(placed.module) if type(placed.module) in kinds else placed.module
-    module = quantization.quantize_dynamic(holder, kinds, dtype=torch.qint8, inplace=True)
-    if int8_layers(module) == 0:
-        raise BuildFailedError(
-            f"{program.source} has no Linear, LSTM or GRU layer that dynamic INT8 could take",
-            hint="convolutions take static INT8: torch:static-int8 or onnxruntime:int8",
-        )
-    return _ready_int8(placed, module, stack, "weights per tensor, activations in every run")
+    module = ready.program.module
+    holder = nn.Sequential(module) if type(module) in kinds else module
+    made = _quantization().quantize_dynamic(holder, kinds, dtype=torch.qint8, inplace=True)
+    return _int8(ready, made, "weights per tensor, activations in every run")
 
 
-def static_int8(program: TorchProgram, device: TorchDevice, stack: ExitStack) -> Ready:
-    """INT8 weights and activations, their ranges taken from the example inputs (FX graph mode).
-
-    Raises BuildFailedError for a module that torch.fx cannot trace, or without such a layer.
-    """
+def _static_int8(ready: Ready) -> Ready:
+    """INT8 weights and activations, their ranges taken from the example inputs (FX graph mode)."""
     import torch
 
-    quantization = _quantization()
-    placed = place(program, device)
-    args, kwargs = program.arguments(placed.put(program.tensors))
-    mapping = quantization.get_default_qconfig_mapping(torch.backends.quantized.engine)
+    fx = _quantization().quantize_fx
+    args, kwargs = ready.program.arguments(ready.put(ready.program.tensors))
+    mapping = _quantization().get_default_qconfig_mapping(torch.backends.quantized.engine)
     try:
-        prepared = quantization.quantize_fx.prepare_fx(placed.module, mapping, args)
+        prepared = fx.prepare_fx(ready.program.module, mapping, args)
     except Exception as error:
         raise BuildFailedError(
-            f"torch.fx cannot trace {type(placed.module).__name__}: {in_one_line(error)}",
+            f"torch.fx cannot trace {type(ready.program.module).__name__}: {in_one_line(error)}",
             hint="static INT8 in torch needs a forward without branches on its inputs; "
             "onnxruntime:int8 quantises the exported graph",
         ) from error
     with torch.inference_mode():
         prepared(*args, **kwargs)
-    module = quantization.quantize_fx.convert_fx(prepared)
-    if int8_layers(module) == 0:
-        raise BuildFailedError(f"{program.source} has no layer that static INT8 could take")
-    return _ready_int8(placed, module, stack, f"calibrated with {_calibration_rows(program)} rows")
+    return _int8(ready, fx.convert_fx(prepared), "calibrated with the example inputs")
 
 
-def int8_layers(module: nn.Module) -> int:
-    """Layers of the module that have INT8 weights."""
-    return sum(
+def _int8(ready: Ready, module: nn.Module, how: str) -> Ready:
+    """The quantised module; raises BuildFailedError where no layer of it was."""
+    import torch
+
+    layers = sum(
         type(layer).__module__.startswith("torch.ao.nn.")
         and (hasattr(layer, "weight") or hasattr(layer, "_all_weight_values"))
         for layer in module.modules()
     )
-
-
-def _ready_int8(placed: Placed, module: nn.Module, stack: ExitStack, how: str) -> Ready:
-    import torch
-
-    without_fast_path(stack)  # it looks for weights that quantised layers do not have
-    options = (
-        f"int8_layers={int8_layers(module)}",
-        how,
-        f"kernels={torch.backends.quantized.engine}",
-    )
-    program = replace(placed.program, module=module)
-    return Ready(
-        placed=replace(placed, program=program),
+    if layers == 0:
+        raise BuildFailedError(
+            f"{ready.program.source} has no layer that this INT8 could take",
+            hint="dynamic-int8 takes Linear, LSTM and GRU layers, static-int8 convolutions too",
+        )
+    _without_fast_path(ready)
+    kernels = f"kernels={torch.backends.quantized.engine}"
+    return replace(
+        ready,
+        program=replace(ready.program, module=module),
         forward=module,
         precision="int8",
-        options=options,
+        options=(f"int8_layers={layers}", how, kernels),
         layers=module,
     )
-
-
-def _calibration_rows(program: TorchProgram) -> int:
-    return next((int(t.shape[0]) for t in program.tensors if t.dim()), 1)
 
 
 def _quantization() -> Any:  # noqa: ANN401  # a package of torch without types
@@ -306,116 +310,109 @@ def _quantization() -> Any:  # noqa: ANN401  # a package of torch without types
     return quantization
 
 
-def eager(program: TorchProgram, device: TorchDevice, stack: ExitStack) -> Ready:  # noqa: ARG001  # as the other modes
-    """The module as it is, in float32."""
-    placed = place(program, device)
-    return Ready(
-        placed=placed,
-        forward=placed.module,
-        precision="float32",
-        options=float32_options(device),
-        layers=placed.module,
-    )
+def _semi_structured(ready: Ready, *, backend: str) -> Ready:
+    """Linear layers whose weights are 2:4 and fit the back end, in its kernels."""
+    from torch import nn
 
-
-def channels_last(program: TorchProgram, device: TorchDevice, stack: ExitStack) -> Ready:  # noqa: ARG001  # as the other modes
-    """Channels innermost in 4-dimensional weights and inputs, float32.
-
-    Raises BuildFailedError where there is no such weight.
-    """
-    if not any(parameter.dim() == 4 for parameter in program.module.parameters()):
+    _without_fast_path(ready)
+    dense = ready.run_example()
+    layers = [layer for layer in ready.program.module.modules() if isinstance(layer, nn.Linear)]
+    left = Counter(why for layer in layers if (why := pack(layer, backend)) is not None)
+    why_left = "; ".join(f"{number} of {len(layers)}: {why}" for why, number in left.items())
+    if left.total() == len(layers):
         raise BuildFailedError(
-            f"{program.source} has no 2-d convolution, so channels_last changes nothing"
+            f"no layer of {ready.program.source} can run in {backend} kernels: "
+            f"{why_left or 'it has no Linear layer'}",
+            hint="only Linear layers with 2:4 weights can: compare the sparse weights",
         )
-    placed = place(program, device, channels_last=True)
-    return Ready(
-        placed=placed,
-        forward=placed.module,
-        precision="float32",
-        options=("inputs=channels_last", *float32_options(device)),
-        layers=placed.module,
-    )
+    sparse = ready.run_example()
+    cosine = min(cosine_of(one, other) for one, other in zip(dense, sparse, strict=True))
+    if not cosine >= _LEAST_COSINE:
+        raise BuildFailedError(
+            f"{backend} kernels give other outputs than dense ones with the same weights: "
+            f"cosine {cosine:.4f}",
+            hint="known of some releases of torch and cuSPARSELt on some GPUs: "
+            "try the other back end, or newer ones",
+        )
+    options = [f"sparse_layers={len(layers) - left.total()} of {len(layers)} Linear"]
+    options += [f"left dense: {why_left}"] if left else []
+    return replace(ready, options=(*options, "mha_fastpath=off"), sparse_kernels=True)
 
 
-def autocast(
-    program: TorchProgram,
-    device: TorchDevice,
-    stack: ExitStack,  # noqa: ARG001  # as the other modes
-    *,
-    dtype: str,
-) -> Ready:
-    """float32 weights, which torch.autocast casts in every run for the operators that it lists."""
+def pack(layer: nn.Linear, backend: str) -> str | None:
+    """Pack a Linear's weight, or say why it stays dense.
+
+    torch checks shape and type itself, and not the pattern: a weight that is not 2:4 would give
+    wrong numbers (pytorch issue 109175).
+    """
+    import torch
+    from torch import nn
+
+    weight = layer.weight.detach()
+    if not check(weight.float().cpu().numpy(), 1, HARDWARE_PATTERN).holds:
+        return "the weight is not 2:4"
+    # the class itself: the switch between the two, `_FORCE_CUTLASS`, is private
+    kind: Untyped = getattr(torch.sparse, f"SparseSemiStructuredTensor{backend.upper()}")
+    try:
+        packed = kind.from_dense(weight.contiguous())
+    except (RuntimeError, NotImplementedError, AttributeError) as error:
+        return in_one_line(error)
+    layer.weight = nn.Parameter(packed, requires_grad=False)
+    return None
+
+
+def cosine_of(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Over the values that are finite in the first; 1.0 where those are equal, zeros included."""
     import torch
 
-    placed = place(program, device)
-    kind, low = device.kind, torch_dtype(dtype)
+    kept = first.isfinite()
+    a, b = first[kept].float(), second[kept].float()
+    if torch.equal(a, b):
+        return 1.0
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
 
-    def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> object:
-        with torch.autocast(kind, dtype=low):
-            returned: object = placed.module(*args, **kwargs)
-            return returned
 
-    return Ready(
-        placed=placed,
-        forward=forward,
-        precision=dtype,
-        options=("autocast from float32",),
-        layers=placed.module,
+def gpu_or(message: str) -> TorchDevice:
+    """The GPU; raises MissingToolError with the message where torch has none."""
+    device = best_device()
+    if device.kind != CUDA:
+        raise MissingToolError(message)
+    return device
+
+
+def _sparse_kernels(backend: str) -> TorchMode:
+    return TorchMode(
+        dtype="float16",
+        device=partial(gpu_or, _NEEDS_GPU),
+        change=partial(_semi_structured, backend=backend),
     )
 
 
-def cast(
-    program: TorchProgram,
-    device: TorchDevice,
-    stack: ExitStack,  # noqa: ARG001  # as the other modes
-    *,
-    dtype: str,
-) -> Ready:
-    """Weights, inputs and outputs in `dtype`: what the 2:4 kernels of torch compare with."""
-    placed = place(program, device, dtype)
-    return Ready(placed=placed, forward=placed.module, precision=dtype, layers=placed.module)
+def _attention_in(backend: str) -> TorchMode:
+    """float16 on a GPU, where flash and cuDNN take nothing wider, so that they compare."""
+    return TorchMode(gpu_dtype="float16", change=partial(_attention, backend=backend))
 
 
-MODES: Mapping[str, MakeReady] = MappingProxyType(
+MODES: Mapping[str, TorchMode] = MappingProxyType(
     {
-        "eager": eager,
-        "channels_last": channels_last,
-        "autocast-fp16": partial(autocast, dtype="float16"),
-        "autocast-bf16": partial(autocast, dtype="bfloat16"),
-        "fp16": partial(cast, dtype="float16"),
-        "bf16": partial(cast, dtype="bfloat16"),
-        "dynamic-int8": dynamic_int8,
-        "static-int8": static_int8,
-        "compile": compiled,
-        "torchscript": torchscript,
-        "semi-structured-cusparselt": partial(semi_structured, backend="cusparselt"),
-        "semi-structured-cutlass": partial(semi_structured, backend="cutlass"),
-        "sdpa-flash": partial(attention, backend="FLASH_ATTENTION"),
-        "sdpa-efficient": partial(attention, backend="EFFICIENT_ATTENTION"),
-        "sdpa-math": partial(attention, backend="MATH"),
-        "sdpa-cudnn": partial(attention, backend="CUDNN_ATTENTION"),
-        "xla": eager,
+        "eager": TorchMode(),
+        "channels_last": TorchMode(change=_channels_last),
+        "autocast-fp16": TorchMode(change=partial(_autocast, dtype="float16")),
+        "autocast-bf16": TorchMode(change=partial(_autocast, dtype="bfloat16")),
+        "fp16": TorchMode(dtype="float16"),
+        "bf16": TorchMode(dtype="bfloat16"),
+        # torch.ao.quantization has no kernels for GPUs
+        "dynamic-int8": TorchMode(device=cpu_device, change=_dynamic_int8),
+        "static-int8": TorchMode(device=cpu_device, change=_static_int8),
+        "compile": TorchMode(change=_compiled),
+        "torchscript": TorchMode(change=_torchscript),
+        "semi-structured-cusparselt": _sparse_kernels("cusparselt"),
+        "semi-structured-cutlass": _sparse_kernels("cutlass"),
+        "sdpa-flash": _attention_in("FLASH_ATTENTION"),
+        "sdpa-efficient": _attention_in("EFFICIENT_ATTENTION"),
+        "sdpa-math": _attention_in("MATH"),
+        "sdpa-cudnn": _attention_in("CUDNN_ATTENTION"),
+        "xla": TorchMode(device=xla_device),
     }
 )
 """Every mode by the word behind `torch:`, the usual one first."""
-
-
-def device_for(mode: str) -> TorchDevice:
-    """The GPU where there is one and the mode has kernels for it, else the CPU.
-
-    Raises MissingToolError where the mode needs a device that is not there.
-    """
-    if mode == "xla":
-        return xla_device()
-    return cpu_device() if mode in _ON_CPU_ONLY else best_device()
-
-
-def platform_options(device: TorchDevice) -> tuple[str, ...]:
-    """Which platform of GPUs this torch runs on; on a CPU, how long its idle threads spin."""
-    if device.kind != CUDA:
-        spins = os.environ.get("GOMP_SPINCOUNT")
-        return () if spins is None else (f"GOMP_SPINCOUNT={spins}",)
-    import torch
-
-    hip = torch.version.hip
-    return (f"cuda={torch.version.cuda}",) if hip is None else (f"hip={hip}",)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,27 +14,23 @@ from twofour.engines.machine import describe_machine, read_clocks, usable_cores
 from twofour.engines.protocol import ModeStatus
 from twofour.engines.registry import ENGINES, Takes
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.graph.opened import OpenedModel
-from twofour.latency.gates import check_names, parse_fail_if
-from twofour.latency.layers import (
-    OwnersOf,
-    PartsOf,
-    contrasts,
-    no_owners,
-    owners_by_graph,
-    parts_by_graph,
-    parts_by_name,
-)
+from twofour.latency.gates import check_names, parse_gate
+from twofour.latency.layers import contrasts
 from twofour.latency.ratios import ratios_and_noise
-from twofour.latency.variants import parse_variant_name, variant_name, without_batch
-from twofour.pipeline.changed_files import left
-from twofour.pipeline.compare.measure import Measured, check_metric, measure, planned_rows
-from twofour.pipeline.compare.plan import Planned, parse_engines, plan_variants
+from twofour.packages import installed_version
+from twofour.pipeline.compare.measure import Measured, measure, planned_rows
 from twofour.pipeline.compare.process import start_worker
-from twofour.pipeline.compare.trtexec_times import compare_emitted
-from twofour.pipeline.compare.variants import NOT_LOADABLE, Compared, open_compared
-from twofour.pipeline.emitting import is_emitted_folder
-from twofour.pipeline.folder import is_run_folder, own_folder, writing_into
+from twofour.pipeline.compare.variants import (
+    NOT_LOADABLE,
+    Compared,
+    Planned,
+    open_compared,
+    parse_engines,
+    plan_variants,
+)
+from twofour.pipeline.emitting import compare_emitted
+from twofour.pipeline.evidence import is_emitted_folder
+from twofour.pipeline.folder import is_run_folder, left, own_folder, writing_into
 from twofour.pipeline.reporting import (
     LATENCY,
     REPORT,
@@ -44,23 +39,20 @@ from twofour.pipeline.reporting import (
     report_folder,
     write_pages,
 )
+from twofour.pipeline.sources.open import refuse_untrusted
 from twofour.pipeline.stages import ACCURACY, Progress, Silent, onnx_files
-from twofour.pipeline.trust import refuse_untrusted
 from twofour.pipeline.workers import WorkerDiedError
 from twofour.records.export import Accuracy
-from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio
+from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, without_batch
 from twofour.records.options import CompareOptions
 from twofour.reports import html, markdown
 from twofour.reports.latency_document import latency_document
 from twofour.store import read_record, write_record, write_text
-from twofour.version import installed_version
 
 _FAR_COSINE = 0.9
 """Below it two outputs are not those of one model in two precisions (those are above 0.99)."""
 MARKDOWN = "latency.md"
 PAGE = "latency.html"
-_MARK = ".comparison"
-"""Empty, and the first file in the folder of a comparison's work: all beside it is ours."""
 
 
 def compare(
@@ -84,14 +76,13 @@ def measure_paths(
 ) -> Iterator[tuple[Path, LatencyComparison]]:
     """Measure; gives the folder for the results, locked within the block, and the comparison.
 
-    An interrupted comparison is one with `partial`. Raises BadInputError for arguments that do not
-    fit and a folder that another command writes into, MissingToolError where no engine that was
-    asked for can run here, BuildFailedError where every variant failed, and KeyboardInterrupt
-    before the first round.
+    An interrupted comparison has `partial`. Raises BadInputError for arguments that do not fit,
+    MissingToolError where no engine that was asked for can run here, BuildFailedError where every
+    variant failed, and KeyboardInterrupt before the first round.
     """
     check_options(options)
     for text in options.fail_if:
-        parse_fail_if(text)
+        parse_gate(text)
     if len(paths) == 1 and is_emitted_folder(paths[0]):
         folder = make_folder(out or paths[0])
         _refuse_others(folder)
@@ -103,9 +94,9 @@ def measure_paths(
     if is_run_folder(compared.folder):
         check_page(compared.folder)
     else:
-        _refuse_others(compared.folder, compared.work)
+        _refuse_others(compared.folder)
     with writing_into(make_folder(compared.folder)):
-        (own_folder(compared.work) / _MARK).touch()
+        own_folder(compared.work)
         yield compared.folder, _measure(compared, options, progress or Silent())
 
 
@@ -181,35 +172,29 @@ def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus
 
 def check_options(options: CompareOptions) -> None:
     """Raises BadInputError for numbers that make no comparison."""
-    wrong = [
-        text
-        for text, bad in (
-            ("--rounds must be at least 1", options.rounds < 1),
-            ("--warmup must not be negative", options.warmup < 0),
-            ("--time-limit must be positive", options.time_limit_s <= 0),
-            ("--threads must be at least 1", options.threads is not None and options.threads < 1),
-            ("--batch takes sizes from 1 on", any(b < 1 for b in options.batches)),
-            ("--batch names a size twice", len(set(options.batches)) < len(options.batches)),
-        )
-        if bad
-    ]
-    if wrong:
-        raise BadInputError("; ".join(wrong))
+    for text, bad in (
+        ("--rounds must be at least 1", options.rounds < 1),
+        ("--warmup must not be negative", options.warmup < 0),
+        ("--time-limit must be positive", options.time_limit_s <= 0),
+        ("--threads must be at least 1", options.threads is not None and options.threads < 1),
+        ("--batch takes sizes from 1 on", any(b < 1 for b in options.batches)),
+        ("--batch names a size twice", len(set(options.batches)) < len(options.batches)),
+    ):
+        if bad:
+            raise BadInputError(text)
 
 
-def _refuse_others(folder: Path, work: Path | None = None) -> None:
-    """Raises BadInputError for results, or a folder of work, that no comparison of ours left."""
+def _refuse_others(folder: Path) -> None:
+    """Raises BadInputError for results that no comparison of ours left."""
     with contextlib.suppress(BadInputError):
         read_record(LatencyComparison, folder / LATENCY)
         return
-    there = [name for name in (LATENCY, MARKDOWN, PAGE) if (folder / name).exists()]
-    if work is not None and work.is_dir() and not (work / _MARK).exists() and any(work.iterdir()):
-        there.append(f"{work.name}/")
-    if there:
-        raise BadInputError(
-            f"{folder} holds {there[0]}, which no comparison wrote",
-            hint="choose another folder with --out; nothing in it was touched",
-        )
+    for name in (LATENCY, MARKDOWN, PAGE):
+        if (folder / name).exists():
+            raise BadInputError(
+                f"{folder} holds {name}, which no comparison wrote",
+                hint="choose another folder with --out; nothing in it was touched",
+            )
 
 
 def _measure(compared: Compared, options: CompareOptions, progress: Progress) -> LatencyComparison:
@@ -219,14 +204,17 @@ def _measure(compared: Compared, options: CompareOptions, progress: Progress) ->
     check_names(planned_rows(planned, options.batches), options.fail_if)
     _refuse_nothing(planned)
     if options.metric is not None:
-        check_metric(options.metric)
+        with start_worker(1) as process:
+            process.call("check_metric", options.metric)
     machine = describe_machine()
     threads = options.threads or usable_cores()
     options = replace(options, threads=threads)
     measured = measure(compared, planned, options, threads, progress)
-    _refuse_all_failed(measured.variants)
+    if not any(v.samples_ms for v in measured.variants):
+        raise _failed("no variant could be timed", measured.variants)
     baseline = _working_baseline(measured, baseline, options)
     ratios, noise = ratios_and_noise(measured.variants, baseline, options.seed, measured.loads)
+    model_files = [name for model in compared.onnx for name in onnx_files(model.path)]
     return LatencyComparison(
         source=compared.source,
         baseline=baseline,
@@ -239,16 +227,12 @@ def _measure(compared: Compared, options: CompareOptions, progress: Progress) ->
         layers=contrasts(
             measured.variants,
             _within_engines(measured.variants, ratios),
-            *_layer_names_of(compared),
+            compared.onnx[0].nodes if compared.onnx else (),
         ),
         partial=measured.partial,
-        files=left(compared.folder, _model_files(compared)) if compared.is_run else {},
+        files=left(compared.folder, model_files) if compared.is_run else {},
         notes=(*measured.notes, *_notes(compared, measured)),
     )
-
-
-def _model_files(compared: Compared) -> Iterator[str]:
-    return (name for model in compared.onnx for name in onnx_files(model.path))
 
 
 def _within_engines(
@@ -266,23 +250,13 @@ def _within_engines(
     return tuple(filter(alike, ratios))
 
 
-def _layer_names_of(compared: Compared) -> tuple[PartsOf, OwnersOf]:
-    """What an engine's layer names mean: by the graph where there is one, else by themselves."""
-    if not compared.onnx:
-        return parts_by_name, no_owners
-    nodes = compared.onnx[0].nodes
-    return parts_by_graph(nodes), owners_by_graph(nodes)
-
-
 def _refuse_nothing(planned: Sequence[Planned]) -> None:
-    if any(row.why_not is None for row in planned):
-        return
-    first = planned[0]
-    names: dict[str | None, list[str]] = {}
-    for row in planned:
-        names.setdefault(row.why_not, []).append(row.name)
-    said = "; ".join(f"{', '.join(of)}: {why}" for why, of in names.items())
-    raise MissingToolError(said, hint=first.hint)
+    if all(row.why_not is not None for row in planned):
+        names: dict[str | None, list[str]] = {}
+        for row in planned:
+            names.setdefault(row.why_not, []).append(row.name)
+        said = "; ".join(f"{', '.join(of)}: {why}" for why, of in names.items())
+        raise MissingToolError(said, hint=planned[0].hint)
 
 
 def _refuse_untrusted_code(compared: Compared, options: CompareOptions) -> None:
@@ -295,11 +269,6 @@ def _refuse_untrusted_code(compared: Compared, options: CompareOptions) -> None:
                 refuse_untrusted(Path(compared.source), model.torch.source, options.trust)
 
 
-def _refuse_all_failed(variants: Sequence[ComparedVariant]) -> None:
-    if not any(v.samples_ms for v in variants):
-        raise _failed("no variant could be timed", variants)
-
-
 def refuse_unfinished(comparison: LatencyComparison) -> None:
     """Raise BuildFailedError where every variant failed on the way: what is kept is cut short."""
     if comparison.partial is None and all(v.error is not None for v in comparison.variants):
@@ -307,10 +276,8 @@ def refuse_unfinished(comparison: LatencyComparison) -> None:
 
 
 def _failed(what: str, variants: Sequence[ComparedVariant]) -> BuildFailedError:
-    errors: dict[str | None, str] = {}
-    for variant in variants:
-        errors.setdefault(variant.error, variant.name)
-    said = "; ".join(f"{name}: {why}" for why, name in errors.items())
+    errors = {variant.error: variant.name for variant in reversed(variants)}
+    said = "; ".join(f"{name}: {why}" for why, name in reversed(errors.items()))
     hint = next((v.hint for v in variants if v.hint), None)
     return BuildFailedError(f"{what}: {said}", hint=hint)
 
@@ -320,29 +287,8 @@ def _working_baseline(measured: Measured, baseline: str, options: CompareOptions
     timed = [without_batch(v.name) for v in measured.variants if v.samples_ms]
     if baseline in timed or options.baseline is not None:
         return baseline
-    names = [parse_variant_name(name) for name in timed]
-    twins = [variant_name(n.weights, n.engine, n.mode) for n in names if n.again]
+    twins = [name.removesuffix(" again") for name in timed if name.endswith(" again")]
     return (*twins, *timed)[0]
-
-
-def _other_graphs(compared: Compared) -> Iterator[str]:
-    """Files that are not the same layers with other weights; a run folder's always are."""
-    if compared.is_run or len(compared.onnx) < 2:
-        return
-    first, *others = compared.onnx
-    layers = [_layers_of(model) for model in compared.onnx]
-    for model, found in zip(others, layers[1:], strict=True):
-        if found != layers[0]:
-            yield (
-                f"WARNING: {model.path.name} has other layers than {first.path.name} "
-                f"({sum(found.values())} weights of {len(found)} kinds against "
-                f"{sum(layers[0].values())} of {len(layers[0])}): ratios compare two models"
-            )
-
-
-def _layers_of(model: OpenedModel) -> Counter[tuple[str, tuple[int, ...]]]:
-    """Operator and shape of every weight."""
-    return Counter((w.op, w.shape) for w in model.weights().weights)
 
 
 def _no_baseline(compared: Compared) -> Iterator[str]:
@@ -376,7 +322,6 @@ def _notes(compared: Compared, measured: Measured) -> tuple[str, ...]:
     once = {without_batch(v.name): v for v in measured.variants}
     notes = [
         _input_words(compared),
-        *_other_graphs(compared),
         *_no_baseline(compared),
         *_far_outputs(tuple(once.values())),
         *({NOT_LOADABLE} & {model.no_torch for model in compared.models}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,19 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.engines.machine import cpu_use, load_between
-from twofour.engines.timing import RoundPlan, Rounds, interleave
+from twofour.engines.timing import RoundPlan, Rounds, batch_of, interleave, with_samples
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement
-from twofour.latency.variants import with_samples
-from twofour.pipeline.compare.plan import Planned
-from twofour.pipeline.compare.prepare import at_batch, batch_of, prepare_request, profiles_over
-from twofour.pipeline.compare.process import VariantProcess, refuse_without_memory, start_worker
-from twofour.pipeline.compare.variants import Compared
-from twofour.pipeline.deadlines import LEFT_S
+from twofour.inputs.fits import at_shapes, save_arrays
+from twofour.pipeline.compare.process import VariantProcess, prepare_request, refuse_without_memory
+from twofour.pipeline.compare.variants import Compared, Planned
 from twofour.pipeline.stages import Progress
 from twofour.records.build import LayerTime
 from twofour.records.latency import ComparedVariant, RoundLoad
-from twofour.records.options import CompareOptions
+from twofour.records.options import CompareOptions, ShapeProfile
 
 _SCORES = ("logit", "score", "prob", "class")
 PROFILES = 3
@@ -43,9 +39,7 @@ def top1_agreement(name: str, reference: NDArray[Any], other: NDArray[Any]) -> f
     """
     named = any(word in name.lower() for word in _SCORES)
     scores = reference.ndim == 2 or (named and reference.ndim > 2)
-    if not scores or reference.dtype.kind in "iub" or reference.shape[-1] < 2:
-        return None
-    if not reference.size:
+    if not (scores and reference.size) or reference.dtype.kind in "iub" or reference.shape[-1] < 2:
         return None
     same = reference.argmax(axis=-1) == other.argmax(axis=-1)
     return float(np.mean(same))
@@ -69,7 +63,15 @@ def complete_rows(
         for row in own:
             yield replace(row, metrics=variant.metrics, layers=variant.layers)
         if not own:
-            yield _never_timed(variant)
+            error = variant.error
+            yield ComparedVariant(
+                name=variant.name,
+                error="not timed" if error is None else error.message,
+                hint=None if error is None else error.hint,
+                settings=None if variant.opened is None else variant.opened.settings,
+                agreement=variant.agreement,
+                top1_agreement=variant.top1_agreement,
+            )
 
 
 def timed_row(
@@ -101,16 +103,32 @@ def timed_row(
     return with_samples(row, samples)
 
 
-def _never_timed(variant: VariantProcess) -> ComparedVariant:
-    error = variant.error
-    return ComparedVariant(
-        name=variant.name,
-        error="not timed" if error is None else error.message,
-        hint=None if error is None else error.hint,
-        settings=None if variant.opened is None else variant.opened.settings,
-        agreement=variant.agreement,
-        top1_agreement=variant.top1_agreement,
-    )
+def at_batch(inputs: Mapping[str, np.ndarray], batch: int) -> dict[str, np.ndarray]:
+    """The inputs cut, or repeated, to so many rows.
+
+    Raises BadInputError where they have no common first axis.
+    """
+    rows = batch_of(inputs)
+    if not rows:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+        raise BadInputError(
+            f"--batch: the inputs have no common first axis ({shapes})",
+            hint="leave --batch out, and give inputs of the size you want with --inputs",
+        )
+    return at_shapes(inputs, {name: (batch, *a.shape[1:]) for name, a in inputs.items()})
+
+
+def profiles_over(
+    inputs: Mapping[str, np.ndarray], batches: Sequence[int]
+) -> tuple[ShapeProfile, ...]:
+    """Shapes for an engine that serves all batches; tactics are chosen for the largest."""
+    profiles = []
+    for name, array in inputs.items():
+        rows, rest = array.shape[:1], array.shape[1:]
+        smallest, largest = ((min(batches),), (max(batches),)) if batches else (rows, rows)
+        most = (*largest, *rest)
+        profiles.append(ShapeProfile(input=name, min=(*smallest, *rest), opt=most, max=most))
+    return tuple(profiles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +175,6 @@ def measure(
         )
 
 
-def check_metric(reference: str) -> None:
-    """Raises BadInputError where the user's metric cannot be imported or called."""
-    with start_worker(1) as process:
-        process.call("check_metric", reference)
-
-
 def _open_all(
     compared: Compared,
     variants: Sequence[VariantProcess],
@@ -172,7 +184,8 @@ def _open_all(
     *,
     notes: list[str],
 ) -> None:
-    compared.save_examples()
+    compared.work.mkdir(parents=True, exist_ok=True)
+    save_arrays(compared.examples, dict(compared.inputs))
     shapes = profiles_over(compared.inputs, options.batches)
     largest_bytes = 0
     with _stage(progress, "open", "load the variants"):
@@ -183,13 +196,13 @@ def _open_all(
             progress.step(variant.name, number, len(variants))
             try:
                 refuse_without_memory(largest_bytes)
-                request, variant.build_s = prepare_request(
+                opening, variant.build_s = prepare_request(
                     compared, variant.planned, threads, shapes, notes.append
                 )
             except TwofourError as error:
                 variant.fail(error)
                 continue
-            variant.open(request, notes.append)
+            variant.open(opening, notes.append)
             if variant.runs:
                 largest_bytes = max(largest_bytes, variant.memory().host_bytes or 0)
 
@@ -197,7 +210,6 @@ def _open_all(
 def _judge_outputs(
     compared: Compared, variants: Sequence[VariantProcess], notes: list[str], progress: Progress
 ) -> None:
-    """Outputs of each variant on the example inputs against the reference."""
     running = [variant for variant in variants if variant.runs]
     reference = compared.reference
     with _stage(progress, "outputs", "compare the outputs"):
@@ -289,15 +301,11 @@ def _time_batch(
 
 
 def take_peaks(variants: Sequence[VariantProcess], *, interrupted: bool) -> bool:
-    """Ask each for its peaks; whether Ctrl-C came, before or meanwhile.
-
-    It comes once (`first_interrupt_only`): what is asked after it is waited for no longer than it
-    takes who is well.
-    """
+    """Ask each for its peaks, and none after Ctrl-C; whether that came, before or meanwhile."""
     for variant in variants:
         variant.peak = None
         try:
-            variant.peak = variant.memory(within_s=LEFT_S if interrupted else math.inf)
+            variant.peak = None if interrupted else variant.memory()
         except KeyboardInterrupt:
             interrupted = True
     return interrupted
@@ -318,7 +326,7 @@ def _prepare(
     for variant in (v for v in variants if v.runs):
         progress.step(f"warming up {variant.name}", 0, None)
         try:
-            variant.prepare(inputs, warmup)
+            variant.call("prepare", inputs, warmup)
             running.append(variant)
         except TwofourError as error:
             failed[variant.name] = error
@@ -364,9 +372,7 @@ def _layers_and_metrics(
         if options.metric is not None:
             doing = "the metric"
             with _stage(progress, "metric", "evaluate the metric"):
-                for variant in (
-                    variant for variant in variants if variant.runs and not variant.planned.again
-                ):
+                for variant in (v for v in variants if v.runs and not v.planned.again):
                     progress.step(variant.name, 0, None)
                     try:
                         variant.metrics = variant.call("metric", options.metric, options.seed)

@@ -1,4 +1,4 @@
-"""A variant with a process of its own: asked from this one, and what it can do there.
+"""A variant with a process of its own: built, loaded and asked, and what it can do there.
 
 A process of its own gives each variant its own peak memory and thread pools, and lets one crash
 without the others.
@@ -6,7 +6,6 @@ without the others.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,30 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twofour.engines.machine import (
-    available_bytes,
-    has_room_for,
-    peak_resident_bytes,
-    reset_peak,
-)
-from twofour.engines.protocol import OpenRequest, ProgressCallback
-from twofour.engines.registry import EngineRow
+from twofour.engines.machine import available_bytes, has_room_for, peak_resident_bytes, reset_peak
+from twofour.engines.protocol import BuildRequest, OpenRequest, ProgressCallback, no_progress
+from twofour.engines.registry import ENGINES, EngineRow, Takes
 from twofour.engines.timing import WarmModel
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.pipeline.compare.plan import Planned, TorchRequest
-from twofour.pipeline.engine_host import Tries
+from twofour.pipeline.compare.variants import Planned, TorchRequest
+from twofour.pipeline.engine_host import EngineHost, Tries, build_in
+from twofour.pipeline.sources.source import safe_name
 from twofour.pipeline.workers import WorkerProcess
 from twofour.records.build import LayerTime
-from twofour.records.export import OutputAgreement, TensorShape
+from twofour.records.export import OutputAgreement
 from twofour.records.latency import VariantSettings
+from twofour.records.options import ShapeProfile, Variant
 
 if TYPE_CHECKING:
     from twofour.engines.protocol import ModeStatus, TimedModel
-    from twofour.engines.torch.placed import TorchProgram
-    from twofour.pipeline.sources.source import LoadedModule
+    from twofour.engines.torch.program import TorchProgram
+    from twofour.pipeline.compare.variants import Compared
 
 _SERVICE = "twofour.pipeline.compare.process:Worker"
-_RUN = "run_ms"
 
 
 def start_worker(threads: int) -> WorkerProcess:
@@ -47,34 +42,10 @@ def start_worker(threads: int) -> WorkerProcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeRequest:
-    """An INT8 file to write before it can be opened."""
-
-    onnx: Path
-    target: Path
-    examples: Path
-    activations: str
-    """int8 (symmetric, as TensorRT takes it) or uint8 (fast on x86 CPUs)."""
-    optimized: bool = True
-    """Whether ONNX Runtime simplifies the graph before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariantRequest:
-    """One variant to load."""
-
-    engine: EngineRow
-    opening: OpenRequest
-    torch: TorchRequest | None = None
-    """For engines that take a module: the worker loads it and opens that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """What is known of a variant once it is loaded."""
 
     settings: VariantSettings
-    inputs: tuple[TensorShape, ...]
     size_bytes: int | None
     open_s: float
 
@@ -114,20 +85,21 @@ class VariantProcess:
         """It is loaded and has not failed."""
         return self.opened is not None and self.error is None
 
-    def open(self, request: VariantRequest, note: Callable[[str], None]) -> None:
+    def open(self, opening: OpenRequest, note: Callable[[str], None]) -> None:
         """Load it; a failure is kept as `error`.
 
         Where its process dies it is tried at the engine's lower optimization levels, and `note`
         told.
         """
-        opening, levels = request.opening, request.engine.engine().open_levels
+        row = ENGINES[self.planned.engine]
+        torch = self.planned.model.torch if row.takes is Takes.MODULE else None
+        levels = row.engine().open_levels
 
         def load(level: str | None) -> None:
             self.close()
-            self.process = start_worker(opening.options.threads)
-            options = replace(opening.options, level=level)
-            wanted = replace(request, opening=replace(opening, options=options))
-            self.opened = self.process.call("open", wanted)
+            self.process = start_worker(opening.threads)
+            wanted = replace(opening, level=level)
+            self.opened = self.process.call("open", row, wanted, torch)
 
         try:
             if levels:
@@ -143,23 +115,14 @@ class VariantProcess:
         self.error = error
         self.close()
 
-    def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
-        """Take the inputs of the rounds that follow; raises TwofourError."""
-        self.call("prepare", inputs, warmup)
-        assert self.process is not None, "it was asked"
-        self.process.forget(_RUN)
-
     def run_ms(self) -> float:
-        """One timed run; one that hangs is ended by what those before took."""
-        assert self.process is not None, "it was opened"
-        return float(self.process.repeat(_RUN))
+        """One timed run."""
+        return float(self.call("run_ms"))
 
-    def memory(self, *, within_s: float = math.inf) -> Memory:
-        """Peaks since `prepare`; a process that does not answer within that time is ended."""
-        assert self.process is not None, "it was opened"
+    def memory(self) -> Memory:
+        """Peaks since `prepare`; none where its process has ended."""
         try:
-            self.process.begin("memory")
-            found: Memory = self.process.answer(within_s=within_s)
+            found: Memory = self.call("memory")
         except TwofourError:
             return Memory(host_bytes=None, device_bytes=None)
         return found
@@ -174,6 +137,85 @@ class VariantProcess:
         if self.process is not None:
             self.process.close()
             self.process = None
+
+
+def prepare_request(
+    compared: Compared,
+    planned: Planned,
+    threads: int,
+    shapes: tuple[ShapeProfile, ...],
+    note: Callable[[str], None],
+) -> tuple[OpenRequest, float | None]:
+    """The request of a variant, after a process of its own has built or quantised what it needs.
+
+    With the seconds that took; None: it was there. `note` is told where that process died and
+    another try follows. Raises BuildFailedError and BadInputError as building does.
+    """
+    model, row = planned.model, ENGINES[planned.engine]
+    file, build_s = (None if row.takes is Takes.MODULE else model.onnx), None
+    if row.takes is Takes.PLAN:
+        file, build_s = _plan(compared, planned, shapes, note)
+    elif planned.known_mode.activations is not None:
+        started = time.perf_counter()
+        file = _quantized(compared, planned, threads)
+        build_s = time.perf_counter() - started
+    module = model.torch if row.takes is Takes.MODULE else None
+    opening = OpenRequest(
+        mode=planned.mode,
+        weights=model.weights,
+        threads=threads,
+        shapes=shapes,
+        model=str(file) if module is None else module.source,
+        precision=planned.known_mode.precision_words(model.precision),
+        file=file,
+        sparse_kernels=_flag(planned) if row.takes is Takes.PLAN else None,
+    )
+    return opening, build_s
+
+
+def _flag(planned: Planned) -> bool | None:
+    """Whether the builder may use sparse kernels; None for a plan of unknown origin."""
+    if planned.known_mode.sparse_kernels is False:
+        return False
+    if planned.model.onnx is None:
+        return None
+    return not planned.model.dense
+
+
+def _plan(
+    compared: Compared,
+    planned: Planned,
+    shapes: tuple[ShapeProfile, ...],
+    note: Callable[[str], None],
+) -> tuple[Path, float | None]:
+    """The plan that is there, or a new one; the twin's is built again, without a timing cache."""
+    known = planned.model.plans.get((planned.engine, planned.mode))
+    if known is not None and not (planned.again and planned.model.onnx):
+        return known, None
+    assert planned.model.onnx is not None, "planned only where there is one of the two"
+    flag = bool(_flag(planned))
+    options = compared.build if compared.build.shapes else replace(compared.build, shapes=shapes)
+    request = BuildRequest(
+        variant=Variant.SPARSE if flag else Variant.DENSE,
+        stem=safe_name(planned.name),
+        onnx=planned.model.onnx,
+        folder=compared.work,
+        sparse_weights=flag,
+        options=options,
+        inputs=compared.inputs,
+    )
+    with EngineHost(note=lambda text: note(f"{planned.name}: {text}")) as host:
+        built = build_in(host, ENGINES[planned.engine], request, no_progress)
+    return request.file(".plan"), built.build_s
+
+
+def _quantized(compared: Compared, planned: Planned, threads: int) -> Path:
+    assert planned.model.onnx is not None, "planned only where there is one"
+    target = compared.work / f"{safe_name(planned.model.weights)}.{planned.mode}.onnx"
+    symmetric = planned.known_mode.activations == "int8"
+    with start_worker(threads) as process:
+        process.call("quantize", planned.model.onnx, target, compared.examples, symmetric)
+    return target
 
 
 def refuse_without_memory(largest_bytes: int) -> None:
@@ -192,36 +234,27 @@ class Worker:
     def __init__(self, _report: ProgressCallback) -> None:
         self._loaded: WarmModel | None = None
 
-    def open(self, request: VariantRequest) -> Opened:
+    def open(self, engine: EngineRow, opening: OpenRequest, torch: TorchRequest | None) -> Opened:
         """Load the variant; everything else needs that first, `quantize` apart."""
         started = time.perf_counter()
-        model = _open_variant(request)
+        if torch is not None:
+            opening = replace(opening, program=_program(torch))
+        model = engine.engine().open(opening)
         open_s = time.perf_counter() - started
-        self._loaded = WarmModel(request.opening.model, model)
-        return Opened(
-            settings=model.settings,
-            inputs=model.inputs,
-            size_bytes=model.size_bytes,
-            open_s=open_s,
-        )
+        self._loaded = WarmModel(opening.model, model)
+        return Opened(settings=model.settings, size_bytes=model.size_bytes, open_s=open_s)
 
     def statuses(self, engine: EngineRow, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
         """Which modes of an engine can run here."""
         return {status.mode: status for status in engine.engine().statuses(modes)}
 
-    def quantize(self, request: QuantizeRequest) -> None:
+    def quantize(self, onnx: Path, target: Path, examples: Path, symmetric: bool) -> None:
         """Write an INT8 file beside the others of the comparison."""
-        from twofour.export.int8 import Activations, quantize_int8
-        from twofour.pipeline.sources.inputs import stored_arrays
+        from twofour.export.int8 import quantize_int8
+        from twofour.inputs.fits import stored_arrays
 
-        request.target.parent.mkdir(parents=True, exist_ok=True)
-        quantize_int8(
-            request.onnx,
-            request.target,
-            stored_arrays(request.examples),
-            activations=Activations(request.activations),
-            optimized=request.optimized,
-        )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        quantize_int8(onnx, target, stored_arrays(examples), symmetric=symmetric)
 
     def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
         """Take the inputs of the rounds and warm up; peaks count from here."""
@@ -238,15 +271,14 @@ class Worker:
 
     def metric(self, reference: str, seed: int) -> dict[str, float]:
         """The user's metric, with this variant behind `predict`."""
-        from twofour.pipeline.sources.metric import load_metric, predictor, run_metric
+        from twofour.pipeline.sources.user_code import run_metric
 
         names = [tensor.name for tensor in self._opened.inputs]
-        predict = predictor(names, self._opened.outputs)
-        return run_metric(load_metric(reference), predict, seed=seed)
+        return run_metric(reference, names, self._opened.outputs, seed=seed)
 
     def check_metric(self, reference: str) -> None:
         """Import the user's metric, so that a typo is found before anything is timed."""
-        from twofour.pipeline.sources.metric import load_metric
+        from twofour.pipeline.sources.user_code import load_metric
 
         load_metric(reference)
 
@@ -271,38 +303,21 @@ class Worker:
         return self._warm.model
 
 
-def _open_variant(request: VariantRequest) -> TimedModel:
-    """Load it with its engine.
-
-    Raises BadInputError, MissingToolError and BuildFailedError as the engines do.
-    """
-    opening, torch = request.opening, request.torch
-    if torch is not None:
-        opening = replace(opening, program=_program(torch))
-    return request.engine.engine().open(opening)
-
-
 def _program(torch: TorchRequest) -> TorchProgram:
-    from twofour.engines.torch.placed import TorchProgram
+    """The module with the weights of the source, or with those that the prune stage saved."""
+    from twofour.engines.torch.program import TorchProgram
+    from twofour.pipeline.sources.open import OnnxSource, open_source
+    from twofour.pipeline.torch_stages import TorchModel
 
-    loaded = _load(torch)
+    source = open_source(torch.source, torch.arguments)
+    assert not isinstance(source, OnnxSource), "planned only for torch sources"
+    model = TorchModel(source, lambda _note: None)
+    loaded = model.dense() if torch.weights is None else model.pruned(torch.weights)
     return TorchProgram(
         module=loaded.module,
         args=loaded.args,
         kwargs=loaded.kwargs,
-        input_names=torch.input_names,
+        inputs=torch.inputs,
         output_names=torch.output_names,
         source=torch.source,
     )
-
-
-def _load(request: TorchRequest) -> LoadedModule:
-    """The module with the weights of the source, or with those that the prune stage saved."""
-    from twofour.pipeline.sources.onnx import OnnxSource
-    from twofour.pipeline.sources.open import open_source
-    from twofour.pipeline.torch_model import TorchModel
-
-    source = open_source(request.source, request.arguments)
-    assert not isinstance(source, OnnxSource), "planned only for torch sources"
-    model = TorchModel(source, lambda _note: None)
-    return model.dense() if request.weights is None else model.pruned(request.weights)

@@ -1,23 +1,144 @@
-"""What a budget means for a run: which figure counts, which layers stay dense, and what if none
-holds.
+"""Which layers a budget prunes and leaves dense: by what each loses and saves, then by measurement.
+
+Layers are taken in the order of what they lose for what they save. Losses of layers pruned alone do
+not add up exactly, so `within` measures the sets that it tries: a limit holds by measurement.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.reporting import SENSITIVITY
 from twofour.pipeline.stages import Run
 from twofour.records.options import BudgetOptions
-from twofour.records.sensitivity import LayerCost, SensitivityResult, TakenBack
+from twofour.records.run import LayerCost, SensitivityResult, TakenBack
 from twofour.store import read_record, sha256_file, write_record
-from twofour.words import figure, printable
+from twofour.words import count, figure, printable
+
+Measure = Callable[[frozenset[str]], float]
+"""Names of what is pruned -> the loss of the whole model, in the unit of the limit."""
+
+ROUNDS = 4
+"""In each, one layer that breaks the limit is left dense, and those behind it are tried."""
+_ROUNDED = 1e-9
+"""Relative error of a sum that is put down to rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What pruning one layer, or several that are pruned together, saves and loses."""
+
+    name: str
+    gain: float
+    """Saved, in any unit; 0 where it is not run sparse."""
+    loss: float
+    """Of this one pruned alone; below 0 where the model becomes better; NaN: not known."""
+
+    @property
+    def why_dense(self) -> str | None:
+        """Why no budget prunes it; None for a layer that is worth a choice."""
+        if not math.isfinite(self.loss):
+            return "what pruning it loses could not be measured"
+        if not math.isfinite(self.gain) or self.gain <= 0:
+            return "pruning it saves nothing"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One set that was measured."""
+
+    pruned: frozenset[str]
+    gain: float
+    predicted: float
+    """Sum of the losses alone, those below 0 as 0."""
+    measured: float
+
+    def holds(self, limit: float) -> bool:
+        """The measured loss is not above the limit; NaN is."""
+        return self.measured <= limit
+
+
+def least_lost(costs: Sequence[Cost], share: float) -> frozenset[str]:
+    """A set that gains at least `share` (0 to 1) of what all would gain, and loses little for it.
+
+    What loses nothing is always in it. Some layers in order and one more that makes the gain large
+    enough: of such sets the one that loses least.
+    """
+    order = _in_order(costs)
+    wanted = share * math.fsum(c.gain for c in order) * (1 - _ROUNDED)
+    free = [c for c in order if c.loss <= 0]
+    saved = math.fsum(c.gain for c in free)
+    found = [free] if saved >= wanted else []
+    for at in range(len(free), len(order)):
+        enough = [c for c in order[at:] if saved + c.gain >= wanted]
+        if enough:
+            found.append([*order[:at], min(enough, key=lambda c: c.loss)])
+        saved += order[at].gain
+    best = min(found, key=lambda s: math.fsum(max(c.loss, 0.0) for c in s), default=order)
+    return _names(best)
+
+
+def within(
+    costs: Sequence[Cost], limit: float, measure: Measure, known: Iterable[Trial] = ()
+) -> tuple[Trial, tuple[Trial, ...]]:
+    """The set that saves most among those that were measured to hold, and all that were measured.
+
+    The first is the empty set, which loses nothing, where no other holds; `known` ones count too.
+    Everything is tried, then half of the layers in order, and so on until one more would break the
+    limit (0 or more). That one is left dense, and of the layers behind it one, two, four, ... are
+    tried: mostly no more holds.
+    """
+    nothing = trial_of(costs, frozenset(), 0.0)
+    trials = {nothing.pruned: nothing, **{t.pruned: t for t in known}}
+    held: frozenset[str] = frozenset()
+    left = _in_order(costs)
+    for number in range(ROUNDS):
+        low, high = 0, len(left) + 1  # so many hold, so many do not
+        at = len(left) if number == 0 else 1
+        while high - low > 1:
+            tried = held | _names(left[:at])
+            if tried not in trials:
+                trials[tried] = trial_of(costs, tried, measure(tried))
+            low, high = (at, high) if trials[tried].holds(limit) else (low, at)
+            at = (low + high) // 2 if high <= len(left) else min(2 * at, len(left))
+        held |= _names(left[:low])
+        left = left[high:]
+    holding = [t for t in trials.values() if t.holds(limit)]
+    return max(holding, key=lambda t: (t.gain, -t.measured)), tuple(trials.values())
+
+
+def trial_of(costs: Iterable[Cost], pruned: frozenset[str], measured: float) -> Trial:
+    """A measured set, with what its layers save and lose by themselves."""
+    there = [c for c in costs if c.name in pruned]
+    return Trial(
+        pruned=pruned,
+        gain=math.fsum(c.gain for c in there),
+        predicted=math.fsum(max(c.loss, 0) for c in there),
+        measured=measured,
+    )
+
+
+def _in_order(costs: Iterable[Cost]) -> list[Cost]:
+    """Those that are worth a choice; first what loses least for what it saves, of equals the first.
+
+    A loss below 0 counts as 0: what one layer seems to win pays for no other.
+    """
+    worth = [c for c in costs if c.why_dense is None]
+    return sorted(worth, key=lambda c: (max(c.loss, 0.0) / c.gain, -c.gain))
+
+
+def _names(costs: Iterable[Cost]) -> frozenset[str]:
+    return frozenset(c.name for c in costs)
+
 
 _TAKEN_BACK = f"{STAGES}/taken-back.json"
+_Figures = tuple[Mapping[str, float], Mapping[str, float]]
+"""Of the dense model, and of the pruned one."""
 
 
 def figure_of(budget: BudgetOptions, metrics: Mapping[str, float]) -> str | None:
@@ -41,15 +162,6 @@ def figure_of(budget: BudgetOptions, metrics: Mapping[str, float]) -> str | None
     return budget.figure if budget.figure is not None else next(iter(names), None)
 
 
-def figure_drop(
-    chosen: SensitivityResult, dense: Mapping[str, float], sparse: Mapping[str, float]
-) -> float:
-    """How far the figure of the budget falls; infinitely where it is missing."""
-    assert chosen.budget is not None
-    found = fall(chosen.budget.asked, chosen.figure, dense, sparse)
-    return math.inf if math.isnan(found) else found
-
-
 def fall(
     budget: BudgetOptions,
     name: str | None,
@@ -63,7 +175,39 @@ def fall(
     return after - before if budget.lower_is_better else before - after
 
 
-def leaving(run: Run, chosen: SensitivityResult, more: Iterable[LayerCost]) -> Run:
+def hold(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run], _Figures]) -> Run:
+    """The run with the layers left dense that the budget leaves.
+
+    With --max-drop the model that comes out was pruned, exported and measured, as `figures_of`
+    gives them: where it falls further than the sets that chose it, layers are taken back, the worst
+    first, twice as many each time. Raises PatternBrokenError where none is left.
+    """
+    limit = run.options.budget.max_drop
+    if limit is None:
+        return _leaving(run, chosen, ())
+    order = _worst_first(chosen)
+    if not order:
+        known = [r for r in chosen.layers if r.loss is not None and r.why_dense is None]
+        least = min(known, key=lambda r: r.loss or 0.0, default=None)
+        raise nothing_holds(chosen, least, None if least is None else least.loss)
+    taken = min(_taken_before(run), len(order) - 1)
+    while True:
+        found = _leaving(run, chosen, order[:taken])
+        drop = fall(run.options.budget, chosen.figure, *figures_of(found))
+        if drop <= limit:
+            return found
+        if taken >= len(order) - 1:  # the next would leave all of them dense
+            raise nothing_holds(chosen, order[-1], drop)
+        taken = min(len(order) - 1, max(1, 2 * taken))
+        kept = TakenBack(chosen=sha256_file(run.file(SENSITIVITY)), layers=taken)
+        write_record(run.file(_TAKEN_BACK), kept)
+        run.progress.note(
+            f"the pruned model loses {figure(drop)}, {figure(limit) or 0} is allowed: "
+            f"{count(taken, 'layer')} more left dense"
+        )
+
+
+def _leaving(run: Run, chosen: SensitivityResult, more: Iterable[LayerCost]) -> Run:
     """The run with the layers left dense that the budget leaves, and with these."""
     taken = {row.layer for row in more}
     whole = sum(row.saves for row in chosen.layers if row.why_dense is None)
@@ -84,19 +228,17 @@ def leaving(run: Run, chosen: SensitivityResult, more: Iterable[LayerCost]) -> R
     )
 
 
-def worst_first(chosen: SensitivityResult) -> Sequence[LayerCost]:
+def _worst_first(chosen: SensitivityResult) -> Sequence[LayerCost]:
     """Layers that the budget prunes, those first that lose most for what they save."""
 
     def worth(row: LayerCost) -> tuple[float, float]:
-        moved = 0.0
-        if row.alone is not None and row.alone.outputs is not None:
-            moved = row.alone.outputs.error
+        moved = (row.alone and row.alone.outputs) or 0.0
         return -max(row.loss or 0.0, 0.0) / row.saves, -moved / row.saves
 
     return sorted((row for row in chosen.layers if row.pruned and row.saves > 0), key=worth)
 
 
-def taken_before(run: Run) -> int:
+def _taken_before(run: Run) -> int:
     """How many layers an earlier run of the same choice took back."""
     try:
         kept = read_record(TakenBack, run.file(_TAKEN_BACK))
@@ -105,28 +247,14 @@ def taken_before(run: Run) -> int:
     return kept.layers if kept.chosen == sha256_file(run.file(SENSITIVITY)) else 0
 
 
-def keep_taken(run: Run, layers: int) -> None:
-    """Note it for the next run, which goes on from here."""
-    kept = TakenBack(chosen=sha256_file(run.file(SENSITIVITY)), layers=layers)
-    write_record(run.file(_TAKEN_BACK), kept)
-
-
 def nothing_holds(
-    chosen: SensitivityResult, last: LayerCost | None = None, drop: float | None = None
+    chosen: SensitivityResult, row: LayerCost | None, drop: float | None
 ) -> PatternBrokenError:
-    """The error for a limit within which no layer can be pruned.
-
-    The `drop` is that of the model that came out with the `last` layer alone pruned, else the least
-    that any layer loses is said.
-    """
+    """The error for a limit within which no layer can be pruned, not even this one alone."""
     assert chosen.budget is not None
-    known = [r for r in chosen.layers if r.loss is not None and r.why_dense is None]
-    least = min(known, key=lambda r: r.loss or 0.0, default=None)
-    why = ""
-    if last is not None:
-        why = f"; with {printable(last.layer)} alone pruned the model loses {figure(drop)}"
-    elif least is not None:
-        why = f"; the least, {printable(least.layer)} alone, loses {figure(least.loss)}"
+    why = (
+        f"; with {printable(row.layer)} alone pruned the model loses {figure(drop)}" if row else ""
+    )
     calibrated = any(row.output_error is not None for row in chosen.layers)
     data = "" if calibrated else "prune with calibration data (--calibrate), "
     return PatternBrokenError(

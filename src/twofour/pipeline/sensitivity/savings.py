@@ -1,30 +1,149 @@
-"""What each layer saves by running sparse: milliseconds of a build, else multiply-adds."""
+"""What is pruned or left dense together, and what that saves: milliseconds, else multiply-adds."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 
 from twofour.eligibility.evidence import NO_ENGINE
 from twofour.eligibility.predict import predict
-from twofour.eligibility.resolve import index_nodes, resolve
 from twofour.eligibility.rules import ReportContext
 from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds
 from twofour.engines.machine import find_gpu
 from twofour.errors import BadInputError
+from twofour.graph.mixture import changed_places
+from twofour.graph.opened import OpenedModel
 from twofour.pipeline.evidence import EvidenceFiles, read_evidence
-from twofour.pipeline.reporting import known_to_pruning, named
-from twofour.pipeline.sensitivity.layer_times import PROFILE_HINT, LayerTimes
-from twofour.pipeline.sensitivity.units import Unit
+from twofour.pipeline.reporting import known_to_pruning, named, report_folder
 from twofour.pipeline.stages import INPUTS, SPARSE, Run, onnx_name
+from twofour.pruning.selection import glob_of
 from twofour.records.eligibility import ShareUnit, Verdict, VerdictName
-from twofour.records.export import GraphNode, LayerMap
-from twofour.records.pruning import PruneResult
+from twofour.records.export import LayerMap, LayerName
+from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import HARDWARE_PATTERN
-from twofour.words import count, listed
+from twofour.words import count
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Weights that are pruned together, or not at all: users of one array, siblings."""
+
+    name: str
+    """Layer of the first; with its weight where the layer has several."""
+    rows: tuple[PrunedWeight, ...]
+    globs: tuple[str, ...]
+    """Each matches one of the weights, and they all of them."""
+    nodes: tuple[str, ...]
+    """Labels of the nodes in the graph; () for layers that were not exported."""
+    places: tuple[int, ...]
+    """Of the constants that pruning changed, as `Mixture` counts them."""
+
+    @property
+    def pruned(self) -> bool:
+        """Whether pruning everything takes any of them."""
+        return any(row.pruned for row in self.rows)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Their layers."""
+        return tuple(dict.fromkeys(row.weight.layer for row in self.rows))
+
+
+def find_units(
+    rows: Sequence[PrunedWeight],
+    layers: LayerMap,
+    dense: OpenedModel,
+    sparse: OpenedModel,
+    *,
+    siblings: bool,
+) -> tuple[Unit, ...]:
+    """The weights of prune.json in units, in its order.
+
+    Both files are exports of one model, before and after. With `siblings`, matrix products of one
+    tensor (q, k and v) are one unit: TensorRT fuses them, and sparse are all or none.
+    """
+    of_key: dict[str | None, list[LayerName]] = defaultdict(list)
+    for name in layers.layers:
+        of_key[name.parameter].append(name)
+    nodes = [tuple(n.node for n in of_key[r.weight.weight or r.weight.layer]) for r in rows]
+    inputs = _by_input(nodes, dense) if siblings else {}
+    together = (*_by_array(rows, of_key).values(), *inputs.values())
+    changed = changed_places(dense, sparse)
+    names = Counter(row.weight.layer for row in rows)
+    units = []
+    for members in _joined(len(rows), together):
+        there = [rows[i] for i in members]
+        labels = tuple(dict.fromkeys(n for i in members for n in nodes[i]))
+        unit = Unit(
+            name=_name(there[0], names),
+            rows=tuple(there),
+            globs=tuple(dict.fromkeys(glob_of(_name(row, names)) for row in there)),
+            nodes=labels,
+            places=tuple(sorted({p for label in labels for p in changed.get(label, ())})),
+        )
+        units.append(unit)
+    return tuple(units)
+
+
+def _name(row: PrunedWeight, names: Mapping[str, int]) -> str:
+    """The layer, or its weight where the layer has several, or no name: a model of one layer."""
+    weight = row.weight
+    by_layer = names[weight.layer] == 1 and weight.layer != ""
+    return weight.layer if by_layer or weight.weight is None else weight.weight
+
+
+def _by_array(
+    rows: Sequence[PrunedWeight], of_key: Mapping[str | None, Sequence[LayerName]]
+) -> dict[object, list[int]]:
+    """Rows by what they share: a stored array before or after the export."""
+    found: dict[object, list[int]] = defaultdict(list)
+    places = {row.weight.layer: i for i, row in enumerate(rows)}
+    for i, row in enumerate(rows):
+        weight = row.weight
+        if weight.weight is not None:
+            found["key", weight.weight].append(i)
+        for name in of_key.get(weight.weight, ()):
+            found["initializer", name.initializer].append(i)
+        for other in weight.tied_to:
+            j = places.get(other)
+            if j is not None and weight.layer in rows[j].weight.tied_to:
+                found["tied", min(i, j), max(i, j)] += [i, j]
+    return found
+
+
+def _by_input(nodes: Sequence[tuple[str, ...]], model: OpenedModel) -> dict[object, list[int]]:
+    """Rows by the tensor that their products multiply with."""
+    data = {
+        node.label: (node.op, tuple(n for n in node.inputs if n and n not in node.constants))
+        for node in model.nodes
+        if node.op in ("MatMul", "Gemm")
+    }
+    weights = {w.node for w in model.weights().weights}
+    found: dict[object, list[int]] = defaultdict(list)
+    for i, labels in enumerate(nodes):
+        for label in labels:
+            if label in data and label in weights:
+                found[data[label][1][:1]].append(i)
+    return {key: members for key, members in found.items() if key}
+
+
+def _joined(size: int, together: Iterable[Iterable[int]]) -> list[list[int]]:
+    """The numbers below `size` in groups, in the order of their first members."""
+    first = list(range(size))
+    for members in together:
+        roots = {first[i] for i in members}
+        first = [min(roots) if root in roots else root for root in first]
+    found: dict[int, list[int]] = defaultdict(list)
+    for i, root in enumerate(first):
+        found[root].append(i)
+    return list(found.values())
+
+
+Times = Mapping[str, tuple[float, float]]
+"""Milliseconds, dense and sparse, by node or layer."""
 _RUNS_SPARSE = (VerdictName.ELIGIBLE, VerdictName.CHOSEN)
 _ASSUMED = (
     f"a layer that the rules call eligible is taken to save 1 - 1/{SPARSE_SPEEDUP:g} of its "
@@ -48,7 +167,7 @@ def find_savings(
     pruned: PruneResult,
     layers: LayerMap,
     units: Sequence[Unit],
-    times: LayerTimes | None,
+    times: Times | None,
 ) -> Savings:
     """By the times that the user names where there are some, else by the rules and multiply-adds.
 
@@ -56,7 +175,7 @@ def find_savings(
     counts by its weights: what is saved is zeros then, no time.
     """
     if times is not None:
-        return _of_times(units, times, _nodes(run, layers))
+        return _of_times(units, run.options.budget.profile or "", times)
     verdicts = _predicted(run, pruned, layers)
     gains = _products(run, layers, verdicts)
     of, why_not = {}, {}
@@ -65,28 +184,22 @@ def find_savings(
         usable = [v for v in there if v.verdict in _RUNS_SPARSE]
         of[unit.name] = sum(gains[v.node] for v in usable) / SPARSE_SPEEDUP
         if not usable:
-            why_not[unit.name] = _why_not(there)
+            said = next((v.reasons[0] for v in there if v.reasons), None)
+            words = "no node of the exported graph uses it"
+            why_not[unit.name] = words if said is None else f"{said.code.value}: {said.message}"
     if any(of.values()) or not any(unit.pruned for unit in units):
         return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=(_ASSUMED,))
     why = next(iter(why_not.values()), "")
+    zeros = {}
+    for unit in units:
+        arrays = {row.weight.weight: row for row in unit.rows if row.pruned}
+        zeros[unit.name] = float(sum(row.zeros for row in arrays.values()))
     return Savings(
         unit=ShareUnit.WEIGHTS,
-        of={unit.name: _zeros(unit) for unit in units},
+        of=zeros,
         why_not={},
         notes=(f"TensorRT runs none of these layers sparse ({why}): what is saved is zeros",),
     )
-
-
-def _why_not(verdicts: Sequence[Verdict]) -> str:
-    said = next((v.reasons[0] for v in verdicts if v.reasons), None)
-    if said is None:
-        return "no node of the exported graph uses it"
-    return f"{said.code.value}: {said.message}"
-
-
-def _zeros(unit: Unit) -> float:
-    arrays = {row.weight.weight: row for row in unit.rows if row.pruned}
-    return float(sum(row.zeros for row in arrays.values()))
 
 
 def _predicted(run: Run, pruned: PruneResult, layers: LayerMap) -> dict[str, Verdict]:
@@ -108,17 +221,14 @@ def _predicted(run: Run, pruned: PruneResult, layers: LayerMap) -> dict[str, Ver
     return {v.node: v for v in predict(weights, checks, context).verdicts if v.node is not None}
 
 
-def _nodes(run: Run, layers: LayerMap) -> Sequence[GraphNode]:
-    path = run.file(onnx_name(SPARSE))
-    files = EvidenceFiles(onnx=path, inputs=run.file(INPUTS))
-    return read_evidence(files, run.models.open(path), layers).nodes
-
-
 def _products(
     run: Run, layers: LayerMap, verdicts: Mapping[str, Verdict]
 ) -> dict[str | None, float]:
     """Multiply-adds of each node for one row of the batch; its weights where they are not known."""
-    nodes = {node.label: node for node in _nodes(run, layers)}
+    path = run.file(onnx_name(SPARSE))
+    files = EvidenceFiles(onnx=path, inputs=run.file(INPUTS))
+    evidence = read_evidence(files, run.models.open(path), layers)
+    nodes = {node.label: node for node in evidence.nodes}
     found: dict[str | None, float] = {}
     for label, verdict in verdicts.items():
         node = nodes.get(label)
@@ -127,80 +237,47 @@ def _products(
     return found
 
 
-def _of_times(units: Sequence[Unit], times: LayerTimes, nodes: Sequence[GraphNode]) -> Savings:
-    """Dense minus sparse milliseconds; raises BadInputError where the profile knows no layer."""
-    dense, sparse = (_Shares.of(units, rows, nodes) for rows in (times.dense, times.sparse))
-    of, why_not = {}, {}
-    for unit in units:
-        before, after = dense.ms.get(unit.name), sparse.ms.get(unit.name)
-        if before is None or after is None:
-            of[unit.name], why_not[unit.name] = 0.0, f"{times.source} has no times of it"
-            continue
-        of[unit.name] = max(0.0, before - after)
-        if not of[unit.name]:
-            why_not[unit.name] = "its sparse kernel is no faster"
-    if not dense.ms:
+def read_times(path: Path) -> dict[str, tuple[float, float]]:
+    """Milliseconds, dense and sparse, by node, else by layer, in the folder of a build.
+
+    Those of the fastest tactics, where the builder timed both. Layers that are one in the engine
+    (q, k and v) were timed once: each has an equal part. Raises BadInputError where there are none.
+    """
+    verdicts = report_folder(path).verdicts
+    timed = [v for v in verdicts if v.sparse_ms is not None and v.dense_ms is not None]
+    if not timed:
         raise BadInputError(
-            f"--profile {times.source}: none of its {count(len(times.dense), 'layer')} is in this "
-            "model",
-            hint=PROFILE_HINT,
+            f"--profile {path}: no layer there has times of a dense and a sparse kernel",
+            hint="they come from the verbose log of a TensorRT build with sparse weights allowed",
         )
-    notes = dict.fromkeys((*dense.notes(times.source), *sparse.notes(times.source)))
-    return Savings(unit=ShareUnit.MILLISECONDS, of=of, why_not=why_not, notes=tuple(notes))
+    together = Counter((v.engine_layer, v.dense_ms, v.sparse_ms) for v in timed)
+    found = {}
+    for v in timed:
+        assert v.dense_ms is not None
+        assert v.sparse_ms is not None
+        parts = 1 if v.engine_layer is None else together[v.engine_layer, v.dense_ms, v.sparse_ms]
+        found[v.node or v.layer] = (v.dense_ms / parts, v.sparse_ms / parts)
+    return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shares:
-    """Times of one engine by unit, and the names whose times are not simply those of one."""
-
-    ms: dict[str, float]
-    fused: tuple[str, ...]
-    regions: tuple[str, ...]
-    unknown: tuple[str, ...]
-
-    @classmethod
-    def of(
-        cls, units: Sequence[Unit], rows: Mapping[str, float], nodes: Sequence[GraphNode]
-    ) -> _Shares:
-        """By layer, weight or node, else as TensorRT names what it fused."""
-        known = _units_by_name(units)
-        others = [name for name in rows if name not in known]
-        index = index_nodes(nodes, None, others)
-        ms: dict[str, float] = defaultdict(float)
-        resolved = {found.name: found for found in resolve(others, index)}
-        fused, regions, unknown = [], [], []
-        for name, time in rows.items():
-            found = resolved.get(name)
-            labels = (name,) if found is None else tuple(nodes[at].label for at in found.nodes)
-            holds = dict.fromkeys(unit for label in labels for unit in known.get(label, ()))
-            for unit in holds:
-                ms[unit] += time / len(holds)
-            if len(holds) > 1:
-                fused.append(name)
-            elif found is not None and not holds and (found.region or found.shared):
-                regions.append(name)
-            elif found is not None and not found.matched:
-                unknown.append(name)
-        return cls(ms=dict(ms), fused=tuple(fused), regions=tuple(regions), unknown=tuple(unknown))
-
-    def notes(self, source: str) -> Iterator[str]:
-        """What to say of them."""
-        if self.fused:
-            yield f"{source}: layers in one share its time evenly: {listed(self.fused)}"
-        if self.regions:
-            yield f"{source}: the time of regions is no layer's: {listed(self.regions)}"
-        if self.unknown:
-            yield (
-                f"{source}: {count(len(self.unknown), 'name')} of nothing in this model: "
-                f"{listed(self.unknown)}"
-            )
-
-
-def _units_by_name(units: Sequence[Unit]) -> dict[str, dict[str, None]]:
-    """Units by the names of their layers, weights and nodes."""
-    found: dict[str, dict[str, None]] = defaultdict(dict)
+def _of_times(units: Sequence[Unit], source: str, times: Times) -> Savings:
+    """Dense minus sparse milliseconds; raises BadInputError where the build knows no layer."""
+    saved: dict[str, float] = defaultdict(float)
     for unit in units:
         weights = (n for row in unit.rows for n in (row.weight.layer, row.weight.weight) if n)
-        for name in (*weights, *unit.nodes):
-            found[name][unit.name] = None
-    return found
+        for name in dict.fromkeys((*weights, *unit.nodes)):
+            if name in times:
+                dense, sparse = times[name]
+                saved[unit.name] += dense - sparse
+    if not saved:
+        raise BadInputError(
+            f"--profile {source}: none of its {count(len(times), 'layer')} is in this model",
+            hint="name the folder of a TensorRT build of this model",
+        )
+    missing = {u.name: f"{source} has no times of it" for u in units if u.name not in saved}
+    slower = {name: "its sparse kernel is no faster" for name, ms in saved.items() if ms <= 0}
+    return Savings(
+        unit=ShareUnit.MILLISECONDS,
+        of={unit.name: max(0.0, saved.get(unit.name, 0.0)) for unit in units},
+        why_not=missing | slower,
+    )

@@ -1,44 +1,169 @@
-"""Sets of layers, measured side by side; what was measured once is kept and read back."""
+"""Everything pruned, in a folder of its own, and sets of layers out of it, measured side by side.
+
+What was measured once is kept and read back.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from twofour.errors import BadInputError, TwofourError
+from twofour.inputs.calibration import Batch
+from twofour.inputs.fits import save_arrays
 from twofour.pipeline.checks import metric_key
 from twofour.pipeline.engine_host import RUNTIMES
-from twofour.pipeline.folder import own_folder
-from twofour.pipeline.jobs.job import Job, Service
-from twofour.pipeline.jobs.local import Processes
-from twofour.pipeline.jobs.open import open_jobs
-from twofour.pipeline.jobs.ray_cluster import RayCluster
-from twofour.pipeline.sensitivity.measured_on import MEASURED_ON
-from twofour.pipeline.sensitivity.measuring import MixedModel, UnseenError
-from twofour.pipeline.sources.user_code import parse_reference, state_of
-from twofour.pipeline.stages import DENSE, SPARSE, Run, onnx_files, onnx_name, versions
+from twofour.pipeline.folder import STAGES, open_run_folder, own_folder
+from twofour.pipeline.sensitivity.jobs import Pool, RayCluster
+from twofour.pipeline.sensitivity.measuring import (
+    BASE,
+    MEASURED_ON,
+    OTHER,
+    REFERENCE,
+    Measurer,
+    UnseenError,
+)
+from twofour.pipeline.sources.calibration.open import onnx_inputs
+from twofour.pipeline.sources.source import state_of
+from twofour.pipeline.sources.user_code import parse_reference
+from twofour.pipeline.stages import (
+    DENSE,
+    INPUTS,
+    Made,
+    Run,
+    Runner,
+    Stage,
+    onnx_files,
+    onnx_name,
+    versions,
+)
+from twofour.pipeline.validating import validate
 from twofour.pipeline.workers import may_pass
-from twofour.records.sensitivity import Measured, Measurement
-from twofour.store import read_sealed, sealed, sha256_bytes, sha256_file, write_record
+from twofour.records.export import LayerMap, TensorShape
+from twofour.records.options import SideBySide
+from twofour.records.pruning import PruneResult
+from twofour.records.run import ExampleArrays, ExportedVariant, Measured, Measurement
+from twofour.store import link_or_copy, read_sealed, sealed, sha256_bytes, sha256_file, write_record
+from twofour.words import count
+
+FOLDER = "sensitivity"
+"""Of everything pruned and of the measurements, inside the run folder."""
+ENOUGH = 64
+"""Samples of the calibration data, the first ones in whole batches."""
+
+
+@contextmanager
+def apart(run: Run) -> Iterator[Run]:
+    """The run in a folder of its own."""
+    path = run.path / FOLDER
+    with open_run_folder(path, run.runner.folder.manifest.source) as folder:
+        own_folder(path / STAGES)
+        if run.options.fresh:
+            folder.forget()
+            shutil.rmtree(path / MEASURED, ignore_errors=True)
+        yield replace(
+            run,
+            path=path,
+            shown=run.shown / FOLDER,
+            runner=Runner(folder, run.progress),
+        )
+
+
+def prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, LayerMap, str | None]:
+    """sparse.onnx beside links to dense.onnx and the inputs, all that the selection takes.
+
+    The text says on what the outputs are compared.
+    """
+    outer = run.path.parent
+    there = onnx_files(outer / onnx_name(DENSE))
+    for name in set(onnx_files(run.file(onnx_name(DENSE)))) - {*there}:
+        run.file(name).unlink(missing_ok=True)
+    for name in (*there, INPUTS):
+        link_or_copy(outer / name, run.path / name)
+    pruned = run.do(run.model.prune(run))
+    run.do(validate(run, pruned, run.model.weights(run)))
+    sparse = run.do(run.model.export_sparse(run, dense))
+    return pruned, sparse.layers, run.do(_measured_on(run, dense)).note
+
+
+def _measured_on(run: Run, dense: ExportedVariant) -> Stage[ExampleArrays]:
+    """stages/measured-on.npz: 64 calibration samples in whole batches, or the example inputs."""
+
+    def work() -> Made[ExampleArrays]:
+        arrays, note = _arrays(run, dense)
+        save_arrays(run.file(MEASURED_ON), arrays)
+        shapes = {name: tuple(map(int, array.shape)) for name, array in arrays.items()}
+        return ExampleArrays(shapes=shapes, note=note), (MEASURED_ON,)
+
+    options = run.options
+    return Stage(
+        name="measured-on",
+        title="take the inputs to measure on",
+        kind=ExampleArrays,
+        work=work,
+        depends_on=(
+            options.calibration,
+            options.seed,
+            run.calibration_key(),
+        ),
+        packages=("numpy",),
+        reads=(INPUTS,),
+    )
+
+
+def _arrays(run: Run, dense: ExportedVariant) -> tuple[dict[str, npt.NDArray[np.generic]], str]:
+    """The arrays, the number of the run before each name, and a sentence on what they are."""
+    examples = {f"0:{name}": array for name, array in run.example_inputs().items()}
+    rows = next((len(a) for a in examples.values() if a.ndim), 1)
+    said = f"outputs are compared on the example inputs ({count(rows, 'row')})"
+    if run.options.calibration.data is None:
+        return examples, said
+    try:
+        batches = _first_batches(run, dense.inputs)
+    except BadInputError as error:  # data that only the torch module takes
+        return examples, f"{said}: {error.message}"
+    arrays = {f"{i}:{n}": a for i, batch in enumerate(batches) for n, a in batch.arrays.items()}
+    samples = sum(batch.samples for batch in batches)
+    return arrays, f"outputs are compared on {count(samples, 'sample')} of the calibration data"
+
+
+def _first_batches(run: Run, tensors: tuple[TensorShape, ...]) -> list[Batch]:
+    """Of the calibration data as the file takes them, until there are enough samples."""
+    inputs = onnx_inputs(Path(run.source.text).absolute(), tensors)
+    data = run.open_calibration(replace(inputs, folder=run.described_in or inputs.folder))
+    taken: list[Batch] = []
+    for batch in data.batches():
+        taken.append(batch)
+        if sum(one.samples for one in taken) >= ENOUGH:
+            break
+    if not taken:
+        raise BadInputError("the calibration data has no batch")
+    return taken
+
 
 MEASURED = "measured"
-SERVICE = Service(name="twofour.pipeline.sensitivity.measuring:Measurer", command="measure")
+SERVICE = f"{Measurer.__module__}:{Measurer.__name__}", Measurer.measure.__name__
 Places = tuple[int, ...]
 Step = Callable[[int, int], None]
 """Told how many of how many measurements are there."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Sets:
     """Measures mixtures of the dense and the sparse model that lie in one folder."""
 
-    model: MixedModel
-    """The dense one, with which the others are compared."""
+    folder: Path
+    metric: str | None
+    seed: int
     content: str
     """sha256 over all that a measurement depends on, besides the layers."""
-    workers: Processes | RayCluster
+    workers: Pool | RayCluster
     step: Step
     found: dict[Places, Measured] = field(default_factory=dict)
     watched: dict[str, str] = field(default_factory=dict)
@@ -47,7 +172,7 @@ class Sets:
     wanted: int = 0
     """Measurements that were not in the folder."""
     is_lasting: bool = True
-    """False: a measurement is missing for want of memory, say, and may be there another time."""
+    """False when a measurement failed for a passing reason, such as lack of memory."""
 
     def measure(self, sets: Iterable[Places]) -> None:
         """Have all of these in `found`; those that are in the folder are not made again.
@@ -64,18 +189,16 @@ class Sets:
             self._keep(left[key], key, value)
             self.step(self.made, self.wanted)
 
-        jobs = [
-            Job(key=key, arguments=(replace(self.model, key=key, places=places),))
-            for key, places in left.items()
-        ]
-        if jobs:
-            self.workers.run(jobs, done)
+        folder = str(self.folder)
+        calls = {key: (folder, places, self.metric, self.seed) for key, places in left.items()}
+        if calls:
+            self.workers.run(calls, done)
 
     def _key(self, places: Places) -> str:
         return sha256_bytes(self.content.encode(), ",".join(map(str, places)).encode())
 
     def _file(self, key: str) -> Path:
-        return Path(self.model.folder, MEASURED, f"{key[:32]}.json")
+        return self.folder / MEASURED / f"{key[:32]}.json"
 
     def _known(self, key: str, places: Places) -> bool:
         """Whether it is in the folder, and the files that the metric read are as they were."""
@@ -85,22 +208,24 @@ class Sets:
             return False
         if kept.key != key or any(state_of(Path(n)) != s for n, s in kept.watched.items()):
             return False
-        if not places and not Path(self.model.folder, self.model.reference).is_file():
+        if not places and not (self.folder / REFERENCE).is_file():
             return False
         self._take(places, kept)
         return True
 
     def _keep(self, places: Places, key: str, value: object) -> None:
-        """A measurement is written down before it counts; one without memory is not."""
+        """A measurement is written down before it counts; one that failed is not."""
         if isinstance(value, TwofourError):
             if not places or isinstance(value, UnseenError):
                 raise value
             self.is_lasting &= not may_pass(value.message)
             self.found[places] = Measured(error=value.message)
             return
-        assert isinstance(value, Measurement)
-        write_record(self._file(key), sealed(value))
-        self._take(places, value)
+        assert isinstance(value, tuple)
+        measured, watched = value
+        kept = sealed(Measurement(key=key, measured=measured, watched=watched))
+        write_record(self._file(key), kept)
+        self._take(places, kept)
 
     def _take(self, places: Places, kept: Measurement) -> None:
         self.found[places] = kept.measured
@@ -114,26 +239,27 @@ def open_sets(run: Run, step: Step) -> Iterator[Sets]:
     metric = run.options.metric
     if metric is not None and (file := parse_reference(metric).file) is not None:
         metric = f"{file}:{metric.rpartition(':')[2]}"
-    files = [f for v in (DENSE, SPARSE) for f in onnx_files(run.file(onnx_name(v)))]
+    files = [file for name in (BASE, OTHER) for file in onnx_files(run.file(name))]
     facts = (
         *(sha256_file(run.file(name)) for name in (*files, MEASURED_ON)),
         str(metric_key(run.options)),
         str(versions("numpy", *RUNTIMES)),
     )
-    model = MixedModel(
-        key="",
-        folder=str(run.path),
-        base=onnx_name(DENSE),
-        other=onnx_name(SPARSE),
-        places=(),
-        inputs=MEASURED_ON,
-        reference="stages/outputs.npz",
-        metric=metric,
-        seed=run.options.seed,
-    )
     content = sha256_bytes(*(fact.encode() for fact in facts))
-    with open_jobs(SERVICE, run.options.side_by_side) as workers:
-        yield Sets(model=model, content=content, workers=workers, step=step)
+    with open_workers(run.options.side_by_side) as workers:
+        yield Sets(
+            folder=run.path,
+            metric=metric,
+            seed=run.options.seed,
+            content=content,
+            workers=workers,
+            step=step,
+        )
+
+
+def open_workers(how: SideBySide) -> Pool | RayCluster:
+    """Where measurements are made until its `with` block ends."""
+    return Pool(*SERVICE, how.jobs) if how.ray is None else RayCluster(*SERVICE, how.ray)
 
 
 def union(sets: Sequence[Places]) -> Places:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
-import pickletools
 import re
 import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError
+from twofour.pipeline.sources.source import CONFIG, MODULES, import_extra
+from twofour.pruning.verify import read_header
 
-CONFIG = "config.json"
-MODULES = "modules.json"
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 PREPROCESSOR = "preprocessor_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt",
@@ -25,11 +28,10 @@ SETTINGS_FILES = (
     CONFIG, MODULES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     PREPROCESSOR, "sentence_bert_config.json",
 )  # fmt: skip
-ALWAYS_READ_BYTES = 64 << 20
-"""Of a .pt file, however small it is; beyond it, twice its size: real ones hold what they say."""
+_BUILT_IN_SENTENCES = Path(__file__).with_name("sentences.txt")
 _SAFE = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
-POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens")
+POOLING_MODES = ("cls", "max", "mean")
 """What can be read; where a folder names several, their vectors are joined in its order."""
 _LEGACY = {
     "pooling_mode_cls_token": "cls",
@@ -43,7 +45,6 @@ _LEGACY = {
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _REFUSED = re.compile(r"GLOBAL (\S+)")
 """In torch's message: the name its restricted unpickler did not allow."""
-_TENSOR_MODULES = ("torch.", "collections.")
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -70,6 +71,19 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_sentences(path: Path | None) -> tuple[str, ...]:
+    """The lines of a text file that are not blank; for None the 20 sentences that come along."""
+    path = path or _BUILT_IN_SENTENCES
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"cannot read sentences from {path}: {error}") from error
+    sentences = tuple(line.strip() for line in lines if line.strip())
+    if not sentences:
+        raise BadInputError(f"{path} holds no sentence", hint="write one sentence on each line")
+    return sentences
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
     """The modules of a sentence encoder that come after the transformer."""
@@ -77,9 +91,6 @@ class Pooling:
     modes: tuple[str, ...]
     normalize: bool
     """Whether the vector is brought to length 1."""
-    max_tokens: int | None
-    lower_case: bool
-    """Whether sentences are written in lower case before they are tokenised."""
     files: tuple[Path, ...]
     """What this was read from, modules.json aside."""
 
@@ -92,12 +103,23 @@ def transformer_folder(folder: Path, modules: object) -> Path:
     return folder / kinds[0][1]
 
 
-def read_pooling(folder: Path, modules: object) -> Pooling:
-    """Read the modules behind the transformer.
+def described_in(folder: Path) -> Path:
+    """Where tokenizer and image processor are described: Optimum writes onnx/ below them."""
+    if (folder / MODULES).is_file():
+        with contextlib.suppress(BadInputError):  # whoever reads the checkpoint will say so
+            return transformer_folder(folder, read_json(folder / MODULES))
+    above = folder.absolute().parent
+    if folder.name == "onnx" and not _is_told(folder) and _is_told(above):
+        return described_in(above)
+    return folder
 
-    Raises BadInputError for a module or a pooling mode that is not known here: leaving it out
-    would change the embedding.
-    """
+
+def _is_told(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (*TOKENIZER_FILES, PREPROCESSOR, MODULES))
+
+
+def read_pooling(folder: Path, modules: object) -> Pooling:
+    """The modules behind the transformer; raises BadInputError for one that is not known."""
     kinds = _kinds(folder, modules)
     names = [kind for kind, _ in kinds]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -107,16 +129,7 @@ def read_pooling(folder: Path, modules: object) -> Pooling:
             hint="write a file.py:callable that returns the whole model",
         )
     config = folder / kinds[1][1] / "config.json"
-    settings = folder / kinds[0][1] / "sentence_bert_config.json"
-    options = read_json_object(settings) if settings.is_file() else {}
-    longest = options.get("max_seq_length")
-    return Pooling(
-        modes=_modes(config),
-        normalize=names[-1] == "Normalize",
-        max_tokens=longest if isinstance(longest, int) else None,
-        lower_case=options.get("do_lower_case") is True,
-        files=(config,),
-    )
+    return Pooling(modes=_modes(config), normalize=names[-1] == "Normalize", files=(config,))
 
 
 def _kinds(folder: Path, modules: object) -> list[tuple[str, str]]:
@@ -147,111 +160,47 @@ def _modes(config: Path) -> tuple[str, ...]:
 
 
 def check_weight_file(path: Path) -> None:
-    """Read the header of a .safetensors file, or a .bin file without running anything in it.
-
-    Raises BadInputError for a damaged file, and for a pickle that is more than tensors.
-    """
-    if path.suffix == ".safetensors":
-        _check_safetensors(path)
-    else:
-        _check_pickle(path)
-
-
-def load_pickle(path: Path) -> object:
-    """What a .bin or .pt file holds, read as `check_weight_file` does and into memory.
-
-    Raises BadInputError: the check maps the file, which does not show every damage.
-    """
-    import torch
-
-    _check_pickle(path)
-    try:
-        content: object = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # as above
-        raise _damaged(path, error) from error
-    return content
-
-
-def _check_safetensors(path: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-    except (SafetensorError, OSError, ValueError) as error:
-        raise BadInputError(
-            f"{path} is no whole .safetensors file: {error}", hint="copy or download it again"
-        ) from error
-    if not names:
+    """Raise BadInputError for a damaged file, and for a pickle that is more than tensors."""
+    if path.suffix != ".safetensors":
+        _load_pickle(path, mapped=True)
+    elif not read_header(path):
         raise BadInputError(f"{path} holds no tensors")
 
 
-def _check_pickle(path: Path) -> None:
+def load_pickle(path: Path) -> object:
+    """What a .bin or .pt file holds, read as `check_weight_file` does and into memory."""
+    return _load_pickle(path, mapped=False)
+
+
+def _load_pickle(path: Path, *, mapped: bool) -> object:
     import torch
 
     try:
-        zipped = zipfile.is_zipfile(path)
-        if zipped:
-            _refuse_packed(path)
+        mapped = mapped and zipfile.is_zipfile(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols
-            torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except BadInputError:
-        raise
+            content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         refused = _REFUSED.search(str(error))
-        called = refused[1] if refused else _called_outside_torch(path)
-        if called is None:
-            raise _damaged(path, error) from error
+        if refused is None:
+            raise BadInputError(
+                f"{path} is no whole file of weights: it is damaged, or a pickle of more than "
+                "tensors, which would run code that came with it",
+                hint="copy or download it again",
+            ) from error
         raise BadInputError(
-            f"{path} is a pickle that wants to call {called}: reading it would run code that "
+            f"{path} is a pickle that wants to call {refused[1]}: reading it would run code that "
             "came with the file, so it is refused",
             hint="where you trust its author, load it yourself and save it again with "
             "model.save_pretrained(folder), which writes .safetensors",
         ) from error
     except Exception as error:  # a damaged pickle ends in whatever its next opcode meets
-        raise _damaged(path, error) from error
-
-
-def _refuse_packed(path: Path) -> None:
-    """torch.save packs nothing, so that a file whose members are larger than it is was made."""
-    with zipfile.ZipFile(path) as archive:
-        size = sum(member.file_size for member in archive.infolist())
-    stored = path.stat().st_size
-    if size > 2 * stored + ALWAYS_READ_BYTES:
+        said = str(error).strip().partition("\n")[0][:200]
         raise BadInputError(
-            f"{path} has {stored} bytes and would unpack to {size}",
-            hint="save it with torch.save, which does not compress",
-        )
-
-
-def _called_outside_torch(path: Path) -> str | None:
-    """First function or class outside torch that a bare pickle names; nothing is run.
-
-    torch stops at opcodes of newer pickle protocols before it comes to the name.
-    """
-    strings: list[str] = []
-    try:
-        for opcode, argument, _ in pickletools.genops(path.read_bytes()):
-            if opcode.name == "GLOBAL":
-                strings.extend(str(argument).split(" ", 1))
-            elif isinstance(argument, str):
-                strings.append(argument)
-            if opcode.name in ("GLOBAL", "STACK_GLOBAL") and len(strings) >= 2:
-                name = ".".join(strings[-2:])
-                if not name.startswith(_TENSOR_MODULES):
-                    return name
-    except (ValueError, OSError, RecursionError):
-        return None
-    return None
-
-
-def _damaged(path: Path, error: Exception) -> BadInputError:
-    first_line = str(error).strip().partition("\n")[0][:200]
-    return BadInputError(
-        f"{path} is no whole file of weights: {type(error).__name__}: {first_line}",
-        hint="copy or download it again",
-    )
+            f"{path} is no whole file of weights: {type(error).__name__}: {said}",
+            hint="copy or download it again",
+        ) from error
+    return content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,17 +239,8 @@ class Checkpoint:
         return (*present, *poolings, *self.weights)
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder looks like one: config.json, or modules.json for a sentence encoder."""
-    return (folder / CONFIG).is_file() or (folder / MODULES).is_file()
-
-
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read the JSON files of a checkpoint folder and find its weights.
-
-    Raises BadInputError where a file is missing or damaged, or where the checkpoint wants its own
-    Python code or a downloaded attention kernel to be run.
-    """
+    """Read the JSON files of a checkpoint folder and find its weights; raises BadInputError."""
     pooling, model_folder = None, folder
     if (folder / MODULES).is_file():
         modules = read_json(folder / MODULES)
@@ -318,10 +258,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _refuse_downloaded_kernels(config: dict[str, Any], path: Path) -> None:
-    """An attention implementation called `owner/name` is code that transformers would download.
-
-    Parts of a model (text_config, vision_config) have configurations of their own.
-    """
+    """An attention implementation called `owner/name` is code to be downloaded."""
     waiting = [config]
     while waiting:
         part = waiting.pop()
@@ -362,3 +299,34 @@ def _shards(index: Path) -> tuple[Path, ...]:
                 hint="copy all parts of the checkpoint into the folder",
             )
     return tuple(index.parent / name for name in names)
+
+
+def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer, with a token to pad with; raises what transformers raises."""
+    transformers = import_extra("transformers", "a tokenizer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    if tokenizer.pad_token is None:  # decoders have none; the mask hides whatever stands there
+        tokenizer.pad_token = (
+            tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
+        )
+    return tokenizer
+
+
+def reading(folder: Path, tokenizer: Any, *limits: int | None) -> tuple[int, bool]:  # noqa: ANN401  # transformers' own
+    """Most tokens of a text, and whether it is written in lower case, by the folder's files.
+
+    Those of a sentence encoder say less than the model could read: what it was trained on.
+    """
+    sentence, config = (
+        read_json_object(folder / name) if (folder / name).is_file() else {}
+        for name in ("sentence_bert_config.json", CONFIG)
+    )
+    most = config.get("max_position_embeddings")
+    kind, padding = str(config.get("model_type")), config.get("pad_token_id", 1)
+    if isinstance(most, int) and ("roberta" in kind or "camembert" in kind):
+        most -= (padding if isinstance(padding, int) else 1) + 1  # positions count from behind it
+    stated = (tokenizer.model_max_length, sentence.get("max_seq_length"), most, *limits)
+    known = [limit for limit in stated if isinstance(limit, (int, float)) and limit > 0]
+    return int(min(known)), sentence.get("do_lower_case") is True

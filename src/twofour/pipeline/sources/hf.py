@@ -1,8 +1,9 @@
-"""A Hugging Face checkpoint folder as a source."""
+"""A Hugging Face checkpoint folder, and a timm model, as sources."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,25 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.export.model_code import described
+from twofour.packages import installed_version
 from twofour.pipeline.sources.checkpoint import (
     Checkpoint,
     check_weight_file,
-    is_checkpoint,
     read_checkpoint,
+    read_sentences,
 )
-from twofour.pipeline.sources.inputs import read_sentences
 from twofour.pipeline.sources.source import (
+    Arguments,
     LoadedModule,
     import_extra,
+    inputs_from_options,
     key_of,
     loaded_module,
     options_key,
-    path_of,
     safe_name,
 )
+from twofour.pipeline.sources.user_code import seed_everything
 from twofour.records.options import ExampleInputs
 from twofour.store import sha256_file
-from twofour.version import installed_version
 from twofour.words import keys_listed
 
 if TYPE_CHECKING:
@@ -54,7 +56,12 @@ def _trained_model(
             )
             missing = tuple(sorted(info["missing_keys"]))
     if missing or info["mismatched_keys"]:
-        raise _untrained(checkpoint, model, missing or tuple(map(str, info["mismatched_keys"])))
+        names = missing or tuple(map(str, info["mismatched_keys"]))
+        raise BadInputError(
+            f"{checkpoint.folder} has no trained values for {len(names)} weights of "
+            f"{type(model).__name__}: {keys_listed(names)}; they would be random",
+            hint="let 'architectures' in config.json name the class the weights were saved from",
+        )
     return model, tuple(sorted(info["unexpected_keys"]))
 
 
@@ -89,6 +96,7 @@ def _from_pretrained(
 ) -> tuple[Any, dict[str, Any]]:
     import torch
 
+    version = [int(part) for part in transformers.__version__.split(".")[:2]]
     try:
         model, info = model_class.from_pretrained(
             checkpoint.model_folder,
@@ -96,7 +104,7 @@ def _from_pretrained(
             trust_remote_code=False,
             use_safetensors=checkpoint.weights[0].suffix == ".safetensors",
             output_loading_info=True,
-            **{_dtype_option(transformers): torch.float32},
+            **{"dtype" if version >= [4, 56] else "torch_dtype": torch.float32},
             **model_options,
         )
     except ImportError as error:
@@ -108,29 +116,6 @@ def _from_pretrained(
             hint="compare config.json with the weights: sizes and number of layers must agree",
         ) from error
     return model, info
-
-
-def _dtype_option(transformers: ModuleType) -> str:
-    """from_pretrained's argument was renamed in 4.56."""
-    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
-    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
-
-
-def _untrained(checkpoint: Checkpoint, model: nn.Module, names: tuple[str, ...]) -> BadInputError:
-    return BadInputError(
-        f"{checkpoint.folder} has no trained values for {len(names)} weights of "
-        f"{type(model).__name__}: {keys_listed(names)}; they would be random",
-        hint="let 'architectures' in config.json name the class the weights were saved from",
-    )
-
-
-def _notes(model: nn.Module, unused: tuple[str, ...]) -> tuple[str, ...]:
-    if not unused:
-        return ()
-    return (
-        f"{len(unused)} weights of the checkpoint are not part of {type(model).__name__} "
-        f"and are left out: {keys_listed(unused)}",
-    )
 
 
 @contextlib.contextmanager
@@ -162,10 +147,7 @@ class HfSource:
         return safe_name(self.folder.resolve().name)
 
     def key(self) -> str:
-        """sha256 over config, weights, tokenizer, example inputs and transformers' version.
-
-        Raises BadInputError when the folder is no whole checkpoint.
-        """
+        """sha256 over config, weights, tokenizer, example inputs and transformers' version."""
         checkpoint = read_checkpoint(self.folder)
         parts = [
             part
@@ -179,14 +161,11 @@ class HfSource:
         )
 
     def without_values(self) -> nn.Module:
-        """The model with its parameters on the meta device, in eval mode.
-
-        Raises BadInputError where transformers does not know or cannot build it.
-        """
+        """The model with its parameters on the meta device, in eval mode."""
         from twofour.pruning.torch_checkpoint import without_values
 
         checkpoint = read_checkpoint(self.folder)
-        transformers = import_extra("transformers", "hf", "a Hugging Face checkpoint")
+        transformers = import_extra("transformers", "a Hugging Face checkpoint")
         with _quiet(transformers):
             model_class = _model_class(transformers, checkpoint)
             try:
@@ -203,12 +182,10 @@ class HfSource:
         return model.eval()
 
     def load(self) -> LoadedModule:
-        """The model with its trained weights; a sentence encoder gives its embedding.
+        """The model with its trained weights in float32; a sentence encoder gives its embedding.
 
-        Weights are float32 whatever the file holds: the export brings them to the precision asked
-        for, and float32 holds float16 and bfloat16 exactly. Raises BadInputError for a damaged or
-        unsafe checkpoint and where a weight of the model is not in the files, and MissingToolError
-        without transformers.
+        Raises BadInputError for a damaged checkpoint and where a weight is not in the files, and
+        MissingToolError without transformers.
         """
         from twofour.pipeline.sources.hf_io import (
             checkpoint_inputs,
@@ -218,7 +195,7 @@ class HfSource:
         )
 
         checkpoint = read_checkpoint(self.folder)
-        transformers = import_extra("transformers", "hf", "a Hugging Face checkpoint")
+        transformers = import_extra("transformers", "a Hugging Face checkpoint")
         for file in checkpoint.weights:
             check_weight_file(file)
         with _quiet(transformers):
@@ -228,15 +205,88 @@ class HfSource:
             give_tensors(model)
         else:
             give_embedding(model, checkpoint.pooling)
-        loaded = loaded_module(model, inputs.args, inputs.kwargs, _notes(model, unused))
+        notes = (
+            f"{len(unused)} weights of the checkpoint are not part of {type(model).__name__} "
+            f"and are left out: {keys_listed(unused)}",
+        )
+        loaded = loaded_module(model, inputs.args, inputs.kwargs, notes if unused else ())
         return with_free_sizes(loaded)
 
 
-def is_hf(_text: str, path: Path) -> bool:
-    """Whether there is a folder that looks like a checkpoint."""
-    return path.is_dir() and is_checkpoint(path)
+_ROWS = 2
+_PREFIX = "timm:"
+_PRETRAINED = {"": True, "pretrained=true": True, "pretrained=false": False}
 
 
-def open_hf(text: str, options: ExampleInputs) -> HfSource:
-    """The folder, unread."""
-    return HfSource(text=text, folder=path_of(text), options=options)
+def _create(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=pretrained)
+    except Exception as error:
+        reason = f"timm cannot create {name!r}: {described(error)}"
+        if not pretrained:
+            raise BadInputError(reason) from error
+        raise BadInputError(
+            reason,
+            hint="its trained weights are downloaded on first use; without a network, give "
+            f"timm:{name}?pretrained=false for random weights, or a file.py:callable",
+        ) from error
+    return model
+
+
+def _images(model: nn.Module, seed: int) -> Arguments:
+    import torch
+
+    settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    size = settings.get("input_size") if isinstance(settings, dict) else None
+    if not size:
+        raise BadInputError(
+            f"{type(model).__name__} does not say which images it takes",
+            hint="give --input-shape 2x3x224x224",
+        )
+    generator = torch.Generator().manual_seed(seed)
+    return Arguments(args=(torch.randn((_ROWS, *size), generator=generator),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimmSource:
+    """A model of the timm library by its name."""
+
+    text: str
+    model: str
+    pretrained: bool
+    options: ExampleInputs
+
+    @property
+    def name(self) -> str:
+        """The name timm knows it by."""
+        return safe_name(self.model)
+
+    def key(self) -> str:
+        """sha256 over timm's version, the name and the options."""
+        version = installed_version("timm") or "none"
+        return key_of(version, self.model, str(self.pretrained), options_key(self.options))
+
+    def load(self) -> LoadedModule:
+        """The model, with 2 random images as example inputs unless the user gives others."""
+        timm = import_extra("timm", "a timm: model")
+        if not timm.is_model(self.model.partition(".")[0]):
+            close = difflib.get_close_matches(self.model, timm.list_models(), n=3)
+            raise BadInputError(
+                f"timm {timm.__version__} has no model {self.model!r}",
+                hint=f"did you mean {', '.join(close)}?" if close else "see timm.list_models()",
+            )
+        seed_everything(self.options.seed)
+        model = _create(timm, self.model, pretrained=self.pretrained)
+        inputs = inputs_from_options(model, self.options) or _images(model, self.options.seed)
+        return loaded_module(model, inputs.args, inputs.kwargs)
+
+
+def open_timm(text: str, options: ExampleInputs) -> TimmSource:
+    """Read `timm:NAME`; raises BadInputError for another option than pretrained."""
+    name, _, query = text.removeprefix(_PREFIX).partition("?")
+    if not name or query not in _PRETRAINED:
+        raise BadInputError(
+            f"{text!r} names no timm model",
+            hint="write timm:resnet50, or timm:resnet50?pretrained=false for random weights",
+        )
+    return TimmSource(text=text, model=name, pretrained=_PRETRAINED[query], options=options)

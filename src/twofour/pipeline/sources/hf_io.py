@@ -19,15 +19,16 @@ from twofour.pipeline.sources.checkpoint import (
     PREPROCESSOR,
     Checkpoint,
     Pooling,
+    open_tokenizer,
     read_json_object,
+    read_sentences,
+    reading,
 )
-from twofour.pipeline.sources.inputs import Arguments, inputs_from_options, read_sentences
-from twofour.pipeline.sources.source import LoadedModule
-from twofour.pipeline.sources.tokenizer import open_tokenizer, token_limit
+from twofour.pipeline.sources.source import Arguments, LoadedModule, inputs_from_options
 from twofour.records.options import DynamicAxis, ExampleInputs
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
 
 
@@ -52,10 +53,7 @@ def checkpoint_inputs(
     checkpoint: Checkpoint,
     options: ExampleInputs,
 ) -> Arguments:
-    """The user's inputs; else tokenised sentences, random ids without a tokenizer, or images.
-
-    Raises BadInputError where the inputs do not suit the model, or none can be made up for it.
-    """
+    """The user's inputs; else tokenised sentences, random ids without a tokenizer, or images."""
     sentences = options.file is not None and options.file.suffix == ".txt"
     if _takes(model, "input_ids") and options.input_shapes:
         raise BadInputError(
@@ -72,7 +70,7 @@ def checkpoint_inputs(
         and checkpoint.has_tokenizer
         and (sentences or options.inputs is None)
     ):
-        return _with_decoder(model, _tokenised(model, checkpoint, options.file))
+        return _with_decoder(model, _tokenised(checkpoint.model_folder, options.file))
     given = inputs_from_options(model, options)
     return given or invented_inputs(model, options.seed, _image_size(model, checkpoint))
 
@@ -82,10 +80,7 @@ def invented_inputs(
     seed: int,
     image_size: tuple[int, int] | None = None,
 ) -> Arguments:
-    """Random token ids (2x16) or images (2 x channels x height x width), from the config.
-
-    Raises BadInputError for a model whose main input is something else, such as sound.
-    """
+    """Random token ids (2x16) or images, from the config; raises BadInputError for others."""
     generator = torch.Generator().manual_seed(seed)
     if _takes(model, "input_ids"):
         text = model.config.get_text_config()
@@ -94,7 +89,8 @@ def invented_inputs(
         return _with_decoder(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     if _takes(model, "pixel_values"):
         channels = getattr(model.config, "num_channels", 3)
-        height, width = image_size or _config_image_size(model)
+        size = image_size or getattr(model.config, "image_size", None) or _USUAL_IMAGE
+        height, width = (size, size) if isinstance(size, int) else size
         shape = (_ROWS, channels, height, width)
         return Arguments(kwargs={"pixel_values": torch.randn(shape, generator=generator)})
     raise BadInputError(
@@ -126,39 +122,25 @@ def _with_decoder(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> Ar
     return Arguments(kwargs=kwargs)
 
 
-def _tokenised(
-    model: PreTrainedModel,
-    checkpoint: Checkpoint,
-    file: Path | None,
-) -> dict[str, torch.Tensor]:
+def _tokenised(folder: Path, file: Path | None) -> dict[str, torch.Tensor]:
     """Token ids, mask and so on, [sentences, longest sentence], padded to that length."""
     sentences = read_sentences(file)
-    if checkpoint.pooling is not None and checkpoint.pooling.lower_case:
-        sentences = tuple(sentence.lower() for sentence in sentences)
     try:
-        tokenizer = open_tokenizer(checkpoint.model_folder)
+        tokenizer = open_tokenizer(folder)
+        longest, lower_case = reading(folder, tokenizer, _MOST_TOKENS)
         encoded = tokenizer(
-            list(sentences),
+            [sentence.lower() if lower_case else sentence for sentence in sentences],
             padding=True,
             truncation=True,
-            max_length=_longest(model, checkpoint, tokenizer),
+            max_length=longest,
             return_tensors="pt",
         )
     except Exception as error:
         raise BadInputError(
-            f"the tokenizer in {checkpoint.model_folder} cannot be used: {described(error)}",
+            f"the tokenizer in {folder} cannot be used: {described(error)}",
             hint="give token ids with --inputs FILE.npz",
         ) from error
     return dict(encoded)
-
-
-def _longest(
-    model: PreTrainedModel, checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase
-) -> int:
-    limits = [tokenizer.model_max_length, _MOST_TOKENS]
-    limits.append(getattr(model.config, "max_position_embeddings", None))
-    limits.append(checkpoint.pooling.max_tokens if checkpoint.pooling else None)
-    return min(found for limit in limits if (found := token_limit(limit)) is not None)
 
 
 def _image_size(model: PreTrainedModel, checkpoint: Checkpoint) -> tuple[int, int] | None:
@@ -178,20 +160,10 @@ def _image_size(model: PreTrainedModel, checkpoint: Checkpoint) -> tuple[int, in
     return None
 
 
-def _config_image_size(model: PreTrainedModel) -> tuple[int, int]:
-    size = getattr(model.config, "image_size", None) or _USUAL_IMAGE
-    if isinstance(size, int):
-        return (size, size)
-    height, width = size
-    return (height, width)
-
-
 def with_free_sizes(loaded: LoadedModule) -> LoadedModule:
     """The transformers model with the sizes that its architecture leaves free.
 
-    Length of text and sound, height and width of images, for the inputs that have them. What the
-    architecture does not allow after all (positions of one image size, sound of 30 seconds) is
-    found by running it.
+    What it does not allow after all (positions of one image size) is found by running it.
     """
     tensors = (*loaded.args, *loaded.kwargs.values())
     lengths: dict[int, str] = {}
@@ -203,15 +175,11 @@ def with_free_sizes(loaded: LoadedModule) -> LoadedModule:
         for axis, size in axes.items():
             lengths.setdefault(int(tensor.shape[axis]), size)
             found.append(DynamicAxis(input=name, axis=axis, name=size))
-    most = _most_tokens(loaded.module)
+    config: Any = loaded.module.config
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    most = most - _offset(loaded.module) if isinstance(most, int) and most > 0 else None
     longest = {_SEQUENCE: most, _DECODER_SEQUENCE: most}
     return replace(loaded, dynamic=tuple(found), longest=longest)
-
-
-def _most_tokens(module: Any) -> int | None:  # noqa: ANN401 - a PreTrainedModel
-    """Of a sequence; None: the architecture sets no limit."""
-    most = getattr(module.config.get_text_config(), "max_position_embeddings", None)
-    return most - _offset(module) if isinstance(most, int) and most > 0 else None
 
 
 def _free_axes(module: nn.Module, name: str, tensor: torch.Tensor) -> Iterator[tuple[int, str]]:
@@ -308,25 +276,14 @@ def _max(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return hidden.masked_fill(mask.unsqueeze(-1) == 0, lowest).max(dim=1).values
 
 
-def _sum_and_count(hidden: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The count is at least 1, so that a row of padding alone gives zeros, in float16 too."""
     weights = mask.unsqueeze(-1).to(hidden.dtype)
-    return (hidden * weights).sum(dim=1), weights.sum(dim=1).clamp(min=1.0)
-
-
-def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    total, count = _sum_and_count(hidden, mask)
-    return total / count
-
-
-def _mean_sqrt(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    total, count = _sum_and_count(hidden, mask)
-    return total / count.sqrt()
+    return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
 
 
 _POOL: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cls": _first,
     "max": _max,
     "mean": _mean,
-    "mean_sqrt_len_tokens": _mean_sqrt,
 }

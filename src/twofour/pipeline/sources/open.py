@@ -1,21 +1,58 @@
-"""The forms in which a model is named, told apart; nothing is loaded, and torch is not imported."""
+"""The forms in which a model is named; nothing is loaded, and torch is not imported."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.callable import open_callable
-from twofour.pipeline.sources.hf import is_hf, open_hf
-from twofour.pipeline.sources.onnx import OnnxSource, is_onnx, open_onnx
-from twofour.pipeline.sources.source import TorchSource, path_of
-from twofour.pipeline.sources.timm import is_timm, open_timm
-from twofour.pipeline.sources.user_code import names_code
-from twofour.records.options import ExampleInputs
+from twofour.graph.opened import OpenedModel, OpenedModels
+from twofour.pipeline.folder import MANIFEST
+from twofour.pipeline.sources.source import (
+    CONFIG,
+    MODULES,
+    TorchSource,
+    key_of,
+    names_code,
+    options_key,
+    path_of,
+    safe_name,
+)
+from twofour.records.options import ExampleInputs, Trust
+from twofour.store import sha256_file
 
 _STATE_DICTS = (".pt", ".pth", ".pkl", ".bin", ".ckpt", ".safetensors")
+_TIMM = "timm:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxSource:
+    """An ONNX file; whether it is a sound one is found when the graph is read."""
+
+    text: str
+    path: Path
+    options: ExampleInputs
+    models: OpenedModels = field(default_factory=OpenedModels, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The file's stem."""
+        return safe_name(self.path.stem)
+
+    def key(self) -> str:
+        """sha256 over the file, its external data and the options; a damaged file is not hashed."""
+        try:
+            opened = self.opened()
+        except BadInputError:
+            return key_of("damaged", self.path.name, options_key(self.options))
+        files = (self.path, *sorted(opened.data_files))
+        parts = (part for file in files for part in (file.name, sha256_file(file)))
+        return key_of(*parts, options_key(self.options))
+
+    def opened(self) -> OpenedModel:
+        """The graph, parsed once while the file stays as it is; raises BadInputError."""
+        return self.models.open(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +68,37 @@ class Form:
     """Whether the text names code of the user."""
 
 
+def _open_hf(text: str, options: ExampleInputs) -> TorchSource:
+    from twofour.pipeline.sources.hf import HfSource, open_timm
+
+    if text.startswith(_TIMM):
+        return open_timm(text, options)
+    return HfSource(text=text, folder=path_of(text), options=options)
+
+
+def _open_callable(text: str, options: ExampleInputs) -> TorchSource:
+    from twofour.pipeline.sources.callable import CallableSource
+    from twofour.pipeline.sources.user_code import parse_reference
+
+    return CallableSource(text=text, reference=parse_reference(text), options=options)
+
+
 FORMS = (
-    Form(written="file.onnx", fits=is_onnx, open=open_onnx),
-    Form(written="a Hugging Face checkpoint folder", fits=is_hf, open=open_hf),
-    Form(written="timm:NAME", fits=is_timm, open=open_timm),
+    Form(
+        written="file.onnx",
+        fits=lambda _text, path: path.is_file() and path.suffix.lower() == ".onnx",
+        open=lambda text, options: OnnxSource(text=text, path=path_of(text), options=options),
+    ),
+    Form(
+        written="a Hugging Face checkpoint folder",
+        fits=lambda _text, path: (path / CONFIG).is_file() or (path / MODULES).is_file(),
+        open=_open_hf,
+    ),
+    Form(written="timm:NAME", fits=lambda text, _path: text.startswith(_TIMM), open=_open_hf),
     Form(
         written="file.py:callable, package.module:callable",
         fits=names_code,
-        open=open_callable,
+        open=_open_callable,
         runs_code=True,
     ),
 )
@@ -46,11 +106,7 @@ FORMS = (
 
 
 def open_source(text: str, options: ExampleInputs) -> OnnxSource | TorchSource:
-    """The source a text names.
-
-    Raises BadInputError for anything that has none of the forms, with a hint for what comes near
-    one: a file or folder that is missing or of another kind, a file of weights alone.
-    """
+    """The source a text names; raises BadInputError with a hint for what comes near one."""
     if options.file is not None and not options.file.is_file():
         raise BadInputError(f"--inputs {options.inputs} is no file")
     form = _form(text)
@@ -104,3 +160,16 @@ def _no_model(text: str, path: Path) -> BadInputError:
             f"models are not downloaded; fetch it with `hf download` and name the folder ({forms})"
         )
     return BadInputError(f"there is no model {text!r}", hint=hint)
+
+
+def refuse_untrusted(folder: Path, source: str, trust: Trust) -> None:
+    """Raise BadInputError where a folder's source is code that `trust` does not reach."""
+    if trust.everything or not runs_code(source):
+        return
+    if any(source in (named, identity(named)) for named in trust.sources):
+        return
+    raise BadInputError(
+        f"{folder / MANIFEST} names code that this command would run: {source}",
+        hint=f"if you know that code, name it too (--source {source}), or allow whatever the "
+        "folder names (--trust)",
+    )

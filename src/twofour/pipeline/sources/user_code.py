@@ -1,4 +1,4 @@
-"""Code of the user: named, imported, watched for changes, and told apart from ours."""
+"""Code of the user: named, imported, watched for changes; and evaluations, `file.py:evaluate`."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import ast
 import contextlib
 import difflib
 import importlib
-import importlib.machinery
 import importlib.util
 import inspect
+import math
+import numbers
 import os
+import random
 import re
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+
+import numpy as np
 
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.model_code import described
-from twofour.pipeline.sources.seeding import seed_everything
 from twofour.pipeline.sources.source import key_of, path_of
 from twofour.store import sha256_file
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_NAMES_TORCH = re.compile(rb"^\s*(?:import|from) torch\b", re.MULTILINE)
 _MOST_FILES = 10_000
 """Files that are kept: a training set of single files is watched by its first ones."""
 _CODE = (".py", ".pyc", ".pyi", ".so", ".pth")
@@ -35,10 +38,7 @@ _opened: dict[str, None] | None = None
 
 
 def _with_local_imports(starts: Sequence[Path], folders: Sequence[Path]) -> tuple[Path, ...]:
-    """The files and all they import, directly or not, from the folders; sorted.
-
-    A file that cannot be parsed is in the answer and leads no further.
-    """
+    """The files and all they import, directly or not, from the folders; sorted."""
     found: set[Path] = set()
     waiting = list(starts)
     while waiting:
@@ -61,16 +61,13 @@ def _imported(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module.split(".") if node.module else []
             names = [[*base, alias.name] for alias in node.names]
-            roots = (file.parents[node.level - 1],) if _is_relative(file, node) else folders
+            is_relative = 0 < node.level <= len(file.parents)
+            roots = (file.parents[node.level - 1],) if is_relative else folders
         else:
             continue
         for root in roots:
             for parts in names:
                 yield from _files(root, parts)
-
-
-def _is_relative(file: Path, node: ast.ImportFrom) -> bool:
-    return 0 < node.level <= len(file.parents)
 
 
 def _files(root: Path, parts: Sequence[str]) -> Iterator[Path]:
@@ -98,10 +95,7 @@ class CodeReference:
 
 
 def parse_reference(text: str) -> CodeReference:
-    """Read `file.py:name` or `package.module:name`.
-
-    Raises BadInputError when it has neither form, or the file does not exist.
-    """
+    """Read `file.py:name` or `package.module:name`; raises BadInputError."""
     target, _, attribute = text.rpartition(":")
     is_file = target.endswith(".py")
     if not _DOTTED.fullmatch(attribute) or not (is_file or _DOTTED.fullmatch(target)):
@@ -122,22 +116,13 @@ def parse_reference(text: str) -> CodeReference:
 
 
 def reference_key(reference: CodeReference) -> str:
-    """sha256 over the code: the file, and what it imports from its own and the current folder.
-
-    Installed packages and files read at run time are not in it. Raises BadInputError when the
-    module is nowhere on the path.
-    """
+    """sha256 over the code: the file, and what it imports from its own and the current folder."""
     files = code_files(reference)
-    return key_of(
-        reference.attribute, *(part for file in files for part in (file.name, sha256_file(file)))
-    )
+    return key_of(reference.attribute, *(part for f in files for part in (f.name, sha256_file(f))))
 
 
 def code_files(reference: CodeReference) -> tuple[Path, ...]:
-    """The Python files of the user that the reference leads to, sorted; none of them is run.
-
-    Raises BadInputError when the module is nowhere on the path.
-    """
+    """The Python files of the user that the reference leads to, sorted; none of them is run."""
     if reference.file is not None:
         return _with_local_imports((reference.file,), reference.folders)
     own = tuple(_files(Path.cwd(), reference.target.split(".")))
@@ -154,21 +139,13 @@ def _installed_file(reference: CodeReference) -> Path:
     name, spec = "", None
     for part in reference.target.split("."):
         name = f"{name}.{part}" if name else part
-        spec = _spec(name, search)
+        spec = next(filter(None, (f.find_spec(name, search) for f in sys.meta_path)), None)
         if spec is None:
             raise _missing_module(reference, name)
         search = list(spec.submodule_search_locations or ())
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise BadInputError(f"{reference.target} has no Python file that could be read")
     return Path(spec.origin)
-
-
-def _spec(name: str, search: list[str] | None) -> importlib.machinery.ModuleSpec | None:
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, search)
-        if spec is not None:
-            return spec
-    return None
 
 
 def _missing_module(reference: CodeReference, name: str) -> BadInputError:
@@ -184,44 +161,31 @@ def _missing_module(reference: CodeReference, name: str) -> BadInputError:
 def files_read() -> Iterator[list[Path]]:
     """A list that holds, once the block has ended, the data files that were read inside."""
     global _opened  # an audit hook belongs to the process and cannot be removed
-    _install_hook()
+    _hear_opening()
     found: list[Path] = []
     outer, _opened = _opened, {}
     try:
         yield found
     finally:
         inner, _opened = _opened, outer
-        found.extend(path for name in inner if _is_data(path := Path(name)))
-
-
-def state_of(path: Path) -> str:
-    """Size and time of change: cheap, and wrong only for who restores both."""
-    try:
-        status = path.stat()
-    except OSError:
-        return "missing"
-    return f"{status.st_size} bytes, {status.st_mtime_ns}"
+        for path in map(Path, inner):
+            is_code = path.suffix in _CODE or not path.is_file()
+            if not is_code and not any(map(path.is_relative_to, _not_data())):
+                found.append(path)
 
 
 @cache
-def _install_hook() -> None:
-    sys.addaudithook(_hear)
+def _hear_opening() -> None:
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        if event != "open" or _opened is None or len(_opened) >= _MOST_FILES:
+            return
+        name, mode, flags = arguments
+        writes = isinstance(mode, str) and mode[:1] in "wax"
+        writes |= mode is None and isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) > 0
+        if not writes and isinstance(name, str):
+            _opened[os.path.abspath(name)] = None  # noqa: PTH100  # resolve would follow links
 
-
-def _hear(event: str, arguments: tuple[object, ...]) -> None:
-    if event != "open" or _opened is None or len(_opened) >= _MOST_FILES:
-        return
-    name, mode, flags = arguments
-    writes = isinstance(mode, str) and mode[:1] in "wax"
-    writes |= mode is None and isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
-    if not writes and isinstance(name, str):
-        _opened[os.path.abspath(name)] = None  # noqa: PTH100  # resolve would follow links
-
-
-def _is_data(path: Path) -> bool:
-    if path.suffix in _CODE or not path.is_file():
-        return False
-    return not any(path.is_relative_to(folder) for folder in _not_data())
+    sys.addaudithook(hear)
 
 
 @cache
@@ -232,26 +196,33 @@ def _not_data() -> tuple[Path, ...]:
 
 
 def import_attribute(reference: CodeReference) -> object:
-    """Import the user's module and give what the reference names in it.
-
-    A file is run anew on every call, so an edited one is never stale. Raises BadInputError.
-    """
+    """What the reference names; a file is run anew on every call. Raises BadInputError."""
     with user_code(reference, "cannot be imported:"):
+        if any(_NAMES_TORCH.search(file.read_bytes()) for file in code_files(reference)):
+            importlib.import_module("torch")  # now: what is seeded before a call must be there
         module = _import(reference)
     found: object = module
     for part in reference.attribute.split("."):
         if not hasattr(found, part):
-            raise _missing_attribute(reference, module)
+            own = [
+                n
+                for n, v in vars(module).items()
+                if getattr(v, "__module__", "") == module.__name__
+            ]
+            close = difflib.get_close_matches(reference.attribute, own, n=3) or sorted(own)[:10]
+            raise BadInputError(
+                f"{reference.target} has no {reference.attribute!r}",
+                hint=f"it has {', '.join(close)}" if close else "it defines no callable at all",
+            )
         found = getattr(found, part)
     return found
 
 
 @contextlib.contextmanager
 def user_code(reference: CodeReference, doing: str) -> Iterator[None]:
-    """Run a block of user code.
+    """Run a block of user code, whose prints go to stderr.
 
-    What it prints goes to stderr, for stdout may carry our JSON. Whatever it raises, SystemExit
-    included and KeyboardInterrupt not, becomes a BadInputError: "REFERENCE DOING error (line)".
+    Whatever it raises, SystemExit too, becomes a BadInputError: "REFERENCE DOING error (line)".
     """
     with _on_path(reference.folders), contextlib.redirect_stdout(sys.stderr):
         try:
@@ -264,34 +235,24 @@ def user_code(reference: CodeReference, doing: str) -> Iterator[None]:
             ) from error
 
 
-def names_code(text: str, path: Path) -> bool:
-    """Whether a text that names no file or folder has the colon of a callable."""
-    return ":" in text and not path.exists()
-
-
 def call(
     reference: CodeReference, target: Callable[..., object], seed: int, *, hint: str
 ) -> object:
-    """What the user's function gives, with all random numbers seeded.
-
-    Raises BadInputError for one that fails, or, with the `hint`, needs arguments.
-    """
-    needed = required_arguments(target)
-    if needed:
-        raise BadInputError(f"{reference.text} needs arguments: {', '.join(needed)}", hint=hint)
+    """What the user's function gives, with all random numbers seeded; raises BadInputError."""
+    _check_takes(target, f"{reference.text} needs arguments", hint)
     seed_everything(seed)
     with user_code(reference, "raised"):
         return target()
 
 
-def required_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Parameters without a default; () for a builtin that does not tell."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in variadic)
+def _check_takes(
+    function: Callable[..., object], otherwise: str, hint: str, *arguments: object
+) -> None:
+    with contextlib.suppress(ValueError):  # a builtin has no signature
+        try:
+            inspect.signature(function).bind(*arguments)
+        except TypeError as error:
+            raise BadInputError(f"{otherwise}: {error}", hint=hint) from error
 
 
 def _import(reference: CodeReference) -> ModuleType:
@@ -308,7 +269,10 @@ def _import(reference: CodeReference) -> ModuleType:
 
 def _import_file(file: Path) -> ModuleType:
     """Compile the source itself: a .pyc of the same second and size would pass for current."""
-    name = _module_name(file)
+    loaded = sys.modules.get(file.stem)
+    same = loaded is not None and getattr(loaded, "__file__", None) == str(file)
+    free = loaded is None and file.stem not in sys.stdlib_module_names
+    name = file.stem if same or free else f"user_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -322,21 +286,11 @@ def _import_file(file: Path) -> ModuleType:
     return module
 
 
-def _module_name(file: Path) -> str:
-    """The file's stem, unless another module is or may be known by that name."""
-    loaded = sys.modules.get(file.stem)
-    same = loaded is not None and getattr(loaded, "__file__", None) == str(file)
-    if same or (loaded is None and file.stem not in sys.stdlib_module_names):
-        return file.stem
-    return f"user_{file.stem}"
-
-
 @contextlib.contextmanager
 def _on_path(folders: tuple[Path, ...]) -> Iterator[None]:
     """Put the folders first while user code is imported, and last afterwards.
 
-    Last, not gone: forward may still import something. Not first: a folder of the user's that is
-    called like one of our packages must not be what we import next.
+    Last, not gone: forward may still import something.
     """
     names = [str(folder) for folder in folders]
     before = list(sys.path)
@@ -347,11 +301,73 @@ def _on_path(folders: tuple[Path, ...]) -> Iterator[None]:
         sys.path[:] = [*before, *(entry for entry in sys.path if entry not in before)]
 
 
-def _missing_attribute(reference: CodeReference, module: ModuleType) -> BadInputError:
-    names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-    own = [n for n in names if getattr(vars(module)[n], "__module__", None) == module.__name__]
-    close = difflib.get_close_matches(reference.attribute, names, n=3) or sorted(own)[:10]
-    return BadInputError(
-        f"{reference.target} has no {reference.attribute!r}",
-        hint=f"it has {', '.join(close)}" if close else "it defines no callable at all",
-    )
+def seed_everything(seed: int) -> None:
+    """Seed the random numbers of Python and numpy, and of torch where it is imported."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # user code draws from the global state
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+
+
+_HINT = "write def evaluate(predict): ... that returns a number, or a dict of numbers by name"
+
+
+Metric = Callable[[Callable[..., tuple[np.ndarray, ...]]], object]
+
+
+def load_metric(text: str) -> Metric:
+    """Import `file.py:evaluate` or `package.module:evaluate`; raises BadInputError."""
+    function = import_attribute(parse_reference(text))
+    if not callable(function):
+        raise BadInputError(f"{text} is of type {type(function).__name__}, no function", hint=_HINT)
+    _check_takes(function, f"{text} cannot be called with predict", _HINT, None)
+    return function
+
+
+def run_metric(
+    text: str,
+    names: Sequence[str],
+    outputs: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
+    *,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Figures by name for one variant; a lone number has the name of the function.
+
+    The function is given `predict`: arrays in the order of the inputs' `names` -> the model's
+    outputs in order. Random numbers are seeded, so that two variants see the same samples. Raises
+    BadInputError for a metric that fails or returns anything else than finite numbers.
+    """
+
+    def predict(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        if len(arrays) != len(names):
+            raise BadInputError(
+                f"predict was given {len(arrays)} arrays, "
+                f"the model takes {len(names)}: {list(names)}"
+            )
+        return tuple(outputs(dict(zip(names, arrays, strict=True))).values())
+
+    function, reference = load_metric(text), parse_reference(text)
+    seed_everything(seed)
+    with user_code(reference, "raised"):
+        value = function(predict)
+    if isinstance(value, Mapping) and value:
+        return {str(name): _number(reference, str(name), v) for name, v in value.items()}
+    name = reference.attribute.rpartition(".")[2]
+    return {name: _number(reference, name, value)}
+
+
+def _number(reference: CodeReference, name: str, value: object) -> float:
+    """Also numpy scalars and tensors of one element, which have `item`."""
+    item = getattr(value, "item", None)
+    if callable(item):
+        with user_code(reference, f"returned no single number for {name!r}:"):
+            value = item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise BadInputError(
+            f"{reference.text} returned {name} of type {type(value).__name__}, no number",
+            hint=_HINT,
+        )
+    if not math.isfinite(value):
+        raise BadInputError(f"{reference.text} returned {name} = {value}", hint=_HINT)
+    return float(value)

@@ -9,15 +9,8 @@ from typing import Any, Protocol
 from array_api_compat import array_namespace
 
 from twofour.errors import BadInputError
-from twofour.pruning.methods import (
-    admm,
-    keep,
-    magnitude_on_device,
-    refit,
-    sparsegpt,
-    wanda,
-)
-from twofour.pruning.methods.magnitude import Outcome
+from twofour.pruning.methods import admm, keep, refit, sparsegpt, wanda
+from twofour.pruning.methods.magnitude import Outcome, prune_bits_in_place
 from twofour.pruning.methods.problem import Array, Problem, Solve, best_of_groups, masked
 from twofour.records.options import CalibrationOptions, MethodOptions
 from twofour.records.weights import Pattern
@@ -27,7 +20,7 @@ class InPlace(Protocol):
     """Prunes one array in its own memory without data.
 
     `bits` are the raw bits of the weights as integers, `kind` the numpy name of their type
-    (`bfloat16` and the float8 types too): a numpy array, or a tensor on a CUDA device.
+    (`bfloat16` and the float8 types too).
     """
 
     def __call__(self, bits: Array, axis: int, pattern: Pattern, *, kind: str) -> Outcome:
@@ -62,7 +55,7 @@ METHODS: dict[str, Method] = {
     "magnitude": Method(
         about="largest |w|, no data needed",
         solve=_largest,
-        in_place=magnitude_on_device.prune_where_it_lies,
+        in_place=prune_bits_in_place,
     ),
     "wanda": Method(about="largest |w| times the norm of its input", solve=wanda.solve),
     "sparsegpt": Method(
@@ -116,7 +109,6 @@ def refuse_without_data(method: MethodOptions, calibration: CalibrationOptions) 
         (method.refit is not None, f"--refit {method.refit}"),
         (method.damping is not None, f"--damping {method.damping}"),
         (not method.bias_correction, "--no-bias-correction"),
-        (method.repair is True, "--repair"),
         (calibration.samples != CalibrationOptions().samples, "--calibrate-samples"),
         (bool(calibration.image_mean), "--mean"),
         (bool(calibration.image_std), "--std"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from array_api_compat import array_namespace
 
 from twofour.errors import PatternBrokenError
-from twofour.pruning.methods.magnitude import Outcome
-from twofour.pruning.methods.magnitude_on_device import prune_where_it_lies
+from twofour.pruning.methods.magnitude import Outcome, prune_bits_in_place
 from twofour.pruning.methods.problem import Array, Problem
 from twofour.records.weights import Pattern
 
@@ -23,8 +22,7 @@ def solve(problem: Problem) -> Array:
 
 def keep_bits_in_place(bits: Array, axis: int, pattern: Pattern, *, kind: str) -> Outcome:
     """Nothing is changed; raises PatternBrokenError where the array does not hold the pattern."""
-    copied = array_namespace(bits).asarray(bits, copy=True)
-    outcome = prune_where_it_lies(copied, axis, pattern, kind=kind)
+    outcome = prune_bits_in_place(bits.copy(), axis, pattern, kind=kind)
     if not outcome.non_finite:
         _refuse(outcome.zeros - outcome.zeros_before, pattern)
     return outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,21 +16,23 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, first_line
 from twofour.export.model_code import described
-from twofour.pipeline.sources.calibration.batching import batch_samples, cut, usable
-from twofour.pipeline.sources.calibration.data import (
+from twofour.inputs.calibration import (
     Batch,
     CalibrationData,
     ImageScaling,
     ModelInput,
     ModelInputs,
+    Request,
+    batch_samples,
+    cut,
+    fitted,
+    usable,
 )
-from twofour.pipeline.sources.calibration.fitting import fitted
-from twofour.pipeline.sources.calibration.request import Request
-from twofour.pipeline.sources.calibration.spill import spill
+from twofour.packages import installed_version
+from twofour.pipeline.sources.calibration.values import on_disk
 from twofour.pipeline.sources.checkpoint import PREPROCESSOR
 from twofour.pipeline.sources.source import import_extra, key_of
 from twofour.store import sha256_file
-from twofour.version import installed_version
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,8 +47,6 @@ _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I")
 _HIDDEN = "."
 """What begins so is no image that somebody put there: macOS leaves ._NAME.jpg beside NAME.jpg."""
 _SHOWN = 3
-_MOST_PIXELS = 1 << 26
-"""Of a resized image, of which the centre is taken: one of 1 x 60,000 would become 9 GB."""
 _SCALING_HINT = (
     "give what it was trained with, on the scale 0 to 1: --mean 0.485,0.456,0.406 "
     "--std 0.229,0.224,0.225 is usual for ImageNet, --mean 0 --std 1 leaves pixels from 0 to 1"
@@ -56,39 +56,34 @@ Read = Callable[[Path], NDArray[Any]]
 """A file -> the image as the model takes it, without the axis of samples."""
 
 
-def is_folder(_text: str, path: Path) -> bool:
-    """Whether there is a folder."""
-    return path.is_dir()
-
-
 def open_images(request: Request) -> CalibrationData:
     """The images in a folder and below, as many as are asked for, spread over their sorted names.
 
     They are decoded once, now: a damaged one is left out and named. Raises BadInputError where
-    none can be read or nothing says how the model wants its pixels, and MissingToolError without
-    pillow.
+    none can be read or nothing says how the model wants its pixels.
     """
-    import_extra("PIL", "images", "a folder of images")
+    import_extra("PIL", "a folder of images")
     inputs, source, asked = request.inputs, request.text, request.options.samples
     one = _image_input(inputs, source)
     files = _images(request.path, source)
-    decoding = _Decoding(folder=request.path, read=_reader(request, one))
-    arrays = islice(decoding.arrays(spread(files, asked)), asked)
-    kept = spill(cut(inputs, _batches(inputs, one, arrays, source), asked), request.spill)
-    broken = decoding.broken
-    if broken and not decoding.done:
+    done: list[Path] = []
+    broken: list[str] = []
+    arrays = _decoded(request.path, spread(files, asked), _reader(request, one), done, broken)
+    batches = cut(inputs, _batches(inputs, one, islice(arrays, asked), source), asked)
+    read = on_disk(batches, request.folder)
+    if broken and not done:
         raise BadInputError(f"{source}: none of {len(broken)} images can be read: {broken[0]}")
-    samples, notes = usable(inputs, decoding.done, asked, source)
+    samples, notes = usable(inputs, len(done), asked, source)
     if broken:
-        tried = f"of {decoding.done + len(broken)} images {len(broken)} could not be read"
+        tried = f"of {len(done) + len(broken)} images {len(broken)} could not be read"
         more = f" and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
         notes = (*notes, f"{source}: {tried}: {', '.join(broken[:_SHOWN])}{more}")
     return CalibrationData(
         source=source,
         samples=samples,
         notes=notes,
-        read=kept.read,
-        content_key=partial(images_key, request),
+        batches=read,
+        key=partial(images_key, request),
     )
 
 
@@ -130,28 +125,20 @@ def _images(folder: Path, source: str) -> list[Path]:
     return sorted(found, key=lambda file: file.relative_to(folder).parts)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Decoding:
-    """Images one by one, and what became of them."""
-
-    folder: Path
-    read: Read
-    done: int = 0
-    broken: list[str] = field(default_factory=list)
-    """Names of those that cannot be decoded, and why."""
-
-    def arrays(self, files: Iterator[Path]) -> Iterator[NDArray[Any]]:
-        """Those that can be decoded."""
-        for file in files:
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of metadata that nobody asked for
-                    array = self.read(file)
-            except Exception as error:  # noqa: BLE001  # pillow's decoders have no common error
-                self.broken.append(f"{file.relative_to(self.folder)} ({first_line(error)})")
-                continue
-            self.done += 1
-            yield array
+def _decoded(
+    folder: Path, files: Iterator[Path], read: Read, done: list[Path], broken: list[str]
+) -> Iterator[NDArray[Any]]:
+    """Images one by one; `broken` gets the names of those that cannot be decoded, and why."""
+    for file in files:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of metadata that nobody asked for
+                array = read(file)
+        except Exception as error:  # noqa: BLE001  # pillow's decoders have no common error
+            broken.append(f"{file.relative_to(folder)} ({first_line(error)})")
+            continue
+        done.append(file)
+        yield array
 
 
 def _batches(
@@ -259,11 +246,6 @@ def _pixels(
         image = _converted(opened, mode)
     factor = scaling.resized * max(width / image.width, height / image.height)
     resized = (max(width, round(image.width * factor)), max(height, round(image.height * factor)))
-    if resized[0] * resized[1] > _MOST_PIXELS:
-        raise ValueError(
-            f"{image.width} x {image.height} pixels are too narrow: resized for the model they "
-            f"would be {resized[0]} x {resized[1]}"
-        )
     image = image.resize(resized, Image.Resampling[scaling.resample.upper()])
     left, top = (resized[0] - width) // 2, (resized[1] - height) // 2
     pixels = np.asarray(image.crop((left, top, left + width, top + height)))
@@ -287,7 +269,7 @@ def _converted(image: Image, mode: str) -> Image:
 
 
 def _processor(folder: Path) -> Any:  # noqa: ANN401  # transformers has a class for each model
-    transformers = import_extra("transformers", "hf", "the image processor of a checkpoint")
+    transformers = import_extra("transformers", "the image processor of a checkpoint")
     by_pillow: dict[str, Any] = {"use_fast": False}
     if int(transformers.__version__.partition(".")[0]) >= 5:
         by_pillow = {"backend": "pil"}  # the same with and without torchvision

@@ -1,30 +1,48 @@
-"""Calibration data in Python: tensors, dicts, lists, loaders and generators of the caller."""
+"""Calibration data in Python: batches of the caller, read into arrays and as calls of a module."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import numbers
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeGuard
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.model_code import described
-from twofour.pipeline.sources.calibration.batching import MASKS, cut, padding_of, rows_of, usable
-from twofour.pipeline.sources.calibration.data import Batch, CalibrationData, ModelInputs
-from twofour.pipeline.sources.calibration.fitting import by_name, by_position, fitted
-from twofour.pipeline.sources.calibration.request import TemporaryFolder
-from twofour.pipeline.sources.calibration.spill import content_key, spill
-from twofour.pipeline.sources.calibration.torch_calls import array_of
+from twofour.inputs.calibration import (
+    MASKS,
+    Batch,
+    CalibrationData,
+    ModelInputs,
+    by_name,
+    by_position,
+    cut,
+    fitted,
+    padding_of,
+    rows_of,
+    usable,
+)
+from twofour.store import sha256_bytes
 from twofour.words import listed
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from twofour.pruning.torch_calls import Call
 
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
 """Inside it the caller's code runs; what that raises becomes a BadInputError."""
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _WHERE = "calibrate"
 _HINT = (
     "give an iterable of batches, samples along the first axis: each a tensor, a tuple of tensors "
@@ -40,17 +58,17 @@ def calibration_from_value(
     samples: int = 256,
     where: str = _WHERE,
     guard: Guard | None = None,
+    folder: Path | None = None,
 ) -> CalibrationData:
     """Batches of the caller as calibration data; at most `samples` samples are asked of them.
 
-    Tensors and lists stay where they are. A loader may shuffle and a generator can be had only
-    once: these are read now, and kept in a temporary folder. Raises BadInputError, which `where`
-    begins, for what is no batch, does not fit the model or holds no samples.
+    Tensors and lists stay where they are. A generator can be had only once: it is read now, and
+    kept in a temporary file in `folder`. Raises BadInputError, which `where` begins.
     """
     if samples < 1:
         raise BadInputError(f"samples={samples} leaves no sample", hint="give at least 1")
     given = _Given(value=value, inputs=inputs, where=where, guard=guard or partial(_caller, where))
-    if _is_in_memory(value):
+    if _is_array(value) or isinstance(value, (Mapping, tuple, list)):
         there = sum(batch.samples for batch in given.batches(samples))
         count, notes = usable(inputs, there, samples, where)
 
@@ -58,16 +76,25 @@ def calibration_from_value(
             return cut(inputs, given.batches(count), count)
 
     else:
-        kept = spill(cut(inputs, given.batches(samples), samples), TemporaryFolder())
+        read = on_disk(cut(inputs, given.batches(samples), samples), folder)
         count, notes = usable(inputs, given.seen, samples, where)
-        read = kept.read
     return CalibrationData(
         source=where,
         samples=count,
         notes=(*notes, *given.notes()),
-        read=read,
-        content_key=lambda: content_key(read()),
+        batches=read,
+        key=lambda: _content_key(read()),
     )
+
+
+def _content_key(batches: Iterable[Batch]) -> str:
+    """sha256 over all values, with their names, types and shapes."""
+    parts = []
+    for batch in batches:
+        for name, array in batch.arrays.items():
+            described = f"{name} {array.dtype.name} {array.shape}"
+            parts.append(sha256_bytes(described.encode(), np.ascontiguousarray(array).tobytes()))
+    return sha256_bytes(*(part.encode() for part in parts))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,14 +125,19 @@ class _Given:
 
     def _unlabelled(self, item: object, where: str) -> object:
         """The inputs of a pair of inputs and labels, as loaders give them, for a lone input."""
-        if not (self.inputs.lone and _is_pair(item)):
+        if not self.inputs.lone or not isinstance(item, (tuple, list)) or len(item) != 2:
             return item
         inputs, labels = item
-        samples = inputs.shape[0] if inputs.ndim else 0
-        if _is_number(labels) and samples != 1:
-            raise BadInputError(f"{where} is a single sample and its label", hint=_DATASET_HINT)
-        if _is_alike(inputs, labels) or not _goes_along(labels, samples):
+        if not _is_array(inputs):
             return item
+        samples = inputs.shape[0] if inputs.ndim else 0
+        if isinstance(labels, numbers.Number) or (_is_array(labels) and labels.ndim == 0):
+            if samples != 1:
+                raise BadInputError(f"{where} is a single sample and its label", hint=_DATASET_HINT)
+        elif _is_array(labels):
+            is_alike = (inputs.shape, inputs.dtype) == (labels.shape, labels.dtype)
+            if is_alike or len(labels) != samples:  # two images of a list, for instance
+                return item
         self.labelled = True
         return inputs
 
@@ -143,11 +175,6 @@ class _Given:
                 "taken for labels and left out"
             )
         return tuple(found)
-
-
-def _is_in_memory(value: object) -> bool:
-    """The same on every way through."""
-    return _is_array(value) or isinstance(value, (Mapping, tuple, list))
 
 
 def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
@@ -188,33 +215,6 @@ def _is_batch(value: object) -> bool:
     return _is_array(value) or isinstance(value, Mapping) or is_arguments
 
 
-def _is_pair(item: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(item, (tuple, list)) and len(item) == 2 and _is_array(item[0])
-
-
-def _is_number(value: Any) -> bool:  # noqa: ANN401  # the caller's own
-    return isinstance(value, numbers.Number) or (_is_array(value) and value.ndim == 0)
-
-
-def _is_alike(one: Any, other: Any) -> bool:  # noqa: ANN401  # the caller's own
-    """Two arrays that may be two of a kind: images of a list, batches."""
-    return _is_array(other) and (one.shape, one.dtype) == (other.shape, other.dtype)
-
-
-def _goes_along(labels: Any, samples: int) -> bool:  # noqa: ANN401  # the caller's own
-    """Whether there is a label for each sample: in an array, a list, or each of several."""
-    if _is_number(labels):
-        return samples == 1
-    if _is_array(labels):
-        return len(labels) == samples
-    if isinstance(labels, Mapping):
-        labels = [*labels.values()]
-    elif isinstance(labels, (tuple, list)) and len(labels) == samples:
-        return True
-    several = isinstance(labels, (tuple, list)) and bool(labels)
-    return several and all(_goes_along(each, samples) for each in labels)
-
-
 @contextlib.contextmanager
 def _caller(where: str) -> Iterator[None]:
     try:
@@ -250,3 +250,70 @@ def _no_batch(value: object, where: str, hint: str = _HINT) -> BadInputError:
     if isinstance(value, (tuple, list)):
         kind = f"{kind} of {', '.join(type(part).__name__ for part in value[:3]) or 'nothing'}"
     return BadInputError(f"{where} is of type {kind}", hint=hint)
+
+
+def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Iterator[Batch]]:
+    """What reads batches that can be had only once, from a temporary file without a name."""
+    kept: list[tuple[int, Batch]] = []  # the place in the file, and types and shapes alone
+    try:
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as the reader
+        for batch in batches:
+            empty = {
+                n: np.broadcast_to(np.empty((), a.dtype), a.shape) for n, a in batch.arrays.items()
+            }
+            kept.append((file.tell(), replace(batch, arrays=empty)))
+            for array in batch.arrays.values():
+                file.write(np.ascontiguousarray(array).tobytes())
+    except OSError as error:
+        raise BadInputError(
+            f"calibration data cannot be kept on the disk: {error}",
+            hint="free some space, or set TMPDIR to a folder that has it",
+        ) from error
+
+    def read() -> Iterator[Batch]:
+        for start, batch in kept:
+            file.seek(start)
+            arrays = {
+                name: np.ndarray(array.shape, array.dtype, file.read(array.nbytes))
+                for name, array in batch.arrays.items()
+            }
+            yield replace(batch, arrays=arrays)
+
+    return read
+
+
+def torch_call(module: nn.Module, batch: Batch) -> Call:
+    """The batch in forward's order, on the CPU; no memory is shared with it."""
+    from twofour.pruning.torch_calls import Call
+
+    left = {name: tensor_of(array) for name, array in batch.arrays.items()}
+    args: list[torch.Tensor] = []
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if parameter.kind not in _BY_POSITION or parameter.name not in left:
+            break
+        args.append(left.pop(parameter.name))
+    padding = None if batch.padding is None else tensor_of(batch.padding)
+    return Call(args=tuple(args), kwargs=left, samples=batch.samples, padding=padding)
+
+
+def array_of(tensor: torch.Tensor) -> NDArray[Any]:
+    """The tensor in numpy, of its own type, bfloat16 too."""
+    import torch
+
+    plain = tensor.detach().cpu()
+    if plain.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        return plain.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    array: NDArray[Any] = plain.resolve_conj().resolve_neg().numpy()
+    return array
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """The array in torch, of its own type and in memory of its own."""
+    import torch
+
+    own = np.array(array)  # mapped files are read-only, which torch cannot say of a tensor
+    if own.dtype.name == "bfloat16":
+        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(own)

@@ -1,0 +1,262 @@
+"""A torch module with its inputs, the device it runs on, and its failures as ours."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twofour.engines.protocol import Untyped
+from twofour.errors import BuildFailedError, MissingToolError, TwofourError, first_line
+from twofour.records.export import TensorShape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+CPU, CUDA, XLA = "cpu", "cuda", "xla"
+Forward = Callable[..., object]
+"""Is called as the module is; gives what its forward gives."""
+_LONGEST = 300
+_MISSING = {
+    "InvalidCxxCompiler": (
+        "torch.compile finds no C++ compiler",
+        "install g++ or clang, or name one in the environment variable CXX",
+    ),
+    "TritonMissing": ("torch.compile finds no working Triton", "pip install triton"),
+}
+"""Name of a class in torch._inductor.exc -> what is missing, and what to do."""
+_COMPILER_ERROR = re.compile(r"^.*\berror: .*$", re.MULTILINE)
+
+
+class HostMark:
+    """A moment of the monotonic clock after `wait` has returned, as torch.cuda.Event has one."""
+
+    def __init__(self, wait: Callable[[], object] = lambda: None) -> None:
+        self._wait = wait
+        self.at_s = 0.0
+
+    def record(self) -> None:
+        """Wait, then take the time."""
+        self._wait()
+        self.at_s = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Return: `record` has waited."""
+
+    def elapsed_time(self, end: HostMark, /) -> float:
+        """Milliseconds from this mark to `end`."""
+        return (end.at_s - self.at_s) * 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchDevice:
+    """One device and how a run on it is timed."""
+
+    kind: str
+    """cpu, cuda (ROCm builds of torch say so too) or xla."""
+    handle: Untyped
+    """What Tensor.to takes."""
+    name: str
+    """"CPU" or the name of the GPU."""
+    timing: str
+    """What one sample spans, in words."""
+    mark: Callable[[], Untyped]
+    """Makes a torch.cuda.Event or a HostMark."""
+
+    def time_ms(self, run: Callable[[], object]) -> float:
+        """Run it once and return when it is over, with its milliseconds."""
+        start, end = self.mark(), self.mark()
+        end.record()  # a CUDA event is made when it is first recorded
+        start.record()
+        kept = run()  # XLA does not compute what nobody holds; freeing it is no part of the run
+        end.record()
+        end.synchronize()
+        del kept
+        return float(start.elapsed_time(end))
+
+
+def cpu_device() -> TorchDevice:
+    """The CPU, with the monotonic clock."""
+    timing = "one call of forward from tensors to tensors, monotonic clock"
+    return TorchDevice(kind=CPU, handle=CPU, name="CPU", timing=timing, mark=HostMark)
+
+
+def best_device() -> TorchDevice:
+    """The current GPU where torch has one, timed by CUDA events, else the CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return cpu_device()
+    return TorchDevice(
+        kind=CUDA,
+        handle=CUDA,
+        name=str(torch.cuda.get_device_name()),
+        timing="one call of forward from tensors to tensors on the GPU, CUDA events",
+        mark=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]  # torch lacks the types
+    )
+
+
+def xla_device() -> TorchDevice:
+    """The device of torch_xla; raises MissingToolError where there is none.
+
+    Not measured on a real device; `torch_xla.sync(wait=True)` computes what was recorded and
+    returns when the device is done (pytorch/xla 8858).
+    """
+    try:
+        torch_xla: Untyped = importlib.import_module("torch_xla")
+        handle = torch_xla.device()
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise MissingToolError(
+            f"torch_xla cannot be used: {first_line(error)}",
+            hint="pip install torch_xla, in the release of the torch that is installed",
+        ) from error
+    return TorchDevice(
+        kind=XLA,
+        handle=handle,
+        name=f"XLA ({handle})",
+        timing="one call of forward and torch_xla.sync(wait=True), monotonic clock",
+        mark=lambda: HostMark(lambda: torch_xla.sync(wait=True)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchProgram:
+    """What a torch variant is made of. The variant changes the module in place.
+
+    Its type, device and layout become those of the mode, so that the weights are held once: load a
+    module anew for each variant.
+    """
+
+    module: nn.Module
+    args: tuple[torch.Tensor, ...]
+    """Example inputs by position."""
+    kwargs: Mapping[str, torch.Tensor]
+    """Example inputs by name, after those by position."""
+    inputs: tuple[TensorShape, ...]
+    """Inputs of the exported file: those of `args`, then of `kwargs`; floats are float32."""
+    output_names: tuple[str, ...]
+    """Names of the tensors in what forward returns, in the order of torch.utils._pytree."""
+    source: str
+    """The model as the user named it."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The example inputs, in the order of `inputs`."""
+        return (*self.args, *self.kwargs.values())
+
+    def arguments(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+        """Tensors in the order of `inputs` as positional and keyword arguments."""
+        count = len(self.args)
+        return tuple(tensors[:count]), dict(zip(self.kwargs, tensors[count:], strict=True))
+
+    def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
+        """The tensors in what forward returned, one for each of `output_names`.
+
+        Raises BuildFailedError where their number is another.
+        """
+        tensors = flat_tensors(returned)
+        if len(tensors) != len(self.output_names):
+            raise BuildFailedError(
+                f"{self.source} returns {len(tensors)} tensors here, "
+                f"and {len(self.output_names)} when it was exported: {', '.join(self.output_names)}"
+            )
+        return tensors
+
+
+def flat_tensors(returned: object) -> tuple[torch.Tensor, ...]:
+    """Every tensor in a tensor, tuple, dict or ModelOutput, in the order of its fields."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    return tuple(leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor))
+
+
+class PerShape:
+    """A forward of plain tensors, made anew for shapes that were not met before and then kept."""
+
+    def __init__(
+        self, program: TorchProgram, make: Callable[[nn.Module, tuple[torch.Tensor, ...]], Forward]
+    ) -> None:
+        self._module = _by_position(program)
+        self._make = make
+        self._made: dict[tuple[tuple[int, ...], ...], Forward] = {}
+
+    def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> object:
+        """Raises what making it raises, on the first call with these shapes."""
+        tensors = (*args, *kwargs.values())
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        if shapes not in self._made:
+            self._made[shapes] = self._make(self._module, tensors)
+        return self._made[shapes](*tensors)
+
+
+def _by_position(program: TorchProgram) -> nn.Module:
+    """The module behind a forward of plain tensors: takes them in order, gives them as a tuple."""
+    from torch import nn
+
+    class ByPosition(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = program.module
+
+        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            args, kwargs = program.arguments(tensors)
+            return flat_tensors(self.module(*args, **kwargs))
+
+    return ByPosition().eval()
+
+
+@contextlib.contextmanager
+def torch_errors(what: str) -> Iterator[None]:
+    """Whatever torch or the user's forward raises, SystemExit included, becomes one of ours.
+
+    Raises MissingToolError where a compiler is missing, else BuildFailedError: "WHAT: message".
+    """
+    try:
+        yield
+    except TwofourError:
+        raise
+    except (Exception, SystemExit) as error:
+        # torch keeps what its compiler's error came from in `inner_exception`
+        for cause in (getattr(error, "inner_exception", None), error.__cause__, error):
+            if (missing := _MISSING.get(type(cause).__name__)) is not None:
+                raise MissingToolError(f"{what}: {missing[0]}", hint=missing[1]) from error
+        hint = "use a smaller batch" if "OutOfMemory" in type(error).__name__ else None
+        raise BuildFailedError(f"{what}: {in_one_line(error)}", hint=hint) from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """Type and first line of its message; a C++ compiler's own line where it is that."""
+    text = str(error).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    said = _COMPILER_ERROR.search(text)
+    if said is not None and said[0].strip() != line:
+        line = f"{line}: {said[0].strip()}"
+    line = line if len(line) <= _LONGEST else line[:_LONGEST] + "..."
+    name = type(error).__name__
+    return line if line.startswith(name) else f"{name}: {line}"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hold back warnings and log lines below an error's; what is printed is the caller's."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logger.setLevel(logging.ERROR)
+            yield
+    finally:
+        logger.setLevel(level)

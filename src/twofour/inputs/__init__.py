@@ -1,0 +1,1 @@
+"""What a model takes: names, types and sizes of its inputs, and arrays that fit them."""

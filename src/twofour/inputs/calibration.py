@@ -1,0 +1,360 @@
+"""Batches of calibration data: arrays named after the inputs of a model, fitted to them, cut."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twofour.errors import BadInputError
+from twofour.inputs.fits import (
+    Arrays,
+    check_fit,
+    converted,
+    is_float,
+    numpy_dtype,
+    shapes_of,
+    sizes_by_symbol,
+)
+from twofour.records.export import ANONYMOUS
+from twofour.records.options import CalibrationOptions
+from twofour.words import count as count_of
+
+BATCH_SAMPLES = 8
+"""Samples in one call of the model, whatever memory there is: sums are the same everywhere."""
+_PADDING = {"attention_mask": 0, "input_mask": 0, "key_padding_mask": 1, "src_key_padding_mask": 1}
+"""Inputs that say which positions are padding, and the value that says so."""
+MASKS = frozenset(_PADDING)
+_POSITIONAL = re.compile(r"arr_(\d+)")
+_GENERATED = re.compile(r"unk__\d+|.*_dynamic_axes_\d+|s\d+")
+"""How converters call free sizes, each by another name: of tf2onnx, and both exporters of torch."""
+_NAMES_HINT = "name the arrays after the inputs of the model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInput:
+    """One input of the model: of an ONNX file, or an argument of a module's forward."""
+
+    name: str
+    dtype: str | None = None
+    """numpy's name of its type, or ml_dtypes'; None: not known, data keeps its own."""
+    shape: tuple[int | str, ...] | None = None
+    """Sizes, and names of those that are free ("?": without a name); None: not known."""
+    example: tuple[int, ...] | None = None
+    """Of the example inputs, where there are some."""
+    required: bool = True
+
+    @property
+    def in_words(self) -> str:
+        """Name, dimensions and type: x (batch x 3 x 32 x 32, float32)."""
+        dims = None if self.shape is None else " x ".join(map(str, self.shape)) or "scalar"
+        known = ", ".join(part for part in (dims, self.dtype) if part)
+        return f"{self.name} ({known})" if known else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageScaling:
+    """How pixels become what a vision model reads; one mean and deviation is for all channels."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: tuple[int, int] | None = None
+    resized: float = 1.0
+    """The shorter side, as a multiple of `size`, before the centre is cut out."""
+    resample: str = "bilinear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInputs:
+    """What a model takes, and where its preprocessing is described; made in models.py."""
+
+    model: str
+    inputs: tuple[ModelInput, ...]
+    positional: tuple[str, ...]
+    """Those that arrays without names are for, in order."""
+    floats: str | None = None
+    """Type of the weights where they have one: floats of inputs of no known type become it."""
+    any_name: bool = False
+    """Other names are taken too (`**kwargs`)."""
+    lone: bool = False
+    """It takes one array and no other: what comes with it in a pair are its labels."""
+    folder: Path | None = None
+    """Where its tokenizer and its image processor are described."""
+    most_tokens: int | None = None
+    images: ImageScaling | None = None
+    """Where the module itself says it (timm)."""
+
+    def known(self, name: str) -> ModelInput | None:
+        """The input of that name."""
+        return next((one for one in self.inputs if one.name == name), None)
+
+    @property
+    def in_words(self) -> str:
+        """All of them, for messages."""
+        return ", ".join(one.in_words for one in self.inputs) or "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Inputs of one call of the model."""
+
+    arrays: Arrays
+    """By name of the model's input, in the model's order and types; every float is finite."""
+    samples: int
+    """Rows of the first axis of the inputs that have one for each sample."""
+    padding: NDArray[Any] | None = None
+    """Booleans, samples x positions: True where a position is padding; None: none is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationData:
+    """Calibration data that was opened and found to fit the model."""
+
+    source: str
+    samples: int
+    """How many `batches` gives in all."""
+    notes: tuple[str, ...]
+    batches: Callable[[], Iterator[Batch]]
+    """From the first, the same ones in the same order on every call.
+
+    Raises BadInputError for values that are not finite and files that changed or are damaged.
+    """
+    key: Callable[[], str]
+    """sha256 over the data and how they are read."""
+    watched: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What one kind of data is opened with."""
+
+    text: str
+    path: Path
+    """The same as an absolute path: user code may change the working directory."""
+    options: CalibrationOptions
+    inputs: ModelInputs
+    seed: int = 0
+    folder: Path | None = None
+
+    @property
+    def settings(self) -> str:
+        """Options that change what is read, as text for a key."""
+        asked = self.options
+        return f"{asked.samples} {asked.image_mean} {asked.image_std} {asked.image_size}"
+
+
+def by_name(inputs: ModelInputs, given: Sequence[str], where: str) -> dict[str, str]:
+    """Name of the model's input -> name of the array for it, in the model's order.
+
+    Arrays without names (arr_0, arr_1, ...) are taken by position; arrays that no input takes are
+    left out.
+    """
+    positions = sorted(int(match[1]) for n in given if (match := _POSITIONAL.fullmatch(n)))
+    if positions == list(range(len(given))) and not all(map(inputs.known, given)):
+        names = by_position(inputs, len(given), where)
+        return {name: f"arr_{index}" for index, name in enumerate(names)}
+    taken = {one.name: one.name for one in inputs.inputs if one.name in given}
+    if inputs.any_name:
+        taken.update((name, name) for name in given if name not in taken)
+    missing = [one.in_words for one in inputs.inputs if one.required and one.name not in taken]
+    if missing or not taken:
+        raise BadInputError(
+            f"{where} holds {', '.join(sorted(given)) or 'nothing'}; "
+            f"the model takes {inputs.in_words}",
+            hint=_NAMES_HINT,
+        )
+    return taken
+
+
+def by_position(inputs: ModelInputs, count: int, where: str) -> tuple[str, ...]:
+    """Names of the inputs that `count` arrays without names are for."""
+    names = inputs.positional[:count]
+    if len(names) < count:
+        raise BadInputError(
+            f"{where} is {count_of(count, 'array')}, and {inputs.model} takes {len(names)}: "
+            f"{', '.join(names) or 'none'}",
+            hint="a loader of (inputs, labels) pairs gives more than the model takes: leave the "
+            "labels out, as in [inputs for inputs, _ in loader]; a dict names the input of each",
+        )
+    missing = [one.in_words for one in inputs.inputs if one.required and one.name not in names]
+    if missing or not count:
+        raise BadInputError(
+            f"{where} is {count_of(count, 'array')}; {inputs.model} needs "
+            f"{', '.join(missing) or 'one'} too",
+            hint=_NAMES_HINT,
+        )
+    return names
+
+
+def fixed_batch(inputs: ModelInputs) -> int | None:
+    """Samples that the model takes at once, where its inputs fix that; None: any number."""
+    shapes = [one.shape for one in inputs.inputs if one.shape]
+    if not shapes or any(not isinstance(shape[0], int) for shape in shapes):
+        return None
+    return int(shapes[0][0])
+
+
+def per_sample(inputs: ModelInputs, arrays: Arrays) -> tuple[str, ...]:
+    """Names of the arrays whose first axis counts samples; the others are given whole every time.
+
+    () where first axes have several names in the file, as nodes and edges of a graph have.
+    """
+    batch = fixed_batch(inputs)
+    known = {one.name: one.shape for one in inputs.inputs if one.shape}
+    if batch is not None:
+        return tuple(n for n in arrays if known.get(n, (batch,))[0] == batch and arrays[n].ndim)
+    free = {n: s[0] for n, s in known.items() if n in arrays and not isinstance(s[0], int)}
+    symbols = {str(symbol) for symbol in free.values()} - {ANONYMOUS}
+    agree = len({arrays[name].shape[:1] for name in free}) == 1
+    if len(symbols) > 1 and not (agree and all(map(_GENERATED.fullmatch, symbols))):
+        return ()
+    if free:
+        return tuple(free)
+    rows = next((array.shape[0] for array in arrays.values() if array.ndim), None)
+    return tuple(n for n, array in arrays.items() if array.ndim and array.shape[0] == rows)
+
+
+def fitted(inputs: ModelInputs, arrays: Arrays, where: str) -> dict[str, NDArray[Any]]:
+    """The arrays in the model's types; raises BadInputError, which `where` begins, and for NaN."""
+    check_shapes(inputs, arrays, where)
+    found = {}
+    for name, array in arrays.items():
+        one = inputs.known(name) or ModelInput(name=name)
+        found[name] = _finite(_typed(one, array, where, inputs.floats), one, where)
+    return found
+
+
+def check_shapes(inputs: ModelInputs, arrays: Arrays, where: str) -> None:
+    """Raise BadInputError for another rank or fixed size, and two sizes of one name."""
+    cut, shapes = per_sample(inputs, arrays), shapes_of(arrays)
+    hint = "give arrays of the shape that the model takes, samples along the first axis"
+    check_fit(inputs.inputs, shapes, where, hint, cut)
+    sizes_by_symbol(inputs.inputs, shapes, where, cut=cut)
+
+
+def _typed(one: ModelInput, array: NDArray[Any], where: str, floats: str | None) -> NDArray[Any]:
+    source = array.dtype
+    if not is_float(source) and source.kind not in "iubc":
+        raise BadInputError(f"{where}: the array for input {one.name} has type {source}, no number")
+    wanted = one.dtype or (floats if floats and is_float(source) else source.name)
+    found = converted(array, wanted)
+    if found is None:
+        raise BadInputError(
+            f"{where}: the array for input {one.in_words} has type {source.name}",
+            hint="pixels 0 to 255 must be scaled as the model expects them, and become floats"
+            if is_float(numpy_dtype(wanted))
+            else f"write it with .astype('{wanted}')",
+        )
+    return found
+
+
+def _finite(array: NDArray[Any], one: ModelInput, where: str) -> NDArray[Any]:
+    if not is_float(array.dtype):
+        return array
+    finite = np.isfinite(array)
+    if not finite.all():
+        place = tuple(int(index) for index in np.argwhere(~finite)[0])
+        raise BadInputError(
+            f"{where}: the array for input {one.name} has {int((~finite).sum())} values that are "
+            f"not finite as {array.dtype.name}, the first at {list(place)}",
+            hint="calibration sums over all values: leave such samples out",
+        )
+    return array
+
+
+def batch_samples(inputs: ModelInputs) -> int:
+    """Samples of each batch but the last."""
+    return fixed_batch(inputs) or BATCH_SAMPLES
+
+
+def usable(inputs: ModelInputs, there: int, asked: int, source: str) -> tuple[int, tuple[str, ...]]:
+    """How many samples will be given, and what is to be said about those that will not."""
+    if there == 0:
+        raise BadInputError(f"{source} holds no samples", hint="give at least one")
+    notes = []
+    if there < asked:
+        notes.append(
+            f"{source} has {there} {'sample' if there == 1 else 'samples'}, fewer than the "
+            f"{asked} that calibration may use"
+        )
+    fixed = fixed_batch(inputs)
+    count = min(there, asked)
+    if fixed is None:
+        return count, tuple(notes)
+    left = count % fixed
+    if left == count:
+        raise BadInputError(
+            f"{inputs.model} takes batches of {fixed}, and calibration has {count} samples",
+            hint="give more samples, or a model whose batch is free",
+        )
+    if left:
+        notes.append(
+            f"{inputs.model} takes batches of {fixed}: the last {left} of {count} samples are "
+            "left out"
+        )
+    return count - left, tuple(notes)
+
+
+def rows_of(inputs: ModelInputs, arrays: Arrays, where: str) -> int:
+    """Samples in these arrays; raises BadInputError where they do not agree."""
+    counts = {name: int(arrays[name].shape[0]) for name in per_sample(inputs, arrays)}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{count} in {name}" for name, count in counts.items())
+        raise BadInputError(f"{where}: the numbers of samples differ: {listed}")
+    return next(iter(counts.values()), 1)
+
+
+def padding_of(arrays: Arrays) -> NDArray[Any] | None:
+    """Where the mask among the inputs says padding, samples x positions; None where nowhere."""
+    for name, value in _PADDING.items():
+        mask = arrays.get(name)
+        if mask is not None and mask.ndim == 2 and mask.dtype.kind in "iub":
+            padding: NDArray[Any] = np.asarray(mask != 0) if value else np.asarray(mask == 0)
+            return padding if padding.any() else None
+    return None
+
+
+def cut(inputs: ModelInputs, batches: Iterable[Batch], samples: int) -> Iterator[Batch]:
+    """The first `samples` samples in batches of `batch_samples`; a fixed batch is filled."""
+    size, is_fixed = batch_samples(inputs), fixed_batch(inputs) is not None
+    left, held = samples, None
+    for batch in batches:
+        names = per_sample(inputs, batch.arrays)
+        piece = _rows(batch, names, 0, min(batch.samples, left))
+        whole = piece if held is None else _together(held, piece, names)
+        stop = whole.samples - whole.samples % size if is_fixed else whole.samples
+        for start in range(0, stop, size):
+            yield _rows(whole, names, start, min(start + size, stop))
+        held = _rows(whole, names, stop, whole.samples) if stop < whole.samples else None
+        left -= piece.samples
+        if left <= 0:
+            return
+
+
+def _rows(batch: Batch, names: tuple[str, ...], start: int, stop: int) -> Batch:
+    arrays = {n: a[start:stop] if n in names else a for n, a in batch.arrays.items()}
+    padding = None if batch.padding is None else batch.padding[start:stop]
+    if padding is not None and not padding.any():
+        padding = None
+    return Batch(arrays=arrays, samples=stop - start, padding=padding)
+
+
+def _together(one: Batch, other: Batch, names: tuple[str, ...]) -> Batch:
+    arrays = {
+        name: np.concatenate([array, other.arrays[name]]) if name in names else array
+        for name, array in one.arrays.items()
+    }
+    known = next((b.padding for b in (one, other) if b.padding is not None), None)
+    padding = None
+    if known is not None:
+        none = [np.zeros((b.samples, known.shape[1]), np.bool_) for b in (one, other)]
+        parts = (one.padding, other.padding)
+        padding = np.concatenate(
+            [n if part is None else part for n, part in zip(none, parts, strict=True)]
+        )
+    return Batch(arrays=arrays, samples=one.samples + other.samples, padding=padding)

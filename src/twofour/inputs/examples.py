@@ -1,0 +1,421 @@
+"""Example inputs for an ONNX file: their shapes as asked for, and arrays, made up or given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from twofour.errors import BadInputError
+from twofour.inputs.fits import check_fit, is_fixed, read_arrays, shapes_of, sizes_by_symbol
+from twofour.records.export import ANONYMOUS, TensorShape
+from twofour.records.options import (
+    LARGEST_SIZE,
+    CompareOptions,
+    RunOptions,
+    ShapeProfile,
+    SizeRange,
+)
+
+DEFAULT_BATCH = 8
+"""Size of a free first dimension that nobody gave: 1 gives sparse kernels little to win."""
+LARGEST_EXAMPLE_BYTES = 1 << 30
+"""All inputs that are made up for one model; more is refused before any memory is asked for."""
+_MOST_DIMENSIONS = 32
+"""A numpy array before 2.0 has no more; no engine takes more than a few."""
+_TOKENS_BELOW = 2
+_EXAMPLE_TYPES = ("float32", "float16", "float64", "int64", "int32", "bool")
+_USUAL_TOKENS, _USUAL_PIXELS = 128, 224
+"""In the option that an error suggests; never used unasked."""
+_IMAGE_RANK = 4
+_OPTION = "--input-shape"
+_ONE_SIZE = "the model has one size for both; give one of them and the other follows"
+_HINT = "write it like --input-shape x=1x3x224x224; without a name, one for each input in order"
+
+Asked = Mapping[str, tuple[int, ...]]
+"""Name of an input -> the shape that the user gave it."""
+
+
+def asked_shapes(
+    inputs: Sequence[TensorShape],
+    options: RunOptions | CompareOptions,
+    profiles: Sequence[ShapeProfile],
+) -> Asked:
+    """What --input-shape says, by name or in the order of the inputs; else the opt of --shapes."""
+    shapes, names = options.input_shapes, options.input_shape_names
+    if not shapes:
+        shapes, names = tuple(p.opt for p in profiles), tuple(p.input for p in profiles)
+    elif not names:
+        names = tuple(tensor.name for tensor in inputs)
+    if len(shapes) != len(names):
+        raise BadInputError(
+            f"{_OPTION}: {len(shapes)} shapes for the {len(inputs)} inputs "
+            f"{', '.join(t.in_words for t in inputs)}",
+            hint=_HINT,
+        )
+    _refuse_unknown(names, inputs, _OPTION)
+    return dict(zip(names, shapes, strict=True))
+
+
+def _refuse_unknown(names: Sequence[str], inputs: Sequence[TensorShape], option: str) -> None:
+    unknown = [name for name in names if name not in {tensor.name for tensor in inputs}]
+    if unknown:
+        raise BadInputError(
+            f"{option}: the model has no input {unknown[0]!r}",
+            hint=f"its inputs are {', '.join(t.in_words for t in inputs) or 'none'}",
+        )
+
+
+def example_shapes(
+    inputs: Sequence[TensorShape], asked: Asked, model: str
+) -> dict[str, tuple[int, ...]]:
+    """A shape for every input: as asked for, and as follows from that for dimensions of one name.
+
+    A free first dimension that is left is a batch, as long as the one that was given, or
+    DEFAULT_BATCH. Raises BadInputError, which `model` begins, for every other size that is free.
+    """
+    check_fit(inputs, asked, _OPTION, _HINT)
+    sizes = sizes_by_symbol(inputs, asked, _OPTION, _ONE_SIZE)
+    free = [
+        (tensor, axis, dim)
+        for tensor in inputs
+        if tensor.name not in asked
+        for axis, dim in enumerate(tensor.shape)
+        if isinstance(dim, str) and dim not in sizes
+    ]
+    names = {symbol for _, _, symbol in free} - {ANONYMOUS}
+    if any(axis > 0 for _, axis, _ in free) or len(names) > 1:
+        listed = ", ".join(f"{t.name} dimension {axis} ({symbol})" for t, axis, symbol in free)
+        left = [tensor for tensor in inputs if tensor in [t for t, _, _ in free]]
+        raise BadInputError(
+            f"{model} leaves sizes of its inputs free, and none is guessed: {listed}",
+            hint=f"give the sizes you deploy, such as {' '.join(_suggestions(left, sizes))}, or "
+            "real inputs with --inputs FILE.npz, or for an engine "
+            f"--shapes {left[0].name}=min:opt:max",
+        )
+    batch = _given_batch(inputs, asked)
+    return {
+        tensor.name: asked.get(tensor.name)
+        or tuple(d if isinstance(d, int) else sizes.get(d, batch) for d in tensor.shape)
+        for tensor in inputs
+    }
+
+
+def made_up_batch(
+    inputs: Sequence[TensorShape], shapes: Mapping[str, tuple[int, ...]], asked: Asked
+) -> str | None:
+    """A sentence on the batch that was taken where none was given; None where nothing was."""
+    free = [t for t in inputs if t.shape and not isinstance(t.shape[0], int)]
+    if asked or not free:
+        return None
+    named = free[0]
+    rest = "x".join(map(str, shapes[named.name]))
+    return (
+        f"the batch of {', '.join(t.name for t in free)} is free in the file; "
+        f"{shapes[named.name][0]} is taken (--input-shape {named.name}={rest} is another)"
+    )
+
+
+def _given_batch(inputs: Sequence[TensorShape], asked: Asked) -> int:
+    """The batch of the inputs that were given, where they agree."""
+    free = {
+        asked[t.name][0] for t in inputs if asked.get(t.name) and not isinstance(t.shape[0], int)
+    }
+    return free.pop() if len(free) == 1 else DEFAULT_BATCH
+
+
+def _suggestions(left: Sequence[TensorShape], sizes: Mapping[str, int]) -> Iterator[str]:
+    """Options that together fix every free dimension; one name is asked for once."""
+    known = dict(sizes)
+    for tensor in left:
+        if all(isinstance(dim, int) or dim in known for dim in tensor.shape):
+            continue
+        dims = []
+        for axis, dim in enumerate(tensor.shape):
+            usual = _USUAL_PIXELS if len(tensor.shape) == _IMAGE_RANK else _USUAL_TOKENS
+            usual = usual if axis else DEFAULT_BATCH
+            dims.append(dim if isinstance(dim, int) else known.get(dim, usual))
+            if isinstance(dim, str) and dim != ANONYMOUS:
+                known.setdefault(dim, dims[-1])
+        yield f"{_OPTION} {tensor.name}={'x'.join(map(str, dims))}"
+
+
+def random_inputs(
+    tensors: tuple[TensorShape, ...],
+    seed: int,
+    asked: Asked | None = None,
+    model: str = "the model",
+) -> dict[str, np.ndarray]:
+    """Example inputs for a model that came without any, of the shapes of `example_shapes`.
+
+    Floats are standard normal, integers 0 or 1 (safe as token ids and masks), booleans true.
+    """
+    shapes = example_shapes(tensors, asked or {}, model)
+    total = 0
+    for tensor in tensors:
+        fixed = [str(dim) for dim in tensor.shape if isinstance(dim, int) and dim > 1]
+        where = f" (the file fixes {', '.join(fixed)})" if fixed else ""
+        item = np.dtype(tensor.dtype).itemsize if tensor.dtype in _EXAMPLE_TYPES else 1
+        total += prod(shapes[tensor.name]) * item
+        what = f"{model}: input {tensor.name!r}{where}"
+        refuse_large_example(what, shapes[tensor.name], total)
+    random = np.random.default_rng(seed)
+    return {tensor.name: _example(tensor, shapes[tensor.name], random) for tensor in tensors}
+
+
+def refuse_large_example(what: str, shape: Sequence[int], total_bytes: int) -> None:
+    """Raise BadInputError, which `what` begins, before more memory is asked for than is made up."""
+    if len(shape) > _MOST_DIMENSIONS:
+        raise BadInputError(
+            f"{what} has {len(shape)} dimensions; no example with more than {_MOST_DIMENSIONS} "
+            "is made up"
+        )
+    if total_bytes > LARGEST_EXAMPLE_BYTES:
+        raise BadInputError(
+            f"{what}: example inputs up to this one, {'x'.join(map(str, shape))}, would take "
+            f"{total_bytes:,} bytes; at most {LARGEST_EXAMPLE_BYTES:,} bytes are made up",
+            hint="give smaller shapes with --input-shape, or real inputs with --inputs FILE.npz",
+        )
+
+
+def _example(tensor: TensorShape, size: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+    if tensor.dtype not in _EXAMPLE_TYPES:
+        raise BadInputError(
+            f"no example can be made up for input {tensor.name!r} of type {tensor.dtype}",
+            hint="give example inputs with --inputs FILE.npz",
+        )
+    if tensor.dtype == "bool":
+        return np.ones(size, dtype=bool)
+    if tensor.dtype.startswith("int"):
+        return random.integers(0, _TOKENS_BELOW, size=size).astype(tensor.dtype)
+    if tensor.dtype == "float64":
+        return random.standard_normal(size)
+    return random.standard_normal(size, dtype=np.float32).astype(tensor.dtype, copy=False)
+
+
+def load_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, np.ndarray]:
+    """Example inputs from an .npz file, by input name, or by position (arr_0, arr_1, ...).
+
+    Only a first dimension of 0 is refused: a cache of 0 past tokens is usual.
+    """
+    return _fitting(path, read_arrays(path), tensors)
+
+
+def load_exact_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, np.ndarray]:
+    """`load_inputs`; raises BadInputError too for arrays that no input takes."""
+    arrays = read_arrays(path)
+    taken = _fitting(path, arrays, tensors)
+    if len(arrays) > len(taken):
+        raise BadInputError(
+            f"{path} holds {sorted(set(arrays) - set(taken))}, which the model does not take",
+            hint=f"its inputs are {', '.join(taken)}; leave the rest out",
+        )
+    return taken
+
+
+def _fitting(
+    path: Path, arrays: Mapping[str, np.ndarray], tensors: Sequence[TensorShape]
+) -> dict[str, np.ndarray]:
+    names = [tensor.name for tensor in tensors]
+    by_position = {f"arr_{index}" for index in range(len(names))}
+    if set(arrays) == by_position and set(names) != by_position:
+        arrays = {name: arrays[f"arr_{index}"] for index, name in enumerate(names)}
+    if not set(names) <= set(arrays):
+        raise BadInputError(
+            f"{path} holds {sorted(arrays)}, the model takes {names}",
+            hint="name the arrays after the inputs",
+        )
+    taken = {name: arrays[name] for name in names}
+    known = [tensor for tensor in tensors if tensor.shape]  # () may be a rank that is not known
+    check_fit(known, shapes_of(taken), str(path), "give an array of the shape that the model takes")
+    for tensor in known:
+        if taken[tensor.name].shape[0] == 0 and tensor.shape[0] != 0:
+            raise BadInputError(
+                f"{path}: the array for input {tensor.in_words} has 0 rows",
+                hint="give an array with at least one row",
+            )
+    sizes_by_symbol(known, shapes_of(taken), str(path))
+    return taken
+
+
+LARGEST_BATCH = 8
+"""Least max of a batch that nobody gave."""
+LARGEST_LENGTH = 512
+"""Max of a size that nobody gave and the model allows: memory is set aside for max."""
+
+_SHAPES_OPTION = "--shapes"
+_SHAPE = re.compile(r"\d{1,10}(?:x\d{1,10})*")
+_SHAPES_HINT = (
+    "write it like input=1x3x224x224:8x3x224x224:16x3x224x224 (min:opt:max), or one shape"
+)
+
+
+def parse_shapes(texts: Sequence[str]) -> tuple[ShapeProfile, ...]:
+    """Read `name=min:opt:max` or `name=shape`, several of them separated by commas."""
+    profiles: dict[str, ShapeProfile] = {}
+    for item in (part for text in texts for part in text.split(",")):
+        profile = _parse_one(item.strip())
+        if profile.input in profiles:
+            raise BadInputError(f"--shapes names input {profile.input!r} twice")
+        profiles[profile.input] = profile
+    return tuple(profiles.values())
+
+
+def _parse_one(item: str) -> ShapeProfile:
+    name, equals, text = item.rpartition("=")
+    shapes = text.split(":")
+    name = name.strip().strip("'\"")
+    if not (equals and name and len(shapes) in {1, 3}) or not all(map(_SHAPE.fullmatch, shapes)):
+        raise BadInputError(f"--shapes: cannot read {item!r}", hint=_SHAPES_HINT)
+    parsed = [tuple(int(dim) for dim in shape.split("x")) for shape in shapes]
+    if any(not 1 <= dim <= LARGEST_SIZE for shape in parsed for dim in shape):
+        raise BadInputError(f"--shapes: a dimension of {item!r} is not in 1..{LARGEST_SIZE}")
+    smallest, usual, largest = parsed * 3 if len(parsed) == 1 else parsed
+    profile = ShapeProfile(input=name, min=smallest, opt=usual, max=largest)
+    _check_order(profile)
+    return profile
+
+
+def _check_order(profile: ShapeProfile) -> None:
+    ranks = {len(profile.min), len(profile.opt), len(profile.max)}
+    if len(ranks) > 1:
+        raise BadInputError(
+            f"--shapes: min, opt and max of {profile.input!r} have different ranks",
+            hint=_SHAPES_HINT,
+        )
+    rows = zip(profile.min, profile.opt, profile.max, strict=True)
+    for axis, (smallest, usual, largest) in enumerate(rows):
+        if not smallest <= usual <= largest:
+            raise BadInputError(
+                f"--shapes: dimension {axis} of {profile.input!r} has min {smallest}, opt {usual}, "
+                f"max {largest}",
+                hint="min <= opt <= max must hold for every dimension",
+            )
+
+
+def bind_shapes(
+    asked: Sequence[ShapeProfile], inputs: Sequence[TensorShape]
+) -> tuple[ShapeProfile, ...]:
+    """`asked`, and a profile for each other input whose free sizes follow from those by name.
+
+    Two dimensions that the model calls alike have one size: what is said of a token input holds for
+    its mask. Raises BadInputError where `asked` does not fit the model.
+    """
+    _check_shapes(asked, inputs)
+    ranges, given = _ranges_by_symbol(asked, inputs), opt_shapes(asked)
+    following = [
+        tensor
+        for tensor in inputs
+        if tensor.name not in given
+        and not is_fixed(tensor)
+        and all(isinstance(dim, int) or dim in ranges for dim in tensor.shape)
+    ]
+    return (*asked, *(_profile(tensor, None, ranges, {}) for tensor in following))
+
+
+def profiles_for(
+    asked: Sequence[ShapeProfile],
+    inputs: Sequence[TensorShape],
+    examples: Mapping[str, tuple[int, ...]],
+    known: Mapping[str, SizeRange] | None = None,
+) -> tuple[ShapeProfile, ...]:
+    """One profile for each input with a free dimension: as asked for, else its example's shape.
+
+    A free first dimension (the batch) goes from 1 to the example's, at least to LARGEST_BATCH.
+    One of which the file says the range (`known`, by name) goes over it, to LARGEST_LENGTH or
+    twice the example at most. Every other one stays as in the example, which is opt. Raises
+    BadInputError where neither is there.
+    """
+    bound = {profile.input: profile for profile in bind_shapes(asked, inputs)}
+    ranges = _ranges_by_symbol(asked, inputs)
+    for tensor in inputs:
+        if tensor.name not in bound and not is_fixed(tensor):
+            if tensor.name not in examples:
+                raise BadInputError(
+                    f"input {tensor.in_words} has a dynamic shape and no example",
+                    hint=f"give its shapes with --shapes {tensor.name}=min:opt:max",
+                )
+            # sizes that the model fixes stand in the profile, whatever the example has
+            rank = replace(tensor, shape=(ANONYMOUS,) * len(tensor.shape))
+            check_fit((rank,), examples, "example inputs")
+            bound[tensor.name] = _profile(tensor, examples[tensor.name], ranges, known or {})
+    return tuple(bound[tensor.name] for tensor in inputs if tensor.name in bound)
+
+
+def beyond_ranges(
+    profiles: Sequence[ShapeProfile],
+    inputs: Sequence[TensorShape],
+    known: Mapping[str, SizeRange],
+) -> tuple[str, ...]:
+    """A sentence for each free size that goes beyond the range which the file itself says."""
+    return tuple(
+        f"{symbol} goes from {low} to {high} in --shapes, and the file says {size.min} to "
+        f"{size.max or 'no limit'}: what the model does beyond was not looked at"
+        for symbol, (low, _, high) in _ranges_by_symbol(profiles, inputs).items()
+        for size in [known.get(symbol)]
+        if size is not None and (low < size.min or high > (size.max or high))
+    )
+
+
+def _ends(profiles: Sequence[ShapeProfile]) -> Iterator[dict[str, tuple[int, ...]]]:
+    """The min shapes by name, then opt and max."""
+    yield {profile.input: profile.min for profile in profiles}
+    yield opt_shapes(profiles)
+    yield {profile.input: profile.max for profile in profiles}
+
+
+def _ranges_by_symbol(
+    profiles: Sequence[ShapeProfile], inputs: Sequence[TensorShape]
+) -> dict[str, tuple[int, int, int]]:
+    """Name of a free dimension -> min, opt, max."""
+    smallest, usual, largest = (
+        sizes_by_symbol(inputs, shapes, _SHAPES_OPTION, _ONE_SIZE) for shapes in _ends(profiles)
+    )
+    return {symbol: (smallest[symbol], usual[symbol], largest[symbol]) for symbol in usual}
+
+
+def _check_shapes(profiles: Sequence[ShapeProfile], inputs: Sequence[TensorShape]) -> None:
+    """Raise BadInputError for an unknown input, another rank or a changed fixed dimension."""
+    _refuse_unknown([profile.input for profile in profiles], inputs, _SHAPES_OPTION)
+    for shapes in _ends(profiles):
+        check_fit(inputs, shapes, _SHAPES_OPTION, _SHAPES_HINT)
+
+
+def _profile(
+    tensor: TensorShape,
+    example: tuple[int, ...] | None,
+    ranges: dict[str, tuple[int, int, int]],
+    known: Mapping[str, SizeRange],
+) -> ShapeProfile:
+    """What it decides for a name is added to `ranges`, and holds for the inputs that follow."""
+    rows = []
+    for axis, dim in enumerate(tensor.shape):
+        row = (dim, dim, dim) if isinstance(dim, int) else ranges.get(dim)
+        if row is None:
+            assert example is not None, "without an example every size is known"
+            row = _default(known.get(str(dim)), example[axis], is_batch=axis == 0)
+        if isinstance(dim, str) and dim != ANONYMOUS:
+            ranges.setdefault(dim, row)
+        rows.append(row)
+    smallest, usual, largest = zip(*rows, strict=True)
+    return ShapeProfile(input=tensor.name, min=smallest, opt=usual, max=largest)
+
+
+def _default(known: SizeRange | None, size: int, *, is_batch: bool) -> tuple[int, int, int]:
+    if is_batch:
+        smallest = 1 if known is None else known.min
+        return (min(smallest, size), size, max(size, LARGEST_BATCH))
+    if known is None:
+        return (size, size, size)
+    largest = max(LARGEST_LENGTH, 2 * size)
+    largest = largest if known.max is None else min(known.max, largest)
+    return (min(known.min, size), size, max(size, largest))
+
+
+def opt_shapes(profiles: Sequence[ShapeProfile]) -> dict[str, tuple[int, ...]]:
+    """Input name -> the shape its runs are timed at."""
+    return {profile.input: profile.opt for profile in profiles}

@@ -1,0 +1,207 @@
+"""Arrays by name: kept in .npz files, and brought to the shapes and types that a model takes."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twofour.errors import BadInputError
+from twofour.records.export import ANONYMOUS, TensorShape
+from twofour.store import atomic_file
+
+Arrays = Mapping[str, NDArray[Any]]
+"""By name of the input."""
+Shapes = Mapping[str, Sequence[int]]
+
+
+class Input(Protocol):
+    """An input of a model, as far as its shape is known."""
+
+    @property
+    def name(self) -> str:
+        """The model's name for it."""
+
+    @property
+    def shape(self) -> tuple[int | str, ...] | None:
+        """Sizes, and names of those that are free ("?": without a name); None: not known."""
+
+    @property
+    def in_words(self) -> str:
+        """Name and dimensions, for messages."""
+
+
+def is_fixed(tensor: TensorShape) -> bool:
+    """Whether the model leaves no dimension of that input free."""
+    return all(isinstance(dim, int) for dim in tensor.shape)
+
+
+def check_fit(
+    inputs: Iterable[Input],
+    given: Shapes,
+    where: str,
+    hint: str | None = None,
+    cut: Collection[str] = (),
+) -> None:
+    """Raise BadInputError, which `where` begins, for another rank or another fixed size.
+
+    The first size of the inputs in `cut` counts samples, and is not compared.
+    """
+    for one in inputs:
+        found = given.get(one.name)
+        if found is None or one.shape is None:
+            continue
+        pairs = list(zip(one.shape, found, strict=False))[1 if one.name in cut else 0 :]
+        fits = all(not isinstance(dim, int) or dim == size for dim, size in pairs)
+        if not fits or len(found) != len(one.shape):
+            shape = "x".join(map(str, found)) or "a single number"
+            raise BadInputError(f"{where}: input {one.in_words} cannot be {shape}", hint=hint)
+
+
+def sizes_by_symbol(
+    inputs: Iterable[Input],
+    given: Shapes,
+    where: str,
+    hint: str = "the model has one size for both; give arrays that agree",
+    cut: Collection[str] = (),
+) -> dict[str, int]:
+    """Name of a free dimension -> its size; raises BadInputError where one name has two sizes.
+
+    Dimensions without a name and the first one of the inputs in `cut` are left out.
+    """
+    sizes: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for one in inputs:
+        for axis, (symbol, size) in enumerate(
+            zip(one.shape or (), given.get(one.name, ()), strict=False)
+        ):
+            if isinstance(symbol, int) or symbol == ANONYMOUS or (axis == 0 and one.name in cut):
+                continue
+            place = f"{one.name} (dimension {axis})"
+            if sizes.setdefault(symbol, size) != size:
+                raise BadInputError(
+                    f"{where}: {symbol!r} is {sizes[symbol]} in {first[symbol]} and {size} in "
+                    f"{place}",
+                    hint=hint,
+                )
+            first.setdefault(symbol, place)
+    return sizes
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy type of that name; bfloat16 and the float8 types come from ml_dtypes."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        special: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return special
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether the type is one of floats."""
+    # ml_dtypes' types have kind "V"; only their names tell that they are floats
+    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
+
+
+def converted(array: NDArray[Any], dtype: str) -> NDArray[Any] | None:
+    """The array in that type and this machine's byte order; None where values would be lost."""
+    if array.dtype.name == dtype:
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+    target = numpy_dtype(dtype)
+    if is_float(array.dtype) and is_float(target):
+        with np.errstate(over="ignore"):
+            return array.astype(target)
+    if array.dtype.kind in "iub" and target.kind in "iub":
+        found = array.astype(target)
+        return found if np.array_equal(found, array) else None
+    return None
+
+
+def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, NDArray[Any]]:
+    """The inputs a model wants, contiguous and in its types; raises BadInputError."""
+    names = {tensor.name for tensor in wanted}
+    if set(inputs) != names:
+        raise BadInputError(
+            f"the model takes the inputs {sorted(names)}, found {sorted(inputs)}",
+            hint="example inputs must have the names of the model's inputs",
+        )
+    check_fit(wanted, shapes_of(inputs), "example inputs")
+    found = {}
+    for tensor in wanted:
+        given = np.asarray(inputs[tensor.name])
+        array = converted(given, tensor.dtype)
+        if array is None:
+            raise BadInputError(
+                f"input {tensor.name!r} has the type {tensor.dtype} in the model, "
+                f"found {given.dtype.name}"
+            )
+        found[tensor.name] = np.require(array, requirements="C")
+    return found
+
+
+def shapes_of(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    """Shape of each array, by name."""
+    return {name: tuple(map(int, np.shape(array))) for name, array in arrays.items()}
+
+
+def at_shapes(inputs: Arrays, shapes: Shapes) -> dict[str, NDArray[Any]]:
+    """Inputs cut or repeated along each axis until they have the shapes asked for."""
+    found = dict(inputs)
+    for name, shape in shapes.items():
+        array = found.get(name)
+        if array is None or len(shape) != array.ndim or 0 in array.shape:
+            continue
+        for axis, length in enumerate(shape):
+            if length != array.shape[axis]:
+                array = array.take(np.arange(length) % array.shape[axis], axis=axis)
+        found[name] = array
+    return found
+
+
+NPZ_HINT = "write it with numpy.savez('inputs.npz', input_ids=..., attention_mask=...)"
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file in its order; BadInputError for objects (pickles) and for none."""
+    arrays = stored_arrays(path)
+    if not arrays:
+        raise BadInputError(f"{path} holds no array", hint=NPZ_HINT)
+    return arrays
+
+
+def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """`read_arrays` for files that a stage wrote: a model without inputs has none."""
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise BadInputError(f"{path} is no readable .npz file: it is no zip file", hint=NPZ_HINT)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except Exception as error:  # zipfile, zlib and numpy each have their own for damage
+        raise BadInputError(f"{path} is no readable .npz file: {error}", hint=NPZ_HINT) from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy gives members that are no .npy as bytes
+            raise BadInputError(f"{path}: {name!r} in it is no array", hint=NPZ_HINT)
+    return arrays
+
+
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    """Write an .npz atomically; numpy.savez cannot name an array `file`."""
+    with atomic_file(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, _plain(np.asanyarray(array)), allow_pickle=False)
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """The array in a type that .npz keeps: bfloat16 and float8 as float32, texts unpickled."""
+    if array.dtype.kind == "O":
+        return array.astype(str)
+    if array.dtype.kind == "V" and array.dtype.names is None:
+        return array.astype(np.int8 if "int" in array.dtype.name else np.float32)
+    return array

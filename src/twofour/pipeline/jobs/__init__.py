@@ -1,1 +1,0 @@
-"""Many jobs of one kind: side by side in processes of this machine, or on a Ray cluster."""

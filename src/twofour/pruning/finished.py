@@ -1,0 +1,99 @@
+"""What of a calibration is done, in files: a run that is killed goes on behind it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from twofour.errors import BadInputError
+from twofour.pruning.methods.problem import Array
+from twofour.pruning.solve import Solved
+from twofour.records.pruning import Solution
+from twofour.store import atomic_file, read_sealed, sealed, sha256_bytes, sha256_file, write_record
+
+_ARRAYS = ("weight", "bias_change")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedStep:
+    """Weights that were solved together; their arrays lie in a file beside this record."""
+
+    solved: dict[str, Solved]
+    arrays_sha256: str
+    seal: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedSteps:
+    """Two files for each step, of use to runs with the same key alone."""
+
+    folder: Path
+    key: str
+    """sha256 over all that the results depend on: model, data, options, versions."""
+    with_weights: bool = True
+    """False: these lie in a copy of the checkpoint, and are None when they are loaded."""
+
+    def load(self, names: Sequence[str]) -> Mapping[str, Solved] | None:
+        """What was solved of these weights together; None: not done, with another key, damaged."""
+        record = self._record(names)
+        try:
+            step = read_sealed(FinishedStep, record)
+            if sha256_file(record.with_suffix(".npz")) != step.arrays_sha256:
+                return None
+        except BadInputError:
+            return None
+        with np.load(record.with_suffix(".npz"), allow_pickle=False) as file:
+            arrays = dict(file)
+        return {
+            name: replace(
+                found,
+                weight=arrays.get(f"{index}.weight"),
+                bias_change=arrays.get(f"{index}.bias_change"),
+            )
+            for index, (name, found) in enumerate(step.solved.items())
+        }
+
+    def save(self, names: Sequence[str], solved: Mapping[str, Solved]) -> None:
+        """These weights are done; raises BadInputError where the file system refuses."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        record = self._record(names)
+        arrays = {
+            f"{index}.{key}": _numpy(value)
+            for index, found in enumerate(solved.values())
+            for key in (_ARRAYS if self.with_weights else _ARRAYS[1:])
+            if (value := getattr(found, key)) is not None
+        }
+        with atomic_file(record.with_suffix(".npz")) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+        facts = {
+            name: replace(each, weight=None, bias_change=None) for name, each in solved.items()
+        }
+        sha256 = sha256_file(record.with_suffix(".npz"))
+        write_record(record, sealed(FinishedStep(solved=facts, arrays_sha256=sha256)))
+
+    def clear(self) -> None:
+        """The whole is done: nothing of this is needed any more."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _record(self, names: Sequence[str]) -> Path:
+        return self.folder / f"{sha256_bytes(self.key.encode(), *map(str.encode, names))}.json"
+
+
+def solution_of(solved: Solved, method: str) -> Solution:
+    """What is reported of a solved weight."""
+    return Solution(
+        method=method,
+        output_error=solved.output_error,
+        damping=solved.damping,
+        refit_steps=solved.refit_steps,
+        bias_corrected=solved.bias_change is not None,
+        note=solved.note,
+    )
+
+
+def _numpy(values: Array) -> Array:
+    return np.ascontiguousarray(values if isinstance(values, np.ndarray) else values.cpu().numpy())

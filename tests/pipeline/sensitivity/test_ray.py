@@ -1,0 +1,120 @@
+"""Jobs on a Ray cluster of two nodes, one of which is killed on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.mlp_onnx import save_mlp
+
+from twofour.errors import BadInputError
+from twofour.pipeline.run import run_sensitivity
+from twofour.pipeline.sensitivity.jobs import LostError, RayCluster
+from twofour.records.options import BudgetOptions, RunOptions, SideBySide
+
+NAME = "support.job_service:JobService"
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head of one core; another node joins in the test that kills it."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+def _begun(log: Path) -> list[tuple[int, int, int]]:
+    """Job, process and parent of what was begun; a line that is being written is left out."""
+    lines = log.read_text().split("\n")[:-1] if log.is_file() else []
+    return [(int(job), int(process), int(parent)) for job, process, parent in map(str.split, lines)]
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_loses_no_job_and_none_is_counted_twice(
+    cluster: Any, tmp_path: Path
+) -> None:
+    second = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    raylet = second.all_processes["raylet"][0].process.pid
+    log = tmp_path / "begun"
+    jobs = {str(i): (i, 0.6, str(log)) for i in range(12)}
+    found: dict[str, Any] = {}
+
+    def done(key: str, value: object) -> None:
+        assert key not in found
+        found[key] = value
+
+    def kill_second() -> None:
+        deadline = time.monotonic() + 40
+        while time.monotonic() < deadline:
+            for _, process, parent in _begun(log):
+                if parent == raylet:
+                    os.kill(process, signal.SIGKILL)
+                    cluster.remove_node(second, allow_graceful=False)
+                    return
+            time.sleep(0.02)
+
+    killer = threading.Thread(target=kill_second)
+    killer.start()
+    with RayCluster(NAME, "slow", cluster.address) as nodes:
+        nodes.run(jobs, done)
+    killer.join()
+    assert found == {str(i): 10 * i for i in range(12)}
+    lost = [job for job, _, parent in _begun(log) if parent == raylet]
+    again = [job for job, _, parent in _begun(log) if parent != raylet]
+    assert lost, "the node that was killed had begun a job"
+    assert set(again) == set(range(12)), "the other one did all of them"
+
+
+@pytest.mark.slow
+def test_errors_and_deaths_come_back_as_from_processes_of_this_machine(cluster: Any) -> None:
+    found: dict[str, Any] = {}
+    with RayCluster(NAME, "refuse_odd", cluster.address) as nodes:
+        nodes.run({"0": (0,), "1": (1,)}, found.__setitem__)
+    with RayCluster(NAME, "die_before", cluster.address) as nodes:
+        nodes.run({"once": (1,), "always": (9,)}, found.__setitem__)
+    assert found["0"] == 0
+    assert isinstance(found["1"], BadInputError)
+    assert found["once"] == 1
+    assert isinstance(found["always"], LostError)
+
+
+def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with (
+        pytest.raises(BadInputError, match=r"--ray 127\.0\.0\.1:1: Could not find any running"),
+        RayCluster(NAME, "square", "127.0.0.1:1"),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_study_gives_the_same_as_on_this_machine_alone(cluster: Any, tmp_path: Path) -> None:
+    metric = f"{Path(__file__).parents[2] / 'support' / 'mlp_onnx.py'}:agreement"
+    budget = BudgetOptions(max_drop=8.0)
+    model = str(save_mlp(tmp_path / "mlp.onnx"))
+    found = [
+        run_sensitivity(
+            model,
+            tmp_path / f"run{number}",
+            RunOptions(metric=metric, budget=budget, side_by_side=where),
+        )[1]
+        for number, where in enumerate((SideBySide(jobs=1), SideBySide(ray=cluster.address)))
+    ]
+    assert found[0] == found[1]
+    assert found[0].budget is not None

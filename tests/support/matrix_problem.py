@@ -1,0 +1,27 @@
+"""A layer to prune by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twofour.pruning.layer_problem import LayerProblem
+from twofour.pruning.matrices import Layout, matrix_rows
+from twofour.pruning.statistics import InputSums, held_out_samples
+from twofour.records.weights import Pattern
+
+TWO_FOUR = Pattern(2, 4)
+
+
+def matrix_problem(
+    weight: NDArray[np.float32], x: NDArray[np.float32], pattern: Pattern = TWO_FOUR
+) -> LayerProblem:
+    """One Linear with a bias and its calibration inputs, (samples, inputs)."""
+    layout = Layout(shape=weight.shape, axis=1, m=pattern.m)
+    sums = InputSums()
+    sums.add(matrix_rows(x, layout), held_out_samples(0, len(x)))
+    statistics = sums.statistics()
+    assert statistics is not None
+    return LayerProblem(
+        stored=weight, layout=layout, pattern=pattern, statistics=statistics, has_bias=True
+    )
