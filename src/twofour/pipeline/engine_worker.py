@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,9 +31,9 @@ from twofour.records.latency import ComparedVariant, RoundLoad
 _LONG_MS = 5.0
 """As long as the untimed runs that a shorter run follows: in one process threads are awake in time
 without them (benchmarks/LOG.md, two sessions in turn)."""
-_TWIN_S = 0.25
-"""Where loading takes longer, no twin is loaded for the noise: a third session of a large model is
-too much for a first answer (MiniLM: 65 MB), and `compare` has twins of all sizes."""
+_LARGE_BYTES = 32 << 20
+"""A larger model is its own twin: a second one is too much for a first answer (MiniLM: 72 of 870 MB),
+and `compare` loads twins of all sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
-    """What came out; a twin that was left out has no row."""
+    """What came out; a twin has no row where one variant alone could run."""
 
     rows: tuple[ComparedVariant, ...]
     loads: tuple[RoundLoad, ...] = ()
@@ -135,9 +135,14 @@ def _load_all(
     """Everything that can be loaded, by name; raises _NoRoomError where memory is short."""
     loaded: dict[str, _Loaded] = {}
     for one in wanted:
-        slow = max((other.open_s for other in loaded.values()), default=0.0) > _TWIN_S
-        if one.again and (slow or len(loaded) < 2 or not _has_room()):
-            continue
+        if one.again:
+            if len(loaded) < 2:
+                continue
+            first = next(iter(loaded.values()))
+            if (first.warm.model.size_bytes or 0) > _LARGE_BYTES or not _has_room():
+                again = WarmModel(one.name, first.warm.model, long_ms=_LONG_MS)
+                loaded[one.name] = replace(first, warm=again)
+                continue
         if loaded and one.opening.file not in opened and not _has_room():
             raise _NoRoomError(f"{one.name} was not loaded: memory is short")
         try:
