@@ -180,7 +180,7 @@ def test_text_in_the_colour_of_a_verdict_has_enough_contrast(page: Browser, sche
       const light = (css) => { const [r, g, b] = css.match(/\\d+/g).map(v => v / 255)
           .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
         return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-      const sheet = light(getComputedStyle(document.querySelector('figure')).backgroundColor);
+      const sheet = light(getComputedStyle(document.querySelector('#table')).backgroundColor);
       const found = {};
       for (const badge of document.querySelectorAll('.badge, .sub, .legend span')) {
         const text = light(getComputedStyle(badge).color);
