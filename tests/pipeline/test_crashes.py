@@ -114,6 +114,9 @@ def test_what_went_well_at_a_lower_level_says_so_and_is_no_failure(model: Path) 
     refuse_crashed(result.build)
     ended = [note for note in progress.notes if note.startswith("ONNX Runtime ended: ")]
     assert len(ended) == 2, "one for each file"
+    again = Recorder()
+    assert run(model, ORT, progress=again) == result
+    assert again.did == []
 
 
 def test_a_tensorrt_build_that_crashes_is_a_row_with_its_log(model: Path) -> None:

@@ -24,6 +24,8 @@ T = TypeVar("T")
 _SERVICE = "twofour.pipeline.engine_worker:EngineWorker"
 CRASH_HINT = "--precision float32 or --static-batch may avoid it"
 _OUT_OF_MEMORY = "out of memory"
+_BY_MEMORY = {_OUT_OF_MEMORY, "SIGKILL"}
+"""Endings of processes that took too much memory: the kernel kills them."""
 RUNTIMES = tuple(p for row in ENGINES.values() if row.is_reference for p in row.packages)
 """Packages that ONNX Runtime comes in: what it gives hangs on their versions."""
 
@@ -153,8 +155,8 @@ def tries_of(error: BuildFailedError) -> tuple[FailedTry, ...]:
 
 
 def lasts(record: VariantBuild | VariantCheck | OriginalOutputs) -> bool:
-    """Whether it is a result to keep; what memory or a crash left is none."""
-    if record.failed_tries:
+    """Whether it is a result to keep: not for lack of memory, nor where every level crashed."""
+    if any(failed.ending in _BY_MEMORY for failed in record.failed_tries):
         return False
     if isinstance(record, VariantBuild):
         errors = [record.error]
