@@ -138,11 +138,11 @@ class WarmModel:
         A short one follows untimed runs at once, as in a loop: threads that were asleep are awake,
         and the caches hold this variant, not the one before.
         """
-        deadline = time.perf_counter() + _WAKING_S
-        while self._last_ms < self._long_ms:
+        if self._last_ms < self._long_ms:
+            awake = time.perf_counter() + _WAKING_S
             self.model.run_ms()
-            if time.perf_counter() > deadline:
-                break
+            while time.perf_counter() < awake:
+                self.model.run_ms()
         self._last_ms = self.model.run_ms()
         settle()
         return self._last_ms
