@@ -185,7 +185,7 @@ ATTACKS: Mapping[str, tuple[Attack, int]] = {
         _report(_beside, lambda n: _layers(_numbers(n, " + "))), 300),
     "layers: regions that lie in each other": (
         _report(_chain, _named("{{ForeignNode[m0...m{0}]}}")), 50),
-    # deeper than any Python's own JSON reader goes: at 1,000 the smaller input alone had that quick way
+    # deeper than any Python's own JSON reader goes: it reads 1,000 levels on some
     "layers: objects within objects": (_report(None, lambda n: "[\n" * n + "]\n" * n), 12_000),
     "log: half of the nodes eligible": (
         _report(_beside, None, lambda n: _sparsity(_numbers(n // 2, ", "), n // 2)), 300),

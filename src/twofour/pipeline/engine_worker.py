@@ -32,8 +32,8 @@ _LONG_MS = 5.0
 """As long as the untimed runs that a shorter run follows: in one process threads are awake in time
 without them (benchmarks/LOG.md, two sessions in turn)."""
 _LARGE_BYTES = 32 << 20
-"""A larger model is its own twin: a second one is too much for a first answer (MiniLM: 72 of 870 MB),
-and `compare` loads twins of all sizes."""
+"""A larger model is its own twin: a second one takes too much memory for a first answer (MiniLM: 72
+of 870 MB), and `compare` loads twins of all sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
