@@ -22,10 +22,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from twofour.compare.comparison import compare
 from twofour.latency.noise import floor_at, own_floor
 from twofour.latency.ratios import verdict_of
-from twofour.pipeline.compare.compare import compare
-from twofour.pipeline.run import run_all
+from twofour.main_job import run_all
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.options import CompareOptions, RunOptions, Trust
 

@@ -33,8 +33,8 @@ def baseline(folder: str, out: Path, precision: str) -> None:
     import onnxruntime
     import torch
 
-    from twofour.pipeline.sources.open import open_source
     from twofour.records.options import ExampleInputs
+    from twofour.sources.open import open_source
 
     loaded = open_source(folder, ExampleInputs()).load()  # type: ignore[union-attr]  # not ONNX
     module = loaded.module.to(getattr(torch, precision))

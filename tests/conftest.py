@@ -17,8 +17,8 @@ from twofour.records.options import ExportOptions, Precision
 if TYPE_CHECKING:
     from support.export_nets import Exported
 
+    from twofour.budget.pool import Pool
     from twofour.export.torch_export import Traces
-    from twofour.pipeline.sensitivity.jobs import Pool
 
 with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is all there is
     from hypothesis import HealthCheck, settings
@@ -38,7 +38,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what ru
 
 def pytest_runtest_setup() -> None:
     """Make what costs more than most tests be paid once, where a test may come to need it."""
-    if "twofour.pipeline.engine_host" in sys.modules:
+    if "twofour.workers.host" in sys.modules:
         from support.shared_costs import share_processes
 
         share_processes()
@@ -96,8 +96,8 @@ def exported(
 @pytest.fixture(scope="session")
 def measurer() -> Iterator[Pool]:
     """One process for the measurements of many studies: to start it takes longer than they do."""
-    from twofour.pipeline.sensitivity.jobs import Pool
-    from twofour.pipeline.sensitivity.sets import SERVICE
+    from twofour.budget.pool import Pool
+    from twofour.budget.sets import SERVICE
 
     with Pool(*SERVICE, 1) as workers:
         yield workers
@@ -108,7 +108,7 @@ def measured_in_one_process(measurer: Pool) -> Iterator[None]:
     """Studies of a module leave their measurements to the one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "twofour.pipeline.sensitivity.sets.open_workers",
+            "twofour.budget.sets.open_workers",
             lambda *_: contextlib.nullcontext(measurer),
         )
         yield

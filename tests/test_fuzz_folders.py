@@ -18,12 +18,12 @@ from support import onnx_models as om
 from support.fuzzing import SECONDS, read_all, try_many
 from support.unlucky import at_change, full_from
 
+from twofour.compare.variants import open_compared
 from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
-from twofour.pipeline.compare.variants import open_compared
+from twofour.main_job import run_all, run_prune
 from twofour.pipeline.folder import changes
 from twofour.pipeline.reporting import explained_folder, report_document, report_folder
-from twofour.pipeline.run import run_all, run_prune
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.options import CompareOptions, RunOptions, Selection

@@ -20,6 +20,7 @@ from support.calibration_data import onnx_model, opened
 from support.fuzzing import SECONDS, Kind, read_all, try_kind, try_many
 from support.rendered import eligibility_table, log_text
 
+from twofour.calibrate.onnx.plan import main_graph, plan_calibration
 from twofour.engines.tensorrt.build import precisions_of
 from twofour.errors import BadInputError, naming
 from twofour.export.casts import convert_onnx
@@ -31,13 +32,10 @@ from twofour.logs.read import read_build_log
 from twofour.pipeline.emitting import read_times
 from twofour.pipeline.evidence import EvidenceFiles, read_layer_names
 from twofour.pipeline.reporting import report_files
-from twofour.pipeline.sources.checkpoint import read_checkpoint, read_sentences
-from twofour.pipeline.sources.open import OnnxSource
-from twofour.pipeline.torch_model import read_checkpoint as read_tensors
-from twofour.pipeline.torch_model import save_tensors
+from twofour.pipeline.torch.weights import read_checkpoint as read_tensors
+from twofour.pipeline.torch.weights import save_tensors
 from twofour.pipeline.validating import validate_path
-from twofour.pruning.onnx_calibration import main_graph, plan_calibration
-from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import choose, read_layers
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import LayerMap
@@ -45,6 +43,8 @@ from twofour.records.options import ExampleInputs, Precision, Selection
 from twofour.records.run import RunManifest
 from twofour.records.weights import Pattern
 from twofour.reports.terminal import plain_text
+from twofour.sources.checkpoint import read_checkpoint, read_sentences
+from twofour.sources.open import OnnxSource
 from twofour.store import read_record, to_json
 
 _LOGS = Path(__file__).parent / "data" / "logs"

@@ -22,7 +22,7 @@ from twofour.logs.read import read_build_log
 from twofour.pipeline.evidence import EvidenceFiles
 from twofour.pipeline.reporting import report_files
 from twofour.pipeline.validating import validate_path
-from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import choose, read_layers
 from twofour.records.options import Selection
 from twofour.records.weights import Pattern

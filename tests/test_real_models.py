@@ -19,8 +19,8 @@ from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.graph.files import map_tensor
 from twofour.graph.opened import open_onnx
 from twofour.pattern import check
-from twofour.pruning import torch_layers as module_layers
-from twofour.pruning.torch_module import prune_module
+from twofour.pruning.torch import layers as module_layers
+from twofour.pruning.torch.module import prune_module
 from twofour.pruning.verify import validate_onnx
 from twofour.records.export import LayerMap
 from twofour.records.options import ExportOptions, Precision

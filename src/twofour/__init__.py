@@ -140,13 +140,13 @@ def prune(  # noqa: PLR0913  # what a user may choose
     wanted = checked(CalibrationOptions, CalibrationOptions(samples=samples))
     if calibrate is None:
         from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, refuse_without_data
-        from twofour.pruning.torch_module import prune_module
+        from twofour.pruning.torch.module import prune_module
 
         refuse_without_data(options, wanted)
         name = options.name or DEFAULT_WITHOUT_DATA
         return prune_module(module, _parsed(pattern), selection, method=name)
-    from twofour.pipeline.torch_model import prune_by_batches
-    from twofour.pruning.torch_pruning import work_of
+    from twofour.calibrate.torch.pruning import work_of
+    from twofour.pipeline.torch.weights import prune_by_batches
 
     work = work_of(_parsed(pattern), options)
     return prune_by_batches(module, (calibrate, wanted.samples), work, selection)
@@ -160,7 +160,7 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
     norm) become plain ones, because the pruned values would not be in force behind them.
     """
     from twofour.pipeline.stages import WEIGHTS
-    from twofour.pipeline.torch_model import load_weights as load
+    from twofour.pipeline.torch.weights import load_weights as load
 
     module = _module_of(model, "load_weights fills a module in memory")
     file = Path(path)
@@ -200,14 +200,14 @@ def run(
     as it is: a copy is pruned (weights.safetensors in the run folder has the result). Raises the
     kinds of TwofourError.
     """
-    from twofour.pipeline.run import run_all
+    from twofour.main_job import run_all
     from twofour.records.options import RunOptions
     from twofour.store import checked
 
     settings = RunOptions() if options is None else checked(RunOptions, options)
     folder = None if out is None else Path(out)
     if _is_module(model):
-        from twofour.pipeline.sources.callable import ModuleSource
+        from twofour.sources.callable import ModuleSource
 
         source = ModuleSource(cast("nn.Module", model), example_inputs, settings)
         return run_all(source, folder, settings)
@@ -227,7 +227,7 @@ def compare(
     Writes latency.json and its pages into `out` (default: the run folder, or runs/compare-...).
     Raises the kinds of TwofourError.
     """
-    from twofour.pipeline.compare.compare import compare as run_comparison
+    from twofour.compare.comparison import compare as run_comparison
     from twofour.records.options import CompareOptions
     from twofour.store import checked
 

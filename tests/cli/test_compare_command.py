@@ -14,10 +14,10 @@ from support.onnx_models import gemm, save, weights
 from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
+from twofour.compare.variant_process import prepare_request
+from twofour.compare.variants import Planned, open_compared
 from twofour.graph.opened import open_onnx
 from twofour.inputs.fits import save_arrays
-from twofour.pipeline.compare.process import prepare_request
-from twofour.pipeline.compare.variants import Planned, open_compared
 from twofour.pruning.verify import validate_onnx
 from twofour.records.options import CompareOptions
 from twofour.records.weights import HARDWARE_PATTERN

@@ -10,10 +10,10 @@ from support.onnx_models import save, two_weights
 from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
-from twofour.pipeline.sources.calibration.open import KINDS
 from twofour.pruning.methods import METHODS
 from twofour.records.build import TrtexecFolder
 from twofour.records.options import RunOptions
+from twofour.sources.calibration.open import KINDS
 from twofour.store import read_record
 
 SHAPE = "1x8x6x6"
@@ -95,7 +95,7 @@ def asked(command: str, *arguments: str, patch: pytest.MonkeyPatch) -> tuple[Pat
         given.extend((out, options))
         raise GivenError
 
-    patch.setattr(f"twofour.pipeline.run.{COMMANDS[command]}", stop)
+    patch.setattr(f"twofour.main_job.{COMMANDS[command]}", stop)
     CliRunner().invoke(app, [command, "model.onnx", *arguments])
     return given[0], given[1]
 

@@ -11,10 +11,10 @@ import pytest
 from support import onnx_models as om
 from support.toy_engine import ToyEngine
 
+from twofour.compare.comparison import compare
 from twofour.engines.protocol import Builder
 from twofour.engines.registry import ENGINES, EngineRow, Takes
-from twofour.pipeline.compare.compare import compare
-from twofour.pipeline.run import run_build
+from twofour.main_job import run_build
 from twofour.records.build import VariantBuild
 from twofour.records.latency import ComparedVariant
 from twofour.records.options import CompareOptions, RunOptions

@@ -15,7 +15,7 @@ from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
 from twofour.pattern import check
-from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.verify import validate_onnx
 from twofour.records.options import Selection
 from twofour.records.weights import Pattern, ReasonCode

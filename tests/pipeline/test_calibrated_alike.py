@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twofour.pipeline.run import run_export, run_prune
+from twofour.main_job import run_export, run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, Precision, RunOptions
 from twofour.records.pruning import PrunedWeight
 

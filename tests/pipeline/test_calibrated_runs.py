@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from test_run import Recorder
 
-from twofour.pipeline.run import run_all
+from twofour.main_job import run_all
 from twofour.records.options import CalibrationOptions, Precision, RunOptions
 from twofour.records.run import RunResult
 from twofour.reports.eligibility_words import shipping_line

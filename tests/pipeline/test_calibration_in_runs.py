@@ -11,7 +11,7 @@ from test_run import MODEL, Recorder
 from typer.testing import CliRunner
 
 from twofour.cli.app import app
-from twofour.pipeline.run import run_prune
+from twofour.main_job import run_prune
 from twofour.records.options import CalibrationOptions, RunOptions, Selection
 from twofour.reports.terminal import plain_text, render
 from twofour.reports.weights_document import prune_document

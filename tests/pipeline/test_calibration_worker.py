@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from twofour.pipeline.calibration_worker import BatchFile, CalibrationWorker, Tap
+from twofour.calibrate.onnx.rows import Reading, Spatial
+from twofour.calibrate.onnx.service import BatchFile, CalibrationWorker, Tap
 from twofour.pruning.matrices import Layout
-from twofour.pruning.onnx_rows import Reading, Spatial
 
 _POINTWISE = Reading(
     layout=Layout(shape=(1, 100, 1, 1), axis=1, m=4, convolution=True),

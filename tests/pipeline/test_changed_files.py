@@ -14,13 +14,13 @@ from onnx import helper
 from support import onnx_models as om
 from test_run import Recorder
 
+from twofour.compare.variants import open_compared
 from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
+from twofour.main_job import run_all, run_prune
 from twofour.packages import __version__
-from twofour.pipeline.compare.variants import open_compared
 from twofour.pipeline.folder import left
 from twofour.pipeline.reporting import explained_folder, report_document, report_folder
-from twofour.pipeline.run import run_all, run_prune
 from twofour.pipeline.validating import validate_path
 from twofour.records.latency import LatencyComparison
 from twofour.records.options import CompareOptions, RunOptions, Selection

@@ -14,13 +14,13 @@ from support.stand_in_worker import DYING, PLAN
 from test_run import Recorder
 
 from twofour.errors import BuildFailedError
+from twofour.main_job import open_run, run_stages
 from twofour.pipeline.building import refuse_crashed
-from twofour.pipeline.engine_host import EngineHost, Sessions
-from twofour.pipeline.run import open_run, run_stages
 from twofour.pipeline.settings import resolve
 from twofour.records.options import RunOptions
 from twofour.records.run import BuildResult, RunResult, VariantCheck
 from twofour.store import read_record
+from twofour.workers.host import EngineHost, Sessions
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 

@@ -11,8 +11,8 @@ from test_run import Recorder
 from twofour.cli.options import parse_dynamic
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
+from twofour.main_job import run_all, run_export
 from twofour.pipeline.emitting import emit_trtexec
-from twofour.pipeline.run import run_all, run_export
 from twofour.records.options import DynamicAxis, RunOptions, SizeRange
 from twofour.records.run import ExportedVariant, VariantCheck
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from twofour.calibrate.finished import FinishedSteps
 from twofour.errors import BadInputError
-from twofour.pruning.finished import FinishedSteps
 from twofour.pruning.solve import Solved
 from twofour.records.pruning import OutputError
 from twofour.records.run import Measured, Measurement

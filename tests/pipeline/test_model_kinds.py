@@ -19,9 +19,9 @@ from support.rendered import eligibility_table, to_csv
 
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import GraphWeights
+from twofour.main_job import run_all
 from twofour.pattern import check
-from twofour.pipeline.run import run_all
-from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.verify import validate_onnx
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import LayerMap

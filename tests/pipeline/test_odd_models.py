@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from twofour.cli.app import app
 from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
-from twofour.pipeline.run import run_all
+from twofour.main_job import run_all
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import VerdictName
 from twofour.records.options import Selection

@@ -18,23 +18,23 @@ from onnx import TensorProto, helper
 from support import killed_calibration
 from support import onnx_models as om
 
+from twofour.calibrate.onnx.service import CalibrationWorker
 from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import open_onnx
 from twofour.inputs.calibration import Batch, CalibrationData
+from twofour.main_job import run_prune
 from twofour.pattern import check
-from twofour.pipeline.calibration_worker import CalibrationWorker
-from twofour.pipeline.engine_host import EngineHost
-from twofour.pipeline.onnx_calibrating import OnnxCalibration
-from twofour.pipeline.run import run_prune
+from twofour.pipeline.onnx.calibrating import OnnxCalibration
 from twofour.pipeline.settings import Settings
 from twofour.pipeline.stages import Silent
-from twofour.pipeline.workers import WorkerDiedError
-from twofour.pruning.onnx_file import Calibrated, prune_onnx
+from twofour.pruning.onnx import Calibrated, prune_onnx
 from twofour.pruning.statistics import Inputs
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 from twofour.records.pruning import PruneResult
 from twofour.records.weights import Pattern
+from twofour.workers.host import EngineHost
+from twofour.workers.process import WorkerDiedError
 
 PATTERN = Pattern(2, 4)
 EVERY = Selection(all_layers=True)
@@ -573,7 +573,7 @@ def test_tensors_between_levels_may_go_to_files(
     found = []
     for name, memory in (("a", 1 << 30), ("b", 0)):
         (tmp_path / name).mkdir()
-        monkeypatch.setattr("twofour.pipeline.calibration_worker.KEPT_BYTES", memory)
+        monkeypatch.setattr("twofour.calibrate.onnx.service.KEPT_BYTES", memory)
         target, _ = pruned(net(), tmp_path / name, data_of(x=X))
         found.append(target)
     assert found[0].read_bytes() == found[1].read_bytes()
@@ -585,7 +585,7 @@ def test_gram_matrices_that_are_too_many_take_further_passes(
     path, data = om.save(net(), tmp_path / "dense.onnx"), data_of(x=X)
     whole = calibrate(path, data)
     arrays = {row: file.read_bytes() for row, file in whole.arrays.items()}
-    monkeypatch.setattr("twofour.pipeline.onnx_calibrating._GRAM_BYTES", 1)
+    monkeypatch.setattr("twofour.pipeline.onnx.calibrating._GRAM_BYTES", 1)
     shutil.rmtree(tmp_path / "work")
     here = Here()
     again = calibrate(path, data, here=here)
@@ -671,7 +671,7 @@ def test_the_bits_are_the_same_for_any_number_of_threads(
 ) -> None:
     found = []
     for cores in (1, 7):
-        monkeypatch.setattr("twofour.pipeline.calibration_worker.usable_cores", lambda n=cores: n)
+        monkeypatch.setattr("twofour.calibrate.onnx.service.usable_cores", lambda n=cores: n)
         monkeypatch.setattr("twofour.pruning.threads.available_threads", lambda n=cores: n)
         folder = tmp_path / str(cores)
         folder.mkdir()

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from twofour.cli.app import app
 from twofour.errors import BadInputError
 from twofour.inputs.fits import save_arrays
+from twofour.main_job import run_all, run_export
 from twofour.pipeline.emitting import emit_trtexec
-from twofour.pipeline.run import run_all, run_export
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import ExportResult
 from twofour.records.options import Precision, RunOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_run import ALL_STAGES, MODEL, OPTIONS, Recorder
 
-from twofour.pipeline.run import run_all
+from twofour.main_job import run_all
 
 _SCRIPT = Path(__file__).parents[1] / "support" / "killed_run.py"
 _TIMED = {"build.json", "run.json", "report.md", "report.html"}

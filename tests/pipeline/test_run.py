@@ -9,9 +9,9 @@ import pytest
 
 from twofour import pattern
 from twofour.errors import BadInputError
-from twofour.pipeline.run import run_all, run_export, run_prune
+from twofour.main_job import run_all, run_export, run_prune
 from twofour.pipeline.stages import Silent
-from twofour.pipeline.torch_model import read_checkpoint
+from twofour.pipeline.torch.weights import read_checkpoint
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.options import Precision, RunOptions
 from twofour.records.run import RunResult

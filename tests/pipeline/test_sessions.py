@@ -12,8 +12,8 @@ import pytest
 from support import onnx_models as om
 from support.stand_in_worker import DYING, PLAN
 
-from twofour.pipeline.engine_host import CrashedError, EngineHost, Sessions
 from twofour.records.build import FailedTry
+from twofour.workers.host import CrashedError, EngineHost, Sessions
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 

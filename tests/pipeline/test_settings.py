@@ -13,14 +13,11 @@ from support.onnx_models import model, save, two_weights, weights
 from test_run import MODEL, Recorder
 
 from twofour.errors import BadInputError
-from twofour.pipeline.onnx_stages import OnnxModel
-from twofour.pipeline.run import open_run, run_all, run_build, run_export, run_stages
+from twofour.main_job import open_run, run_all, run_build, run_export, run_stages
+from twofour.pipeline.onnx.model import OnnxModel
 from twofour.pipeline.settings import Settings, resolve
-from twofour.pipeline.sources.callable import CallableSource
-from twofour.pipeline.sources.open import OnnxSource
-from twofour.pipeline.sources.user_code import parse_reference
 from twofour.pipeline.stages import R, Runner, Silent, Stage
-from twofour.pipeline.torch_stages import TorchModel
+from twofour.pipeline.torch.model import TorchModel
 from twofour.records.build import EngineStatus
 from twofour.records.options import (
     AllowedType,
@@ -37,6 +34,9 @@ from twofour.records.options import (
 )
 from twofour.records.run import BuildResult, VariantCheck
 from twofour.records.weights import Pattern
+from twofour.sources.callable import CallableSource
+from twofour.sources.open import OnnxSource
+from twofour.sources.user_code import parse_reference
 from twofour.store import read_record
 
 ORT = RunOptions(engine="onnxruntime")

@@ -12,11 +12,11 @@ import pytest
 from twofour.errors import BuildFailedError, PatternBrokenError
 from twofour.inputs.fits import save_arrays
 from twofour.pipeline.checks import at_other_sizes
-from twofour.pipeline.engine_host import Session
 from twofour.pipeline.stages import Run
 from twofour.records.export import LayerMap, OnnxFile
 from twofour.records.options import DynamicAxis, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck
+from twofour.workers.host import Session
 
 HEIGHT = DynamicAxis(input="x", axis=1, name="height")
 

@@ -15,7 +15,7 @@ import torch
 
 from twofour.errors import BadInputError
 from twofour.inputs.fits import read_arrays, save_arrays, stored_arrays
-from twofour.pipeline.torch_model import read_checkpoint
+from twofour.pipeline.torch.weights import read_checkpoint
 
 _ONES = np.ones((2, 8), np.float32)
 _WEIGHT = torch.ones(8, 8)

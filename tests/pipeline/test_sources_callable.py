@@ -9,10 +9,10 @@ import torch
 
 from twofour.errors import BadInputError
 from twofour.export.torch_export import reference_outputs
-from twofour.pipeline.sources.callable import CallableSource
-from twofour.pipeline.sources.source import LoadedModule
-from twofour.pipeline.sources.user_code import code_files, parse_reference
 from twofour.records.options import ExampleInputs
+from twofour.sources.callable import CallableSource
+from twofour.sources.source import LoadedModule
+from twofour.sources.user_code import code_files, parse_reference
 
 NET = """
 import torch

@@ -15,11 +15,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.pipeline.sources.callable import CallableSource
-from twofour.pipeline.sources.hf import HfSource
-from twofour.pipeline.sources.source import LoadedModule
-from twofour.pipeline.sources.user_code import parse_reference
 from twofour.records.options import ExampleInputs
+from twofour.sources.callable import CallableSource
+from twofour.sources.hf import HfSource
+from twofour.sources.source import LoadedModule
+from twofour.sources.user_code import parse_reference
 from twofour.store import sha256_file
 
 SMALL: dict[str, Any] = {

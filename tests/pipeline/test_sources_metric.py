@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.user_code import load_metric, run_metric
+from twofour.sources.user_code import load_metric, run_metric
 
 
 @pytest.fixture(autouse=True)

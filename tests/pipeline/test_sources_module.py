@@ -11,11 +11,11 @@ from test_run import Recorder
 from torch import nn
 
 import twofour
+from twofour.compare.variants import NOT_LOADABLE, open_compared
 from twofour.errors import BadInputError
-from twofour.pipeline.compare.variants import NOT_LOADABLE, open_compared
-from twofour.pipeline.run import run_all
-from twofour.pipeline.sources.callable import ModuleSource
+from twofour.main_job import run_all
 from twofour.records.options import CompareOptions, ExampleInputs
+from twofour.sources.callable import ModuleSource
 
 FLOAT32 = twofour.RunOptions(precision=twofour.Precision.FLOAT32)
 

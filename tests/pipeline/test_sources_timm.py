@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.pipeline.sources.hf import TimmSource, open_timm
-from twofour.pipeline.sources.source import LoadedModule
 from twofour.records.options import ExampleInputs
+from twofour.sources.hf import TimmSource, open_timm
+from twofour.sources.source import LoadedModule
 
 STAND_IN = """
 from torch import nn

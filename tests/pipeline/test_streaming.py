@@ -23,14 +23,14 @@ from transformers import (
 )
 
 import twofour
+from twofour.calibrate.finished import FinishedSteps
+from twofour.calibrate.torch.calibration import _Run
+from twofour.calibrate.torch.products import Enough
 from twofour.errors import BadInputError
+from twofour.main_job import run_prune
 from twofour.pattern import check
-from twofour.pipeline.run import run_prune
-from twofour.pruning.finished import FinishedSteps
 from twofour.pruning.solve import Solved
-from twofour.pruning.torch_calibration import _Run
-from twofour.pruning.torch_checkpoint import CheckpointFiles, StreamedModule, without_values
-from twofour.pruning.torch_products import Enough
+from twofour.pruning.torch.streamed import CheckpointFiles, StreamedModule, without_values
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 from twofour.records.pruning import PruneResult
 from twofour.records.weights import ReasonCode
@@ -246,7 +246,7 @@ def test_activations_that_do_not_fit_go_to_files(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("twofour.pruning.torch_calls.MEMORY_BYTES", 0)
+    monkeypatch.setattr("twofour.pruning.torch.calls.MEMORY_BYTES", 0)
     in_files, _, _ = run_prune(str(llama), tmp_path / "b", by_data)
     one, other = state(whole[0] / "checkpoint"), state(in_files / "checkpoint")
     assert all(torch.equal(one[key], other[key]) for key in one)

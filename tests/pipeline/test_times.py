@@ -17,14 +17,14 @@ from twofour.engines.protocol import OpenRequest
 from twofour.engines.registry import ENGINES
 from twofour.engines.timing import RoundPlan
 from twofour.latency.ratios import ratios_and_noise
-from twofour.pipeline import engine_worker as engine_times
-from twofour.pipeline.engine_worker import TimedRequest, Timing, time_engines
-from twofour.pipeline.run import run_all, run_build
+from twofour.main_job import run_all, run_build
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.options import RunOptions
 from twofour.records.run import BuildResult, RunResult
 from twofour.reports.latency_words import answer_lines
 from twofour.reports.terminal import plain_text
+from twofour.workers import engines as engine_times
+from twofour.workers.engines import TimedRequest, Timing, time_engines
 
 DENSE, SPARSE = "dense@onnxruntime:cpu", "sparse@onnxruntime:cpu"
 OPTIONS = RunOptions(engine="onnxruntime")

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from twofour.pipeline.run import run_prune
+from twofour.main_job import run_prune
 from twofour.pipeline.stages import Silent
-from twofour.pruning.torch_calls import spill
+from twofour.pruning.torch.calls import spill
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
 
 SUPPORT = Path(__file__).parents[1] / "support"

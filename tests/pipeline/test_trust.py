@@ -17,9 +17,9 @@ from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
 from twofour.errors import BadInputError
-from twofour.pipeline.sources.open import identity, refuse_untrusted
 from twofour.records.options import Trust
 from twofour.records.run import RunManifest, StageRecord
+from twofour.sources.open import identity, refuse_untrusted
 from twofour.store import write_record
 
 MODEL = Path(__file__).parents[1] / "support" / "small_model.py"

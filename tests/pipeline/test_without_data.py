@@ -12,7 +12,7 @@ from support.onnx_models import save, two_weights
 from test_run import Recorder
 
 from twofour.errors import BadInputError
-from twofour.pipeline.run import run_prune
+from twofour.main_job import run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
 
 LOST = "2 weights pruned by magnitude, without calibration data: all-MiniLM-L6-v2 pruned so"

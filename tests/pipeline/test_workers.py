@@ -17,7 +17,7 @@ from support.stand_in_worker import SERVICE
 
 from twofour.engines.machine import family_s
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.pipeline.workers import (
+from twofour.workers.process import (
     LIMIT_VARIABLE,
     Silence,
     WorkerDiedError,
@@ -208,7 +208,7 @@ def test_an_interrupted_call_ends_with_its_worker_at_once() -> None:
 
 _PARENT = """
 import sys
-from twofour.pipeline.workers import WorkerProcess
+from twofour.workers.process import WorkerProcess
 worker = WorkerProcess({service!r}, 1)
 worker.call("add", 1, 1)
 print(worker.number, flush=True)

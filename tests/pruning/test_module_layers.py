@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, 
 
 import twofour
 from twofour.errors import BadInputError
-from twofour.pruning.torch_layers import find_not_covered, find_weights, make_permanent
+from twofour.pruning.torch.layers import find_not_covered, find_weights, make_permanent
 from twofour.records.weights import ReasonCode, Weight
 
 

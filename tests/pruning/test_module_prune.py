@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pattern import check
-from twofour.pruning.torch_module import prune_module
+from twofour.pruning.torch.module import prune_module
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight
 from twofour.records.weights import Pattern, ReasonCode

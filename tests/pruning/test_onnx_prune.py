@@ -20,7 +20,7 @@ from twofour.errors import BadInputError
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
-from twofour.pruning.onnx_file import copy_onnx, prune_onnx
+from twofour.pruning.onnx import copy_onnx, prune_onnx
 from twofour.records.options import Selection
 from twofour.records.pruning import PrunedWeight, PruneResult
 from twofour.records.weights import Pattern, ReasonCode

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from onnx import helper
 from support import onnx_models as om
 
+from twofour.calibrate.onnx.plan import Piece, main_graph, plan_calibration
+from twofour.calibrate.onnx.rows import Marks, rows_of
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
 from twofour.pruning.matrices import sampled, to_stack
-from twofour.pruning.onnx_calibration import Piece, main_graph, plan_calibration
-from twofour.pruning.onnx_rows import Marks, rows_of
 from twofour.pruning.selection import choose
 from twofour.records.options import Selection
 from twofour.records.weights import Pattern

@@ -16,9 +16,9 @@ from hypothesis.extra import numpy as hnp
 from onnx import helper
 from support import onnx_models as om
 
+from twofour.calibrate.onnx.storage import StoredView, as_type, view_of
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
-from twofour.pruning.onnx_storage import StoredView, as_type, view_of
 
 W = om.weights
 FLOAT = np.float32

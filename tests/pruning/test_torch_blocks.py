@@ -18,11 +18,11 @@ from support.calibrated import TWO_FOUR
 from torch import Tensor, nn
 
 import twofour
+from twofour.calibrate.torch.blocks import Blocks, parts_of
+from twofour.calibrate.torch.pruning import prune_calibrated, work_of
 from twofour.errors import BadInputError
 from twofour.pruning.spill import give_back_memory
-from twofour.pruning.torch_blocks import Blocks, parts_of
-from twofour.pruning.torch_calls import Call, Spill, spill
-from twofour.pruning.torch_pruning import prune_calibrated, work_of
+from twofour.pruning.torch.calls import Call, Spill, spill
 from twofour.records.options import MethodOptions, Selection
 from twofour.records.pruning import Calibration
 
@@ -69,7 +69,7 @@ def test_models_of_transformers_are_calibrated_block_by_block(
     model = MODELS[name]()
     whole = copy.deepcopy(model)
     result = twofour.prune(model, calibrate=texts(), method="wanda", refit=0)
-    monkeypatch.setattr("twofour.pruning.torch_calibration.parts_of", lambda *_, **__: {})
+    monkeypatch.setattr("twofour.calibrate.torch.calibration.parts_of", lambda *_, **__: {})
     assert twofour.prune(whole, calibrate=texts(), method="wanda", refit=0) == result
     assert same_state(model, whole)
     assert all(row.output_error is not None for row in result.weights if row.pruned)
@@ -109,7 +109,7 @@ def test_what_does_not_fit_into_memory_goes_to_files_and_is_let_go(
 def products_run(model: nn.Module, parts: bool, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many forwards of Linears pruning takes."""
     if not parts:
-        monkeypatch.setattr("twofour.pruning.torch_calibration.inner_parts", lambda *_: {})
+        monkeypatch.setattr("twofour.calibrate.torch.calibration.inner_parts", lambda *_: {})
     ran: list[nn.Module] = []
     hook = nn.modules.module.register_module_forward_pre_hook(
         lambda module, _: ran.append(module) if isinstance(module, nn.Linear) else None
@@ -165,7 +165,7 @@ def test_a_part_whose_weights_hang_on_the_data_runs_again(monkeypatch: pytest.Mo
     whole = copy.deepcopy(model)
     data = [torch.rand(9, 8), -torch.rand(9, 8)]
     result = twofour.prune(model, calibrate=data, method="wanda", refit=0)
-    monkeypatch.setattr("twofour.pruning.torch_calibration.inner_parts", lambda *_: {})
+    monkeypatch.setattr("twofour.calibrate.torch.calibration.inner_parts", lambda *_: {})
     assert twofour.prune(whole, calibrate=data, method="wanda", refit=0) == result
     assert same_state(model, whole)
 
@@ -287,7 +287,7 @@ def test_a_block_that_changes_its_input_always_runs(monkeypatch: pytest.MonkeyPa
     model = Odd()
     whole, x = copy.deepcopy(model), torch.randn(9, 8)
     result = twofour.prune(model, calibrate=[x], method="wanda")
-    monkeypatch.setattr("twofour.pruning.torch_calibration.parts_of", lambda *_, **__: {})
+    monkeypatch.setattr("twofour.calibrate.torch.calibration.parts_of", lambda *_, **__: {})
     assert twofour.prune(whole, calibrate=[x], method="wanda") == result
     assert same_state(model, whole)
     with spill() as kept:

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import twofour
+from twofour.calibrate.torch.calibration import Work, calibrate, calls_kept
+from twofour.calibrate.torch.pruning import prune_calibrated
+from twofour.calibrate.torch.weights import InMemory
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
@@ -21,9 +24,6 @@ from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import method_named
 from twofour.pruning.solve import Solved, solve_layer
 from twofour.pruning.statistics import InputSums, held_out_samples
-from twofour.pruning.torch_calibration import Work, calibrate, calls_kept
-from twofour.pruning.torch_pruning import prune_calibrated
-from twofour.pruning.torch_weights import InMemory
 from twofour.records.options import MethodOptions, Selection
 from twofour.records.pruning import Calibration, PrunedWeight, PruneResult
 
@@ -132,7 +132,7 @@ def test_branches_loops_and_early_exits_give_the_same_as_running_everything_each
         return model, twofour.prune(model, calibrate=batches(), method="wanda")
 
     model, result = pruned()
-    monkeypatch.setattr("twofour.pruning.torch_calibration.parts_of", lambda *_, **__: {})
+    monkeypatch.setattr("twofour.calibrate.torch.calibration.parts_of", lambda *_, **__: {})
     whole, expected = pruned()
     assert result == expected
     for name, value in model.state_dict().items():

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from twofour.calibrate.onnx.rows import Marks, rows_of, use_of
+from twofour.calibrate.torch.products import Products, RowOrder, Target
+from twofour.calibrate.torch.statistics import Gathering
 from twofour.errors import BadInputError
 from twofour.graph.scope import Node
 from twofour.pruning.matrices import Layout, spread, to_stack
-from twofour.pruning.onnx_rows import Marks, rows_of, use_of
 from twofour.pruning.statistics import InputSums, Statistics, held_out_samples
-from twofour.pruning.torch_calls import Call, undisturbed
-from twofour.pruning.torch_products import Products, RowOrder, Target
-from twofour.pruning.torch_statistics import Gathering
+from twofour.pruning.torch.calls import Call, undisturbed
 
 
 def gathered(

@@ -15,7 +15,7 @@ from support import onnx_models as om
 
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
-from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
 from twofour.records.options import Selection
 from twofour.records.weights import Pattern, ReasonCode, Weight

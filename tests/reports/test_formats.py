@@ -12,8 +12,8 @@ from support.render_cases import every_status
 from typer.testing import CliRunner
 
 from twofour.cli.app import app
+from twofour.compare import comparison as comparing
 from twofour.errors import BadInputError
-from twofour.pipeline.compare import compare as comparing
 from twofour.records.latency import LatencyComparison
 from twofour.reports import FORMATS, renderer
 from twofour.reports.document import Document, Plot

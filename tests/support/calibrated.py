@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from twofour.pruning.torch_calls import Call
-from twofour.pruning.torch_layers import find_weights
-from twofour.pruning.torch_weights import CalibratedWeight, calibrated_weight
+from twofour.calibrate.torch.weights import CalibratedWeight, calibrated_weight
+from twofour.pruning.torch.calls import Call
+from twofour.pruning.torch.layers import find_weights
 from twofour.records.weights import Pattern
 
 TWO_FOUR = Pattern(2, 4)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from twofour.inputs.calibration import CalibrationData, ModelInputs
-from twofour.pipeline.sources.calibration.open import onnx_inputs, open_calibration
 from twofour.records.export import TensorShape
 from twofour.records.options import CalibrationOptions
+from twofour.sources.calibration.open import onnx_inputs, open_calibration
 
 
 def onnx_model(

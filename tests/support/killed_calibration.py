@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from twofour.pipeline.run import run_prune
+from twofour.main_job import run_prune
 from twofour.pipeline.stages import Silent
 from twofour.records.options import CalibrationOptions, RunOptions, Selection
 

@@ -14,9 +14,9 @@ from importlib.machinery import PathFinder
 
 import pytest
 
-from twofour.pipeline import engine_host
-from twofour.pipeline.engine_worker import EngineWorker
-from twofour.pipeline.workers import WorkerDiedError, WorkerProcess
+from twofour.workers import host as engine_host
+from twofour.workers.engines import EngineWorker
+from twofour.workers.process import WorkerDiedError, WorkerProcess
 
 _SERVICE = f"{__name__}:RenewedWorker"
 _LIBRARIES = ("numpy", "onnxruntime", "polygraphy", "tensorrt", "twofour")

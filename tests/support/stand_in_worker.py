@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
+from twofour.compare.variant_process import Memory
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.engines.registry import EngineRow
 from twofour.engines.timing import with_samples
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.pipeline.compare.process import Memory
-from twofour.pipeline.engine_worker import (
+from twofour.records.build import EngineStatus, VariantBuild
+from twofour.records.latency import ComparedVariant
+from twofour.workers.engines import (
     EngineTimes,
     EngineWorker,
     OpenedSession,
     TimedRequest,
     Timing,
 )
-from twofour.records.build import EngineStatus, VariantBuild
-from twofour.records.latency import ComparedVariant
 
 SERVICE = "support.stand_in_worker:StandIn"
 DYING = "support.stand_in_worker:DyingEngines"

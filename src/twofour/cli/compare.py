@@ -135,7 +135,7 @@ def _measured(
     quiet: bool,
 ) -> LatencyComparison:
     """Measure, save and print; None prints JSON."""
-    from twofour.pipeline.compare.compare import (
+    from twofour.compare.comparison import (
         first_interrupt_only,
         measure_paths,
         save_comparison,
@@ -177,8 +177,8 @@ def _end(comparison: LatencyComparison) -> None:
 
     And 5, whatever the gates say, where no variant lived to the end.
     """
+    from twofour.compare.comparison import refuse_unfinished
     from twofour.latency.gates import check_gates
-    from twofour.pipeline.compare.compare import refuse_unfinished
 
     refuse_unfinished(comparison)
     outcome = check_gates(comparison, comparison.options.fail_if)

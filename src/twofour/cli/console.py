@@ -359,7 +359,7 @@ def _refused(error: OSError, why: str) -> TwofourError | None:
 def _of_memory(error: Exception) -> TwofourError | None:
     """What Python, numpy or torch say in this process where memory runs out."""
     if not isinstance(error, MemoryError):
-        from twofour.pipeline.workers import is_out_of_memory
+        from twofour.workers.process import is_out_of_memory
 
         if not isinstance(error, RuntimeError) or not is_out_of_memory(str(error)):
             return None

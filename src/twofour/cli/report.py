@@ -220,8 +220,8 @@ def _diagnosis() -> Diagnosis:
     """What is here; nothing is guessed from version numbers where it can be tried."""
     from twofour.engines.machine import find_gpu
     from twofour.engines.registry import builders
-    from twofour.pipeline.engine_host import EngineHost
     from twofour.records.build import Diagnosis, InstalledPackage
+    from twofour.workers.host import EngineHost
 
     with EngineHost() as host:
         engines = tuple(map(host.status, builders()))

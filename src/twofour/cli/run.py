@@ -53,8 +53,8 @@ def prune_export_build(
 
     Example: twofour prune-export-build model.py:make --calibrate data.py:batches --out runs/model
     """
+    from twofour.main_job import run_all
     from twofour.pipeline.building import refuse_crashed
-    from twofour.pipeline.run import run_all
 
     here = Path.cwd()  # user code may change it
     options = RunOptions(
@@ -121,7 +121,7 @@ def prune(
 
     Example: twofour prune model.onnx --calibrate images.npz --exclude 'head*' --out runs/model
     """
-    from twofour.pipeline.run import run_prune
+    from twofour.main_job import run_prune
     from twofour.reports.terminal import render
     from twofour.reports.weights_document import prune_document
 
@@ -154,7 +154,7 @@ def sensitivity(
 
     Example: twofour sensitivity model.py:make --metric model.py:evaluate --max-drop 0.5
     """
-    from twofour.pipeline.run import run_sensitivity
+    from twofour.main_job import run_sensitivity
     from twofour.reports.sensitivity_document import sensitivity_document
     from twofour.reports.terminal import render
 
@@ -186,7 +186,7 @@ def export(
 
     Example: twofour export model.py:make --precision float16 --out runs/model
     """
-    from twofour.pipeline.run import run_export
+    from twofour.main_job import run_export
 
     with running(out, quiet=quiet) as progress:
         options = RunOptions(**exporting.options())
@@ -267,8 +267,8 @@ def build(
                 "--tensorrt-version is of the machine that --emit-trtexec writes for",
                 hint="add --emit-trtexec DIR; a build here takes the TensorRT that is installed",
             )
+        from twofour.main_job import run_build
         from twofour.pipeline.building import refuse_all_failed, refuse_crashed
-        from twofour.pipeline.run import run_build
 
         with running(out, quiet=quiet) as progress:
             folder, built = run_build(onnx, out, options, progress)

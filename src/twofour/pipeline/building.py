@@ -16,16 +16,6 @@ from twofour.errors import BuildFailedError
 from twofour.inputs.examples import beyond_ranges, opt_shapes, profiles_for
 from twofour.inputs.fits import at_shapes, shapes_of
 from twofour.latency.ratios import ratios_and_noise, unpaired_ratios
-from twofour.pipeline.engine_host import (
-    CRASH_HINT,
-    CrashedError,
-    Tries,
-    build_in,
-    crashed_build,
-    in_words,
-    lasts,
-)
-from twofour.pipeline.engine_worker import EngineTimes, TimedRequest, Timing
 from twofour.pipeline.stages import (
     BUILD,
     DENSE,
@@ -38,7 +28,6 @@ from twofour.pipeline.stages import (
     onnx_name,
     record_of,
 )
-from twofour.pipeline.workers import may_pass
 from twofour.records.build import VariantBuild
 from twofour.records.latency import (
     ComparedVariant,
@@ -48,6 +37,17 @@ from twofour.records.latency import (
 )
 from twofour.records.options import BuildOptions, CompareOptions, Precision, Variant
 from twofour.records.run import BuildResult, ExportedVariant
+from twofour.workers.engines import EngineTimes, TimedRequest, Timing
+from twofour.workers.host import (
+    CRASH_HINT,
+    CrashedError,
+    Tries,
+    build_in,
+    crashed_build,
+    in_words,
+    lasts,
+)
+from twofour.workers.process import may_pass
 
 _TIMING_CACHE = "timing.cache"
 TIMES = "stages/times.json"

@@ -12,7 +12,6 @@ from twofour.eligibility.predict import not_covered_lines
 from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.inputs.fits import save_arrays, stored_arrays
-from twofour.pipeline.engine_host import RUNTIMES, CrashedError, Session, lasts, tries_of
 from twofour.pipeline.stages import (
     ACCURACY,
     DENSE,
@@ -31,6 +30,7 @@ from twofour.records.pruning import PruneResult
 from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck, VariantCheck
 from twofour.records.weights import ReasonCode
 from twofour.words import count, nothing_pruned
+from twofour.workers.host import RUNTIMES, CrashedError, Session, lasts, tries_of
 
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
 
@@ -225,7 +225,7 @@ def metric_key(options: RunOptions) -> str | None:
     """The metric's text, the hash of its code and its seed: an edited metric is run again."""
     if options.metric is None:
         return None
-    from twofour.pipeline.sources.user_code import parse_reference, reference_key
+    from twofour.sources.user_code import parse_reference, reference_key
 
     return f"{options.metric} {reference_key(parse_reference(options.metric))} {options.seed}"
 
@@ -239,7 +239,7 @@ def _checked(
     save_arrays(run.file(name), outputs)
     metrics: dict[str, float] = {}
     if run.options.metric is not None:
-        from twofour.pipeline.sources.user_code import files_read, run_metric
+        from twofour.sources.user_code import files_read, run_metric
 
         names = [tensor.name for tensor in session.loaded.inputs]
         with files_read() as read:

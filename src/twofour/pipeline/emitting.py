@@ -41,7 +41,7 @@ from twofour.logs.layer_info import read_profile
 from twofour.packages import __version__
 from twofour.pipeline.evidence import EMITTED, failed_variants, read_build, read_emitted
 from twofour.pipeline.folder import is_run_folder
-from twofour.pipeline.onnx_stages import write_onnx
+from twofour.pipeline.onnx.model import write_onnx
 from twofour.pipeline.settings import refuse_kept_without_change
 from twofour.pipeline.stages import INPUTS, LAYERS
 from twofour.records.build import LayerTime, TrtexecFolder, TrtexecRounds, TrtexecVariant

@@ -110,7 +110,7 @@ def resolve(
     _refuse_without_data(options)
     _refuse_unmeasured(options)
     if options.metric is not None:  # found before hours of work, not after
-        from twofour.pipeline.sources.user_code import load_metric
+        from twofour.sources.user_code import load_metric
 
         load_metric(options.metric)
     chosen = None if status_of is None else _pick_engine(options, status_of, note)

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from twofour.graph.opened import OpenedModels
 from twofour.inputs.fits import stored_arrays
 from twofour.packages import __version__, installed_version
-from twofour.pipeline.engine_host import EngineHost, Sessions
 from twofour.pipeline.folder import STAGES, RunFolder
 from twofour.pipeline.settings import Decisive, Settings
-from twofour.pipeline.sources.source import state_of
 from twofour.records.export import LayerMap, OnnxFile
 from twofour.records.options import Variant
 from twofour.records.pruning import PruneResult
 from twofour.records.run import ExportedVariant, StageRecord
+from twofour.sources.source import state_of
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
+from twofour.workers.host import EngineHost, Sessions
 
 if TYPE_CHECKING:
     import numpy as np
 
     from twofour.inputs.calibration import CalibrationData, ModelInputs
-    from twofour.pipeline.sources.source import Source
+    from twofour.sources.source import Source
 
 
 R = TypeVar("R")
@@ -283,13 +283,13 @@ class Run:
         options = self.options
         if options.calibration.data is None:
             return ""
-        from twofour.pipeline.sources.calibration.open import calibration_key
+        from twofour.sources.calibration.open import calibration_key
 
         return calibration_key(options.calibration, self.described_in, seed=options.seed)
 
     def open_calibration(self, inputs: ModelInputs) -> CalibrationData:
         """The calibration data, found to fit a model that takes these inputs."""
-        from twofour.pipeline.sources.calibration.open import open_calibration
+        from twofour.sources.calibration.open import open_calibration
 
         options, folder = self.options, self.file(STAGES)
         data = open_calibration(options.calibration, inputs, seed=options.seed, folder=folder)

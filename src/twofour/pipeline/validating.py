@@ -236,7 +236,7 @@ def validate_shard(path: Path, record: PruneResult, pattern: Pattern) -> Validat
 
 def _pickle(path: Path, pattern: Pattern | None) -> Validation:
     """A torch checkpoint, read without running its code, judged by way of a safetensors copy."""
-    from twofour.pipeline.torch_model import read_checkpoint, save_tensors
+    from twofour.pipeline.torch.weights import read_checkpoint, save_tensors
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / WEIGHTS

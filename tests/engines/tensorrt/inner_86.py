@@ -21,11 +21,11 @@ from twofour.engines.protocol import BuildRequest, ProgressCallback, no_progress
 from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.pipeline.engine_host import EngineHost
-from twofour.pipeline.engine_worker import EngineWorker
-from twofour.pipeline.run import run_all, run_build
+from twofour.main_job import run_all, run_build
 from twofour.records.build import VariantBuild
 from twofour.records.options import AllowedType, BuildOptions, RunOptions, Variant
+from twofour.workers.engines import EngineWorker
+from twofour.workers.host import EngineHost
 
 MODULE = """
 import torch
@@ -55,7 +55,7 @@ class HostHere(EngineHost):
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBuild:
-    monkeypatch.setattr("twofour.pipeline.run.EngineHost", HostHere)
+    monkeypatch.setattr("twofour.main_job.EngineHost", HostHere)
     fake = FakeBuild(monkeypatch)
     monkeypatch.setattr(polygraphy.cuda.cuda, "G_CUDA", TimedCuda(fake_cudart(tmp_path)))
     return fake

@@ -15,14 +15,14 @@ from support.stand_in_worker import SERVICE
 from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
+from twofour.compare import comparison as comparing
+from twofour.compare.comparison import refuse_unfinished, statuses_apart
+from twofour.compare.measure import take_peaks
+from twofour.compare.variant_process import Memory, VariantProcess
+from twofour.compare.variants import ComparedModel, Planned
 from twofour.errors import BuildFailedError
-from twofour.pipeline.compare import compare as comparing
-from twofour.pipeline.compare.compare import refuse_unfinished, statuses_apart
-from twofour.pipeline.compare.measure import take_peaks
-from twofour.pipeline.compare.process import Memory, VariantProcess
-from twofour.pipeline.compare.variants import ComparedModel, Planned
-from twofour.pipeline.workers import WorkerProcess
 from twofour.records.latency import LatencyComparison, LatencyVerdict, RoundLoad, Withheld
+from twofour.workers.process import WorkerProcess
 
 KILLED = "its process was ended by SIGKILL"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twofour.pipeline.compare.measure import middle_profile
+from twofour.compare.measure import middle_profile
 from twofour.records.build import LayerTime
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support import onnx_models as om
 
+from twofour.compare.comparison import compare
 from twofour.errors import BadInputError
-from twofour.pipeline.compare.compare import compare
 from twofour.records.options import CompareOptions
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from twofour.engines.protocol import ModeStatus
-from twofour.errors import BadInputError
-from twofour.pipeline.compare.variants import (
+from twofour.compare.variants import (
     ComparedModel,
     StatusesOf,
     TorchRequest,
     parse_engines,
     plan_variants,
 )
+from twofour.engines.protocol import ModeStatus
+from twofour.errors import BadInputError
 from twofour.records.export import TensorShape
 from twofour.records.options import ExampleInputs
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofour.pipeline.sensitivity.choosing import ROUNDS, Cost, Trial, least_lost, within
+from twofour.budget.choosing import ROUNDS, Cost, Trial, least_lost, within
 
 FIGURES = st.one_of(st.integers(0, 8).map(float), st.floats(1e-6, 1e3))
 COSTS = st.lists(st.tuples(FIGURES, st.one_of(FIGURES, st.floats(-5, 0))), max_size=9).map(

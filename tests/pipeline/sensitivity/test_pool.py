@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from twofour.budget.pool import MOST_TRIES, LostError, Pool
 from twofour.errors import BadInputError, TwofourError
-from twofour.pipeline.sensitivity.jobs import MOST_TRIES, LostError, Pool
 
 NAME = "support.job_service:JobService"
 

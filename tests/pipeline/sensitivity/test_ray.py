@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from support.mlp_onnx import save_mlp
 
+from twofour.budget.pool import LostError, RayCluster
 from twofour.errors import BadInputError
-from twofour.pipeline.run import run_sensitivity
-from twofour.pipeline.sensitivity.jobs import LostError, RayCluster
+from twofour.main_job import run_sensitivity
 from twofour.records.options import BudgetOptions, RunOptions, SideBySide
 
 NAME = "support.job_service:JobService"

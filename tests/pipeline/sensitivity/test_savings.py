@@ -12,11 +12,11 @@ from onnx import helper
 from support import onnx_models as om
 from support.render_cases import every_status
 
+from twofour.budget import savings
+from twofour.budget.savings import Unit, find_units, read_times
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
-from twofour.pipeline.sensitivity import savings
-from twofour.pipeline.sensitivity.savings import Unit, find_units, read_times
-from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.onnx import prune_onnx
 from twofour.records.eligibility import Verdict
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Selection

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from twofour.budget.measurer import Measurer, UnseenError
+from twofour.budget.pool import Arguments, Done, LostError
+from twofour.budget.sets import Sets
 from twofour.engines.protocol import no_progress
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.pipeline.sensitivity.jobs import Arguments, Done, LostError
-from twofour.pipeline.sensitivity.measuring import Measurer, UnseenError
-from twofour.pipeline.sensitivity.sets import Sets
 
 
 class Failing:

@@ -12,15 +12,15 @@ from onnx import helper
 from support import onnx_models as om
 from support.mlp_onnx import NAMES, save_mlp
 
+from twofour.budget import study
+from twofour.budget.measurer import output_change
 from twofour.engines.onnxruntime.session import OrtSession
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
 from twofour.inputs.fits import stored_arrays
-from twofour.pipeline.run import run_prune, run_sensitivity
-from twofour.pipeline.sensitivity import study
-from twofour.pipeline.sensitivity.measuring import output_change
+from twofour.main_job import run_prune, run_sensitivity
 from twofour.pipeline.stages import Silent
-from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import read_layers
 from twofour.records.eligibility import ShareUnit
 from twofour.records.options import (

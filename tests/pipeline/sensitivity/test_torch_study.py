@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.mlp_onnx import save_mlp
 
-from twofour.pipeline.run import run_all, run_sensitivity
+from twofour.main_job import run_all, run_sensitivity
 from twofour.records.options import BudgetOptions, RunOptions, SideBySide
 from twofour.records.run import RunResult, SensitivityResult
 from twofour.store import read_record
@@ -75,7 +75,7 @@ def test_a_torch_model_is_pruned_within_its_budget_in_one_command(
 KILLED = """
 import sys
 from pathlib import Path
-from twofour.pipeline.run import run_sensitivity
+from twofour.main_job import run_sensitivity
 from twofour.records.options import BudgetOptions, RunOptions, SideBySide
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.mlp_onnx import save_mlp
 
+from twofour.budget.choosing import nothing_holds
 from twofour.errors import BadInputError, PatternBrokenError
-from twofour.pipeline.run import run_all, run_sensitivity
-from twofour.pipeline.sensitivity.choosing import nothing_holds
+from twofour.main_job import run_all, run_sensitivity
 from twofour.pipeline.stages import Silent
 from twofour.pruning.selection import read_layers
 from twofour.records.options import BudgetOptions, RunOptions, Selection, SideBySide

@@ -12,7 +12,7 @@ import torch
 SRC = Path(__file__).parents[3] / "src"
 CODE = """
 import sys
-from twofour.pipeline.sources.user_code import call, import_attribute, parse_reference
+from twofour.sources.user_code import call, import_attribute, parse_reference
 for name, expected in (("plain.py:draw", False), ("drawn.py:draw", True)):
     reference = parse_reference(name)
     target = import_attribute(reference)

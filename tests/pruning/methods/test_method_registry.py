@@ -15,7 +15,7 @@ import twofour
 from twofour.graph.opened import open_onnx
 from twofour.pruning.methods import METHODS, Method, wanda
 from twofour.pruning.methods.magnitude import Outcome
-from twofour.pruning.onnx_file import prune_onnx
+from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.verify import validate_onnx
 from twofour.records.weights import Pattern
 

@@ -19,8 +19,8 @@ from support.calibration_data import onnx_model, opened
 
 from twofour.errors import BadInputError
 from twofour.inputs.calibration import BATCH_SAMPLES, CalibrationData, ModelInputs
-from twofour.pipeline.sources.calibration.open import calibration_key
 from twofour.records.options import CalibrationOptions
+from twofour.sources.calibration.open import calibration_key
 
 X = np.arange(20 * 3, dtype=np.float32).reshape(20, 3)
 

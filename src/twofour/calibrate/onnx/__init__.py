@@ -1,0 +1,1 @@
+"""An ONNX file, piece by piece, in a worker process."""

@@ -1,0 +1,1 @@
+"""A torch module, block by block."""

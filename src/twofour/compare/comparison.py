@@ -1,0 +1,333 @@
+"""The comparison from its arguments to latency.json: what is compared, measured, concluded."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from twofour.compare.measure import Measured, measure, planned_rows
+from twofour.compare.variant_process import start_worker
+from twofour.compare.variants import (
+    NOT_LOADABLE,
+    Compared,
+    Planned,
+    open_compared,
+    parse_engines,
+    plan_variants,
+)
+from twofour.engines.machine import describe_machine, read_clocks, usable_cores
+from twofour.engines.protocol import ModeStatus
+from twofour.engines.registry import ENGINES, Takes
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.latency.gates import check_names, parse_gate
+from twofour.latency.layers import contrasts
+from twofour.latency.ratios import ratios_and_noise
+from twofour.packages import installed_version
+from twofour.pipeline.emitting import compare_emitted
+from twofour.pipeline.evidence import is_emitted_folder
+from twofour.pipeline.folder import is_run_folder, left, own_folder, writing_into
+from twofour.pipeline.reporting import (
+    LATENCY,
+    REPORT,
+    check_page,
+    report_document,
+    report_folder,
+    write_pages,
+)
+from twofour.pipeline.stages import ACCURACY, Progress, Silent, onnx_files
+from twofour.records.export import Accuracy
+from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, without_batch
+from twofour.records.options import CompareOptions
+from twofour.reports import html, markdown
+from twofour.reports.latency_document import latency_document
+from twofour.sources.open import refuse_untrusted
+from twofour.store import read_record, write_record, write_text
+from twofour.workers.process import WorkerDiedError
+
+_FAR_COSINE = 0.9
+"""Below it two outputs are not those of one model in two precisions (those are above 0.99)."""
+MARKDOWN = "latency.md"
+PAGE = "latency.html"
+
+
+def compare(
+    paths: Sequence[Path],
+    out: Path | None,
+    options: CompareOptions,
+    progress: Progress | None = None,
+) -> tuple[Path, LatencyComparison]:
+    """`measure_paths` and `save_comparison` in one; raises what they raise."""
+    with first_interrupt_only(), measure_paths(paths, out, options, progress) as measured:
+        save_comparison(*measured)
+    return measured
+
+
+@contextlib.contextmanager
+def measure_paths(
+    paths: Sequence[Path],
+    out: Path | None,
+    options: CompareOptions,
+    progress: Progress | None = None,
+) -> Iterator[tuple[Path, LatencyComparison]]:
+    """Measure; gives the folder for the results, locked within the block, and the comparison.
+
+    An interrupted comparison has `partial`. Raises BadInputError for arguments that do not fit,
+    MissingToolError where no engine that was asked for can run here, BuildFailedError where every
+    variant failed, and KeyboardInterrupt before the first round.
+    """
+    check_options(options)
+    for text in options.fail_if:
+        parse_gate(text)
+    if len(paths) == 1 and is_emitted_folder(paths[0]):
+        folder = make_folder(out or paths[0])
+        _refuse_others(folder)
+        with writing_into(folder):
+            yield folder, compare_emitted(paths[0], options)
+        return
+    compared = open_compared(paths, out, options)
+    _refuse_untrusted_code(compared, options)
+    if is_run_folder(compared.folder):
+        check_page(compared.folder)
+    else:
+        _refuse_others(compared.folder)
+    with writing_into(make_folder(compared.folder)):
+        own_folder(compared.work)
+        yield compared.folder, _measure(compared, options, progress or Silent())
+
+
+@contextlib.contextmanager
+def first_interrupt_only(*, until_exit: bool = False) -> Iterator[None]:
+    """Within, the first SIGINT raises KeyboardInterrupt and later ones are ignored.
+
+    An impatient second Ctrl-C would otherwise hit the code that keeps what the first one left.
+    With `until_exit`, for a process that ends then, they stay ignored after the block too. Outside
+    of the main thread, where signals cannot be handled, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    interrupted = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if not (interrupted and until_exit):
+            signal.signal(signal.SIGINT, before)
+
+
+def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
+    """Write latency.json, latency.md and latency.html, and the page of a run folder again.
+
+    The record comes first: everything else can be made from it. Raises BadInputError where the
+    folder cannot be written.
+    """
+    write_record(folder / LATENCY, comparison)
+    document = latency_document(comparison)
+    write_text(folder / MARKDOWN, markdown.render(document))
+    write_text(folder / PAGE, html.render(document))
+    verdicts = folder / REPORT
+    if is_run_folder(folder) and verdicts.is_file():
+        write_pages(folder, report_document(folder, report_folder(folder)))
+
+
+def make_folder(path: Path) -> Path:
+    """Create it with its parents; raises BadInputError where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(
+            f"cannot create {path}: {error.strerror or error}", hint="choose another --out"
+        ) from error
+    return path
+
+
+def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+    """What can run here, tried in a process of its own: libraries may crash or catch Ctrl-C.
+
+    Nothing can of an engine that takes that process down, or hangs.
+    """
+    try:
+        with start_worker(1) as process:
+            found: Mapping[str, ModeStatus] = process.call("statuses", ENGINES[engine], modes)
+            return found
+    except WorkerDiedError as error:
+        why = f"trying it failed: {error.message}"
+        return {
+            mode: ModeStatus(engine=engine, mode=mode, why_not=why, hint=None) for mode in modes
+        }
+
+
+def check_options(options: CompareOptions) -> None:
+    """Raises BadInputError for numbers that make no comparison."""
+    for text, bad in (
+        ("--rounds must be at least 1", options.rounds < 1),
+        ("--warmup must not be negative", options.warmup < 0),
+        ("--time-limit must be positive", options.time_limit_s <= 0),
+        ("--threads must be at least 1", options.threads is not None and options.threads < 1),
+        ("--batch takes sizes from 1 on", any(b < 1 for b in options.batches)),
+        ("--batch names a size twice", len(set(options.batches)) < len(options.batches)),
+    ):
+        if bad:
+            raise BadInputError(text)
+
+
+def _refuse_others(folder: Path) -> None:
+    """Raises BadInputError for results that no comparison of ours left."""
+    with contextlib.suppress(BadInputError):
+        read_record(LatencyComparison, folder / LATENCY)
+        return
+    for name in (LATENCY, MARKDOWN, PAGE):
+        if (folder / name).exists():
+            raise BadInputError(
+                f"{folder} holds {name}, which no comparison wrote",
+                hint="choose another folder with --out; nothing in it was touched",
+            )
+
+
+def _measure(compared: Compared, options: CompareOptions, progress: Progress) -> LatencyComparison:
+    planned, baseline = plan_variants(
+        compared.models, options.engines, options.baseline, statuses_apart
+    )
+    check_names(planned_rows(planned, options.batches), options.fail_if)
+    _refuse_nothing(planned)
+    if options.metric is not None:
+        with start_worker(1) as process:
+            process.call("check_metric", options.metric)
+    machine = describe_machine()
+    threads = options.threads or usable_cores()
+    options = replace(options, threads=threads)
+    measured = measure(compared, planned, options, threads, progress)
+    if not any(v.samples_ms for v in measured.variants):
+        raise _failed("no variant could be timed", measured.variants)
+    baseline = _working_baseline(measured, baseline, options)
+    ratios, noise = ratios_and_noise(measured.variants, baseline, options.seed, measured.loads)
+    model_files = [name for model in compared.onnx for name in onnx_files(model.path)]
+    return LatencyComparison(
+        source=compared.source,
+        baseline=baseline,
+        machine=replace(machine, end=read_clocks()),
+        options=options,
+        variants=measured.variants,
+        ratios=ratios,
+        noise=noise,
+        loads=measured.loads,
+        layers=contrasts(
+            measured.variants,
+            _within_engines(measured.variants, ratios),
+            compared.onnx[0].nodes if compared.onnx else (),
+        ),
+        partial=measured.partial,
+        files=left(compared.folder, model_files) if compared.is_run else {},
+        notes=(*measured.notes, *_notes(compared, measured)),
+    )
+
+
+def _within_engines(
+    variants: Sequence[ComparedVariant], ratios: Sequence[LatencyRatio]
+) -> tuple[LatencyRatio, ...]:
+    """Ratios whose two sides name their layers alike: same engine, and same mode or file."""
+    settings = {v.name: v.settings for v in variants}
+
+    def alike(ratio: LatencyRatio) -> bool:
+        one, other = settings[ratio.variant], settings[ratio.baseline]
+        if one is None or other is None or one.engine != other.engine:
+            return False
+        return one.mode == other.mode or one.sparse_kernels is not None
+
+    return tuple(filter(alike, ratios))
+
+
+def _refuse_nothing(planned: Sequence[Planned]) -> None:
+    if all(row.why_not is not None for row in planned):
+        names: dict[str | None, list[str]] = {}
+        for row in planned:
+            names.setdefault(row.why_not, []).append(row.name)
+        said = "; ".join(f"{', '.join(of)}: {why}" for why, of in names.items())
+        raise MissingToolError(said, hint=planned[0].hint)
+
+
+def _refuse_untrusted_code(compared: Compared, options: CompareOptions) -> None:
+    """Before anything is started: the code of the torch variants that are asked for."""
+    asked = [name for name, _ in parse_engines(options.engines)] or list(ENGINES)
+    rows = [ENGINES[name] for name in asked if ENGINES[name].takes is Takes.MODULE]
+    if any(installed_version(package) for row in rows for package in row.packages):
+        for model in compared.models:
+            if model.torch is not None:
+                refuse_untrusted(Path(compared.source), model.torch.source, options.trust)
+
+
+def refuse_unfinished(comparison: LatencyComparison) -> None:
+    """Raise BuildFailedError where every variant failed on the way: what is kept is cut short."""
+    if comparison.partial is None and all(v.error is not None for v in comparison.variants):
+        raise _failed("every variant failed before its rounds were over", comparison.variants)
+
+
+def _failed(what: str, variants: Sequence[ComparedVariant]) -> BuildFailedError:
+    errors = {variant.error: variant.name for variant in reversed(variants)}
+    said = "; ".join(f"{name}: {why}" for why, name in reversed(errors.items()))
+    hint = next((v.hint for v in variants if v.hint), None)
+    return BuildFailedError(f"{what}: {said}", hint=hint)
+
+
+def _working_baseline(measured: Measured, baseline: str, options: CompareOptions) -> str:
+    """The baseline, or where that failed and was not asked for the first that has a twin."""
+    timed = [without_batch(v.name) for v in measured.variants if v.samples_ms]
+    if baseline in timed or options.baseline is not None:
+        return baseline
+    twins = [name.removesuffix(" again") for name in timed if name.endswith(" again")]
+    return (*twins, *timed)[0]
+
+
+def _no_baseline(compared: Compared) -> Iterator[str]:
+    """A run whose model came in 2:4 compares it with itself."""
+    record = Path(compared.source, ACCURACY)
+    if record.is_file():
+        why = read_record(Accuracy, record).no_baseline
+        yield from () if why is None else (why,)
+
+
+def _far_outputs(variants: Sequence[ComparedVariant]) -> Iterator[str]:
+    for variant in variants:
+        cosines = [row.cosine for row in variant.agreement if row.equal is None]
+        if cosines and min(cosines) < _FAR_COSINE:
+            yield (
+                f"the outputs of {variant.name} are far from the reference's (cosine "
+                f"{min(cosines):.2f}): pruned without recovery, or another model"
+            )
+
+
+def _input_words(compared: Compared) -> str:
+    arrays = ", ".join(
+        f"{name} {'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype}"
+        for name, array in compared.inputs.items()
+    )
+    made_up = " (made up: give real ones with --inputs, or shapes with --input-shape)"
+    return f"inputs: {arrays}{made_up if compared.made_up else ''}"
+
+
+def _notes(compared: Compared, measured: Measured) -> tuple[str, ...]:
+    once = {without_batch(v.name): v for v in measured.variants}
+    notes = [
+        _input_words(compared),
+        *_no_baseline(compared),
+        *_far_outputs(tuple(once.values())),
+        *({NOT_LOADABLE} & {model.no_torch for model in compared.models}),
+    ]
+    if compared.reference is not None:
+        notes.append("outputs are compared, on these inputs, with the dense module's in float32")
+    elif first := next((v.name for v in measured.variants if v.agreement), None):
+        notes.append(f"outputs are compared with those of {first}: no float32 reference is kept")
+    return tuple(notes)

@@ -1,0 +1,323 @@
+"""A variant with a process of its own: built, loaded and asked, and what it can do there.
+
+A process of its own gives each variant its own peak memory and thread pools, and lets one crash
+without the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from twofour.compare.variants import Planned, TorchRequest
+from twofour.engines.machine import available_bytes, has_room_for, peak_resident_bytes, reset_peak
+from twofour.engines.protocol import BuildRequest, OpenRequest, ProgressCallback, no_progress
+from twofour.engines.registry import ENGINES, EngineRow, Takes
+from twofour.engines.timing import WarmModel
+from twofour.errors import BuildFailedError, TwofourError
+from twofour.records.build import LayerTime
+from twofour.records.export import OutputAgreement
+from twofour.records.latency import VariantSettings
+from twofour.records.options import ShapeProfile, Variant
+from twofour.sources.source import safe_name
+from twofour.workers.host import EngineHost, Tries, build_in
+from twofour.workers.process import WorkerProcess
+
+if TYPE_CHECKING:
+    from twofour.compare.variants import Compared
+    from twofour.engines.protocol import ModeStatus, TimedModel
+    from twofour.engines.torch.program import TorchProgram
+
+_SERVICE = "twofour.compare.variant_process:Worker"
+
+
+def start_worker(threads: int) -> WorkerProcess:
+    """A process for one variant, whose libraries use so many threads."""
+    return WorkerProcess(_SERVICE, threads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What is known of a variant once it is loaded."""
+
+    settings: VariantSettings
+    size_bytes: int | None
+    open_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Peaks since the last `prepare`."""
+
+    host_bytes: int | None
+    device_bytes: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class VariantProcess:
+    """A variant with a process of its own, until it fails or the comparison ends."""
+
+    planned: Planned
+    process: WorkerProcess | None = None
+    opened: Opened | None = None
+    error: TwofourError | None = None
+    """Why it cannot be measured any more."""
+    agreement: tuple[OutputAgreement, ...] = ()
+    top1_agreement: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    layers: tuple[LayerTime, ...] = ()
+    build_s: float | None = None
+    peak: Memory | None = None
+    """Of the rounds that were timed last."""
+
+    @property
+    def name(self) -> str:
+        """Its name, without the batch of a sweep."""
+        return self.planned.name
+
+    @property
+    def runs(self) -> bool:
+        """It is loaded and has not failed."""
+        return self.opened is not None and self.error is None
+
+    def open(self, opening: OpenRequest, note: Callable[[str], None]) -> None:
+        """Load it; a failure is kept as `error`.
+
+        Where its process dies it is tried at the engine's lower optimization levels, and `note`
+        told.
+        """
+        row = ENGINES[self.planned.engine]
+        torch = self.planned.model.torch if row.takes is Takes.MODULE else None
+        levels = row.engine().open_levels
+
+        def load(level: str | None) -> None:
+            self.close()
+            self.process = start_worker(opening.threads)
+            wanted = replace(opening, level=level)
+            self.opened = self.process.call("open", row, wanted, torch)
+
+        try:
+            if levels:
+                tries = Tries(engine=self.name, levels=levels, note=note)
+                tries.until_alive(load, lambda: f"loading {opening.model}")
+            else:
+                load(None)
+        except TwofourError as error:
+            self.fail(error)
+
+    def fail(self, error: TwofourError) -> None:
+        """Note why, and let the process go."""
+        self.error = error
+        self.close()
+
+    def run_ms(self) -> float:
+        """One timed run."""
+        return float(self.call("run_ms"))
+
+    def memory(self) -> Memory:
+        """Peaks since `prepare`; none where its process has ended."""
+        try:
+            found: Memory = self.call("memory")
+        except TwofourError:
+            return Memory(host_bytes=None, device_bytes=None)
+        return found
+
+    def call(self, command: str, *arguments: object) -> Any:  # noqa: ANN401  # each command has its own
+        """Ask its process."""
+        assert self.process is not None, "it was opened"
+        return self.process.call(command, *arguments)
+
+    def close(self) -> None:
+        """End its process."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+
+def prepare_request(
+    compared: Compared,
+    planned: Planned,
+    threads: int,
+    shapes: tuple[ShapeProfile, ...],
+    note: Callable[[str], None],
+) -> tuple[OpenRequest, float | None]:
+    """The request of a variant, after a process of its own has built or quantised what it needs.
+
+    With the seconds that took; None: it was there. `note` is told where that process died and
+    another try follows. Raises BuildFailedError and BadInputError as building does.
+    """
+    model, row = planned.model, ENGINES[planned.engine]
+    file, build_s = (None if row.takes is Takes.MODULE else model.onnx), None
+    if row.takes is Takes.PLAN:
+        file, build_s = _plan(compared, planned, shapes, note)
+    elif planned.known_mode.activations is not None:
+        started = time.perf_counter()
+        file = _quantized(compared, planned, threads)
+        build_s = time.perf_counter() - started
+    module = model.torch if row.takes is Takes.MODULE else None
+    opening = OpenRequest(
+        mode=planned.mode,
+        weights=model.weights,
+        threads=threads,
+        shapes=shapes,
+        model=str(file) if module is None else module.source,
+        precision=planned.known_mode.precision_words(model.precision),
+        file=file,
+        sparse_kernels=_flag(planned) if row.takes is Takes.PLAN else None,
+    )
+    return opening, build_s
+
+
+def _flag(planned: Planned) -> bool | None:
+    """Whether the builder may use sparse kernels; None for a plan of unknown origin."""
+    if planned.known_mode.sparse_kernels is False:
+        return False
+    if planned.model.onnx is None:
+        return None
+    return not planned.model.dense
+
+
+def _plan(
+    compared: Compared,
+    planned: Planned,
+    shapes: tuple[ShapeProfile, ...],
+    note: Callable[[str], None],
+) -> tuple[Path, float | None]:
+    """The plan that is there, or a new one; the twin's is built again, without a timing cache."""
+    known = planned.model.plans.get((planned.engine, planned.mode))
+    if known is not None and not (planned.again and planned.model.onnx):
+        return known, None
+    assert planned.model.onnx is not None, "planned only where there is one of the two"
+    flag = bool(_flag(planned))
+    options = compared.build if compared.build.shapes else replace(compared.build, shapes=shapes)
+    request = BuildRequest(
+        variant=Variant.SPARSE if flag else Variant.DENSE,
+        stem=safe_name(planned.name),
+        onnx=planned.model.onnx,
+        folder=compared.work,
+        sparse_weights=flag,
+        options=options,
+        inputs=compared.inputs,
+    )
+    with EngineHost(note=lambda text: note(f"{planned.name}: {text}")) as host:
+        built = build_in(host, ENGINES[planned.engine], request, no_progress)
+    return request.file(".plan"), built.build_s
+
+
+def _quantized(compared: Compared, planned: Planned, threads: int) -> Path:
+    assert planned.model.onnx is not None, "planned only where there is one"
+    target = compared.work / f"{safe_name(planned.model.weights)}.{planned.mode}.onnx"
+    symmetric = planned.known_mode.activations == "int8"
+    with start_worker(threads) as process:
+        process.call("quantize", planned.model.onnx, target, compared.examples, symmetric)
+    return target
+
+
+def refuse_without_memory(largest_bytes: int) -> None:
+    """Raise BuildFailedError where another variant as large as the largest would not fit."""
+    if not has_room_for(largest_bytes):
+        raise BuildFailedError(
+            f"not opened: {available_bytes() / 2**30:.1f} GiB of memory are left, and the "
+            f"largest variant took {largest_bytes / 2**30:.1f} GiB",
+            hint="every variant stays loaded while the rounds run: name fewer with --engines",
+        )
+
+
+class Worker:
+    """The commands; each is a method, and what it raises goes back to the parent."""
+
+    def __init__(self, _report: ProgressCallback) -> None:
+        self._loaded: WarmModel | None = None
+
+    def open(self, engine: EngineRow, opening: OpenRequest, torch: TorchRequest | None) -> Opened:
+        """Load the variant; everything else needs that first, `quantize` apart."""
+        started = time.perf_counter()
+        if torch is not None:
+            opening = replace(opening, program=_program(torch))
+        model = engine.engine().open(opening)
+        open_s = time.perf_counter() - started
+        self._loaded = WarmModel(opening.model, model)
+        return Opened(settings=model.settings, size_bytes=model.size_bytes, open_s=open_s)
+
+    def statuses(self, engine: EngineRow, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+        """Which modes of an engine can run here."""
+        return {status.mode: status for status in engine.engine().statuses(modes)}
+
+    def quantize(self, onnx: Path, target: Path, examples: Path, symmetric: bool) -> None:
+        """Write an INT8 file beside the others of the comparison."""
+        from twofour.export.int8 import quantize_int8
+        from twofour.inputs.fits import stored_arrays
+
+        target.parent.mkdir(parents=True, exist_ok=True)
+        quantize_int8(onnx, target, stored_arrays(examples), symmetric=symmetric)
+
+    def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
+        """Take the inputs of the rounds and warm up; peaks count from here."""
+        reset_peak()
+        self._warm.prepare(inputs, warmup)
+
+    def run_ms(self) -> float:
+        """One timed run."""
+        return self._warm.run_ms()
+
+    def outputs(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs by name."""
+        return self._opened.outputs(inputs)
+
+    def metric(self, reference: str, seed: int) -> dict[str, float]:
+        """The user's metric, with this variant behind `predict`."""
+        from twofour.sources.user_code import run_metric
+
+        names = [tensor.name for tensor in self._opened.inputs]
+        return run_metric(reference, names, self._opened.outputs, seed=seed)
+
+    def check_metric(self, reference: str) -> None:
+        """Import the user's metric, so that a typo is found before anything is timed."""
+        from twofour.sources.user_code import load_metric
+
+        load_metric(reference)
+
+    def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
+        """Mean times of the layers."""
+        return self._opened.layer_times(iterations)
+
+    def memory(self) -> Memory:
+        """Peaks since `prepare`."""
+        return Memory(
+            host_bytes=peak_resident_bytes(),
+            device_bytes=self._opened.peak_device_memory_bytes(),
+        )
+
+    @property
+    def _warm(self) -> WarmModel:
+        assert self._loaded is not None, "open comes first"
+        return self._loaded
+
+    @property
+    def _opened(self) -> TimedModel:
+        return self._warm.model
+
+
+def _program(torch: TorchRequest) -> TorchProgram:
+    """The module with the weights of the source, or with those that the prune stage saved."""
+    from twofour.engines.torch.program import TorchProgram
+    from twofour.pipeline.torch.model import TorchModel
+    from twofour.sources.open import OnnxSource, open_source
+
+    source = open_source(torch.source, torch.arguments)
+    assert not isinstance(source, OnnxSource), "planned only for torch sources"
+    model = TorchModel(source, lambda _note: None)
+    loaded = model.dense() if torch.weights is None else model.pruned(torch.weights)
+    return TorchProgram(
+        module=loaded.module,
+        args=loaded.args,
+        kwargs=loaded.kwargs,
+        inputs=torch.inputs,
+        output_names=torch.output_names,
+        source=torch.source,
+    )

@@ -1,0 +1,480 @@
+"""What is compared, a run folder or ONNX files and engines, and the variants planned of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from twofour.engines.protocol import Mode, ModeStatus
+from twofour.engines.registry import ENGINES, Takes
+from twofour.engines.tensorrt.build import precisions_of
+from twofour.errors import BadInputError
+from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.inputs.examples import (
+    asked_shapes,
+    load_inputs,
+    parse_shapes,
+    profiles_for,
+    random_inputs,
+)
+from twofour.inputs.fits import read_arrays, shapes_of, stored_arrays
+from twofour.pipeline.folder import is_run_folder, read_manifest, refuse_changed, refuse_outside
+from twofour.pipeline.stages import (
+    BUILD,
+    DENSE,
+    INPUTS,
+    SPARSE,
+    WEIGHTS,
+    onnx_files,
+    onnx_name,
+    reference_name,
+)
+from twofour.records.export import TensorShape
+from twofour.records.latency import variant_name
+from twofour.records.options import BuildOptions, CompareOptions, ExampleInputs, Variant
+from twofour.records.run import BuildResult, RunManifest
+from twofour.sources.source import IN_MEMORY, safe_name
+from twofour.store import read_record
+
+NO_TORCH = "there is no torch module: compare a run folder that was made from one"
+StatusesOf = Callable[[str, Sequence[str]], Mapping[str, ModeStatus]]
+"""Engine and modes -> which of them can run here."""
+_PLANS = (".plan", ".engine", ".trt")
+NOT_LOADABLE = (
+    "the run was given a module in memory, which cannot be loaded again: name a file.py:callable "
+    "to prune-export-build where torch variants are to be timed"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchRequest:
+    """A torch module to build from its source, with dense or saved weights."""
+
+    source: str
+    arguments: ExampleInputs
+    weights: Path | None
+    """Saved by the prune stage; None: those of the source."""
+    inputs: tuple[TensorShape, ...]
+    """Of the ONNX file, in its order, which is that of the module's arguments."""
+    output_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedModel:
+    """One set of weights in every form there is of it."""
+
+    weights: str
+    """Label: dense, sparse, or the file's stem."""
+    onnx: Path | None = None
+    plans: Mapping[tuple[str, str], Path] = field(default_factory=dict)
+    """Engine and mode -> a plan that is there already."""
+    torch: TorchRequest | None = None
+    no_torch: str = NO_TORCH
+    """Why `torch` is None."""
+    precision: str = "unknown"
+    """Types of the ONNX file's graph; a plan does not tell its own."""
+    dense: bool = False
+    """Known not to be pruned: no mode is asked that only takes 2:4 weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One row of the comparison, before anything is loaded."""
+
+    name: str
+    model: ComparedModel
+    engine: str
+    mode: str
+    again: bool = False
+    why_not: str | None = None
+    """It cannot be measured, and why; None: it can be tried."""
+    hint: str | None = None
+
+    @property
+    def known_mode(self) -> Mode:
+        """What the engine says of its mode."""
+        return _modes(self.engine)[self.mode]
+
+    def name_at(self, batch: int | None) -> str:
+        """The name of its row at a batch of a sweep; None: there is no sweep."""
+        return variant_name(
+            self.model.weights, self.engine, self.mode, again=self.again, batch=batch
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Models with the inputs they are run on, and where the results go."""
+
+    source: str
+    """As the user named it."""
+    folder: Path
+    is_run: bool
+    """`folder` is a run folder, whose report shows the comparison."""
+    models: tuple[ComparedModel, ...]
+    onnx: tuple[OpenedModel, ...]
+    """The ONNX files among them, in their order; worker processes parse for themselves."""
+    inputs: Mapping[str, np.ndarray]
+    """Example inputs by name."""
+    reference: Mapping[str, np.ndarray] | None
+    """Outputs of the dense module in float32 on them; None: the first ONNX file has to do."""
+    build: BuildOptions
+    made_up: bool = False
+    """`inputs` are random numbers of shapes that nobody gave."""
+
+    @property
+    def work(self) -> Path:
+        """Folder for plans and quantised files, inside that of the results."""
+        return self.folder / "compare"
+
+    @property
+    def examples(self) -> Path:
+        """The example inputs as a file for worker processes."""
+        return self.work / "inputs.npz"
+
+
+def open_compared(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Compared:
+    """From one run folder, or from ONNX files and TensorRT plans; raises BadInputError else."""
+    if len(paths) == 1 and paths[0].is_dir():
+        return _of_run(paths[0], out, options)
+    for path in paths:
+        if path.is_dir():
+            raise BadInputError(f"{path} is a folder among files", hint="name it alone")
+        if path.suffix.lower() not in {".onnx", *_PLANS}:
+            raise BadInputError(
+                f"{path} is neither an ONNX file nor a TensorRT engine ({', '.join(_PLANS)})",
+                hint="for a torch model run prune-export-build first and name its run folder",
+            )
+        if not path.is_file():
+            raise BadInputError(f"cannot read {path}: no such file")
+    return _of_files(paths, out, options)
+
+
+def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Compared:
+    if not is_run_folder(folder):
+        raise BadInputError(
+            f"{folder} is not a run folder",
+            hint="name one that prune-export-build or build made, or ONNX files",
+        )
+    here = [v for v in (DENSE, SPARSE) if (folder / onnx_name(v)).is_file()]
+    if not here:
+        raise BadInputError(
+            f"{folder} holds no ONNX file yet", hint="run prune-export-build or build first"
+        )
+    models = [onnx_files(folder / onnx_name(v)) for v in (DENSE, SPARSE)]
+    plan_files = (f"{variant}.plan" for variant in (DENSE, SPARSE))
+    kept = (*(n for of in models for n in of), WEIGHTS, INPUTS, reference_name(DENSE), *plan_files)
+    refuse_changed(folder, [name for name in kept if (folder / name).is_file()])
+    files = tuple(open_onnx(folder / onnx_name(variant)) for variant in here)
+    shapes = files[0].inputs
+    own = folder / INPUTS
+    asked = _asked_inputs(options, shapes)
+    inputs = asked or (stored_arrays(own) if own.is_file() else _made_up(shapes, folder))
+    reference = folder / reference_name(DENSE)
+    manifest = read_manifest(folder)
+    built = read_record(BuildResult, folder / BUILD) if (folder / BUILD).is_file() else None
+    plans = {} if built is None else _plans(folder, built)
+    return Compared(
+        source=str(folder),
+        folder=out or folder,
+        is_run=out is None,
+        models=tuple(
+            _model_of_run(folder, manifest, variant, file, plans if variant == SPARSE else {})
+            for variant, file in zip(here, files, strict=True)
+        ),
+        onnx=files,
+        inputs=inputs,
+        reference=stored_arrays(reference) if asked is None and reference.is_file() else None,
+        build=_with_shapes(built.options if built else BuildOptions(), options, inputs, files[0]),
+        made_up=asked is None and not own.is_file(),
+    )
+
+
+def _model_of_run(
+    folder: Path,
+    manifest: RunManifest,
+    variant: Variant,
+    file: OpenedModel,
+    plans: Mapping[tuple[str, str], Path],
+) -> ComparedModel:
+    weights = folder / WEIGHTS
+    torch = None
+    in_memory = manifest.source.startswith(IN_MEMORY)
+    if not (in_memory or manifest.source.lower().endswith(".onnx")) and weights.is_file():
+        torch = TorchRequest(
+            source=(variant == DENSE and manifest.dense_reference) or manifest.source,
+            arguments=ExampleInputs(
+                inputs=manifest.inputs,
+                input_shapes=manifest.input_shapes,
+                input_shape_names=manifest.input_shape_names,
+                seed=manifest.seed,
+            ),
+            weights=weights if variant == SPARSE else None,
+            inputs=file.inputs,
+            output_names=tuple(tensor.name for tensor in file.outputs),
+        )
+    return ComparedModel(
+        weights=variant.value,
+        onnx=file.path,
+        plans=plans,
+        torch=torch,
+        no_torch=NOT_LOADABLE if in_memory else NO_TORCH,
+        precision=precisions_of(file.proto).in_words,
+        dense=variant == DENSE,
+    )
+
+
+def _plans(folder: Path, built: BuildResult) -> dict[tuple[str, str], Path]:
+    """Both plans of a run come from sparse.onnx: "dense" is the one with sparsity off."""
+    engine = built.engine.engine
+    if engine not in ENGINES:  # of a folder made elsewhere
+        return {}
+    for variant in built.variants:
+        refuse_outside(folder / BUILD, variant.plan or "")
+    allowed = {mode.sparse_kernels: mode.name for mode in ENGINES[engine].engine().modes}
+    return {
+        (engine, allowed[v.sparse_weights]): folder / v.plan
+        for v in built.variants
+        if v.plan and (folder / v.plan).is_file()
+    }
+
+
+def _with_shapes(
+    build: BuildOptions,
+    options: CompareOptions,
+    inputs: Mapping[str, np.ndarray],
+    model: OpenedModel | None,
+) -> BuildOptions:
+    """--shapes in place of what a build had, for all inputs of the file."""
+    asked = parse_shapes(options.shapes)
+    if not asked or model is None:
+        return replace(build, shapes=asked) if asked else build
+    profiles = profiles_for(asked, model.inputs, shapes_of(inputs), model.size_ranges)
+    return replace(build, shapes=profiles)
+
+
+def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Compared:
+    opened = {path: open_onnx(path) for path in paths if path.suffix.lower() not in _PLANS}
+    labels = _labels(paths)
+    models = tuple(
+        _model_of_file(label, path, opened.get(path))
+        for label, path in zip(labels, paths, strict=True)
+    )
+    folder = out or Path("runs") / safe_name("-".join(["compare", *labels[:3]]))
+    files = tuple(opened[path] for path in paths if path in opened)
+    inputs = _inputs_of_files(files, options)
+    return Compared(
+        source=" ".join(map(str, paths)),
+        folder=folder,
+        is_run=False,
+        models=models,
+        onnx=files,
+        inputs=inputs,
+        reference=None,
+        build=_with_shapes(BuildOptions(), options, inputs, files[0] if files else None),
+        made_up=options.inputs is None and not options.input_shapes,
+    )
+
+
+def _model_of_file(label: str, path: Path, opened: OpenedModel | None) -> ComparedModel:
+    if opened is None:  # a plan that anyone has built
+        row = next(row for row in ENGINES.values() if row.takes is Takes.PLAN)
+        return ComparedModel(weights=label, plans={(row.name, row.engine().modes[0].name): path})
+    return ComparedModel(weights=label, onnx=path, precision=precisions_of(opened.proto).in_words)
+
+
+def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
+    """File stems; with the folder before it where two files have the same, and then a number."""
+    stems = Counter(path.stem for path in paths)
+    labels = [
+        path.stem if stems[path.stem] == 1 else f"{path.absolute().parent.name}-{path.stem}"
+        for path in paths
+    ]
+    alike = Counter(labels)
+    return tuple(
+        label if alike[label] == 1 else f"{label}-{number + 1}"
+        for number, label in enumerate(labels)
+    )
+
+
+def _inputs_of_files(
+    files: Sequence[OpenedModel], options: CompareOptions
+) -> Mapping[str, np.ndarray]:
+    """Example inputs that every file takes: as asked for, else random."""
+    if not files:
+        if options.inputs is None:
+            raise BadInputError(
+                "engines alone do not say their inputs here", hint="give them with --inputs .npz"
+            )
+        return read_arrays(Path(options.inputs))
+    shapes = [file.inputs for file in files]
+    for file, other in zip(files[1:], shapes[1:], strict=True):
+        if [s.name for s in other] != [s.name for s in shapes[0]]:
+            raise BadInputError(
+                f"{file.path} takes the inputs {[s.name for s in other]}, "
+                f"{files[0].path} takes {[s.name for s in shapes[0]]}",
+                hint="only models with the same inputs can be compared",
+            )
+    merged = tuple(map(_fixed_in_any, zip(*shapes, strict=True)))
+    asked = _asked_inputs(options, merged)
+    return _made_up(merged, files[0].path, options) if asked is None else asked
+
+
+def _fixed_in_any(same: tuple[TensorShape, ...]) -> TensorShape:
+    """One input in all files: a dimension that any of them fixes is that, the others are free."""
+    if len({len(tensor.shape) for tensor in same}) > 1:
+        return same[0]
+    dims = zip(*(tensor.shape for tensor in same), strict=True)
+    fixed = (next((d for d in of if isinstance(d, int)), of[0]) for of in dims)
+    return replace(same[0], shape=tuple(fixed))
+
+
+def _asked_inputs(
+    options: CompareOptions, shapes: tuple[TensorShape, ...]
+) -> Mapping[str, np.ndarray] | None:
+    if options.inputs is not None:
+        return load_inputs(Path(options.inputs), shapes)
+    if options.input_shapes:
+        return _made_up(shapes, Path("the model"), options)
+    return None
+
+
+def _made_up(
+    shapes: tuple[TensorShape, ...], model: Path, options: CompareOptions | None = None
+) -> Mapping[str, np.ndarray]:
+    """Random inputs; `model` is what an error names. Shapes as asked for, else opt of --shapes."""
+    options = options or CompareOptions()
+    asked = asked_shapes(shapes, options, parse_shapes(options.shapes))
+    return random_inputs(shapes, options.seed, asked, str(model))
+
+
+def parse_engines(texts: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
+    """Read `engine:mode` and `engine` (all its modes); BadInputError for an unknown engine."""
+    pairs: dict[tuple[str, str | None], None] = {}
+    for text in (part.strip() for whole in texts for part in whole.split(",") if part.strip()):
+        engine, _, mode = text.partition(":")
+        if engine not in ENGINES:
+            raise BadInputError(
+                f"--engines: there is no engine {engine!r}", hint=f"known are {', '.join(ENGINES)}"
+            )
+        pairs[engine, mode or None] = None
+    return tuple(pairs)
+
+
+def plan_variants(
+    models: Sequence[ComparedModel],
+    engines: Sequence[str],
+    baseline: str | None,
+    statuses: StatusesOf,
+) -> tuple[tuple[Planned, ...], str]:
+    """Every row, in order, each twin right behind its row, and the name of the baseline.
+
+    Without `engines`: everything that can run here, both weights in the first engine and in those
+    with sparse kernels, the first weights alone in the others. Raises BadInputError for an engine,
+    mode or baseline that is not there.
+    """
+    asked = parse_engines(engines)
+    rows = _asked(models, asked, statuses) if asked else _all(models, statuses)
+    names = [row.name for row in rows]
+    if baseline is not None and baseline not in names:
+        raise BadInputError(
+            f"--baseline: there is no variant {baseline!r}", hint=f"there are {', '.join(names)}"
+        )
+    if baseline is None:
+        baseline = next((row.name for row in rows if row.why_not is None), names[0])
+    return tuple(_with_twins(rows, baseline)), baseline
+
+
+def _asked(
+    models: Sequence[ComparedModel],
+    asked: Sequence[tuple[str, str | None]],
+    statuses: StatusesOf,
+) -> list[Planned]:
+    modes: dict[str, list[str]] = {}
+    for engine, mode in asked:
+        known = _modes(engine)
+        if mode is not None and mode not in known:
+            raise BadInputError(
+                f"--engines: {engine} has no mode {mode!r}", hint=f"it has {', '.join(known)}"
+            )
+        modes.setdefault(engine, []).extend(known if mode is None else (mode,))
+    tried = {engine: statuses(engine, tuple(dict.fromkeys(of))) for engine, of in modes.items()}
+    rows = {
+        row.name: row
+        for engine, mode in asked
+        for wanted in (_modes(engine) if mode is None else (mode,))
+        for row in _rows(models, tried[engine][wanted])
+    }
+    return list(rows.values())
+
+
+def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[Planned]:
+    rows: list[Planned] = []
+    for engine in ENGINES:
+        if all(_why_no_form(engine, model) for model in models):
+            continue
+        for status in statuses(engine, tuple(_modes(engine))).values():
+            found = _rows(models, status)
+            started = any(row.why_not is None for row in rows)
+            if status.why_not is not None or (started and not _packs_sparse(status)):
+                found = found[:1]
+            rows += found
+    return rows
+
+
+def _rows(models: Sequence[ComparedModel], status: ModeStatus) -> list[Planned]:
+    packs = _packs_sparse(status)
+    taken = [m for m in models if not (packs and m.dense)] or list(models[:1])
+    return [
+        Planned(
+            name=variant_name(model.weights, status.engine, status.mode),
+            model=model,
+            engine=status.engine,
+            mode=status.mode,
+            why_not=status.why_not or _why_no_form(status.engine, model),
+            hint=status.hint if status.why_not else None,
+        )
+        for model in taken
+    ]
+
+
+def _packs_sparse(status: ModeStatus) -> bool:
+    return _modes(status.engine)[status.mode].needs_sparse
+
+
+def _modes(engine: str) -> dict[str, Mode]:
+    """By name, the usual one first."""
+    return {mode.name: mode for mode in ENGINES[engine].engine().modes}
+
+
+def _why_no_form(engine: str, model: ComparedModel) -> str | None:
+    """Why the engine cannot take the model; None: it can."""
+    takes = ENGINES[engine].takes
+    if takes is Takes.MODULE:
+        return model.no_torch if model.torch is None else None
+    built = takes is Takes.PLAN and any(of == engine for of, _ in model.plans)
+    return None if built or model.onnx is not None else "there is no ONNX file of it"
+
+
+def _with_twins(rows: Sequence[Planned], baseline: str) -> list[Planned]:
+    """One twin for each engine and mode that needs it: of the baseline, else of the first."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.why_not is None:
+            groups.setdefault((row.engine, row.mode), []).append(row.name)
+    twinned = {
+        baseline if baseline in names else names[0]
+        for names in groups.values()
+        if baseline in names or len(names) > 1
+    }
+    result: list[Planned] = []
+    for row in rows:
+        result.append(row)
+        if row.name in twinned:
+            name = variant_name(row.model.weights, row.engine, row.mode, again=True)
+            result.append(replace(row, name=name, again=True))
+    return result

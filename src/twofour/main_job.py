@@ -1,0 +1,288 @@
+"""The main job: every stage of prune-export-build, in order, in one run folder.
+
+Reading order of a run: torch_stages (or onnx_stages), checks, building, validating, reporting.
+The torch module is let go before any engine runs, and one ONNX Runtime session at a time serves
+check and timing of a file, so that memory holds the model about once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twofour.errors import BadInputError
+from twofour.graph.opened import OpenedModels
+from twofour.pipeline.building import build_result, build_variant, time_variants, with_profiles
+from twofour.pipeline.checks import (
+    accuracy,
+    check,
+    check_reference_fits,
+    lost_without_data,
+    why_no_baseline,
+)
+from twofour.pipeline.folder import (
+    STAGES,
+    is_run_folder,
+    open_run_folder,
+    own_folder,
+    read_manifest,
+)
+from twofour.pipeline.reporting import report
+from twofour.pipeline.settings import resolve
+from twofour.pipeline.stages import (
+    DENSE,
+    LAYERS,
+    SPARSE,
+    Model,
+    Progress,
+    Run,
+    Runner,
+    Silent,
+    onnx_name,
+)
+from twofour.pipeline.validating import put_together, validate
+from twofour.records.options import RunOptions
+from twofour.records.pruning import PruneResult, Validation
+from twofour.records.run import (
+    BuildResult,
+    ExportedVariant,
+    RunResult,
+    SensitivityResult,
+    VariantCheck,
+)
+from twofour.sources.open import OnnxSource, identity, open_source, refuse_untrusted
+from twofour.sources.source import TorchSource
+from twofour.store import write_record
+from twofour.workers.host import EngineHost, Sessions
+
+if TYPE_CHECKING:
+    from twofour.sources.callable import ModuleSource
+
+RUNS = Path("runs")
+
+
+def run_all(
+    model: str | ModuleSource,
+    out: Path | None,
+    options: RunOptions,
+    progress: Progress | None = None,
+) -> RunResult:
+    """Prune, validate, export, build and report; resumes what is already in the run folder."""
+    with open_run(model, out, options, progress or Silent(), builds=True) as run:
+        return run_stages(run)
+
+
+def run_stages(run: Run) -> RunResult:
+    """Every stage of the main job, in order."""
+    if run.options.builder.row.is_reference:
+        run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
+    dense = run.model.export_dense(run)
+    build = with_profiles(run, dense)
+    run, chosen = within_budget(run, dense)
+    pruned, validation = prune(run)
+    sparse = run.do(run.model.export_sparse(run, dense))
+    check_reference_fits(run, dense, sparse)
+    no_baseline = why_no_baseline(pruned) if run.reference is None else None
+    if no_baseline is not None:
+        run.progress.note(no_baseline)
+    checks, builds = [], []
+    for exported in (dense, sparse):
+        checks.append(run.do(check(run, exported)))
+        builds.append(run.do(build_variant(run, build, exported.onnx.variant)))
+    exports = run.do(put_together(run, pruned, validation, (dense, sparse), checks))
+    drift = run.do(accuracy(run, (dense, sparse), checks, no_baseline))
+    times = run.do(time_variants(run, build, builds, sparse.precision))
+    built = run.do(build_result(run, build, tuple(builds), times, no_baseline))
+    verdicts = run.do(report(run, pruned, exports, sparse.layers, built))
+    return RunResult(
+        folder=str(run.shown),
+        prune=pruned,
+        validation=validation,
+        export=exports,
+        build=built,
+        accuracy=drift,
+        report=verdicts,
+        sensitivity=chosen,
+    )
+
+
+def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityResult | None]:
+    """The run with the layers left dense that the budget leaves; as it is without a budget.
+
+    With --max-drop the final model is measured too, and layers are taken back, the worst first.
+    """
+    if not run.options.budget.is_set:
+        return run, None
+    from twofour.budget.choosing import hold
+    from twofour.budget.study import sensitivity
+
+    chosen = sensitivity(run, dense)
+    return hold(run, chosen, lambda found: _figures(found, dense)), chosen
+
+
+def _figures(run: Run, dense: ExportedVariant) -> tuple[dict[str, float], dict[str, float]]:
+    """The user's figures of the dense model, and of the one that is really pruned and exported."""
+    run.do(run.model.prune(run))
+    sparse = run.do(run.model.export_sparse(run, dense))
+    check_reference_fits(run, dense, sparse)
+    run.sessions.close()  # sparse.onnx may have been another file until now
+    before, after = (run.do(check(run, of)) for of in (dense, sparse))
+    return before.metrics, after.metrics
+
+
+def run_prune(
+    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+) -> tuple[Path, PruneResult, Validation]:
+    """Only prune and validate; the run folder can be continued."""
+    from twofour.pipeline.torch import streaming
+
+    with open_run(model, out, options, progress or Silent()) as run:
+        if streaming.is_streamed(run):
+            pruned = run.do(streaming.prune(run))
+            return run.shown, pruned, run.do(validate(run, pruned, streaming.weights(run)))
+        return (run.shown, *prune(run))
+
+
+def run_sensitivity(
+    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+) -> tuple[Path, SensitivityResult]:
+    """Only measure what each layer loses and saves; the run folder can be continued.
+
+    `model` may be a run folder: its model, as far as `options.trust` allows code.
+    """
+    from twofour.budget.study import sensitivity
+
+    if is_run_folder(Path(model)):
+        folder = Path(model)
+        model, out, options = _as_it_was(folder, out, options)
+        refuse_untrusted(folder, model, options.trust)
+    with open_run(model, out, options, progress or Silent()) as run:
+        return run.shown, sensitivity(run, run.model.export_dense(run))
+
+
+def _as_it_was(folder: Path, out: Path | None, options: RunOptions) -> tuple[str, Path, RunOptions]:
+    """Model, folder and options of a run that was made before."""
+    manifest = read_manifest(folder)
+    if options.inputs is None and not options.input_shapes:
+        options = replace(
+            options,
+            inputs=manifest.inputs,
+            input_shapes=manifest.input_shapes,
+            input_shape_names=manifest.input_shape_names,
+        )
+    return manifest.source, out if out is not None else folder, options
+
+
+def run_export(
+    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+) -> tuple[Path, ExportedVariant, VariantCheck]:
+    """Only export the model as it is, with its layer map, and compare it with the module."""
+    with open_run(model, out, options, progress or Silent()) as run:
+        run.host.start()
+        exported = run.model.export_dense(run)
+        checked = run.do(check(run, exported))
+        write_record(run.file(LAYERS), exported.layers)
+        return run.shown, exported, checked
+
+
+def run_build(
+    onnx: Path, out: Path | None, options: RunOptions, progress: Progress | None = None
+) -> tuple[Path, BuildResult]:
+    """Only build: the file is taken over as sparse.onnx, and timed as it is."""
+    from twofour.pipeline.onnx.model import OnnxModel
+
+    if onnx.suffix != ".onnx":
+        raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
+    with open_run(str(onnx), out, options, progress or Silent(), builds=True) as run:
+        assert isinstance(run.model, OnnxModel), "an .onnx file"
+        taken = run.model.export_as_it_is(run)
+        build = with_profiles(run, taken)
+        if taken.reference is not None:
+            run.do(check(run, taken))
+        variants = (DENSE, SPARSE) if run.options.builder.builds_from_sparse else (SPARSE,)
+        built = tuple(run.do(build_variant(run, build, variant)) for variant in variants)
+        times = run.do(time_variants(run, build, built, taken.precision))
+        return run.shown, run.do(build_result(run, build, built, times))
+
+
+@contextlib.contextmanager
+def open_run(
+    model: str | ModuleSource,
+    out: Path | None,
+    options: RunOptions,
+    progress: Progress,
+    *,
+    builds: bool = False,
+) -> Iterator[Run]:
+    """The source and its run folder (default `runs/<model name>`), locked; the options resolved.
+
+    A job that `builds` gets an engine.
+    """
+    source = open_source(model, options) if isinstance(model, str) else model
+    reference = None
+    if options.dense_reference is not None:
+        reference = open_source(options.dense_reference, options)
+    to_prune = _model(source, reference, progress)
+    # absolute: user code may change the working directory
+    shown = out if out is not None else RUNS / source.name
+    path = shown.absolute()
+    with open_run_folder(path, identity(source.text)) as folder:
+        own_folder(path / STAGES)
+        folder.remember(options, None if reference is None else identity(reference.text))
+        if options.fresh:
+            folder.forget()
+        with EngineHost(note=progress.note) as host:
+            if builds:
+                host.start()
+                if not folder.manifest.stages:
+                    importlib.import_module(to_prune.package)
+            status_of = host.status if builds else None
+            yield Run(
+                path=path,
+                shown=shown,
+                runner=Runner(folder, progress),
+                source=source,
+                options=resolve(options, to_prune, status_of, progress.note),
+                progress=progress,
+                host=host,
+                sessions=Sessions(host, options.build.threads),
+                models=OpenedModels(),
+                model=to_prune,
+                reference=reference,
+            )
+
+
+def _model(
+    source: OnnxSource | TorchSource | ModuleSource,
+    reference: OnnxSource | TorchSource | None,
+    progress: Progress,
+) -> Model:
+    """The dense reference is a torch model for a torch model, an ONNX file for an ONNX file."""
+    if isinstance(source, OnnxSource):
+        from twofour.pipeline.onnx.model import OnnxModel
+
+        if reference is None or isinstance(reference, OnnxSource):
+            return OnnxModel(source, reference)
+    else:
+        from twofour.pipeline.torch.model import TorchModel
+
+        if not isinstance(reference, OnnxSource):
+            dense = None if reference is None else TorchModel(reference, progress.note)
+            return TorchModel(source, progress.note, dense)
+    raise BadInputError(
+        f"--dense-reference {reference.text} and {source.text} are not of one kind",
+        hint="name an ONNX file for an ONNX file, and a torch model for a torch model",
+    )
+
+
+def prune(run: Run) -> tuple[PruneResult, Validation]:
+    """Pruned, and the saved weights read back and judged."""
+    pruned = run.do(run.model.prune(run))
+    lost = lost_without_data(pruned)
+    if lost is not None:
+        run.progress.note(lost)
+    return pruned, run.do(validate(run, pruned, run.model.weights(run)))

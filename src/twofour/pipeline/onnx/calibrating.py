@@ -1,0 +1,441 @@
+"""Calibrated pruning of an ONNX file: level by level through ONNX Runtime, in a worker process.
+
+Between two levels every node runs once on every batch, with the weights before it pruned already;
+where that changes its values it also runs as in the dense model, whose outputs layers aim at. A
+run that was killed continues behind the last step that it finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from twofour.calibrate.finished import FinishedSteps, solution_of
+from twofour.calibrate.onnx.plan import (
+    CalibrationPlan,
+    MainGraph,
+    Piece,
+    Target,
+    borders,
+    main_graph,
+    plan_calibration,
+)
+from twofour.calibrate.onnx.rows import Reading
+from twofour.calibrate.onnx.segments import (
+    Changes,
+    Segments,
+    TypeAndRank,
+    corrected,
+    in_float32,
+    layer_problem,
+    store_piece,
+)
+from twofour.calibrate.onnx.service import BatchFile, Looked, Tap, Tensor
+from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
+from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
+from twofour.graph.constants import has_half
+from twofour.graph.files import Array, read_tensor, storage_key
+from twofour.graph.opened import OpenedModel
+from twofour.inputs.calibration import CalibrationData
+from twofour.inputs.fits import save_arrays
+from twofour.pattern import as_bits
+from twofour.pipeline.settings import Settings
+from twofour.pipeline.stages import Progress, versions
+from twofour.pruning.methods import left_to, method_named, without_data
+from twofour.pruning.onnx import Calibrated, choices_of
+from twofour.pruning.solve import Solved, solve_layers
+from twofour.pruning.statistics import Statistics, both
+from twofour.records.pruning import Calibration, Solution
+from twofour.sources.calibration.open import calibration_record
+from twofour.sources.source import key_of
+from twofour.store import atomic_file, link_or_copy, sha256_file
+from twofour.words import in_seconds
+from twofour.workers.host import RUNTIMES, EngineHost, Tries
+from twofour.workers.process import WorkerDiedError
+
+if TYPE_CHECKING:
+    import onnx
+
+_SERVICE = "twofour.calibrate.onnx.service:CalibrationWorker"
+_GRAM_BYTES = 1 << 30
+"""Size of the matrices that are summed up in one pass; more make further passes."""
+_NO_INPUT = "no calibration input reached it: pruned by magnitude"
+_RUN_HINT = "calibration runs the model in ONNX Runtime; without --calibrate nothing is run"
+_REFUSED = "INVALID_ARGUMENT :"
+"""How ONNX Runtime says that a node cannot take the values or the sizes that came to it."""
+_Use = tuple[int, Target]
+"""A node whose weight is to be pruned, with the number of its piece."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """Layers of one level whose inputs are looked at in one pass."""
+
+    uses: tuple[_Use, ...]
+    ready: tuple[int, ...]
+    """Pieces that are solved then: the inputs of all of their layers are known."""
+
+    @property
+    def names(self) -> list[str]:
+        """What the finished step is kept under."""
+        return [str(number) for number in self.ready]
+
+
+class OnnxCalibration:
+    """One calibration of an ONNX file, from its first level to its last."""
+
+    def __init__(
+        self,
+        opened: OpenedModel,
+        options: Settings,
+        folder: Path,
+        progress: Progress,
+        *,
+        reference: OpenedModel | None = None,
+        host: EngineHost | None = None,
+    ) -> None:
+        """`folder` is for finished steps and what is passed on; the caller removes it.
+
+        `reference` is the dense model to whose weights a mask that is kept is refitted. Raises
+        BadInputError for arrays that cannot be pruned for all of their users.
+        """
+        chosen = choices_of(opened, options.pattern, options.selection)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._opened, self._options, self._reference = opened, options, reference
+        self._folder, self._progress = folder, progress
+        self._host = host or EngineHost(threads=1, note=progress.note, service=_SERVICE)
+        self._graph = main_graph(opened, options.pattern)
+        self._plan = plan_calibration(self._graph, options.pattern, chosen)
+        self._steps = tuple(_steps(self._plan))
+        self._solutions: dict[int, Solution] = {}
+        self._changes = Changes()
+        self._biases: dict[str, Path] = {}
+        files = _linked(opened, folder, "model")
+        dense, self._differing = self._graph, self._plan.behind
+        self._segments = {False: Segments(self._graph, self._changes, files)}
+        if reference is not None:
+            dense = main_graph(reference, options.pattern)
+            files = _linked(reference, folder, "dense")
+            self._differing = frozenset(dense.made_by)
+        self._segments[True] = Segments(dense, Changes(), files)
+        self._borders = tuple(self._kept_behind(dense))
+        self._reached: int | None = None
+        self._no_room: set[int] = set()
+        self._widened: str | None = None
+        self._kinds: dict[Tensor, TypeAndRank] = {}
+        self._waiting: dict[int, Statistics | None] = {}
+
+    def run(self, data: CalibrationData) -> Calibrated:
+        """New values for the weights that are to be pruned, and for the biases behind them.
+
+        Raises BadInputError for data and weights that are not finite, CannotRunError where ONNX
+        Runtime lacks a kernel, BuildFailedError where it fails, and CrashedError where it ends its
+        process at every optimization level.
+        """
+        self._source = data.source
+        self._batches = tuple(_written(data, self._folder))
+        self._finished = FinishedSteps(folder=self._folder, key=self._key(data))
+        for step in (step for level in self._steps for step in level if step.ready):
+            if (solved := self._finished.load(step.names)) is not None:
+                self._take(step, solved)
+        self._started, self._size_at_start = time.monotonic(), self._size_done()
+        try:
+            with self._host:
+                self._every_level()
+        except BuildFailedError as error:
+            error.hint = error.hint or _RUN_HINT
+            raise
+        return self._calibrated(calibration_record(data))
+
+    def _key(self, data: CalibrationData) -> str:
+        """Key of all that the result depends on."""
+        options = self._options
+        facts = (options.pattern, options.selection, options.method, options.calibration)
+        read = filter(None, (self._opened, self._reference))
+        files = (sha256_file(file) for model in read for file in (model.path, *model.data_files))
+        return key_of(*map(repr, (*facts, versions(*RUNTIMES))), data.key(), *files)
+
+    def _kept_behind(self, dense: MainGraph) -> Iterator[frozenset[Tensor]]:
+        """For each level the tensors that later ones start from, of both models."""
+        taps = [{user.tap for step in level for _, user in step.uses} for level in self._steps]
+        for own, other in zip(borders(self._graph, taps), borders(dense, taps), strict=True):
+            differing = {(name, True) for name in other & self._differing}
+            yield frozenset(differing | {(name, False) for name in own})
+
+    def _every_level(self) -> None:
+        """Prune every level that is not finished, in order."""
+        tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=self._host.note)
+        for index, steps in enumerate(self._steps):
+            uses = [use for step in steps for use in step.uses if use[0] not in self._solutions]
+            if not uses:
+                continue
+            self._tell(index, uses[0][1].label)
+            tries.until_alive(
+                lambda optimized, index=index: self._level_in_some_type(index, optimized),  # type: ignore[misc]  # bound in the loop
+                lambda: f"running {self._opened.path.name} on calibration data",
+            )
+            if any(self._plan.pieces[n].is_tied and n in self._solutions for n, _ in uses):
+                self._reached = None  # what is kept was made with the weight as it was before
+
+    def _level_in_some_type(self, index: int, optimized: str) -> None:
+        """In the file's own types, else in float32: the CPU has few kernels for bfloat16."""
+        try:
+            self._level(index, optimized)
+        except CannotRunError as error:
+            if self._widened is not None or not has_half(self._opened.proto):
+                raise
+            self._widened = f"run in float32, as ONNX Runtime lacks a kernel: {error.message}"
+            self._progress.note(f"{self._opened.path.name} is {self._widened}")
+            self._reached = None
+            self._level(index, optimized)
+
+    def _level(self, index: int, optimized: str) -> None:
+        """Look at the inputs of one level's layers, and prune those that have no others to come.
+
+        From the start the way leads over the borders of all levels before, as it did in a run that
+        was not interrupted: ONNX Runtime fuses nodes, but not across outputs, so that the bits are
+        the same.
+        """
+        waiting = dict(self._waiting)
+        for passed in range(0 if self._reached is None else self._reached + 1, index):
+            if passed not in self._no_room:
+                self._look((), passed, optimized)
+        for step in self._steps[index]:
+            uses = [use for use in step.uses if use[0] not in self._solutions]
+            if not uses:
+                continue
+            taps = {
+                tapped(user): Tap(
+                    tensor=user.tap,
+                    reading=user.reading,
+                    layer=user.label,
+                    differs=user.tap in self._differing,
+                )
+                for _, user in uses
+            }
+            looked = self._look([*taps.values()], index, optimized)
+            found = dict(zip(taps, looked.statistics, strict=True))
+            for number, user in uses:
+                waiting[number] = both(waiting.get(number), found[tapped(user)])
+            self._solve(step, waiting)
+        self._waiting = waiting
+
+    def _tell(self, index: int, layer: str) -> None:
+        """Which layer is worked on, and how long the rest will take at the pace until now."""
+        total, done, pace = sum(piece.size for piece in self._plan.pieces), self._size_done(), ""
+        if done > self._size_at_start:
+            rest = (total - done) / (done - self._size_at_start)
+            pace = f", about {in_seconds((time.monotonic() - self._started) * rest)} left"
+        levels = len(self._steps)
+        self._progress.step(f"{layer} ({index + 1} of {levels}{pace})", index, levels)
+
+    def _size_done(self) -> int:
+        return sum(self._plan.pieces[number].size for number in self._solutions)
+
+    def _look(self, taps: Sequence[Tap], index: int, optimized: str) -> Looked:
+        """One pass over the batches, from what the worker keeps to the taps of a level."""
+        try:
+            if self._reached is None:
+                self._host.call("begin", self._folder, self._batches)
+                self._kinds, self._reached = {}, -1
+            keep = self._borders[index]
+            wanted = {*keep, *((tap.tensor, False) for tap in taps)}
+            wanted |= {(tap.tensor, True) for tap in taps if tap.differs}
+            pieces = [*self._piece(wanted, dense=False), *self._piece(wanted, dense=True)]
+            looked: Looked = self._host.call("look", taps, pieces, keep, optimized)
+        except WorkerDiedError:
+            self._reached = None
+            raise
+        except BuildFailedError as error:
+            if _REFUSED not in error.message:
+                raise
+            said = error.message.partition(_REFUSED)[2]
+            raise BadInputError(
+                f"{self._source}: {self._opened.path.name} cannot be run on it:{said}",
+                hint="give numbers and sizes that the model takes: token ids that its table has, "
+                "inputs that are as long as each other",
+            ) from error
+        if looked.kept is None:
+            self._no_room.add(index)
+        else:
+            self._reached = index
+            self._kinds = looked.kept
+        return looked
+
+    def _piece(self, wanted: set[Tensor], *, dense: bool) -> Iterator[tuple[Path, bool]]:
+        """The part of one of the models that makes what is wanted of it, if it takes one."""
+        have = {
+            name: kind
+            for (name, is_dense), kind in self._kinds.items()
+            if is_dense == dense or name not in self._differing
+        }
+        names = sorted(name for name, is_dense in wanted if is_dense == dense)
+        piece = self._segments[dense].piece(names, have)
+        if piece is not None:
+            if self._widened is not None:
+                piece = in_float32(piece, self._folder)
+            path = self._folder / ("dense-piece.onnx" if dense else "piece.onnx")
+            path.write_bytes(piece.SerializeToString())
+            yield path, dense
+
+    def _solve(self, step: _Step, found: dict[int, Statistics | None]) -> None:
+        """Prune the pieces whose statistics are complete, and keep the result."""
+        path, options = self._opened.path, self._options
+        pieces = self._plan.pieces
+        known = {n: s for n in step.ready if (s := found.pop(n)) is not None}
+        with _naming_layers(path, [pieces[number] for number in known]):
+            problems = [
+                layer_problem(pieces[number], options.pattern, statistics, path, self._reference)
+                for number, statistics in known.items()
+            ]
+            solved = solve_layers(problems, method_named(options.method_name), options.method)
+        done = dict(zip(map(str, known), solved, strict=True))
+        if step.ready:
+            self._finished.save(step.names, done)
+        self._take(step, done)
+
+    def _take(self, step: _Step, solved: Mapping[str, Solved]) -> None:
+        """Let all that runs from now on have the values of a step's pieces."""
+        for number in step.ready:
+            piece, found = self._plan.pieces[number], solved.get(str(number))
+            if found is None:
+                left = left_to(self._options.method_name)
+                self._solutions[number] = Solution(method=left, note=_NO_INPUT)
+                continue
+            values = self._stored(piece)
+            store_piece(piece, found.weight, values)
+            self._write(piece.tensor, values, f"array-{number}.bin")
+            if found.bias_change is not None:
+                for user in piece.users:
+                    self._correct(user, found.bias_change)
+            self._solutions[number] = solution_of(found, self._options.method_name)
+
+    def _correct(self, user: Target, change: Array) -> None:
+        """Put a change of its outputs into a layer's bias, or into a copy that it alone reads."""
+        bias = user.bias
+        assert bias is not None, "a piece is corrected where all of its users have a bias"
+        values = corrected(bias, change, self._opened.path, self._reference)
+        if bias.own:
+            self._biases[bias.name] = self._write(bias.tensor, values, f"bias-{user.row}.bin")
+        else:
+            self._changes.copy(self._graph, bias, f"{user.label}.bias", values)
+
+    def _stored(self, piece: Piece) -> Array:
+        """The piece's array as it is by now: other parts of it may be done."""
+        values = read_tensor(piece.tensor, self._opened.path)
+        file = self._changes.arrays.get(piece.key)
+        return values if file is None else np.fromfile(file, values.dtype).reshape(values.shape)
+
+    def _write(self, tensor: onnx.TensorProto, values: Array, name: str) -> Path:
+        """Keep an array's new values in the file of that name, or the one that it has already."""
+        file = self._changes.arrays.setdefault(storage_key(tensor), self._folder / name)
+        with atomic_file(file) as temporary:
+            np.ascontiguousarray(values).tofile(temporary)
+        return file
+
+    def _calibrated(self, about: Calibration) -> Calibrated:
+        """What is to be written into the file."""
+        self._prune_rest()
+        users = [(user, n, p) for n, p in enumerate(self._plan.pieces) for user in p.users]
+        left, arrays = left_to(self._options.method_name), self._changes.arrays
+        without = {row: Solution(method=left, note=why) for row, why in self._plan.without.items()}
+        notes = (*about.notes, *filter(None, (self._widened,)))
+        return Calibrated(
+            calibration=replace(about, notes=notes),
+            rows={user.row: self._solutions[number] for user, number, _ in users} | without,
+            arrays={user.row: arrays[p.key] for user, _, p in users if p.key in arrays},
+            biases=self._biases,
+            constants=self._changes.constants,
+        )
+
+    def _prune_rest(self) -> None:
+        """What of an array no layer sees, or no input reached, while the rest of it was solved."""
+        prune = without_data(left_to(self._options.method_name))
+        solved: Counter[object] = Counter()
+        for number, piece in enumerate(self._plan.pieces):
+            solved[piece.key] += piece.size if self._solutions[number].output_error else 0
+        weights = self._opened.weights(self._options.pattern).weights
+        for piece in {piece.key: piece for piece in self._plan.pieces}.values():
+            if 0 < solved[piece.key] < math.prod(piece.tensor.dims):
+                values, axis = self._stored(piece), weights[piece.users[0].row].axis
+                assert axis is not None, "it was chosen for its axis"
+                prune(as_bits(values), axis, self._options.pattern, kind=values.dtype.name)
+                self._write(piece.tensor, values, "")
+
+
+def tapped(user: Target) -> tuple[str, Reading]:
+    """Equal for users with the same Gram matrix."""
+    return user.tap, user.reading
+
+
+def _steps(plan: CalibrationPlan) -> Iterator[list[_Step]]:
+    """For each level its passes over the batches."""
+    seen: Counter[int] = Counter()
+    for level in plan.levels:
+        steps = []
+        uses = [(n, u) for n, piece in enumerate(plan.pieces) for u in piece.users]
+        for together in _passes([use for use in uses if use[1].level == level]):
+            seen.update(number for number, _ in together)
+            numbers = dict.fromkeys(number for number, _ in together)
+            ready = tuple(n for n in numbers if seen[n] == len(plan.pieces[n].users))
+            steps.append(_Step(uses=tuple(together), ready=ready))
+        yield steps
+
+
+def _passes(uses: Sequence[_Use]) -> Iterator[list[_Use]]:
+    """Users whose matrices are summed up together; those that share one stay together."""
+    groups: dict[tuple[str, Reading], list[_Use]] = {}
+    for use in uses:
+        groups.setdefault(tapped(use[1]), []).append(use)
+    together: list[_Use] = []
+    total = 0
+    for (_, reading), group in groups.items():
+        parts, inputs = reading.layout.parts_and_inputs
+        # those seen and those held out, and of each how far they are from the dense model's
+        size = 4 * parts * inputs * inputs * np.dtype(np.float64).itemsize
+        if together and total + size > _GRAM_BYTES:
+            yield together
+            together, total = [], 0
+        together = [*together, *group]
+        total += size
+    if together:
+        yield together
+
+
+def _linked(opened: OpenedModel, folder: Path, name: str) -> dict[Path, str]:
+    """The model's files under names in the folder, as ONNX Runtime reads none from outside it."""
+    names = {}
+    for number, file in enumerate((opened.path, *opened.data_files)):
+        names[file] = f"{name}-{number}.bin"
+        link_or_copy(file, folder / names[file])
+    return names
+
+
+def _written(data: CalibrationData, folder: Path) -> Iterator[BatchFile]:
+    """The batches as files, for a process that may have to be started again."""
+    first = 0
+    for number, batch in enumerate(data.batches()):
+        path = folder / f"batch-{number}.npz"
+        save_arrays(path, batch.arrays)
+        yield BatchFile(path=path, samples=batch.samples, first=first, padding=batch.padding)
+        first += batch.samples
+
+
+@contextlib.contextmanager
+def _naming_layers(path: Path, pieces: Sequence[Piece]) -> Iterator[None]:
+    """Which layers an error is about, where it does not say."""
+    try:
+        yield
+    except (BadInputError, PatternBrokenError) as error:
+        if str(path) in error.message:
+            raise
+        labels = ", ".join(repr(piece.users[0].label) for piece in pieces)
+        raise type(error)(f"{path}: layer {labels}: {error.message}", hint=error.hint) from error

@@ -1,0 +1,419 @@
+"""An ONNX file in a run: taken over, pruned, its weights described as an export would be.
+
+Where a precision is asked for, the file is converted as it is taken over, so that pruning and
+everything after it see the weights that the engine will get.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from twofour.engines.tensorrt.build import precisions_of
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.inputs.examples import (
+    Asked,
+    asked_shapes,
+    bind_shapes,
+    example_shapes,
+    load_exact_inputs,
+    made_up_batch,
+    random_inputs,
+)
+from twofour.inputs.fits import save_arrays, shapes_of
+from twofour.pipeline.checks import refuse_nothing_pruned
+from twofour.pipeline.folder import STAGES
+from twofour.pipeline.stages import (
+    DENSE,
+    INPUTS,
+    PRUNE,
+    SPARSE,
+    TUNED,
+    Made,
+    Run,
+    Stage,
+    exported_variant,
+    onnx_files,
+    onnx_name,
+    reference_name,
+)
+from twofour.records.export import LayerMap, LayerName
+from twofour.records.options import Precision, RunOptions, Variant
+from twofour.records.pruning import PruneResult
+from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
+from twofour.words import count
+from twofour.workers.host import RUNTIMES, lasts, tries_of
+from twofour.workers.process import may_pass
+
+if TYPE_CHECKING:
+    from twofour.export.casts import Conversion
+    from twofour.inputs.calibration import CalibrationData
+    from twofour.pruning.onnx import Calibrated
+    from twofour.sources.open import OnnxSource
+
+
+class OnnxModel:
+    """An ONNX file, taken over as dense.onnx and pruned into sparse.onnx; the `Model` of a run."""
+
+    package, default_precision = "onnx", None
+    precision_hint = (
+        "--keep-float32 GLOB leaves nodes float32; --precision bfloat16 has float32's range"
+    )
+
+    def __init__(self, source: OnnxSource, reference: OnnxSource | None = None) -> None:
+        """`reference`: the dense file, where `source` is one that was pruned before."""
+        self._source = source
+        self._reference = reference
+        self._base = DENSE if reference is None else TUNED
+        self._taken: set[Variant] = set()
+
+    @property
+    def in_words(self) -> str:
+        """The file as the user named it."""
+        return self._source.text
+
+    def refuse_passed_over(self, options: RunOptions) -> None:
+        """Raise BadInputError for what only the export of a torch model takes."""
+        given = {
+            "--dynamic": options.dynamic is not None,
+            "--static-batch": not options.dynamic_batch,
+            "--opset": options.opset is not None,
+        }
+        for option in (option for option, is_given in given.items() if is_given):
+            raise BadInputError(
+                f"{self._source.text} is ONNX already: {option} is for torch models",
+                hint="its opset and which sizes are free stand in the file; --input-shape says "
+                "what these are",
+            )
+
+    def export_dense(self, run: Run) -> ExportedVariant:
+        """dense.onnx, inputs.npz, and the outputs of a file whose precision was changed."""
+        return self._export(run, DENSE, self._reference or self._source)
+
+    def export_as_it_is(self, run: Run) -> ExportedVariant:
+        """sparse.onnx with the inputs, for a job that only builds."""
+        return self._export(run, SPARSE, self._source)
+
+    def _export(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
+        taken = self._take_over(run, variant, source)
+        bind_shapes(run.options.build.shapes, taken.inputs)
+        run.do(_make_inputs(run, taken))
+        return taken if taken.precision is None else _with_original_outputs(run, source, taken)
+
+    def prune(self, run: Run) -> Stage[PruneResult]:
+        """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
+        if not self._taken:
+            self._take_over(run, DENSE, self._reference or self._source)
+        if self._base not in self._taken:
+            self._take_over(run, self._base, self._source)
+        base, options = run.file(onnx_name(self._base)), run.options
+
+        def work() -> Made[PruneResult]:
+            result = _prune(run, base)
+            refuse_nothing_pruned(result)
+            return result, self.weights(run)
+
+        return Stage(
+            name="prune",
+            title=f"prune to {options.pattern}",
+            record=PRUNE,
+            kind=PruneResult,
+            work=work,
+            depends_on=(
+                *(options.pattern, options.selection, options.method, options.calibration),
+                run.calibration_key(),
+                run.key_of(run.dense_source) if options.refits_a_mask else "",
+            ),
+            watched=lambda: run.calibration_files,
+            packages=("onnx",) if options.calibration.data is None else ("onnx", *RUNTIMES),
+            reads=onnx_files(base),
+        )
+
+    def weights(self, run: Run) -> tuple[str, ...]:
+        """sparse.onnx and its data."""
+        return onnx_files(run.file(onnx_name(SPARSE)))
+
+    def export_sparse(self, run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
+        """What an export would say of sparse.onnx, which pruning wrote."""
+
+        def work() -> Made[ExportedVariant]:
+            return replace(_described(run, SPARSE), precision=dense.precision), ()
+
+        return Stage(
+            name="export-sparse",
+            title="describe the pruned model",
+            kind=ExportedVariant,
+            work=work,
+            depends_on=(dense.precision,),
+            packages=("onnx",),
+            reads=self.weights(run),
+        )
+
+    def _take_over(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
+        """<variant>.onnx: the user's file, in the precision asked for."""
+        asked, opened = run.options.precision, source.opened()
+        precision = None if asked is Precision.FLOAT32 else asked
+
+        def work() -> Made[ExportedVariant]:
+            target = run.file(onnx_name(variant))
+            _remove_data(target)
+            with _within_reach(opened, run.file(STAGES)) as (reached, notes):
+                converted = write_onnx(reached, target, run.options)
+            exported = replace(_described(run, variant), precision=precision, notes=notes)
+            if converted is not None:
+                notes = (*notes, *converted.notes)
+                exported = replace(exported, notes=notes, changed=converted.tensors)
+            return exported, onnx_files(target)
+
+        self._taken.add(variant)
+        exported = run.do(
+            Stage(
+                name=f"export-{variant}",
+                title="take over the ONNX model"
+                if precision is None
+                else f"convert the ONNX model to {precision.value}",
+                kind=ExportedVariant,
+                work=work,
+                depends_on=(asked, run.options.keep_float32, run.key_of(source)),
+                packages=("onnx",),
+            )
+        )
+        for note in exported.notes:
+            run.progress.note(note)
+        return exported
+
+
+@contextmanager
+def _within_reach(
+    opened: OpenedModel, folder: Path
+) -> Iterator[tuple[OpenedModel, tuple[str, ...]]]:
+    """The model with all weights that pruning can reach, and what is to be said of it.
+
+    As it is, where no function holds a weight or is given one; else a copy with its functions taken
+    apart in the folder, which goes with the context.
+    """
+    from twofour.graph.opened import inlined
+    from twofour.pruning.onnx import copy_onnx
+
+    model = inlined(opened)
+    if model is None:
+        yield opened, ()
+        return
+    functions = count(len(opened.proto.functions), "function")
+    note = f"{functions} of the model taken apart, as TensorRT does: there are weights in them"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        path = Path(own, opened.path.name)
+        copy_onnx(opened, path, model)
+        yield open_onnx(path), (note,)
+
+
+def write_onnx(source: OpenedModel, target: Path, options: RunOptions) -> Conversion | None:
+    """Copy an ONNX file with its data, in the precision asked for; None: as it is.
+
+    Raises BadInputError for float32 of a half-precision file, and as convert_onnx does.
+    """
+    from twofour.pruning.onnx import copy_onnx
+
+    precision = options.precision
+    if precision is not None and precision is not Precision.FLOAT32:
+        from twofour.export.casts import convert_onnx
+
+        return convert_onnx(source, target, precision, options.keep_float32)
+    copy_onnx(source, target)
+    if precision is Precision.FLOAT32:
+        used = precisions_of(source.proto)
+        if used.float16 or used.bfloat16:
+            raise BadInputError(
+                f"--precision float32: {source.path} is {used.in_words} already, and rounding is "
+                "not undone",
+                hint="leave --precision out, or name the float32 file",
+            )
+    return None
+
+
+def _make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
+    """inputs.npz: the user's example inputs, or random ones of the shapes that were asked for.
+
+    Sizes that the file leaves free and nobody asked for are those of the first calibration batch;
+    raises BadInputError where there is none.
+    """
+    options = run.options
+    by_data = _is_sized_by_data(run, taken)
+
+    def work() -> Made[ExampleArrays]:
+        arrays, note = _inputs(run, taken, by_data=by_data)
+        if note is not None:
+            run.progress.note(note)
+        save_arrays(run.file(INPUTS), arrays)
+        shapes = {name: tuple(map(int, array.shape)) for name, array in arrays.items()}
+        return ExampleArrays(shapes=shapes, note=note), (INPUTS,)
+
+    return Stage(
+        name="inputs",
+        title="make the example inputs",
+        kind=ExampleArrays,
+        work=work,
+        depends_on=(
+            *(options.inputs, options.input_shapes, options.input_shape_names, options.seed),
+            *(run.key_of(run.source), options.build.shapes),
+            run.calibration_key() if by_data else "",
+        ),
+        packages=("numpy",),
+        reads=(taken.onnx.file,),
+    )
+
+
+def _prune(run: Run, base: Path) -> PruneResult:
+    from twofour.pruning.onnx import prune_onnx
+
+    pattern, selection = run.options.pattern, run.options.selection
+    sparse, folder = run.file(onnx_name(SPARSE)), run.file(STAGES) / "calibration"
+    _remove_data(sparse)
+    method, opened = run.options.method_name, run.models.open(base)
+    calibrated = None
+    if run.options.calibration.data is not None:
+        calibrated = _calibrated(run, opened, folder)
+    pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
+    shutil.rmtree(folder, ignore_errors=True)
+    return replace(pruned, source=run.source.text)
+
+
+def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
+    """New weights by the calibration data; a folder that an earlier run left is gone on with."""
+    from twofour.pipeline.onnx.calibrating import OnnxCalibration
+
+    data = _calibration_data(run, opened)
+    reference = run.models.open(run.file(onnx_name(DENSE))) if run.options.refits_a_mask else None
+    calibration = OnnxCalibration(opened, run.options, folder, run.progress, reference=reference)
+    return calibration.run(data)
+
+
+def _calibration_data(run: Run, opened: OpenedModel) -> CalibrationData:
+    """The run's calibration data for the file, which is named as the user did."""
+    from twofour.sources.calibration.open import onnx_inputs
+
+    return run.open_calibration(onnx_inputs(Path(run.source.text).absolute(), opened.inputs))
+
+
+def _with_original_outputs(run: Run, source: OnnxSource, taken: ExportedVariant) -> ExportedVariant:
+    """The variant with the outputs that it is to be compared with, where its source can run."""
+    name = reference_name(taken.onnx.variant)
+    passing: list[str] = []
+
+    def work() -> Made[OriginalOutputs]:
+        from twofour.export.int8 import refuse_overflow, split_ranges
+
+        try:
+            found = _outputs_and_ranges(run, source.opened(), taken, passing)
+            outputs, ranges = split_ranges(found)
+        except BuildFailedError as error:
+            tries = tries_of(error)
+            return OriginalOutputs(outputs=None, why_not=error.message, failed_tries=tries), ()
+        refuse_overflow(source.opened(), ranges)
+        save_arrays(run.file(name), outputs)
+        return OriginalOutputs(outputs=name), (name,)
+
+    stage = Stage(
+        name="original",
+        title="run the model as it came",
+        kind=OriginalOutputs,
+        work=work,
+        lasting=lambda original: lasts(original) and not passing,
+        depends_on=(taken.precision, run.key_of(source), taken.changed),
+        packages=("onnx", *RUNTIMES),
+        reads=(INPUTS,),
+    )
+    original = run.do(stage)
+    if original.why_not is not None:
+        run.progress.note(f"outputs are not compared with {source.path.name}: {original.why_not}")
+    return replace(taken, reference=original.outputs)
+
+
+def _outputs_and_ranges(
+    run: Run, source: OpenedModel, taken: ExportedVariant, passing: list[str]
+) -> dict[str, np.ndarray]:
+    """Outputs of the file and how large its tensors become; without those where that fails.
+
+    A failure that another time may spare goes into `passing`.
+    """
+    from twofour.export.int8 import write_with_ranges
+
+    tensors = taken.changed if taken.precision is Precision.FLOAT16 else ()
+    inputs = run.example_inputs()
+    with tempfile.TemporaryDirectory(dir=run.file(STAGES)) as folder:
+        path = Path(folder, "ranges.onnx")
+        write_with_ranges(source, path, tensors)
+        try:
+            return run.sessions.open(path).outputs(inputs)
+        except BuildFailedError as error:
+            passing.extend([error.message] if may_pass(error.message) else [])
+            return run.sessions.open(source.path).outputs(inputs)
+        finally:
+            run.sessions.close()
+
+
+def _remove_data(path: Path) -> None:
+    """Data files of what stood there before: the new model may have none, or fewer."""
+    for name in onnx_files(path)[1:]:
+        (path.parent / name).unlink(missing_ok=True)
+
+
+def _described(run: Run, variant: Variant) -> ExportedVariant:
+    """Without a module, the node is the layer and the initializer the parameter."""
+    model = run.models.open(run.file(onnx_name(variant)))
+    layers = LayerMap(
+        layers=tuple(
+            LayerName(
+                layer=w.layer,
+                parameter=w.weight,
+                node=w.node or w.layer,
+                initializer=w.weight,
+                op=w.op,
+            )
+            for w in model.weights().weights
+            if w.weight is not None
+        )
+    )
+    return exported_variant(run, variant, layers)
+
+
+def _inputs(
+    run: Run, taken: ExportedVariant, *, by_data: bool
+) -> tuple[dict[str, np.ndarray], str | None]:
+    """The arrays, and what is to be said about sizes that nobody gave."""
+    options = run.options
+    if options.inputs is not None:
+        return load_exact_inputs(Path(options.inputs), taken.inputs), None
+    if by_data:
+        data = _calibration_data(run, run.models.open(run.file(taken.onnx.file)))
+        asked: Asked = shapes_of(next(data.batches()).arrays)
+    else:
+        asked = asked_shapes(taken.inputs, options, options.build.shapes)
+    arrays = random_inputs(taken.inputs, options.seed, asked, run.source.text)
+    shapes = shapes_of(arrays)
+    if by_data:
+        given = " ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
+        return arrays, f"example inputs are as large as a batch of the calibration data: {given}"
+    return arrays, made_up_batch(taken.inputs, shapes, asked)
+
+
+def _is_sized_by_data(run: Run, taken: ExportedVariant) -> bool:
+    """Whether there are sizes that only the calibration data give."""
+    options = run.options
+    asked = asked_shapes(taken.inputs, options, options.build.shapes)
+    if options.inputs is not None or options.calibration.data is None or asked:
+        return False
+    try:
+        example_shapes(taken.inputs, asked, run.source.text)
+    except BadInputError:
+        return True
+    return False

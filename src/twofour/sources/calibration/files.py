@@ -1,0 +1,332 @@
+"""Calibration data in files: arrays (.npz, .npy, .safetensors) and text (.txt, .jsonl)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twofour.errors import BadInputError, MissingToolError, TwofourError, first_line
+from twofour.export.model_code import described
+from twofour.graph.files import map_region
+from twofour.inputs.calibration import (
+    Batch,
+    CalibrationData,
+    ModelInput,
+    ModelInputs,
+    Request,
+    batch_samples,
+    by_name,
+    by_position,
+    check_shapes,
+    cut,
+    fitted,
+    padding_of,
+    per_sample,
+    rows_of,
+    usable,
+)
+from twofour.inputs.fits import Arrays, numpy_dtype
+from twofour.pruning.verify import read_header
+from twofour.sources.checkpoint import (
+    SETTINGS_FILES,
+    TOKENIZER_FILES,
+    has_tokenizer,
+    open_tokenizer,
+    reading,
+)
+from twofour.sources.source import key_of
+from twofour.store import sha256_file
+from twofour.words import listed
+
+
+def open_arrays(request: Request) -> CalibrationData:
+    """Arrays by name of the model's input, or by position; of .npy the only one."""
+    inputs, source = request.inputs, request.text
+    stored = _stored(request.path, request.folder)
+    if request.path.suffix.lower() == ".npy":
+        taken = {by_position(inputs, 1, source)[0]: next(iter(stored))}
+    else:
+        taken = by_name(inputs, tuple(stored), source)
+    arrays = {name: stored[key] for name, key in taken.items()}
+    check_shapes(inputs, arrays, source)
+    fitted(inputs, _slice(request, arrays, 0, 0), source)  # types; values are seen when read
+    rows = rows_of(inputs, arrays, source)
+    samples, notes = usable(inputs, rows, request.options.samples, source)
+    unused = sorted(set(stored) - set(taken.values()))
+    if unused:
+        notes = (*notes, f"{source}: {listed(unused)} is no input of the model and is left out")
+    return CalibrationData(
+        source=source,
+        samples=samples,
+        notes=notes,
+        batches=lambda: cut(inputs, _batches(request, arrays, samples), samples),
+        key=lambda: file_key(request),
+    )
+
+
+def file_key(request: Request) -> str:
+    """sha256 over the file's content and how it is read."""
+    return key_of(request.path.suffix.lower(), sha256_file(request.path), request.settings)
+
+
+def _batches(request: Request, arrays: Arrays, samples: int) -> Iterator[Batch]:
+    size = batch_samples(request.inputs)
+    for start in range(0, samples, size):
+        stop = min(start + size, samples)
+        where = f"{request.text}, samples {start} to {stop - 1}"
+        try:
+            rows = _slice(request, arrays, start, stop)
+        except TwofourError:
+            raise
+        except Exception as error:  # a file cut short under a map, a bad tensor
+            raise BadInputError(f"{where} cannot be read: {first_line(error)}") from error
+        found = fitted(request.inputs, rows, where)
+        yield Batch(arrays=found, samples=stop - start, padding=padding_of(found))
+
+
+def _slice(request: Request, arrays: Arrays, start: int, stop: int) -> dict[str, NDArray[Any]]:
+    """Rows of the arrays that have one for each sample, the others whole."""
+    cut_names = per_sample(request.inputs, arrays)
+    return {
+        name: np.asarray(array[start:stop] if name in cut_names else array)
+        for name, array in arrays.items()
+    }
+
+
+def _stored(path: Path, folder: Path | None) -> Arrays:
+    """Every array in the file, mapped: only the rows that are asked for are read."""
+    try:
+        if path.suffix.lower() == ".npz":
+            found: Arrays = dict(_members(path, folder))
+        elif path.suffix.lower() == ".npy":
+            found = {"arr_0": np.load(path, mmap_mode="r", allow_pickle=False)}
+        else:
+            found = _tensors(path)
+    except Exception as error:  # zipfile, zlib and numpy each have their own for damage
+        if isinstance(error, BadInputError) and str(path) in error.message:
+            raise
+        raise BadInputError(
+            f"{path} is no readable {path.suffix.lower()} file: {first_line(error)}",
+            hint="write it again, arrays with numpy.savez, tensors with safetensors",
+        ) from error
+    if not found:
+        raise BadInputError(f"{path} holds no array", hint="give one for each input of the model")
+    return found
+
+
+def _members(path: Path, folder: Path | None) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The arrays of an .npz, copied out and mapped: a member of a zip file cannot be."""
+    with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory(dir=folder) as unpacked:
+        for number, member in enumerate(archive.infolist()):
+            name, _, kind = member.filename.rpartition(".")
+            if kind != "npy":
+                raise BadInputError(f"{member.filename!r} in it is no array")
+            plain = Path(unpacked, f"{number}.npy")
+            with archive.open(member) as content, plain.open("wb") as file:
+                shutil.copyfileobj(content, file)
+            yield name, np.load(plain, mmap_mode="r", allow_pickle=False)
+
+
+def _tensors(path: Path) -> dict[str, NDArray[Any]]:
+    found = {}
+    for name, stored in read_header(path).items():
+        if stored.dtype is None:
+            raise BadInputError(f"{name!r} in it has a type that numpy does not have")
+        found[name] = map_region(path, stored.offset, numpy_dtype(stored.dtype), stored.shape)
+    return found
+
+
+_LONGEST_TEXT = 1 << 16
+"""Letters of a text that are read: no limit of tokens reaches further."""
+_MOST_TOKENS = 2048
+"""Of one text where the model takes more: what SparseGPT and Wanda are calibrated on."""
+_IDS = "input_ids"
+_ROLES = {
+    "input_ids": _IDS,
+    "decoder_input_ids": _IDS,
+    "attention_mask": "attention_mask",
+    "decoder_attention_mask": "attention_mask",
+    "input_mask": "attention_mask",
+    "token_type_ids": "token_type_ids",
+    "segment_ids": "token_type_ids",
+    "position_ids": "position_ids",
+}
+"""Inputs by the names that exporters give them -> what of a tokenizer's answer they take."""
+_TOKENIZER_HINT = (
+    "put tokenizer.json and tokenizer_config.json beside the model, or give token ids by name in "
+    "an .npz file"
+)
+
+
+def open_text(request: Request) -> CalibrationData:
+    """Texts through the model's tokenizer, in order; blank lines are no samples.
+
+    Sorted by length they would need less padding (a third of the time of a forward for texts of 5
+    to 512 tokens), but the held-out share would be of one length.
+    """
+    inputs, reader = request.inputs, _open_reader(request)
+    texts = list(islice(_texts(request.path), request.options.samples))
+    samples, notes = usable(inputs, len(texts), request.options.samples, request.text)
+    # what does not fit is found now
+    next(_text_batches(request, reader, texts, batch_samples(inputs)))
+    return CalibrationData(
+        source=request.text,
+        samples=samples,
+        notes=notes,
+        batches=partial(_text_batches, request, reader, texts, samples),
+        key=partial(text_key, request),
+    )
+
+
+def text_key(request: Request) -> str:
+    """Of the file and of the tokenizer that reads it."""
+    folder = request.inputs.folder
+    names = sorted((*SETTINGS_FILES, *TOKENIZER_FILES))
+    files = [file for name in names if folder and (file := folder / name).is_file()]
+    parts = (part for file in files for part in (file.name, sha256_file(file)))
+    return key_of(request.path.suffix.lower(), sha256_file(request.path), request.settings, *parts)
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """Raises BadInputError where the file cannot be read, or a line has no text."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                text = line.strip()
+                if text and path.suffix.lower() == ".jsonl":
+                    text = _text_field(text, f"{path}, line {number}")
+                if text:
+                    yield text[:_LONGEST_TEXT]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"cannot read texts from {path}: {error}") from error
+
+
+def _text_field(line: str, where: str) -> str:
+    try:
+        text = json.loads(line)["text"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise BadInputError(f"{where} is no text", hint='write {"text": "..."} on each line')
+    return text.strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """A tokenizer, how far it reads, and which input takes what of its answer."""
+
+    tokenizer: Any
+    longest: int
+    fixed: int | None
+    """Positions of an ONNX file that takes no other number."""
+    roles: Mapping[str, str]
+    lower_case: bool
+
+    def encoded(self, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Ids, mask and so on, texts x positions, padded to the longest or to what is fixed."""
+        if self.lower_case:
+            texts = [text.lower() for text in texts]
+        found = self.tokenizer(
+            list(texts),
+            padding=True if self.fixed is None else "max_length",
+            truncation=True,
+            max_length=self.longest,
+            return_tensors="np",
+            return_attention_mask=True,
+            return_token_type_ids="token_type_ids" in self.roles.values(),
+        )
+        arrays: dict[str, NDArray[Any]] = {name: np.asarray(value) for name, value in found.items()}
+        arrays["position_ids"] = np.maximum(np.cumsum(arrays["attention_mask"], axis=1) - 1, 0)
+        return arrays
+
+
+def _open_reader(request: Request) -> _Reader:
+    """The model's tokenizer; raises BadInputError, and MissingToolError without transformers."""
+    inputs, folder = request.inputs, request.inputs.folder
+    roles = _roles(inputs, request.text)
+    if folder is None or not has_tokenizer(folder):
+        where = "it has no folder of its own" if folder is None else f"there is none in {folder}"
+        raise BadInputError(
+            f"{request.text} is text, and {inputs.model} needs its tokenizer: {where}",
+            hint=_TOKENIZER_HINT,
+        )
+    try:
+        tokenizer = open_tokenizer(folder)
+    except MissingToolError:
+        raise
+    except Exception as error:
+        raise BadInputError(
+            f"the tokenizer in {folder} cannot be used: {described(error)}", hint=_TOKENIZER_HINT
+        ) from error
+    fixed = _fixed_length(inputs, roles)
+    longest, lower_case = reading(folder, tokenizer, inputs.most_tokens, _MOST_TOKENS)
+    return _Reader(
+        tokenizer=tokenizer,
+        longest=fixed or longest,
+        fixed=fixed,
+        roles=roles,
+        lower_case=lower_case,
+    )
+
+
+def _roles(inputs: ModelInputs, source: str) -> dict[str, str]:
+    """Raises BadInputError for an input of the model that no tokenizer gives."""
+    roles = {one.name: _ROLES[one.name] for one in inputs.inputs if _is_told(one)}
+    others = [one for one in inputs.inputs if one.name not in roles and one.dtype]
+    ids = [o.name for o in others if str(o.dtype).startswith("int") and len(o.shape or ()) == 2]
+    if _IDS not in roles.values() and len(ids) == 1:
+        roles[ids[0]] = _IDS
+    left = [one.in_words for one in inputs.inputs if one.required and one.name not in roles]
+    if left or _IDS not in roles.values():
+        raise BadInputError(
+            f"{source} is text, and {inputs.model} takes {', '.join(left) or inputs.in_words}, "
+            "which no tokenizer gives",
+            hint="give arrays by name of the input in an .npz file",
+        )
+    return roles
+
+
+def _is_told(one: ModelInput) -> bool:
+    """What a module could take besides its example inputs stays out, but for the mask."""
+    is_used = (one.required and one.shape is not None) or one.example is not None
+    return one.name in _ROLES and (is_used or one.name == "attention_mask")
+
+
+def _fixed_length(inputs: ModelInputs, roles: Mapping[str, str]) -> int | None:
+    for name, role in roles.items():
+        one = inputs.known(name)
+        if role == _IDS and one is not None and one.shape is not None and len(one.shape) == 2:
+            length = one.shape[1]
+            return length if isinstance(length, int) else None
+    return None
+
+
+def _text_batches(
+    request: Request, reader: _Reader, texts: Sequence[str], samples: int
+) -> Iterator[Batch]:
+    size = batch_samples(request.inputs)
+    for start in range(0, min(samples, len(texts)), size):
+        stop = min(start + size, samples, len(texts))
+        where = f"{request.text}, texts {start + 1} to {stop}"
+        try:
+            encoded = reader.encoded(texts[start:stop])
+        except Exception as error:
+            raise BadInputError(f"{where}: the tokenizer fails: {described(error)}") from error
+        arrays = {name: encoded[role] for name, role in reader.roles.items() if role in encoded}
+        padding = encoded["attention_mask"] == 0
+        yield Batch(
+            arrays=fitted(request.inputs, arrays, where),
+            samples=stop - start,
+            padding=padding if padding.any() else None,
+        )

@@ -1,0 +1,294 @@
+"""Calibration data of images: a folder, scaled as the model's preprocessing or the options say."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twofour.errors import BadInputError, first_line
+from twofour.export.model_code import described
+from twofour.inputs.calibration import (
+    Batch,
+    CalibrationData,
+    ImageScaling,
+    ModelInput,
+    ModelInputs,
+    Request,
+    batch_samples,
+    cut,
+    fitted,
+    usable,
+)
+from twofour.packages import installed_version
+from twofour.sources.calibration.values import on_disk
+from twofour.sources.checkpoint import PREPROCESSOR
+from twofour.sources.source import import_extra, key_of
+from twofour.store import sha256_file
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_SUFFIXES = (
+    ".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff",
+    ".webp",
+)  # fmt: skip
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Channels of a model -> how its images are decoded."""
+_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I")
+_HIDDEN = "."
+"""What begins so is no image that somebody put there: macOS leaves ._NAME.jpg beside NAME.jpg."""
+_SHOWN = 3
+_SCALING_HINT = (
+    "give what it was trained with, on the scale 0 to 1: --mean 0.485,0.456,0.406 "
+    "--std 0.229,0.224,0.225 is usual for ImageNet, --mean 0 --std 1 leaves pixels from 0 to 1"
+)
+
+Read = Callable[[Path], NDArray[Any]]
+"""A file -> the image as the model takes it, without the axis of samples."""
+
+
+def open_images(request: Request) -> CalibrationData:
+    """The images in a folder and below, as many as are asked for, spread over their sorted names.
+
+    They are decoded once, now: a damaged one is left out and named. Raises BadInputError where
+    none can be read or nothing says how the model wants its pixels.
+    """
+    import_extra("PIL", "a folder of images")
+    inputs, source, asked = request.inputs, request.text, request.options.samples
+    one = _image_input(inputs, source)
+    files = _images(request.path, source)
+    done: list[Path] = []
+    broken: list[str] = []
+    arrays = _decoded(request.path, spread(files, asked), _reader(request, one), done, broken)
+    batches = cut(inputs, _batches(inputs, one, islice(arrays, asked), source), asked)
+    read = on_disk(batches, request.folder)
+    if broken and not done:
+        raise BadInputError(f"{source}: none of {len(broken)} images can be read: {broken[0]}")
+    samples, notes = usable(inputs, len(done), asked, source)
+    if broken:
+        tried = f"of {len(done) + len(broken)} images {len(broken)} could not be read"
+        more = f" and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
+        notes = (*notes, f"{source}: {tried}: {', '.join(broken[:_SHOWN])}{more}")
+    return CalibrationData(
+        source=source,
+        samples=samples,
+        notes=notes,
+        batches=read,
+        key=partial(images_key, request),
+    )
+
+
+def images_key(request: Request) -> str:
+    """Of names and sizes of all images, the content of those asked for, and how they are read."""
+    files = _images(request.path, request.text)
+    names = (f"{file.relative_to(request.path)} {file.stat().st_size}" for file in files)
+    chosen = islice(spread(files, request.options.samples), request.options.samples)
+    told = request.inputs.folder and request.inputs.folder / PREPROCESSOR
+    return key_of(
+        *names,
+        *(sha256_file(file) for file in chosen),
+        sha256_file(told) if told and told.is_file() else "",
+        str(installed_version("pillow")),
+        request.settings,
+    )
+
+
+def spread(files: Sequence[Path], count: int) -> Iterator[Path]:
+    """`count` of the files at equal distances, then the others: folders are often classes."""
+    step = max(len(files) / count, 1.0)
+    places = dict.fromkeys(int(place * step) for place in range(min(count, len(files))))
+    yield from (files[place] for place in places)
+    yield from (file for place, file in enumerate(files) if place not in places)
+
+
+def _images(folder: Path, source: str) -> list[Path]:
+    found = [
+        Path(where, name)
+        for where, _, names in os.walk(folder)
+        for name in names
+        if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(_HIDDEN)
+    ]
+    if not found:
+        raise BadInputError(
+            f"{source} and the folders in it have no images",
+            hint=f"images end in {', '.join(IMAGE_SUFFIXES)}",
+        )
+    return sorted(found, key=lambda file: file.relative_to(folder).parts)
+
+
+def _decoded(
+    folder: Path, files: Iterator[Path], read: Read, done: list[Path], broken: list[str]
+) -> Iterator[NDArray[Any]]:
+    """Images one by one; `broken` gets the names of those that cannot be decoded, and why."""
+    for file in files:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of metadata that nobody asked for
+                array = read(file)
+        except Exception as error:  # noqa: BLE001  # pillow's decoders have no common error
+            broken.append(f"{file.relative_to(folder)} ({first_line(error)})")
+            continue
+        done.append(file)
+        yield array
+
+
+def _batches(
+    inputs: ModelInputs, one: ModelInput, arrays: Iterator[NDArray[Any]], source: str
+) -> Iterator[Batch]:
+    while chunk := list(islice(arrays, batch_samples(inputs))):
+        shapes = {array.shape for array in chunk}
+        if len(shapes) > 1:
+            raise BadInputError(
+                f"{source}: the model's own preprocessing gives images of several sizes: "
+                f"{', '.join(sorted('x'.join(map(str, shape)) for shape in shapes))}",
+                hint="bring them to one with --size 224x224",
+            )
+        found = fitted(inputs, {one.name: np.stack(chunk)}, source)
+        yield Batch(arrays=found, samples=len(chunk))
+
+
+def _image_input(inputs: ModelInputs, source: str) -> ModelInput:
+    """The one input that a folder of images can fill; raises BadInputError."""
+    needed = [one for one in inputs.inputs if one.required or one.example is not None]
+    if len(needed) == 1 and (needed[0].shape is None or len(needed[0].shape) == 4):
+        return needed[0]
+    raise BadInputError(
+        f"{source} is a folder of images, and {inputs.model} takes {inputs.in_words}",
+        hint="a folder is for models of one input, samples x channels x height x width or with "
+        "the channels last; give others by name in an .npz file or by file.py:callable",
+    )
+
+
+def _reader(request: Request, one: ModelInput) -> Read:
+    """By the options, the module itself, or the image processor of the checkpoint."""
+    options, inputs = request.options, request.inputs
+    if bool(options.image_mean) != bool(options.image_std):
+        raise BadInputError("--mean and --std go together", hint=_SCALING_HINT)
+    if options.image_mean:
+        scaling = ImageScaling(mean=options.image_mean, std=options.image_std)
+        return _scaled(request, one, scaling)
+    if one.dtype == "uint8":
+        return _scaled(request, one, ImageScaling(mean=(0.0,), std=(1.0,)))
+    if inputs.images is not None:
+        return _scaled(request, one, inputs.images)
+    if inputs.folder is None or not (inputs.folder / PREPROCESSOR).is_file():
+        raise BadInputError(
+            f"nothing says how {inputs.model} wants the pixels of {request.text}",
+            hint=_SCALING_HINT,
+        )
+    processor = _processor(inputs.folder)
+    if options.image_size is None:
+        return partial(_processed, processor, _layout(one)[0])
+    mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
+    if not mean or not std:
+        raise BadInputError("--size without --mean and --std", hint=_SCALING_HINT)
+    return _scaled(request, one, ImageScaling(mean=tuple(mean), std=tuple(std)))
+
+
+def _layout(one: ModelInput) -> tuple[bool, int, tuple[int, int] | None]:
+    """Whether channels come last, how many, and height and width where they are known."""
+    dims = one.example or one.shape or ("?", 3, "?", "?")
+    last = dims[1] not in _MODES and dims[3] in _MODES
+    channels = dims[3 if last else 1]
+    height, width = dims[1:3] if last else dims[2:4]
+    if not isinstance(channels, int):
+        channels = 3
+    if channels not in _MODES:
+        raise BadInputError(
+            f"input {one.in_words} has {channels} channels: no image",
+            hint="give arrays in an .npz file",
+        )
+    if isinstance(height, int) and isinstance(width, int):
+        return last, channels, (height, width)
+    return last, channels, None
+
+
+def _scaled(request: Request, one: ModelInput, scaling: ImageScaling) -> Read:
+    last, channels, known = _layout(one)
+    size = request.options.image_size or scaling.size or known
+    if size is None:
+        raise BadInputError(
+            f"the size of input {one.in_words} is free", hint="give it with --size 224x224"
+        )
+    for name, values in (("--mean", scaling.mean), ("--std", scaling.std)):
+        if len(values) not in {1, channels} or not np.isfinite(values).all():
+            raise BadInputError(
+                f"{name} has {len(values)} values, and {request.inputs.model} reads images of "
+                f"{channels} channels",
+                hint="give one number, or one for each channel",
+            )
+    if min(scaling.std) <= 0:
+        raise BadInputError("--std must be above 0", hint=_SCALING_HINT)
+    is_raw = one.dtype == "uint8"
+    return partial(_pixels, replace(scaling, size=size), _MODES[channels], last, is_raw=is_raw)
+
+
+def _pixels(
+    scaling: ImageScaling, mode: str, last: bool, file: Path, *, is_raw: bool
+) -> NDArray[Any]:
+    """The centre of the image, as large as the model takes it, channels where it wants them."""
+    from PIL import Image
+
+    assert scaling.size is not None
+    height, width = scaling.size
+    with Image.open(file) as opened:
+        # a JPEG is decoded at a half, a quarter or an eighth where that is still large enough
+        opened.draft(mode, (2 * width, 2 * height))
+        image = _converted(opened, mode)
+    factor = scaling.resized * max(width / image.width, height / image.height)
+    resized = (max(width, round(image.width * factor)), max(height, round(image.height * factor)))
+    image = image.resize(resized, Image.Resampling[scaling.resample.upper()])
+    left, top = (resized[0] - width) // 2, (resized[1] - height) // 2
+    pixels = np.asarray(image.crop((left, top, left + width, top + height)))
+    pixels = pixels.reshape(height, width, -1)
+    if not is_raw:
+        mean, std = np.asarray(scaling.mean, np.float32), np.asarray(scaling.std, np.float32)
+        pixels = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+    return pixels if last else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _converted(image: Image, mode: str) -> Image:
+    """With these channels; pillow itself cuts 16 bits off at 255, and floats of 0 to 1 to 0."""
+    from PIL import Image as Images
+
+    if image.mode == "F":
+        raise ValueError("its pixels are floats, of which nothing says the range")
+    if image.mode not in _SIXTEEN_BITS:
+        return image.convert(mode)
+    eight = np.clip(np.asarray(image).astype(np.int64) // 257, 0, 255).astype(np.uint8)
+    return Images.fromarray(eight).convert(mode)
+
+
+def _processor(folder: Path) -> Any:  # noqa: ANN401  # transformers has a class for each model
+    transformers = import_extra("transformers", "the image processor of a checkpoint")
+    by_pillow: dict[str, Any] = {"use_fast": False}
+    if int(transformers.__version__.partition(".")[0]) >= 5:
+        by_pillow = {"backend": "pil"}  # the same with and without torchvision
+    try:
+        return transformers.AutoImageProcessor.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **by_pillow
+        )
+    except Exception as error:
+        raise BadInputError(
+            f"the image processor in {folder} cannot be used: {described(error)}",
+            hint=_SCALING_HINT,
+        ) from error
+
+
+def _processed(processor: Any, last: bool, file: Path) -> NDArray[Any]:  # noqa: ANN401  # as above
+    from PIL import Image
+
+    with Image.open(file) as opened:
+        image = _converted(opened, "RGB")
+    answer = processor(images=[image], return_tensors="np")
+    pixels: NDArray[Any] = np.asarray(answer["pixel_values"][0])
+    return pixels.transpose(1, 2, 0) if last else pixels

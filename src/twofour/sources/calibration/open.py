@@ -1,0 +1,291 @@
+"""Calibration data of a model: what must fit it, and the kinds, known by what the user wrote."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twofour.errors import BadInputError
+from twofour.inputs.calibration import (
+    CalibrationData,
+    ImageScaling,
+    ModelInput,
+    ModelInputs,
+    Request,
+)
+from twofour.pruning.statistics import held_out_samples
+from twofour.records.export import ANONYMOUS, TensorShape
+from twofour.records.options import CalibrationOptions
+from twofour.records.pruning import Calibration
+from twofour.sources.calibration.files import file_key, open_arrays, open_text, text_key
+from twofour.sources.calibration.images import IMAGE_SUFFIXES, images_key, open_images
+from twofour.sources.calibration.values import calibration_from_value
+from twofour.sources.checkpoint import described_in
+from twofour.sources.source import key_of, names_code, path_of
+from twofour.sources.user_code import (
+    call,
+    files_read,
+    import_attribute,
+    parse_reference,
+    reference_key,
+    seed_everything,
+    user_code,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from twofour.sources.source import LoadedModule
+
+_BATCH = "batch"
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of data: how it is written, which texts have it, and what opens it."""
+
+    written: str
+    """As help and errors show it."""
+    fits: Callable[[str, Path], bool]
+    """Of the text, and the same as a path."""
+    open: Callable[[Request], CalibrationData]
+    """Raises BadInputError where the data do not fit the model."""
+    key: Callable[[Request], str]
+    """sha256 over the data without opening them for the model."""
+    scales_images: bool = False
+    """It heeds --mean, --std and --size."""
+
+
+def _suffix(*suffixes: str) -> Callable[[str, Path], bool]:
+    return lambda _text, path: path.is_file() and path.suffix.lower() in suffixes
+
+
+def _open_code(request: Request) -> CalibrationData:
+    """Call the function and keep what it yields, with all random numbers seeded."""
+    reference = parse_reference(request.text)
+    with files_read() as watched:
+        seed_everything(request.seed)
+        target = import_attribute(reference)
+        if callable(target):  # else a loader of that name
+            hint = "name a function that takes none and yields batches"
+            target = call(reference, target, request.seed, hint=hint)
+        data = calibration_from_value(
+            target,
+            request.inputs,
+            samples=request.options.samples,
+            where=request.text,
+            guard=partial(user_code, reference, "raised"),
+            folder=request.folder,
+        )
+    return replace(data, watched=tuple(watched))
+
+
+def _code_key(request: Request) -> str:
+    """sha256 over the code and the seed; the files that it reads are not seen."""
+    reference = parse_reference(request.text)
+    return key_of(reference_key(reference), request.settings, str(request.seed))
+
+
+KINDS = (
+    Kind(
+        written="a folder of images",
+        fits=lambda _text, path: path.is_dir(),
+        open=open_images,
+        key=images_key,
+        scales_images=True,
+    ),
+    Kind(
+        written="file.npz, file.npy, file.safetensors",
+        fits=_suffix(".npz", ".npy", ".safetensors"),
+        open=open_arrays,
+        key=file_key,
+    ),
+    Kind(
+        written="file.txt, file.jsonl",
+        fits=_suffix(".txt", ".jsonl"),
+        open=open_text,
+        key=text_key,
+    ),
+    Kind(
+        written="file.py:callable, package.module:callable",
+        fits=names_code,
+        open=_open_code,
+        key=_code_key,
+    ),
+)
+"""Every kind there is; the first that fits opens the text."""
+
+
+def open_calibration(
+    options: CalibrationOptions,
+    inputs: ModelInputs,
+    *,
+    seed: int = 0,
+    folder: Path | None = None,
+) -> CalibrationData:
+    """The data that `options.data` names, found to fit the model.
+
+    What does not fit into memory goes to a temporary folder inside `folder`, which is gone with
+    the data. Raises BadInputError for data that cannot be read or do not fit, and MissingToolError
+    where an extra is not installed.
+    """
+    request = replace(_request(options, inputs, seed), folder=folder)
+    kind = _kind(request)
+    if not kind.scales_images:
+        _refuse_scaling(request)
+    return kind.open(request)
+
+
+def calibration_key(options: CalibrationOptions, folder: Path | None, *, seed: int = 0) -> str:
+    """sha256 over the data and what reads them, before any model is loaded; "" without data."""
+    if options.data is None:
+        return ""
+    told = None if folder is None else described_in(folder)
+    no_model = ModelInputs(model="", inputs=(), positional=(), folder=told)
+    request = _request(options, no_model, seed)
+    return _kind(request).key(request)
+
+
+def _request(options: CalibrationOptions, inputs: ModelInputs, seed: int) -> Request:
+    assert options.data is not None, "only asked for where there are data"
+    if options.samples < 1:
+        raise BadInputError(
+            f"--calibrate-samples {options.samples} leaves no sample", hint="give at least 1"
+        )
+    path = path_of(options.data).absolute()
+    return Request(text=options.data, path=path, options=options, inputs=inputs, seed=seed)
+
+
+def _kind(request: Request) -> Kind:
+    kind = next((kind for kind in KINDS if kind.fits(request.text, request.path)), None)
+    if kind is None:
+        raise _no_data(request.text, request.path)
+    return kind
+
+
+def _refuse_scaling(request: Request) -> None:
+    """Arrays come as the model takes them: what would scale them must not pass unheeded."""
+    asked = request.options
+    if asked.image_mean or asked.image_std or asked.image_size is not None:
+        raise BadInputError(
+            f"--mean, --std and --size are for folders of images, and {request.text} is none",
+            hint="give arrays scaled as the model expects them, and leave the option out",
+        )
+
+
+def _no_data(text: str, path: Path) -> BadInputError:
+    """The error for data of no kind; its hint names the nearest kind, if any."""
+    forms = f"calibration data are {', '.join(kind.written for kind in KINDS)}"
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        return BadInputError(f"--calibrate {text}: there is no such file or folder", hint=forms)
+    if suffix == ".py":
+        forms = f"name the function that yields batches: {text}:batches"
+    elif suffix in IMAGE_SUFFIXES:
+        forms = f"name the folder that it is in: {path.parent}"
+    return BadInputError(f"--calibrate {text}: no known kind of data", hint=forms)
+
+
+def calibration_record(data: CalibrationData) -> Calibration:
+    """The record of the data."""
+    return Calibration(
+        source=data.source,
+        samples=data.samples,
+        held_out=int(held_out_samples(0, data.samples).sum()),
+        notes=data.notes,
+    )
+
+
+def onnx_inputs(file: Path, tensors: Sequence[TensorShape]) -> ModelInputs:
+    """Of an ONNX file, named as the user did: its tokenizer is looked for beside it."""
+    return ModelInputs(
+        model=file.name,
+        inputs=tuple(ModelInput(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors),
+        positional=tuple(t.name for t in tensors),
+        lone=len(tensors) == 1,
+        folder=described_in(file.parent),
+    )
+
+
+def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) -> ModelInputs:
+    """Of a module with example inputs, which tell types and ranks; `folder`: the checkpoint."""
+    described = module_inputs(loaded.module)
+    examples = (*loaded.args, *loaded.kwargs.values())
+    by_position = (f"arr_{index}" for index in range(len(loaded.args)))
+    names = loaded.input_names or (*by_position, *loaded.kwargs)
+    rows = next((int(t.shape[0]) for t in examples if t.dim()), None)
+    found = [_example(n, t, rows, described) for n, t in zip(names, examples, strict=True)]
+    more = [one for one in described.inputs if one.name not in names]
+    return replace(
+        described,
+        model=model,
+        inputs=(*found, *more),
+        positional=names,
+        folder=None if folder is None else described_in(folder),
+        most_tokens=loaded.longest.get("sequence"),
+        images=_image_scaling(loaded.module),
+    )
+
+
+def _image_scaling(module: nn.Module) -> ImageScaling | None:
+    """What a timm model says of its images; None for any other module."""
+    told = getattr(module, "pretrained_cfg", None)
+    if not isinstance(told, dict) or not told.get("mean") or not told.get("std"):
+        return None
+    size = told.get("input_size")
+    interpolation = told.get("interpolation")
+    return ImageScaling(
+        mean=tuple(told["mean"]),
+        std=tuple(told["std"]),
+        size=(int(size[1]), int(size[2])) if size else None,
+        resized=1.0 / float(told.get("crop_pct") or 1.0),
+        resample=interpolation if interpolation in _INTERPOLATIONS else "bilinear",
+    )
+
+
+def module_inputs(module: nn.Module) -> ModelInputs:
+    """Of a module alone: the names of forward's arguments, and which of them it needs."""
+    parameters = tuple(inspect.signature(module.forward).parameters.values())
+    # a switch with another default than None is no place for the labels of a loader's pair
+    positional = tuple(
+        p.name
+        for p in parameters
+        if p.kind in _BY_POSITION and (p.default is p.empty or p.default is None)
+    )
+    kinds = {str(p.dtype).removeprefix("torch.") for p in module.parameters()} & {*_FLOATS}
+    return ModelInputs(
+        model=type(module).__name__,
+        inputs=tuple(
+            ModelInput(name=p.name, required=p.default is p.empty)
+            for p in parameters
+            if p.kind not in _VARIADIC
+        ),
+        positional=positional,
+        lone=len(positional) == 1,
+        floats=kinds.pop() if len(kinds) == 1 else None,
+        any_name=any(p.kind is p.VAR_KEYWORD for p in parameters),
+    )
+
+
+def _example(
+    name: str, tensor: torch.Tensor, rows: int | None, described: ModelInputs
+) -> ModelInput:
+    shape = tuple(int(size) for size in tensor.shape)
+    is_cut = bool(shape) and shape[0] == rows
+    known = described.known(name)
+    return ModelInput(
+        name=name,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=((_BATCH,) if is_cut else shape[:1]) + (ANONYMOUS,) * (len(shape) - 1),
+        example=shape,
+        required=known is None or known.required,
+    )

@@ -1,0 +1,319 @@
+"""Calibration data in Python: batches of the caller, read into arrays and as calls of a module."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import numbers
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twofour.errors import BadInputError, TwofourError
+from twofour.export.model_code import described
+from twofour.inputs.calibration import (
+    MASKS,
+    Batch,
+    CalibrationData,
+    ModelInputs,
+    by_name,
+    by_position,
+    cut,
+    fitted,
+    padding_of,
+    rows_of,
+    usable,
+)
+from twofour.store import sha256_bytes
+from twofour.words import listed
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from twofour.pruning.torch.calls import Call
+
+Guard = Callable[[], contextlib.AbstractContextManager[None]]
+"""Inside it the caller's code runs; what that raises becomes a BadInputError."""
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_WHERE = "calibrate"
+_HINT = (
+    "give an iterable of batches, samples along the first axis: each a tensor, a tuple of tensors "
+    "in the order of forward, or a dict of them by name"
+)
+_DATASET_HINT = "give its batches: torch.utils.data.DataLoader(dataset, batch_size=8)"
+
+
+def calibration_from_value(
+    value: object,
+    inputs: ModelInputs,
+    *,
+    samples: int = 256,
+    where: str = _WHERE,
+    guard: Guard | None = None,
+    folder: Path | None = None,
+) -> CalibrationData:
+    """Batches of the caller as calibration data; at most `samples` samples are asked of them.
+
+    Tensors and lists stay where they are. A generator can be had only once: it is read now, and
+    kept in a temporary file in `folder`. Raises BadInputError, which `where` begins.
+    """
+    if samples < 1:
+        raise BadInputError(f"samples={samples} leaves no sample", hint="give at least 1")
+    given = _Given(value=value, inputs=inputs, where=where, guard=guard or partial(_caller, where))
+    if _is_array(value) or isinstance(value, (Mapping, tuple, list)):
+        there = sum(batch.samples for batch in given.batches(samples))
+        count, notes = usable(inputs, there, samples, where)
+
+        def read() -> Iterator[Batch]:
+            return cut(inputs, given.batches(count), count)
+
+    else:
+        read = on_disk(cut(inputs, given.batches(samples), samples), folder)
+        count, notes = usable(inputs, given.seen, samples, where)
+    return CalibrationData(
+        source=where,
+        samples=count,
+        notes=(*notes, *given.notes()),
+        batches=read,
+        key=lambda: _content_key(read()),
+    )
+
+
+def _content_key(batches: Iterable[Batch]) -> str:
+    """sha256 over all values, with their names, types and shapes."""
+    parts = []
+    for batch in batches:
+        for name, array in batch.arrays.items():
+            described = f"{name} {array.dtype.name} {array.shape}"
+            parts.append(sha256_bytes(described.encode(), np.ascontiguousarray(array).tobytes()))
+    return sha256_bytes(*(part.encode() for part in parts))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Given:
+    """What the caller gave, and what was found in it on the way through."""
+
+    value: object
+    inputs: ModelInputs
+    where: str
+    guard: Guard
+    seen: int = 0
+    """Samples of the last way through."""
+    left_out: dict[str, None] = field(default_factory=dict)
+    labelled: bool = False
+    """Batches were pairs of inputs and labels."""
+
+    def batches(self, samples: int) -> Iterator[Batch]:
+        """One by one, until there are `samples`: the next one is not asked for then."""
+        self.seen = 0
+        is_one = _is_batch(self.value)
+        for number, item in enumerate(_items(self.value, self.where, self.guard)):
+            where = f"{self.where}: batch {number}"
+            batch = self._batch(item if is_one else self._unlabelled(item, where), where)
+            self.seen += batch.samples
+            yield batch
+            if self.seen >= samples:
+                return
+
+    def _unlabelled(self, item: object, where: str) -> object:
+        """The inputs of a pair of inputs and labels, as loaders give them, for a lone input."""
+        if not self.inputs.lone or not isinstance(item, (tuple, list)) or len(item) != 2:
+            return item
+        inputs, labels = item
+        if not _is_array(inputs):
+            return item
+        samples = inputs.shape[0] if inputs.ndim else 0
+        if isinstance(labels, numbers.Number) or (_is_array(labels) and labels.ndim == 0):
+            if samples != 1:
+                raise BadInputError(f"{where} is a single sample and its label", hint=_DATASET_HINT)
+        elif _is_array(labels):
+            is_alike = (inputs.shape, inputs.dtype) == (labels.shape, labels.dtype)
+            if is_alike or len(labels) != samples:  # two images of a list, for instance
+                return item
+        self.labelled = True
+        return inputs
+
+    def _batch(self, item: object, where: str) -> Batch:
+        arrays = fitted(self.inputs, self._named(item, where), where)
+        rows = rows_of(self.inputs, arrays, where)
+        if rows == 0:
+            raise BadInputError(f"{where} holds no samples", hint="leave empty batches out")
+        return Batch(arrays=arrays, samples=rows, padding=padding_of(arrays))
+
+    def _named(self, item: object, where: str) -> dict[str, NDArray[Any]]:
+        if isinstance(item, Mapping):
+            taken = by_name(self.inputs, [str(name) for name in item], where)
+            self.left_out.update((str(name), None) for name in item if name not in taken.values())
+            return {name: _array(item[key], f"{where}: {key!r}") for name, key in taken.items()}
+        parts = item if isinstance(item, (tuple, list)) else (item,)
+        if not parts or (isinstance(item, list) and not all(map(_is_array, parts))):
+            raise _no_batch(item, where)
+        names = by_position(self.inputs, len(parts), where)
+        arrays = {
+            name: _array(part, f"{where}: array {place}" if len(parts) > 1 else where)
+            for place, (name, part) in enumerate(zip(names, parts, strict=True))
+        }
+        _refuse_no_mask(arrays, where)
+        return arrays
+
+    def notes(self) -> tuple[str, ...]:
+        """Of what no input takes."""
+        found = []
+        if self.left_out:
+            found.append(f"{self.where}: {listed([*self.left_out])} is no input of the model")
+        if self.labelled:
+            found.append(
+                f"{self.where} gives pairs: the first of each is the model's input, the second is "
+                "taken for labels and left out"
+            )
+        return tuple(found)
+
+
+def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
+    """The batches in a value: itself where it is one, else what comes out of it."""
+    if _is_batch(value):
+        yield value
+        return
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        is_dataset = hasattr(value, "__getitem__") and not isinstance(value, (str, bytes))
+        raise _no_batch(value, where, hint=_DATASET_HINT if is_dataset else _HINT)
+    with guard():
+        iterator = iter(value)
+    while True:
+        with guard():
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+        yield item
+
+
+def _refuse_no_mask(arrays: Mapping[str, NDArray[Any]], where: str) -> None:
+    """Arrays go by their place: labels behind the inputs may come to stand where a mask should."""
+    for name in MASKS & arrays.keys():
+        mask = arrays[name]
+        if mask.ndim < 2 or (mask.dtype.kind in "iu" and not np.isin(mask, (0, 1)).all()):
+            raise BadInputError(
+                f"{where}: array {[*arrays].index(name)} stands in the place of {name}, and is no "
+                "mask of zeros and ones",
+                hint="name the arrays: {'input_ids': ids, 'attention_mask': mask}; labels are not "
+                "needed",
+            )
+
+
+def _is_batch(value: object) -> bool:
+    """An array, arrays by name, or arrays by position."""
+    is_arguments = isinstance(value, tuple) and bool(value) and all(map(_is_array, value))
+    return _is_array(value) or isinstance(value, Mapping) or is_arguments
+
+
+@contextlib.contextmanager
+def _caller(where: str) -> Iterator[None]:
+    try:
+        yield
+    except TwofourError:
+        raise
+    except Exception as error:
+        raise BadInputError(f"{where} raised {described(error)}") from error
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray) or _is_tensor(value)
+
+
+def _is_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")  # whoever made a tensor has imported it
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _array(value: Any, where: str) -> NDArray[Any]:  # noqa: ANN401  # the caller's own
+    if isinstance(value, np.ndarray):
+        return value
+    if not _is_tensor(value):
+        raise _no_batch(value, where)
+    try:
+        return array_of(value)
+    except (TypeError, RuntimeError) as error:  # sparse, quantised, on the meta device
+        raise BadInputError(f"{where} is a tensor without plain values: {error}") from error
+
+
+def _no_batch(value: object, where: str, hint: str = _HINT) -> BadInputError:
+    kind = type(value).__name__
+    if isinstance(value, (tuple, list)):
+        kind = f"{kind} of {', '.join(type(part).__name__ for part in value[:3]) or 'nothing'}"
+    return BadInputError(f"{where} is of type {kind}", hint=hint)
+
+
+def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Iterator[Batch]]:
+    """What reads batches that can be had only once, from a temporary file without a name."""
+    kept: list[tuple[int, Batch]] = []  # the place in the file, and types and shapes alone
+    try:
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as the reader
+        for batch in batches:
+            empty = {
+                n: np.broadcast_to(np.empty((), a.dtype), a.shape) for n, a in batch.arrays.items()
+            }
+            kept.append((file.tell(), replace(batch, arrays=empty)))
+            for array in batch.arrays.values():
+                file.write(np.ascontiguousarray(array).tobytes())
+    except OSError as error:
+        raise BadInputError(
+            f"calibration data cannot be kept on the disk: {error}",
+            hint="free some space, or set TMPDIR to a folder that has it",
+        ) from error
+
+    def read() -> Iterator[Batch]:
+        for start, batch in kept:
+            file.seek(start)
+            arrays = {
+                name: np.ndarray(array.shape, array.dtype, file.read(array.nbytes))
+                for name, array in batch.arrays.items()
+            }
+            yield replace(batch, arrays=arrays)
+
+    return read
+
+
+def torch_call(module: nn.Module, batch: Batch) -> Call:
+    """The batch in forward's order, on the CPU; no memory is shared with it."""
+    from twofour.pruning.torch.calls import Call
+
+    left = {name: tensor_of(array) for name, array in batch.arrays.items()}
+    args: list[torch.Tensor] = []
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if parameter.kind not in _BY_POSITION or parameter.name not in left:
+            break
+        args.append(left.pop(parameter.name))
+    padding = None if batch.padding is None else tensor_of(batch.padding)
+    return Call(args=tuple(args), kwargs=left, samples=batch.samples, padding=padding)
+
+
+def array_of(tensor: torch.Tensor) -> NDArray[Any]:
+    """The tensor in numpy, of its own type, bfloat16 too."""
+    import torch
+
+    plain = tensor.detach().cpu()
+    if plain.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        return plain.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    array: NDArray[Any] = plain.resolve_conj().resolve_neg().numpy()
+    return array
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """The array in torch, of its own type and in memory of its own."""
+    import torch
+
+    own = np.array(array)  # mapped files are read-only, which torch cannot say of a tensor
+    if own.dtype.name == "bfloat16":
+        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(own)

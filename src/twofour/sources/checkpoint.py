@@ -1,0 +1,332 @@
+"""A checkpoint folder: its configuration and its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import re
+import warnings
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twofour.errors import BadInputError
+from twofour.pruning.verify import read_header
+from twofour.sources.source import CONFIG, MODULES, import_extra
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PREPROCESSOR = "preprocessor_config.json"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt",
+    "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes",
+)  # fmt: skip
+SETTINGS_FILES = (
+    CONFIG, MODULES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    PREPROCESSOR, "sentence_bert_config.json",
+)  # fmt: skip
+_BUILT_IN_SENTENCES = Path(__file__).with_name("sentences.txt")
+_SAFE = "model.safetensors"
+_PICKLE = "pytorch_model.bin"
+POOLING_MODES = ("cls", "max", "mean")
+"""What can be read; where a folder names several, their vectors are joined in its order."""
+_LEGACY = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""The flags of older releases and the mode each stands for, in the order of joining."""
+_ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+_REFUSED = re.compile(r"GLOBAL (\S+)")
+"""In torch's message: the name its restricted unpickler did not allow."""
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has the files of a tokenizer."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def read_json(path: Path) -> object:
+    """Parse a JSON file; raises BadInputError when it is missing or damaged."""
+    try:
+        content: object = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(f"{path} is not JSON: {error}") from error
+    return content
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The same for a file that must hold an object."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise BadInputError(f"{path} holds no JSON object")
+    return content
+
+
+def read_sentences(path: Path | None) -> tuple[str, ...]:
+    """The lines of a text file that are not blank; for None the 20 sentences that come along."""
+    path = path or _BUILT_IN_SENTENCES
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"cannot read sentences from {path}: {error}") from error
+    sentences = tuple(line.strip() for line in lines if line.strip())
+    if not sentences:
+        raise BadInputError(f"{path} holds no sentence", hint="write one sentence on each line")
+    return sentences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling:
+    """The modules of a sentence encoder that come after the transformer."""
+
+    modes: tuple[str, ...]
+    normalize: bool
+    """Whether the vector is brought to length 1."""
+    files: tuple[Path, ...]
+    """What this was read from, modules.json aside."""
+
+
+def transformer_folder(folder: Path, modules: object) -> Path:
+    """Folder of the transformer itself: "" (new) or "0_Transformer" (old) in modules.json."""
+    kinds = _kinds(folder, modules)
+    if not kinds or kinds[0][0] != "Transformer":
+        raise BadInputError(f"{folder / 'modules.json'} does not begin with a Transformer")
+    return folder / kinds[0][1]
+
+
+def described_in(folder: Path) -> Path:
+    """Where tokenizer and image processor are described: Optimum writes onnx/ below them."""
+    if (folder / MODULES).is_file():
+        with contextlib.suppress(BadInputError):  # whoever reads the checkpoint will say so
+            return transformer_folder(folder, read_json(folder / MODULES))
+    above = folder.absolute().parent
+    if folder.name == "onnx" and not _is_told(folder) and _is_told(above):
+        return described_in(above)
+    return folder
+
+
+def _is_told(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (*TOKENIZER_FILES, PREPROCESSOR, MODULES))
+
+
+def read_pooling(folder: Path, modules: object) -> Pooling:
+    """The modules behind the transformer; raises BadInputError for one that is not known."""
+    kinds = _kinds(folder, modules)
+    names = [kind for kind, _ in kinds]
+    if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise BadInputError(
+            f"{folder} is a sentence encoder made of {' + '.join(names)}; "
+            "only Transformer + Pooling (+ Normalize) can be read",
+            hint="write a file.py:callable that returns the whole model",
+        )
+    config = folder / kinds[1][1] / "config.json"
+    return Pooling(modes=_modes(config), normalize=names[-1] == "Normalize", files=(config,))
+
+
+def _kinds(folder: Path, modules: object) -> list[tuple[str, str]]:
+    """Class name and folder of each module."""
+    if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
+        raise BadInputError(f"{folder / 'modules.json'} is no list of modules")
+    kinds = [(str(m.get("type")).rpartition(".")[2], str(m.get("path", ""))) for m in modules]
+    for _, path in kinds:
+        if not (folder / path).resolve().is_relative_to(folder.resolve()):
+            raise BadInputError(f"{folder / 'modules.json'} points outside its folder: {path!r}")
+    return kinds
+
+
+def _modes(config: Path) -> tuple[str, ...]:
+    options = read_json_object(config)
+    named = options.get("pooling_mode")
+    if named is None:
+        modes = [mode for flag, mode in _LEGACY.items() if options.get(flag) is True] or ["mean"]
+    else:
+        modes = [str(mode) for mode in named] if isinstance(named, list) else [str(named)]
+    unknown = [mode for mode in modes if mode not in POOLING_MODES]
+    if unknown:
+        raise BadInputError(
+            f"{config} pools by {', '.join(unknown)}; only {', '.join(POOLING_MODES)} can be read",
+            hint="write a file.py:callable that returns the whole model",
+        )
+    return tuple(modes)
+
+
+def check_weight_file(path: Path) -> None:
+    """Raise BadInputError for a damaged file, and for a pickle that is more than tensors."""
+    if path.suffix != ".safetensors":
+        _load_pickle(path, mapped=True)
+    elif not read_header(path):
+        raise BadInputError(f"{path} holds no tensors")
+
+
+def load_pickle(path: Path) -> object:
+    """What a .bin or .pt file holds, read as `check_weight_file` does and into memory."""
+    return _load_pickle(path, mapped=False)
+
+
+def _load_pickle(path: Path, *, mapped: bool) -> object:
+    import torch
+
+    try:
+        mapped = mapped and zipfile.is_zipfile(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols
+            content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        refused = _REFUSED.search(str(error))
+        if refused is None:
+            raise BadInputError(
+                f"{path} is no whole file of weights: it is damaged, or a pickle of more than "
+                "tensors, which would run code that came with it",
+                hint="copy or download it again",
+            ) from error
+        raise BadInputError(
+            f"{path} is a pickle that wants to call {refused[1]}: reading it would run code that "
+            "came with the file, so it is refused",
+            hint="where you trust its author, load it yourself and save it again with "
+            "model.save_pretrained(folder), which writes .safetensors",
+        ) from error
+    except Exception as error:  # a damaged pickle ends in whatever its next opcode meets
+        said = str(error).strip().partition("\n")[0][:200]
+        raise BadInputError(
+            f"{path} is no whole file of weights: {type(error).__name__}: {said}",
+            hint="copy or download it again",
+        ) from error
+    return content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint folder holds."""
+
+    folder: Path
+    model_folder: Path
+    """Where config.json and the weights lie: older sentence encoders have them one level down."""
+    config: dict[str, Any]
+    """config.json; its keys are transformers' affair."""
+    weights: tuple[Path, ...]
+    """.safetensors files, or .bin files where there are none of those."""
+    pooling: Pooling | None
+    """For a sentence encoder: how token vectors become one vector."""
+
+    @property
+    def architecture(self) -> str | None:
+        """Name of the class the weights were saved from."""
+        names = self.config.get("architectures")
+        first = names[0] if isinstance(names, list) and names else None
+        return first if isinstance(first, str) else None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether sentences can be turned into token ids."""
+        return has_tokenizer(self.model_folder)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that determine the model and its example inputs."""
+        names = (*SETTINGS_FILES, *TOKENIZER_FILES, f"{_SAFE}.index.json", f"{_PICKLE}.index.json")
+        folders = dict.fromkeys((self.folder, self.model_folder))
+        present = [f / name for f in folders for name in names if (f / name).is_file()]
+        poolings = () if self.pooling is None else self.pooling.files
+        return (*present, *poolings, *self.weights)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read the JSON files of a checkpoint folder and find its weights; raises BadInputError."""
+    pooling, model_folder = None, folder
+    if (folder / MODULES).is_file():
+        modules = read_json(folder / MODULES)
+        model_folder = transformer_folder(folder, modules)
+        pooling = read_pooling(folder, modules)
+    config = read_json_object(model_folder / CONFIG)
+    _refuse_downloaded_kernels(config, model_folder / CONFIG)
+    return Checkpoint(
+        folder=folder,
+        model_folder=model_folder,
+        config=config,
+        weights=_weight_files(model_folder),
+        pooling=pooling,
+    )
+
+
+def _refuse_downloaded_kernels(config: dict[str, Any], path: Path) -> None:
+    """An attention implementation called `owner/name` is code to be downloaded."""
+    waiting = [config]
+    while waiting:
+        part = waiting.pop()
+        for name in _ATTENTION:
+            value = part.get(name)
+            if value is not None and "/" in str(value):
+                raise BadInputError(
+                    f"{path} asks for the attention kernel {value!r}, which is code to be "
+                    "downloaded and run; it is refused",
+                    hint=f"remove {name!r} from the file",
+                )
+        waiting += [value for value in part.values() if isinstance(value, dict)]
+
+
+def _weight_files(folder: Path) -> tuple[Path, ...]:
+    """The same order of preference as transformers' from_pretrained."""
+    for name in (_SAFE, _PICKLE):
+        if (folder / name).is_file():
+            return (folder / name,)
+        if (folder / f"{name}.index.json").is_file():
+            return _shards(folder / f"{name}.index.json")
+    present = ", ".join(sorted(f.name for f in folder.iterdir())) or "nothing"
+    raise BadInputError(
+        f"{folder} has no weights: neither {_SAFE} nor {_PICKLE} (it holds {present[:300]})",
+        hint="save it with model.save_pretrained(folder); an adapter must be merged first",
+    )
+
+
+def _shards(index: Path) -> tuple[Path, ...]:
+    mapping = read_json_object(index).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise BadInputError(f"{index} has no weight_map")
+    names = sorted({str(name) for name in mapping.values()})
+    for name in names:
+        if Path(name).name != name or not (index.parent / name).is_file():
+            raise BadInputError(
+                f"{index} names the weights {name!r}, and there is no such file beside it",
+                hint="copy all parts of the checkpoint into the folder",
+            )
+    return tuple(index.parent / name for name in names)
+
+
+def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer, with a token to pad with; raises what transformers raises."""
+    transformers = import_extra("transformers", "a tokenizer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    if tokenizer.pad_token is None:  # decoders have none; the mask hides whatever stands there
+        tokenizer.pad_token = (
+            tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
+        )
+    return tokenizer
+
+
+def reading(folder: Path, tokenizer: Any, *limits: int | None) -> tuple[int, bool]:  # noqa: ANN401  # transformers' own
+    """Most tokens of a text, and whether it is written in lower case, by the folder's files.
+
+    Those of a sentence encoder say less than the model could read: what it was trained on.
+    """
+    sentence, config = (
+        read_json_object(folder / name) if (folder / name).is_file() else {}
+        for name in ("sentence_bert_config.json", CONFIG)
+    )
+    most = config.get("max_position_embeddings")
+    kind, padding = str(config.get("model_type")), config.get("pad_token_id", 1)
+    if isinstance(most, int) and ("roberta" in kind or "camembert" in kind):
+        most -= (padding if isinstance(padding, int) else 1) + 1  # positions count from behind it
+    stated = (tokenizer.model_max_length, sentence.get("max_seq_length"), most, *limits)
+    known = [limit for limit in stated if isinstance(limit, (int, float)) and limit > 0]
+    return int(min(known)), sentence.get("do_lower_case") is True

@@ -1,0 +1,373 @@
+"""Code of the user: named, imported, watched for changes; and evaluations, `file.py:evaluate`."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import inspect
+import math
+import numbers
+import os
+import random
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from twofour.errors import BadInputError, TwofourError
+from twofour.export.model_code import described
+from twofour.sources.source import key_of, path_of
+from twofour.store import sha256_file
+
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_NAMES_TORCH = re.compile(rb"^\s*(?:import|from) torch\b", re.MULTILINE)
+_MOST_FILES = 10_000
+"""Files that are kept: a training set of single files is watched by its first ones."""
+_CODE = (".py", ".pyc", ".pyi", ".so", ".pth")
+_opened: dict[str, None] | None = None
+
+
+def _with_local_imports(starts: Sequence[Path], folders: Sequence[Path]) -> tuple[Path, ...]:
+    """The files and all they import, directly or not, from the folders; sorted."""
+    found: set[Path] = set()
+    waiting = list(starts)
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            waiting.extend(_imported(file, folders))
+    return tuple(sorted(found))
+
+
+def _imported(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+            roots = folders
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module.split(".") if node.module else []
+            names = [[*base, alias.name] for alias in node.names]
+            is_relative = 0 < node.level <= len(file.parents)
+            roots = (file.parents[node.level - 1],) if is_relative else folders
+        else:
+            continue
+        for root in roots:
+            for parts in names:
+                yield from _files(root, parts)
+
+
+def _files(root: Path, parts: Sequence[str]) -> Iterator[Path]:
+    place = root
+    for part in parts:
+        for candidate in (place / f"{part}.py", place / part / "__init__.py"):
+            if candidate.is_file():
+                yield candidate
+        place = place / part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeReference:
+    """Where a name of the user's code is to be found."""
+
+    text: str
+    """What the user wrote."""
+    target: str
+    """The file as written, or the dotted module."""
+    attribute: str
+    file: Path | None
+    """Absolute path for `file.py:name`; None for a module."""
+    folders: tuple[Path, ...]
+    """To be first on the import path: the file's own folder and the current one."""
+
+
+def parse_reference(text: str) -> CodeReference:
+    """Read `file.py:name` or `package.module:name`; raises BadInputError."""
+    target, _, attribute = text.rpartition(":")
+    is_file = target.endswith(".py")
+    if not _DOTTED.fullmatch(attribute) or not (is_file or _DOTTED.fullmatch(target)):
+        raise BadInputError(
+            f"{text!r} names no callable", hint="write file.py:callable or package.module:callable"
+        )
+    if not is_file:
+        return CodeReference(
+            text=text, target=target, attribute=attribute, file=None, folders=(Path.cwd(),)
+        )
+    file = path_of(target).absolute()
+    if not file.is_file():
+        raise BadInputError(
+            f"{target} is no file", hint="the part before the colon is a Python file"
+        )
+    folders = tuple(dict.fromkeys((file.parent, Path.cwd())))
+    return CodeReference(text=text, target=target, attribute=attribute, file=file, folders=folders)
+
+
+def reference_key(reference: CodeReference) -> str:
+    """sha256 over the code: the file, and what it imports from its own and the current folder."""
+    files = code_files(reference)
+    return key_of(reference.attribute, *(part for f in files for part in (f.name, sha256_file(f))))
+
+
+def code_files(reference: CodeReference) -> tuple[Path, ...]:
+    """The Python files of the user that the reference leads to, sorted; none of them is run."""
+    if reference.file is not None:
+        return _with_local_imports((reference.file,), reference.folders)
+    own = tuple(_files(Path.cwd(), reference.target.split(".")))
+    last = reference.target.rpartition(".")[2]
+    if any(last in (f.stem, f.parent.name) for f in own):
+        return _with_local_imports(own, reference.folders)
+    return (_installed_file(reference),)
+
+
+def _installed_file(reference: CodeReference) -> Path:
+    """File of an installed module, found as an import would, but without running its parents."""
+    importlib.invalidate_caches()
+    search: list[str] | None = None
+    name, spec = "", None
+    for part in reference.target.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = next(filter(None, (f.find_spec(name, search) for f in sys.meta_path)), None)
+        if spec is None:
+            raise _missing_module(reference, name)
+        search = list(spec.submodule_search_locations or ())
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        raise BadInputError(f"{reference.target} has no Python file that could be read")
+    return Path(spec.origin)
+
+
+def _missing_module(reference: CodeReference, name: str) -> BadInputError:
+    """The error for a module that is neither installed nor in the current folder."""
+    return BadInputError(
+        f"there is no module {name!r} (of {reference.text}) in {Path.cwd()} or among the "
+        "installed packages",
+        hint="run the command from the folder that holds the package, or name a file.py:callable",
+    )
+
+
+@contextlib.contextmanager
+def files_read() -> Iterator[list[Path]]:
+    """A list that holds, once the block has ended, the data files that were read inside."""
+    global _opened  # an audit hook belongs to the process and cannot be removed
+    _hear_opening()
+    found: list[Path] = []
+    outer, _opened = _opened, {}
+    try:
+        yield found
+    finally:
+        inner, _opened = _opened, outer
+        for path in map(Path, inner):
+            is_code = path.suffix in _CODE or not path.is_file()
+            if not is_code and not any(map(path.is_relative_to, _not_data())):
+                found.append(path)
+
+
+@cache
+def _hear_opening() -> None:
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        if event != "open" or _opened is None or len(_opened) >= _MOST_FILES:
+            return
+        name, mode, flags = arguments
+        writes = isinstance(mode, str) and mode[:1] in "wax"
+        writes |= mode is None and isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) > 0
+        if not writes and isinstance(name, str):
+            _opened[os.path.abspath(name)] = None  # noqa: PTH100  # resolve would follow links
+
+    sys.addaudithook(hear)
+
+
+@cache
+def _not_data() -> tuple[Path, ...]:
+    """The interpreter, installed packages and the system's own folders."""
+    names = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
+    return tuple(Path(name) for name in (*names, "/proc", "/sys", "/dev", "/etc", "/usr"))
+
+
+def import_attribute(reference: CodeReference) -> object:
+    """What the reference names; a file is run anew on every call. Raises BadInputError."""
+    with user_code(reference, "cannot be imported:"):
+        if any(_NAMES_TORCH.search(file.read_bytes()) for file in code_files(reference)):
+            importlib.import_module("torch")  # now: what is seeded before a call must be there
+        module = _import(reference)
+    found: object = module
+    for part in reference.attribute.split("."):
+        if not hasattr(found, part):
+            own = [
+                n
+                for n, v in vars(module).items()
+                if getattr(v, "__module__", "") == module.__name__
+            ]
+            close = difflib.get_close_matches(reference.attribute, own, n=3) or sorted(own)[:10]
+            raise BadInputError(
+                f"{reference.target} has no {reference.attribute!r}",
+                hint=f"it has {', '.join(close)}" if close else "it defines no callable at all",
+            )
+        found = getattr(found, part)
+    return found
+
+
+@contextlib.contextmanager
+def user_code(reference: CodeReference, doing: str) -> Iterator[None]:
+    """Run a block of user code, whose prints go to stderr.
+
+    Whatever it raises, SystemExit too, becomes a BadInputError: "REFERENCE DOING error (line)".
+    """
+    with _on_path(reference.folders), contextlib.redirect_stdout(sys.stderr):
+        try:
+            yield
+        except TwofourError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise BadInputError(
+                f"{reference.text} {doing} {described(error, reference.folders)}"
+            ) from error
+
+
+def call(
+    reference: CodeReference, target: Callable[..., object], seed: int, *, hint: str
+) -> object:
+    """What the user's function gives, with all random numbers seeded; raises BadInputError."""
+    _check_takes(target, f"{reference.text} needs arguments", hint)
+    seed_everything(seed)
+    with user_code(reference, "raised"):
+        return target()
+
+
+def _check_takes(
+    function: Callable[..., object], otherwise: str, hint: str, *arguments: object
+) -> None:
+    with contextlib.suppress(ValueError):  # a builtin has no signature
+        try:
+            inspect.signature(function).bind(*arguments)
+        except TypeError as error:
+            raise BadInputError(f"{otherwise}: {error}", hint=hint) from error
+
+
+def _import(reference: CodeReference) -> ModuleType:
+    if reference.file is not None:
+        return _import_file(reference.file)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(reference.target)
+    except ModuleNotFoundError as error:
+        if error.name and f"{reference.target}.".startswith(f"{error.name}."):
+            raise _missing_module(reference, error.name) from error
+        raise
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Compile the source itself: a .pyc of the same second and size would pass for current."""
+    loaded = sys.modules.get(file.stem)
+    same = loaded is not None and getattr(loaded, "__file__", None) == str(file)
+    free = loaded is None and file.stem not in sys.stdlib_module_names
+    name = file.stem if same or free else f"user_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+    sys.modules[name] = module  # dataclasses and pickle look their module up here
+    try:
+        exec(code, module.__dict__)  # noqa: S102  # the user asked for this file to be run
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextlib.contextmanager
+def _on_path(folders: tuple[Path, ...]) -> Iterator[None]:
+    """Put the folders first while user code is imported, and last afterwards.
+
+    Last, not gone: forward may still import something.
+    """
+    names = [str(folder) for folder in folders]
+    before = list(sys.path)
+    sys.path[:] = [*names, *(entry for entry in before if entry not in names)]
+    try:
+        yield
+    finally:
+        sys.path[:] = [*before, *(entry for entry in sys.path if entry not in before)]
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random numbers of Python and numpy, and of torch where it is imported."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # user code draws from the global state
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+
+
+_HINT = "write def evaluate(predict): ... that returns a number, or a dict of numbers by name"
+
+
+Metric = Callable[[Callable[..., tuple[np.ndarray, ...]]], object]
+
+
+def load_metric(text: str) -> Metric:
+    """Import `file.py:evaluate` or `package.module:evaluate`; raises BadInputError."""
+    function = import_attribute(parse_reference(text))
+    if not callable(function):
+        raise BadInputError(f"{text} is of type {type(function).__name__}, no function", hint=_HINT)
+    _check_takes(function, f"{text} cannot be called with predict", _HINT, None)
+    return function
+
+
+def run_metric(
+    text: str,
+    names: Sequence[str],
+    outputs: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
+    *,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Figures by name for one variant; a lone number has the name of the function.
+
+    The function is given `predict`: arrays in the order of the inputs' `names` -> the model's
+    outputs in order. Random numbers are seeded, so that two variants see the same samples. Raises
+    BadInputError for a metric that fails or returns anything else than finite numbers.
+    """
+
+    def predict(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        if len(arrays) != len(names):
+            raise BadInputError(
+                f"predict was given {len(arrays)} arrays, "
+                f"the model takes {len(names)}: {list(names)}"
+            )
+        return tuple(outputs(dict(zip(names, arrays, strict=True))).values())
+
+    function, reference = load_metric(text), parse_reference(text)
+    seed_everything(seed)
+    with user_code(reference, "raised"):
+        value = function(predict)
+    if isinstance(value, Mapping) and value:
+        return {str(name): _number(reference, str(name), v) for name, v in value.items()}
+    name = reference.attribute.rpartition(".")[2]
+    return {name: _number(reference, name, value)}
+
+
+def _number(reference: CodeReference, name: str, value: object) -> float:
+    """Also numpy scalars and tensors of one element, which have `item`."""
+    item = getattr(value, "item", None)
+    if callable(item):
+        with user_code(reference, f"returned no single number for {name!r}:"):
+            value = item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise BadInputError(
+            f"{reference.text} returned {name} of type {type(value).__name__}, no number",
+            hint=_HINT,
+        )
+    if not math.isfinite(value):
+        raise BadInputError(f"{reference.text} returned {name} = {value}", hint=_HINT)
+    return float(value)

@@ -1,0 +1,1 @@
+"""Native libraries in processes of their own: the process, who asks it, what it can do."""

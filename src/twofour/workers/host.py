@@ -1,0 +1,304 @@
+"""Engines asked from this process and run in a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+
+from twofour.engines.onnxruntime.session import LEVELS
+from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback, no_progress
+from twofour.engines.registry import ENGINES, EngineRow
+from twofour.errors import BuildFailedError
+from twofour.records.build import EngineStatus, FailedTry, VariantBuild
+from twofour.records.run import OriginalOutputs, VariantCheck
+from twofour.workers.engines import OpenedSession
+from twofour.workers.process import WorkerDiedError, WorkerProcess, is_out_of_memory, may_pass
+
+T = TypeVar("T")
+_SERVICE = "twofour.workers.engines:EngineWorker"
+CRASH_HINT = "--precision float32 or --static-batch may avoid it"
+_OUT_OF_MEMORY = "out of memory"
+_BY_MEMORY = {_OUT_OF_MEMORY, "SIGKILL"}
+"""Endings of processes that took too much memory: the kernel kills them."""
+RUNTIMES = tuple(p for row in ENGINES.values() if row.is_reference for p in row.packages)
+"""Packages that ONNX Runtime comes in: what it gives hangs on their versions."""
+
+
+class CrashedError(BuildFailedError):
+    """Every try ended its process; `tries` says how."""
+
+    def __init__(self, message: str, tries: tuple[FailedTry, ...]) -> None:
+        super().__init__(message, hint=CRASH_HINT)
+        self.tries = tries
+
+
+class EngineHost:
+    """One worker process at a time, started early, and another after a death.
+
+    `note` is told of every death that is followed by another try.
+    """
+
+    def __init__(
+        self,
+        threads: int | None = None,
+        *,
+        note: Callable[[str], None] | None = None,
+        service: str = _SERVICE,
+    ) -> None:
+        self.note = note or (lambda _text: None)
+        self._threads = threads
+        self._service = service
+        # of now: while user code runs, its folders come first
+        self._path = [entry for entry in sys.path if isinstance(entry, str)]
+        self._process: WorkerProcess | None = None
+
+    def __enter__(self) -> EngineHost:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the process, without waiting until it can be asked."""
+        if self._process is None:
+            self._process = WorkerProcess(self._service, self._threads, path=self._path)
+
+    def call(self, command: str, *arguments: object, report: ProgressCallback = no_progress) -> Any:  # noqa: ANN401  # each command has its own
+        """The command's value; raises what it raised, and WorkerDiedError where it died.
+
+        A process that found no memory is ended, for what it holds and its broken libraries, and
+        counts as dead.
+        """
+        self.start()
+        assert self._process is not None
+        try:
+            return self._process.call(command, *arguments, report=report)
+        except WorkerDiedError:
+            self.close()
+            raise
+        except BuildFailedError as error:
+            if not is_out_of_memory(error.message):
+                raise
+            self.close()
+            raise WorkerDiedError(error.message, ending=_OUT_OF_MEMORY) from error
+
+    def status(self, row: EngineRow) -> EngineStatus:
+        """Whether an engine can run here; one that ends the process when it is tried cannot."""
+        try:
+            found: EngineStatus = self.call("status", row)
+        except BuildFailedError as error:
+            why = f"trying it failed: {error.message}"
+            return EngineStatus(
+                engine=row.name, version=None, can_run=False, why_not=why, hint=None
+            )
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Tries:
+    """What was tried of one model in one engine, the highest optimization level first."""
+
+    engine: str
+    levels: tuple[str, ...]
+    note: Callable[[str], None]
+    failed: tuple[FailedTry, ...] = ()
+
+    @property
+    def lowered(self) -> str | None:
+        """The level after a death; None: the first, or none is left."""
+        left = self.levels[len(self.failed) :]
+        return left[0] if self.failed and left else None
+
+    def until_alive(self, work: Callable[[str], T], doing: Callable[[], str]) -> T:
+        """What `work` gives at the highest level that it survives; raises CrashedError.
+
+        `doing` says, after a death, what it came from.
+        """
+        while len(self.failed) < len(self.levels):
+            level = self.levels[len(self.failed)]
+            try:
+                return work(level)
+            except WorkerDiedError as error:
+                self._keep(error, level, doing())
+        raise CrashedError(f"{self.engine} ended: {in_words(self.failed)}", self.failed)
+
+    def _keep(self, error: WorkerDiedError, level: str, doing: str) -> None:
+        failed = FailedTry(doing=doing, level=level, ending=error.ending)
+        self.failed += (failed,)
+        if self.lowered is not None:
+            told = in_words((failed,))
+            self.note(f"{self.engine} ended: {told}; trying again at level {self.lowered}")
+
+
+def in_words(tries: Sequence[FailedTry]) -> str:
+    """Such as "SIGSEGV while loading dense.onnx at optimization level ALL"."""
+    return ", then ".join(
+        f"{t.ending} while {t.doing} at optimization level {t.level}" for t in tries
+    )
+
+
+def tries_of(error: BuildFailedError) -> tuple[FailedTry, ...]:
+    """What a crash tried; () for another error."""
+    return error.tries if isinstance(error, CrashedError) else ()
+
+
+def lasts(record: VariantBuild | VariantCheck | OriginalOutputs) -> bool:
+    """Whether it is a result to keep: not for lack of memory, nor where every level crashed."""
+    if any(failed.ending in _BY_MEMORY for failed in record.failed_tries):
+        return False
+    if isinstance(record, VariantBuild):
+        errors = [record.error]
+    elif isinstance(record, VariantCheck):
+        errors = [record.not_compared, *(size.error for size in record.sizes)]
+    else:
+        errors = [record.why_not]
+    return not any(may_pass(error) for error in errors if error is not None)
+
+
+def build_in(
+    host: EngineHost, row: EngineRow, request: BuildRequest, report: ProgressCallback
+) -> VariantBuild:
+    """The engine's `build`; raises what that raises, and CrashedError."""
+    for suffix in row.leaves:  # of an earlier build, which this one may not come to replace
+        request.file(suffix).unlink(missing_ok=True)
+    asked = request.options.optimization_level
+    tries = Tries(
+        engine=row.name, levels=("default" if asked is None else str(asked),), note=host.note
+    )
+    built: VariantBuild = tries.until_alive(
+        lambda _level: host.call("build", row, request, report=report),
+        lambda: f"building {request.onnx.name}",
+    )
+    return built
+
+
+def crashed_build(request: BuildRequest, row: EngineRow, error: CrashedError) -> VariantBuild:
+    """The row of an engine that ended its process in every try, with the files it left."""
+
+    def left(suffix: str) -> str | None:
+        file = request.file(suffix)
+        return file.name if suffix in row.leaves and file.is_file() else None
+
+    return VariantBuild(
+        variant=request.variant,
+        onnx=request.onnx.name,
+        sparse_weights=row.is_tensorrt and request.sparse_weights,
+        build_s=0.0,
+        plan=left(".plan"),
+        log=left(".log"),
+        layers=left(".layers.json"),
+        profile=left(".profile.json"),
+        error=error.message,
+        failed_tries=error.tries,
+    )
+
+
+class Session:
+    """One file in ONNX Runtime, in the host's process.
+
+    Where a call ends the process, the file is loaded again at a lower optimization level and the
+    call repeated; CrashedError is raised where that ends it too.
+    """
+
+    def __init__(
+        self, host: EngineHost, path: Path, threads: int | None, kept: Collection[Path] = ()
+    ) -> None:
+        self._host = host
+        self._path = path
+        self._threads = threads
+        self._kept = kept
+        self._tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=host.note)
+        self._opened: OpenedSession | None = None
+        self._doing = ""
+        self._until_alive("loading", lambda: None)
+
+    @property
+    def failed_tries(self) -> tuple[FailedTry, ...]:
+        """What ended its process before."""
+        return self._tries.failed
+
+    @property
+    def level(self) -> str | None:
+        """Optimization level after that; None: the usual one."""
+        return self._tries.lowered
+
+    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """As `OrtSession.outputs`."""
+        return self._until_alive("running", lambda: self._host.call("outputs", dict(inputs)))
+
+    @property
+    def loaded(self) -> OpenedSession:
+        """The load that lives: inputs, providers, seconds."""
+        self._until_alive("loading", lambda: None)  # again, where its process has ended since
+        assert self._opened is not None, "or CrashedError was raised"
+        return self._opened
+
+    def _until_alive(self, doing: str, work: Callable[[], T]) -> T:
+        def at(level: str) -> T:
+            try:
+                if self._opened is None:
+                    self._doing = "loading"
+                    self._opened = self._host.call(
+                        "open", self._path, self._threads, level, self._kept
+                    )
+                self._doing = doing
+                return work()
+            except WorkerDiedError:
+                self._opened = None
+                raise
+
+        return self._tries.until_alive(at, lambda: f"{self._doing} {self._path.name}")
+
+
+class Sessions:
+    """Opens a session for a file, in place of the one of another file.
+
+    Those of the files in `kept` stay open in the host's process, to be timed.
+    """
+
+    def __init__(self, host: EngineHost, threads: int | None = None) -> None:
+        self.kept: frozenset[Path] = frozenset()
+        self._host = host
+        self._threads = threads
+        self._path: Path | None = None
+        self._session: Session | None = None
+        self._crashed: dict[Path, CrashedError] = {}
+
+    def open(self, path: Path) -> Session:
+        """The session of this file.
+
+        Raises what OrtSession raises, CannotRunError where ONNX Runtime is not installed (a box
+        with TensorRT alone can go on without it), and CrashedError where it ends its process at
+        every level, then at once for the same file.
+        """
+        if path in self._crashed:
+            raise self._crashed[path]
+        if self._session is None or self._path != path:
+            self._session = None
+            try:
+                self._session = Session(self._host, path, self._threads, self.kept)
+            except CrashedError as error:
+                self._crashed[path] = error
+                raise
+            self._path = path
+        return self._session
+
+    def close(self) -> None:
+        """Let go of the session and its memory; also after a file was written again."""
+        if self._session is not None:
+            with contextlib.suppress(WorkerDiedError):  # what it held is let go of as well
+                self._host.call("close")
+        self._session = None
+        self._path = None
