@@ -27,9 +27,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 47_932,
-    "modules of src": 197,
-    "lines of tests": 40_261,
+    "lines of src": 47_938,
+    "modules of src": 204,
+    "lines of tests": 40_267,
     "modules of the main job": 90,
 }
 _SMALL = 60

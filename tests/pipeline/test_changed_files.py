@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from onnx import helper
 from support import onnx_models as om
-from test_run import Recorder
+from support.small_run import Recorder
 
 from twofour.compare.variants import open_compared
 from twofour.eligibility.gates import Gates, check_gates

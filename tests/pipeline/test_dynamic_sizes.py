@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from test_run import Recorder
+from support.small_run import Recorder
 
 from twofour.cli.options import parse_dynamic
 from twofour.errors import BadInputError

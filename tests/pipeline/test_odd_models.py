@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_run import OPTIONS, Recorder
+from support.small_run import OPTIONS, Recorder
 from typer.testing import CliRunner
 
 from twofour.cli.app import app

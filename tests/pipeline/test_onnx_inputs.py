@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import helper
 from support import onnx_models as om
-from test_run import Recorder
+from support.small_run import Recorder
 from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app

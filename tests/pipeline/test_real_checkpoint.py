@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from test_run import Recorder
+from support.small_run import Recorder
 
 from twofour.main_job import run_all
 from twofour.records.eligibility import VerdictName

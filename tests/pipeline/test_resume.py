@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_run import ALL_STAGES, MODEL, OPTIONS, Recorder
+from support.small_run import ALL_STAGES, MODEL, OPTIONS, Recorder
 
 from twofour.main_job import run_all
 

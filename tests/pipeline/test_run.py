@@ -1,63 +1,22 @@
 """The main job on a small model: what it leaves, and what it does again."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.small_run import ALL_STAGES, MODEL, OPTIONS, Recorder
 
 from twofour import pattern
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_export, run_prune
-from twofour.pipeline.stages import Silent
 from twofour.pipeline.torch.weights import read_checkpoint
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.options import Precision, RunOptions
 from twofour.records.run import RunResult
 from twofour.records.weights import Pattern, ReasonCode
 from twofour.store import read_record
-
-MODEL = f"{Path(__file__).parents[1] / 'support' / 'small_model.py'}:make"
-OPTIONS = RunOptions(precision=Precision.FLOAT32)
-ALL_STAGES = [
-    "export-dense",
-    "prune",
-    "validate",
-    "export-sparse",
-    "check-dense",
-    "build-dense",
-    "check-sparse",
-    "build-sparse",
-    "export",
-    "accuracy",
-    "times",
-    "build",
-    "report",
-]
-
-
-@dataclass
-class Recorder(Silent):
-    """Remembers which stages were done and which were found done."""
-
-    did: list[str] = field(default_factory=list)
-    reused: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    steps: list[str] = field(default_factory=list)
-
-    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
-        """Remember."""
-        (self.reused if reused else self.did).append(name)
-
-    def note(self, text: str) -> None:
-        """Remember."""
-        self.notes.append(text)
-
-    def step(self, text: str, done: int, total: int | None) -> None:  # noqa: ARG002  # Protocol
-        """Remember."""
-        self.steps.append(text)
-
 
 Finished = tuple[Path, RunResult, Recorder]
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from support.onnx_models import model, save, two_weights, weights
-from test_run import MODEL, Recorder
+from support.small_run import MODEL, Recorder
 
 from twofour.errors import BadInputError
 from twofour.main_job import open_run, run_all, run_build, run_export, run_stages

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_run import Recorder
+from support.small_run import Recorder
 
 from twofour.pipeline.folder import open_run_folder
 from twofour.pipeline.stages import Made, Runner, Silent, Stage

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_run import Recorder
+from support.small_run import Recorder
 from transformers import (
     AlbertConfig,
     AlbertModel,

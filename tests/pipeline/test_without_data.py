@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.onnx_models import save, two_weights
-from test_run import Recorder
+from support.small_run import Recorder
 
 from twofour.errors import BadInputError
 from twofour.main_job import run_prune

@@ -98,7 +98,7 @@ def test_a_study_that_is_killed_goes_on_behind_its_last_measurement(tmp_path: Pa
     (tmp_path / "killed.py").write_text(KILLED)
     (tmp_path / "score.py").write_text(SLOW_SCORE)
     metric = f"{tmp_path / 'score.py'}:score"
-    here = Path(__file__).parents[2]
+    here = Path(__file__).parents[1]
     path = os.pathsep.join((str(here), str(here.parent / "src"), os.environ.get("PYTHONPATH", "")))
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "killed.py"), model, str(folder), metric],

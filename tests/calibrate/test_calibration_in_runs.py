@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.onnx_models import save, two_weights
-from test_run import MODEL, Recorder
+from support.small_run import MODEL, Recorder
 from typer.testing import CliRunner
 
 from twofour.cli.app import app

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import onnx_models as om
+from support.small_run import Recorder
 from support.stand_in_worker import DYING, PLAN
-from test_run import Recorder
 
 from twofour.errors import BuildFailedError
 from twofour.main_job import open_run, run_stages

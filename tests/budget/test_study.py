@@ -35,7 +35,7 @@ from twofour.records.run import LayerCost, SensitivityResult
 from twofour.records.weights import HARDWARE_PATTERN
 from twofour.store import read_record
 
-METRIC = f"{Path(__file__).parents[2] / 'support' / 'mlp_onnx.py'}:evaluate"
+METRIC = f"{Path(__file__).parents[1] / 'support' / 'mlp_onnx.py'}:evaluate"
 AGREEMENT = METRIC.replace(":evaluate", ":agreement")
 OPTIONS = RunOptions(
     metric=AGREEMENT, budget=BudgetOptions(max_drop=5.0), side_by_side=SideBySide(jobs=1)

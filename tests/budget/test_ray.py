@@ -105,7 +105,7 @@ def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_a_study_gives_the_same_as_on_this_machine_alone(cluster: Any, tmp_path: Path) -> None:
-    metric = f"{Path(__file__).parents[2] / 'support' / 'mlp_onnx.py'}:agreement"
+    metric = f"{Path(__file__).parents[1] / 'support' / 'mlp_onnx.py'}:agreement"
     budget = BudgetOptions(max_drop=8.0)
     model = str(save_mlp(tmp_path / "mlp.onnx"))
     found = [

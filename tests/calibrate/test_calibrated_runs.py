@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
-from test_run import Recorder
+from support.small_run import Recorder
 
 from twofour.main_job import run_all
 from twofour.records.options import CalibrationOptions, Precision, RunOptions

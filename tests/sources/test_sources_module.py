@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_run import Recorder
+from support.small_run import Recorder
 from torch import nn
 
 import twofour

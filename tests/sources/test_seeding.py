@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-SRC = Path(__file__).parents[3] / "src"
+SRC = Path(__file__).parents[2] / "src"
 CODE = """
 import sys
 from twofour.sources.user_code import call, import_attribute, parse_reference

@@ -18,7 +18,7 @@ from twofour.records.run import RunResult, SensitivityResult
 from twofour.records.weights import ReasonCode
 from twofour.store import read_record
 
-METRIC = f"{Path(__file__).parents[2] / 'support' / 'mlp_onnx.py'}:agreement"
+METRIC = f"{Path(__file__).parents[1] / 'support' / 'mlp_onnx.py'}:agreement"
 OPTIONS = RunOptions(
     metric=METRIC,
     engine="onnxruntime",
