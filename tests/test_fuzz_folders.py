@@ -26,7 +26,8 @@ from twofour.pipeline.folder import changes
 from twofour.pipeline.reporting import explained_folder, report_document, report_folder
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import EligibilityReport
-from twofour.records.options import CompareOptions, RunOptions, Selection
+from twofour.records.options import CompareOptions, RunOptions
+from twofour.records.weights import Selection
 from twofour.reports import markdown
 from twofour.store import to_json
 

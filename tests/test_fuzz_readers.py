@@ -39,9 +39,9 @@ from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import choose, read_layers
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import LayerMap
-from twofour.records.options import ExampleInputs, Precision, Selection
+from twofour.records.options import ExampleInputs, Precision
 from twofour.records.run import RunManifest
-from twofour.records.weights import Pattern
+from twofour.records.weights import Pattern, Selection
 from twofour.reports.terminal import plain_text
 from twofour.sources.checkpoint import read_checkpoint, read_sentences
 from twofour.sources.open import OnnxSource

@@ -24,8 +24,7 @@ from twofour.pipeline.reporting import report_files
 from twofour.pipeline.validating import validate_path
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import choose, read_layers
-from twofour.records.options import Selection
-from twofour.records.weights import Pattern
+from twofour.records.weights import Pattern, Selection
 from twofour.store import to_json
 
 SCALE = int(os.environ.get("LINEAR_SCALE", "1"))

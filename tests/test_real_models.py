@@ -24,8 +24,7 @@ from twofour.pruning.torch.module import prune_module
 from twofour.pruning.verify import validate_onnx
 from twofour.records.export import LayerMap
 from twofour.records.options import ExportOptions, Precision
-from twofour.records.pruning import PruneResult
-from twofour.records.weights import Pattern
+from twofour.records.weights import Pattern, PruneResult
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow

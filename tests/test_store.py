@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofour.errors import BadInputError
-from twofour.records.options import Selection
-from twofour.records.pruning import PruneResult
 from twofour.records.run import RunManifest, StageRecord
-from twofour.records.weights import Pattern
+from twofour.records.weights import Pattern, PruneResult, Selection
 from twofour.store import (
     atomic_file,
     from_json,

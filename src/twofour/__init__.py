@@ -32,13 +32,18 @@ if TYPE_CHECKING:
         MethodOptions,
         Precision,
         RunOptions,
-        Selection,
         SideBySide,
         Trust,
     )
-    from twofour.records.pruning import Calibration, LoadedWeights, PruneResult, Validation
     from twofour.records.run import RunResult
-    from twofour.records.weights import Pattern
+    from twofour.records.weights import (
+        Calibration,
+        LoadedWeights,
+        Pattern,
+        PruneResult,
+        Selection,
+        Validation,
+    )
 
 __all__ = [
     "BadInputError",
@@ -119,7 +124,8 @@ def prune(  # noqa: PLR0913  # what a user may choose
     its way from the data, a weight that two layers need along different axes, batches that the
     model cannot run on, TorchScript, and what needs data without any; nothing is changed then.
     """
-    from twofour.records.options import CalibrationOptions, MethodOptions, Selection
+    from twofour.records.options import CalibrationOptions, MethodOptions
+    from twofour.records.weights import Selection
     from twofour.store import checked
 
     module = _module_of(model, "for a model on disk: twofour.run(...), or `twofour prune`")
@@ -180,7 +186,7 @@ def validate(
     for what cannot be read, and where there is nothing to check.
     """
     from twofour.pipeline.validating import validate_path
-    from twofour.records.options import Selection
+    from twofour.records.weights import Selection
 
     selection = Selection(include=_globs(include), exclude=_globs(exclude))
     return validate_path(Path(path), None if pattern is None else _parsed(pattern), selection)

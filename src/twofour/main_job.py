@@ -46,7 +46,6 @@ from twofour.pipeline.stages import (
 )
 from twofour.pipeline.validating import put_together, validate
 from twofour.records.options import RunOptions
-from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import (
     BuildResult,
     ExportedVariant,
@@ -54,6 +53,7 @@ from twofour.records.run import (
     SensitivityResult,
     VariantCheck,
 )
+from twofour.records.weights import PruneResult, Validation
 from twofour.sources.open import OnnxSource, identity, open_source, refuse_untrusted
 from twofour.sources.source import TorchSource
 from twofour.store import write_record

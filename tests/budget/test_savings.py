@@ -19,9 +19,7 @@ from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.pruning.onnx import prune_onnx
 from twofour.records.eligibility import Verdict
 from twofour.records.export import LayerMap, LayerName
-from twofour.records.options import Selection
-from twofour.records.pruning import PruneResult
-from twofour.records.weights import HARDWARE_PATTERN
+from twofour.records.weights import HARDWARE_PATTERN, PruneResult, Selection
 
 
 def _attention(path: Path) -> Path:

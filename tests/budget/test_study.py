@@ -28,11 +28,10 @@ from twofour.records.options import (
     CalibrationOptions,
     LossKind,
     RunOptions,
-    Selection,
     SideBySide,
 )
 from twofour.records.run import LayerCost, SensitivityResult
-from twofour.records.weights import HARDWARE_PATTERN
+from twofour.records.weights import HARDWARE_PATTERN, Selection
 from twofour.store import read_record
 
 METRIC = f"{Path(__file__).parents[1] / 'support' / 'mlp_onnx.py'}:evaluate"

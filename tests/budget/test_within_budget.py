@@ -13,9 +13,13 @@ from twofour.errors import BadInputError, PatternBrokenError
 from twofour.main_job import run_all, run_sensitivity
 from twofour.pipeline.stages import Silent
 from twofour.pruning.selection import read_layers
-from twofour.records.options import BudgetOptions, RunOptions, Selection, SideBySide
+from twofour.records.options import (
+    BudgetOptions,
+    RunOptions,
+    SideBySide,
+)
 from twofour.records.run import RunResult, SensitivityResult
-from twofour.records.weights import ReasonCode
+from twofour.records.weights import ReasonCode, Selection
 from twofour.store import read_record
 
 METRIC = f"{Path(__file__).parents[1] / 'support' / 'mlp_onnx.py'}:agreement"

@@ -9,7 +9,7 @@ import pytest
 
 from twofour.main_job import run_export, run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, Precision, RunOptions
-from twofour.records.pruning import PrunedWeight
+from twofour.records.weights import PrunedWeight
 
 _SMALL = Path(__file__).parents[1] / "support" / "small_model.py"
 _SHARE = 2e-3

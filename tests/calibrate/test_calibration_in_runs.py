@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from twofour.cli.app import app
 from twofour.main_job import run_prune
-from twofour.records.options import CalibrationOptions, RunOptions, Selection
+from twofour.records.options import CalibrationOptions, RunOptions
+from twofour.records.weights import Selection
 from twofour.reports.terminal import plain_text, render
 from twofour.reports.weights_document import prune_document
 

@@ -30,9 +30,12 @@ from twofour.pipeline.settings import Settings
 from twofour.pipeline.stages import Silent
 from twofour.pruning.onnx import Calibrated, prune_onnx
 from twofour.pruning.statistics import Inputs
-from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
-from twofour.records.pruning import PruneResult
-from twofour.records.weights import Pattern
+from twofour.records.options import (
+    CalibrationOptions,
+    MethodOptions,
+    RunOptions,
+)
+from twofour.records.weights import Pattern, PruneResult, Selection
 from twofour.workers.host import EngineHost
 from twofour.workers.process import WorkerDiedError
 

@@ -19,8 +19,7 @@ from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
 from twofour.pruning.matrices import sampled, to_stack
 from twofour.pruning.selection import choose
-from twofour.records.options import Selection
-from twofour.records.weights import Pattern
+from twofour.records.weights import Pattern, Selection
 
 PATTERN = Pattern(2, 4)
 EVERY = Selection(all_layers=True)

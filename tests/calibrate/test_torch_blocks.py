@@ -23,8 +23,8 @@ from twofour.calibrate.torch.pruning import prune_calibrated, work_of
 from twofour.errors import BadInputError
 from twofour.pruning.spill import give_back_memory
 from twofour.pruning.torch.calls import Call, Spill, spill
-from twofour.records.options import MethodOptions, Selection
-from twofour.records.pruning import Calibration
+from twofour.records.options import MethodOptions
+from twofour.records.weights import Calibration, Selection
 
 SIZES = {
     "hidden_size": 16,

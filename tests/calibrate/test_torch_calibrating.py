@@ -15,7 +15,12 @@ from safetensors.numpy import load_file
 from twofour.main_job import run_prune
 from twofour.pipeline.stages import Silent
 from twofour.pruning.torch.calls import spill
-from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
+from twofour.records.options import (
+    CalibrationOptions,
+    MethodOptions,
+    RunOptions,
+)
+from twofour.records.weights import Selection
 
 SUPPORT = Path(__file__).parents[1] / "support"
 MODEL = f"{SUPPORT / 'small_model.py'}:make"

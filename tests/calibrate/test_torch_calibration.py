@@ -24,8 +24,8 @@ from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import method_named
 from twofour.pruning.solve import Solved, solve_layer
 from twofour.pruning.statistics import InputSums, held_out_samples
-from twofour.records.options import MethodOptions, Selection
-from twofour.records.pruning import Calibration, PrunedWeight, PruneResult
+from twofour.records.options import MethodOptions
+from twofour.records.weights import Calibration, PrunedWeight, PruneResult, Selection
 
 WANDA = Work(pattern=TWO_FOUR, options=MethodOptions(name="wanda"))
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from twofour.cli.app import app
 from twofour.pruning.methods import METHODS
-from twofour.records.build import TrtexecFolder
+from twofour.records.export import TrtexecFolder
 from twofour.records.options import RunOptions
 from twofour.sources.calibration.open import KINDS
 from twofour.store import read_record

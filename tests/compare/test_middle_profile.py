@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofour.compare.measure import middle_profile
-from twofour.records.build import LayerTime
+from twofour.records.export import LayerTime
 
 
 def profile(**ms: float) -> tuple[LayerTime, ...]:

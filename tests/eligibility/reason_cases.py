@@ -34,9 +34,7 @@ from twofour.pruning.verify import guess_weights
 from twofour.records.eligibility import Verdict
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.log import SkippedTactic, SkipReason
-from twofour.records.options import Selection
-from twofour.records.pruning import PrunedWeight
-from twofour.records.weights import HARDWARE_PATTERN, ReasonCode, Weight
+from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, ReasonCode, Selection, Weight
 
 _LARGE = conv("a", 512, 512, node="a")
 _OTHER = conv("b", 512, 512, node="b")

@@ -18,8 +18,7 @@ from twofour.eligibility.remedies import Remedy
 from twofour.eligibility.rules import Case, Remark
 from twofour.pruning.selection import choose
 from twofour.records.eligibility import Evidence, VerdictName
-from twofour.records.options import Selection
-from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
+from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Selection
 from twofour.reports.eligibility_words import advice_lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "reasons.md"

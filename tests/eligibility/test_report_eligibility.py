@@ -26,10 +26,9 @@ from support.report_cases import (
 from twofour.eligibility.build_facts import BuildFacts
 from twofour.eligibility.predict import predict
 from twofour.errors import BadInputError
-from twofour.records.build import Gpu
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
-from twofour.records.pruning import WeightCheck
-from twofour.records.weights import Pattern, ReasonCode, Weight
+from twofour.records.export import Gpu
+from twofour.records.weights import Pattern, ReasonCode, Weight, WeightCheck
 from twofour.store import from_json, to_json
 
 

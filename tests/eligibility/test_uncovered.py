@@ -14,8 +14,7 @@ from twofour.eligibility.gates import Gates, check_gates
 from twofour.eligibility.predict import not_covered_lines, not_exported, with_not_exported
 from twofour.eligibility.report import join_report
 from twofour.records.eligibility import EligibilityReport, Evidence, Share, ShareUnit, VerdictName
-from twofour.records.pruning import PrunedWeight
-from twofour.records.weights import NotCovered, ReasonCode
+from twofour.records.weights import NotCovered, PrunedWeight, ReasonCode
 from twofour.reports.eligibility_words import advice_lines, totals
 from twofour.reports.terminal import plain_text
 

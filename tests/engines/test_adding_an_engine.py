@@ -15,7 +15,7 @@ from twofour.compare.comparison import compare
 from twofour.engines.protocol import Builder
 from twofour.engines.registry import ENGINES, EngineRow, Takes
 from twofour.main_job import run_build
-from twofour.records.build import VariantBuild
+from twofour.records.export import VariantBuild
 from twofour.records.latency import ComparedVariant
 from twofour.records.options import CompareOptions, RunOptions
 from twofour.records.run import BuildResult

@@ -12,7 +12,7 @@ from twofour.engines.registry import ENGINES, EngineRow, builders, choose_engine
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.torch.engine import TorchEngine, TorchTensorRtEngine
 from twofour.errors import BadInputError, MissingToolError
-from twofour.records.build import EngineStatus
+from twofour.records.export import EngineStatus
 
 
 @dataclass

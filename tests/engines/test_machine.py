@@ -25,7 +25,7 @@ from twofour.engines.machine import (
     read_clocks,
     usable_cores,
 )
-from twofour.records.build import Gpu
+from twofour.records.export import Gpu
 from twofour.records.latency import Clocks
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")

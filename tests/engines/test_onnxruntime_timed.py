@@ -38,8 +38,7 @@ from twofour.engines.onnxruntime.session import (
 )
 from twofour.engines.protocol import OpenRequest
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.records.build import LayerTime
-from twofour.records.export import TensorShape
+from twofour.records.export import LayerTime, TensorShape
 from twofour.records.options import ShapeProfile
 
 no_gpu = pytest.mark.skipif(find_gpu() is not None, reason="there is a GPU, so CUDA may load")

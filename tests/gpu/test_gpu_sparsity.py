@@ -37,8 +37,8 @@ from twofour.engines.protocol import OpenRequest
 from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import EVENTS, GPU
-from twofour.records.build import Diagnosis, EngineStatus
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
+from twofour.records.export import Diagnosis, EngineStatus
 from twofour.records.latency import LatencyComparison
 from twofour.records.log import SparsityFlag
 from twofour.records.run import BuildResult

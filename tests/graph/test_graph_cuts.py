@@ -17,8 +17,7 @@ from twofour.graph.weights import find_weights
 from twofour.pattern import check
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.verify import validate_onnx
-from twofour.records.options import Selection
-from twofour.records.weights import Pattern, ReasonCode
+from twofour.records.weights import Pattern, ReasonCode, Selection
 
 TWO_FOUR = Pattern(2, 4)
 

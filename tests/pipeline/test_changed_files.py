@@ -23,8 +23,8 @@ from twofour.pipeline.folder import left
 from twofour.pipeline.reporting import explained_folder, report_document, report_folder
 from twofour.pipeline.validating import validate_path
 from twofour.records.latency import LatencyComparison
-from twofour.records.options import CompareOptions, RunOptions, Selection
-from twofour.records.weights import Pattern
+from twofour.records.options import CompareOptions, RunOptions
+from twofour.records.weights import Pattern, Selection
 from twofour.reports import html, markdown
 from twofour.reports.explain import explain
 from twofour.reports.terminal import plain_text, render

@@ -19,8 +19,7 @@ from twofour.errors import BadInputError
 from twofour.pipeline.emitting import emit_trtexec
 from twofour.pipeline.evidence import is_emitted_folder, read_emitted
 from twofour.pipeline.folder import MANIFEST
-from twofour.records.build import TrtexecFolder
-from twofour.records.export import LayerMap, LayerName
+from twofour.records.export import LayerMap, LayerName, TrtexecFolder
 from twofour.records.options import RunOptions, ShapeProfile
 from twofour.records.run import RunManifest
 from twofour.store import read_record, write_record

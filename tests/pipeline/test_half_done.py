@@ -12,8 +12,8 @@ import pytest
 from twofour.calibrate.finished import FinishedSteps
 from twofour.errors import BadInputError
 from twofour.pruning.solve import Solved
-from twofour.records.pruning import OutputError
 from twofour.records.run import Measured, Measurement
+from twofour.records.weights import OutputError
 from twofour.store import read_sealed, sealed, write_record
 
 ERROR = OutputError(calibration=0.25, held_out=0.5)

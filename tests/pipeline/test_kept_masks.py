@@ -14,7 +14,7 @@ from support import onnx_models as om
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.main_job import run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
-from twofour.records.pruning import PruneResult
+from twofour.records.weights import PruneResult
 
 MINE = """
 import torch

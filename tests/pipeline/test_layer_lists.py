@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from twofour.errors import BadInputError
 from twofour.pruning.selection import choose, glob_of, layer_list, read_layers
-from twofour.records.options import Selection
-from twofour.records.weights import HARDWARE_PATTERN, Weight
+from twofour.records.weights import HARDWARE_PATTERN, Selection, Weight
 
 
 def _read(tmp_path: Path, text: str | bytes, selection: Selection | None = None) -> Selection:

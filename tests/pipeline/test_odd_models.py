@@ -15,8 +15,7 @@ from twofour.errors import BadInputError
 from twofour.main_job import run_all
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import VerdictName
-from twofour.records.options import Selection
-from twofour.records.weights import ReasonCode
+from twofour.records.weights import ReasonCode, Selection
 
 HEAD = "import json, os, sys, torch\nfrom torch import nn\n"
 

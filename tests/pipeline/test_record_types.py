@@ -16,7 +16,7 @@ from torch import nn
 import twofour
 from twofour.main_job import run_all
 from twofour.pipeline.validating import validate_path
-from twofour.records.options import Selection
+from twofour.records.weights import Selection
 from twofour.store import from_json, to_json
 
 _PLAIN = (str, int, float, bool, type(None))

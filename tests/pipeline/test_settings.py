@@ -18,7 +18,7 @@ from twofour.pipeline.onnx.model import OnnxModel
 from twofour.pipeline.settings import Settings, resolve
 from twofour.pipeline.stages import R, Runner, Silent, Stage
 from twofour.pipeline.torch.model import TorchModel
-from twofour.records.build import EngineStatus
+from twofour.records.export import EngineStatus
 from twofour.records.options import (
     AllowedType,
     BuildOptions,
@@ -29,11 +29,10 @@ from twofour.records.options import (
     MethodOptions,
     Precision,
     RunOptions,
-    Selection,
     ShapeProfile,
 )
 from twofour.records.run import BuildResult, VariantCheck
-from twofour.records.weights import Pattern
+from twofour.records.weights import Pattern, Selection
 from twofour.sources.callable import CallableSource
 from twofour.sources.open import OnnxSource
 from twofour.sources.user_code import parse_reference

@@ -9,9 +9,7 @@ from support.small_run import Recorder
 
 from twofour.pipeline.folder import open_run_folder
 from twofour.pipeline.stages import Made, Runner, Silent, Stage
-from twofour.records.options import Selection
-from twofour.records.pruning import PruneResult
-from twofour.records.weights import Pattern
+from twofour.records.weights import Pattern, PruneResult, Selection
 
 RECORD = PruneResult(
     source="m", pattern=Pattern(2, 4), method="magnitude", selection=Selection(), weights=()

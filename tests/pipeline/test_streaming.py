@@ -31,9 +31,12 @@ from twofour.main_job import run_prune
 from twofour.pattern import check
 from twofour.pruning.solve import Solved
 from twofour.pruning.torch.streamed import CheckpointFiles, StreamedModule, without_values
-from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions, Selection
-from twofour.records.pruning import PruneResult
-from twofour.records.weights import ReasonCode
+from twofour.records.options import (
+    CalibrationOptions,
+    MethodOptions,
+    RunOptions,
+)
+from twofour.records.weights import PruneResult, ReasonCode, Selection
 from twofour.store import read_record
 
 TWO_FOUR = twofour.Pattern(2, 4)

@@ -21,9 +21,7 @@ from twofour.graph.files import read_tensor
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
 from twofour.pruning.onnx import copy_onnx, prune_onnx
-from twofour.records.options import Selection
-from twofour.records.pruning import PrunedWeight, PruneResult
-from twofour.records.weights import Pattern, ReasonCode
+from twofour.records.weights import Pattern, PrunedWeight, PruneResult, ReasonCode, Selection
 
 TWO_FOUR = Pattern(2, 4)
 EVERY = Selection(all_layers=True)

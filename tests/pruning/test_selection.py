@@ -9,8 +9,7 @@ import pytest
 
 from twofour.errors import BadInputError
 from twofour.pruning.selection import choose
-from twofour.records.options import Selection
-from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
+from twofour.records.weights import Pattern, Reason, ReasonCode, Selection, Weight
 
 TWO_FOUR = Pattern(2, 4)
 ALL = Selection(all_layers=True)

@@ -17,8 +17,7 @@ from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
-from twofour.records.options import Selection
-from twofour.records.weights import Pattern, ReasonCode, Weight
+from twofour.records.weights import Pattern, ReasonCode, Selection, Weight
 
 TWO_FOUR = Pattern(2, 4)
 KINDS = {

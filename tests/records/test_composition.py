@@ -17,8 +17,7 @@ from twofour.records import SUBJECTS
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio
 from twofour.records.log import Build, SparsityLine, Tactic, TunedLayer
-from twofour.records.pruning import Validation, WeightCheck
-from twofour.records.weights import Reason
+from twofour.records.weights import Reason, Validation, WeightCheck
 
 RECORDS: list[type[Any]] = [
     kind

@@ -5,8 +5,7 @@ from typing import get_type_hints
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.records.build import EngineFiles, Gpu, TrtexecVariant, VariantBuild
-from twofour.records.export import OnnxFile
+from twofour.records.export import EngineFiles, Gpu, OnnxFile, TrtexecVariant, VariantBuild
 from twofour.records.options import Variant
 from twofour.records.run import VariantCheck
 from twofour.records.weights import Pattern

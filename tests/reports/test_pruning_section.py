@@ -7,9 +7,14 @@ from dataclasses import replace
 from support.render_cases import every_status
 from support.report_cases import matmul
 
-from twofour.records.options import Selection
-from twofour.records.pruning import Calibration, OutputError, PrunedWeight, PruneResult
-from twofour.records.weights import HARDWARE_PATTERN
+from twofour.records.weights import (
+    HARDWARE_PATTERN,
+    Calibration,
+    OutputError,
+    PrunedWeight,
+    PruneResult,
+    Selection,
+)
 from twofour.reports import html, markdown
 from twofour.reports.document import Table
 from twofour.reports.eligibility_document import eligibility_document

@@ -24,9 +24,7 @@ from support.report_cases import (
 
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.export import Accuracy, Metric, OutputAgreement
-from twofour.records.options import Selection
-from twofour.records.pruning import PrunedWeight, PruneResult, Validation
-from twofour.records.weights import ReasonCode
+from twofour.records.weights import PrunedWeight, PruneResult, ReasonCode, Selection, Validation
 from twofour.reports.eligibility_words import drift_lines, pattern_word
 from twofour.reports.terminal import plain_text, render
 from twofour.reports.weights_document import prune_document, validation_document

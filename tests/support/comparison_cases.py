@@ -7,8 +7,7 @@ import random
 import statistics
 from dataclasses import replace
 
-from twofour.records.build import Gpu
-from twofour.records.export import OutputAgreement
+from twofour.records.export import Gpu, OutputAgreement
 from twofour.records.latency import (
     Clocks,
     ComparedVariant,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from twofour.main_job import run_prune
 from twofour.pipeline.stages import Silent
-from twofour.records.options import CalibrationOptions, RunOptions, Selection
+from twofour.records.options import CalibrationOptions, RunOptions
+from twofour.records.weights import Selection
 
 
 class Killer(Silent):

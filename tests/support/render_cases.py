@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from support.report_cases import check, conv, gpu, int8, matmul, reason, report
 from twofour.eligibility.predict import summarize
-from twofour.records.build import EngineStatus
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.export import EngineStatus
 from twofour.records.latency import LatencyComparison
 from twofour.records.options import BuildOptions
-from twofour.records.pruning import WeightCheck
 from twofour.records.run import BuildResult
-from twofour.records.weights import ReasonCode, Weight
+from twofour.records.weights import ReasonCode, Weight, WeightCheck
 
 HOSTILE = (
     "</script><script>document.title='owned'</script>",

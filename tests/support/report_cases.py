@@ -7,10 +7,9 @@ from typing import Any
 
 from twofour.eligibility.predict import predict
 from twofour.eligibility.rules import ReportContext
-from twofour.records.build import Gpu
 from twofour.records.eligibility import EligibilityReport, Verdict
-from twofour.records.pruning import Validation, WeightCheck
-from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
+from twofour.records.export import Gpu
+from twofour.records.weights import Pattern, Reason, ReasonCode, Validation, Weight, WeightCheck
 
 TWO_FOUR = Pattern(2, 4)
 

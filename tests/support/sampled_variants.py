@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from twofour.latency.ratios import ratios_and_noise
-from twofour.records.build import LayerTime
+from twofour.records.export import LayerTime
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,

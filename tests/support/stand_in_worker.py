@@ -14,7 +14,7 @@ from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
 from twofour.engines.registry import EngineRow
 from twofour.engines.timing import with_samples
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records.build import EngineStatus, VariantBuild
+from twofour.records.export import EngineStatus, VariantBuild
 from twofour.records.latency import ComparedVariant
 from twofour.workers.engines import (
     EngineTimes,

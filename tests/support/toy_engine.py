@@ -19,8 +19,7 @@ from twofour.engines.protocol import (
     ProgressCallback,
     mode_statuses,
 )
-from twofour.records.build import EngineStatus, LayerTime, VariantBuild
-from twofour.records.export import TensorShape
+from twofour.records.export import EngineStatus, LayerTime, TensorShape, VariantBuild
 from twofour.records.latency import VariantSettings
 
 NAME = "toy"

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from support import onnx_models
 from twofour.pipeline.emitting import emit_trtexec
-from twofour.records.build import TrtexecFolder
+from twofour.records.export import TrtexecFolder
 from twofour.records.options import BuildOptions, RunOptions
 
 TRTEXEC = r"""#!/bin/sh

@@ -12,7 +12,7 @@ import pytest
 from support import onnx_models as om
 from support.stand_in_worker import DYING, PLAN
 
-from twofour.records.build import FailedTry
+from twofour.records.export import FailedTry
 from twofour.workers.host import CrashedError, EngineHost, Sessions
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")

@@ -22,8 +22,7 @@ from twofour.pipeline.stages import INPUTS, SPARSE, Run, onnx_name
 from twofour.pruning.selection import glob_of
 from twofour.records.eligibility import ShareUnit, Verdict, VerdictName
 from twofour.records.export import LayerMap, LayerName
-from twofour.records.pruning import PrunedWeight, PruneResult
-from twofour.records.weights import HARDWARE_PATTERN
+from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult
 from twofour.words import count
 
 

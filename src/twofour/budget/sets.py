@@ -42,8 +42,8 @@ from twofour.pipeline.stages import (
 from twofour.pipeline.validating import validate
 from twofour.records.export import LayerMap, TensorShape
 from twofour.records.options import SideBySide
-from twofour.records.pruning import PruneResult
 from twofour.records.run import ExampleArrays, ExportedVariant, Measured, Measurement
+from twofour.records.weights import PruneResult
 from twofour.sources.calibration.open import onnx_inputs
 from twofour.sources.source import state_of
 from twofour.sources.user_code import parse_reference

@@ -36,7 +36,6 @@ from twofour.pipeline.reporting import SENSITIVITY
 from twofour.pipeline.stages import DENSE, PRUNE, SPARSE, Made, Run, Stage, onnx_files, onnx_name
 from twofour.pruning.selection import LAYER_LIST, layer_list
 from twofour.records.options import BudgetOptions, LossKind
-from twofour.records.pruning import PruneResult
 from twofour.records.run import (
     BudgetResult,
     ExportedVariant,
@@ -44,6 +43,7 @@ from twofour.records.run import (
     PrunedSet,
     SensitivityResult,
 )
+from twofour.records.weights import PruneResult
 from twofour.reports import html, markdown
 from twofour.reports.sensitivity_document import in_order_of_worth, loss_words, sensitivity_document
 from twofour.store import write_text

@@ -12,7 +12,7 @@ import numpy as np
 from twofour.errors import BadInputError
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.solve import Solved
-from twofour.records.pruning import Solution
+from twofour.records.weights import Solution
 from twofour.store import atomic_file, read_sealed, sealed, sha256_bytes, sha256_file, write_record
 
 _ARRAYS = ("weight", "bias_change")

@@ -22,10 +22,9 @@ from twofour.records.options import (
     CalibrationOptions,
     LossKind,
     MethodOptions,
-    Selection,
     SideBySide,
 )
-from twofour.records.weights import Pattern
+from twofour.records.weights import Pattern, Selection
 
 if TYPE_CHECKING:
     from twofour.pipeline.evidence import EvidenceFiles

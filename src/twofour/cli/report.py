@@ -13,14 +13,13 @@ from twofour.cli.console import guarded, say, show, show_json, show_record, show
 from twofour.cli.option_groups import EvidenceArguments, with_groups
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.packages import PACKAGES, __version__, installed_version
-from twofour.records.options import Selection
-from twofour.records.weights import Pattern, ReasonCode
+from twofour.records.weights import Pattern, ReasonCode, Selection
 from twofour.reports import TABLE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from twofour.records.build import Diagnosis, EngineStatus
+    from twofour.records.export import Diagnosis, EngineStatus
 
 _Folder = Annotated[
     Path | None,
@@ -220,7 +219,7 @@ def _diagnosis() -> Diagnosis:
     """What is here; nothing is guessed from version numbers where it can be tried."""
     from twofour.engines.machine import find_gpu
     from twofour.engines.registry import builders
-    from twofour.records.build import Diagnosis, InstalledPackage
+    from twofour.records.export import Diagnosis, InstalledPackage
     from twofour.workers.host import EngineHost
 
     with EngineHost() as host:

@@ -20,7 +20,7 @@ from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement
 from twofour.inputs.fits import at_shapes, save_arrays
 from twofour.pipeline.stages import Progress
-from twofour.records.build import LayerTime
+from twofour.records.export import LayerTime
 from twofour.records.latency import ComparedVariant, RoundLoad
 from twofour.records.options import CompareOptions, ShapeProfile
 

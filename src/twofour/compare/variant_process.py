@@ -20,8 +20,7 @@ from twofour.engines.protocol import BuildRequest, OpenRequest, ProgressCallback
 from twofour.engines.registry import ENGINES, EngineRow, Takes
 from twofour.engines.timing import WarmModel
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.records.build import LayerTime
-from twofour.records.export import OutputAgreement
+from twofour.records.export import LayerTime, OutputAgreement
 from twofour.records.latency import VariantSettings
 from twofour.records.options import ShapeProfile, Variant
 from twofour.sources.source import safe_name

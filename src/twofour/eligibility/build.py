@@ -11,9 +11,8 @@ from twofour.eligibility.build_facts import BuildFacts, build_facts, version_num
 from twofour.eligibility.evidence import Sighting, Sightings
 from twofour.eligibility.names import REGION
 from twofour.eligibility.nodes import Dataflow
-from twofour.records.build import FIRST_WITH_SPARSE
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
-from twofour.records.export import GraphNode
+from twofour.records.export import FIRST_WITH_SPARSE, GraphNode
 from twofour.records.log import (
     Build,
     BuildOutcome,

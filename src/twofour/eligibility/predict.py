@@ -24,13 +24,15 @@ from twofour.records.eligibility import (
     Verdict,
     VerdictName,
 )
-from twofour.records.pruning import PrunedWeight, Validation, WeightCheck
 from twofour.records.weights import (
     HARDWARE_PATTERN,
     NotCovered,
+    PrunedWeight,
     Reason,
     ReasonCode,
+    Validation,
     Weight,
+    WeightCheck,
     WeightedLayer,
     shared,
 )

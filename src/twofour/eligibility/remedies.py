@@ -8,7 +8,7 @@ from math import prod
 
 from twofour.eligibility.build_facts import BuildFacts, version_numbers
 from twofour.eligibility.rules import GROUP, Case
-from twofour.records.build import FIRST_WITH_SPARSE
+from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.weights import HARDWARE_PATTERN, ReasonCode
 from twofour.words import listed
 

@@ -27,7 +27,6 @@ from twofour.eligibility.rules import groups_in_words
 from twofour.eligibility.same_model import NoEvidence, no_evidence, set_aside, without_strangers
 from twofour.eligibility.totals import count_totals
 from twofour.logs.names import without_profile
-from twofour.records.build import Gpu
 from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,
@@ -35,6 +34,7 @@ from twofour.records.eligibility import (
     Verdict,
     VerdictName,
 )
+from twofour.records.export import Gpu
 from twofour.records.log import Build, BuildOutcome, EngineLayer
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
 from twofour.words import count

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from twofour.eligibility.build_facts import NOTHING_KNOWN, BuildFacts, version_numbers
-from twofour.records.build import Gpu
 from twofour.records.eligibility import VerdictName
-from twofour.records.pruning import WeightCheck
+from twofour.records.export import Gpu
 from twofour.records.weights import (
     HARDWARE_PATTERN,
     NotCovered,
@@ -20,6 +19,7 @@ from twofour.records.weights import (
     Reason,
     ReasonCode,
     Weight,
+    WeightCheck,
 )
 from twofour.words import axis_name, layer_size, listed
 

@@ -24,7 +24,7 @@ import psutil
 
 from twofour.engines.protocol import Untyped
 from twofour.engines.registry import ENGINES
-from twofour.records.build import Gpu
+from twofour.records.export import Gpu
 from twofour.records.latency import Clocks, Machine, RoundLoad
 
 Answer = TypeVar("Answer")

@@ -10,8 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from twofour.records.build import EngineStatus, LayerTime, VariantBuild
-from twofour.records.export import TensorShape
+from twofour.records.export import EngineStatus, LayerTime, TensorShape, VariantBuild
 from twofour.records.latency import VariantSettings
 from twofour.records.options import BuildOptions, ShapeProfile, Variant
 

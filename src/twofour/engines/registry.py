@@ -17,7 +17,7 @@ from twofour.packages import with_parts
 
 if TYPE_CHECKING:
     from twofour.engines.protocol import Engine
-    from twofour.records.build import EngineStatus
+    from twofour.records.export import EngineStatus
 
 AUTO = "auto"
 

@@ -11,7 +11,7 @@ from itertools import permutations
 from twofour.eligibility.build_facts import Typing, never_weakly_typed, typing_of
 from twofour.engines.tensorrt.build import Precisions
 from twofour.errors import BadInputError
-from twofour.records.build import TrtexecRounds, TrtexecVariant
+from twofour.records.export import TrtexecRounds, TrtexecVariant
 from twofour.records.options import AllowedType, BuildOptions, ShapeProfile, Variant
 
 ONNX = "sparse.onnx"

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from math import fsum
 
 from twofour.eligibility.resolve import index_nodes, resolve
-from twofour.records.build import LayerTime
-from twofour.records.export import GraphNode
+from twofour.records.export import GraphNode, LayerTime
 from twofour.records.latency import (
     ComparedVariant,
     LatencyRatio,

@@ -28,7 +28,7 @@ from twofour.pipeline.stages import (
     onnx_name,
     record_of,
 )
-from twofour.records.build import VariantBuild
+from twofour.records.export import VariantBuild
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,

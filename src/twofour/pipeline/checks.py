@@ -26,9 +26,8 @@ from twofour.pipeline.stages import (
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions
-from twofour.records.pruning import PruneResult
 from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck, VariantCheck
-from twofour.records.weights import ReasonCode
+from twofour.records.weights import PruneResult, ReasonCode
 from twofour.words import count, nothing_pruned
 from twofour.workers.host import RUNTIMES, CrashedError, Session, lasts, tries_of
 

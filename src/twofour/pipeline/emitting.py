@@ -44,8 +44,14 @@ from twofour.pipeline.folder import is_run_folder
 from twofour.pipeline.onnx.model import write_onnx
 from twofour.pipeline.settings import refuse_kept_without_change
 from twofour.pipeline.stages import INPUTS, LAYERS
-from twofour.records.build import LayerTime, TrtexecFolder, TrtexecRounds, TrtexecVariant
-from twofour.records.export import LayerMap, TensorShape
+from twofour.records.export import (
+    LayerMap,
+    LayerTime,
+    TensorShape,
+    TrtexecFolder,
+    TrtexecRounds,
+    TrtexecVariant,
+)
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,

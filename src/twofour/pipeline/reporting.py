@@ -45,13 +45,18 @@ from twofour.pipeline.stages import (
     onnx_files,
     onnx_name,
 )
-from twofour.records.build import Gpu
 from twofour.records.eligibility import EligibilityReport
-from twofour.records.export import Accuracy, ExportResult, LayerMap, LayerName
+from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap, LayerName
 from twofour.records.latency import LatencyComparison
-from twofour.records.pruning import PruneResult, Validation
 from twofour.records.run import BuildResult, SensitivityResult
-from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
+from twofour.records.weights import (
+    HARDWARE_PATTERN,
+    PruneResult,
+    Reason,
+    ReasonCode,
+    Validation,
+    Weight,
+)
 from twofour.reports import html, markdown
 from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document

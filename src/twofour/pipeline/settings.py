@@ -28,7 +28,7 @@ from twofour.pruning.methods import (
     refuse_without_data,
     without_data,
 )
-from twofour.records.build import EngineStatus
+from twofour.records.export import EngineStatus
 from twofour.records.options import LossKind, Precision, RunOptions
 
 StatusOf = Callable[[EngineRow], EngineStatus]

@@ -17,8 +17,8 @@ from twofour.pipeline.folder import STAGES, RunFolder
 from twofour.pipeline.settings import Decisive, Settings
 from twofour.records.export import LayerMap, OnnxFile
 from twofour.records.options import Variant
-from twofour.records.pruning import PruneResult
 from twofour.records.run import ExportedVariant, StageRecord
+from twofour.records.weights import PruneResult
 from twofour.sources.source import state_of
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.workers.host import EngineHost, Sessions

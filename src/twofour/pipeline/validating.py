@@ -28,10 +28,16 @@ from twofour.pipeline.stages import (
 )
 from twofour.pruning.verify import guess_weights, read_header, validate_onnx, validate_safetensors
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
-from twofour.records.options import Selection
-from twofour.records.pruning import PruneResult, Validation, WeightCheck
 from twofour.records.run import ExportedVariant, VariantCheck
-from twofour.records.weights import HARDWARE_PATTERN, Pattern, shared
+from twofour.records.weights import (
+    HARDWARE_PATTERN,
+    Pattern,
+    PruneResult,
+    Selection,
+    Validation,
+    WeightCheck,
+    shared,
+)
 from twofour.store import read_record, write_record
 
 _HINT = "give an .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint folder, or a run folder"

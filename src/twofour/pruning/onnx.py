@@ -37,9 +37,16 @@ from twofour.pattern import as_bits, count_zeros
 from twofour.pruning.methods import InPlace, left_to, without_data
 from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.selection import Choice, axis_conflict, choose, naming_layer
-from twofour.records.options import Selection
-from twofour.records.pruning import Calibration, PrunedWeight, PruneResult, Solution
-from twofour.records.weights import Pattern, Weight, shared
+from twofour.records.weights import (
+    Calibration,
+    Pattern,
+    PrunedWeight,
+    PruneResult,
+    Selection,
+    Solution,
+    Weight,
+    shared,
+)
 from twofour.store import atomic_file
 
 _DEFAULT_SELECTION = Selection()

@@ -13,8 +13,7 @@ from pathlib import Path
 from twofour.eligibility.reasons import REASONS, LeftDense
 from twofour.eligibility.rules import groups_in_words, tail_in_words
 from twofour.errors import BadInputError, PatternBrokenError
-from twofour.records.options import Selection
-from twofour.records.weights import Pattern, Reason, ReasonCode, Weight
+from twofour.records.weights import Pattern, Reason, ReasonCode, Selection, Weight
 from twofour.words import listed, printable
 
 Choice = tuple[Weight, bool, tuple[Reason, ...]]

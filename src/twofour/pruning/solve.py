@@ -34,7 +34,7 @@ from twofour.pruning.methods.refit import refit
 from twofour.pruning.statistics import Inputs, Rows, Statistics, output_error, output_means
 from twofour.pruning.threads import R, one_blas_thread, side_by_side
 from twofour.records.options import MethodOptions
-from twofour.records.pruning import OutputError
+from twofour.records.weights import OutputError
 from twofour.words import count
 
 _SUMMED_ROWS = 128

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.threads import one_blas_thread, side_by_side
-from twofour.records.pruning import OutputError
+from twofour.records.weights import OutputError
 
 HELD_OUT = 10
 """Every tenth sample is kept from the methods, to judge what they did."""

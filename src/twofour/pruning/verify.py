@@ -24,14 +24,15 @@ from twofour.graph.files import (
 from twofour.graph.opened import OpenedModel
 from twofour.pattern import check, holds_along
 from twofour.pruning.selection import wanted_by_default
-from twofour.records.pruning import Validation, WeightCheck
 from twofour.records.weights import (
     LayerWeight,
     Pattern,
     PatternCheck,
     Reason,
     ReasonCode,
+    Validation,
     Weight,
+    WeightCheck,
     shared,
 )
 

@@ -5,17 +5,14 @@
 
 Records are frozen; sequences in them are tuples; `None` means unknown and `()` means none.
 Names of the fields are a contract for whoever reads our JSON: fields may be added, never renamed.
-What users may ask for by name alone is found here; twofour itself imports from the modules.
+A user finds every record here by its name; twofour itself imports from the modules.
 """
 
 from __future__ import annotations
 
 import importlib
 
-SUBJECTS = (
-    "weights", "options", "pruning", "export", "build", "run", "eligibility", "latency",
-    "log",
-)  # fmt: skip
+SUBJECTS = ("weights", "options", "export", "run", "eligibility", "latency", "log")
 
 
 def __getattr__(name: str) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from twofour.records.build import Gpu
+from twofour.records.export import Gpu
 from twofour.records.weights import (
     SCHEMA_VERSION,
     NotCovered,

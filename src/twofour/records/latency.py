@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from twofour.errors import BadInputError
-from twofour.records.build import Host, LayerTime
-from twofour.records.export import OutputAgreement
+from twofour.records.export import Host, LayerTime, OutputAgreement
 from twofour.records.options import CompareOptions
 from twofour.records.weights import SCHEMA_VERSION
 

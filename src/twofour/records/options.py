@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from pathlib import Path
 
 from twofour.errors import BadInputError
-from twofour.records.weights import HARDWARE_PATTERN, Pattern
+from twofour.records.weights import HARDWARE_PATTERN, Pattern, Selection
 
 LARGEST_SEED = 2**63 - 1
 """What numpy, torch and JSON alike take."""
@@ -29,18 +29,6 @@ class Variant(str, Enum):
 
     def __str__(self) -> str:
         return self.value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Which weights are to be pruned; the globs match layer names (fnmatch, case-sensitive)."""
-
-    all_layers: bool = False
-    """Prune also what sparse math cannot use, as long as there is an axis to group along."""
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    said_by: dict[str, str] = field(default_factory=dict)
-    """Glob -> who said it, where it was not the option: a line of a file, the budget."""
 
 
 class Precision(str, Enum):
@@ -264,7 +252,7 @@ class RunOptions(ExampleInputs):
     """Everything a run can be told; what it leaves out is decided once, when the run starts."""
 
     pattern: Pattern = HARDWARE_PATTERN
-    selection: Selection = Selection()
+    selection: Selection = Selection()  # noqa: RUF009  # frozen
     method: MethodOptions = MethodOptions()
     calibration: CalibrationOptions = CalibrationOptions()
     precision: Precision | None = None

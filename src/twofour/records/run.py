@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from twofour.records.build import EngineStatus, FailedTry, Gpu, VariantBuild
 from twofour.records.eligibility import EligibilityReport, ShareUnit
 from twofour.records.export import (
     Accuracy,
+    EngineStatus,
     ExportedModel,
     ExportResult,
+    FailedTry,
+    Gpu,
     LayerMap,
     OnnxFile,
     OutputAgreement,
+    VariantBuild,
 )
 from twofour.records.latency import LatencyComparison
 from twofour.records.options import (
@@ -23,8 +26,13 @@ from twofour.records.options import (
     LossKind,
     Variant,
 )
-from twofour.records.pruning import OutputError, PrunedModel, PruneResult, Validation
-from twofour.records.weights import SCHEMA_VERSION
+from twofour.records.weights import (
+    SCHEMA_VERSION,
+    OutputError,
+    PrunedModel,
+    PruneResult,
+    Validation,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from twofour.eligibility.totals import LayerStatus, by_status, status_of, weight
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict
 from twofour.records.export import Accuracy
 from twofour.records.latency import LatencyComparison
-from twofour.records.pruning import PruneResult
 from twofour.records.run import BuildResult, SensitivityResult
+from twofour.records.weights import PruneResult
 from twofour.reports.document import (
     Column,
     Document,

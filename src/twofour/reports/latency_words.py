@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from twofour.latency.noise import QUIET, TOO_BUSY, floor_at, is_too_busy, own_floor, widened
-from twofour.records.build import Gpu
+from twofour.records.export import Gpu
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,

@@ -9,8 +9,7 @@ from statistics import median
 
 from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.rules import holds_trivially
-from twofour.records.pruning import PrunedWeight, PruneResult, Validation, WeightCheck
-from twofour.records.weights import Reason
+from twofour.records.weights import PrunedWeight, PruneResult, Reason, Validation, WeightCheck
 from twofour.reports.document import (
     Column,
     Document,

@@ -24,8 +24,7 @@ from twofour.engines.protocol import Arrays, Builder, BuildRequest, OpenRequest,
 from twofour.engines.registry import EngineRow
 from twofour.engines.timing import RoundPlan, WarmModel, interleave, with_samples
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.records.build import EngineStatus, VariantBuild
-from twofour.records.export import TensorShape
+from twofour.records.export import EngineStatus, TensorShape, VariantBuild
 from twofour.records.latency import ComparedVariant, RoundLoad
 
 _LONG_MS = 5.0

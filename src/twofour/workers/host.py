@@ -15,7 +15,7 @@ from twofour.engines.onnxruntime.session import LEVELS
 from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback, no_progress
 from twofour.engines.registry import ENGINES, EngineRow
 from twofour.errors import BuildFailedError
-from twofour.records.build import EngineStatus, FailedTry, VariantBuild
+from twofour.records.export import EngineStatus, FailedTry, VariantBuild
 from twofour.records.run import OriginalOutputs, VariantCheck
 from twofour.workers.engines import OpenedSession
 from twofour.workers.process import WorkerDiedError, WorkerProcess, is_out_of_memory, may_pass

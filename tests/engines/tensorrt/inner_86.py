@@ -22,7 +22,7 @@ from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.main_job import run_all, run_build
-from twofour.records.build import VariantBuild
+from twofour.records.export import VariantBuild
 from twofour.records.options import AllowedType, BuildOptions, RunOptions, Variant
 from twofour.workers.engines import EngineWorker
 from twofour.workers.host import EngineHost

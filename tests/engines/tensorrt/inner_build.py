@@ -17,7 +17,7 @@ from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.inputs.examples import parse_shapes
 from twofour.logs.read import parse_lines
-from twofour.records.build import Gpu
+from twofour.records.export import Gpu
 from twofour.records.log import SparsityFlag
 
 

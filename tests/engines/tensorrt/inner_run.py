@@ -15,7 +15,7 @@ from twofour.engines.tensorrt.bindings import build_log
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records.build import LayerTime
+from twofour.records.export import LayerTime
 from twofour.records.options import BuildOptions, Variant
 
 

@@ -16,8 +16,7 @@ from twofour.engines.protocol import OpenRequest
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import EVENTS, TensorRtTimedModel
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records.build import LayerTime
-from twofour.records.export import TensorShape
+from twofour.records.export import LayerTime, TensorShape
 
 X = np.arange(48, dtype=np.float32).reshape(3, 16)
 

@@ -28,9 +28,8 @@ from twofour.pruning.torch.calls import Call, put_back
 from twofour.pruning.torch.layers import storage_key
 from twofour.pruning.torch.module import Plan, Progress, plan_in_memory
 from twofour.pruning.torch.streamed import StreamedModule
-from twofour.records.options import MethodOptions, Selection
-from twofour.records.pruning import Calibration, PruneResult
-from twofour.records.weights import Pattern
+from twofour.records.options import MethodOptions
+from twofour.records.weights import Calibration, Pattern, PruneResult, Selection
 
 
 @torch.no_grad()

@@ -21,8 +21,7 @@ from twofour.pruning.torch.calls import copies
 from twofour.pruning.torch.layers import is_plain, storage_key, tensor_of
 from twofour.pruning.torch.module import Done, array_of, zeros_of
 from twofour.pruning.torch.streamed import StreamedModule
-from twofour.records.pruning import Solution
-from twofour.records.weights import Pattern, Weight, shared
+from twofour.records.weights import Pattern, Solution, Weight, shared
 
 _PLACES = {"q_proj_weight": 0, "k_proj_weight": 1, "v_proj_weight": 2}
 """Which third of its in_proj_bias belongs to a separate projection of MultiheadAttention."""

@@ -37,7 +37,7 @@ from twofour.engines.protocol import Arrays, Mode, ModeStatus, OpenRequest, Unty
 from twofour.engines.tensorrt.plan import DeviceMemory
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
 from twofour.inputs.fits import fit_inputs
-from twofour.records.build import EngineStatus, LayerTime
+from twofour.records.export import EngineStatus, LayerTime
 from twofour.records.latency import VariantSettings
 from twofour.records.options import ShapeProfile
 

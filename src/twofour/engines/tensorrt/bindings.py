@@ -17,7 +17,7 @@ from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import Untyped
 from twofour.errors import BadInputError, BuildFailedError, first_line
 from twofour.packages import __version__
-from twofour.records.build import EngineStatus
+from twofour.records.export import EngineStatus
 
 # The letters of trt.Logger's own output
 _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V"}

@@ -22,7 +22,7 @@ from twofour.engines.tensorrt.plan import EVENTS, MODES, LoadedPlan, TensorRtTim
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.inputs.examples import opt_shapes
 from twofour.inputs.fits import at_shapes
-from twofour.records.build import EngineStatus, VariantBuild
+from twofour.records.export import EngineStatus, VariantBuild
 from twofour.records.latency import VariantSettings
 from twofour.store import write_text
 

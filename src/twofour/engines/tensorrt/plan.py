@@ -22,8 +22,7 @@ from twofour.engines.protocol import Arrays, Mode, Untyped
 from twofour.engines.tensorrt.bindings import MessageLog, build_failed, build_log, failures_named
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.inputs.fits import fit_inputs, numpy_dtype
-from twofour.records.build import LayerTime
-from twofour.records.export import TensorShape
+from twofour.records.export import LayerTime, TensorShape
 from twofour.records.latency import VariantSettings
 
 _SEARCHED = "LD_LIBRARY_PATH"

@@ -37,8 +37,7 @@ from twofour.engines.torch.program import (
 )
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, TwofourError
 from twofour.inputs.fits import fit_inputs, shapes_of
-from twofour.records.build import EngineStatus, LayerTime
-from twofour.records.export import TensorShape
+from twofour.records.export import EngineStatus, LayerTime, TensorShape
 from twofour.records.latency import VariantSettings
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ from twofour.pruning.methods import left_to, method_named, without_data
 from twofour.pruning.onnx import Calibrated, choices_of
 from twofour.pruning.solve import Solved, solve_layers
 from twofour.pruning.statistics import Statistics, both
-from twofour.records.pruning import Calibration, Solution
+from twofour.records.weights import Calibration, Solution
 from twofour.sources.calibration.open import calibration_record
 from twofour.sources.source import key_of
 from twofour.store import atomic_file, link_or_copy, sha256_file

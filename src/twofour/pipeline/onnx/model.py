@@ -47,8 +47,8 @@ from twofour.pipeline.stages import (
 )
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
-from twofour.records.pruning import PruneResult
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
+from twofour.records.weights import PruneResult
 from twofour.words import count
 from twofour.workers.host import RUNTIMES, lasts, tries_of
 from twofour.workers.process import may_pass

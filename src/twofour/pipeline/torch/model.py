@@ -37,8 +37,8 @@ from twofour.records.options import (
     SizeRange,
     Variant,
 )
-from twofour.records.pruning import PruneResult
 from twofour.records.run import ExportedVariant, OtherSizes
+from twofour.records.weights import PruneResult
 from twofour.store import atomic_file
 
 if TYPE_CHECKING:

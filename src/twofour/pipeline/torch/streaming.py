@@ -17,7 +17,7 @@ from twofour.pipeline.checks import refuse_nothing_pruned
 from twofour.pipeline.folder import STAGES, own_folder
 from twofour.pipeline.stages import CHECKPOINT, PRUNE, Made, Run, Stage
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
-from twofour.records.pruning import PruneResult
+from twofour.records.weights import PruneResult
 from twofour.sources.checkpoint import check_weight_file, read_checkpoint
 from twofour.sources.hf import HfSource
 from twofour.store import write_error

@@ -16,8 +16,7 @@ from twofour.errors import BadInputError
 from twofour.inputs.calibration import CalibrationData
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.stages import versions
-from twofour.records.options import Selection
-from twofour.records.pruning import LoadedWeights, PruneResult
+from twofour.records.weights import LoadedWeights, PruneResult, Selection
 from twofour.sources.calibration.open import (
     calibration_record,
     loaded_inputs,

@@ -26,9 +26,16 @@ from twofour.pruning.torch.layers import (
     storage_key,
     tensor_of,
 )
-from twofour.records.options import Selection
-from twofour.records.pruning import Calibration, PrunedWeight, PruneResult, Solution
-from twofour.records.weights import Pattern, Weight, shared
+from twofour.records.weights import (
+    Calibration,
+    Pattern,
+    PrunedWeight,
+    PruneResult,
+    Selection,
+    Solution,
+    Weight,
+    shared,
+)
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the width of each float type: numpy has no bfloat16."""

@@ -20,7 +20,7 @@ from twofour.inputs.calibration import (
 from twofour.pruning.statistics import held_out_samples
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import CalibrationOptions
-from twofour.records.pruning import Calibration
+from twofour.records.weights import Calibration
 from twofour.sources.calibration.files import file_key, open_arrays, open_text, text_key
 from twofour.sources.calibration.images import IMAGE_SUFFIXES, images_key, open_images
 from twofour.sources.calibration.values import calibration_from_value
