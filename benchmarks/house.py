@@ -1,11 +1,12 @@
 """The shape of the house: modules, lines, importers, and what the main job passes through.
 
-    python benchmarks/house.py [--limit]
+    python benchmarks/house.py [--limit | --picture]
 
 Counts of src/twofour and tests, and of one run on an ONNX file of three layers:
 `prune-export-build` in a process of its own, whose worker processes are not counted. An edge is a
 call from a function of one module to a function of another. `--limit` ends in 1 where a count is
 above LIMITS, and names it: what adds lines takes others away. Lower a limit when the count falls.
+`--picture` prints the rooms from the top down, as docs/architecture.md has them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -63,6 +65,20 @@ def main() -> None:
     above = [name for name, count in counts.items() if count > LIMITS[name]]
     if above and "--limit" in sys.argv:
         sys.exit(f"too large: {', '.join(above)}")
+
+
+def picture() -> str:
+    """The layers of the import contract, each room with the first sentence of its docstring."""
+    contract = (ROOT / "pyproject.toml").read_text().split("layers = [", 1)[1].split("]", 1)[0]
+    floors = [re.findall(r"twofour\.(\w+)", line) for line in contract.splitlines()]
+    return ("-" * 12 + "\n").join("".join(map(_room, floor)) for floor in floors if floor)
+
+
+def _room(name: str) -> str:
+    path = SRC / "twofour" / name
+    module = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    said = (ast.get_docstring(ast.parse(module.read_text())) or "").splitlines()[0]
+    return f"{name:<12} {said}\n"
 
 
 def _name(path: Path) -> str:
@@ -155,5 +171,7 @@ def _three_layers() -> onnx.ModelProto:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--traced"]:
         _traced(sys.argv[2])
+    elif sys.argv[1:] == ["--picture"]:
+        print(picture(), end="")
     else:
         main()
