@@ -16,7 +16,7 @@ import pytest
 from onnx import numpy_helper
 from support import onnx_models as om
 
-from twofour.engines.registry import ENGINES
+from twofour.engines.protocol import ENGINES
 from twofour.packages import PACKAGES, how_to_install
 
 _ROOT = Path(__file__).parent.parent

@@ -12,8 +12,7 @@ from support import onnx_models as om
 from support.toy_engine import ToyEngine
 
 from twofour.compare.comparison import compare
-from twofour.engines.protocol import Builder
-from twofour.engines.registry import ENGINES, EngineRow, Takes
+from twofour.engines.protocol import ENGINES, Builder, EngineRow, Takes
 from twofour.main_job import run_build
 from twofour.records.export import VariantBuild
 from twofour.records.latency import ComparedVariant

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from twofour.engines.onnxruntime.engine import OnnxRuntimeEngine
-from twofour.engines.protocol import Engine
-from twofour.engines.registry import ENGINES, EngineRow, builders, choose_engine
+from twofour.engines.protocol import ENGINES, Engine, EngineRow, builders, choose_engine
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.torch.engine import TorchEngine, TorchTensorRtEngine
 from twofour.errors import BadInputError, MissingToolError
@@ -87,11 +86,11 @@ import sys
 for name in {blocked!r}:
     sys.modules[name] = None
 import twofour.engines.machine, twofour.inputs.examples, twofour.engines.timing
-import twofour.engines.protocol, twofour.engines.registry
-import twofour.engines.tensorrt.build, twofour.engines.tensorrt.plan
+import twofour.engines.protocol
+import twofour.engines.tensorrt.engine
 heavy = {{"torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "pandas"}}
 print(sorted(n for n in heavy if sys.modules.get(n) is not None))
-statuses = [row.engine().status() for row in twofour.engines.registry.ENGINES.values()]
+statuses = [row.engine().status() for row in twofour.engines.protocol.ENGINES.values()]
 print([(s.engine, s.can_run, s.why_not) for s in statuses])
 """
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofour.engines.tensorrt.build import Precisions
+from twofour.engines.tensorrt.bindings import Precisions
 from twofour.engines.trtexec import RELEASES, releases_of, script_text, trtexec_commands
 from twofour.errors import BadInputError
 from twofour.records.options import AllowedType, BuildOptions, ShapeProfile

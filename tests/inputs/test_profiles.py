@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofour.engines.protocol import Arrays
 from twofour.errors import BadInputError
 from twofour.inputs.examples import beyond_ranges, bind_shapes, parse_shapes, profiles_for
-from twofour.inputs.fits import at_shapes, fit_inputs, numpy_dtype, shapes_of
+from twofour.inputs.fits import Arrays, at_shapes, fit_inputs, numpy_dtype, shapes_of
 from twofour.records.export import TensorShape
 from twofour.records.options import ShapeProfile, SizeRange
 

@@ -13,8 +13,7 @@ from support import onnx_models as om
 
 from twofour.cli.run import build_view
 from twofour.engines.onnxruntime.session import OrtSession
-from twofour.engines.protocol import OpenRequest
-from twofour.engines.registry import ENGINES
+from twofour.engines.protocol import ENGINES, OpenRequest
 from twofour.engines.timing import RoundPlan
 from twofour.latency.ratios import ratios_and_noise
 from twofour.main_job import run_all, run_build

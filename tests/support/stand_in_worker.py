@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from twofour.compare.variant_process import Memory
-from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback
-from twofour.engines.registry import EngineRow
+from twofour.engines.protocol import BuildRequest, EngineRow, ProgressCallback
 from twofour.engines.timing import with_samples
 from twofour.errors import BadInputError, BuildFailedError
+from twofour.inputs.fits import Arrays
 from twofour.records.export import EngineStatus, VariantBuild
 from twofour.records.latency import ComparedVariant
 from twofour.workers.engines import (

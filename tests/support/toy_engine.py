@@ -11,7 +11,6 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from twofour.engines.protocol import (
-    Arrays,
     BuildRequest,
     Mode,
     ModeStatus,
@@ -19,6 +18,7 @@ from twofour.engines.protocol import (
     ProgressCallback,
     mode_statuses,
 )
+from twofour.inputs.fits import Arrays
 from twofour.records.export import EngineStatus, LayerTime, TensorShape, VariantBuild
 from twofour.records.latency import VariantSettings
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from twofour.cli import options as opt
-from twofour.engines.registry import AUTO, builders
+from twofour.engines.protocol import AUTO, builders
 from twofour.errors import BadInputError
 from twofour.records.options import (
     AllowedType,

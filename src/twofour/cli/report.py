@@ -218,7 +218,7 @@ def doctor(*, json: opt.AsJson = False) -> None:
 def _diagnosis() -> Diagnosis:
     """What is here; nothing is guessed from version numbers where it can be tried."""
     from twofour.engines.machine import find_gpu
-    from twofour.engines.registry import builders
+    from twofour.engines.protocol import builders
     from twofour.records.export import Diagnosis, InstalledPackage
     from twofour.workers.host import EngineHost
 

@@ -17,7 +17,7 @@ from twofour.cli.option_groups import (
     PruningArguments,
     with_groups,
 )
-from twofour.engines.registry import AUTO
+from twofour.engines.protocol import AUTO
 from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
 from twofour.words import printable

@@ -21,8 +21,7 @@ from twofour.compare.variants import (
     plan_variants,
 )
 from twofour.engines.machine import describe_machine, read_clocks, usable_cores
-from twofour.engines.protocol import ModeStatus
-from twofour.engines.registry import ENGINES, Takes
+from twofour.engines.protocol import ENGINES, ModeStatus, Takes
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.latency.gates import check_names, parse_gate
 from twofour.latency.layers import contrasts

@@ -16,8 +16,15 @@ import numpy as np
 
 from twofour.compare.variants import Planned, TorchRequest
 from twofour.engines.machine import available_bytes, has_room_for, peak_resident_bytes, reset_peak
-from twofour.engines.protocol import BuildRequest, OpenRequest, ProgressCallback, no_progress
-from twofour.engines.registry import ENGINES, EngineRow, Takes
+from twofour.engines.protocol import (
+    ENGINES,
+    BuildRequest,
+    EngineRow,
+    OpenRequest,
+    ProgressCallback,
+    Takes,
+    no_progress,
+)
 from twofour.engines.timing import WarmModel
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.records.export import LayerTime, OutputAgreement

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from twofour.engines.protocol import Mode, ModeStatus
-from twofour.engines.registry import ENGINES, Takes
-from twofour.engines.tensorrt.build import precisions_of
+from twofour.engines.protocol import ENGINES, Mode, ModeStatus, Takes
+from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import (

@@ -22,8 +22,7 @@ from typing import TypeVar
 
 import psutil
 
-from twofour.engines.protocol import Untyped
-from twofour.engines.registry import ENGINES
+from twofour.engines.protocol import ENGINES, Untyped
 from twofour.records.export import Gpu
 from twofour.records.latency import Clocks, Machine, RoundLoad
 

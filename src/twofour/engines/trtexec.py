@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from twofour.eligibility.build_facts import Typing, never_weakly_typed, typing_of
-from twofour.engines.tensorrt.build import Precisions
+from twofour.engines.tensorrt.bindings import Precisions
 from twofour.errors import BadInputError
 from twofour.records.export import TrtexecRounds, TrtexecVariant
 from twofour.records.options import AllowedType, BuildOptions, ShapeProfile, Variant

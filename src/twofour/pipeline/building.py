@@ -8,9 +8,8 @@ from dataclasses import replace
 from twofour.engines.machine import describe_machine, find_gpu, read_clocks, usable_cores
 from twofour.engines.onnxruntime.engine import mode_of
 from twofour.engines.onnxruntime.session import CannotRunError
-from twofour.engines.protocol import BuildRequest, OpenRequest
-from twofour.engines.registry import AUTO
-from twofour.engines.tensorrt.build import opset_advice
+from twofour.engines.protocol import AUTO, BuildRequest, OpenRequest
+from twofour.engines.tensorrt.bindings import opset_advice
 from twofour.engines.timing import RoundPlan, batch_of
 from twofour.errors import BuildFailedError
 from twofour.inputs.examples import beyond_ranges, opt_shapes, profiles_for

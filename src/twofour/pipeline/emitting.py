@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from twofour.eligibility.build_facts import DEPRECATED, Typing
-from twofour.engines.tensorrt.build import Precisions, opset_advice, precisions_of
+from twofour.engines.tensorrt.bindings import Precisions, opset_advice, precisions_of
 from twofour.engines.timing import with_samples
 from twofour.engines.trtexec import (
     AGAIN,

@@ -16,7 +16,7 @@ from twofour.eligibility.report import join_report, report_from_engine
 from twofour.eligibility.rules import ReportContext
 from twofour.eligibility.same_model import own_evidence
 from twofour.engines.machine import find_gpu
-from twofour.engines.registry import ENGINES
+from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.packages import __version__

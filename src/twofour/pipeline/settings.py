@@ -18,8 +18,8 @@ from twofour.eligibility.build_facts import (
     typing_of,
     version_numbers,
 )
-from twofour.engines.registry import ENGINES, EngineRow, choose_engine
-from twofour.engines.tensorrt.build import opset_for
+from twofour.engines.protocol import ENGINES, EngineRow, choose_engine
+from twofour.engines.tensorrt.bindings import opset_for
 from twofour.errors import BadInputError
 from twofour.pruning.methods import (
     DEFAULT_WITH_DATA,

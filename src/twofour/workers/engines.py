@@ -20,10 +20,10 @@ import numpy.typing as npt
 from twofour.engines.machine import cpu_use, has_room_for, load_between, peak_resident_bytes
 from twofour.engines.onnxruntime.engine import as_timed
 from twofour.engines.onnxruntime.session import OrtSession
-from twofour.engines.protocol import Arrays, Builder, BuildRequest, OpenRequest, ProgressCallback
-from twofour.engines.registry import EngineRow
+from twofour.engines.protocol import Builder, BuildRequest, EngineRow, OpenRequest, ProgressCallback
 from twofour.engines.timing import RoundPlan, WarmModel, interleave, with_samples
 from twofour.errors import BuildFailedError, TwofourError
+from twofour.inputs.fits import Arrays
 from twofour.records.export import EngineStatus, TensorShape, VariantBuild
 from twofour.records.latency import ComparedVariant, RoundLoad
 

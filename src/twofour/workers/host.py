@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from twofour.engines.onnxruntime.session import LEVELS
-from twofour.engines.protocol import Arrays, BuildRequest, ProgressCallback, no_progress
-from twofour.engines.registry import ENGINES, EngineRow
+from twofour.engines.protocol import ENGINES, BuildRequest, EngineRow, ProgressCallback, no_progress
 from twofour.errors import BuildFailedError
+from twofour.inputs.fits import Arrays
 from twofour.records.export import EngineStatus, FailedTry, VariantBuild
 from twofour.records.run import OriginalOutputs, VariantCheck
 from twofour.workers.engines import OpenedSession

@@ -10,11 +10,12 @@ import pytest
 import tensorrt as trt
 from support.trt_fakes import PLAN, FakeBuild, FakeRun, onnx_file
 
-from twofour.engines.protocol import Arrays, BuildRequest, no_progress
+from twofour.engines.protocol import BuildRequest, no_progress
 from twofour.engines.tensorrt.bindings import build_log
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.errors import BadInputError, BuildFailedError
+from twofour.inputs.fits import Arrays
 from twofour.records.export import LayerTime
 from twofour.records.options import BuildOptions, Variant
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from twofour.engines.tensorrt.build import opset_advice, opset_for
+from twofour.engines.tensorrt.bindings import opset_advice, opset_for
 
 
 @pytest.mark.parametrize("version", ["8.6.0", "8.x from 8.6 on", "9.3.0"])

@@ -17,7 +17,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
-from twofour.engines.registry import ENGINES
+from twofour.engines.protocol import ENGINES
 for name in ("torch", "torch-tensorrt"):
     engine = ENGINES[name].engine()
     for status in engine.statuses([mode.name for mode in engine.modes]):

@@ -33,10 +33,10 @@ from twofour.engines.onnxruntime.session import (
     session_options,
     to_ort_value,
 )
-from twofour.engines.protocol import Arrays, Mode, ModeStatus, OpenRequest, Untyped
+from twofour.engines.protocol import Mode, ModeStatus, OpenRequest, Untyped
 from twofour.engines.tensorrt.plan import DeviceMemory
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
-from twofour.inputs.fits import fit_inputs
+from twofour.inputs.fits import Arrays, fit_inputs
 from twofour.records.export import EngineStatus, LayerTime
 from twofour.records.latency import VariantSettings
 from twofour.records.options import ShapeProfile

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twofour.engines.machine import find_gpu, usable_cores
-from twofour.engines.protocol import Arrays, Untyped
+from twofour.engines.protocol import Untyped
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
-from twofour.inputs.fits import fit_inputs, numpy_dtype
+from twofour.inputs.fits import Arrays, fit_inputs, numpy_dtype
 from twofour.records.export import TensorShape
 
 CPU = "CPUExecutionProvider"

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twofour.engines.protocol import Arrays, Mode, Untyped
+from twofour.engines.protocol import Mode, Untyped
 from twofour.engines.tensorrt.bindings import MessageLog, build_failed, build_log, failures_named
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.inputs.fits import fit_inputs, numpy_dtype
+from twofour.inputs.fits import Arrays, fit_inputs, numpy_dtype
 from twofour.records.export import LayerTime, TensorShape
 from twofour.records.latency import VariantSettings
 

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from twofour.engines.protocol import (
-    Arrays,
     Mode,
     ModeStatus,
     OpenRequest,
@@ -36,7 +35,7 @@ from twofour.engines.torch.program import (
     torch_errors,
 )
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, TwofourError
-from twofour.inputs.fits import fit_inputs, shapes_of
+from twofour.inputs.fits import Arrays, fit_inputs, shapes_of
 from twofour.records.export import EngineStatus, LayerTime, TensorShape
 from twofour.records.latency import VariantSettings
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twofour.engines.tensorrt.build import precisions_of
+from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import (
