@@ -17,7 +17,7 @@ from twofour.records.options import ExportOptions, Precision
 if TYPE_CHECKING:
     from support.export_nets import Exported
 
-    from twofour.budget.pool import Pool
+    from twofour.budget.measuring import Pool
     from twofour.export.torch_export import Traces
 
 with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is all there is
@@ -96,8 +96,7 @@ def exported(
 @pytest.fixture(scope="session")
 def measurer() -> Iterator[Pool]:
     """One process for the measurements of many studies: to start it takes longer than they do."""
-    from twofour.budget.pool import Pool
-    from twofour.budget.sets import SERVICE
+    from twofour.budget.measuring import SERVICE, Pool
 
     with Pool(*SERVICE, 1) as workers:
         yield workers
@@ -108,7 +107,7 @@ def measured_in_one_process(measurer: Pool) -> Iterator[None]:
     """Studies of a module leave their measurements to the one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "twofour.budget.sets.open_workers",
+            "twofour.budget.study.open_workers",
             lambda *_: contextlib.nullcontext(measurer),
         )
         yield

@@ -117,11 +117,11 @@ def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityRes
     """
     if not run.options.budget.is_set:
         return run, None
-    from twofour.budget.choosing import hold
+    from twofour.budget.choosing import leave_dense
     from twofour.budget.study import sensitivity
 
     chosen = sensitivity(run, dense)
-    return hold(run, chosen, lambda found: _figures(found, dense)), chosen
+    return leave_dense(run, chosen, lambda found: _figures(found, dense)), chosen
 
 
 def _figures(run: Run, dense: ExportedVariant) -> tuple[dict[str, float], dict[str, float]]:

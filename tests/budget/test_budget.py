@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofour.budget.choosing import ROUNDS, Cost, Trial, least_lost, within
+from twofour.budget.choosing import ROUNDS, Cost, Trial, best_within, least_loss
 
 FIGURES = st.one_of(st.integers(0, 8).map(float), st.floats(1e-6, 1e3))
 COSTS = st.lists(st.tuples(FIGURES, st.one_of(FIGURES, st.floats(-5, 0))), max_size=9).map(
@@ -34,7 +34,7 @@ def _sets(costs: Sequence[Cost]) -> list[frozenset[str]]:
 def test_a_share_is_reached_for_no_more_than_the_layers_in_order_lose(
     costs: list[Cost], share: float
 ) -> None:
-    chosen = least_lost(costs, share)
+    chosen = least_loss(costs, share)
     wanted = share * _gain(costs, frozenset(c.name for c in costs)) * (1 - 1e-9)
     assert _gain(costs, chosen) >= wanted * (1 - 1e-9)
     there = [c for c in costs if c.gain > 0]
@@ -49,31 +49,31 @@ def test_a_share_is_reached_for_no_more_than_the_layers_in_order_lose(
 
 def test_a_layer_that_saves_nothing_stays_dense_even_where_pruning_it_improves_the_model() -> None:
     costs = [Cost(name="narrow", gain=0.0, loss=-1.0), Cost(name="wide", gain=3.0, loss=0.1)]
-    assert least_lost(costs, 1.0) == {"wide"}
+    assert least_loss(costs, 1.0) == {"wide"}
     assert costs[0].why_dense == "pruning it saves nothing"
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_known_keeps_the_layer_dense(loss: float) -> None:
     costs = [Cost(name="broken", gain=9.0, loss=loss), Cost(name="fine", gain=1.0, loss=0.0)]
-    assert least_lost(costs, 1.0) == {"fine"}
+    assert least_loss(costs, 1.0) == {"fine"}
     assert costs[0].why_dense == "what pruning it loses could not be measured"
 
 
 def test_of_equal_layers_the_first_are_pruned_and_of_equal_gains_the_cheaper() -> None:
     equal = [Cost(name=f"l{i}", gain=1.0, loss=1.0) for i in range(20)]
-    assert least_lost(equal, 0.35) == {f"l{i}" for i in range(7)}
+    assert least_loss(equal, 0.35) == {f"l{i}" for i in range(7)}
     two = [Cost(name="dear", gain=1.0, loss=0.9), Cost(name="cheap", gain=1.0, loss=0.6)]
-    assert least_lost(two, 0.5) == {"cheap"}
+    assert least_loss(two, 0.5) == {"cheap"}
 
 
 def test_a_large_layer_is_left_dense_where_a_small_one_is_enough() -> None:
     costs = [
         Cost(name=n, gain=g, loss=x) for n, g, x in (("a", 9, 0.3), ("b", 9, 0.4), ("c", 2, 0.2))
     ]
-    assert least_lost(costs, 0.5) == {"a", "c"}
-    assert least_lost(costs, 0.1) == {"c"}
-    assert least_lost(costs, 0.9) == {"a", "b"}
+    assert least_loss(costs, 0.5) == {"a", "c"}
+    assert least_loss(costs, 0.1) == {"c"}
+    assert least_loss(costs, 0.9) == {"a", "b"}
 
 
 # --- the limit by measurement ---------------------------------------------------------------------
@@ -97,7 +97,7 @@ def test_the_limit_holds_for_any_metric_whatever(
     costs: list[Cost], limit: float, seed: int
 ) -> None:
     metric = Metric(lambda s: hash((seed, *sorted(s))) % 1000 / 300 * limit)
-    best, _ = within(costs, limit, metric)
+    best, _ = best_within(costs, limit, metric)
     assert best.measured <= limit
     if best.pruned:
         assert best.measured == metric.function(best.pruned)  # type: ignore[operator]
@@ -111,7 +111,7 @@ COMMON = [Cost(name=f"l{i}", gain=float(1 + i % 3), loss=0.1 * (1 + i % 4)) for 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
 def test_losses_that_add_up_wrongly_by_a_factor_are_found_out(factor: float) -> None:
     metric = Metric(lambda s: factor * _loss(COMMON, s))
-    best, _ = within(COMMON, 1.0, metric)
+    best, _ = best_within(COMMON, 1.0, metric)
     most = max(_gain(COMMON, s) for s in _sets(COMMON) if metric.function(s) <= 1.0)  # type: ignore[operator]
     assert best.gain == pytest.approx(most, abs=1.01)
     assert best.measured <= 1.0
@@ -120,24 +120,24 @@ def test_losses_that_add_up_wrongly_by_a_factor_are_found_out(factor: float) -> 
 
 def test_a_layer_that_breaks_the_limit_is_left_out_and_those_behind_it_are_tried() -> None:
     costs = [Cost(name=f"l{i}", gain=1.0, loss=0.01 * i) for i in range(8)]
-    best, _ = within(costs, 1.0, Metric(lambda s: 5.0 if "l3" in s else 0.1 * len(s)))
+    best, _ = best_within(costs, 1.0, Metric(lambda s: 5.0 if "l3" in s else 0.1 * len(s)))
     assert best.pruned == {f"l{i}" for i in range(8)} - {"l3"}
 
 
 def test_layers_that_are_harmless_alone_and_ruinous_together_are_taken_back() -> None:
     costs = [Cost(name=f"l{i}", gain=1.0, loss=0.0) for i in range(8)]
-    best, _ = within(costs, 1.0, Metric(lambda s: 0.0 if len(s) <= 3 else 5.0))
+    best, _ = best_within(costs, 1.0, Metric(lambda s: 0.0 if len(s) <= 3 else 5.0))
     assert len(best.pruned) in (2, 3)
     assert best.measured == 0.0
 
 
 def test_a_metric_that_is_broken_with_everything_pruned_still_gives_a_set() -> None:
-    best, _ = within(COMMON, 1.0, Metric(lambda s: math.nan if len(s) > 4 else 0.1 * len(s)))
+    best, _ = best_within(COMMON, 1.0, Metric(lambda s: math.nan if len(s) > 4 else 0.1 * len(s)))
     assert 1 <= len(best.pruned) <= 4
 
 
 def test_where_no_layer_holds_nothing_is_pruned() -> None:
-    best, trials = within(COMMON, 0.5, Metric(lambda s: 9.0 if s else 0.0))
+    best, trials = best_within(COMMON, 0.5, Metric(lambda s: 9.0 if s else 0.0))
     assert best == Trial(pruned=frozenset(), gain=0.0, predicted=0.0, measured=0.0)
     assert all(t.measured == 9.0 for t in trials if t.pruned)
 
@@ -146,5 +146,5 @@ def test_what_was_measured_before_is_not_measured_again() -> None:
     everything = frozenset(c.name for c in COMMON)
     known = Trial(pruned=everything, gain=_gain(COMMON, everything), predicted=2.9, measured=0.4)
     metric = Metric(lambda _: 9.9)
-    assert within(COMMON, 0.5, metric, known=[known])[0] is known
+    assert best_within(COMMON, 0.5, metric, known=[known])[0] is known
     assert everything not in metric.asked

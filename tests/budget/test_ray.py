@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.mlp_onnx import save_mlp
 
-from twofour.budget.pool import LostError, RayCluster
+from twofour.budget.measuring import RayCluster, WorkerLostError
 from twofour.errors import BadInputError
 from twofour.main_job import run_sensitivity
 from twofour.records.options import BudgetOptions, RunOptions, SideBySide
@@ -88,7 +88,7 @@ def test_errors_and_deaths_come_back_as_from_processes_of_this_machine(cluster: 
     assert found["0"] == 0
     assert isinstance(found["1"], BadInputError)
     assert found["once"] == 1
-    assert isinstance(found["always"], LostError)
+    assert isinstance(found["always"], WorkerLostError)
 
 
 def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from support import onnx_models as om
 from support.render_cases import every_status
 
 from twofour.budget import savings
-from twofour.budget.savings import Unit, find_units, read_times
+from twofour.budget.savings import PruningUnit, find_units, read_times
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.pruning.onnx import prune_onnx
@@ -53,7 +53,7 @@ def _pruned(tmp_path: Path) -> tuple[PruneResult, OpenedModel, OpenedModel, Laye
     return result, dense, open_onnx(tmp_path / "sparse.onnx"), layers
 
 
-def _units(tmp_path: Path, *, siblings: bool) -> dict[str, Unit]:
+def _units(tmp_path: Path, *, siblings: bool) -> dict[str, PruningUnit]:
     result, dense, sparse, layers = _pruned(tmp_path)
     found = find_units(result.weights, layers, dense, sparse, siblings=siblings)
     return {unit.name: unit for unit in found}

@@ -13,7 +13,7 @@ from support import onnx_models as om
 from support.mlp_onnx import NAMES, save_mlp
 
 from twofour.budget import study
-from twofour.budget.measurer import output_change
+from twofour.budget.measuring import output_change
 from twofour.engines.onnxruntime.session import OrtSession
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
@@ -284,7 +284,7 @@ def test_calibration_data_gives_errors_of_layers_and_is_what_outputs_are_compare
     np.testing.assert_array_equal(samples, data[: len(samples)])
     said = f"outputs are compared on {len(samples)} samples of the calibration data"
     assert said in result.notes
-    assert "those of a run that pruned all of them" in result.notes[-1]
+    assert "those of a run that pruned all layers" in result.notes[-1]
 
 
 def test_a_run_folder_is_studied_as_the_run_was(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Which layers a budget prunes and leaves dense: by what each loses and saves, then by measurement.
 
 Layers are taken in the order of what they lose for what they save. Losses of layers pruned alone do
-not add up exactly, so `within` measures the sets that it tries: a limit holds by measurement.
+not add up exactly, so `best_within` measures the sets that it tries: a limit holds by measurement.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Cost:
 
     name: str
     gain: float
-    """Saved, in any unit; 0 where it is not run sparse."""
+    """What is saved, in any unit; 0 where it is not run sparse."""
     loss: float
-    """Of this one pruned alone; below 0 where the model becomes better; NaN: not known."""
+    """The loss with this one alone pruned; below 0 where the model improves; NaN: not known."""
 
     @property
     def why_dense(self) -> str | None:
@@ -59,11 +59,11 @@ class Trial:
     measured: float
 
     def holds(self, limit: float) -> bool:
-        """The measured loss is not above the limit; NaN is."""
+        """The measured loss is not above the limit; NaN counts as above."""
         return self.measured <= limit
 
 
-def least_lost(costs: Sequence[Cost], share: float) -> frozenset[str]:
+def least_loss(costs: Sequence[Cost], share: float) -> frozenset[str]:
     """A set that gains at least `share` (0 to 1) of what all would gain, and loses little for it.
 
     What loses nothing is always in it. Some layers in order and one more that makes the gain large
@@ -83,7 +83,7 @@ def least_lost(costs: Sequence[Cost], share: float) -> frozenset[str]:
     return _names(best)
 
 
-def within(
+def best_within(
     costs: Sequence[Cost], limit: float, measure: Measure, known: Iterable[Trial] = ()
 ) -> tuple[Trial, tuple[Trial, ...]]:
     """The set that saves most among those that were measured to hold, and all that were measured.
@@ -142,7 +142,7 @@ _Figures = tuple[Mapping[str, float], Mapping[str, float]]
 
 
 def figure_of(budget: BudgetOptions, metrics: Mapping[str, float]) -> str | None:
-    """Which of the user's figures counts, the first where nothing hangs on it; None without any.
+    """Which of the user's figures counts, the first where nothing depends on it; None without any.
 
     Raises BadInputError for one that the metric does not give, and where --max-drop has to be of
     one of several.
@@ -162,7 +162,7 @@ def figure_of(budget: BudgetOptions, metrics: Mapping[str, float]) -> str | None
     return budget.figure if budget.figure is not None else next(iter(names), None)
 
 
-def fall(
+def drop_of(
     budget: BudgetOptions,
     name: str | None,
     dense: Mapping[str, float],
@@ -175,12 +175,12 @@ def fall(
     return after - before if budget.lower_is_better else before - after
 
 
-def hold(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run], _Figures]) -> Run:
-    """The run with the layers left dense that the budget leaves.
+def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run], _Figures]) -> Run:
+    """The run with the layers excluded that the budget leaves dense.
 
-    With --max-drop the model that comes out was pruned, exported and measured, as `figures_of`
-    gives them: where it falls further than the sets that chose it, layers are taken back, the worst
-    first, twice as many each time. Raises PatternBrokenError where none is left.
+    With --max-drop, `figures_of` prunes, exports and measures the model that comes out: where it
+    drops further than the sets that chose it, more layers are left dense, the worst first, twice
+    as many each time. Raises PatternBrokenError where none is left to prune.
     """
     limit = run.options.budget.max_drop
     if limit is None:
@@ -193,7 +193,7 @@ def hold(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run], _Figur
     taken = min(_taken_before(run), len(order) - 1)
     while True:
         found = _leaving(run, chosen, order[:taken])
-        drop = fall(run.options.budget, chosen.figure, *figures_of(found))
+        drop = drop_of(run.options.budget, chosen.figure, *figures_of(found))
         if drop <= limit:
             return found
         if taken >= len(order) - 1:  # the next would leave all of them dense
@@ -208,7 +208,7 @@ def hold(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run], _Figur
 
 
 def _leaving(run: Run, chosen: SensitivityResult, more: Iterable[LayerCost]) -> Run:
-    """The run with the layers left dense that the budget leaves, and with these."""
+    """The run with the layers excluded that the budget leaves dense, and these."""
     taken = {row.layer for row in more}
     whole = sum(row.saves for row in chosen.layers if row.why_dense is None)
     said_by = dict(run.options.selection.said_by)
@@ -229,7 +229,7 @@ def _leaving(run: Run, chosen: SensitivityResult, more: Iterable[LayerCost]) -> 
 
 
 def _worst_first(chosen: SensitivityResult) -> Sequence[LayerCost]:
-    """Layers that the budget prunes, those first that lose most for what they save."""
+    """Layers that the budget prunes; those that lose most for what they save come first."""
 
     def worth(row: LayerCost) -> tuple[float, float]:
         moved = (row.alone and row.alone.outputs) or 0.0

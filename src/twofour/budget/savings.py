@@ -27,18 +27,18 @@ from twofour.words import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class PruningUnit:
     """Weights that are pruned together, or not at all: users of one array, siblings."""
 
     name: str
-    """Layer of the first; with its weight where the layer has several."""
+    """Layer of the first weight, or the weight itself where the layer has several."""
     rows: tuple[PrunedWeight, ...]
     globs: tuple[str, ...]
-    """Each matches one of the weights, and they all of them."""
+    """One for each of the weights."""
     nodes: tuple[str, ...]
     """Labels of the nodes in the graph; () for layers that were not exported."""
     places: tuple[int, ...]
-    """Of the constants that pruning changed, as `Mixture` counts them."""
+    """The constants that pruning changed, as `Mixture` counts them."""
 
     @property
     def pruned(self) -> bool:
@@ -58,7 +58,7 @@ def find_units(
     sparse: OpenedModel,
     *,
     siblings: bool,
-) -> tuple[Unit, ...]:
+) -> tuple[PruningUnit, ...]:
     """The weights of prune.json in units, in its order.
 
     Both files are exports of one model, before and after. With `siblings`, matrix products of one
@@ -74,11 +74,11 @@ def find_units(
     names = Counter(row.weight.layer for row in rows)
     units = []
     for members in _joined(len(rows), together):
-        there = [rows[i] for i in members]
+        there = tuple(rows[i] for i in members)
         labels = tuple(dict.fromkeys(n for i in members for n in nodes[i]))
-        unit = Unit(
+        unit = PruningUnit(
             name=_name(there[0], names),
-            rows=tuple(there),
+            rows=there,
             globs=tuple(dict.fromkeys(glob_of(_name(row, names)) for row in there)),
             nodes=labels,
             places=tuple(sorted({p for label in labels for p in changed.get(label, ())})),
@@ -115,22 +115,23 @@ def _by_array(
 
 def _by_input(nodes: Sequence[tuple[str, ...]], model: OpenedModel) -> dict[object, list[int]]:
     """Rows by the tensor that their products multiply with."""
-    data = {
-        node.label: (node.op, tuple(n for n in node.inputs if n and n not in node.constants))
-        for node in model.nodes
-        if node.op in ("MatMul", "Gemm")
-    }
     weights = {w.node for w in model.weights().weights}
+    data = {
+        node.label: next((n for n in node.inputs if n and n not in node.constants), None)
+        for node in model.nodes
+        if node.op in ("MatMul", "Gemm") and node.label in weights
+    }
     found: dict[object, list[int]] = defaultdict(list)
     for i, labels in enumerate(nodes):
-        for label in labels:
-            if label in data and label in weights:
-                found[data[label][1][:1]].append(i)
-    return {key: members for key, members in found.items() if key}
+        for tensor in filter(None, map(data.get, labels)):
+            found[tensor].append(i)
+    return found
 
 
 def _joined(size: int, together: Iterable[Iterable[int]]) -> list[list[int]]:
     """The numbers below `size` in groups, in the order of their first members."""
+    # Example: 4 rows, together [[0, 2], [2, 3]]. `first` names the first member of each row's
+    # group: [0, 1, 2, 3], then [0, 1, 0, 3], then [0, 1, 0, 0]: the groups are [0, 2, 3] and [1].
     first = list(range(size))
     for members in together:
         roots = {first[i] for i in members}
@@ -152,7 +153,7 @@ _ASSUMED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """What each unit saves, by its name; nothing where it cannot run sparse."""
+    """What each unit saves, by its name; 0 where it cannot run sparse."""
 
     unit: ShareUnit
     of: Mapping[str, float]
@@ -165,16 +166,16 @@ def find_savings(
     run: Run,
     pruned: PruneResult,
     layers: LayerMap,
-    units: Sequence[Unit],
+    units: Sequence[PruningUnit],
     times: Times | None,
 ) -> Savings:
-    """By the times that the user names where there are some, else by the rules and multiply-adds.
+    """Savings from the times that the user names, else from the rules and multiply-adds.
 
-    Where the rules let no layer run sparse at all (float32, another pattern), every pruned one
-    counts by its weights: what is saved is zeros then, no time.
+    Where the rules let no layer run sparse at all (float32, another pattern), what is saved is the
+    number of zeros.
     """
     if times is not None:
-        return _of_times(units, run.options.budget.profile or "", times)
+        return _savings_of_times(units, run.options.budget.profile or "", times)
     verdicts = _predicted(run, pruned, layers)
     gains = _products(run, layers, verdicts)
     of, why_not = {}, {}
@@ -223,7 +224,7 @@ def _predicted(run: Run, pruned: PruneResult, layers: LayerMap) -> dict[str, Ver
 def _products(
     run: Run, layers: LayerMap, verdicts: Mapping[str, Verdict]
 ) -> dict[str | None, float]:
-    """Multiply-adds of each node for one row of the batch; its weights where they are not known."""
+    """Multiply-adds of each node for one row of the batch; where unknown, its number of weights."""
     path = run.file(onnx_name(SPARSE))
     files = EvidenceFiles(onnx=path, inputs=run.file(INPUTS))
     evidence = read_evidence(files, run.models.open(path), layers)
@@ -239,8 +240,8 @@ def _products(
 def read_times(path: Path) -> dict[str, tuple[float, float]]:
     """Milliseconds, dense and sparse, by node, else by layer, in the folder of a build.
 
-    Those of the fastest tactics, where the builder timed both. Layers that are one in the engine
-    (q, k and v) were timed once: each has an equal part. Raises BadInputError where there are none.
+    They are times of the fastest tactics, where the builder timed both. Layers that are one in the
+    engine (q, k and v) were timed once: each has an equal part. Raises BadInputError without any.
     """
     verdicts = report_folder(path).verdicts
     timed = [v for v in verdicts if v.sparse_ms is not None and v.dense_ms is not None]
@@ -259,7 +260,7 @@ def read_times(path: Path) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _of_times(units: Sequence[Unit], source: str, times: Times) -> Savings:
+def _savings_of_times(units: Sequence[PruningUnit], source: str, times: Times) -> Savings:
     """Dense minus sparse milliseconds; raises BadInputError where the build knows no layer."""
     saved: dict[str, float] = defaultdict(float)
     for unit in units:

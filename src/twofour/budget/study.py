@@ -1,43 +1,59 @@
-"""The stage `sensitivity`: every layer alone, sets of them, and what the budget chooses.
+"""The stage `sensitivity`: what each layer loses and saves, and which layers the budget prunes.
 
-Everything is pruned once, in a folder of its own inside the run folder; a set of layers is
-dense.onnx with the constants of those layers from there.
+It runs behind the export of dense.onnx. Everything is pruned once, in a folder of its own inside
+the run folder; a set of layers is dense.onnx with the constants of those layers from there. The
+main job then prunes again with the layers left dense that `choosing` leaves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from twofour.budget.choosing import (
     Cost,
     Trial,
-    fall,
+    best_within,
+    drop_of,
     figure_of,
-    least_lost,
+    least_loss,
     trial_of,
-    within,
 )
-from twofour.budget.measurer import MEASURED_ON
-from twofour.budget.savings import Savings, Unit, find_savings, find_units, read_times
-from twofour.budget.sets import (
-    FOLDER,
-    Places,
-    Sets,
-    apart,
-    open_sets,
-    prune_everything,
-    union,
-)
+from twofour.budget.measuring import MEASURED, MEASURED_ON, Places, SetMeasurements, open_workers
+from twofour.budget.savings import PruningUnit, Savings, find_savings, find_units, read_times
 from twofour.errors import BadInputError, BuildFailedError
+from twofour.inputs.calibration import Batch
+from twofour.inputs.fits import save_arrays
 from twofour.pipeline.checks import check, metric_key
+from twofour.pipeline.folder import STAGES, open_run_folder, own_folder
 from twofour.pipeline.reporting import SENSITIVITY
-from twofour.pipeline.stages import DENSE, PRUNE, SPARSE, Made, Run, Stage, onnx_files, onnx_name
+from twofour.pipeline.stages import (
+    DENSE,
+    INPUTS,
+    PRUNE,
+    SPARSE,
+    Made,
+    Run,
+    Runner,
+    Stage,
+    onnx_files,
+    onnx_name,
+    versions,
+)
+from twofour.pipeline.validating import validate
 from twofour.pruning.selection import LAYER_LIST, layer_list
+from twofour.records.export import LayerMap
 from twofour.records.options import BudgetOptions, LossKind
 from twofour.records.run import (
     BudgetResult,
+    ExampleArrays,
     ExportedVariant,
     LayerCost,
     PrunedSet,
@@ -46,21 +62,28 @@ from twofour.records.run import (
 from twofour.records.weights import PruneResult
 from twofour.reports import html, markdown
 from twofour.reports.sensitivity_document import in_order_of_worth, loss_words, sensitivity_document
-from twofour.store import write_text
+from twofour.sources.calibration.open import onnx_inputs
+from twofour.sources.user_code import parse_reference
+from twofour.store import link_or_copy, sha256_bytes, sha256_file, write_text
+from twofour.words import count
+from twofour.workers.host import RUNTIMES
 
+FOLDER = "sensitivity"
+"""Folder of everything pruned and of the measurements, inside the run folder."""
 MARKDOWN, HTML = "sensitivity.md", "sensitivity.html"
 STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Shares of the possible saving at which a set is measured for the table."""
-
+_ENOUGH_SAMPLES = 64
+"""Calibration samples to measure on, the first ones in whole batches."""
 _FITTED_TOGETHER = (
-    "the weights of each layer are those of a run that pruned all of them, fitted to what the "
-    "pruned layers before give: among dense ones a layer may lose more or less than it would. "
+    "the weights of each layer are those of a run that pruned all layers, fitted to what the "
+    "pruned layers before give: among dense layers a layer may lose more or less. "
     "prune-export-build --max-drop measures the model that comes out"
 )
 
 
 def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
-    """sensitivity.json with its pages and list, done where it has to be, as is all it rests on.
+    """sensitivity.json with its pages and the layer list, made where anything has changed.
 
     Raises BadInputError for a budget that does not fit the metric, a metric that fails, and a model
     that cannot be run here, and BuildFailedError for one that ends ONNX Runtime's process.
@@ -69,26 +92,20 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     if checked.outputs is None:
         why = f"what layers lose cannot be measured: {checked.not_compared}"
         raise BuildFailedError(why) if checked.failed_tries else BadInputError(why)
-    figure_of(run.options.budget, checked.metrics)
-    profile = run.options.budget.profile
-    times = None if profile is None else read_times(Path(profile))
-    with apart(run) as own:
-        pruned, layers, note = prune_everything(own, dense)
-
-        watched: dict[str, str] = {}
-        is_lasting = True
+    budget = run.options.budget
+    figure_of(budget, checked.metrics)
+    times = None if budget.profile is None else read_times(Path(budget.profile))
+    with _in_own_folder(run) as own:
+        pruned, layers, note = _prune_everything(own, dense)
+        made: list[SetMeasurements] = []
 
         def work() -> Made[SensitivityResult]:
-            nonlocal is_lasting
             models = (own.models.open(own.file(onnx_name(v))) for v in (DENSE, SPARSE))
-            siblings = run.options.budget.siblings
-            units = find_units(pruned.weights, layers, *models, siblings=siblings)
+            units = find_units(pruned.weights, layers, *models, siblings=budget.siblings)
             savings = find_savings(own, pruned, layers, units, times)
-            with open_sets(own, lambda done, of: run.progress.step("measured", done, of)) as sets:
-                study = _Study(pruned, run.options.budget, sets, units, savings)
-                found = study.result(() if note is None else (note,))
-            watched.update(sets.watched)
-            is_lasting = sets.is_lasting
+            with _open_measurements(own) as sets:
+                made.append(sets)
+                found = _Study(pruned, budget, sets, units, savings).result(note)
             document = sensitivity_document(found)
             write_text(run.file(MARKDOWN), markdown.render(document))
             write_text(run.file(HTML), html.render(document))
@@ -104,10 +121,10 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
                 record=SENSITIVITY,
                 kind=SensitivityResult,
                 work=work,
-                watched=lambda: [Path(name) for name in watched],
-                lasting=lambda _: is_lasting,
+                watched=lambda: [Path(name) for sets in made for name in sets.watched],
+                lasting=lambda _: all(sets.is_lasting for sets in made),
                 depends_on=(
-                    *(run.options.budget, run.options.seed, run.key_of(run.source)),
+                    *(budget, run.options.seed, run.key_of(run.source)),
                     *(metric_key(run.options), times),
                 ),
                 packages=("numpy",),
@@ -116,28 +133,124 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
         )
 
 
+@contextmanager
+def _in_own_folder(run: Run) -> Iterator[Run]:
+    """The same run in a folder of its own."""
+    path = run.path / FOLDER
+    with open_run_folder(path, run.runner.folder.manifest.source) as folder:
+        own_folder(path / STAGES)
+        if run.options.fresh:
+            folder.forget()
+            shutil.rmtree(path / MEASURED, ignore_errors=True)
+        runner = Runner(folder, run.progress)
+        yield replace(run, path=path, shown=run.shown / FOLDER, runner=runner)
+
+
+def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, LayerMap, str | None]:
+    """sparse.onnx beside links to dense.onnx and the inputs, all that the selection takes pruned.
+
+    The text says on what the outputs are compared.
+    """
+    outer = run.path.parent
+    there = onnx_files(outer / onnx_name(DENSE))
+    for name in set(onnx_files(run.file(onnx_name(DENSE)))) - {*there}:
+        run.file(name).unlink(missing_ok=True)
+    for name in (*there, INPUTS):
+        link_or_copy(outer / name, run.path / name)
+    pruned = run.do(run.model.prune(run))
+    run.do(validate(run, pruned, run.model.weights(run)))
+    sparse = run.do(run.model.export_sparse(run, dense))
+    return pruned, sparse.layers, run.do(_measured_on(run, dense)).note
+
+
+def _measured_on(run: Run, dense: ExportedVariant) -> Stage[ExampleArrays]:
+    """stages/measured-on.npz: 64 calibration samples in whole batches, or the example inputs."""
+
+    def work() -> Made[ExampleArrays]:
+        arrays, note = _arrays(run, dense)
+        save_arrays(run.file(MEASURED_ON), arrays)
+        shapes = {name: tuple(map(int, array.shape)) for name, array in arrays.items()}
+        return ExampleArrays(shapes=shapes, note=note), (MEASURED_ON,)
+
+    return Stage(
+        name="measured-on",
+        title="take the inputs to measure on",
+        kind=ExampleArrays,
+        work=work,
+        depends_on=(run.options.calibration, run.options.seed, run.calibration_key()),
+        packages=("numpy",),
+        reads=(INPUTS,),
+    )
+
+
+def _arrays(run: Run, dense: ExportedVariant) -> tuple[dict[str, npt.NDArray[np.generic]], str]:
+    """The arrays, the number of the run before each name, and a sentence on what they are."""
+    examples = {f"0:{name}": array for name, array in run.example_inputs().items()}
+    rows = next((len(a) for a in examples.values() if a.ndim), 1)
+    said = f"outputs are compared on the example inputs ({count(rows, 'row')})"
+    if run.options.calibration.data is None:
+        return examples, said
+    batches: list[Batch] = []
+    samples = 0
+    try:
+        inputs = onnx_inputs(Path(run.source.text).absolute(), dense.inputs)
+        data = run.open_calibration(replace(inputs, folder=run.described_in or inputs.folder))
+        for batch in data.batches():
+            batches.append(batch)
+            samples += batch.samples
+            if samples >= _ENOUGH_SAMPLES:
+                break
+    except BadInputError as error:  # data that only the torch module takes
+        return examples, f"{said}: {error.message}"
+    if not batches:
+        return examples, f"{said}: the calibration data has no batch"
+    arrays = {f"{i}:{n}": a for i, batch in enumerate(batches) for n, a in batch.arrays.items()}
+    return arrays, f"outputs are compared on {count(samples, 'sample')} of the calibration data"
+
+
+@contextmanager
+def _open_measurements(run: Run) -> Iterator[SetMeasurements]:
+    """Measurements in the folder of a run that contains dense.onnx, sparse.onnx and the inputs."""
+    own_folder(run.file(MEASURED))
+    metric = run.options.metric
+    if metric is not None and (file := parse_reference(metric).file) is not None:
+        metric = f"{file}:{metric.rpartition(':')[2]}"
+    files = [file for v in (DENSE, SPARSE) for file in onnx_files(run.file(onnx_name(v)))]
+    facts = (
+        *(sha256_file(run.file(name)) for name in (*files, MEASURED_ON)),
+        str(metric_key(run.options)),
+        str(versions("numpy", *RUNTIMES)),
+    )
+    with open_workers(run.options.side_by_side) as workers:
+        yield SetMeasurements(
+            folder=run.path,
+            metric=metric,
+            seed=run.options.seed,
+            content=sha256_bytes(*(fact.encode() for fact in facts)),
+            workers=workers,
+            step=lambda done, total: run.progress.step("measured", done, total),
+        )
+
+
 def _layer_list(result: SensitivityResult) -> str:
     """What stays dense; where nothing was chosen the rest as comments, the dearest first."""
+
+    def lines(rows: Iterable[LayerCost]) -> list[tuple[str, str]]:
+        said = [(row, row.why_dense or f"loses {row.loss:.3g} alone") for row in rows if row.alone]
+        return [(glob, why) for row, why in said for glob in row.globs]
+
     head = [
         f"Layers of {result.source} that stay dense; prune-export-build --layers takes this file.",
         f"Loss: {loss_words(result)}.",
     ]
-    rows = in_order_of_worth(result)
+    rows = in_order_of_worth(result)[::-1]
     dense = [r for r in rows if r.pruned is False or r.why_dense is not None]
-    lines = [(glob, _why_left(r)) for r in reversed(dense) if r.alone for glob in r.globs]
-    text = layer_list(head, lines)
+    text = layer_list(head, lines(dense))
     if result.budget is not None:
         return text
-    left = [r for r in reversed(rows) if r not in dense]
-    others = layer_list((), [(glob, _why_left(r)) for r in left for glob in r.globs])
+    others = layer_list((), lines(r for r in rows if r not in dense))
     offered = "".join(f"# {line}\n" for line in others.splitlines())
     return f"{text}#\n# Could stay dense, what loses most for what it saves first:\n{offered}"
-
-
-def _why_left(row: LayerCost) -> str:
-    if row.why_dense is not None:
-        return row.why_dense
-    return f"loses {row.loss:.3g} alone"
 
 
 # --- the study ------------------------------------------------------------------------------------
@@ -150,8 +263,8 @@ class _Study:
         self,
         pruned: PruneResult,
         budget: BudgetOptions,
-        sets: Sets,
-        units: Sequence[Unit],
+        sets: SetMeasurements,
+        units: Sequence[PruningUnit],
         savings: Savings,
     ) -> None:
         self.pruned, self.budget, self.sets = pruned, budget, sets
@@ -159,19 +272,19 @@ class _Study:
         self.wanted = [u for u in units if u.pruned and u.nodes]
         self.places = {unit.name: unit.places for unit in units}
 
-    def result(self, notes: tuple[str, ...]) -> SensitivityResult:
-        """Measure, choose, and put it together."""
+    def result(self, note: str | None) -> SensitivityResult:
+        """Measure, choose, and put it together; `note` says what the outputs are compared on."""
         self.sets.measure([()])
         self.dense = self.sets.found[()]
         self.figure = figure_of(self.budget, self.dense.metrics)
         default = LossKind.OUTPUTS if self.figure is None else LossKind.METRIC
         self.loss = self.budget.loss or default
-        everything = union([u.places for u in self.wanted])
+        everything = self._places_of(u.name for u in self.wanted)
         self.sets.measure([everything, *(u.places for u in self.wanted)])
         self.costs = self._costs(everything)
         pareto = self._pareto()
         chosen = self._chosen(pareto)
-        fitted = () if self.pruned.calibration is None else (_FITTED_TOGETHER,)
+        fitted = None if self.pruned.calibration is None else _FITTED_TOGETHER
         return SensitivityResult(
             source=self.pruned.source,
             pattern=self.pruned.pattern,
@@ -183,25 +296,23 @@ class _Study:
             layers=tuple(self._row(unit, chosen) for unit in self.units),
             pareto=tuple(map(self._set, pareto)),
             budget=chosen,
-            notes=(*self.savings.notes, *notes, *fitted),
+            notes=(*self.savings.notes, *filter(None, (note, fitted))),
         )
 
     # --- losses -----------------------------------------------------------------------------------
 
     def _lost(self, kind: LossKind, places: Places) -> float:
-        """How far the metric falls or the outputs move with these pruned; NaN: not known."""
+        """How far the metric drops or the outputs move with these pruned; NaN: not known."""
         measured = self.sets.found[places]
         if measured.error is not None:
             return math.nan
         if kind is LossKind.METRIC:
-            return fall(self.budget, self.figure, self.dense.metrics, measured.metrics)
+            return drop_of(self.budget, self.figure, self.dense.metrics, measured.metrics)
         return math.nan if measured.outputs is None else measured.outputs
 
     def _lost_by_set(self, places: Places) -> float:
-        """By what a model with several layers pruned is judged: a limit is of the metric."""
-        return self._lost(
-            LossKind.METRIC if self.budget.max_drop is not None else self.loss, places
-        )
+        """The loss of a model with several layers pruned; a limit is one of the metric."""
+        return self._lost(self.loss if self.budget.max_drop is None else LossKind.METRIC, places)
 
     def _costs(self, everything: Places) -> tuple[Cost, ...]:
         """What is chosen from: losses alone, and a share of what only shows when all is pruned.
@@ -209,6 +320,8 @@ class _Study:
         A metric of few samples sees nothing of most layers alone: what all of them lose together
         beyond the sum is spread over them as the outputs move.
         """
+        # Example: alone, layers a and b lose 0 and 1 points and move the outputs by 0.1 and 0.3;
+        # together they lose 5. The 4 points beyond the sum are spread 1 to 3: a costs 1, b costs 4.
         alone = {u.name: self._lost(self.loss, u.places) for u in self.wanted}
         moved = {u.name: self._lost(LossKind.OUTPUTS, u.places) for u in self.wanted}
         moved = {name: x if math.isfinite(x) else 0.0 for name, x in moved.items()}
@@ -229,7 +342,7 @@ class _Study:
     # --- sets -------------------------------------------------------------------------------------
 
     def _places_of(self, pruned: Iterable[str]) -> Places:
-        return union([self.places[name] for name in pruned])
+        return tuple(sorted({place for name in pruned for place in self.places[name]}))
 
     def _loss_of(self, pruned: frozenset[str]) -> float:
         places = self._places_of(pruned)
@@ -237,7 +350,7 @@ class _Study:
         return self._lost_by_set(places) if pruned else 0.0
 
     def _pareto(self) -> list[Trial]:
-        sets = dict.fromkeys(least_lost(self.costs, share) for share in STEPS)
+        sets = dict.fromkeys(least_loss(self.costs, share) for share in STEPS)
         self.sets.measure(self._places_of(pruned) for pruned in sets)
         return [trial_of(self.costs, s, self._loss_of(s)) for s in sets if s]
 
@@ -245,10 +358,10 @@ class _Study:
         asked = self.budget
         trials: tuple[Trial, ...] = ()
         if asked.share is not None:
-            pruned = least_lost(self.costs, asked.share)
+            pruned = least_loss(self.costs, asked.share)
             best = trial_of(self.costs, pruned, self._loss_of(pruned))
         elif asked.max_drop is not None:
-            best, trials = within(self.costs, asked.max_drop, self._loss_of, known)
+            best, trials = best_within(self.costs, asked.max_drop, self._loss_of, known)
         else:
             return None
         tried = tuple(self._set(t) for t in trials if t.pruned)
@@ -267,7 +380,7 @@ class _Study:
             dense=tuple(c.name for c in worth if c.name not in trial.pruned),
         )
 
-    def _row(self, unit: Unit, chosen: BudgetResult | None) -> LayerCost:
+    def _row(self, unit: PruningUnit, chosen: BudgetResult | None) -> LayerCost:
         loss = self._lost(self.loss, unit.places) if unit in self.wanted else math.nan
         why = self._why_dense(unit, loss)
         return LayerCost(
@@ -282,7 +395,7 @@ class _Study:
             pruned=None if chosen is None else why is None and unit.name not in chosen.chosen.dense,
         )
 
-    def _why_dense(self, unit: Unit, loss: float) -> str | None:
+    def _why_dense(self, unit: PruningUnit, loss: float) -> str | None:
         if not unit.pruned:
             reasons = [r for row in unit.rows for r in row.reasons]
             return f"{reasons[0].code.value}: {reasons[0].message}" if reasons else "not pruned"
