@@ -675,7 +675,7 @@ def test_the_bits_are_the_same_for_any_number_of_threads(
     found = []
     for cores in (1, 7):
         monkeypatch.setattr("twofour.calibrate.onnx.service.usable_cores", lambda n=cores: n)
-        monkeypatch.setattr("twofour.pruning.threads.available_threads", lambda n=cores: n)
+        monkeypatch.setattr("twofour.pruning.resources.available_threads", lambda n=cores: n)
         folder = tmp_path / str(cores)
         folder.mkdir()
         target, _ = pruned(net(), folder, data_of(x=X, step=3))

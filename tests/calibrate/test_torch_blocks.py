@@ -21,7 +21,7 @@ import twofour
 from twofour.calibrate.torch.blocks import Blocks, parts_of
 from twofour.calibrate.torch.pruning import prune_calibrated, work_of
 from twofour.errors import BadInputError
-from twofour.pruning.spill import give_back_memory
+from twofour.pruning.resources import give_back_memory
 from twofour.pruning.torch.calls import Call, Spill, spill
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Calibration, Selection
@@ -198,7 +198,7 @@ _HOLES = """
 import os
 import numpy as np
 from pathlib import Path
-from twofour.pruning.spill import give_back_large_arrays
+from twofour.pruning.resources import give_back_large_arrays
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20

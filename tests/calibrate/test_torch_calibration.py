@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.calibrated import TWO_FOUR, calibrated, call
+from support.matrix_problem import solve_layer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,7 +23,7 @@ from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import method_named
-from twofour.pruning.solve import Solved, solve_layer
+from twofour.pruning.solve import SolvedLayer
 from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Calibration, PrunedWeight, PruneResult, Selection
@@ -30,7 +31,7 @@ from twofour.records.weights import Calibration, PrunedWeight, PruneResult, Sele
 WANDA = Work(pattern=TWO_FOUR, options=MethodOptions(name="wanda"))
 
 
-def solved_plainly(weight: Tensor, x: Tensor, dense: Tensor) -> Solved:
+def solved_plainly(weight: Tensor, x: Tensor, dense: Tensor) -> SolvedLayer:
     """One Linear by itself; `dense` is its input in the dense model."""
     layout = Layout(shape=tuple(weight.shape), axis=1, m=4)
     sums = InputSums()

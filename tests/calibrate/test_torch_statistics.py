@@ -19,7 +19,7 @@ from twofour.calibrate.torch.products import Products, RowOrder, Target
 from twofour.calibrate.torch.statistics import Gathering
 from twofour.errors import BadInputError
 from twofour.graph.scope import Node
-from twofour.pruning.matrices import Layout, spread, to_stack
+from twofour.pruning.matrices import Layout, to_stack
 from twofour.pruning.statistics import InputSums, Statistics, held_out_samples
 from twofour.pruning.torch.calls import Call, undisturbed
 
@@ -305,16 +305,6 @@ def test_not_a_number_in_an_input_is_refused_with_the_layers_name() -> None:
     x[1, 2] = torch.inf
     with pytest.raises(BadInputError, match=r"batch 2 the input of 0\.weight holds infinity"):
         gathered(nn.Sequential(nn.Linear(8, 4)), [call(torch.randn(3, 8)), call(x)], "0.weight")
-
-
-def test_outputs_looked_at_are_spread_over_rows_and_columns() -> None:
-    taken = spread(32 * 32, 64)
-    assert taken is not None
-    assert len(taken) == 64
-    for along in (taken // 32, taken % 32):
-        assert np.bincount(along // 4, minlength=8).min() >= 5
-        assert np.bincount(along, minlength=32).max() <= 5
-    assert spread(64, 64) is None
 
 
 def test_taps_of_a_wide_convolution_have_gram_matrices_of_their_own() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from twofour.calibrate.finished import FinishedSteps
 from twofour.errors import BadInputError
-from twofour.pruning.solve import Solved
+from twofour.pruning.solve import SolvedLayer
 from twofour.records.run import Measured, Measurement
 from twofour.records.weights import OutputError
 from twofour.store import read_sealed, sealed, write_record
@@ -26,9 +26,9 @@ def flipped(file: Path, rng: random.Random) -> None:
     file.write_bytes(content)
 
 
-def steps(folder: Path) -> tuple[FinishedSteps, Solved]:
+def steps(folder: Path) -> tuple[FinishedSteps, SolvedLayer]:
     weight = np.arange(32, dtype=np.float16).reshape(4, 8)
-    solved = Solved(
+    solved = SolvedLayer(
         weight=weight, bias_change=np.zeros(4, np.float32), output_error=ERROR, damping=0.01,
         refit_steps=3, kept_magnitude=0.75, note="a note",
     )  # fmt: skip

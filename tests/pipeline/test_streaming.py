@@ -29,7 +29,7 @@ from twofour.calibrate.torch.products import Enough
 from twofour.errors import BadInputError
 from twofour.main_job import run_prune
 from twofour.pattern import check
-from twofour.pruning.solve import Solved
+from twofour.pruning.solve import SolvedLayer
 from twofour.pruning.torch.streamed import CheckpointFiles, StreamedModule, without_values
 from twofour.records.options import (
     CalibrationOptions,
@@ -313,7 +313,7 @@ def test_a_run_that_was_stopped_goes_on_behind_the_last_block_with_the_same_bits
     solved: list[str] = []
     steps = _Run._steps
 
-    def counted(run: _Run, unit: Any, weights: Any) -> dict[str, Solved]:
+    def counted(run: _Run, unit: Any, weights: Any) -> dict[str, SolvedLayer]:
         solved.append(unit.block)
         return steps(run, unit, weights)
 
@@ -333,7 +333,7 @@ def test_a_block_is_on_the_disk_before_it_counts_as_done(
     monkeypatch.setattr(CheckpointFiles, "sync", lambda _, keys: order.extend(["synced", *keys]))
     save = FinishedSteps.save
 
-    def noted(self: FinishedSteps, names: Sequence[str], solved: Mapping[str, Solved]) -> None:
+    def noted(self: FinishedSteps, names: Sequence[str], solved: Mapping[str, SolvedLayer]) -> None:
         order.append(names[0])
         save(self, names, solved)
 

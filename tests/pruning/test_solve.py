@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.matrix_problem import matrix_problem
+from support.matrix_problem import matrix_problem, solve_layer
 
 from twofour.errors import PatternBrokenError
 from twofour.pattern import check
@@ -15,8 +15,8 @@ from twofour.pruning.layer_problem import LayerProblem, aimed, scaled_gram
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS, method_named
 from twofour.pruning.methods.problem import best_of_groups
-from twofour.pruning.solve import Solved, solve_layer
-from twofour.pruning.statistics import InputSums, both, held_out_samples
+from twofour.pruning.solve import SolvedLayer
+from twofour.pruning.statistics import InputSums, added, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
@@ -149,7 +149,7 @@ def test_a_layer_aims_at_what_it_gives_in_the_dense_model() -> None:
     assert lost(share) <= 1.001 * min(map(lost, (0.0, 0.25, 0.5, 0.75, 1.0)))
     assert 0.5 < share < 1.001
 
-    def error(solved: Solved) -> float:
+    def error(solved: SolvedLayer) -> float:
         given = x[held] @ solved.weight.T.astype(float) + solved.bias_change
         return float(((wanted - given) ** 2).sum() / (wanted**2).sum())
 
@@ -182,11 +182,11 @@ def test_inputs_that_are_those_of_the_dense_model_have_no_drift() -> None:
     assert statistics.held_out is not None
     assert statistics.seen.drift is None
     assert statistics.held_out.drift is None
-    assert both(statistics, statistics).seen.drift is None
+    assert added(statistics, statistics).seen.drift is None
     sums.add(rows, np.zeros(4, bool), rows + 1)
     statistics = sums.statistics()
     assert statistics is not None
-    doubled = both(statistics, statistics).seen
+    doubled = added(statistics, statistics).seen
     assert doubled.drift is not None
     assert np.array_equal(doubled.drift.cross, np.full((1, 8, 8), 8.0))
     assert np.array_equal(doubled.drift.total, np.full((1, 8), 8.0))

@@ -12,13 +12,13 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from support.matrix_problem import matrix_problem
+from support.matrix_problem import matrix_problem, solve_layer
 from threadpoolctl import threadpool_info
 
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
-from twofour.pruning.solve import solve_layer, solve_layers
-from twofour.pruning.threads import one_blas_thread, side_by_side
+from twofour.pruning.resources import one_blas_thread, side_by_side
+from twofour.pruning.solve import solve_layers
 from twofour.records.options import MethodOptions
 
 

@@ -7,7 +7,10 @@ from numpy.typing import NDArray
 
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
+from twofour.pruning.methods import Method
+from twofour.pruning.solve import SolvedLayer, solve_layers
 from twofour.pruning.statistics import InputSums, held_out_samples
+from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
 TWO_FOUR = Pattern(2, 4)
@@ -25,3 +28,10 @@ def matrix_problem(
     return LayerProblem(
         stored=weight, layout=layout, pattern=pattern, statistics=statistics, has_bias=True
     )
+
+
+def solve_layer(
+    problem: LayerProblem, method: Method, options: MethodOptions, *, threads: int | None = None
+) -> SolvedLayer:
+    """One layer by itself."""
+    return solve_layers([problem], method, options, threads=threads)[0]

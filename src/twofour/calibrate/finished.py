@@ -11,7 +11,7 @@ import numpy as np
 
 from twofour.errors import BadInputError
 from twofour.pruning.methods.problem import Array
-from twofour.pruning.solve import Solved
+from twofour.pruning.solve import SolvedLayer
 from twofour.records.weights import Solution
 from twofour.store import atomic_file, read_sealed, sealed, sha256_bytes, sha256_file, write_record
 
@@ -22,7 +22,7 @@ _ARRAYS = ("weight", "bias_change")
 class FinishedStep:
     """Weights that were solved together; their arrays lie in a file beside this record."""
 
-    solved: dict[str, Solved]
+    solved: dict[str, SolvedLayer]
     arrays_sha256: str
     seal: str = ""
 
@@ -37,7 +37,7 @@ class FinishedSteps:
     with_weights: bool = True
     """False: these lie in a copy of the checkpoint, and are None when they are loaded."""
 
-    def load(self, names: Sequence[str]) -> Mapping[str, Solved] | None:
+    def load(self, names: Sequence[str]) -> Mapping[str, SolvedLayer] | None:
         """What was solved of these weights together; None: not done, with another key, damaged."""
         record = self._record(names)
         try:
@@ -57,7 +57,7 @@ class FinishedSteps:
             for index, (name, found) in enumerate(step.solved.items())
         }
 
-    def save(self, names: Sequence[str], solved: Mapping[str, Solved]) -> None:
+    def save(self, names: Sequence[str], solved: Mapping[str, SolvedLayer]) -> None:
         """These weights are done; raises BadInputError where the file system refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         record = self._record(names)
@@ -83,7 +83,7 @@ class FinishedSteps:
         return self.folder / f"{sha256_bytes(self.key.encode(), *map(str.encode, names))}.json"
 
 
-def solution_of(solved: Solved, method: str) -> Solution:
+def solution_of(solved: SolvedLayer, method: str) -> Solution:
     """What is reported of a solved weight."""
     return Solution(
         method=method,

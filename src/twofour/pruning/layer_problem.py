@@ -1,7 +1,7 @@
 """A layer as the methods see it: rows of one scale, Gram matrices of mean diagonal 1, in tiles.
 
-And what it is aimed at. Layers before it that are pruned already give it other inputs X than the
-dense model does, X_dense: the layer makes up for that where it is aimed at
+Layers before it that are pruned already give it other inputs X than the dense model does, X_dense:
+the layer makes up for that where it is aimed at
 
     W* = W + a W (C - G)(G + λI)⁻¹,  G = XᵀX, C = X_denseᵀX, λ = 0.03 mean diag(G), 0 <= a <= 1,
 
@@ -11,7 +11,7 @@ which for a = 1 and λ = 0 is the weight whose outputs on X are nearest to W X_d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,9 +26,9 @@ from twofour.records.weights import Pattern
 _TILE = 128
 """Rows that one thread solves at a time: their bits do not depend on the number of threads."""
 _DEVICE_TILE = 8192
-"""The same on another device, which spreads a product over its own cores: a bound on memory."""
+"""Rows at a time on another device, which spreads a product over its own cores: saves memory."""
 _TRIED_ROWS = 32
-"""Of each part: enough to choose among the dampings."""
+"""Rows of each part on which dampings are tried: enough to choose among them."""
 _TRIED_PARTS = 8
 _LARGEST_PIECE = 1 << 21
 """Weights of a layer that are solved at a time: the head of a language model has 65 million."""
@@ -50,7 +50,7 @@ class LayerProblem:
     has_bias: bool
     """Whether there is a bias to correct."""
     rounded: Callable[[Array], Array] | None = None
-    """Gives the values of the type that they are stored in: errors are those of what is saved."""
+    """Rounds to the type that the weight is stored in: errors are those of the saved weight."""
     reference: Array | None = None
     """The dense weight whose outputs count, where `stored` has lost some already (`keep`)."""
     aim: Array | None = None
@@ -105,8 +105,15 @@ class Stack:
         """Some rows of some parts, spread evenly."""
         return _sample(*self.weight.shape[:2])
 
+    def joined(self, rows: Iterable[Array]) -> Array:
+        """A weight of new rows, which come tile by tile."""
+        result = array_namespace(self.weight).empty_like(self.weight)
+        for tile, new in zip(self.tiles, rows, strict=True):
+            result[tile] = new
+        return result
+
     def aimed(self, aim: Array | None) -> Stack:
-        """With what the layer is aimed at for its weight."""
+        """The stack whose weight is W + W aim."""
         if aim is None:
             return self
         xp = array_namespace(self.weight)
@@ -126,7 +133,7 @@ class ScaledGram:
 
 
 def scaled_gram(inputs: Inputs, like: Array) -> ScaledGram:
-    """In the type of `like`. Raises BadInputError for sums that are not finite."""
+    """The matrices in the type of `like`; raises BadInputError for sums that are not finite."""
     xp = array_namespace(inputs.gram)
     drift = inputs.drift
     sums = [inputs.gram] if drift is None else [inputs.gram, drift.cross]
@@ -232,7 +239,7 @@ def pieces_of(layer: LayerProblem) -> list[LayerProblem]:
 
 
 def holds(stack: Stack, layer: LayerProblem) -> bool:
-    """Whether nothing has to go."""
+    """Whether the pattern holds already."""
     xp = array_namespace(stack.weight)
     if layer.layout.straddled:
         return bool(xp.all(along_stored_axis(stack.weight, layer) == stack.weight))

@@ -336,15 +336,3 @@ def sampled(count: int, most: int, numbers: NDArray[np.int64]) -> NDArray[np.int
     starts = (numbers * _GOLDEN % 1.0 * count).astype(np.int64)
     walked = (starts[:, None] + np.arange(most)) * step % count
     return np.sort(walked, axis=1)
-
-
-def spread(count: int, most: int) -> NDArray[np.int64] | None:
-    """At most `most` of `count` places, evenly and in no step with rows or strides; None: all.
-
-    Multiples of the golden ratio: a fixed step could meet the borders of every image row.
-    """
-    if count <= most:
-        return None
-    shares = np.arange(1, most + 1) * _GOLDEN % 1.0
-    places: NDArray[np.int64] = np.unique((shares * count).astype(np.int64))
-    return places

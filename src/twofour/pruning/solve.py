@@ -1,13 +1,13 @@
-"""Layers: their weights and the statistics of their inputs through a method, and what that cost.
+"""A method applied to layers: new weights and bias changes, and the error that they leave.
 
-The parts of a stack, and tiles of their rows, are solved side by side; what depends on the Gram
-matrix alone is worked out once for layers that share it.
+The parts of a stack, and tiles of their rows, are solved side by side; work that depends on the
+Gram matrix alone is done once for layers that share it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from twofour.pruning.layer_problem import (
     LayerProblem,
     ScaledGram,
     Stack,
-    Tile,
     aimed,
     along_stored_axis,
     holds,
@@ -29,36 +28,41 @@ from twofour.pruning.layer_problem import (
 )
 from twofour.pruning.matrices import from_stack, to_stack
 from twofour.pruning.methods import METHODS, Method, wanda
-from twofour.pruning.methods.problem import DAMPING, Array
-from twofour.pruning.methods.refit import refit
-from twofour.pruning.statistics import Inputs, Rows, Statistics, output_error, output_means
-from twofour.pruning.threads import R, one_blas_thread, side_by_side
+from twofour.pruning.methods.problem import DAMPING, Array, refit
+from twofour.pruning.resources import one_blas_thread, side_by_side
+from twofour.pruning.statistics import (
+    Inputs,
+    Statistics,
+    WeightRows,
+    output_error,
+    output_means,
+)
 from twofour.records.options import MethodOptions
 from twofour.records.weights import OutputError
 from twofour.words import count
 
 _SUMMED_ROWS = 128
-"""Of weights at a time."""
+"""Rows of a weight whose magnitudes are added up at a time."""
 _SMALL = 1 << 14
-"""Places in all Gram matrices of a layer, below which one thread is the fastest."""
+"""Elements in all Gram matrices of a layer, below which one thread is the fastest."""
 _DAMPINGS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Tried where the user names none and samples are held out; the small ones are for inputs of which
 a few are a thousand times as large as the rest, and make up the mean."""
 _BETWEEN = 3.0
-"""Of the neighbours of the best one that are tried after them, so many times more and less."""
+"""The best damping times and over this number are tried after them."""
 _CLEARLY = 0.95
-"""Less than this share of a loss is worth a word."""
+"""Less than this share of a loss is worth a note."""
 _ROUNDING = 1e-8
 """Share of the outputs' energy below which a loss is that of arithmetic."""
 _TRIED_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solved:
+class SolvedLayer:
     """A pruned weight, and what pruning did to the layer's output."""
 
     weight: Array
-    """Of the stored shape and type."""
+    """In the stored shape and type."""
     bias_change: Array | None
     """(outputs,), to be added to the bias; None: not asked for."""
     output_error: OutputError
@@ -70,33 +74,26 @@ class Solved:
     note: str | None = None
 
 
-def solve_layer(
-    problem: LayerProblem, method: Method, options: MethodOptions, *, threads: int | None = None
-) -> Solved:
-    """Prune one stored weight by a method that has data.
-
-    The result has the same bits for any number of `threads` (None: the cores of this process).
-    Raises BadInputError for weights or statistics that are not finite, and PatternBrokenError
-    where `keep` finds no mask.
-    """
-    return solve_layers([problem], method, options, threads=threads)[0]
-
-
 def solve_layers(
     problems: Sequence[LayerProblem],
     method: Method,
     options: MethodOptions,
     *,
     threads: int | None = None,
-) -> list[Solved]:
-    """Prune layers in turn; neighbours with equal Gram matrices share the work on them."""
-    run = _Run(method, options, threads)
+) -> list[SolvedLayer]:
+    """Prune stored weights by a method that has data; neighbours with equal inputs share work.
+
+    The results have the same bits for any number of `threads` (None: the cores of this process).
+    Raises BadInputError for weights or statistics that are not finite, and PatternBrokenError
+    where `keep` finds no mask.
+    """
+    solver = _Solver(method, options, threads)
     with one_blas_thread():
-        return [run.solve(problem) for problem in problems]
+        return list(map(solver.solve, problems))
 
 
-class _Run:
-    """One method over some layers, with what was worked out for the last Gram matrices."""
+class _Solver:
+    """One method over some layers, with the work on the last Gram matrices."""
 
     def __init__(self, method: Method, options: MethodOptions, threads: int | None) -> None:
         if (options.refit or 0) < 0:
@@ -106,7 +103,8 @@ class _Run:
                 f"--damping {options.damping} is not a share of the mean diagonal",
                 hint="0.01 is usual; leave it out and it is chosen on held-out data",
             )
-        self._method, self._options, self._threads = method, options, threads
+        self._method, self._options = method, options
+        self._asked_threads = self._threads = threads
         self._steps = method.refit if options.refit is None else options.refit
         self._scaled: tuple[Inputs, ScaledGram] | None = None
         self._gram: Array = None
@@ -115,68 +113,75 @@ class _Run:
         self._prepared: list[Any] = []
         self._notes: list[str | None] = []
 
-    def solve(self, layer: LayerProblem) -> Solved:
-        """One layer: what its inputs tell, the method, the refit, the judgement."""
+    def solve(self, layer: LayerProblem) -> SolvedLayer:
+        """One layer: its aim, the new weights piece by piece, and the error that they leave."""
         if 0 in layer.layout.stack_shape:
-            return self._judged(layer, layer.stored)
-        goal = aimed(layer, self._scaled_gram(layer), biased=self._corrects(layer))
-        new = self._new_weights(pieces_of(goal), layer.stored)
-        if new is None:
-            return self._judged(layer, layer.stored)
-        solved = self._judged(goal, new)
+            return self._result(layer, layer.stored)
+        biased = self._options.bias_correction and layer.has_bias
+        goal = aimed(layer, self._scaled_gram(layer), biased=biased)
+        pieces, held, row = pieces_of(goal), True, 0
+        new = array_namespace(layer.stored).empty_like(layer.stored) if len(pieces) > 1 else None
+        for piece in pieces:
+            found, stop = self._new_weight(piece), row + piece.stored.shape[0]
+            if new is None:
+                new = found
+            else:
+                new[row:stop] = piece.stored if found is None else found
+            held, row = held and found is None, stop
+        if held:
+            return self._result(layer, layer.stored)
         used = self._steps or self._method.prepare is not None
         notes = [_few_rows(layer, self._damping) if used else None, self._raised, *self._notes]
         return replace(
-            solved,
+            self._result(goal, new),
             damping=self._damping if used else None,
             refit_steps=self._steps,
             note="; ".join(filter(None, dict.fromkeys(notes))) or None,
         )
 
-    def _new_weights(self, pieces: Sequence[LayerProblem], stored: Array) -> Array | None:
-        """Of all pieces together; None: the pattern holds in each already."""
-        if len(pieces) == 1:
-            return self._new_weight(pieces[0])
-        result, held, row = array_namespace(stored).empty_like(stored), True, 0
-        for piece in pieces:
-            new = self._new_weight(piece)
-            held = held and new is None
-            rows = piece.stored.shape[0]
-            result[row : row + rows] = piece.stored if new is None else new
-            row += rows
-        return None if held else result
-
     def _new_weight(self, layer: LayerProblem) -> Array | None:
-        """What is to be stored; None: the pattern holds already."""
+        """The values to store; None: the pattern holds already."""
         stack = stack_of(layer, self._scaled_gram(layer))
         self._notes = []
         if layer.reference is None and holds(stack, layer):
             return None
         stack = stack.aimed(layer.aim)
-        if self._gram is None or not _same(self._gram, stack.gram):
-            self._study(layer.statistics, stack)
-        pruned = self._of_tiles(stack, lambda tile: self._pruned(stack, tile))
+        if self._gram is None or not _equal(self._gram, stack.gram):
+            self._prepare(layer.statistics, stack)
+        # A stack (2, 300, inputs) on the CPU has the tiles (0, 0:128), (0, 128:256), (0, 256:384),
+        # (1, 0:128), ...: one problem each, whose rows no other problem depends on.
+        problems = [
+            stack.problem(tile, self._damping, self._prepared[tile[0]] if self._prepared else None)
+            for tile in stack.tiles
+        ]
+        pruned = stack.joined(side_by_side(self._method.solve, problems, threads=self._threads))
         if layer.layout.straddled:
             pruned = along_stored_axis(pruned * stack.scale, layer) / stack.scale
         if self._steps:
-            pruned = self._of_tiles(
-                stack,
-                lambda tile: refit(stack.problem(tile, self._damping), pruned[tile], self._steps),
+            starts = [pruned[tile] for tile in stack.tiles]
+            refitted = side_by_side(
+                lambda each: refit(*each, self._steps),
+                list(zip(problems, starts, strict=True)),
+                threads=self._threads,
             )
+            pruned = stack.joined(refitted)
         against = self._against_magnitude(stack, layer.statistics.held_out, pruned)
-        self._notes = [_unfed(stack), against]
+        self._notes = [_never_fired(stack), against]
         return stored_values(from_stack(pruned * stack.scale, layer.layout), layer)
 
     def _scaled_gram(self, layer: LayerProblem) -> ScaledGram:
-        """Of the layer's inputs: neighbours and pieces with the same statistics share it."""
+        """The layer's Gram matrices, which neighbours and pieces with the same inputs share."""
         seen, known = layer.statistics.seen, self._scaled
         if known is None or known[0] is not seen or known[1].gram.dtype != layer.stored.dtype:
             known = self._scaled = seen, scaled_gram(seen, layer.stored)
         return known[1]
 
-    def _study(self, statistics: Statistics, stack: Stack) -> None:
-        """The damping, and what the method prepares: neighbours with the same inputs share both."""
-        self._gram = stack.gram
+    def _prepare(self, statistics: Statistics, stack: Stack) -> None:
+        """The damping and what the method prepares for new Gram matrices."""
+        self._gram = gram = stack.gram
+        # another device spreads its work itself
+        small = not is_numpy_array(gram) or math.prod(gram.shape) < _SMALL
+        self._threads = 1 if small else self._asked_threads
         prepare, asked = self._method.prepare, self._options.damping
         if asked is not None:
             self._damping = asked
@@ -184,28 +189,27 @@ class _Run:
             self._damping = self._chosen_damping(statistics, stack)
         if prepare is None:
             return
-        self._prepared = self._side_by_side(
-            lambda part: prepare(stack.problem((part, slice(0, 0)), self._damping)),
-            range(stack.weight.shape[0]),
-        )
-        wanted = self._damping
+        wanted, parts = self._damping, range(stack.weight.shape[0])
+        problems = [stack.problem((part, slice(0, 0)), wanted) for part in parts]
+        self._prepared = side_by_side(prepare, problems, threads=self._threads)
         self._damping = max(getattr(p, "damping", wanted) for p in self._prepared)
         self._raised = None
         if self._damping > wanted:
             self._raised = (
                 f"with a damping of {wanted:g} the Gram matrix of the inputs cannot be factored: "
-                f"{self._damping:g} was taken"
+                f"{self._damping:g} was used"
             )
 
     def _chosen_damping(self, statistics: Statistics, stack: Stack) -> float:
         """The one with which Wanda's mask, refitted, loses least on the held-out inputs.
 
-        Tried on some rows. The best one hangs on how well the inputs are known, much more than on
-        the mask, and it is worth as much in the method as in the refit (benchmarks/LOG.md).
+        Tried on some rows. The best one depends on how well the inputs are known, much more than
+        on the mask, and it is worth as much in the method as in the refit (benchmarks/LOG.md).
         """
         held_out = statistics.held_out
-        if held_out is None:
-            return _damping_for(statistics.seen.rows, stack.weight.shape[2])
+        if held_out is None:  # the fewer rows there are to know the inputs by, the more damping
+            rows, inputs = statistics.seen.rows, int(stack.weight.shape[2])
+            return min(0.3, max(DAMPING, 0.3 * inputs / max(1, rows)))
         pruned = [wanda.solve(stack.problem(tile, DAMPING)) for tile in stack.sample]
 
         def lost(damping: float) -> float:
@@ -218,14 +222,15 @@ class _Run:
                 ],
             )
 
-        losses = dict(zip(_DAMPINGS, self._side_by_side(lost, _DAMPINGS), strict=True))
+        tried = side_by_side(lost, _DAMPINGS, threads=self._threads)
+        losses = dict(zip(_DAMPINGS, tried, strict=True))
         best = min(losses, key=losses.__getitem__)
         near = [best / _BETWEEN, best * _BETWEEN] if best < _DAMPINGS[-1] else [best / _BETWEEN]
-        losses |= zip(near, self._side_by_side(lost, near), strict=True)
+        losses |= zip(near, side_by_side(lost, near, threads=self._threads), strict=True)
         return float(f"{min(losses, key=losses.__getitem__):.1g}")
 
     def _against_magnitude(self, stack: Stack, inputs: Inputs | None, pruned: Array) -> str | None:
-        """Says so where magnitude's mask would have done better with the same refit."""
+        """A note where magnitude's mask would have done better with the same refit."""
         magnitude = METHODS["magnitude"]
         if inputs is None or not self._steps or self._method is magnitude:
             return None
@@ -241,48 +246,24 @@ class _Run:
             f"{theirs / ours:.2f} of this error on held-out inputs"
         )
 
-    def _pruned(self, stack: Stack, tile: Tile) -> Array:
-        prepared = self._prepared[tile[0]] if self._prepared else None
-        return self._method.solve(stack.problem(tile, self._damping, prepared))
-
-    def _of_tiles(self, stack: Stack, solve: Callable[[Tile], Array]) -> Array:
-        """A stack of what each tile becomes."""
-        result = array_namespace(stack.weight).empty_like(stack.weight)
-
-        def fill(tile: Tile) -> None:
-            result[tile] = solve(tile)
-
-        self._side_by_side(fill, stack.tiles)
-        return result
-
-    def _side_by_side(self, work: Callable[[Any], R], pieces: Sequence[Any]) -> list[R]:
-        """In threads for numpy, where it is worth it; another device spreads its work itself."""
-        threads = self._threads
-        if not is_numpy_array(self._gram) or math.prod(self._gram.shape) < _SMALL:
-            threads = 1
-        return side_by_side(work, pieces, threads=threads)
-
-    def _corrects(self, layer: LayerProblem) -> bool:
-        return self._options.bias_correction and layer.has_bias
-
-    def _judged(self, layer: LayerProblem, saved: Array) -> Solved:
-        """What was done, by the weights as they will be stored.
+    def _result(self, layer: LayerProblem, saved: Array) -> SolvedLayer:
+        """The bias change and the errors of the weights as they will be stored.
 
         The bias makes up for the means: W mean(X_dense) = V mean(X) + its change.
         """
         layout, seen = layer.layout, layer.statistics.seen
         before, after = to_stack(layer.dense, layout), to_stack(saved, layout)
-        gone = Rows(before, after, layer.aim)
+        gone = WeightRows(before, after, layer.aim)
         shift = change = None
-        if self._corrects(layer):
+        if self._options.bias_correction and layer.has_bias:
             shift = change = output_means(gone, seen.mean, layout)
             if seen.drift is not None:
                 mean = seen.mean + seen.drift.total / max(1, seen.rows)
-                change = output_means(Rows(before), mean, layout)
-                change = change - output_means(Rows(after), seen.mean, layout)
-        whole = Rows(before, aim=layer.aim)
+                change = output_means(WeightRows(before), mean, layout)
+                change = change - output_means(WeightRows(after), seen.mean, layout)
+        whole = WeightRows(before, aim=layer.aim)
         magnitude, kept = _magnitude(before), _magnitude(after)
-        return Solved(
+        return SolvedLayer(
             weight=saved,
             bias_change=change,
             output_error=output_error(whole, gone, shift, layer.statistics, layout),
@@ -310,30 +291,25 @@ def _lost(stack: Stack, inputs: Inputs, rows: Sequence[Array]) -> float:
     return total
 
 
-def _damping_for(rows: int, inputs: int) -> float:
-    """Where nothing is held out: the more, the fewer rows there are to know the inputs by."""
-    return min(0.3, max(DAMPING, 0.3 * inputs / max(1, rows)))
-
-
-def _same(a: Array, b: Array) -> bool:
+def _equal(a: Array, b: Array) -> bool:
     xp = array_namespace(b)
     return a is b or (a.shape == b.shape and a.dtype == b.dtype and bool(xp.all(a == b)))
 
 
 def _few_rows(layer: LayerProblem, damping: float) -> str | None:
-    """Says so where the inputs are known too little to determine the weights."""
+    """A note where the calibration inputs are too few to determine the weights."""
     layout, rows = layer.layout, layer.statistics.seen.rows
     inputs = layout.channels * (1 if layout.per_tap else layout.taps)
     if rows >= inputs:
         return None
     return (
-        f"{count(rows, 'row')} of calibration inputs for {inputs} weights of each output: what "
-        f"they leave open is held at the old weights by a damping of {damping:g}; more samples help"
+        f"{count(rows, 'row')} of calibration inputs for {inputs} weights of each output: a "
+        f"damping of {damping:g} keeps the weights near their old values; more samples help"
     )
 
 
-def _unfed(stack: Stack) -> str | None:
-    """Says so where nothing is known of some inputs."""
+def _never_fired(stack: Stack) -> str | None:
+    """A note where some inputs are always 0."""
     parts = stack.weight.shape[0]
     if not stack.unfed:
         return None

@@ -1,15 +1,14 @@
-"""What calibration tells of a layer's inputs, and what a changed weight does to its output.
+"""Statistics of a layer's calibration inputs, and the error of its output for a changed weight.
 
 Gram matrices and means are summed in a fixed order. Where layers before this one are pruned
-already, also how far its inputs have drifted from those in the dense model: `solve` aims at what
-the layer gives there.
+already, the statistics also say how far its inputs have drifted from those in the dense model:
+`solve` aims at what the layer gives there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
@@ -17,15 +16,15 @@ from numpy.typing import NDArray
 
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods.problem import Array
-from twofour.pruning.threads import one_blas_thread, side_by_side
+from twofour.pruning.resources import one_blas_thread, side_by_side
 from twofour.records.weights import OutputError
 
 HELD_OUT = 10
-"""Every tenth sample is kept from the methods, to judge what they did."""
+"""Every tenth sample is kept from the methods, to measure their error on."""
 _WIDE = 4096
 """Inputs from which on the sums are float32: float64 would take 128 MiB and more."""
 _COLUMNS = 512
-"""Of a Gram matrix, summed at a time by one thread: the triangle above alone is worked out."""
+"""Columns of a Gram matrix that one thread sums up at a time, on the diagonal and above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """Of one layer: what the method sees, and what it is judged by."""
+    """The inputs of one layer that the method sees, and those that its error is measured on."""
 
     seen: Inputs
     held_out: Inputs | None
@@ -80,10 +79,10 @@ class InputSums:
         self._held_out: Inputs | None = None
 
     def add(self, rows: Array, held_out: NDArray[np.bool_], dense: Array | None = None) -> None:
-        """Rows as `matrix_rows` or `window_rows` give them, (parts, n, inputs).
+        """WeightRows as `matrix_rows` or `window_rows` give them, (parts, n, inputs).
 
-        `held_out` says it of each of the n rows: all rows of one sample belong together. `dense`
-        are the same rows in the dense model; None, or `rows` itself: there is no difference.
+        `held_out` has one entry for each of the n rows: all rows of one sample belong together.
+        `dense` are the same rows in the dense model; None, or `rows` itself: no difference.
         """
         dense = None if dense is rows else dense
         if not held_out.any():
@@ -107,7 +106,7 @@ class InputSums:
 
 
 def _plus(before: Inputs | None, rows: Array, dense: Array | None) -> Inputs:
-    """With more rows; the matrices grow in place."""
+    """The sums with more rows; the matrices grow in place."""
     xp = array_namespace(rows)
     rows = xp.astype(rows, xp.float32) if rows.dtype != xp.float64 else rows
     parts, count, inputs = rows.shape
@@ -135,7 +134,8 @@ def _plus(before: Inputs | None, rows: Array, dense: Array | None) -> Inputs:
 def _add_products(sums: Array, rows: Array, left: Array | None = None) -> None:
     """Add LᵀX of each part, L being X itself for None; the same bits for any number of threads.
 
-    Of XᵀX on the CPU only blocks on the diagonal and above it: `_mirror` makes the others.
+    XᵀX is symmetric: on the CPU only blocks on the diagonal and above it are computed here, the
+    others by `_mirror`.
     """
     xp = array_namespace(rows)
     other = rows if left is None else left
@@ -143,6 +143,8 @@ def _add_products(sums: Array, rows: Array, left: Array | None = None) -> None:
         sums += xp.matmul(xp.matrix_transpose(other), rows)
         return
 
+    # With 1,200 inputs the pieces of a part are the columns 0:512, 512:1024 and 1024:1200. Of XᵀX
+    # the second one sums rows 0:1024 (its own block and the one above), of LᵀX all 1,200 rows.
     def add(piece: tuple[int, int]) -> None:
         part, first = piece
         some = slice(first, first + _COLUMNS)
@@ -162,26 +164,16 @@ def _mirror(gram: Array) -> None:
             gram[:, some, :first] = np.swapaxes(gram[:, :first, some], 1, 2)
 
 
-@overload
-def both(one: Statistics, other: Statistics) -> Statistics: ...
-
-
-@overload
-def both(one: Statistics | None, other: Statistics | None) -> Statistics | None: ...
-
-
-def both(one: Statistics | None, other: Statistics | None) -> Statistics | None:
-    """Of two users of one array, added up; None: no input ever reached them."""
-    if one is None or other is None:
-        return one or other
+def added(one: Statistics, other: Statistics) -> Statistics:
+    """The statistics of two users of one array, added up."""
     held_out = one.held_out or other.held_out
     if one.held_out is not None and other.held_out is not None:
-        held_out = _added(one.held_out, other.held_out)
-    return Statistics(seen=_added(one.seen, other.seen), held_out=held_out)
+        held_out = _plus_inputs(one.held_out, other.held_out)
+    return Statistics(seen=_plus_inputs(one.seen, other.seen), held_out=held_out)
 
 
-def _added(one: Inputs, other: Inputs) -> Inputs:
-    """The sums over the rows of both."""
+def _plus_inputs(one: Inputs, other: Inputs) -> Inputs:
+    """The sums over the rows of both users."""
     drift = one.drift or other.drift
     if one.drift is not None and other.drift is not None:
         drift = Drift(
@@ -196,16 +188,13 @@ def _added(one: Inputs, other: Inputs) -> Inputs:
 
 
 _AT_ONCE = 1024
-"""Worked on at a time: float64 copies stay small."""
+"""Rows of a weight that are worked on at a time: float64 copies stay small."""
 _TRIANGLE = 256
-"""Of WᵀW, worked out at a time."""
+"""Columns of WᵀW that are computed at a time."""
 
 
-class Rows:
-    """A stack, aimed if there is an aim, less another one, made some rows at a time.
-
-    There is never a copy of the whole.
-    """
+class WeightRows:
+    """A stack (aimed, if there is an aim) less another one, some rows at a time."""
 
     def __init__(self, stack: Array, less: Array | None = None, aim: Array | None = None) -> None:
         self.shape = stack.shape
@@ -221,7 +210,7 @@ class Rows:
         return found if self._less is None else found - self._less[part, some]
 
 
-def output_means(weight: Rows, mean: Array, layout: Layout) -> Array:
+def output_means(weight: WeightRows, mean: Array, layout: Layout) -> Array:
     """(outputs,): the mean of each output for a mean input (parts, inputs), in float64.
 
     Biases do not count.
@@ -230,7 +219,7 @@ def output_means(weight: Rows, mean: Array, layout: Layout) -> Array:
 
 
 def output_error(
-    whole: Rows, gone: Rows, shift: Array | None, statistics: Statistics, layout: Layout
+    whole: WeightRows, gone: WeightRows, shift: Array | None, statistics: Statistics, layout: Layout
 ) -> OutputError:
     """||(W - W')X - shift||^2 / ||WX||^2; 0 where the layer gave nothing before.
 
@@ -247,11 +236,11 @@ def output_error(
 
 
 def _output_powers(
-    weight: Rows, shift: Array | float, every: Sequence[Inputs], layout: Layout
+    weight: WeightRows, shift: Array | float, every: Sequence[Inputs], layout: Layout
 ) -> list[float]:
     """For each of the inputs the mean square of the outputs less `shift`, summed over the outputs.
 
-    Of a convolution cut into taps, the deviations of different taps count as independent.
+    In a convolution cut into taps, the deviations of different taps count as independent.
     """
     xp = array_namespace(every[0].gram)
     found = []
@@ -262,10 +251,10 @@ def _output_powers(
     return found
 
 
-def _powers(weight: Rows, every: Sequence[Inputs]) -> list[float]:
-    """tr(W G Wᵀ) of each Gram matrix: the sum of WᵀW times G, place by place.
+def _powers(weight: WeightRows, every: Sequence[Inputs]) -> list[float]:
+    """tr(W G Wᵀ) of each Gram matrix: the sum of WᵀW times G, element by element.
 
-    So one product serves all of them, and of it the triangle above is enough.
+    So one product serves all of them, and its upper triangle is enough.
     """
     xp = array_namespace(every[0].gram)
     parts, rows, inputs = weight.shape
@@ -284,7 +273,7 @@ def _powers(weight: Rows, every: Sequence[Inputs]) -> list[float]:
     return powers
 
 
-def _part_means(weight: Rows, mean: Array) -> Array:
+def _part_means(weight: WeightRows, mean: Array) -> Array:
     """(parts, rows)."""
     xp = array_namespace(mean)
     mean = xp.astype(mean, xp.float64)

@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.matrix_problem import matrix_problem
+from support.matrix_problem import matrix_problem, solve_layer
 
 from twofour.errors import BadInputError
 from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
-from twofour.pruning.methods.problem import Problem, best_of_groups, ridge
-from twofour.pruning.methods.refit import refit
-from twofour.pruning.solve import solve_layer
+from twofour.pruning.methods.problem import Problem, best_of_groups, refit, ridge
 from twofour.pruning.statistics import held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
@@ -191,7 +189,7 @@ def test_a_gram_matrix_without_inverse_and_no_damping_still_gives_a_weight(metho
         assert 0 < solved.damping <= 1e-4
         assert solved.note is not None
         assert "with a damping of 0 the Gram matrix of the inputs cannot be factored" in solved.note
-        assert f"{solved.damping:g} was taken" in solved.note
+        assert f"{solved.damping:g} was used" in solved.note
 
 
 def test_the_error_is_that_of_the_values_that_are_stored() -> None:

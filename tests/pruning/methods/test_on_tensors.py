@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from support.calibrated_layers import KINDS
+from support.matrix_problem import solve_layer
 
 from twofour.pruning.layer_problem import LayerProblem
-from twofour.pruning.methods import METHODS, refit
-from twofour.pruning.methods.problem import Problem
-from twofour.pruning.solve import Solved, solve_layer
+from twofour.pruning.methods import METHODS
+from twofour.pruning.methods.problem import Problem, refit
+from twofour.pruning.solve import SolvedLayer
 from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
@@ -21,7 +22,7 @@ from twofour.records.weights import Pattern
 WITH_MASK = [name for name in METHODS if name != "keep"]
 
 
-def solved(kind: str, method: str, on_torch: bool) -> Solved:
+def solved(kind: str, method: str, on_torch: bool) -> SolvedLayer:
     layer = KINDS[kind](4, 0)
     rows: Any = layer.rows.astype(np.float32)
     weight: Any = layer.weight.astype(np.float32)
@@ -80,5 +81,5 @@ def test_nothing_comes_to_the_host_inside_a_method(method: str) -> None:
     one = METHODS[method]
     if one.prepare is not None:
         problem = replace(problem, prepared=one.prepare(problem))
-    new = refit.refit(problem, one.solve(problem), 10)
+    new = refit(problem, one.solve(problem), 10)
     assert (new.shape, new.device.type) == (problem.weight.shape, "meta")

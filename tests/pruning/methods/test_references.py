@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.calibrated_layers import KINDS, CalibratedLayer, Unit, straddled
+from support.matrix_problem import solve_layer
 
 from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
-from twofour.pruning.solve import solve_layer
 from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern

@@ -23,9 +23,8 @@ from twofour.engines.machine import usable_cores
 from twofour.engines.onnxruntime.session import OrtSession, ProviderSetup
 from twofour.engines.protocol import ProgressCallback
 from twofour.errors import BadInputError
-from twofour.pruning.spill import Kept, Room
+from twofour.pruning.resources import ArrayStore, StoredArray, one_blas_thread
 from twofour.pruning.statistics import InputSums, Statistics, held_out_samples
-from twofour.pruning.threads import one_blas_thread
 
 KEPT_BYTES = 1 << 30
 """Size of the tensors between two pieces that stay in memory; more go to files."""
@@ -78,13 +77,13 @@ class CalibrationWorker:
     def __init__(self, report: ProgressCallback) -> None:
         self._report = report
         self._batches: tuple[BatchFile, ...] = ()
-        self._room = Room(Path(), 0)
-        self._kept: list[dict[Tensor, Kept]] = []
+        self._room = ArrayStore(Path(), 0)
+        self._kept: list[dict[Tensor, StoredArray]] = []
         """For each batch the tensors that later pieces start from."""
 
     def begin(self, folder: Path, batches: Sequence[BatchFile]) -> None:
         """Take the batches; `folder` is for tensors that memory has no room for."""
-        self._room = Room(folder, KEPT_BYTES)
+        self._room = ArrayStore(folder, KEPT_BYTES)
         self._batches = tuple(batches)
         self._kept = [{} for _ in batches]
 
@@ -159,7 +158,7 @@ class CalibrationWorker:
     def _outputs(
         self, sessions: Sequence[tuple[OrtSession, bool]], number: int
     ) -> dict[Tensor, Array]:
-        known = {tensor: Room.get(kept) for tensor, kept in self._kept[number].items()}
+        known = {tensor: ArrayStore.get(kept) for tensor, kept in self._kept[number].items()}
         found = dict(known)
         for session, dense in sessions:
             names = [tensor.name for tensor in session.inputs]

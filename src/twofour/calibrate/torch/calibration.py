@@ -43,10 +43,9 @@ from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods import DEFAULT_WITH_DATA, method_named
-from twofour.pruning.solve import Solved, solve_layers
-from twofour.pruning.spill import give_back_memory
+from twofour.pruning.resources import give_back_memory, one_blas_thread
+from twofour.pruning.solve import SolvedLayer, solve_layers
 from twofour.pruning.statistics import Statistics
-from twofour.pruning.threads import one_blas_thread
 from twofour.pruning.torch.calls import (
     Call,
     KeptCalls,
@@ -297,11 +296,13 @@ class _Run:
         self._pruned = replace(self._pruned, parts=Blocks(parts, kept, "part"))
         self._dense = replace(self._dense, parts=Blocks(of_dense, kept, "dense part"))
 
-    def _steps(self, unit: _Unit, weights: Mapping[str, CalibratedWeight]) -> dict[str, Solved]:
+    def _steps(
+        self, unit: _Unit, weights: Mapping[str, CalibratedWeight]
+    ) -> dict[str, SolvedLayer]:
         """The unit's weights by the input that they meet, in the order of their use."""
         dense = DenseInputs(self._data.kept)
         trace = self._dense_forwards(unit, [w.target for w in weights.values()], dense)
-        solved: dict[str, Solved] = {}
+        solved: dict[str, SolvedLayer] = {}
         for names in trace.steps(None if unit.block is None else _MOST_STEPS):
             step = [weights[name].target for name in names]
             self._final_parts = trace.final_parts(names)
@@ -401,7 +402,7 @@ class _Run:
         self,
         weights: Mapping[str, CalibratedWeight],
         statistics: Mapping[str, tuple[Layout, Statistics]],
-    ) -> dict[str, Solved]:
+    ) -> dict[str, SolvedLayer]:
         """New weights of one step."""
         work = self._work
         problems = [

@@ -22,8 +22,8 @@ from twofour.calibrate.torch.weights import (
     fellow,
 )
 from twofour.pruning.methods import method_named, without_data
+from twofour.pruning.resources import give_back_large_arrays
 from twofour.pruning.solve import solve_layers
-from twofour.pruning.spill import give_back_large_arrays
 from twofour.pruning.torch.calls import Call, put_back
 from twofour.pruning.torch.layers import storage_key
 from twofour.pruning.torch.module import Plan, Progress, plan_in_memory

@@ -28,7 +28,7 @@ from twofour.pruning.matrices import (
     window_rows,
 )
 from twofour.pruning.methods.problem import Array
-from twofour.pruning.statistics import Drift, Inputs, InputSums, Statistics, both, held_out_samples
+from twofour.pruning.statistics import Drift, Inputs, InputSums, Statistics, added, held_out_samples
 from twofour.pruning.torch.calls import Call, Spill
 
 _MOST_BLOCKS = 16
@@ -252,12 +252,12 @@ def _joined(layout: Layout, met: Sequence[tuple[_Rows, Statistics]]) -> tuple[La
     blocks = rows // size if size else 1
     splits = layout.blocks == 1 and not layout.convolution and layout.axis % 2 == 1
     if blocks == 1 or blocks > _MOST_BLOCKS or not splits:
-        return layout, reduce(both, (statistics for _, statistics in met))
-    every = reduce(both, (statistics for _, statistics in met))
+        return layout, reduce(added, (statistics for _, statistics in met))
+    every = reduce(added, (statistics for _, statistics in met))
     parts = []
     for start in range(0, rows, size):
         own = [found for (first, last), found in met if first <= start < last]
-        parts.append(reduce(both, own) if own else every)
+        parts.append(reduce(added, own) if own else every)
     return replace(layout, blocks=blocks), _stacked(parts)
 
 

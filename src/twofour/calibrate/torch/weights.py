@@ -16,7 +16,7 @@ from twofour.calibrate.torch.products import Target
 from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout, cut_where_wide
 from twofour.pruning.methods.problem import Array
-from twofour.pruning.solve import Solved
+from twofour.pruning.solve import SolvedLayer
 from twofour.pruning.torch.calls import copies
 from twofour.pruning.torch.layers import is_plain, storage_key, tensor_of
 from twofour.pruning.torch.module import Done, array_of, zeros_of
@@ -75,7 +75,7 @@ class InMemory:
         """Within it these weights of a block can be read and changed: always."""
         yield [self._weights[name] for name in names]
 
-    def resume(self, solved: Mapping[str, Solved], block: nn.Module | None) -> None:
+    def resume(self, solved: Mapping[str, SolvedLayer], block: nn.Module | None) -> None:
         """Weights become what an earlier run made of them."""
         weights = [self._weights[name] for name in solved]
         for weight in weights:
@@ -136,7 +136,7 @@ class FromFiles:
                 calibrated_weight(self.module, self._rows[name], self._pattern) for name in names
             ]
 
-    def resume(self, solved: Mapping[str, Solved], block: nn.Module | None) -> None:
+    def resume(self, solved: Mapping[str, SolvedLayer], block: nn.Module | None) -> None:
         """Weights of the block come from the copy from now on."""
         for part in self._parts(solved, block):
             self._streamed.take_from_copy(part)
@@ -252,7 +252,7 @@ def _swap(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         other.copy_(values)
 
 
-def put(weight: CalibratedWeight, solved: Solved) -> None:
+def put(weight: CalibratedWeight, solved: SolvedLayer) -> None:
     """In the model's own memory."""
     weight.target.tensor.copy_(_tensor(solved.weight))
     if solved.bias_change is not None:
@@ -260,7 +260,7 @@ def put(weight: CalibratedWeight, solved: Solved) -> None:
             bias.copy_(bias.double() + _tensor(solved.bias_change).to(bias.device))
 
 
-def done_of(solved: Solved, tensor: Tensor, method: str) -> Done:
+def done_of(solved: SolvedLayer, tensor: Tensor, method: str) -> Done:
     """What is reported of a weight that a method with data has changed in place."""
     return Done(
         **shared(solution_of(solved, method), Solution),

@@ -51,8 +51,8 @@ from twofour.pipeline.settings import Settings
 from twofour.pipeline.stages import Progress, versions
 from twofour.pruning.methods import left_to, method_named, without_data
 from twofour.pruning.onnx import Calibrated, choices_of
-from twofour.pruning.solve import Solved, solve_layers
-from twofour.pruning.statistics import Statistics, both
+from twofour.pruning.solve import SolvedLayer, solve_layers
+from twofour.pruning.statistics import Statistics, added
 from twofour.records.weights import Calibration, Solution
 from twofour.sources.calibration.open import calibration_record
 from twofour.sources.source import key_of
@@ -224,7 +224,8 @@ class OnnxCalibration:
             looked = self._look([*taps.values()], index, optimized)
             found = dict(zip(taps, looked.statistics, strict=True))
             for number, user in uses:
-                waiting[number] = both(waiting.get(number), found[tapped(user)])
+                before, more = waiting.get(number), found[tapped(user)]
+                waiting[number] = added(before, more) if before and more else before or more
             self._solve(step, waiting)
         self._waiting = waiting
 
@@ -302,7 +303,7 @@ class OnnxCalibration:
             self._finished.save(step.names, done)
         self._take(step, done)
 
-    def _take(self, step: _Step, solved: Mapping[str, Solved]) -> None:
+    def _take(self, step: _Step, solved: Mapping[str, SolvedLayer]) -> None:
         """Let all that runs from now on have the values of a step's pieces."""
         for number in step.ready:
             piece, found = self._plan.pieces[number], solved.get(str(number))

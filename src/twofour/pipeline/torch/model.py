@@ -110,7 +110,7 @@ class TorchModel:
         self._loaded = None
         self._pruned = None
         self.traces.clear()
-        from twofour.pruning.spill import give_back_memory
+        from twofour.pruning.resources import give_back_memory
 
         gc.collect()  # modules and traces lie in cycles
         give_back_memory()

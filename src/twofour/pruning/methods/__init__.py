@@ -9,9 +9,16 @@ from typing import Any, Protocol
 from array_api_compat import array_namespace
 
 from twofour.errors import BadInputError
-from twofour.pruning.methods import admm, keep, refit, sparsegpt, wanda
+from twofour.pruning.methods import admm, keep, sparsegpt, wanda
 from twofour.pruning.methods.magnitude import Outcome, prune_bits_in_place
-from twofour.pruning.methods.problem import Array, Problem, Solve, best_of_groups, masked
+from twofour.pruning.methods.problem import (
+    REFIT_STEPS,
+    Array,
+    Problem,
+    Solve,
+    best_of_groups,
+    masked,
+)
 from twofour.records.options import CalibrationOptions, MethodOptions
 from twofour.records.weights import Pattern
 
@@ -41,7 +48,7 @@ class Method:
     Where it has a `damping`, that is what was really added."""
     in_place: InPlace | None = None
     """Without data; None: the method needs some."""
-    refit: int = refit.STEPS
+    refit: int = REFIT_STEPS
     """Conjugate-gradient steps after it, unless the user says how many."""
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.pattern import TILE, as_bits, normalize_axis, split_tail, tiles
-from twofour.pruning.threads import available_threads
+from twofour.pruning.resources import available_threads
 from twofour.records.weights import Pattern
 
 _MOST_THREADS = 4

@@ -1,7 +1,7 @@
-"""One weight matrix to prune, what is known of its inputs, and the masks that a score gives.
+"""One weight matrix to prune: the problem of every method, the mask of a score, and the refit.
 
 Arrays are numpy's, or torch's where the weight lies on another device; methods are written once
-against the array namespace of what they are given.
+against the array namespace of their arguments.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ class Problem:
     prepared: Any = None
     """What the method's `prepare` gave for this Gram matrix; None: `solve` calls it itself."""
 
+
+REFIT_STEPS = 10
+"""Steps of the refit after every method, unless the user says how many."""
 
 Solve = Callable[[Problem], Array]
 """The pruned matrix: of the weight's shape, with zeros where a weight is pruned."""
@@ -92,3 +95,53 @@ def masked(weight: Array, mask: Array) -> Array:
     """The weight where the mask is true and +0.0 elsewhere."""
     xp = array_namespace(weight)
     return xp.where(mask, weight, xp.zeros_like(weight))
+
+
+def refit(problem: Problem, pruned: Array, steps: int) -> Array:
+    """The kept weights make up for those that went: `pruned`, with new values at its non-zeros.
+
+    For each row they minimise (w - w') H (w - w')ᵀ, H the damped Gram matrix, by conjugate
+    gradients. Ten to twenty steps come within a few percent of the least-squares solution. Rows
+    are independent. No row's damped error rises: where rounding would raise it, the row's old
+    values stay. Sources: Meng et al. 2024 (ALPS), section 3.2; Hestenes & Stiefel 1952,
+    preconditioned with the diagonal.
+    """
+    if steps <= 0:
+        return pruned
+    xp = array_namespace(pruned)
+    gram, added = problem.gram, ridge(problem.gram, problem.damping)
+    curve = xp.linalg.diagonal(gram) + added
+    # With 2:4 a row such as (0.9, 0, 0, -0.4) keeps its two places: the residual is set to zero
+    # at the two others, so that every step of the descent leaves them at zero. `pull` is the
+    # gradient at all four places, (w - w') H, and is updated instead of computed anew.
+    mask, weight = pruned != 0, pruned
+    gone = problem.weight - pruned
+    pull = xp.matmul(gone, gram) + gone * added
+    before = _dot(gone, pull)
+    residual = masked(pull, mask)
+    step = scaled = residual / curve
+    slope = _dot(residual, scaled)
+    for _ in range(steps):
+        through = xp.matmul(step, gram) + step * added
+        length = _ratio(slope, _dot(step, through))
+        weight = weight + length * step
+        pull = pull - length * through
+        residual = masked(pull, mask)
+        scaled = residual / curve
+        slope, last = _dot(residual, scaled), slope
+        step = scaled + _ratio(slope, last) * step
+    better = _dot(problem.weight - weight, pull) < before
+    return xp.where(better, weight, pruned)
+
+
+def _dot(a: Array, b: Array) -> Array:
+    """The product of each row of `a` with the same row of `b`, (rows, 1)."""
+    xp = array_namespace(a)
+    return xp.sum(a * b, axis=1, keepdims=True)
+
+
+def _ratio(over: Array, under: Array) -> Array:
+    """The ratio; 0 for a row that has converged (both are 0) or lost its curvature to rounding."""
+    xp = array_namespace(over)
+    sound = under > 0
+    return xp.where(sound, over, xp.zeros_like(over)) / xp.where(sound, under, xp.ones_like(under))

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError, TwofourError
-from twofour.pruning.spill import Kept, Room
+from twofour.pruning.resources import ArrayStore, StoredArray
 
 Tree = Any
 """Tensors and other things in nested tuples, lists, dicts and what else pytree knows."""
 
 MEMORY_BYTES = 256 << 20
-"""Kept in memory at most, in all; what is more goes to files."""
+"""StoredArray in memory at most, in all; what is more goes to files."""
 _CALLS = "the calls themselves"
 
 
@@ -39,14 +39,14 @@ class _Bytes:
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-    kept: Kept
+    kept: StoredArray
 
 
 class Spill:
     """Trees of tensors by group and key; each is a copy, put in and taken out."""
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
-        self._room = Room(folder, memory_bytes)
+        self._room = ArrayStore(folder, memory_bytes)
         self._trees: dict[Hashable, dict[Hashable, tuple[list[Any], Any]]] = {}
 
     def put(self, group: Hashable, key: Hashable, tree: Tree) -> bool:
@@ -88,7 +88,7 @@ def _read(kept: _Bytes) -> Tensor:
     result = torch.empty_strided(kept.shape, kept.stride, dtype=kept.dtype, device=kept.device)
     if not result.numel():
         return result
-    flat = torch.from_numpy(Room.get(kept.kept))
+    flat = torch.from_numpy(ArrayStore.get(kept.kept))
     return result.copy_(flat.view(kept.dtype).view(kept.shape))
 
 

@@ -1,0 +1,149 @@
+"""Threads and memory of the methods: the same bits for any number of threads, arrays that go to
+files when memory is full.
+
+A BLAS that splits one product over its threads adds in an order that depends on how many there
+are. So every product of the methods runs in one thread, and pieces of a size that depends on the
+problem alone run side by side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np  # its BLAS must be loaded before it is looked for
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from twofour.errors import BadInputError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_MMAP_THRESHOLD = -3
+"""M_MMAP_THRESHOLD of glibc's malloc.h."""
+_LARGE_BYTES = 1 << 20
+
+
+@functools.cache
+def _libraries() -> ThreadpoolController:
+    """The libraries loaded at the first call, numpy's BLAS among them; finding them takes 1 ms."""
+    return ThreadpoolController()
+
+
+def one_blas_thread() -> AbstractContextManager[object]:
+    """Within it numpy's BLAS uses the calling thread alone, in the whole process; may be nested."""
+    limit: AbstractContextManager[object] = _libraries().limit(limits=1, user_api="blas")
+    return limit
+
+
+def side_by_side(
+    work: Callable[[T], R], pieces: Sequence[T], *, threads: int | None = None
+) -> list[R]:
+    """The result of `work` for each piece, in their order; the first error in that order is raised.
+
+    None: as many threads as `available_threads`.
+    """
+    threads = min(available_threads() if threads is None else threads, len(pieces))
+    if threads <= 1:
+        return list(map(work, pieces))
+    with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, pieces))
+
+
+def available_threads() -> int:
+    """The cores this process may use, or fewer where OMP_NUM_THREADS says so."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(cores, int(wanted))) if wanted.isdecimal() else cores
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array in a store: its values, or the file that contains them."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    values: NDArray[Any] | Path
+
+
+class ArrayStore:
+    """Arrays kept for later: in memory up to a limit, then in files of a folder."""
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        self._folder, self._free_bytes, self._files = folder, memory_bytes, 0
+
+    def put(self, array: NDArray[Any]) -> StoredArray:
+        """Keep an array, which nobody may change any more.
+
+        Raises BadInputError where the file system refuses.
+        """
+        values: NDArray[Any] | Path = array
+        if 0 < array.nbytes > self._free_bytes:
+            self._files += 1
+            values = self._folder / f"kept-{self._files}.bin"
+            try:
+                np.ascontiguousarray(array).tofile(values)
+            except OSError as error:
+                raise BadInputError(
+                    f"cannot write intermediate results of calibration to {self._folder}: "
+                    f"{error.strerror or error}",
+                    hint="free some space, or take fewer samples",
+                ) from error
+        else:
+            self._free_bytes -= array.nbytes
+        return StoredArray(array.shape, array.dtype, values)
+
+    @staticmethod
+    def get(stored: StoredArray) -> NDArray[Any]:
+        """The values, not to be changed."""
+        if isinstance(stored.values, Path):
+            return np.fromfile(stored.values, np.uint8).view(stored.dtype).reshape(stored.shape)
+        return stored.values
+
+    def drop(self, stored: StoredArray) -> None:
+        """Forget an array, once."""
+        if isinstance(stored.values, Path):
+            stored.values.unlink(missing_ok=True)
+        else:
+            self._free_bytes += stored.values.nbytes
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the operating system, where the C library keeps it (glibc).
+
+    Tensors of some megabytes lie in its heaps, one of each thread: what one thread freed another
+    cannot use, and holes between what is kept add up.
+    """
+    trim = _c_function("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def give_back_large_arrays() -> None:
+    """From now on freed arrays of 1 MB or more go back to the operating system at once (glibc).
+
+    Otherwise glibc takes ever larger arrays, to 32 MB, from its heaps, where holes add up from
+    block to block of a model.
+    """
+    set_option = _c_function("mallopt")
+    if set_option is not None:
+        set_option(_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+@functools.cache
+def _c_function(name: str) -> Callable[..., object] | None:
+    """A function of the C library; None where it is missing."""
+    try:
+        return getattr(ctypes.CDLL(None), name, None)
+    except (OSError, TypeError):  # Windows has no C library without a name
+        return None
