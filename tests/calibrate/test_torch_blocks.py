@@ -177,7 +177,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         (folder,) = tmp_path.iterdir()
         assert folder.name.startswith(".calibration.")
         folder.rmdir()
-        with pytest.raises(BadInputError, match="cannot keep"):
+        with pytest.raises(BadInputError, match="cannot write intermediate results"):
             kept.put("block", 0, torch.ones(3))
 
 
