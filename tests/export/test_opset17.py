@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from twofour.errors import BadInputError
 from twofour.export.example_inputs import input_arrays
-from twofour.export.rewrites import to_opset_17
+from twofour.export.ir_models import to_opset_17
 from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.records.options import ExportOptions
 

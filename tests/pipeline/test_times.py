@@ -12,9 +12,10 @@ from onnx import helper
 from support import onnx_models as om
 
 from twofour.cli.run import build_view
+from twofour.engines import timing as engine_times
 from twofour.engines.onnxruntime.session import OrtSession
 from twofour.engines.protocol import ENGINES, OpenRequest
-from twofour.engines.timing import RoundPlan
+from twofour.engines.timing import RoundPlan, TimedRequest, TimingSettings, time_engines
 from twofour.latency.ratios import ratios_and_noise
 from twofour.main_job import run_all, run_build
 from twofour.records.latency import LatencyComparison, LatencyVerdict
@@ -22,13 +23,11 @@ from twofour.records.options import RunOptions
 from twofour.records.run import BuildResult, RunResult
 from twofour.reports.latency_words import answer_lines
 from twofour.reports.terminal import plain_text
-from twofour.workers import engines as engine_times
-from twofour.workers.engines import TimedRequest, Timing, time_engines
 
 DENSE, SPARSE = "dense@onnxruntime:cpu", "sparse@onnxruntime:cpu"
 OPTIONS = RunOptions(engine="onnxruntime")
 X = {"x": np.ones((2, 64), np.float32)}
-HOW = Timing(
+HOW = TimingSettings(
     inputs=X, plan=RoundPlan(rounds=3, time_limit_s=1.0, seed=0, least=1), warmup=1, batch=2
 )
 

@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 import pytest
 
 from twofour.workers import host as engine_host
-from twofour.workers.engines import EngineWorker
+from twofour.workers.host import EngineWorker
 from twofour.workers.process import WorkerDiedError, WorkerProcess
 
 _SERVICE = f"{__name__}:RenewedWorker"

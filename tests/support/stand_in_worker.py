@@ -11,18 +11,12 @@ import numpy as np
 
 from twofour.compare.variant_process import Memory
 from twofour.engines.protocol import BuildRequest, EngineRow, ProgressCallback
-from twofour.engines.timing import with_samples
+from twofour.engines.timing import EngineTimes, TimedRequest, TimingSettings, with_samples
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.inputs.fits import Arrays
 from twofour.records.export import EngineStatus, VariantBuild
 from twofour.records.latency import ComparedVariant
-from twofour.workers.engines import (
-    EngineTimes,
-    EngineWorker,
-    OpenedSession,
-    TimedRequest,
-    Timing,
-)
+from twofour.workers.host import EngineWorker, OpenedSession
 
 SERVICE = "support.stand_in_worker:StandIn"
 DYING = "support.stand_in_worker:DyingEngines"
@@ -110,7 +104,7 @@ class DyingEngines(EngineWorker):
         self._maybe("outputs")
         return super().outputs(inputs)
 
-    def time(self, wanted: Sequence[TimedRequest], how: Timing) -> EngineTimes:
+    def time(self, wanted: Sequence[TimedRequest], how: TimingSettings) -> EngineTimes:
         """Of the plans, which are none, as told."""
         opening = wanted[0].opening
         assert opening.file is not None

@@ -1,28 +1,40 @@
 """Interleaved timing: rounds in which every variant runs once, in random order, each run warm.
 
-Whatever drifts (clocks, temperature, other processes) then hits all variants alike, and the ratio
-within a round does not see it.
+Whatever drifts (clocks, temperature, other processes) then hits all variants alike, and cancels out
+of the ratios within a round. The main job times all its variants in one process, whose sessions are
+open already; `compare` starts a process for each variant, which takes longer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
-from twofour.engines.protocol import ProgressCallback, TimedModel
-from twofour.errors import TwofourError
-from twofour.records.latency import ComparedVariant
+from twofour.engines.machine import cpu_use, has_room_for, load_between, peak_resident_bytes
+from twofour.engines.onnxruntime.engine import as_timed
+from twofour.engines.onnxruntime.session import OrtSession
+from twofour.engines.protocol import EngineRow, OpenRequest, ProgressCallback, TimedModel
+from twofour.errors import BuildFailedError, TwofourError
+from twofour.inputs.fits import Arrays
+from twofour.records.latency import ComparedVariant, RoundLoad
 
 LEAST_ROUNDS = 10
 LONG_MS = 50.0
 """Runs longer than this gain nothing measurable from untimed runs before them."""
+_LONG_AT_ONCE_MS = 5.0
+"""The same where one process holds all variants: its threads are awake in time without untimed runs
+(benchmarks/LOG.md, two sessions in turn)."""
+_LARGE_BYTES = 32 << 20
+"""A larger model is its own twin: a second one takes too much memory for a first answer (MiniLM: 72
+of 870 MB), and `compare` loads twins of all sizes."""
 _WAKING_S = 5e-3
 """Untimed runs before a timed one: a scheduler's slice (4 ms), in which a thread may wake late."""
 _QUIET_S = 1e-3
@@ -119,13 +131,16 @@ def _time_left(lengths_s: Sequence[float], plan: RoundPlan, elapsed_s: float) ->
 class WarmModel:
     """A loaded model whose timed runs are as in a loop, whatever ran before them."""
 
-    def __init__(self, name: str, model: TimedModel, *, long_ms: float = LONG_MS) -> None:
+    def __init__(
+        self, name: str, model: TimedModel, *, long_ms: float = LONG_MS, open_s: float | None = None
+    ) -> None:
         self.name = name
         self.model = model
+        self.open_s = open_s
         self._long_ms = long_ms
         self._last_ms = 0.0
 
-    def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
+    def prepare(self, inputs: Arrays, warmup: int) -> None:
         """Take the inputs of the runs that follow, and warm up."""
         self.model.prepare(inputs)
         for _ in range(warmup):
@@ -161,7 +176,7 @@ def settle(cpu_s: Callable[[], float] = time.process_time) -> None:
             return
 
 
-def batch_of(inputs: Mapping[str, np.ndarray]) -> int | None:
+def batch_of(inputs: Arrays) -> int | None:
     """Length of the first axis that all inputs share; None where there is none."""
     lengths = {array.shape[0] if array.ndim else None for array in inputs.values()}
     return lengths.pop() if len(lengths) == 1 else None
@@ -193,3 +208,154 @@ def with_samples(
         p99_ms=percentile(runs, 99),
         throughput=1e3 * (row.batch or 1) / median_ms if median_ms else None,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedRequest:
+    """A variant to time, or its twin."""
+
+    name: str
+    engine: EngineRow
+    opening: OpenRequest
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingSettings:
+    """What is the same for everything that is timed together."""
+
+    inputs: Arrays
+    plan: RoundPlan
+    warmup: int
+    batch: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimes:
+    """What came out; a twin has no row where one variant alone could run."""
+
+    rows: tuple[ComparedVariant, ...]
+    loads: tuple[RoundLoad, ...] = ()
+    in_rounds: bool = True
+    """False: one variant after the other, as memory holds one at a time."""
+
+
+class _NoRoomError(BuildFailedError):
+    """Another variant would not fit beside those that are loaded."""
+
+
+def time_engines(
+    wanted: Sequence[TimedRequest],
+    opened: MutableMapping[Path, OrtSession],
+    how: TimingSettings,
+    report: ProgressCallback,
+) -> EngineTimes:
+    """Time all of them in rounds; where memory is short one after the other, without twins.
+
+    Sessions in `opened` are taken out and used in place of loading their file. What fails has a row
+    with its error.
+    """
+    try:
+        return _in_rounds(wanted, opened, how, report)
+    except _NoRoomError:
+        for session in opened.values():
+            session.close()
+        opened.clear()
+        alone = [_in_rounds((one,), {}, how, report) for one in wanted if not one.again]
+        return EngineTimes(rows=tuple(row for of in alone for row in of.rows), in_rounds=False)
+
+
+def _in_rounds(
+    wanted: Sequence[TimedRequest],
+    opened: MutableMapping[Path, OrtSession],
+    how: TimingSettings,
+    report: ProgressCallback,
+) -> EngineTimes:
+    failed: dict[str, TwofourError] = {}
+    with contextlib.ExitStack() as stack:
+        loaded = _load_all(wanted, opened, failed, stack)
+        running = []
+        for name, one in loaded.items():
+            try:
+                one.prepare(how.inputs, how.warmup)
+                running.append(one)
+            except TwofourError as error:
+                failed[name] = error
+        parent = (os.getppid(),)
+        before = cpu_use(parent)
+        rounds = interleave(running, how.plan, report)
+        load = load_between(before, cpu_use(parent), how.batch) if rounds.done else None
+    failed.update(rounds.failed)
+    rows = [
+        _row(name, loaded.get(name), rounds.samples_ms.get(name, ()), how.batch, failed.get(name))
+        for name in (one.name for one in wanted)
+        if name in loaded or name in failed
+    ]
+    return EngineTimes(rows=tuple(rows), loads=() if load is None else (load,))
+
+
+def _load_all(
+    wanted: Sequence[TimedRequest],
+    opened: MutableMapping[Path, OrtSession],
+    failed: dict[str, TwofourError],
+    stack: contextlib.ExitStack,
+) -> dict[str, WarmModel]:
+    """Everything that can be loaded, by name; raises _NoRoomError where memory is short."""
+    loaded: dict[str, WarmModel] = {}
+    for one in wanted:
+        if one.again:
+            if len(loaded) < 2:
+                continue
+            first = next(iter(loaded.values()))
+            if (first.model.size_bytes or 0) > _LARGE_BYTES or not _has_room():
+                loaded[one.name] = _warm(one.name, first.model, first.open_s)
+                continue
+        if loaded and one.opening.file not in opened and not _has_room():
+            raise _NoRoomError(f"{one.name} was not loaded: memory is short")
+        try:
+            loaded[one.name] = _load(one, opened)
+            stack.callback(loaded[one.name].model.close)
+        except TwofourError as error:
+            failed[one.name] = error
+    return loaded
+
+
+def _has_room() -> bool:
+    """For as much again as this process took so far."""
+    return has_room_for(peak_resident_bytes() or 0)
+
+
+def _load(one: TimedRequest, opened: MutableMapping[Path, OrtSession]) -> WarmModel:
+    opening = one.opening
+    assert opening.file is not None, "the main job times files"
+    session = None if one.again else opened.pop(opening.file, None)
+    if session is not None and session.level == opening.level:
+        model = as_timed(session, weights=opening.weights, precision=opening.precision)
+        return _warm(one.name, model, session.load_s)
+    if session is not None:
+        session.close()
+    started = time.perf_counter()
+    loaded = one.engine.engine().open(opening)
+    return _warm(one.name, loaded, time.perf_counter() - started)
+
+
+def _warm(name: str, model: TimedModel, open_s: float | None) -> WarmModel:
+    return WarmModel(name, model, long_ms=_LONG_AT_ONCE_MS, open_s=open_s)
+
+
+def _row(
+    name: str,
+    loaded: WarmModel | None,
+    samples_ms: Sequence[float],
+    batch: int | None,
+    error: TwofourError | None,
+) -> ComparedVariant:
+    row = ComparedVariant(
+        name=name,
+        batch=batch,
+        error=None if error is None else error.message,
+        hint=None if error is None else error.hint,
+        settings=None if loaded is None else loaded.model.settings,
+        open_s=None if loaded is None else loaded.open_s,
+    )
+    return with_samples(row, samples_ms)

@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from twofour.errors import BadInputError
-from twofour.export.files import load_float32, save, what_is_invalid
 from twofour.export.float32 import FLOAT, LAYERS, Plan, named, plan
+from twofour.export.ir_models import load_float32, save, what_is_invalid
 from twofour.graph.opened import OpenedModel
 from twofour.records.options import Precision
 from twofour.records.weights import LARGEST_PASSED_OVER

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,30 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in flags:
             part.training = training
+
+
+def float32_module(module: nn.Module) -> nn.Module:
+    """The module itself where its numbers are float32, else a copy in which they are.
+
+    The copy shares every tensor that needs no conversion. Raises BadInputError for a module that
+    cannot be copied.
+    """
+    copied = {id(t): t for t in chain(module.parameters(), module.buffers())}
+    other = [t for t in copied.values() if t.is_floating_point() and t.dtype != torch.float32]
+    if not other:
+        return module
+    for tensor in other:
+        wide = tensor.detach().float()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        copied[id(tensor)] = nn.Parameter(wide, requires_grad=False) if is_parameter else wide
+    try:
+        return copy.deepcopy(module, copied)
+    except Exception as error:
+        raise BadInputError(
+            f"{type(module).__name__} cannot be copied to float32: {error}",
+            hint="a module must survive copy.deepcopy to be converted; "
+            "remove weight_norm and the like before, or convert it yourself",
+        ) from error
 
 
 def forward_error(

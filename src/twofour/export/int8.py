@@ -12,8 +12,8 @@ import onnx
 import onnx_ir as ir
 
 from twofour.errors import BadInputError, BuildFailedError, first_line
-from twofour.export.files import load_float32
 from twofour.export.float32 import LAYERS
+from twofour.export.ir_models import load_float32
 from twofour.export.model_code import quiet
 from twofour.graph.constants import widen
 from twofour.graph.files import Array, load_external

@@ -7,16 +7,16 @@ names the placeholder, and the graph's signature names the parameter behind it.
 
 from __future__ import annotations
 
-import ast
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import onnx_ir as ir
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from twofour.export.ir_models import module_scopes
 from twofour.graph.trace import FOLLOWED, LOOKUPS, STACK
 from twofour.records.export import LayerMap, LayerName
 
@@ -25,7 +25,6 @@ _PRODUCTS = {
     **dict.fromkeys(("Gemm", "MatMul", "Einsum"), (0, 1)),
 }
 _FX_NODE = "pkg.torch.onnx.fx_node"
-_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _PLACEHOLDER = re.compile(r"%(\w+)")
 _SIGNATURE_LINE = re.compile(
@@ -126,12 +125,3 @@ def _layer(names: _Names, node: ir.Node, parameter: str) -> tuple[str, str]:
             return scope, f"{scope}.{name}" if scope else name
     is_part = scope == "" or owner.startswith(f"{scope}.")
     return (owner if is_part else scope), parameter
-
-
-def module_scopes(properties: Mapping[str, str]) -> list[str]:
-    """Module paths from the outside in; the last entry of torch's list is the call itself."""
-    try:
-        scopes = ast.literal_eval(properties.get(_NAME_SCOPES, "[]"))
-    except (SyntaxError, ValueError):
-        return []
-    return [str(scope) for scope in scopes][:-1]

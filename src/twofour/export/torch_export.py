@@ -27,15 +27,15 @@ from twofour.export.example_inputs import (
     as_array,
     bind,
     converted,
+    float32_module,
     forward_error,
     in_eval_mode,
     name_outputs,
     tensor_names,
 )
-from twofour.export.files import lift_constants, save
+from twofour.export.ir_models import OLDEST_OPSET, TRACED_OPSET, lift_constants, save, to_opset_17
 from twofour.export.layer_names import layer_map, weight_operands
 from twofour.export.model_code import quiet
-from twofour.export.rewrites import OLDEST_OPSET, TRACED_OPSET, in_float32, to_opset_17
 from twofour.export.sizes import (
     BATCH,
     checked_axes,
@@ -93,7 +93,7 @@ def export_onnx(
     ONNX, or the folder cannot be written.
     """
     call = bind(module, args, kwargs)
-    ready = in_float32(module)
+    ready = float32_module(module)
     model = _trace(ready, call, options, {} if traces is None else traces)
     _positive_zeros(model)
     if options.precision is not Precision.FLOAT32:
@@ -115,7 +115,7 @@ def reference_outputs(
     Raises BadInputError when the forward fails on the example inputs.
     """
     call = converted(bind(module, args, kwargs))
-    ready = in_float32(module)
+    ready = float32_module(module)
     # what the forward prints goes to stderr: stdout may carry our JSON
     with in_eval_mode(ready), contextlib.redirect_stdout(sys.stderr):
         try:

@@ -10,7 +10,7 @@ from twofour.engines.onnxruntime.engine import mode_of
 from twofour.engines.onnxruntime.session import CannotRunError
 from twofour.engines.protocol import AUTO, BuildRequest, OpenRequest
 from twofour.engines.tensorrt.bindings import opset_advice
-from twofour.engines.timing import RoundPlan, batch_of
+from twofour.engines.timing import EngineTimes, RoundPlan, TimedRequest, TimingSettings, batch_of
 from twofour.errors import BuildFailedError
 from twofour.inputs.examples import beyond_ranges, opt_shapes, profiles_for
 from twofour.inputs.fits import at_shapes, shapes_of
@@ -36,7 +36,6 @@ from twofour.records.latency import (
 )
 from twofour.records.options import BuildOptions, CompareOptions, Precision, Variant
 from twofour.records.run import BuildResult, ExportedVariant
-from twofour.workers.engines import EngineTimes, TimedRequest, Timing
 from twofour.workers.host import (
     CRASH_HINT,
     CrashedError,
@@ -290,7 +289,7 @@ def _measured(
         seed=run.options.seed,
         least=_LEAST_ROUNDS,
     )
-    how = Timing(inputs=inputs, plan=plan, warmup=build.warmup, batch=batch_of(inputs))
+    how = TimingSettings(inputs=inputs, plan=plan, warmup=build.warmup, batch=batch_of(inputs))
 
     def at(level: str) -> EngineTimes:
         known = level if level in first.engine.engine().open_levels else None  # a plan has its own

@@ -1,4 +1,4 @@
-"""Engines asked from this process and run in a worker."""
+"""Engines in a worker process: what it can do with them, and how this process asks it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,97 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 
-from twofour.engines.onnxruntime.session import LEVELS
-from twofour.engines.protocol import ENGINES, BuildRequest, EngineRow, ProgressCallback, no_progress
+from twofour.engines.machine import has_room_for, peak_resident_bytes
+from twofour.engines.onnxruntime.session import LEVELS, OrtSession
+from twofour.engines.protocol import (
+    ENGINES,
+    Builder,
+    BuildRequest,
+    EngineRow,
+    ProgressCallback,
+    no_progress,
+)
+from twofour.engines.timing import EngineTimes, TimedRequest, TimingSettings, time_engines
 from twofour.errors import BuildFailedError
 from twofour.inputs.fits import Arrays
-from twofour.records.export import EngineStatus, FailedTry, VariantBuild
+from twofour.records.export import EngineStatus, FailedTry, TensorShape, VariantBuild
 from twofour.records.run import OriginalOutputs, VariantCheck
-from twofour.workers.engines import OpenedSession
 from twofour.workers.process import WorkerDiedError, WorkerProcess, is_out_of_memory, may_pass
 
 T = TypeVar("T")
-_SERVICE = "twofour.workers.engines:EngineWorker"
+_SERVICE = "twofour.workers.host:EngineWorker"
 CRASH_HINT = "--precision float32 or --static-batch may avoid it"
 _OUT_OF_MEMORY = "out of memory"
 _BY_MEMORY = {_OUT_OF_MEMORY, "SIGKILL"}
 """Endings of processes that took too much memory: the kernel kills them."""
 RUNTIMES = tuple(p for row in ENGINES.values() if row.is_reference for p in row.packages)
 """Packages that ONNX Runtime comes in: what it gives hangs on their versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSession:
+    """What is known of a file once ONNX Runtime has loaded it."""
+
+    inputs: tuple[TensorShape, ...]
+    providers: tuple[str, ...]
+    load_s: float
+
+
+class EngineWorker:
+    """The commands; each is a method, and what it raises goes back to the parent."""
+
+    def __init__(self, report: ProgressCallback) -> None:
+        self._report = report
+        self._session: OrtSession | None = None
+        self._kept: dict[Path, OrtSession] = {}
+
+    def status(self, row: EngineRow) -> EngineStatus:
+        """Whether an engine can run here, established by trying."""
+        return row.engine().status()
+
+    def open(
+        self, path: Path, threads: int | None, level: str, kept: Collection[Path] = ()
+    ) -> OpenedSession:
+        """Load a file into ONNX Runtime at an optimization level, to be run.
+
+        Sessions of the files in `kept` stay open where memory allows it, to be timed later. Raises
+        what OrtSession raises.
+        """
+        room = has_room_for(peak_resident_bytes() or 0)
+        for other in [p for p in self._kept if p == path or p not in kept or not room]:
+            self._kept.pop(other).close()
+        self._session = None
+        self._session = self._kept[path] = session = OrtSession(path, threads=threads, level=level)
+        return OpenedSession(
+            inputs=session.inputs, providers=session.providers, load_s=session.load_s
+        )
+
+    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """Outputs of the session that was opened last, by name."""
+        assert self._session is not None, "open comes first"
+        return self._session.outputs(inputs)
+
+    def time(self, wanted: Sequence[TimedRequest], how: TimingSettings) -> EngineTimes:
+        """Rounds of all of them; those that are open already are not loaded again."""
+        try:
+            return time_engines(wanted, self._kept, how, self._report)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the sessions and their memory."""
+        for session in self._kept.values():
+            session.close()
+        self._kept.clear()
+        self._session = None
+
+    def build(self, row: EngineRow, request: BuildRequest) -> VariantBuild:
+        """Build one variant, with the progress reported."""
+        return cast("Builder", row.engine()).build(request, self._report)
 
 
 class CrashedError(BuildFailedError):

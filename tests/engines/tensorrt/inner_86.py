@@ -24,8 +24,7 @@ from twofour.errors import BadInputError, BuildFailedError
 from twofour.main_job import run_all, run_build
 from twofour.records.export import VariantBuild
 from twofour.records.options import AllowedType, BuildOptions, RunOptions, Variant
-from twofour.workers.engines import EngineWorker
-from twofour.workers.host import EngineHost
+from twofour.workers.host import EngineHost, EngineWorker
 
 MODULE = """
 import torch

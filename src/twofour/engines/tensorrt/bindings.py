@@ -41,7 +41,7 @@ _NEWEST_OF_8 = 17
 """operators.md of onnx-tensorrt: release/8.0-GA and 8.2-GA say 13, 8.5-GA and 8.6-GA say 17, 8.5
 without LayerNormalization. 8.4 is taken for an 8.5: what it says was not found."""
 _WRITTEN = 17
-"""The oldest opset that torch models are exported in (export/opset17.py)."""
+"""The oldest opset that torch models are exported in (export/ir_models.py)."""
 _LIBRARY = re.compile(r"(\S+\.(?:so[.\d]*|dll)): cannot open shared object file")
 
 

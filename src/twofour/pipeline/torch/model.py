@@ -247,14 +247,13 @@ def _export_dense(run: Run, loaded: LoadedModule, traces: Traces) -> ExportedVar
 
 def _free_sizes(run: Run, loaded: LoadedModule) -> FreeSizes:
     """Found by running the module, where there is anything beside the batch to be free."""
-    from twofour.export.example_inputs import bind, converted
-    from twofour.export.rewrites import in_float32
+    from twofour.export.example_inputs import bind, converted, float32_module
     from twofour.export.sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
 
     axes = loaded.dynamic if run.options.dynamic is None else run.options.dynamic
     if not axes:
         return NOTHING_FREE
-    module = in_float32(loaded.module)
+    module = float32_module(loaded.module)
     call = converted(bind(module, loaded.args, loaded.kwargs))
     batch = run.options.dynamic_batch
     free = find_free_sizes(module, call, axes, loaded.longest, batch=batch)

@@ -1,4 +1,4 @@
-"""A module copied to float32, and the traced graph rewritten from opset 18 to 17.
+"""ONNX models as onnx_ir holds them: read in one graph, rewritten to opset 17, checked, written.
 
 TensorRT 8.6 reads opset 17 at most. ONNX's own version converter (onnx 1.23) knows no way down for
 Pad and Split nor for anything inside subgraphs, and drops the metadata by which weights get names.
@@ -6,43 +6,103 @@ Pad and Split nor for anything inside subgraphs, and drops the metadata by which
 
 from __future__ import annotations
 
-import copy
-from itertools import chain
+import ast
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-import torch
-from onnx_ir.passes.common import RemoveUnusedNodesPass
-from torch import nn
+from onnx_ir.passes.common import (
+    InlinePass,
+    LiftConstantsToInitializersPass,
+    RemoveInitializersFromInputsPass,
+    RemoveUnusedNodesPass,
+)
 
-from twofour.errors import BadInputError
-from twofour.export.layer_names import module_scopes
+from twofour.errors import BadInputError, first_line
+from twofour.graph.files import SEPARATE_INITIALIZERS, check_inline
+from twofour.graph.opened import OpenedModel
+from twofour.graph.scope import scopes
+from twofour.store import sync, write_error
 
 
-def in_float32(module: nn.Module) -> nn.Module:
-    """The module itself where its numbers are float32, else a copy in which they are.
+def load_float32(opened: OpenedModel) -> ir.Model:
+    """The model without functions, every node with a name, external data mapped.
 
-    The copy shares every tensor that needs no conversion. Raises BadInputError for a module that
-    cannot be copied.
+    TensorRT takes functions apart too. Raises BadInputError for what onnx_ir cannot keep.
     """
-    copied = {id(t): t for t in chain(module.parameters(), module.buffers())}
-    other = [t for t in copied.values() if t.is_floating_point() and t.dtype != torch.float32]
-    if not other:
-        return module
-    for tensor in other:
-        wide = tensor.detach().float()
-        is_parameter = isinstance(tensor, nn.Parameter)
-        copied[id(tensor)] = nn.Parameter(wide, requires_grad=False) if is_parameter else wide
-    try:
-        return copy.deepcopy(module, copied)
-    except Exception as error:
+    source, proto = opened.path, opened.whole()
+    sparse = next((t for s in scopes(proto, source) for t in s.graph.sparse_initializer), None)
+    if sparse is not None or proto.training_info:
+        what = "training information" if sparse is None else "sparse initializers"
         raise BadInputError(
-            f"{type(module).__name__} cannot be copied to float32: {error}",
-            hint="a module must survive copy.deepcopy to be converted; "
-            "remove weight_norm and the like before, or convert it yourself",
+            f"{source} has {what}, which a change of precision would lose",
+            hint="write them as dense tensors (onnxruntime or onnx-simplifier do), or leave "
+            "--precision out",
+        )
+    # nodes without a name are known by their place, which casts would change
+    for scope in scopes(proto, source):
+        for node in scope.nodes:
+            node.proto.name = node.name
+    check_inline(proto, source)
+    try:
+        model = ir.from_proto(proto)
+        for graph in (model.graph, *(function.graph for function in model.functions.values())):
+            ir.external_data.set_base_dir(graph, source.parent)
+        InlinePass()(model)
+        lift_constants(model)
+    except Exception as error:  # onnx_ir has one of its own, and those of what it calls
+        raise BadInputError(
+            f"{source} cannot be converted: {first_line(error)}",
+            hint="onnx.checker.check_model says what is wrong with it",
         ) from error
+    # old files list constants among the inputs too, where they would keep their type
+    if RemoveInitializersFromInputsPass()(model).modified:
+        model.ir_version = max(model.ir_version, SEPARATE_INITIALIZERS)
+    return model
 
 
+def lift_constants(model: ir.Model) -> None:
+    """Make what Constant nodes give initializers, outputs of a graph apart."""
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def save(model: ir.Model, target: Path, on_invalid: Callable[[Path, str], None]) -> None:
+    """Write and check `<target name>.data` and `target`; the model appears last.
+
+    `on_invalid` is given the target and what onnx.checker says of an invalid model, and raises.
+    Raises BadInputError when the file system refuses.
+    """
+    data_name = f"{target.name}.data"
+    try:
+        with tempfile.TemporaryDirectory(
+            dir=target.parent, prefix=f".{target.name}.", suffix=".part"
+        ) as folder:
+            written = Path(folder, target.name)
+            ir.save(model, written, external_data=data_name)
+            data = Path(folder, data_name)
+            data.touch()  # tensors of a few bytes stay in the model; the pair is there all the same
+            invalid = what_is_invalid(written)
+            if invalid is not None:
+                on_invalid(target, invalid)
+            for part in (data, written):
+                sync(part)
+                part.replace(target.parent / part.name)
+    except OSError as error:
+        raise write_error(target, error) from error
+
+
+def what_is_invalid(path: Path) -> str | None:
+    """What onnx.checker finds wrong with a file, types of all tensors included, in one line."""
+    try:
+        onnx.checker.check_model(path, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return str(error).strip().splitlines()[0]
+    return None
+
+
+_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 OLDEST_OPSET = 17
 TRACED_OPSET = 18
 """The oldest that torch.onnx.export has implementations of (torch 2.13)."""
@@ -161,3 +221,12 @@ def _cannot(node: ir.Node, what: str) -> BadInputError:
         f"({where})",
         hint="use --opset 20, which TensorRT 10 and 11 read",
     )
+
+
+def module_scopes(properties: Mapping[str, str]) -> list[str]:
+    """Module paths from the outside in; the last entry of torch's list is the call itself."""
+    try:
+        scopes = ast.literal_eval(properties.get(_NAME_SCOPES, "[]"))
+    except (SyntaxError, ValueError):
+        return []
+    return [str(scope) for scope in scopes][:-1]
