@@ -28,7 +28,7 @@ from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.options import CompareOptions, RunOptions
 from twofour.records.weights import Selection
-from twofour.reports import markdown
+from twofour.reports.text import markdown
 from twofour.store import to_json
 
 _UNLUCKY = str(Path(__file__).parent / "support" / "unlucky.py")
@@ -94,7 +94,7 @@ def _check_report(folder: Path, expected: str) -> None:
     if report.stale:
         assert check_gates(report, Gates(no_broken=True)) == report.stale
     document = report_document(folder, report)
-    assert ("STALE" in markdown.render(document)) == bool(report.stale)
+    assert ("STALE" in markdown(document)) == bool(report.stale)
     assert explained_folder(folder)[0] == report
 
 

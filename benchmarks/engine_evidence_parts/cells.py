@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_evidence_parts.records import Layer, RatioRange
-from twofour.reports.markdown import code, plain
+from twofour.reports.text import code, escaped
 from twofour.words import name_cell, times
 
 LAYER_TITLES = ("net", "node", "op", "C x K kernel", "dtype")
@@ -40,11 +40,11 @@ def node_cell(layer: Layer) -> str:
 def layer_cells(layer: Layer) -> tuple[str, str, str, str, str]:
     """What LAYER_TITLES stand above."""
     return (
-        plain(layer.folder),
+        escaped(layer.folder),
         node_cell(layer),
-        plain(layer.op),
+        escaped(layer.op),
         shape_text(layer),
-        plain(layer.dtype),
+        escaped(layer.dtype),
     )
 
 

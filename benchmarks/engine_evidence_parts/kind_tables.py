@@ -14,7 +14,7 @@ from engine_evidence_parts.cells import (
 )
 from engine_evidence_parts.records import Answer, Fit, Kind, KindFinding, Layer
 from engine_evidence_parts.thresholds import FEWEST_LAYERS
-from twofour.reports.markdown import plain, table
+from twofour.reports.text import escaped, markdown_table
 from twofour.words import count
 
 _ABOUT = (
@@ -45,7 +45,7 @@ def kind_sections(kinds: Sequence[KindFinding]) -> Iterator[str]:
     several = len({(k.kind.gpu, k.kind.tensorrt) for k in kinds}) > 1
     first = ("built by",) if several else ()
     rows = [(*((_builder(k.kind),) if several else ()), *_row(k)) for k in kinds]
-    yield table((*first, *_COUNTS, *_JUDGED, *_TIMES), rows)
+    yield markdown_table((*first, *_COUNTS, *_JUDGED, *_TIMES), rows)
     yield _ABOUT
     yield from _exceptions(kinds)
 
@@ -84,7 +84,7 @@ def _row(found: KindFinding) -> tuple[str, ...]:
 def _kind_cells(kind: Kind) -> tuple[str, ...]:
     batch = "?" if kind.batch is None else str(kind.batch)
     is_odd = kind.op.startswith("Conv") and not kind.kernel
-    return plain(kind.op), "?" if is_odd else kernel_cell(kind.kernel), plain(kind.dtype), batch
+    return escaped(kind.op), "?" if is_odd else kernel_cell(kind.kernel), escaped(kind.dtype), batch
 
 
 def _judged(found: KindFinding) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def _exceptions(kinds: Iterable[KindFinding]) -> Iterator[str]:
     if rows:
         yield "Exceptions to these rules:"
         titles = ("rule", "is", "dense ms", "sparse ms", "sparse / dense")
-        yield table((*LAYER_TITLES, *titles), rows)
+        yield markdown_table((*LAYER_TITLES, *titles), rows)
 
 
 def _exception(found: KindFinding, layer: Layer) -> tuple[str, ...]:
@@ -127,4 +127,4 @@ def _exception(found: KindFinding, layer: Layer) -> tuple[str, ...]:
 
 
 def _builder(kind: Kind) -> str:
-    return plain(builder_cell(kind.gpu, kind.tensorrt))
+    return escaped(builder_cell(kind.gpu, kind.tensorrt))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from engine_evidence_parts.cells import LAYER_TITLES, builder_cell, choice_cell, layer_cells
 from engine_evidence_parts.kind_tables import kind_sections
 from engine_evidence_parts.records import Confusion, Findings, Forecast, Layer, Listing
-from twofour.reports.markdown import code, plain, table
+from twofour.reports.text import code, escaped, markdown_table
 from twofour.words import count, share
 
 
@@ -35,7 +35,7 @@ def nothing_measured(findings: Findings) -> str | None:
 def _header(findings: Findings) -> str:
     builders = Counter((layer.gpu, layer.tensorrt) for layer in _one_of_each_net(findings.layers))
     where = "; ".join(
-        f"{plain(builder_cell(gpu, version))} ({count(nets, 'net')})"
+        f"{escaped(builder_cell(gpu, version))} ({count(nets, 'net')})"
         for (gpu, version), nets in sorted(builders.items(), key=lambda item: str(item[0]))
     )
     size = f"{count(len(findings.nets), 'net')}, {count(len(findings.layers), 'layer')}"
@@ -56,10 +56,10 @@ def _confusion(findings: Findings) -> Iterator[str]:
         (said.value, *(_number(of.layers(said, found)) for found in Listing)) for said in Forecast
     ]
     yield "### Predicted against measured eligibility"
-    yield table(("predicted / measured", *(x.value for x in Listing)), rows)
+    yield markdown_table(("predicted / measured", *(x.value for x in Listing)), rows)
     yield _agreement(findings)
     titles = ("precision", "dtype", "op", *_PAIRS, "unknown", "agree")
-    yield table(titles, (_kind_row(kind) for kind in findings.by_kind))
+    yield markdown_table(titles, (_kind_row(kind) for kind in findings.by_kind))
 
 
 _PAIRS = {
@@ -73,9 +73,9 @@ _PAIRS = {
 def _kind_row(kind: Confusion) -> tuple[str, ...]:
     unknown = sum(kind.layers(said, Listing.UNKNOWN) for said in Forecast)
     return (
-        plain(kind.precision or "?"),
-        plain(kind.dtype or "?"),
-        plain(kind.op or "?"),
+        escaped(kind.precision or "?"),
+        escaped(kind.dtype or "?"),
+        escaped(kind.op or "?"),
         *(_number(kind.layers(said, found)) for said, found in _PAIRS.values()),
         _number(unknown),
         agreement_words(kind),
@@ -92,7 +92,7 @@ def agreement_words(of: Confusion) -> str:
 def _agreement(findings: Findings) -> str:
     nothing = nothing_measured(findings)
     if nothing is not None:
-        return f"**{plain(nothing[0].upper() + nothing[1:])}.**"
+        return f"**{escaped(nothing[0].upper() + nothing[1:])}.**"
     words = agreement_words(findings.confusion)
     why = _why(findings)
     unknown = f" Unknown: {why}." if why else ""
@@ -122,7 +122,7 @@ def _disagreements(layers: Sequence[Layer], of: Confusion) -> Iterator[str]:
     yield f"### Disagreements: {len(layers):,} of {count(of.comparable, 'comparable layer')}"
     if layers:
         titles = ("predicted", "measured", "evidence", "what the rules said")
-        yield table((*LAYER_TITLES, *titles), map(_disagreement, layers))
+        yield markdown_table((*LAYER_TITLES, *titles), map(_disagreement, layers))
 
 
 def _disagreement(layer: Layer) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def _disagreement(layer: Layer) -> tuple[str, ...]:
         layer.forecast.value,
         f"{layer.listing.value}{choice_cell(layer)}",
         "?" if layer.source is None else code(layer.source),
-        "" if layer.rule is None else plain(layer.rule),
+        "" if layer.rule is None else escaped(layer.rule),
     )
 
 
@@ -143,7 +143,7 @@ def _left_out(findings: Findings) -> Iterator[str]:
     lines += findings.notes
     if lines:
         yield "### Notes"
-        yield "\n".join(f"- {plain(line)}" for line in lines)
+        yield "\n".join(f"- {escaped(line)}" for line in lines)
 
 
 def _number(layers: int) -> str:

@@ -10,7 +10,7 @@ from support.onnx_models import save, two_weights
 from support.small_run import MODEL, Recorder
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.main_job import run_prune
 from twofour.records.options import CalibrationOptions, RunOptions
 from twofour.records.weights import Selection
@@ -64,7 +64,7 @@ def test_bad_data_are_exit_2_with_the_reason(
     np.savez(tmp_path / "other.npz", y=np.ones((4, 8, 6, 6)))
     (tmp_path / "mine.py").write_text("def batches():\n    raise OSError('no disk')\n")
     (tmp_path / "texts.txt").write_text("a text\n")
-    done = CliRunner().invoke(app, ["prune", "model.onnx", "--calibrate", data])
+    done = CliRunner().invoke(application(), ["prune", "model.onnx", "--calibrate", data])
     assert done.exit_code == 2, done.output
     assert reason in " ".join(done.output.split())
 

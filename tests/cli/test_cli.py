@@ -15,14 +15,14 @@ from onnx import TensorProto, helper, numpy_helper
 from support import onnx_models as om
 from typer.testing import CliRunner, Result
 
-from twofour.cli.app import app
+from twofour.cli import application
 
 MODEL = Path(__file__).parents[1] / "support" / "small_model.py"
 
 
 def invoke(*arguments: str | Path) -> Result:
     """Run a command in this process; stdout and stderr apart."""
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+    return CliRunner().invoke(application(), [str(a) for a in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_doctor_names_the_engines_and_the_gpu() -> None:
 
 
 def test_every_command_has_help_with_an_example() -> None:
-    commands = {c.name for c in app.registered_commands}
+    commands = {c.name for c in application().registered_commands}
     assert commands >= {
         "prune-export-build",
         "prune",

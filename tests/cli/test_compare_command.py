@@ -13,7 +13,7 @@ import pytest
 from support.onnx_models import gemm, save, weights
 from typer.testing import CliRunner, Result
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.compare.variant_process import prepare_request
 from twofour.compare.variants import Planned, open_compared
 from twofour.graph.opened import open_onnx
@@ -35,7 +35,7 @@ def evaluate(predict):
 
 def compare(*arguments: str | Path, ends: int = 0) -> Result:
     named = ("--source", f"{MODEL}:make")  # which the run folder names
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments), *named])
+    result = CliRunner().invoke(application(), ["compare", *map(str, arguments), *named])
     assert result.exit_code == ends, result.output
     return result
 
@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run folder of a torch model."""
     out = tmp_path_factory.mktemp("compare") / "small"
     arguments = ["prune-export-build", f"{MODEL}:make", "--out", str(out), "--quiet"]
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert CliRunner().invoke(application(), arguments).exit_code == 0
     return out
 
 
@@ -238,7 +238,9 @@ def test_a_record_of_a_newer_twofour_is_refused_before_anything_is_measured(
     record = folder / "eligibility.json"
     record.write_text(record.read_text().replace('"schema_version": 1', '"schema_version": 9'))
     (folder / "latency.json").unlink(missing_ok=True)
-    result = CliRunner().invoke(app, ["compare", str(folder), "--engines", "onnxruntime:cpu"])
+    result = CliRunner().invoke(
+        application(), ["compare", str(folder), "--engines", "onnxruntime:cpu"]
+    )
     assert result.exit_code == 2
     assert "a newer twofour wrote it" in result.stderr
     assert not (folder / "latency.json").exists()

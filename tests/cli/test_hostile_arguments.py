@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from twofour import RunOptions
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.cli.console import guarded
 from twofour.errors import BadInputError
 
@@ -33,7 +33,7 @@ REQUIRED = {
     "doctor": [],
 }
 """Of all other commands a model that is not there."""
-GROUP: Any = typer.main.get_command(app)
+GROUP: Any = typer.main.get_command(application())
 
 
 def ends(*arguments: str) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 
 NAMES = (
     "esc\x1b[5mblink\x1b[0m",
@@ -63,7 +63,7 @@ def test_no_command_hands_a_name_to_the_terminal_as_it_is(
         ["report", "--onnx", model, "--format", name] for name in FORMATS
     ]
     for arguments in (*cases, *reports):
-        ended = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        ended = CliRunner().invoke(application(), [str(argument) for argument in arguments])
         assert ended.exit_code in {0, 2, 4}
         assert "😄" not in ended.output
         lines = [line.strip() for line in ended.output.splitlines()]
@@ -72,7 +72,7 @@ def test_no_command_hands_a_name_to_the_terminal_as_it_is(
 
 
 def test_names_in_json_are_what_they_were(model: Path) -> None:
-    ended = CliRunner().invoke(app, ["validate", str(model), "--json"])
+    ended = CliRunner().invoke(application(), ["validate", str(model), "--json"])
     assert ended.stdout.replace("\n", "").isprintable()
     record = json.loads(ended.stdout)
     assert [check["layer"] for check in record["checks"]] == list(NAMES)

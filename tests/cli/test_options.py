@@ -9,7 +9,7 @@ import typer
 from support.onnx_models import save, two_weights
 from typer.testing import CliRunner, Result
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.pruning.methods import METHODS
 from twofour.records.export import TrtexecFolder
 from twofour.records.options import RunOptions
@@ -81,7 +81,7 @@ class GivenError(Exception):
 
 def options_of(command: str) -> Iterator[str]:
     """Every option of a command by its long name; of a pair, the one that is not the default."""
-    commands: Any = typer.main.get_command(app)
+    commands: Any = typer.main.get_command(application())
     for parameter in commands.commands[command].params:
         if parameter.param_type_name == "option" and parameter.name != "help":
             yield (*parameter.secondary_opts, *parameter.opts)[0]
@@ -96,7 +96,7 @@ def asked(command: str, *arguments: str, patch: pytest.MonkeyPatch) -> tuple[Pat
         raise GivenError
 
     patch.setattr(f"twofour.main_job.{COMMANDS[command]}", stop)
-    CliRunner().invoke(app, [command, "model.onnx", *arguments])
+    CliRunner().invoke(application(), [command, "model.onnx", *arguments])
     return given[0], given[1]
 
 
@@ -113,7 +113,7 @@ def asked(command: str, *arguments: str, patch: pytest.MonkeyPatch) -> tuple[Pat
     ],
 )
 def test_budgets_that_make_no_sense_are_refused(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["sensitivity", "model.onnx", *arguments])
+    result = CliRunner().invoke(application(), ["sensitivity", "model.onnx", *arguments])
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split())
 
@@ -144,7 +144,7 @@ def test_each_option_changes_what_the_pipeline_is_asked_for(
 def build(tmp_path: Path) -> Callable[..., Result]:
     """`twofour build` of a small file, with more arguments."""
     file = save(two_weights(), tmp_path / "model.onnx")
-    return lambda *more: CliRunner().invoke(app, ["build", str(file), *map(str, more)])
+    return lambda *more: CliRunner().invoke(application(), ["build", str(file), *map(str, more)])
 
 
 def test_the_tensorrt_of_another_machine_is_refused_for_a_build_here(
@@ -193,18 +193,18 @@ def test_numbers_of_images_are_read(
 def test_numbers_of_images_that_cannot_be_read_are_refused(
     arguments: list[str], reason: str
 ) -> None:
-    result = CliRunner().invoke(app, ["prune", "model.onnx", *arguments])
+    result = CliRunner().invoke(application(), ["prune", "model.onnx", *arguments])
     assert result.exit_code == 2
     assert reason in result.output
 
 
 def test_the_help_names_every_method() -> None:
-    shown = CliRunner().invoke(app, ["prune", "--help"], env={"COLUMNS": "200"}).output
+    shown = CliRunner().invoke(application(), ["prune", "--help"], env={"COLUMNS": "200"}).output
     assert [name for name in METHODS if name not in shown] == []
 
 
 def test_the_help_names_every_kind_of_calibration_data() -> None:
-    shown = CliRunner().invoke(app, ["prune", "--help"], env={"COLUMNS": "200"}).output
+    shown = CliRunner().invoke(application(), ["prune", "--help"], env={"COLUMNS": "200"}).output
     written = [text for kind in KINDS for text in kind.written.split(", ")]
     words = [text.removeprefix("file").split(":")[0] for text in written]
     assert [word for word in words if word not in " ".join(shown.split())] == []

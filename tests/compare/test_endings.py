@@ -14,7 +14,7 @@ from support.comparison_cases import run_folder
 from support.stand_in_worker import SERVICE
 from typer.testing import CliRunner, Result
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.compare import comparison as comparing
 from twofour.compare.comparison import refuse_unfinished, statuses_apart
 from twofour.compare.measure import take_peaks
@@ -60,7 +60,7 @@ def ended(
     monkeypatch.setattr(comparing, "measure_paths", measured)
     options = replace(comparison.options, fail_if=gates)
     comparison = replace(comparison, options=options)
-    return CliRunner().invoke(app, ["compare", "a.onnx"])
+    return CliRunner().invoke(application(), ["compare", "a.onnx"])
 
 
 def test_the_command_keeps_what_was_measured_and_ends_in_5(
@@ -117,7 +117,7 @@ def test_ctrl_c_before_the_first_round_says_that_nothing_was_kept(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(comparing, "measure_paths", interrupted)
-    done = CliRunner().invoke(app, ["compare", "a.onnx"])
+    done = CliRunner().invoke(application(), ["compare", "a.onnx"])
     assert done.exit_code == 130
     assert done.stderr == "interrupted before the first round: nothing was kept\n"
 

@@ -4,7 +4,7 @@ import pytest
 from support.sampled_variants import around, compared, variant
 
 from twofour.errors import BadInputError
-from twofour.latency.gates import check_gates, parse_gate
+from twofour.latency.fail_if import check_fail_if, parse_gate
 from twofour.records.latency import LatencyComparison
 
 DENSE, SPARSE = "dense@onnxruntime:cpu", "sparse@onnxruntime:cpu"
@@ -23,7 +23,7 @@ def two(ratio: float, *, part: float = 0.001, twin: float = 1.0) -> LatencyCompa
 
 
 def fails(comparison: LatencyComparison, *expressions: str) -> bool:
-    return bool(check_gates(comparison, expressions).failed)
+    return bool(check_fail_if(comparison, expressions).failed)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_at_a_limit_of_one_a_gate_says_what_the_verdict_says(ratio: float) -> No
 @pytest.mark.parametrize("limit", ["1.0", "1.02"])
 def test_without_an_interval_nothing_is_judged(limit: str) -> None:
     few = compared([variant(DENSE, (10.0,) * 3), variant(SPARSE, (10.1,) * 3)])
-    outcome = check_gates(few, [f"sparse / dense > {limit}"])
+    outcome = check_fail_if(few, [f"sparse / dense > {limit}"])
     assert outcome.failed == ()
     assert outcome.not_judged == (
         f"sparse / dense > {limit}: sparse@onnxruntime:cpu / dense@onnxruntime:cpu is 1.010, "
@@ -84,7 +84,7 @@ def test_without_an_interval_nothing_is_judged(limit: str) -> None:
 
 
 def test_a_failing_line_has_ratio_interval_and_noise() -> None:
-    (line,) = check_gates(two(1.1, part=0, twin=1.02), ["sparse / dense > 1.0"]).failed
+    (line,) = check_fail_if(two(1.1, part=0, twin=1.02), ["sparse / dense > 1.0"]).failed
     assert line == (
         "sparse / dense > 1.0: sparse@onnxruntime:cpu / dense@onnxruntime:cpu is "
         "1.100 (1.100 to 1.100), noise 2.0 %"
@@ -103,12 +103,12 @@ def in_torch(ratio: float, *, twin: float | None) -> LatencyComparison:
 
 
 def test_a_ratio_within_an_engine_is_held_to_the_noise_of_that_engine() -> None:
-    assert check_gates(in_torch(1.1, twin=1.05), ["sparse / dense > 1.0"]).failed == (
+    assert check_fail_if(in_torch(1.1, twin=1.05), ["sparse / dense > 1.0"]).failed == (
         "sparse / dense > 1.0: sparse@torch:eager / dense@torch:eager is 1.100 (1.100 to 1.100), "
         "noise 5.0 %",
     )
     assert not fails(in_torch(1.1, twin=1.2), "sparse / dense > 1.0")
-    assert check_gates(in_torch(1.1, twin=None), ["sparse / dense > 1.0"]).failed == (
+    assert check_fail_if(in_torch(1.1, twin=None), ["sparse / dense > 1.0"]).failed == (
         "sparse / dense > 1.0: sparse@torch:eager / dense@torch:eager is 1.100 (1.100 to 1.100), "
         f"noise of {DENSE} 0.0 %",
     )
@@ -121,7 +121,7 @@ def test_labels_stand_for_every_engine_and_batch_that_has_both() -> None:
         for batch in (1, 8)
         for weights, ms in (("dense", 10.0), ("sparse", sparse_ms * batch))
     ]
-    lines = check_gates(compared(rows), ["sparse / dense > 1.0"]).failed
+    lines = check_fail_if(compared(rows), ["sparse / dense > 1.0"]).failed
     assert [line.split(": ", 1)[1].split(" is ")[0] for line in lines] == [
         "sparse@onnxruntime:cpu:b1 / dense@onnxruntime:cpu:b1",
         "sparse@onnxruntime:cpu:b8 / dense@onnxruntime:cpu:b8",
@@ -154,7 +154,7 @@ def test_names_mean_any_two_variants(expression: str, failing: bool) -> None:
 )
 def test_what_names_nothing_is_refused_with_what_there_is(expression: str) -> None:
     with pytest.raises(BadInputError, match="names no two variants") as raised:
-        check_gates(two(1.0), [expression])
+        check_fail_if(two(1.0), [expression])
     assert raised.value.hint == f"known are dense, sparse, {DENSE}, {TWIN}, {SPARSE}"
 
 
@@ -179,7 +179,7 @@ def test_what_is_no_condition_is_refused(expression: str) -> None:
 
 def test_a_gate_does_not_pass_because_one_side_failed() -> None:
     comparison = compared([variant(DENSE, around(10)), variant(SPARSE, error="no kernel")])
-    assert check_gates(comparison, ["sparse / dense > 1.0"]).failed == (
+    assert check_fail_if(comparison, ["sparse / dense > 1.0"]).failed == (
         "sparse / dense > 1.0: not measured: sparse@onnxruntime:cpu: no kernel",
     )
 
@@ -187,14 +187,14 @@ def test_a_gate_does_not_pass_because_one_side_failed() -> None:
 def test_a_variant_that_was_never_timed_is_missing_at_every_batch() -> None:
     rows = [variant(f"{DENSE}:b{b}", around(10), batch=b) for b in (1, 8)]
     comparison = compared([*rows, variant(SPARSE, error="no kernel")])
-    assert check_gates(comparison, ["sparse / dense > 1.0"]).failed == (
+    assert check_fail_if(comparison, ["sparse / dense > 1.0"]).failed == (
         "sparse / dense > 1.0: not measured: sparse@onnxruntime:cpu: no kernel",
     )
 
 
 def test_a_variant_that_failed_on_the_way_fails_its_gate() -> None:
     rows = [variant(DENSE, around(10)), variant(SPARSE, around(5)[:12], error="it crashed")]
-    assert check_gates(compared(rows), ["sparse / dense > 1.0"]).failed == (
+    assert check_fail_if(compared(rows), ["sparse / dense > 1.0"]).failed == (
         "sparse / dense > 1.0: not measured: sparse@onnxruntime:cpu: it crashed",
     )
 
@@ -206,7 +206,7 @@ def test_an_engine_that_did_not_run_fails_only_where_it_was_asked_for() -> None:
     ]
     assert not fails(compared(rows), "sparse / dense > 1.0")
     asked = compared(rows, engines=("onnxruntime:cpu", "tensorrt:gpu"))
-    assert check_gates(asked, ["sparse / dense > 1.0"]).failed == (
+    assert check_fail_if(asked, ["sparse / dense > 1.0"]).failed == (
         "sparse / dense > 1.0: not measured: sparse@tensorrt:gpu: no GPU; "
         "dense@tensorrt:gpu: no GPU",
     )
@@ -214,6 +214,6 @@ def test_an_engine_that_did_not_run_fails_only_where_it_was_asked_for() -> None:
 
 def test_names_that_a_terminal_would_obey_are_escaped() -> None:
     rows = [variant(f"{label}@e:m", around(ms)) for label, ms in (("a", 10), ("b\x1b[31m", 20))]
-    (line,) = check_gates(compared(rows, baseline="a@e:m"), ["b\x1b[31m / a > 1"]).failed
+    (line,) = check_fail_if(compared(rows, baseline="a@e:m"), ["b\x1b[31m / a > 1"]).failed
     assert "\x1b" not in line
     assert r"b\x1b[31m@e:m / a@e:m is 2.000" in line

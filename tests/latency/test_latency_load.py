@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.sampled_variants import around, compared, settings_of, variant
 
-from twofour.latency.gates import check_gates
+from twofour.latency.fail_if import check_fail_if
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,
@@ -112,7 +112,7 @@ def test_a_difference_that_is_gone_with_a_twin_in_place_is_no_finding() -> None:
 def test_a_gate_on_a_busy_machine_is_not_judged_whichever_way_it_looks() -> None:
     for ratio in (0.5, 2.0):
         for gate in ("sparse / dense > 1.0", "sparse / dense < 1.0"):
-            outcome = check_gates(two(ratio, part=0.6), [gate])
+            outcome = check_fail_if(two(ratio, part=0.6), [gate])
             assert outcome.failed == ()
             (line,) = outcome.not_judged
             assert line.endswith("not judged: the machine was busy")
@@ -121,7 +121,7 @@ def test_a_gate_on_a_busy_machine_is_not_judged_whichever_way_it_looks() -> None
 def test_a_gate_fails_only_where_both_halves_of_the_rounds_lie_beyond_it() -> None:
     steps = [*around(10.1, rounds=10), *around(14, rounds=15)]
     found = compared([variant(DENSE, around(10, rounds=25)), variant(SPARSE, steps)])
-    outcome = check_gates(found, ["sparse / dense > 1.1"])
+    outcome = check_fail_if(found, ["sparse / dense > 1.1"])
     assert outcome.failed == ()
     assert outcome.not_judged[0].endswith("not judged: the halves of the rounds differ")
-    assert check_gates(found, ["sparse / dense > 2"]).not_judged == ()
+    assert check_fail_if(found, ["sparse / dense > 2"]).not_judged == ()

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from support.join_cases import chain
 from support.sampled_variants import around, variant
 
-from twofour.latency.layers import contrast, contrasts
-from twofour.latency.ratios import ratios_and_noise
+from twofour.latency.ratios import contrast, contrasts, ratios_and_noise
 from twofour.records.latency import LayerContrast, LayerContrastRow
 
 PARTS = ("conv1", "relu1", "conv2", "fc", "add")

@@ -16,7 +16,7 @@ import pytest
 from support.rendered import log_text
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.logs.layer_info import documents, read_layer_information, read_profile
 from twofour.logs.read import read_build_log
@@ -187,7 +187,7 @@ def test_files_without_layers_or_rows_are_bad_input(tmp_path: Path, text: str) -
 
 
 def test_the_command_prints_the_record_and_nothing_else_as_json() -> None:
-    result = CliRunner().invoke(app, ["log", "--json", str(LOGS / "foreign_node.log")])
+    result = CliRunner().invoke(application(), ["log", "--json", str(LOGS / "foreign_node.log")])
     assert result.exit_code == 0
     builds = json.loads(result.stdout)["builds"]
     assert builds[0]["chosen"] == list(CHOSEN)
@@ -217,7 +217,7 @@ def test_the_terminal_shows_counts_contradictions_and_a_row_per_layer() -> None:
 def test_a_file_without_any_message_of_tensorrt_ends_in_2(tmp_path: Path) -> None:
     path = tmp_path / "other.log"
     path.write_text("hello\n")
-    result = CliRunner().invoke(app, ["log", str(path)])
+    result = CliRunner().invoke(application(), ["log", str(path)])
     assert result.exit_code == 2
     assert "no message of TensorRT" in result.stderr
 
@@ -263,7 +263,7 @@ def test_a_list_cut_for_its_length_is_marked_and_contradicts_nothing(tmp_path: P
 def test_a_file_without_a_message_gets_a_note_beside_one_that_has_some(tmp_path: Path) -> None:
     empty = tmp_path / "empty.log"
     empty.write_text("nothing here\n")
-    done = CliRunner().invoke(app, ["log", str(LOGS / "forced.log"), str(empty)])
+    done = CliRunner().invoke(application(), ["log", str(LOGS / "forced.log"), str(empty)])
     assert done.exit_code == 0
     assert "no message of TensorRT" in " ".join(done.output.split())
 
@@ -282,7 +282,7 @@ def test_json_of_trtexec_is_named_with_the_option_that_reads_it(
     path.write_text(json.dumps(document))
     (file,) = read_build_log(path).files
     assert words in file.notes[0]
-    done = CliRunner().invoke(app, ["log", str(path)])
+    done = CliRunner().invoke(application(), ["log", str(path)])
     assert done.exit_code != 0
 
 
@@ -335,7 +335,7 @@ def test_a_log_in_a_pipe_has_a_line_for_every_layer_and_ends_with_the_answer(
     name = " + ".join(f"/backbone/stage{i}/block/conv/Conv" for i in range(9))
     path = tmp_path / "build.log"
     path.write_text(f"[TRT] [I] (Sparsity) Chose 1 layer(s) using sparse tactics: {name}\n")
-    result = CliRunner().invoke(app, ["log", str(path)])
+    result = CliRunner().invoke(application(), ["log", str(path)])
     lines = result.output.splitlines()
     assert len(name) > 250
     assert [line.split()[-1] for line in lines if line.startswith(name)] == ["yes"]

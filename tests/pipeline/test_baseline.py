@@ -9,7 +9,7 @@ import pytest
 from support.onnx_models import gemm, two_weights, weights
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_prune
 from twofour.records.options import Precision, RunOptions
@@ -74,7 +74,7 @@ def test_a_model_that_came_in_two_of_four_has_no_dense_baseline(
     assert why.startswith("already 2:4: nothing pruned (2 held it as they came); dense.onnx has")
     assert why in result.build.notes
     shown = CliRunner().invoke(
-        app,
+        application(),
         ["prune-export-build", f"{module}:tuned", "-o", str(tmp_path / "r"), "--precision", "fp32"],
     )
     assert shown.exit_code == 0, shown.output
@@ -93,7 +93,7 @@ def test_an_onnx_file_in_two_of_four_is_said_to_be_so(tmp_path: Path) -> None:
     _, tuned = onnx_pair(tmp_path)
     _, pruned, _ = run_prune(tuned, tmp_path / "r", RunOptions())
     assert [row.held_before for row in pruned.weights] == [True]
-    shown = CliRunner().invoke(app, ["prune", tuned, "--out", str(tmp_path / "r")])
+    shown = CliRunner().invoke(application(), ["prune", tuned, "--out", str(tmp_path / "r")])
     assert "already 2:4: nothing pruned (1 held it as they came)" in shown.stdout
 
 

@@ -25,9 +25,10 @@ from twofour.pipeline.validating import validate_path
 from twofour.records.latency import LatencyComparison
 from twofour.records.options import CompareOptions, RunOptions
 from twofour.records.weights import Pattern, Selection
-from twofour.reports import html, markdown
+from twofour.reports import html
 from twofour.reports.explain import explain
 from twofour.reports.terminal import plain_text, render
+from twofour.reports.text import markdown
 from twofour.reports.weights_document import validation_document
 from twofour.store import read_record, to_json, write_record
 
@@ -93,7 +94,7 @@ def test_what_is_stale_stands_first_in_every_format(run: Path) -> None:
     report = report_folder(run)
     assert json.loads(to_json(report))["stale"] == list(report.stale)
     document = report_document(run, report)
-    texts = (markdown.render(document), html.render(document), plain_text(render(document)))
+    texts = (markdown(document), html.page(document), plain_text(render(document)))
     for text, behind in zip(texts, ("\n|", "<table", "pattern 2:4"), strict=True):
         assert text.index("STALE: sparse.onnx") < text.index(behind)
     assert "STALE: sparse.onnx" in plain_text(explain(*explained_folder(run), "dot"))
@@ -144,7 +145,7 @@ def test_a_weight_that_prune_json_forgets_does_not_pass_as_never_pruned(run: Pat
     checked = validate_path(run, None, Selection())
     assert checked.broken == ()
     assert {line.split()[0] for line in checked.stale} == {"prune.json", "sparse.onnx"}
-    assert "STALE: prune.json" in markdown.render(validation_document(checked))
+    assert "STALE: prune.json" in markdown(validation_document(checked))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_times_of_other_models_are_left_out_of_the_page_and_that_is_said(
     models = left(run, ["dense.onnx", "sparse.onnx"])
     timed = read_record(LatencyComparison, run / "stages" / "times.json")
     write_record(run / "latency.json", replace(timed, source="mine", files=models))
-    shown = markdown.render(report_document(run, report_folder(run)))
+    shown = markdown(report_document(run, report_folder(run)))
     run_prune(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
     assert left(run, models) != models
     run_all(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))

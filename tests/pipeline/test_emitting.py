@@ -14,7 +14,7 @@ import pytest
 from support.trtexec_machine import Machine, Ran, emit, model
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.pipeline.emitting import emit_trtexec
 from twofour.pipeline.evidence import is_emitted_folder, read_emitted
@@ -325,7 +325,9 @@ def test_the_command_line_writes_the_folder_and_says_how_to_go_on(tmp_path: Path
     source = model(tmp_path / "m.onnx")
     out = tmp_path / "out"
     arguments = ["build", str(source), "--emit-trtexec", str(out), "--engine", "onnxruntime"]
-    result = CliRunner().invoke(app, [*arguments, "--tensorrt-version", "8.6", "--opt-level", "4"])
+    result = CliRunner().invoke(
+        application(), [*arguments, "--tensorrt-version", "8.6", "--opt-level", "4"]
+    )
     assert result.exit_code == 0, result.output
     assert "--engine, --out and --seed are not used" in result.stderr
     assert f"twofour report {out}" in result.stdout
@@ -344,7 +346,7 @@ def test_an_opset_that_8_does_not_read_is_told(
     proto.opset_import[0].version = opset
     onnx.save(proto, source)
     arguments = ["build", str(source), "--emit-trtexec", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, [*arguments, "--tensorrt-version", version])
+    result = CliRunner().invoke(application(), [*arguments, "--tensorrt-version", version])
     assert result.exit_code == 0, result.output
     advice = f"has {opset}: export the torch model with --opset 17"
     assert (advice in " ".join(result.stderr.split())) is told
@@ -353,7 +355,7 @@ def test_an_opset_that_8_does_not_read_is_told(
 def test_the_command_line_prints_the_record_alone_with_json(tmp_path: Path) -> None:
     source = model(tmp_path / "m.onnx")
     result = CliRunner().invoke(
-        app, ["build", str(source), "--emit-trtexec", str(tmp_path / "out"), "--json"]
+        application(), ["build", str(source), "--emit-trtexec", str(tmp_path / "out"), "--json"]
     )
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)

@@ -9,7 +9,7 @@ import pytest
 from support.onnx_models import save, two_weights
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.pipeline.evidence import map_beside, read_layer_names
 from twofour.records.export import LayerMap, LayerName
@@ -58,7 +58,7 @@ def ours(folder: Path) -> Path:
 
 
 def verdicts(*options: str) -> dict[str, tuple[str, str | None]]:
-    result = CliRunner().invoke(app, ["report", "--json", *options])
+    result = CliRunner().invoke(application(), ["report", "--json", *options])
     assert result.exit_code == 0, result.output
     return {
         v["layer"]: (v["verdict"], v["evidence"]) for v in json.loads(result.stdout)["verdicts"]
@@ -81,7 +81,7 @@ def test_explain_shows_what_the_map_leads_to(tmp_path: Path) -> None:
     log = str(written(tmp_path / "b.log", LOG))
     given = str(written(tmp_path / "map.json", '{"q": "fc"}'))
     options = ["--onnx", model, "--log", log, "--layer-map", given]
-    result = CliRunner().invoke(app, ["explain", "fc", *options])
+    result = CliRunner().invoke(application(), ["explain", "fc", *options])
     assert result.exit_code == 0
     assert "chosen, measured" in result.stdout
 
@@ -120,7 +120,7 @@ def test_a_layer_that_the_model_does_not_have_is_named(
 ) -> None:
     model = str(save(two_weights(), tmp_path / "m.onnx"))
     given = str(written(tmp_path / "map.json", text))
-    result = CliRunner().invoke(app, ["report", "--onnx", model, "--layer-map", given])
+    result = CliRunner().invoke(application(), ["report", "--onnx", model, "--layer-map", given])
     assert result.exit_code == 2
     assert "is no layer of the model" in result.stderr
     assert said in " ".join(result.stderr.split())
@@ -129,6 +129,6 @@ def test_a_layer_that_the_model_does_not_have_is_named(
 def test_a_layer_map_needs_a_model(tmp_path: Path) -> None:
     log = str(written(tmp_path / "b.log", LOG))
     given = str(written(tmp_path / "map.json", '{"p": "conv"}'))
-    result = CliRunner().invoke(app, ["report", "--log", log, "--layer-map", given])
+    result = CliRunner().invoke(application(), ["report", "--log", log, "--layer-map", given])
     assert result.exit_code == 2
     assert "--onnx model.onnx" in result.stderr

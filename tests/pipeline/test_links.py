@@ -12,7 +12,7 @@ import pytest
 from support.onnx_models import gemm, save, weights
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.pipeline.folder import STAGES, open_run_folder, writing_into
 from twofour.records.run import RunManifest
@@ -59,7 +59,7 @@ def test_no_command_writes_through_a_link(
     write_record(run / "run.json", RunManifest(source=str(model), twofour_version="0", stages=()))
     (run / name).symlink_to(outside / "lock" if name == ".lock" else outside)
     told = [part.format(model=model) for part in arguments]
-    result = CliRunner().invoke(app, [*told, "--out", str(run)])
+    result = CliRunner().invoke(application(), [*told, "--out", str(run)])
     assert (result.exit_code, [*outside.iterdir()]) == (2, []), result.output
     assert "is a link" in result.stderr
 

@@ -9,7 +9,7 @@ import pytest
 from support.small_run import OPTIONS, Recorder
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
 from twofour.main_job import run_all
@@ -133,7 +133,7 @@ def test_what_the_forward_prints_never_reaches_stdout(tmp_path: Path) -> None:
         "def make():\n    return M(16, 16), torch.randn(2, 16)\n",
     )
     command = ["prune-export-build", model, "--out", str(tmp_path / "r"), "--json"]
-    result = CliRunner().invoke(app, command)
+    result = CliRunner().invoke(application(), command)
     assert result.exit_code == 0
     assert isinstance(json.loads(result.stdout), dict)
     assert "HELLO" in result.stderr
@@ -208,7 +208,8 @@ def test_nan_outputs_are_not_called_agreement(tmp_path: Path) -> None:
     assert np.isnan(drift.cosine)
     assert drift.not_finite == 2 * 16
     shown = CliRunner().invoke(
-        app, ["prune-export-build", model, "--out", str(tmp_path / "r"), "--precision", "float32"]
+        application(),
+        ["prune-export-build", model, "--out", str(tmp_path / "r"), "--precision", "float32"],
     )
     assert "no finite value to compare; 32 values NaN or infinite" in shown.stdout
 

@@ -12,7 +12,7 @@ from support.float32_models import masked
 from support.onnx_models import conv, model, two_weights, weights
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.inputs.fits import save_arrays
 from twofour.main_job import run_all, run_export
@@ -129,7 +129,7 @@ def test_other_words_for_a_precision_are_understood(word: str, expected: str) ->
 
 def test_a_word_that_is_no_precision_is_refused_with_those_that_are(tmp_path: Path) -> None:
     source = saved(tmp_path / "m.onnx", two_weights())
-    done = runner.invoke(app, ["export", source, "--precision", "int4"])
+    done = runner.invoke(application(), ["export", source, "--precision", "int4"])
     assert done.exit_code == 2
     assert "float16 (fp16, half)" in " ".join(done.output.split())
 
@@ -153,7 +153,7 @@ def test_the_records_say_what_was_done(tmp_path: Path) -> None:
 def test_a_float32_file_may_be_built_with_fp16_allowed_elsewhere(tmp_path: Path) -> None:
     source = saved(tmp_path / "m.onnx", two_weights())
     command = ["build", source, "--emit-trtexec", str(tmp_path / "e"), "--fp16", "--int8"]
-    done = runner.invoke(app, [*command, "--tensorrt-version", "10.3"])
+    done = runner.invoke(application(), [*command, "--tensorrt-version", "10.3"])
     assert done.exit_code == 0, done.output
     script = (tmp_path / "e" / "build.sh").read_text()
     assert "--fp16" in script
@@ -165,7 +165,7 @@ def test_a_float32_file_may_be_built_with_fp16_allowed_elsewhere(tmp_path: Path)
 
 def test_fp16_here_is_said_to_be_of_tensorrt_alone(tmp_path: Path) -> None:
     source = saved(tmp_path / "m.onnx", two_weights())
-    done = runner.invoke(app, ["build", source, "--fp16", "--out", str(tmp_path / "r")])
+    done = runner.invoke(application(), ["build", source, "--fp16", "--out", str(tmp_path / "r")])
     assert done.exit_code == 0, done.output
     assert "--fp16: of TensorRT alone" in done.output
 

@@ -15,7 +15,7 @@ from support import onnx_models as om
 from support.small_run import Recorder
 from typer.testing import CliRunner, Result
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.cli.options import parse_input_shapes
 from twofour.errors import BadInputError
 from twofour.inputs.examples import (
@@ -172,7 +172,7 @@ def save(path: Path) -> Path:
 
 
 def invoke(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+    return CliRunner().invoke(application(), [str(a) for a in arguments])
 
 
 @pytest.mark.parametrize("command", ["prune-export-build", "compare"])

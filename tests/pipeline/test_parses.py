@@ -13,7 +13,7 @@ import pytest
 from support import onnx_models as om
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.graph import files as graph_files
 
 MODULE = f"{Path(__file__).parents[1] / 'support' / 'small_model.py'}:make"
@@ -38,7 +38,7 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def run(*arguments: str | Path) -> None:
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    result = CliRunner().invoke(application(), [str(a) for a in arguments])
     assert result.exit_code == 0, result.output
 
 

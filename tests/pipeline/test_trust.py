@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from support.onnx_models import gemm, save, weights
 from typer.testing import CliRunner, Result
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.records.options import Trust
 from twofour.records.run import RunManifest, StageRecord
@@ -58,7 +58,7 @@ def naming(folder: Path, source: str, **more: object) -> None:
 
 
 def twofour(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(application(), list(arguments))
 
 
 ENGINES = ("--engines", "torch:eager", "--rounds", "1")

@@ -40,6 +40,6 @@ def test_the_package_imports_no_record_by_itself() -> None:
 
 
 def test_the_command_line_starts_with_the_options_alone_and_without_rich() -> None:
-    assert _imported("import twofour.cli.app") == {
+    assert _imported("import twofour.cli; twofour.cli.application()") == {
         "twofour.records.options", "twofour.records.weights",
     }  # fmt: skip

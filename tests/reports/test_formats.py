@@ -11,7 +11,7 @@ from support.comparison_cases import run_folder
 from support.render_cases import every_status
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.compare import comparison as comparing
 from twofour.errors import BadInputError
 from twofour.records.latency import LatencyComparison
@@ -60,7 +60,7 @@ def test_a_page_has_no_place_for_a_plot_of_nothing() -> None:
 @pytest.mark.usefixtures("with_toy")
 def test_report_takes_a_format_that_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twofour.pipeline.reporting.report_folder", lambda _: every_status())
-    done = CliRunner().invoke(app, ["report", "somewhere", "--format", "toy"])
+    done = CliRunner().invoke(application(), ["report", "somewhere", "--format", "toy"])
     assert done.exit_code == 0
     assert done.stdout.startswith("digits.py:make\n layers weights main reasons\n")
 
@@ -74,7 +74,7 @@ def test_compare_takes_a_format_that_is_added(
         yield tmp_path, run_folder()
 
     monkeypatch.setattr(comparing, "measure_paths", measured)
-    done = CliRunner().invoke(app, ["compare", "a.onnx", "--format", "toy", "--quiet"])
+    done = CliRunner().invoke(application(), ["compare", "a.onnx", "--format", "toy", "--quiet"])
     assert done.exit_code == 0
     assert done.stdout.startswith("runs/resnet50\nvariant median ms")
 

@@ -15,10 +15,11 @@ from twofour.records.weights import (
     PruneResult,
     Selection,
 )
-from twofour.reports import html, markdown
+from twofour.reports import html
 from twofour.reports.document import Table
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.terminal import draw, plain_text
+from twofour.reports.text import markdown
 from twofour.reports.weights_document import (
     calibration_lines,
     prune_document,
@@ -80,7 +81,7 @@ def test_the_data_and_the_largest_error_are_said_first() -> None:
         "3 lines were blank",
         "output error of 3 layers: median 0.0120, largest 0.3000 in d",
     )
-    text = markdown.render(prune_document(RESULT))
+    text = markdown(prune_document(RESULT))
     assert "largest 0.3000 in d" in text
 
 
@@ -105,7 +106,7 @@ def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> N
     assert "h.{0-23}.fc2 x24" in " ".join(shown.split())
     assert len(shown.splitlines()) < 30
     document = prune_document(replace(RESULT, weights=tuple(rows)))
-    page = html.render(document).replace("<wbr>", "")
+    page = html.page(document).replace("<wbr>", "")
     assert all(one.weight.layer in page for one in rows)
 
 
@@ -126,7 +127,7 @@ def test_a_runs_page_shows_what_was_pruned_alone() -> None:
 
 def test_a_page_shows_what_pruning_did() -> None:
     document = eligibility_document(every_status(), pruned=RESULT)
-    page = html.render(document)
+    page = html.page(document)
     assert "What pruning did to each layer" in page
     assert page.count("no calibration input reached it") == 1
     assert '<td class="figure">0.3000</td>' in page

@@ -32,7 +32,7 @@ from twofour.pipeline.reporting import report_files
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.latency import LatencyComparison
 from twofour.records.weights import NotCovered
-from twofour.reports import csv as csv_format
+from twofour.reports import text as text_formats
 from twofour.reports.document import Table
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.latency_document import latency_document
@@ -143,9 +143,9 @@ def test_a_comparison_gives_the_same_cells_in_every_format(name: str) -> None:
 
 
 def _of_csv(comparison: LatencyComparison) -> list[tuple[str, ...]]:
-    text = csv_format.render(latency_document(comparison))
+    text = text_formats.csv(latency_document(comparison))
     head, *rows = csv.reader(io.StringIO(text))
-    assert tuple(head) == csv_format.CELLS
+    assert tuple(head) == text_formats.CELLS
     return [tuple(_unguarded(cell) for cell in row[:4]) for row in rows]
 
 

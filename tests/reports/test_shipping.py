@@ -10,9 +10,9 @@ from support.render_cases import every_status
 
 from twofour.records.export import Accuracy, Metric
 from twofour.records.latency import LatencyComparison, LatencyVerdict
-from twofour.reports import markdown
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.eligibility_words import shipping_line
+from twofour.reports.text import markdown
 
 ACCURACY = Accuracy(
     drift=(cases.agreement(0.01, 0.93),),
@@ -85,7 +85,7 @@ def test_a_model_that_came_sparse_has_no_score_to_lose() -> None:
 
 def test_it_is_the_first_line_of_the_page() -> None:
     document = eligibility_document(every_status(), accuracy=ACCURACY, comparison=comparison(0.8))
-    first = markdown.render(document).splitlines()[2]
+    first = markdown(document).splitlines()[2]
     assert first.startswith("**worth shipping: accuracy 0.9800 dense")
     assert shipping_line(None, comparison(0.8)) is None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.records.options import ExampleInputs
 from twofour.sources.callable import CallableSource
@@ -120,6 +120,6 @@ def test_opening_a_source_and_its_key_import_no_torch(tmp_path: Path) -> None:
 
 
 def test_the_help_names_every_form_of_a_source() -> None:
-    help_text = " ".join(CliRunner().invoke(app, ["prune", "--help"]).stdout.split())
+    help_text = " ".join(CliRunner().invoke(application(), ["prune", "--help"]).stdout.split())
     words = re.sub(r"[│\s]+", " ", help_text)
     assert [form.written for form in FORMS if form.written not in words] == []

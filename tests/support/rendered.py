@@ -11,12 +11,13 @@ from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison
 from twofour.records.log import BuildLog
-from twofour.reports import csv, html, markdown, terminal
+from twofour.reports import html, terminal
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.eligibility_document import status_bar as draw_bar
 from twofour.reports.latency_document import latency_document
 from twofour.reports.latency_document import ratio_plot as draw_ratios
 from twofour.reports.log_document import log_document
+from twofour.reports.text import csv, markdown
 
 
 def eligibility_table(report: EligibilityReport) -> RenderableType:
@@ -24,15 +25,15 @@ def eligibility_table(report: EligibilityReport) -> RenderableType:
 
 
 def to_markdown(report: EligibilityReport) -> str:
-    return markdown.render(eligibility_document(report))
+    return markdown(eligibility_document(report))
 
 
 def to_html(report: EligibilityReport, **more: Any) -> str:
-    return html.render(eligibility_document(report, **more))
+    return html.page(eligibility_document(report, **more))
 
 
 def to_csv(report: EligibilityReport) -> str:
-    return csv.render(eligibility_document(report))
+    return csv(eligibility_document(report))
 
 
 def comparison_text(comparison: LatencyComparison) -> RenderableType:
@@ -40,11 +41,11 @@ def comparison_text(comparison: LatencyComparison) -> RenderableType:
 
 
 def comparison_markdown(comparison: LatencyComparison) -> str:
-    return markdown.render(latency_document(comparison))
+    return markdown(latency_document(comparison))
 
 
 def comparison_page(comparison: LatencyComparison) -> str:
-    return html.render(latency_document(comparison))
+    return html.page(latency_document(comparison))
 
 
 def log_text(log: BuildLog) -> str:

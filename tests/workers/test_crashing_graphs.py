@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from twofour.cli.app import app
+from twofour.cli import application
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.run import BuildResult, VariantCheck
 from twofour.store import read_record
@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def twofour(*arguments: str) -> Result:
     """In this process: what ends is that of the engine."""
-    return CliRunner().invoke(app, [*arguments, "--out", "r"])
+    return CliRunner().invoke(application(), [*arguments, "--out", "r"])
 
 
 def test_the_main_job_ends_in_one_run_with_outputs_and_times_of_both_files(

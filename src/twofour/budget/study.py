@@ -60,7 +60,7 @@ from twofour.records.run import (
     SensitivityResult,
 )
 from twofour.records.weights import PruneResult
-from twofour.reports import html, markdown
+from twofour.reports import html
 from twofour.reports.sensitivity_document import in_order_of_worth, loss_words, sensitivity_document
 from twofour.sources.calibration.open import onnx_inputs
 from twofour.sources.user_code import parse_reference
@@ -107,8 +107,8 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
                 made.append(sets)
                 found = _Study(pruned, budget, sets, units, savings).result(note)
             document = sensitivity_document(found)
-            write_text(run.file(MARKDOWN), markdown.render(document))
-            write_text(run.file(HTML), html.render(document))
+            write_text(run.file(MARKDOWN), markdown(document))
+            write_text(run.file(HTML), html.page(document))
             write_text(run.file(LAYER_LIST), _layer_list(found))
             return found, (LAYER_LIST, MARKDOWN, HTML)
 

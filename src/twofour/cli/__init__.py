@@ -1,12 +1,17 @@
-"""The command line: one module per command; the only place that prints or exits."""
+"""The command line, the only place that prints or exits: which command is which function."""
 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import sys
+from typing import TYPE_CHECKING
 
 from twofour.errors import INTERRUPTED
-from twofour.packages import missing
+from twofour.packages import __version__, missing
+
+if TYPE_CHECKING:  # what is missing must be named, typer too
+    from typer import Typer
 
 
 def main() -> None:
@@ -18,18 +23,59 @@ def main() -> None:
 
 
 def _exit_code() -> int:
-    faulthandler.enable()  # a crash inside a runtime library is not to pass without a word
+    faulthandler.enable()  # a crash inside a runtime library leaves a traceback
     try:
-        from twofour.cli.app import app
-
-        app()
+        application()()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:  # while modules are loaded
         return INTERRUPTED
-    except ModuleNotFoundError as error:  # what the command line itself is made with
+    except ModuleNotFoundError as error:  # a package that the command line itself needs
         if (lacking := missing(error)) is None:
             raise
         sys.stderr.write(f"error: {lacking}\n")
         return lacking.exit_code
     return 0
+
+
+@functools.cache
+def application() -> Typer:
+    """The Typer application with every command."""
+    import typer
+
+    from twofour.cli import compare, report, run
+
+    app = typer.Typer(
+        name="twofour",
+        help="From a dense PyTorch or ONNX model to a 2:4-sparse TensorRT engine, "
+        "with the reason for every layer that does not run sparse.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command("prune-export-build")(run.prune_export_build)
+    app.command("prune")(run.prune)
+    app.command("sensitivity")(run.sensitivity)
+    app.command("validate")(report.validate)
+    app.command("export")(run.export)
+    app.command("build")(run.build)
+    app.command("log")(report.log)
+    app.command("report")(report.report)
+    app.command("explain")(report.explain)
+    app.command("compare")(compare.compare)
+    app.command("doctor")(report.doctor)
+
+    def show_version(wanted: bool) -> None:  # Typer's callback signature
+        if wanted:
+            typer.echo(f"twofour {__version__}")
+            raise typer.Exit
+
+    flag = typer.Option(
+        False, "--version", callback=show_version, is_eager=True, help="Print the version."
+    )
+
+    @app.callback()
+    def options(*, version: bool = flag) -> None:
+        pass
+
+    return app

@@ -178,10 +178,10 @@ def _end(comparison: LatencyComparison) -> None:
     And 5, whatever the gates say, where no variant lived to the end.
     """
     from twofour.compare.comparison import refuse_unfinished
-    from twofour.latency.gates import check_gates
+    from twofour.latency.fail_if import check_fail_if
 
     refuse_unfinished(comparison)
-    outcome = check_gates(comparison, comparison.options.fail_if)
+    outcome = check_fail_if(comparison, comparison.options.fail_if)
     for line in (*outcome.failed, *outcome.not_judged):
         say(f"error: {line}")
     if comparison.partial is not None:

@@ -23,9 +23,8 @@ from twofour.compare.variants import (
 from twofour.engines.machine import describe_machine, read_clocks, usable_cores
 from twofour.engines.protocol import ENGINES, ModeStatus, Takes
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.latency.gates import check_names, parse_gate
-from twofour.latency.layers import contrasts
-from twofour.latency.ratios import ratios_and_noise
+from twofour.latency.fail_if import check_names, parse_gate
+from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.packages import installed_version
 from twofour.pipeline.emitting import compare_emitted
 from twofour.pipeline.evidence import is_emitted_folder
@@ -42,8 +41,9 @@ from twofour.pipeline.stages import ACCURACY, Progress, Silent, onnx_files
 from twofour.records.export import Accuracy
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, without_batch
 from twofour.records.options import CompareOptions
-from twofour.reports import html, markdown
+from twofour.reports import html
 from twofour.reports.latency_document import latency_document
+from twofour.reports.text import markdown
 from twofour.sources.open import refuse_untrusted
 from twofour.store import read_record, write_record, write_text
 from twofour.workers.process import WorkerDiedError
@@ -135,8 +135,8 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
     """
     write_record(folder / LATENCY, comparison)
     document = latency_document(comparison)
-    write_text(folder / MARKDOWN, markdown.render(document))
-    write_text(folder / PAGE, html.render(document))
+    write_text(folder / MARKDOWN, markdown(document))
+    write_text(folder / PAGE, html.page(document))
     verdicts = folder / REPORT
     if is_run_folder(folder) and verdicts.is_file():
         write_pages(folder, report_document(folder, report_folder(folder)))

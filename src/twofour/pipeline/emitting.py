@@ -34,9 +34,8 @@ from twofour.inputs.examples import (
     profiles_for,
 )
 from twofour.inputs.fits import is_fixed, shapes_of
-from twofour.latency.layers import contrasts
 from twofour.latency.noise import LEAST_ROUNDS
-from twofour.latency.ratios import ratios_and_noise
+from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.logs.layer_info import read_profile
 from twofour.packages import __version__
 from twofour.pipeline.evidence import EMITTED, failed_variants, read_build, read_emitted

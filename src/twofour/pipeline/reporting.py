@@ -57,9 +57,10 @@ from twofour.records.weights import (
     Validation,
     Weight,
 )
-from twofour.reports import html, markdown
+from twofour.reports import html
 from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
+from twofour.reports.text import markdown
 from twofour.store import read_record, write_text
 from twofour.words import printable
 
@@ -373,8 +374,8 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
 
 def write_pages(folder: Path, document: Document) -> None:
     """report.md and report.html."""
-    write_text(folder / MARKDOWN, markdown.render(document))
-    write_text(folder / HTML, html.render(document))
+    write_text(folder / MARKDOWN, markdown(document))
+    write_text(folder / HTML, html.page(document))
 
 
 def check_page(folder: Path) -> None:

@@ -1,12 +1,12 @@
 """Records -> one Document -> a format of it; no torch, onnx, tensorrt.
 
-A format has a name here, and a module whose `render` makes it.
+A format has a name here, and a function that makes it of a document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, TypeAlias
 
 from twofour.errors import BadInputError
@@ -21,10 +21,10 @@ Renderer: TypeAlias = "Callable[[Document], RenderableType]"
 
 TABLE = "table"
 FORMATS: dict[str, str | Renderer] = {
-    TABLE: "twofour.reports.terminal",
-    "markdown": "twofour.reports.markdown",
-    "csv": "twofour.reports.csv",
-    "html": "twofour.reports.html",
+    TABLE: "twofour.reports.terminal:render",
+    "markdown": "twofour.reports.text:markdown",
+    "csv": "twofour.reports.text:csv",
+    "html": "twofour.reports.html:page",
 }
 """Modules are imported when they are asked for."""
 
@@ -38,5 +38,5 @@ def renderer(name: str) -> Renderer:
         )
     if not isinstance(found, str):
         return found
-    render: Renderer = import_module(found).render
+    render: Renderer = resolve_name(found)
     return render

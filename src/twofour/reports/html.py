@@ -39,7 +39,7 @@ Choices: TypeAlias = tuple[list[tuple[str, str, int]], list[tuple[str, int]]]
 _NOT_IN_JSON = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 
 
-def render(document: Document) -> str:
+def page(document: Document) -> str:
     """A whole page with its style, script and data inside; the same report gives the same bytes.
 
     A table of layers holds every one and can be read without the script, which adds the filter,

@@ -74,7 +74,7 @@ def parse_gate(text: str) -> Gate:
     )
 
 
-def check_gates(comparison: LatencyComparison, texts: Iterable[str]) -> GateOutcome:
+def check_fail_if(comparison: LatencyComparison, texts: Iterable[str]) -> GateOutcome:
     """Hold every ratio that the gates name to them (docs/decisions/0004-compare.md).
 
     A and B are weights labels, which stand for every engine, mode and batch that has both, or names
@@ -99,7 +99,7 @@ def check_gates(comparison: LatencyComparison, texts: Iterable[str]) -> GateOutc
 
 
 def check_names(variants: Sequence[ComparedVariant], texts: Iterable[str]) -> None:
-    """Raises BadInputError as `check_gates` does, from variants that need not have times yet."""
+    """Raises BadInputError as `check_fail_if` does, from variants that need not have times yet."""
     for gate in map(parse_gate, texts):
         named_pairs(variants, gate)
 

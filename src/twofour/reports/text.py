@@ -1,0 +1,183 @@
+"""Reports as text: GitHub Markdown and CSV.
+
+Markdown: no name is anything but text. Ordinary names stand in backticks, those with a backtick, a
+pipe or a backslash in <code> with character references: both read the same when rendered.
+
+CSV (RFC 4180 with a header): lines end in a newline, what is not known is empty. Text that a
+spreadsheet would run as a formula (it starts with = + - @, blanks aside) gets a leading apostrophe,
+and so does text that starts with one: a reader that wants the exact name drops one leading
+apostrophe. Control characters are written as escapes, so a row is a line.
+"""
+
+from __future__ import annotations
+
+import csv as csv_module
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
+
+from twofour.reports.document import (
+    Block,
+    Column,
+    Details,
+    Document,
+    Kind,
+    Lines,
+    Names,
+    Role,
+    Section,
+    Table,
+    Value,
+    split_code,
+)
+from twofour.words import printable
+
+_LITERAL = {
+    **{c: f"\\{c}" for c in "`*[]~$#"},
+    "\\": "&#92;",
+    "|": "&#124;",
+    "<": "&lt;",
+    "&": "&amp;",
+}
+"""How a character that Markdown or a table of it might obey is written where it is just text."""
+_EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+"""An underscore within a word is never emphasis (CommonMark 6.2), and codes are full of them."""
+_NOT_FOR_BACKTICKS = re.compile(r"[`|\\]|^\s|\s$")
+
+
+_POINTS = {
+    Role.LIST: "- {}",
+    Role.NOTE: "- {}",
+    Role.WARNING: "- **Warning:** {}",
+}
+"""Roles whose lines are points of a list."""
+
+
+def markdown(document: Document) -> str:
+    """The whole document as Markdown, without plots."""
+    blocks = (*document.lead, *document.blocks, *document.appendix)
+    parts = (f"# {escaped(document.title)}", *_blocks(blocks, "##"))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _blocks(blocks: Sequence[Block], mark: str) -> Iterator[str]:
+    """Points that follow each other are one list; `mark` begins a heading."""
+    points: list[str] = []
+    for block in blocks:
+        if isinstance(block, Lines) and block.role in _POINTS:
+            points += (_POINTS[block.role].format(escaped(line)) for line in block.lines)
+            continue
+        yield "\n".join(points)
+        points = []
+        yield from _block(block, mark)
+    yield "\n".join(points)
+
+
+def _block(block: Block, mark: str) -> Iterator[str]:
+    title = getattr(block, "title", None)
+    if isinstance(block, Section | Names | Table) and title:
+        yield f"{mark} {escaped(title)}"
+    if isinstance(block, Section):
+        yield from _blocks(block.blocks, f"#{mark}" if title else mark)
+    elif isinstance(block, Details):
+        yield from _blocks(block.blocks, mark)
+    elif isinstance(block, Names):
+        yield "\n".join(f"- {code(name)}" for name in block.names)
+    elif isinstance(block, Lines):
+        yield _paragraphs(block)
+    elif isinstance(block, Table):
+        made = block.folded()
+        heads = [escaped(column.head) for column in made.columns]
+        rows = ([_cell(column, at) for column in made.columns] for at in range(len(made.rows)))
+        yield markdown_table(heads, rows)
+        yield escaped(block.legend or "")
+
+
+def _paragraphs(block: Lines) -> str:
+    if block.role is Role.SOURCES:
+        return "\n".join(f"- {_reason(line)}" for line in block.lines)
+    lines = map(escaped, block.lines)
+    return "\n\n".join(f"**{line}**" if block.role is Role.ANSWER else line for line in lines)
+
+
+def _cell(column: Column, at: int) -> str:
+    """A name is code; the lines of a cell are kept apart."""
+    text = column.cells[at]
+    if text is None:
+        return "-"
+    if column.kind is Kind.REASON:
+        return _reason(text)
+    first, *others = text.split("\n")
+    shown = code(first) if column.kind is Kind.NAME else escaped(first)
+    shown = "<br>".join((shown, *map(escaped, others)))
+    return " ".join(filter(None, (shown, escaped(column.note(at)))))
+
+
+def _reason(text: str) -> str:
+    found = split_code(text)
+    return escaped(text) if found is None else f"`{found[0]}`: {escaped(found[1])}"
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are Markdown already."""
+    lines = (titles, tuple("---" for _ in titles), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def escaped(text: str) -> str:
+    """Text that no Markdown reader takes for markup, emphasis, a link or the end of a cell."""
+    return _EMPHASIS.sub(r"\\_", "".join(_LITERAL.get(c, c) for c in printable(text)))
+
+
+def code(name: str) -> str:
+    """A name without control characters in backticks, or in <code> where it has one itself."""
+    if not _NOT_FOR_BACKTICKS.search(name):
+        return f"`{name}`"
+    return f"<code>{''.join(c if c.isalnum() else f'&#{ord(c)};' for c in name)}</code>"
+
+
+# --- CSV ------------------------------------------------------------------------------------------
+
+CELLS = ("table", "row", "column", "shown", "exact")
+"""Columns of a document that has no one table of everything: a line for each cell."""
+_FORMULA = frozenset("=+-@＝＋－＠")  # noqa: RUF001 -- the full-width signs are the point
+"""First characters that make a spreadsheet run a cell (OWASP, CSV injection)."""
+
+
+def csv(document: Document) -> str:
+    """The table for scripts as CSV, or each cell of each table as it is shown, and exactly."""
+    if document.data is None:
+        return _written((CELLS, *(row for table in document.tables for row in _csv_rows(table))))
+    columns = document.data().columns
+    heads = tuple(column.head for column in columns)
+    return _written((heads, *zip(*(column.values for column in columns), strict=True)))
+
+
+def _csv_rows(table: Table) -> Iterator[tuple[Value, ...]]:
+    names, *others = table.columns
+    for at, name in enumerate(names.cells):
+        for column in others:
+            text = None if column.cells[at] is None else f"{column.cells[at]} {column.note(at)}"
+            exact = column.values[at] if column.values else None
+            yield (table.title, _one_line(name), column.head, _one_line(text), exact)
+
+
+def _one_line(text: str | None) -> str | None:
+    return None if text is None else text.strip().replace("\n", " | ")
+
+
+def _written(rows: Iterable[Iterable[Value]]) -> str:
+    text = io.StringIO()
+    csv_module.writer(text, lineterminator="\n").writerows(
+        [_csv_cell(value) for value in row] for row in rows
+    )
+    return text.getvalue()
+
+
+def _csv_cell(value: Value) -> str:
+    if not isinstance(value, str):
+        return "" if value is None or not isfinite(value) else str(value)
+    safe = printable(value)
+    risky = safe.lstrip()[:1] in _FORMULA or safe.startswith("'")
+    return f"'{safe}" if safe and risky else safe
