@@ -60,7 +60,7 @@ from twofour.records.run import (
     SensitivityResult,
 )
 from twofour.records.weights import PruneResult
-from twofour.reports import html
+from twofour.reports.html import write_pages
 from twofour.reports.sensitivity_document import in_order_of_worth, loss_words, sensitivity_document
 from twofour.sources.calibration.open import onnx_inputs
 from twofour.sources.user_code import parse_reference
@@ -70,7 +70,7 @@ from twofour.workers.host import RUNTIMES
 
 FOLDER = "sensitivity"
 """Folder of everything pruned and of the measurements, inside the run folder."""
-MARKDOWN, HTML = "sensitivity.md", "sensitivity.html"
+PAGES = "sensitivity.md", "sensitivity.html"
 STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Shares of the possible saving at which a set is measured for the table."""
 _ENOUGH_SAMPLES = 64
@@ -107,10 +107,9 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
                 made.append(sets)
                 found = _Study(pruned, budget, sets, units, savings).result(note)
             document = sensitivity_document(found)
-            write_text(run.file(MARKDOWN), markdown(document))
-            write_text(run.file(HTML), html.page(document))
+            write_pages(run.path, PAGES, document)
             write_text(run.file(LAYER_LIST), _layer_list(found))
-            return found, (LAYER_LIST, MARKDOWN, HTML)
+            return found, (LAYER_LIST, *PAGES)
 
         inside = [*onnx_files(own.file(onnx_name(SPARSE))), MEASURED_ON, PRUNE]
         dense_files = onnx_files(run.file(onnx_name(DENSE)))

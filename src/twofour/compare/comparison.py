@@ -31,27 +31,25 @@ from twofour.pipeline.evidence import is_emitted_folder
 from twofour.pipeline.folder import is_run_folder, left, own_folder, writing_into
 from twofour.pipeline.reporting import (
     LATENCY,
+    PAGES,
     REPORT,
     check_page,
     report_document,
     report_folder,
-    write_pages,
 )
 from twofour.pipeline.stages import ACCURACY, Progress, Silent, onnx_files
 from twofour.records.export import Accuracy
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, without_batch
 from twofour.records.options import CompareOptions
-from twofour.reports import html
+from twofour.reports.html import write_pages
 from twofour.reports.latency_document import latency_document
-from twofour.reports.text import markdown
 from twofour.sources.open import refuse_untrusted
-from twofour.store import read_record, write_record, write_text
+from twofour.store import read_record, write_record
 from twofour.workers.process import WorkerDiedError
 
 _FAR_COSINE = 0.9
 """Below it two outputs are not those of one model in two precisions (those are above 0.99)."""
-MARKDOWN = "latency.md"
-PAGE = "latency.html"
+LATENCY_PAGES = "latency.md", "latency.html"
 
 
 def compare(
@@ -134,12 +132,10 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
     folder cannot be written.
     """
     write_record(folder / LATENCY, comparison)
-    document = latency_document(comparison)
-    write_text(folder / MARKDOWN, markdown(document))
-    write_text(folder / PAGE, html.page(document))
+    write_pages(folder, LATENCY_PAGES, latency_document(comparison))
     verdicts = folder / REPORT
     if is_run_folder(folder) and verdicts.is_file():
-        write_pages(folder, report_document(folder, report_folder(folder)))
+        write_pages(folder, PAGES, report_document(folder, report_folder(folder)))
 
 
 def make_folder(path: Path) -> Path:
@@ -188,7 +184,7 @@ def _refuse_others(folder: Path) -> None:
     with contextlib.suppress(BadInputError):
         read_record(LatencyComparison, folder / LATENCY)
         return
-    for name in (LATENCY, MARKDOWN, PAGE):
+    for name in (LATENCY, *LATENCY_PAGES):
         if (folder / name).exists():
             raise BadInputError(
                 f"{folder} holds {name}, which no comparison wrote",

@@ -57,18 +57,16 @@ from twofour.records.weights import (
     Validation,
     Weight,
 )
-from twofour.reports import html
 from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.text import markdown
-from twofour.store import read_record, write_text
+from twofour.reports.html import write_pages
+from twofour.store import read_record
 from twofour.words import printable
 
 T = TypeVar("T")
 REPORT_STAGE = "report"
 REPORT = "eligibility.json"
-MARKDOWN = "report.md"
-HTML = "report.html"
+PAGES = "report.md", "report.html"
 SENSITIVITY = "sensitivity.json"
 LATENCY = "latency.json"
 """What `twofour compare` writes; the page shows it."""
@@ -106,8 +104,8 @@ def report(
         known += [weight.weight for weight in found.weights if weight.weight is not None]
         parameters = [name.parameter for name in layers.layers]
         report = with_not_exported(report, not_exported(pruned.weights, parameters, known))
-        write_pages(run.path, report_document(run.path, report))
-        return report, (MARKDOWN, HTML)
+        write_pages(run.path, PAGES, report_document(run.path, report))
+        return report, PAGES
 
     return Stage(
         name=REPORT_STAGE,
@@ -370,12 +368,6 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
         chosen=chosen,
         pruned=_if_there(PruneResult, folder / PRUNE),
     )
-
-
-def write_pages(folder: Path, document: Document) -> None:
-    """report.md and report.html."""
-    write_text(folder / MARKDOWN, markdown(document))
-    write_text(folder / HTML, html.page(document))
 
 
 def check_page(folder: Path) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from markupsafe import Markup, escape
@@ -29,6 +30,8 @@ from twofour.reports.document import (
     Table,
     split_code,
 )
+from twofour.reports.text import markdown
+from twofour.store import write_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -68,6 +71,12 @@ def page(document: Document) -> str:
             data=None if layers is None else _script_data(layers, details),
         )
     )
+
+
+def write_pages(folder: Path, names: tuple[str, str], document: Document) -> None:
+    """Write the document as Markdown and as a page, under these two names."""
+    for name, text in zip(names, (markdown(document), page(document)), strict=True):
+        write_text(folder / name, text)
 
 
 def drawn(drawing: Drawing) -> Markup:
