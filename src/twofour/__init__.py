@@ -165,7 +165,7 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
     types and ties that do not fit. Weights that the module computes (parametrizations, weight
     norm) become plain ones, because the pruned values would not be in force behind them.
     """
-    from twofour.pipeline.stages import WEIGHTS
+    from twofour.pipeline.folder import WEIGHTS
     from twofour.pipeline.torch.weights import load_weights as load
 
     module = _module_of(model, "load_weights fills a module in memory")

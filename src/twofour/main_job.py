@@ -25,25 +25,18 @@ from twofour.pipeline.checks import (
     why_no_baseline,
 )
 from twofour.pipeline.folder import (
+    DENSE,
+    LAYERS,
+    SPARSE,
     STAGES,
     is_run_folder,
+    onnx_name,
     open_run_folder,
     own_folder,
     read_manifest,
 )
 from twofour.pipeline.reporting import report
-from twofour.pipeline.settings import resolve
-from twofour.pipeline.stages import (
-    DENSE,
-    LAYERS,
-    SPARSE,
-    Model,
-    Progress,
-    Run,
-    Runner,
-    Silent,
-    onnx_name,
-)
+from twofour.pipeline.stages import Model, Progress, Run, Runner, Silent, resolve
 from twofour.pipeline.validating import put_together, validate
 from twofour.records.options import RunOptions
 from twofour.records.run import (

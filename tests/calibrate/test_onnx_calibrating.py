@@ -26,8 +26,7 @@ from twofour.inputs.calibration import Batch, CalibrationData
 from twofour.main_job import run_prune
 from twofour.pattern import check
 from twofour.pipeline.onnx.calibrating import OnnxCalibration
-from twofour.pipeline.settings import Settings
-from twofour.pipeline.stages import Silent
+from twofour.pipeline.stages import Settings, Silent
 from twofour.pruning.onnx import Calibrated, prune_onnx
 from twofour.pruning.statistics import Inputs
 from twofour.records.options import (

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.pipeline.folder import open_run_folder
-from twofour.pipeline.stages import onnx_files
+from twofour.pipeline.folder import onnx_files, open_run_folder
 from twofour.records.run import StageRecord
 
 

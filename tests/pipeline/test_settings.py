@@ -15,8 +15,7 @@ from support.small_run import MODEL, Recorder
 from twofour.errors import BadInputError
 from twofour.main_job import open_run, run_all, run_build, run_export, run_stages
 from twofour.pipeline.onnx.model import OnnxModel
-from twofour.pipeline.settings import Settings, resolve
-from twofour.pipeline.stages import R, Runner, Silent, Stage
+from twofour.pipeline.stages import R, Runner, Settings, Silent, Stage, resolve
 from twofour.pipeline.torch.model import TorchModel
 from twofour.records.export import EngineStatus
 from twofour.records.options import (

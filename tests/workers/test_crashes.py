@@ -16,7 +16,7 @@ from support.stand_in_worker import DYING, PLAN
 from twofour.errors import BuildFailedError
 from twofour.main_job import open_run, run_stages
 from twofour.pipeline.building import refuse_crashed
-from twofour.pipeline.settings import resolve
+from twofour.pipeline.stages import resolve
 from twofour.records.options import RunOptions
 from twofour.records.run import BuildResult, RunResult, VariantCheck
 from twofour.store import read_record

@@ -17,8 +17,9 @@ from twofour.errors import BadInputError
 from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.evidence import EvidenceFiles, read_evidence
+from twofour.pipeline.folder import INPUTS, SPARSE, onnx_name
 from twofour.pipeline.reporting import known_to_pruning, named, report_folder
-from twofour.pipeline.stages import INPUTS, SPARSE, Run, onnx_name
+from twofour.pipeline.stages import Run
 from twofour.pruning.selection import glob_of
 from twofour.records.eligibility import ShareUnit, Verdict, VerdictName
 from twofour.records.export import LayerMap, LayerName

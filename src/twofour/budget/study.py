@@ -32,21 +32,19 @@ from twofour.errors import BadInputError, BuildFailedError
 from twofour.inputs.calibration import Batch
 from twofour.inputs.fits import save_arrays
 from twofour.pipeline.checks import check, metric_key
-from twofour.pipeline.folder import STAGES, open_run_folder, own_folder
-from twofour.pipeline.reporting import SENSITIVITY
-from twofour.pipeline.stages import (
+from twofour.pipeline.folder import (
     DENSE,
     INPUTS,
     PRUNE,
     SPARSE,
-    Made,
-    Run,
-    Runner,
-    Stage,
+    STAGES,
     onnx_files,
     onnx_name,
-    versions,
+    open_run_folder,
+    own_folder,
 )
+from twofour.pipeline.reporting import SENSITIVITY
+from twofour.pipeline.stages import Made, Run, Runner, Stage, versions
 from twofour.pipeline.validating import validate
 from twofour.pruning.selection import LAYER_LIST, layer_list
 from twofour.records.export import LayerMap

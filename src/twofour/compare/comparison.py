@@ -28,7 +28,14 @@ from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.packages import installed_version
 from twofour.pipeline.emitting import compare_emitted
 from twofour.pipeline.evidence import is_emitted_folder
-from twofour.pipeline.folder import is_run_folder, left, own_folder, writing_into
+from twofour.pipeline.folder import (
+    ACCURACY,
+    is_run_folder,
+    left,
+    onnx_files,
+    own_folder,
+    writing_into,
+)
 from twofour.pipeline.reporting import (
     LATENCY,
     PAGES,
@@ -37,7 +44,7 @@ from twofour.pipeline.reporting import (
     report_document,
     report_folder,
 )
-from twofour.pipeline.stages import ACCURACY, Progress, Silent, onnx_files
+from twofour.pipeline.stages import Progress, Silent
 from twofour.records.export import Accuracy
 from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, without_batch
 from twofour.records.options import CompareOptions

@@ -21,16 +21,19 @@ from twofour.inputs.examples import (
     random_inputs,
 )
 from twofour.inputs.fits import read_arrays, shapes_of, stored_arrays
-from twofour.pipeline.folder import is_run_folder, read_manifest, refuse_changed, refuse_outside
-from twofour.pipeline.stages import (
+from twofour.pipeline.folder import (
     BUILD,
     DENSE,
     INPUTS,
     SPARSE,
     WEIGHTS,
+    is_run_folder,
     onnx_files,
     onnx_name,
+    read_manifest,
     reference_name,
+    refuse_changed,
+    refuse_outside,
 )
 from twofour.records.export import TensorShape
 from twofour.records.latency import variant_name

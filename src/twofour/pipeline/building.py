@@ -15,18 +15,8 @@ from twofour.errors import BuildFailedError
 from twofour.inputs.examples import beyond_ranges, opt_shapes, profiles_for
 from twofour.inputs.fits import at_shapes, shapes_of
 from twofour.latency.ratios import ratios_and_noise, unpaired_ratios
-from twofour.pipeline.stages import (
-    BUILD,
-    DENSE,
-    INPUTS,
-    SPARSE,
-    Made,
-    Run,
-    Stage,
-    onnx_files,
-    onnx_name,
-    record_of,
-)
+from twofour.pipeline.folder import BUILD, DENSE, INPUTS, SPARSE, onnx_files, onnx_name, record_of
+from twofour.pipeline.stages import Made, Run, Stage
 from twofour.records.export import VariantBuild
 from twofour.records.latency import (
     ComparedVariant,

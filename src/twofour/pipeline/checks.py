@@ -12,17 +12,8 @@ from twofour.eligibility.predict import not_covered_lines
 from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.inputs.fits import save_arrays, stored_arrays
-from twofour.pipeline.stages import (
-    ACCURACY,
-    DENSE,
-    INPUTS,
-    SPARSE,
-    Made,
-    Run,
-    Stage,
-    onnx_files,
-    record_of,
-)
+from twofour.pipeline.folder import ACCURACY, DENSE, INPUTS, SPARSE, onnx_files, record_of
+from twofour.pipeline.stages import Made, Run, Stage
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions

@@ -39,10 +39,9 @@ from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.logs.layer_info import read_profile
 from twofour.packages import __version__
 from twofour.pipeline.evidence import EMITTED, failed_variants, read_build, read_emitted
-from twofour.pipeline.folder import is_run_folder
+from twofour.pipeline.folder import INPUTS, LAYERS, is_run_folder
 from twofour.pipeline.onnx.model import write_onnx
-from twofour.pipeline.settings import refuse_kept_without_change
-from twofour.pipeline.stages import INPUTS, LAYERS
+from twofour.pipeline.stages import refuse_kept_without_change
 from twofour.records.export import (
     LayerMap,
     LayerTime,

@@ -12,7 +12,7 @@ from twofour.eligibility.same_model import ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming
 from twofour.inputs.fits import shapes_of, sizes_by_symbol, stored_arrays
 from twofour.logs.prefix import loads
-from twofour.pipeline.stages import INPUTS, LAYERS
+from twofour.pipeline.folder import INPUTS, LAYERS
 from twofour.records.export import GraphNode, LayerMap, TensorShape, TrtexecFolder
 from twofour.records.log import Build, SparsityFlag
 from twofour.store import from_json, read_record

@@ -14,14 +14,22 @@ from typing import Any
 
 from twofour.errors import BadInputError
 from twofour.packages import __version__
-from twofour.records.options import ExampleInputs
+from twofour.records.options import ExampleInputs, Variant
 from twofour.records.run import RunManifest, StageRecord
 from twofour.store import read_record, sha256_file, write_record
 
 MANIFEST = "run.json"
+DENSE, SPARSE, TUNED = Variant.DENSE, Variant.SPARSE, Variant.TUNED
+PRUNE, VALIDATE, EXPORT = "prune.json", "validate.json", "export.json"
+BUILD, ACCURACY = "build.json", "accuracy.json"
+INPUTS = "inputs.npz"
+WEIGHTS = "weights.safetensors"
+LAYERS = "layers.json"
+CHECKPOINT = "checkpoint"
+"""Folder of a checkpoint that was pruned in its own files."""
 STAGES = "stages"
 """Folder of the records and arrays that only stages read."""
-FOLDERS = (STAGES, "compare", "sensitivity", "checkpoint")
+FOLDERS = (STAGES, "compare", "sensitivity", CHECKPOINT)
 """All that is made inside a run folder: what is written goes there, or replaces a file beside."""
 BROUGHT_UP_TO_DATE = "the command that made the folder brings it up to date"
 _LOCK = ".lock"
@@ -29,6 +37,31 @@ _LEFTOVER = re.compile(
     r"\..+\.(json|onnx|data|npz|safetensors|plan|log|cache|md|html|txt)\.[^.]+\.part"
 )
 """What store.atomic_file and the export call a half-written file of a kind that runs write."""
+
+
+def onnx_name(variant: Variant) -> str:
+    """File of a variant in the run folder."""
+    return f"{variant}.onnx"
+
+
+def reference_name(variant: Variant) -> str:
+    """File with the torch module's outputs on the example inputs."""
+    return f"stages/reference-{variant}.npz"
+
+
+def onnx_files(path: Path) -> tuple[str, ...]:
+    """Names of an ONNX file and of its external data files, `<name>.data` or `<name>.0.data`.
+
+    Other names that begin so are the user's.
+    """
+    ours = re.compile(rf"{re.escape(path.name)}(\.\d+)?\.data", re.ASCII)
+    found = path.parent.iterdir() if path.parent.is_dir() else ()
+    return (path.name, *sorted(file.name for file in found if ours.fullmatch(file.name)))
+
+
+def record_of(stage: str) -> str:
+    """File of the record of a stage that has none of its own."""
+    return f"stages/{stage}.json"
 
 
 @dataclass(slots=True)

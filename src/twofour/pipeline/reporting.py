@@ -30,8 +30,7 @@ from twofour.pipeline.evidence import (
     read_evidence,
     read_layer_names,
 )
-from twofour.pipeline.folder import changes, is_run_folder, left, read_manifest
-from twofour.pipeline.stages import (
+from twofour.pipeline.folder import (
     ACCURACY,
     BUILD,
     DENSE,
@@ -39,12 +38,14 @@ from twofour.pipeline.stages import (
     LAYERS,
     PRUNE,
     SPARSE,
-    Made,
-    Run,
-    Stage,
+    changes,
+    is_run_folder,
+    left,
     onnx_files,
     onnx_name,
+    read_manifest,
 )
+from twofour.pipeline.stages import Made, Run, Stage
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap, LayerName
 from twofour.records.latency import LatencyComparison

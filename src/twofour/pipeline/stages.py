@@ -1,24 +1,45 @@
-"""Stages of a run as data, and what a run hands from one to the next."""
+"""A run and its stages: options resolved once, then each stage done or found done.
+
+`main_job` opens the run and puts the stages in order; the modules beside this one make them. What
+is decided later (the sizes that a file leaves free, a lower optimization level after a crash) is a
+result in a stage's record; nothing changes the settings.
+"""
 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from twofour.eligibility.build_facts import (
+    DEPRECATED,
+    WEAK_IS_DEPRECATED,
+    Typing,
+    never_weakly_typed,
+    typing_of,
+    version_numbers,
+)
+from twofour.engines.protocol import ENGINES, EngineRow, choose_engine
+from twofour.engines.tensorrt.bindings import opset_for
+from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModels
 from twofour.inputs.fits import stored_arrays
 from twofour.packages import __version__, installed_version
-from twofour.pipeline.folder import STAGES, RunFolder
-from twofour.pipeline.settings import Decisive, Settings
-from twofour.records.export import LayerMap, OnnxFile
-from twofour.records.options import Variant
+from twofour.pipeline.folder import INPUTS, STAGES, RunFolder, onnx_files, onnx_name, record_of
+from twofour.pruning.methods import (
+    DEFAULT_WITH_DATA,
+    DEFAULT_WITHOUT_DATA,
+    method_named,
+    refuse_without_data,
+    without_data,
+)
+from twofour.records.export import EngineStatus, LayerMap, OnnxFile
+from twofour.records.options import LossKind, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, StageRecord
-from twofour.records.weights import PruneResult
+from twofour.records.weights import PruneResult, shared
 from twofour.sources.source import state_of
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.workers.host import EngineHost, Sessions
@@ -31,6 +52,7 @@ if TYPE_CHECKING:
 
 
 R = TypeVar("R")
+StatusOf = Callable[[EngineRow], EngineStatus]
 
 
 class Progress(Protocol):
@@ -49,14 +71,10 @@ class Progress(Protocol):
         """Something the user should know."""
 
 
-def _say_nothing(*_: object, **__: object) -> None:
-    pass
-
-
 class Silent:
     """The Progress that says nothing."""
 
-    stage: Callable[..., None] = staticmethod(_say_nothing)
+    stage: Callable[..., None] = staticmethod(lambda *_, **__: None)
     done: Callable[..., None] = stage
     step: Callable[..., None] = stage
     note: Callable[..., None] = stage
@@ -88,13 +106,15 @@ class Stage(Generic[R]):
     """A stage whose record is not lasting is done again by the next run."""
 
 
-def record_of(stage: str) -> str:
-    """File of the record of a stage that has none of its own."""
-    return f"stages/{stage}.json"
-
-
-class Model(Decisive, Protocol):
+class Model(Protocol):
     """What a run does for a torch model in one way, and for an ONNX file in another."""
+
+    @property
+    def default_precision(self) -> Precision | None:
+        """The precision that is taken where nobody asks for one; None: the file keeps its types."""
+
+    def refuse_options_without_effect(self, options: RunOptions) -> None:
+        """Raise BadInputError for an option that this kind of model does not take."""
 
     @property
     def package(self) -> str:
@@ -200,41 +220,58 @@ def versions(*packages: str) -> dict[str, str | None]:
     return {"twofour": __version__, **{name: installed_version(name) for name in packages}}
 
 
-DENSE, SPARSE, TUNED = Variant.DENSE, Variant.SPARSE, Variant.TUNED
-"""The model as it came, where another one is the dense reference."""
-PRUNE, VALIDATE, EXPORT = "prune.json", "validate.json", "export.json"
-BUILD, ACCURACY = "build.json", "accuracy.json"
-INPUTS = "inputs.npz"
-WEIGHTS = "weights.safetensors"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenEngine:
+    """The engine of a run, and the preferred ones that cannot run here."""
 
-CHECKPOINT = "checkpoint"
-"""Folder of a checkpoint that was pruned in its own files."""
-LAYERS = "layers.json"
+    status: EngineStatus
+    not_used: tuple[EngineStatus, ...]
 
+    @property
+    def row(self) -> EngineRow:
+        """What the registry says of it."""
+        return ENGINES[self.status.engine]
 
-def onnx_name(variant: Variant) -> str:
-    """File of a variant in the run folder."""
-    return f"{variant}.onnx"
-
-
-def reference_name(variant: Variant) -> str:
-    """File with the torch module's outputs on the example inputs."""
-    return f"stages/reference-{variant}.npz"
+    @property
+    def builds_from_sparse(self) -> bool:
+        """TensorRT builds both engines from sparse.onnx, with and without sparse kernels."""
+        return self.row.is_tensorrt
 
 
-def onnx_files(path: Path) -> tuple[str, ...]:
-    """Names of an ONNX file and of its external data files, `<name>.data` or `<name>.0.data`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(RunOptions):
+    """The options with `precision` and `opset` decided, and the engine that runs."""
 
-    Other names that begin so are the user's.
-    """
-    ours = re.compile(rf"{re.escape(path.name)}(\.\d+)?\.data", re.ASCII)
-    found = path.parent.iterdir() if path.parent.is_dir() else ()
-    return (path.name, *sorted(file.name for file in found if ours.fullmatch(file.name)))
+    chosen: ChosenEngine | None = None
+    """None in a job that builds nothing."""
+
+    @property
+    def method_name(self) -> str:
+        """The pruning method that was asked for, else the default with or without data."""
+        default = DEFAULT_WITHOUT_DATA if self.calibration.data is None else DEFAULT_WITH_DATA
+        return self.method.name or default
+
+    @property
+    def pruning(self) -> tuple[object, ...]:
+        """All options that the pruned weights depend on."""
+        return self.pattern, self.selection, self.method, self.calibration
+
+    @property
+    def refits_a_mask(self) -> bool:
+        """The mask that came with the model is kept, its weights refitted to the dense model."""
+        refits = self.method.name == "keep" and bool(self.method.refit)
+        return refits and self.dense_reference is not None
+
+    @property
+    def builder(self) -> ChosenEngine:
+        """The engine of a job that builds."""
+        assert self.chosen is not None, "only asked for by the stages that build"
+        return self.chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run: where, of what, how, and the models and sessions that stages hand on."""
+    """One run: its folder, model and options, and what one stage hands to the next."""
 
     path: Path
     """Absolute: user code may change the working directory."""
@@ -272,11 +309,9 @@ class Run:
 
     @property
     def described_in(self) -> Path | None:
-        """Where the model's tokenizer and image processor may be described."""
+        """Folder in which the model's tokenizer and image processor may be described."""
         path = Path(self.source.text).absolute()
-        if path.is_dir():
-            return path
-        return path.parent if path.is_file() else None
+        return path if path.is_dir() else path.parent if path.is_file() else None
 
     def calibration_key(self) -> str:
         """sha256 over the calibration data; "" without any."""
@@ -288,7 +323,7 @@ class Run:
         return calibration_key(options.calibration, self.described_in, seed=options.seed)
 
     def open_calibration(self, inputs: ModelInputs) -> CalibrationData:
-        """The calibration data, found to fit a model that takes these inputs."""
+        """The calibration data, checked to fit a model that takes these inputs."""
         from twofour.sources.calibration.open import open_calibration
 
         options, folder = self.options, self.file(STAGES)
@@ -306,7 +341,7 @@ class Run:
 
 
 def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVariant:
-    """What <variant>.onnx is, as it lies in the run folder, with these names of its layers."""
+    """The record of <variant>.onnx in the run folder, with these names of its layers."""
     path = run.file(onnx_name(variant))
     model = run.models.open(path)
     size_bytes = sum(run.file(name).stat().st_size for name in onnx_files(path))
@@ -319,3 +354,94 @@ def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVa
         outputs=model.outputs,
         layers=layers,
     )
+
+
+def refuse_kept_without_change(options: RunOptions, precision: Precision | None) -> None:
+    """Raise BadInputError for --keep-float32 where no precision is changed."""
+    if options.keep_float32 and precision in (None, Precision.FLOAT32):
+        raise BadInputError(
+            "--keep-float32 needs a change of precision, and none is asked for",
+            hint="add --precision float16 or bfloat16",
+        )
+
+
+def resolve(
+    options: RunOptions, model: Model, status_of: StatusOf | None, note: Callable[[str], None]
+) -> Settings:
+    """Decide what the options leave open; `status_of` tries an engine, None: none is needed.
+
+    Raises BadInputError for options that do not fit, MissingToolError when no engine can run.
+    """
+    model.refuse_options_without_effect(options)
+    _refuse_without_data(options)
+    _refuse_unmeasured(options)
+    if options.metric is not None:  # found before hours of work, not after
+        from twofour.sources.user_code import load_metric
+
+        load_metric(options.metric)
+    chosen = None if status_of is None else _pick_engine(options, status_of, note)
+    precision = options.precision or model.default_precision
+    refuse_kept_without_change(options, precision)
+    opset, is_bfloat16 = options.opset, options.precision is Precision.BFLOAT16
+    if opset is None and not is_bfloat16 and chosen is not None and chosen.builds_from_sparse:
+        opset = opset_for(chosen.status.version)  # one that the engine reads
+    decided = {"precision": precision, "opset": opset, "chosen": chosen}
+    return Settings(**(shared(options, RunOptions) | decided))
+
+
+def _refuse_unmeasured(options: RunOptions) -> None:
+    """A budget in units of a metric needs one, and a dense model."""
+    if options.budget.is_set and options.dense_reference is not None:
+        raise BadInputError(
+            "a budget chooses what is pruned: with --dense-reference the model is pruned already",
+            hint="leave --dense-reference out, or choose layers with --layers",
+        )
+    if options.metric is not None:
+        return
+    if options.budget.max_drop is not None:
+        raise BadInputError(
+            "--max-drop is in the units of your metric, and none is given",
+            hint="add --metric file.py:evaluate, or choose by --budget 0.8",
+        )
+    if options.budget.loss is LossKind.METRIC:
+        raise BadInputError("--loss metric needs a metric", hint="add --metric file.py:evaluate")
+
+
+def _refuse_without_data(options: RunOptions) -> None:
+    """A method that needs data, and options that say how data are used."""
+    method, calibration = options.method, options.calibration
+    if method.name is not None:
+        method_named(method.name)
+    if calibration.data is not None:
+        from twofour.pruning.solve import solve_layers
+
+        # without layers it looks at the settings alone: the data are not read yet
+        solve_layers((), method_named(method.name or DEFAULT_WITH_DATA), method)
+        return
+    if method.name is not None:
+        without_data(method.name)
+    refuse_without_data(method, calibration)
+
+
+def _pick_engine(
+    options: RunOptions, status_of: StatusOf, note: Callable[[str], None]
+) -> ChosenEngine:
+    """Choose by trying; a note says where the preferred engine cannot run, or an option is idle.
+
+    Raises BadInputError for --fp16, --int8 and --bf16 with TensorRT 11.
+    """
+    status, not_used = choose_engine(options.engine, status_of)
+    for other in not_used:
+        note(f"{other.engine} cannot run here: {other.why_not}; continuing with {status.engine}")
+    chosen = ChosenEngine(status=status, not_used=not_used)
+    allow, version = options.build.allow, status.version or ""
+    if not allow:
+        return chosen
+    if not chosen.builds_from_sparse:
+        words = ", ".join(f"--{allowed.value}" for allowed in allow)
+        note(f"{words}: no effect with {status.engine}, only with TensorRT")
+    elif typing_of(version_numbers(version)) is Typing.STRONG:
+        raise never_weakly_typed(version, allow[0])
+    elif version_numbers(version) >= WEAK_IS_DEPRECATED:
+        note(DEPRECATED)
+    return chosen

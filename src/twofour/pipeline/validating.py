@@ -10,8 +10,7 @@ from pathlib import Path
 
 from twofour.errors import BadInputError, PatternBrokenError, naming
 from twofour.graph.opened import OpenedModel, open_onnx
-from twofour.pipeline.folder import changes, is_run_folder, read_manifest
-from twofour.pipeline.stages import (
+from twofour.pipeline.folder import (
     CHECKPOINT,
     EXPORT,
     LAYERS,
@@ -19,13 +18,14 @@ from twofour.pipeline.stages import (
     SPARSE,
     VALIDATE,
     WEIGHTS,
-    Made,
-    Run,
-    Stage,
+    changes,
+    is_run_folder,
     onnx_files,
     onnx_name,
+    read_manifest,
     record_of,
 )
+from twofour.pipeline.stages import Made, Run, Stage
 from twofour.pruning.verify import guess_weights, read_header, validate_onnx, validate_safetensors
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.run import ExportedVariant, VariantCheck

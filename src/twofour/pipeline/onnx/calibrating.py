@@ -47,8 +47,7 @@ from twofour.graph.opened import OpenedModel
 from twofour.inputs.calibration import CalibrationData
 from twofour.inputs.fits import save_arrays
 from twofour.pattern import as_bits
-from twofour.pipeline.settings import Settings
-from twofour.pipeline.stages import Progress, versions
+from twofour.pipeline.stages import Progress, Settings, versions
 from twofour.pruning.methods import left_to, method_named, without_data
 from twofour.pruning.onnx import Calibrated, choices_of
 from twofour.pruning.solve import SolvedLayer, solve_layers

@@ -30,21 +30,18 @@ from twofour.inputs.examples import (
 )
 from twofour.inputs.fits import save_arrays, shapes_of
 from twofour.pipeline.checks import refuse_nothing_pruned
-from twofour.pipeline.folder import STAGES
-from twofour.pipeline.stages import (
+from twofour.pipeline.folder import (
     DENSE,
     INPUTS,
     PRUNE,
     SPARSE,
+    STAGES,
     TUNED,
-    Made,
-    Run,
-    Stage,
-    exported_variant,
     onnx_files,
     onnx_name,
     reference_name,
 )
+from twofour.pipeline.stages import Made, Run, Stage, exported_variant
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
@@ -80,7 +77,7 @@ class OnnxModel:
         """The file as the user named it."""
         return self._source.text
 
-    def refuse_passed_over(self, options: RunOptions) -> None:
+    def refuse_options_without_effect(self, options: RunOptions) -> None:
         """Raise BadInputError for what only the export of a torch model takes."""
         given = {
             "--dynamic": options.dynamic is not None,
@@ -128,7 +125,7 @@ class OnnxModel:
             kind=PruneResult,
             work=work,
             depends_on=(
-                *(options.pattern, options.selection, options.method, options.calibration),
+                *options.pruning,
                 run.calibration_key(),
                 run.key_of(run.dense_source) if options.refits_a_mask else "",
             ),

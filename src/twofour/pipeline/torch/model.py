@@ -13,20 +13,17 @@ import numpy as np
 from twofour.errors import BadInputError
 from twofour.inputs.fits import save_arrays
 from twofour.pipeline.checks import refuse_nothing_pruned
-from twofour.pipeline.stages import (
+from twofour.pipeline.folder import (
     DENSE,
     INPUTS,
     PRUNE,
     SPARSE,
     WEIGHTS,
-    Made,
-    Run,
-    Stage,
-    exported_variant,
     onnx_files,
     onnx_name,
     reference_name,
 )
+from twofour.pipeline.stages import Made, Run, Stage, exported_variant
 from twofour.pipeline.torch.weights import load_weights, save_tensors
 from twofour.records.export import TensorShape
 from twofour.records.options import (
@@ -115,7 +112,7 @@ class TorchModel:
         gc.collect()  # modules and traces lie in cycles
         give_back_memory()
 
-    def refuse_passed_over(self, options: RunOptions) -> None:
+    def refuse_options_without_effect(self, options: RunOptions) -> None:
         """A torch model takes every option."""
 
     def export_dense(self, run: Run) -> ExportedVariant:
@@ -172,7 +169,7 @@ class TorchModel:
             work=work,
             watched=lambda: (*self.data_files, *run.calibration_files),
             depends_on=(
-                *(options.pattern, options.selection, options.method, options.calibration),
+                *options.pruning,
                 *(run.key_of(run.source), run.calibration_key(), refitted_to_key(run)),
             ),
             packages=("torch",),

@@ -14,8 +14,8 @@ import psutil
 
 from twofour.errors import BadInputError
 from twofour.pipeline.checks import refuse_nothing_pruned
-from twofour.pipeline.folder import STAGES, own_folder
-from twofour.pipeline.stages import CHECKPOINT, PRUNE, Made, Run, Stage
+from twofour.pipeline.folder import CHECKPOINT, PRUNE, STAGES, own_folder
+from twofour.pipeline.stages import Made, Run, Stage
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.weights import PruneResult
 from twofour.sources.checkpoint import check_weight_file, read_checkpoint
@@ -74,13 +74,8 @@ def prune(run: Run) -> Stage[PruneResult]:
         work=work,
         watched=lambda: run.calibration_files,
         depends_on=(
-            "streamed",
-            run.options.pattern,
-            run.options.selection,
-            run.options.method,
-            run.options.calibration,
-            run.key_of(run.source),
-            run.calibration_key(),
+            *("streamed", *run.options.pruning),
+            *(run.key_of(run.source), run.calibration_key()),
         ),
         packages=("torch", "transformers"),
     )
