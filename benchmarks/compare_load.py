@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from twofour.compare.comparison import compare
+from twofour.comparing.comparison import compare
 from twofour.latency.noise import floor_at, own_floor
 from twofour.latency.ratios import verdict_of
 from twofour.main_job import run_all

@@ -65,6 +65,7 @@ def test_an_argument_of_another_type_is_named_with_what_was_found(
 ) -> None:
     with pytest.raises(BadInputError, match=f"(?s){message}"):
         call()
+    assert callable(twofour.compare), "no room of the package takes the function's name"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from support import onnx_models as om
 from support.fuzzing import SECONDS, read_all, try_many
 from support.unlucky import at_change, full_from
 
-from twofour.compare.variants import open_compared
+from twofour.comparing.variants import open_compared
 from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_prune

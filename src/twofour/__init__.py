@@ -233,7 +233,7 @@ def compare(
     Writes latency.json and its pages into `out` (default: the run folder, or runs/compare-...).
     Raises the kinds of TwofourError.
     """
-    from twofour.compare.comparison import compare as run_comparison
+    from twofour.comparing.comparison import compare as run_comparison
     from twofour.records.options import CompareOptions
     from twofour.store import checked
 

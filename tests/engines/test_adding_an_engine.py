@@ -11,7 +11,7 @@ import pytest
 from support import onnx_models as om
 from support.toy_engine import ToyEngine
 
-from twofour.compare.comparison import compare
+from twofour.comparing.comparison import compare
 from twofour.engines.protocol import ENGINES, Builder, EngineRow, Takes
 from twofour.main_job import run_build
 from twofour.records.export import VariantBuild

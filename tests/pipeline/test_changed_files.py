@@ -14,7 +14,7 @@ from onnx import helper
 from support import onnx_models as om
 from support.small_run import Recorder
 
-from twofour.compare.variants import open_compared
+from twofour.comparing.variants import open_compared
 from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_prune

@@ -12,7 +12,7 @@ from support.render_cases import every_status
 from typer.testing import CliRunner
 
 from twofour.cli import application
-from twofour.compare import comparison as comparing
+from twofour.comparing import comparison as comparing
 from twofour.errors import BadInputError
 from twofour.records.latency import LatencyComparison
 from twofour.reports import FORMATS, renderer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twofour.compare.variant_process import Memory
+from twofour.comparing.variant_process import Memory
 from twofour.engines.protocol import BuildRequest, EngineRow, ProgressCallback
 from twofour.engines.timing import EngineTimes, TimedRequest, TimingSettings, with_samples
 from twofour.errors import BadInputError, BuildFailedError

@@ -135,7 +135,7 @@ def _measured(
     quiet: bool,
 ) -> LatencyComparison:
     """Measure, save and print; None prints JSON."""
-    from twofour.compare.comparison import (
+    from twofour.comparing.comparison import (
         first_interrupt_only,
         measure_paths,
         save_comparison,
@@ -177,7 +177,7 @@ def _end(comparison: LatencyComparison) -> None:
 
     And 5, whatever the gates say, where no variant lived to the end.
     """
-    from twofour.compare.comparison import refuse_unfinished
+    from twofour.comparing.comparison import refuse_unfinished
     from twofour.latency.fail_if import check_fail_if
 
     refuse_unfinished(comparison)

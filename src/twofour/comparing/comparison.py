@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from twofour.compare.measure import Measured, measure, planned_rows
-from twofour.compare.variant_process import start_worker
-from twofour.compare.variants import (
+from twofour.comparing.measure import Measured, measure, planned_rows
+from twofour.comparing.variant_process import start_worker
+from twofour.comparing.variants import (
     NOT_LOADABLE,
     Compared,
     Planned,

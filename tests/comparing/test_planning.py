@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twofour.compare.variants import (
+from twofour.comparing.variants import (
     ComparedModel,
     StatusesOf,
     TorchRequest,

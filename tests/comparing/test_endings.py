@@ -15,11 +15,11 @@ from support.stand_in_worker import SERVICE
 from typer.testing import CliRunner, Result
 
 from twofour.cli import application
-from twofour.compare import comparison as comparing
-from twofour.compare.comparison import refuse_unfinished, statuses_apart
-from twofour.compare.measure import take_peaks
-from twofour.compare.variant_process import Memory, VariantProcess
-from twofour.compare.variants import ComparedModel, Planned
+from twofour.comparing import comparison as comparing
+from twofour.comparing.comparison import refuse_unfinished, statuses_apart
+from twofour.comparing.measure import take_peaks
+from twofour.comparing.variant_process import Memory, VariantProcess
+from twofour.comparing.variants import ComparedModel, Planned
 from twofour.errors import BuildFailedError
 from twofour.records.latency import LatencyComparison, LatencyVerdict, RoundLoad, Withheld
 from twofour.workers.process import WorkerProcess

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.compare.variant_process import VariantProcess, prepare_request, refuse_without_memory
-from twofour.compare.variants import Compared, Planned
+from twofour.comparing.variant_process import VariantProcess, prepare_request, refuse_without_memory
+from twofour.comparing.variants import Compared, Planned
 from twofour.engines.machine import cpu_use, load_between
 from twofour.engines.timing import RoundPlan, Rounds, batch_of, interleave, with_samples
 from twofour.errors import BadInputError, TwofourError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support import onnx_models as om
 
-from twofour.compare.comparison import compare
+from twofour.comparing.comparison import compare
 from twofour.errors import BadInputError
 from twofour.records.options import CompareOptions
 

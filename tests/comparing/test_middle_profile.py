@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twofour.compare.measure import middle_profile
+from twofour.comparing.measure import middle_profile
 from twofour.records.export import LayerTime
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twofour.compare.variants import Planned, TorchRequest
+from twofour.comparing.variants import Planned, TorchRequest
 from twofour.engines.machine import available_bytes, has_room_for, peak_resident_bytes, reset_peak
 from twofour.engines.protocol import (
     ENGINES,
@@ -35,11 +35,11 @@ from twofour.workers.host import EngineHost, Tries, build_in
 from twofour.workers.process import WorkerProcess
 
 if TYPE_CHECKING:
-    from twofour.compare.variants import Compared
+    from twofour.comparing.variants import Compared
     from twofour.engines.protocol import ModeStatus, TimedModel
     from twofour.engines.torch.program import TorchProgram
 
-_SERVICE = "twofour.compare.variant_process:Worker"
+_SERVICE = "twofour.comparing.variant_process:Worker"
 
 
 def start_worker(threads: int) -> WorkerProcess:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import onnx_models as om
 
-from twofour.compare.comparison import compare, first_interrupt_only
+from twofour.comparing.comparison import compare, first_interrupt_only
 from twofour.pipeline.stages import Silent
 from twofour.records.latency import LatencyComparison
 from twofour.records.options import CompareOptions

@@ -1,1 +1,0 @@
-"""The measurement: variants, worker processes, rounds."""

@@ -1,0 +1,1 @@
+"""The measurement behind `twofour compare`: variants, worker processes, rounds."""
