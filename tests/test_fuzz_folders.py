@@ -22,7 +22,7 @@ from twofour.comparing.variants import open_compared
 from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_prune
-from twofour.pipeline.folder import changes
+from twofour.pipeline.folder import changed_files
 from twofour.pipeline.reporting import explained_folder, report_document, report_folder
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import EligibilityReport
@@ -112,7 +112,7 @@ def _check_resumed(folder: Path, model: Path, expected: str) -> None:
     _, _, validation = run_prune(str(model), folder, RunOptions())
     assert to_json(validation).split('"files"', 1)[1] == expected
     left = ("prune.json", "validate.json", "sparse.onnx", "dense.onnx")
-    assert changes(folder, left) == ()
+    assert changed_files(folder, left) == ()
 
 
 @pytest.mark.timeout(max(600, 3 * SECONDS))
@@ -178,7 +178,7 @@ def test_a_disk_that_is_full_at_any_change_leaves_nothing_half_written(
 
 def _stale(folder: Path) -> tuple[str, ...]:
     """What of the folder's main files is stale."""
-    return changes(folder, ("eligibility.json", "prune.json", "validate.json", "sparse.onnx"))
+    return changed_files(folder, ("eligibility.json", "prune.json", "validate.json", "sparse.onnx"))
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from twofour.graph.opened import open_onnx
 from twofour.inputs.examples import random_inputs
 from twofour.inputs.fits import read_arrays
 from twofour.logs.read import read_build_log
-from twofour.pipeline.emitting import read_times
+from twofour.pipeline.emitting import read_trtexec_times
 from twofour.pipeline.evidence import EvidenceFiles, read_layer_names
 from twofour.pipeline.reporting import report_files
 from twofour.pipeline.torch.weights import read_checkpoint as read_tensors
@@ -187,7 +187,7 @@ def _read_json(path: Path) -> None:
     """A record, times of trtexec, names of layers."""
     for kind in (RunManifest, LayerMap):
         read_all((lambda kind=kind: to_json(read_record(kind, path)),), path)  # type: ignore[misc]
-    read_all((lambda: read_times(path, warmup_ms=0), lambda: read_layer_names(path)), path)
+    read_all((lambda: read_trtexec_times(path, warmup_ms=0), lambda: read_layer_names(path)), path)
 
 
 def _notebook() -> bytes:

@@ -18,9 +18,9 @@ from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModels
 from twofour.pipeline.building import build_result, build_variant, time_variants, with_profiles
 from twofour.pipeline.checks import (
-    accuracy,
-    check,
     check_reference_fits,
+    check_variant,
+    compare_outputs,
     lost_without_data,
     why_no_baseline,
 )
@@ -35,9 +35,9 @@ from twofour.pipeline.folder import (
     own_folder,
     read_manifest,
 )
-from twofour.pipeline.reporting import report
-from twofour.pipeline.stages import Model, Progress, Run, Runner, Silent, resolve
-from twofour.pipeline.validating import put_together, validate
+from twofour.pipeline.reporting import make_report
+from twofour.pipeline.stages import Model, Progress, Run, Runner, Silent, resolve_options
+from twofour.pipeline.validating import combine_exports, validate_weights
 from twofour.records.options import RunOptions
 from twofour.records.run import (
     BuildResult,
@@ -76,7 +76,7 @@ def run_stages(run: Run) -> RunResult:
     dense = run.model.export_dense(run)
     build = with_profiles(run, dense)
     run, chosen = within_budget(run, dense)
-    pruned, validation = prune(run)
+    pruned, validation = prune_and_validate(run)
     sparse = run.do(run.model.export_sparse(run, dense))
     check_reference_fits(run, dense, sparse)
     no_baseline = why_no_baseline(pruned) if run.reference is None else None
@@ -84,13 +84,13 @@ def run_stages(run: Run) -> RunResult:
         run.progress.note(no_baseline)
     checks, builds = [], []
     for exported in (dense, sparse):
-        checks.append(run.do(check(run, exported)))
+        checks.append(run.do(check_variant(run, exported)))
         builds.append(run.do(build_variant(run, build, exported.onnx.variant)))
-    exports = run.do(put_together(run, pruned, validation, (dense, sparse), checks))
-    drift = run.do(accuracy(run, (dense, sparse), checks, no_baseline))
+    exports = run.do(combine_exports(run, pruned, validation, (dense, sparse), checks))
+    drift = run.do(compare_outputs(run, (dense, sparse), checks, no_baseline))
     times = run.do(time_variants(run, build, builds, sparse.precision))
     built = run.do(build_result(run, build, tuple(builds), times, no_baseline))
-    verdicts = run.do(report(run, pruned, exports, sparse.layers, built))
+    verdicts = run.do(make_report(run, pruned, exports, sparse.layers, built))
     return RunResult(
         folder=str(run.shown),
         prune=pruned,
@@ -123,7 +123,7 @@ def _figures(run: Run, dense: ExportedVariant) -> tuple[dict[str, float], dict[s
     sparse = run.do(run.model.export_sparse(run, dense))
     check_reference_fits(run, dense, sparse)
     run.sessions.close()  # sparse.onnx may have been another file until now
-    before, after = (run.do(check(run, of)) for of in (dense, sparse))
+    before, after = (run.do(check_variant(run, of)) for of in (dense, sparse))
     return before.metrics, after.metrics
 
 
@@ -136,8 +136,8 @@ def run_prune(
     with open_run(model, out, options, progress or Silent()) as run:
         if streaming.is_streamed(run):
             pruned = run.do(streaming.prune(run))
-            return run.shown, pruned, run.do(validate(run, pruned, streaming.weights(run)))
-        return (run.shown, *prune(run))
+            return run.shown, pruned, run.do(validate_weights(run, pruned, streaming.weights(run)))
+        return (run.shown, *prune_and_validate(run))
 
 
 def run_sensitivity(
@@ -177,7 +177,7 @@ def run_export(
     with open_run(model, out, options, progress or Silent()) as run:
         run.host.start()
         exported = run.model.export_dense(run)
-        checked = run.do(check(run, exported))
+        checked = run.do(check_variant(run, exported))
         write_record(run.file(LAYERS), exported.layers)
         return run.shown, exported, checked
 
@@ -195,7 +195,7 @@ def run_build(
         taken = run.model.export_as_it_is(run)
         build = with_profiles(run, taken)
         if taken.reference is not None:
-            run.do(check(run, taken))
+            run.do(check_variant(run, taken))
         variants = (DENSE, SPARSE) if run.options.builder.builds_from_sparse else (SPARSE,)
         built = tuple(run.do(build_variant(run, build, variant)) for variant in variants)
         times = run.do(time_variants(run, build, built, taken.precision))
@@ -239,7 +239,7 @@ def open_run(
                 shown=shown,
                 runner=Runner(folder, progress),
                 source=source,
-                options=resolve(options, to_prune, status_of, progress.note),
+                options=resolve_options(options, to_prune, status_of, progress.note),
                 progress=progress,
                 host=host,
                 sessions=Sessions(host, options.build.threads),
@@ -272,10 +272,10 @@ def _model(
     )
 
 
-def prune(run: Run) -> tuple[PruneResult, Validation]:
+def prune_and_validate(run: Run) -> tuple[PruneResult, Validation]:
     """Pruned, and the saved weights read back and judged."""
     pruned = run.do(run.model.prune(run))
     lost = lost_without_data(pruned)
     if lost is not None:
         run.progress.note(lost)
-    return pruned, run.do(validate(run, pruned, run.model.weights(run)))
+    return pruned, run.do(validate_weights(run, pruned, run.model.weights(run)))

@@ -13,7 +13,7 @@ from support import onnx_models as om
 from support.render_cases import every_status
 
 from twofour.budget import savings
-from twofour.budget.savings import PruningUnit, find_units, read_times
+from twofour.budget.savings import PruningUnit, find_units, read_layer_times
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.pruning.onnx import prune_onnx
@@ -99,7 +99,7 @@ def test_a_build_gives_the_tactics_of_the_layers_that_have_both(
     def pairs(*verdicts: Verdict) -> dict[str, tuple[float, float]]:
         found = replace(report, verdicts=(*verdicts, *others))
         monkeypatch.setattr(savings, "report_folder", lambda _: found)
-        return read_times(tmp_path)
+        return read_layer_times(tmp_path)
 
     assert pairs(first) == {"/conv": (0.5, 0.3)}
     joined = [replace(first, node=name, engine_layer="q + k") for name in ("/q", "/k")]
@@ -111,4 +111,4 @@ def test_a_build_gives_the_tactics_of_the_layers_that_have_both(
 def test_what_is_no_folder_of_a_build_is_refused(tmp_path: Path) -> None:
     (tmp_path / "times.csv").write_text("a,1.5,1\n")
     with pytest.raises(BadInputError, match="does not exist"):
-        read_times(tmp_path / "times.csv")
+        read_layer_times(tmp_path / "times.csv")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from twofour.cli import application
 from twofour.comparing.variant_process import prepare_request
-from twofour.comparing.variants import Planned, open_compared
+from twofour.comparing.variants import PlannedVariant, open_compared
 from twofour.graph.opened import open_onnx
 from twofour.inputs.fits import save_arrays
 from twofour.pruning.verify import validate_onnx
@@ -140,7 +140,7 @@ def test_an_int8_mode_is_given_a_quantised_copy_that_keeps_two_of_four(
     compared.work.mkdir()
     save_arrays(compared.examples, dict(compared.inputs))
     (model,) = compared.models
-    planned = Planned(
+    planned = PlannedVariant(
         name="sparse@onnxruntime:int8", model=model, engine="onnxruntime", mode="int8"
     )
     request, seconds = prepare_request(compared, planned, 1, (), pytest.fail)

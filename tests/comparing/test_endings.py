@@ -18,8 +18,8 @@ from twofour.cli import application
 from twofour.comparing import comparison as comparing
 from twofour.comparing.comparison import refuse_unfinished, statuses_apart
 from twofour.comparing.measure import take_peaks
-from twofour.comparing.variant_process import Memory, VariantProcess
-from twofour.comparing.variants import ComparedModel, Planned
+from twofour.comparing.variant_process import PeakMemory, VariantProcess
+from twofour.comparing.variants import ComparedModel, PlannedVariant
 from twofour.errors import BuildFailedError
 from twofour.records.latency import LatencyComparison, LatencyVerdict, RoundLoad, Withheld
 from twofour.workers.process import WorkerProcess
@@ -136,7 +136,7 @@ def test_an_engine_that_takes_its_process_down_when_it_is_tried_cannot_run(
 @pytest.mark.skipif(os.name == "nt", reason="stops a process")
 def test_once_interrupted_a_process_that_hangs_keeps_nobody_waiting() -> None:
     """Further Ctrl-C are ignored then, so nobody is asked anything more."""
-    row = Planned(name="a", model=ComparedModel(weights="a"), engine="torch", mode="eager")
+    row = PlannedVariant(name="a", model=ComparedModel(weights="a"), engine="torch", mode="eager")
     well, hung = (VariantProcess(planned=row, process=WorkerProcess(SERVICE, 1)) for _ in range(2))
     try:
         assert hung.process is not None
@@ -149,5 +149,5 @@ def test_once_interrupted_a_process_that_hangs_keeps_nobody_waiting() -> None:
     finally:
         well.close()
         hung.close()
-    assert before == Memory(host_bytes=7, device_bytes=None)
+    assert before == PeakMemory(host_bytes=7, device_bytes=None)
     assert [hung.peak, well.peak] == [None, None]

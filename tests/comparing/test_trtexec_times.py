@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.pipeline.emitting import read_times
+from twofour.pipeline.emitting import read_trtexec_times
 
 BEFORE_8 = """[
   { "startInMs" : 0, "endInMs" : 0.1, "startComputeMs" : 0.1, "endComputeMs" : 9.1, "startOutMs" \
@@ -46,11 +46,11 @@ def written(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("text", [BEFORE_8, OF_8, OF_10], ids=["before 8", "8", "10"])
 def test_every_form_gives_the_computing_times_behind_the_warm_up(tmp_path: Path, text: str) -> None:
-    assert read_times(written(tmp_path, text), warmup_ms=200) == (2.00006,)
+    assert read_trtexec_times(written(tmp_path, text), warmup_ms=200) == (2.00006,)
 
 
 def test_rows_that_do_not_say_when_they_began_are_taken(tmp_path: Path) -> None:
-    assert read_times(
+    assert read_trtexec_times(
         written(tmp_path, '[{"computeMs": 2}, {"computeMs": 3.5}]'), warmup_ms=200
     ) == (2, 3.5)
 
@@ -69,4 +69,4 @@ def test_rows_that_do_not_say_when_they_began_are_taken(tmp_path: Path) -> None:
 )
 def test_a_file_without_usable_times_is_refused_by_name(tmp_path: Path, text: str) -> None:
     with pytest.raises(BadInputError, match=r"no times in .*dense\.times\.json"):
-        read_times(written(tmp_path, text), warmup_ms=200)
+        read_trtexec_times(written(tmp_path, text), warmup_ms=200)

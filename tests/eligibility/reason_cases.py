@@ -28,7 +28,7 @@ from twofour.eligibility.evidence import BuildEvidence
 from twofour.eligibility.predict import predict, unjudged, with_not_exported
 from twofour.eligibility.report import join_report
 from twofour.graph.weights import find_weights
-from twofour.pipeline.reporting import named
+from twofour.pipeline.reporting import with_module_names
 from twofour.pruning.selection import choose
 from twofour.pruning.verify import guess_weights
 from twofour.records.eligibility import Verdict
@@ -80,7 +80,7 @@ def _zero_point() -> Verdict:
 def _not_a_layer() -> Verdict:
     place = LayerName(layer="", parameter="table", node="a", initializer="a.weight", op="Conv")
     other = {"fc.weight": matmul("fc", 512, 512)}
-    (weight,) = named([_LARGE], LayerMap(layers=(place,)), other)
+    (weight,) = with_module_names([_LARGE], LayerMap(layers=(place,)), other)
     return _predicted(weight, violations=3)
 
 

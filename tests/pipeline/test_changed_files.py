@@ -19,7 +19,7 @@ from twofour.eligibility.gates import Gates, check_gates
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_prune
 from twofour.packages import __version__
-from twofour.pipeline.folder import left
+from twofour.pipeline.folder import recorded_hashes
 from twofour.pipeline.reporting import explained_folder, report_document, report_folder
 from twofour.pipeline.validating import validate_path
 from twofour.records.latency import LatencyComparison
@@ -179,12 +179,12 @@ def test_a_comparison_may_write_its_page_after_the_report(run: Path) -> None:
 def test_times_of_other_models_are_left_out_of_the_page_and_that_is_said(
     finished: Path, run: Path
 ) -> None:
-    models = left(run, ["dense.onnx", "sparse.onnx"])
+    models = recorded_hashes(run, ["dense.onnx", "sparse.onnx"])
     timed = read_record(LatencyComparison, run / "stages" / "times.json")
     write_record(run / "latency.json", replace(timed, source="mine", files=models))
     shown = markdown(report_document(run, report_folder(run)))
     run_prune(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
-    assert left(run, models) != models
+    assert recorded_hashes(run, models) != models
     run_all(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
     told = "latency.json is of models that were there before: its times are left out"
     assert (told in shown, told in (run / "report.md").read_text()) == (False, True)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from twofour.cli import application
 from twofour.errors import BadInputError
-from twofour.pipeline.folder import STAGES, open_run_folder, writing_into
+from twofour.pipeline.folder import STAGES, lock_folder, open_run_folder
 from twofour.records.run import RunManifest
 from twofour.store import write_record
 
@@ -32,7 +32,7 @@ def test_a_folder_of_ours_that_is_a_link_is_refused_before_anything_is_written(
         pass
     link = tmp_path / "run" / STAGES
     link.symlink_to(tmp_path / target)
-    with pytest.raises(BadInputError, match="is a link") as caught, writing_into(tmp_path / "run"):
+    with pytest.raises(BadInputError, match="is a link") as caught, lock_folder(tmp_path / "run"):
         pass
     assert str(link) in caught.value.message
     assert caught.value.hint == "remove the link, or choose another folder with --out"
@@ -67,8 +67,8 @@ def test_no_command_writes_through_a_link(
 _HOLDER = """
 import sys, time
 from pathlib import Path
-from twofour.pipeline.folder import writing_into
-with writing_into(Path(sys.argv[1])):
+from twofour.pipeline.folder import lock_folder
+with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -82,9 +82,9 @@ def test_the_lock_of_a_process_that_died_holds_nobody_up(tmp_path: Path) -> None
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(BadInputError, match="is in use"), writing_into(tmp_path):
+    with pytest.raises(BadInputError, match="is in use"), lock_folder(tmp_path):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    with writing_into(tmp_path):
+    with lock_folder(tmp_path):
         pass

@@ -15,7 +15,7 @@ from support.small_run import MODEL, Recorder
 from twofour.errors import BadInputError
 from twofour.main_job import open_run, run_all, run_build, run_export, run_stages
 from twofour.pipeline.onnx.model import OnnxModel
-from twofour.pipeline.stages import R, Runner, Settings, Silent, Stage, resolve
+from twofour.pipeline.stages import R, Runner, Settings, Silent, Stage, resolve_options
 from twofour.pipeline.torch.model import TorchModel
 from twofour.records.export import EngineStatus
 from twofour.records.options import (
@@ -227,7 +227,7 @@ def test_an_opset_nobody_asked_for_is_one_that_the_engine_reads(
     version: str, asked: RunOptions, opset: int | None
 ) -> None:
     model = TorchModel(CODE, print)
-    found = resolve(asked, model, lambda row: status(row.name, version), print)
+    found = resolve_options(asked, model, lambda row: status(row.name, version), print)
     assert found.opset == opset
     assert found.builder.status.engine == "tensorrt"
 
@@ -235,8 +235,8 @@ def test_an_opset_nobody_asked_for_is_one_that_the_engine_reads(
 def test_the_precision_that_nobody_asked_for_is_the_sources(folder: Path) -> None:
     module = TorchModel(CODE, print)
     file = OnnxModel(OnnxSource(text="m", path=folder / "model.onnx", options=ExampleInputs()))
-    assert resolve(RunOptions(), module, None, print).precision is Precision.FLOAT16
-    assert resolve(RunOptions(), file, None, print).precision is None
+    assert resolve_options(RunOptions(), module, None, print).precision is Precision.FLOAT16
+    assert resolve_options(RunOptions(), file, None, print).precision is None
 
 
 class Watched(Settings):

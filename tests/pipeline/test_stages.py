@@ -8,7 +8,7 @@ import pytest
 from support.small_run import Recorder
 
 from twofour.pipeline.folder import open_run_folder
-from twofour.pipeline.stages import Made, Runner, Silent, Stage
+from twofour.pipeline.stages import Runner, Silent, Stage, StageOutput
 from twofour.records.weights import Pattern, PruneResult, Selection
 
 RECORD = PruneResult(
@@ -23,14 +23,14 @@ class Work:
         self.path = path
         self.calls = 0
 
-    def __call__(self) -> Made[PruneResult]:
+    def __call__(self) -> StageOutput[PruneResult]:
         self.calls += 1
         (self.path / "weights").write_text("w")
         return RECORD, ("weights",)
 
 
 def _stage(
-    work: Callable[[], Made[PruneResult]], reads: tuple[str, ...] = (), seed: int = 1
+    work: Callable[[], StageOutput[PruneResult]], reads: tuple[str, ...] = (), seed: int = 1
 ) -> Stage[PruneResult]:
     return Stage(
         name="prune",
@@ -92,7 +92,7 @@ def test_a_stage_is_done_again_when_a_file_it_reads_changed(tmp_path: Path) -> N
 
 
 def test_a_stage_that_fails_is_not_noted_as_done(tmp_path: Path) -> None:
-    def fail() -> Made[PruneResult]:
+    def fail() -> StageOutput[PruneResult]:
         raise RuntimeError
 
     with open_run_folder(tmp_path, "m") as folder, pytest.raises(RuntimeError):

@@ -16,7 +16,7 @@ from support.stand_in_worker import DYING, PLAN
 from twofour.errors import BuildFailedError
 from twofour.main_job import open_run, run_stages
 from twofour.pipeline.building import refuse_crashed
-from twofour.pipeline.stages import resolve
+from twofour.pipeline.stages import resolve_options
 from twofour.records.options import RunOptions
 from twofour.records.run import BuildResult, RunResult, VariantCheck
 from twofour.store import read_record
@@ -49,7 +49,7 @@ def run(
         EngineHost(note=progress.note, service=DYING) as host,
     ):
         (folder / PLAN).write_text("\n".join(deaths))
-        settings = resolve(options, opened.model, host.status, progress.note)
+        settings = resolve_options(options, opened.model, host.status, progress.note)
         return run_stages(replace(opened, options=settings, host=host, sessions=Sessions(host, 1)))
 
 

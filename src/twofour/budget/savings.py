@@ -18,7 +18,7 @@ from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.evidence import EvidenceFiles, read_evidence
 from twofour.pipeline.folder import INPUTS, SPARSE, onnx_name
-from twofour.pipeline.reporting import known_to_pruning, named, report_folder
+from twofour.pipeline.reporting import known_to_pruning, report_folder, with_module_names
 from twofour.pipeline.stages import Run
 from twofour.pruning.selection import glob_of
 from twofour.records.eligibility import ShareUnit, Verdict, VerdictName
@@ -217,7 +217,7 @@ def _predicted(run: Run, pruned: PruneResult, layers: LayerMap) -> dict[str, Ver
         activation_products=found.activation_products,
         not_covered=found.not_covered,
     )
-    weights = named(found.weights, layers, known_to_pruning(pruned))
+    weights = with_module_names(found.weights, layers, known_to_pruning(pruned))
     checks = check_onnx(model, HARDWARE_PATTERN)
     return {v.node: v for v in predict(weights, checks, context).verdicts if v.node is not None}
 
@@ -238,7 +238,7 @@ def _products(
     return found
 
 
-def read_times(path: Path) -> dict[str, tuple[float, float]]:
+def read_layer_times(path: Path) -> dict[str, tuple[float, float]]:
     """Milliseconds, dense and sparse, by node, else by layer, in the folder of a build.
 
     They are times of the fastest tactics, where the builder timed both. Layers that are one in the

@@ -27,11 +27,11 @@ from twofour.budget.choosing import (
     trial_of,
 )
 from twofour.budget.measuring import MEASURED, MEASURED_ON, Places, SetMeasurements, open_workers
-from twofour.budget.savings import PruningUnit, Savings, find_savings, find_units, read_times
+from twofour.budget.savings import PruningUnit, Savings, find_savings, find_units, read_layer_times
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.inputs.calibration import Batch
 from twofour.inputs.fits import save_arrays
-from twofour.pipeline.checks import check, metric_key
+from twofour.pipeline.checks import check_variant, metric_key
 from twofour.pipeline.folder import (
     DENSE,
     INPUTS,
@@ -44,8 +44,8 @@ from twofour.pipeline.folder import (
     own_folder,
 )
 from twofour.pipeline.reporting import SENSITIVITY
-from twofour.pipeline.stages import Made, Run, Runner, Stage, versions
-from twofour.pipeline.validating import validate
+from twofour.pipeline.stages import Run, Runner, Stage, StageOutput, versions
+from twofour.pipeline.validating import validate_weights
 from twofour.pruning.selection import LAYER_LIST, layer_list
 from twofour.records.export import LayerMap
 from twofour.records.options import BudgetOptions, LossKind
@@ -86,18 +86,18 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     Raises BadInputError for a budget that does not fit the metric, a metric that fails, and a model
     that cannot be run here, and BuildFailedError for one that ends ONNX Runtime's process.
     """
-    checked = run.do(check(run, dense))  # before everything is pruned, which may take hours
+    checked = run.do(check_variant(run, dense))  # before everything is pruned, which may take hours
     if checked.outputs is None:
         why = f"what layers lose cannot be measured: {checked.not_compared}"
         raise BuildFailedError(why) if checked.failed_tries else BadInputError(why)
     budget = run.options.budget
     figure_of(budget, checked.metrics)
-    times = None if budget.profile is None else read_times(Path(budget.profile))
+    times = None if budget.profile is None else read_layer_times(Path(budget.profile))
     with _in_own_folder(run) as own:
         pruned, layers, note = _prune_everything(own, dense)
         made: list[SetMeasurements] = []
 
-        def work() -> Made[SensitivityResult]:
+        def work() -> StageOutput[SensitivityResult]:
             models = (own.models.open(own.file(onnx_name(v))) for v in (DENSE, SPARSE))
             units = find_units(pruned.weights, layers, *models, siblings=budget.siblings)
             savings = find_savings(own, pruned, layers, units, times)
@@ -155,7 +155,7 @@ def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, La
     for name in (*there, INPUTS):
         link_or_copy(outer / name, run.path / name)
     pruned = run.do(run.model.prune(run))
-    run.do(validate(run, pruned, run.model.weights(run)))
+    run.do(validate_weights(run, pruned, run.model.weights(run)))
     sparse = run.do(run.model.export_sparse(run, dense))
     return pruned, sparse.layers, run.do(_measured_on(run, dense)).note
 
@@ -163,7 +163,7 @@ def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, La
 def _measured_on(run: Run, dense: ExportedVariant) -> Stage[ExampleArrays]:
     """stages/measured-on.npz: 64 calibration samples in whole batches, or the example inputs."""
 
-    def work() -> Made[ExampleArrays]:
+    def work() -> StageOutput[ExampleArrays]:
         arrays, note = _arrays(run, dense)
         save_arrays(run.file(MEASURED_ON), arrays)
         shapes = {name: tuple(map(int, array.shape)) for name, array in arrays.items()}

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from twofour.comparing.measure import Measured, measure, planned_rows
+from twofour.comparing.measure import MeasuredVariants, measure, planned_rows
 from twofour.comparing.variant_process import start_worker
 from twofour.comparing.variants import (
     NOT_LOADABLE,
-    Compared,
-    Planned,
+    ComparisonSetup,
+    PlannedVariant,
     open_compared,
     parse_engines,
     plan_variants,
@@ -31,10 +31,10 @@ from twofour.pipeline.evidence import is_emitted_folder
 from twofour.pipeline.folder import (
     ACCURACY,
     is_run_folder,
-    left,
+    lock_folder,
     onnx_files,
     own_folder,
-    writing_into,
+    recorded_hashes,
 )
 from twofour.pipeline.reporting import (
     LATENCY,
@@ -90,7 +90,7 @@ def measure_paths(
     if len(paths) == 1 and is_emitted_folder(paths[0]):
         folder = make_folder(out or paths[0])
         _refuse_others(folder)
-        with writing_into(folder):
+        with lock_folder(folder):
             yield folder, compare_emitted(paths[0], options)
         return
     compared = open_compared(paths, out, options)
@@ -99,7 +99,7 @@ def measure_paths(
         check_page(compared.folder)
     else:
         _refuse_others(compared.folder)
-    with writing_into(make_folder(compared.folder)):
+    with lock_folder(make_folder(compared.folder)):
         own_folder(compared.work)
         yield compared.folder, _measure(compared, options, progress or Silent())
 
@@ -199,7 +199,9 @@ def _refuse_others(folder: Path) -> None:
             )
 
 
-def _measure(compared: Compared, options: CompareOptions, progress: Progress) -> LatencyComparison:
+def _measure(
+    compared: ComparisonSetup, options: CompareOptions, progress: Progress
+) -> LatencyComparison:
     planned, baseline = plan_variants(
         compared.models, options.engines, options.baseline, statuses_apart
     )
@@ -232,7 +234,7 @@ def _measure(compared: Compared, options: CompareOptions, progress: Progress) ->
             compared.onnx[0].nodes if compared.onnx else (),
         ),
         partial=measured.partial,
-        files=left(compared.folder, model_files) if compared.is_run else {},
+        files=recorded_hashes(compared.folder, model_files) if compared.is_run else {},
         notes=(*measured.notes, *_notes(compared, measured)),
     )
 
@@ -252,7 +254,7 @@ def _within_engines(
     return tuple(filter(alike, ratios))
 
 
-def _refuse_nothing(planned: Sequence[Planned]) -> None:
+def _refuse_nothing(planned: Sequence[PlannedVariant]) -> None:
     if all(row.why_not is not None for row in planned):
         names: dict[str | None, list[str]] = {}
         for row in planned:
@@ -261,7 +263,7 @@ def _refuse_nothing(planned: Sequence[Planned]) -> None:
         raise MissingToolError(said, hint=planned[0].hint)
 
 
-def _refuse_untrusted_code(compared: Compared, options: CompareOptions) -> None:
+def _refuse_untrusted_code(compared: ComparisonSetup, options: CompareOptions) -> None:
     """Before anything is started: the code of the torch variants that are asked for."""
     asked = [name for name, _ in parse_engines(options.engines)] or list(ENGINES)
     rows = [ENGINES[name] for name in asked if ENGINES[name].takes is Takes.MODULE]
@@ -284,7 +286,7 @@ def _failed(what: str, variants: Sequence[ComparedVariant]) -> BuildFailedError:
     return BuildFailedError(f"{what}: {said}", hint=hint)
 
 
-def _working_baseline(measured: Measured, baseline: str, options: CompareOptions) -> str:
+def _working_baseline(measured: MeasuredVariants, baseline: str, options: CompareOptions) -> str:
     """The baseline, or where that failed and was not asked for the first that has a twin."""
     timed = [without_batch(v.name) for v in measured.variants if v.samples_ms]
     if baseline in timed or options.baseline is not None:
@@ -293,7 +295,7 @@ def _working_baseline(measured: Measured, baseline: str, options: CompareOptions
     return (*twins, *timed)[0]
 
 
-def _no_baseline(compared: Compared) -> Iterator[str]:
+def _no_baseline(compared: ComparisonSetup) -> Iterator[str]:
     """A run whose model came in 2:4 compares it with itself."""
     record = Path(compared.source, ACCURACY)
     if record.is_file():
@@ -311,7 +313,7 @@ def _far_outputs(variants: Sequence[ComparedVariant]) -> Iterator[str]:
             )
 
 
-def _input_words(compared: Compared) -> str:
+def _input_words(compared: ComparisonSetup) -> str:
     arrays = ", ".join(
         f"{name} {'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype}"
         for name, array in compared.inputs.items()
@@ -320,7 +322,7 @@ def _input_words(compared: Compared) -> str:
     return f"inputs: {arrays}{made_up if compared.made_up else ''}"
 
 
-def _notes(compared: Compared, measured: Measured) -> tuple[str, ...]:
+def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> tuple[str, ...]:
     once = {without_batch(v.name): v for v in measured.variants}
     notes = [
         _input_words(compared),

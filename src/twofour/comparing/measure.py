@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.comparing.variant_process import VariantProcess, prepare_request, refuse_without_memory
-from twofour.comparing.variants import Compared, Planned
+from twofour.comparing.variants import ComparisonSetup, PlannedVariant
 from twofour.engines.machine import cpu_use, load_between
 from twofour.engines.timing import RoundPlan, Rounds, batch_of, interleave, with_samples
 from twofour.errors import BadInputError, TwofourError
@@ -45,7 +45,9 @@ def top1_agreement(name: str, reference: NDArray[Any], other: NDArray[Any]) -> f
     return float(np.mean(same))
 
 
-def planned_rows(planned: Sequence[Planned], batches: Sequence[int]) -> tuple[ComparedVariant, ...]:
+def planned_rows(
+    planned: Sequence[PlannedVariant], batches: Sequence[int]
+) -> tuple[ComparedVariant, ...]:
     """Rows as they will be named, without anything measured."""
     return tuple(
         ComparedVariant(name=row.name_at(batch), batch=batch)
@@ -132,7 +134,7 @@ def profiles_over(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredVariants:
     """All rows, and what is missing where it was interrupted."""
 
     variants: tuple[ComparedVariant, ...]
@@ -142,12 +144,12 @@ class Measured:
 
 
 def measure(
-    compared: Compared,
-    planned: Sequence[Planned],
+    compared: ComparisonSetup,
+    planned: Sequence[PlannedVariant],
     options: CompareOptions,
     threads: int,
     progress: Progress,
-) -> Measured:
+) -> MeasuredVariants:
     """Load, check, time. Ctrl-C in the rounds or after them keeps what is there.
 
     Raises BadInputError where the options do not fit the inputs, and KeyboardInterrupt where
@@ -167,7 +169,7 @@ def measure(
         rows, partial = _time_batches(variants, batches, options, loads, progress)
         if partial is None:
             partial = _layers_and_metrics(variants, options, progress, notes)
-        return Measured(
+        return MeasuredVariants(
             variants=tuple(complete_rows(variants, rows)),
             partial=partial,
             notes=tuple(notes),
@@ -176,7 +178,7 @@ def measure(
 
 
 def _open_all(
-    compared: Compared,
+    compared: ComparisonSetup,
     variants: Sequence[VariantProcess],
     threads: int,
     options: CompareOptions,
@@ -208,7 +210,10 @@ def _open_all(
 
 
 def _judge_outputs(
-    compared: Compared, variants: Sequence[VariantProcess], notes: list[str], progress: Progress
+    compared: ComparisonSetup,
+    variants: Sequence[VariantProcess],
+    notes: list[str],
+    progress: Progress,
 ) -> None:
     running = [variant for variant in variants if variant.runs]
     reference = compared.reference

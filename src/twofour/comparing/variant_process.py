@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twofour.comparing.variants import Planned, TorchRequest
+from twofour.comparing.variants import PlannedVariant, TorchRequest
 from twofour.engines.machine import available_bytes, has_room_for, peak_resident_bytes, reset_peak
 from twofour.engines.protocol import (
     ENGINES,
@@ -35,7 +35,7 @@ from twofour.workers.host import EngineHost, Tries, build_in
 from twofour.workers.process import WorkerProcess
 
 if TYPE_CHECKING:
-    from twofour.comparing.variants import Compared
+    from twofour.comparing.variants import ComparisonSetup
     from twofour.engines.protocol import ModeStatus, TimedModel
     from twofour.engines.torch.program import TorchProgram
 
@@ -48,7 +48,7 @@ def start_worker(threads: int) -> WorkerProcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedVariant:
     """What is known of a variant once it is loaded."""
 
     settings: VariantSettings
@@ -57,7 +57,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class PeakMemory:
     """Peaks since the last `prepare`."""
 
     host_bytes: int | None
@@ -68,9 +68,9 @@ class Memory:
 class VariantProcess:
     """A variant with a process of its own, until it fails or the comparison ends."""
 
-    planned: Planned
+    planned: PlannedVariant
     process: WorkerProcess | None = None
-    opened: Opened | None = None
+    opened: OpenedVariant | None = None
     error: TwofourError | None = None
     """Why it cannot be measured any more."""
     agreement: tuple[OutputAgreement, ...] = ()
@@ -78,7 +78,7 @@ class VariantProcess:
     metrics: dict[str, float] = field(default_factory=dict)
     layers: tuple[LayerTime, ...] = ()
     build_s: float | None = None
-    peak: Memory | None = None
+    peak: PeakMemory | None = None
     """Of the rounds that were timed last."""
 
     @property
@@ -125,12 +125,12 @@ class VariantProcess:
         """One timed run."""
         return float(self.call("run_ms"))
 
-    def memory(self) -> Memory:
+    def memory(self) -> PeakMemory:
         """Peaks since `prepare`; none where its process has ended."""
         try:
-            found: Memory = self.call("memory")
+            found: PeakMemory = self.call("memory")
         except TwofourError:
-            return Memory(host_bytes=None, device_bytes=None)
+            return PeakMemory(host_bytes=None, device_bytes=None)
         return found
 
     def call(self, command: str, *arguments: object) -> Any:  # noqa: ANN401  # each command has its own
@@ -146,8 +146,8 @@ class VariantProcess:
 
 
 def prepare_request(
-    compared: Compared,
-    planned: Planned,
+    compared: ComparisonSetup,
+    planned: PlannedVariant,
     threads: int,
     shapes: tuple[ShapeProfile, ...],
     note: Callable[[str], None],
@@ -179,7 +179,7 @@ def prepare_request(
     return opening, build_s
 
 
-def _flag(planned: Planned) -> bool | None:
+def _flag(planned: PlannedVariant) -> bool | None:
     """Whether the builder may use sparse kernels; None for a plan of unknown origin."""
     if planned.known_mode.sparse_kernels is False:
         return False
@@ -189,8 +189,8 @@ def _flag(planned: Planned) -> bool | None:
 
 
 def _plan(
-    compared: Compared,
-    planned: Planned,
+    compared: ComparisonSetup,
+    planned: PlannedVariant,
     shapes: tuple[ShapeProfile, ...],
     note: Callable[[str], None],
 ) -> tuple[Path, float | None]:
@@ -215,7 +215,7 @@ def _plan(
     return request.file(".plan"), built.build_s
 
 
-def _quantized(compared: Compared, planned: Planned, threads: int) -> Path:
+def _quantized(compared: ComparisonSetup, planned: PlannedVariant, threads: int) -> Path:
     assert planned.model.onnx is not None, "planned only where there is one"
     target = compared.work / f"{safe_name(planned.model.weights)}.{planned.mode}.onnx"
     symmetric = planned.known_mode.activations == "int8"
@@ -240,7 +240,9 @@ class Worker:
     def __init__(self, _report: ProgressCallback) -> None:
         self._loaded: WarmModel | None = None
 
-    def open(self, engine: EngineRow, opening: OpenRequest, torch: TorchRequest | None) -> Opened:
+    def open(
+        self, engine: EngineRow, opening: OpenRequest, torch: TorchRequest | None
+    ) -> OpenedVariant:
         """Load the variant; everything else needs that first, `quantize` apart."""
         started = time.perf_counter()
         if torch is not None:
@@ -248,7 +250,7 @@ class Worker:
         model = engine.engine().open(opening)
         open_s = time.perf_counter() - started
         self._loaded = WarmModel(opening.model, model)
-        return Opened(settings=model.settings, size_bytes=model.size_bytes, open_s=open_s)
+        return OpenedVariant(settings=model.settings, size_bytes=model.size_bytes, open_s=open_s)
 
     def statuses(self, engine: EngineRow, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
         """Which modes of an engine can run here."""
@@ -292,9 +294,9 @@ class Worker:
         """Mean times of the layers."""
         return self._opened.layer_times(iterations)
 
-    def memory(self) -> Memory:
+    def memory(self) -> PeakMemory:
         """Peaks since `prepare`."""
-        return Memory(
+        return PeakMemory(
             host_bytes=peak_resident_bytes(),
             device_bytes=self._opened.peak_device_memory_bytes(),
         )

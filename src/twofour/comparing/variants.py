@@ -84,7 +84,7 @@ class ComparedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedVariant:
     """One row of the comparison, before anything is loaded."""
 
     name: str
@@ -109,7 +109,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class ComparisonSetup:
     """Models with the inputs they are run on, and where the results go."""
 
     source: str
@@ -139,7 +139,9 @@ class Compared:
         return self.work / "inputs.npz"
 
 
-def open_compared(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Compared:
+def open_compared(
+    paths: Sequence[Path], out: Path | None, options: CompareOptions
+) -> ComparisonSetup:
     """From one run folder, or from ONNX files and TensorRT plans; raises BadInputError else."""
     if len(paths) == 1 and paths[0].is_dir():
         return _of_run(paths[0], out, options)
@@ -156,7 +158,7 @@ def open_compared(paths: Sequence[Path], out: Path | None, options: CompareOptio
     return _of_files(paths, out, options)
 
 
-def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Compared:
+def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> ComparisonSetup:
     if not is_run_folder(folder):
         raise BadInputError(
             f"{folder} is not a run folder",
@@ -180,7 +182,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Compared
     manifest = read_manifest(folder)
     built = read_record(BuildResult, folder / BUILD) if (folder / BUILD).is_file() else None
     plans = {} if built is None else _plans(folder, built)
-    return Compared(
+    return ComparisonSetup(
         source=str(folder),
         folder=out or folder,
         is_run=out is None,
@@ -259,7 +261,7 @@ def _with_shapes(
     return replace(build, shapes=profiles)
 
 
-def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> Compared:
+def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> ComparisonSetup:
     opened = {path: open_onnx(path) for path in paths if path.suffix.lower() not in _PLANS}
     labels = _labels(paths)
     models = tuple(
@@ -269,7 +271,7 @@ def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) 
     folder = out or Path("runs") / safe_name("-".join(["compare", *labels[:3]]))
     files = tuple(opened[path] for path in paths if path in opened)
     inputs = _inputs_of_files(files, options)
-    return Compared(
+    return ComparisonSetup(
         source=" ".join(map(str, paths)),
         folder=folder,
         is_run=False,
@@ -372,7 +374,7 @@ def plan_variants(
     engines: Sequence[str],
     baseline: str | None,
     statuses: StatusesOf,
-) -> tuple[tuple[Planned, ...], str]:
+) -> tuple[tuple[PlannedVariant, ...], str]:
     """Every row, in order, each twin right behind its row, and the name of the baseline.
 
     Without `engines`: everything that can run here, both weights in the first engine and in those
@@ -395,7 +397,7 @@ def _asked(
     models: Sequence[ComparedModel],
     asked: Sequence[tuple[str, str | None]],
     statuses: StatusesOf,
-) -> list[Planned]:
+) -> list[PlannedVariant]:
     modes: dict[str, list[str]] = {}
     for engine, mode in asked:
         known = _modes(engine)
@@ -414,8 +416,8 @@ def _asked(
     return list(rows.values())
 
 
-def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[Planned]:
-    rows: list[Planned] = []
+def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[PlannedVariant]:
+    rows: list[PlannedVariant] = []
     for engine in ENGINES:
         if all(_why_no_form(engine, model) for model in models):
             continue
@@ -428,11 +430,11 @@ def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[Planned]
     return rows
 
 
-def _rows(models: Sequence[ComparedModel], status: ModeStatus) -> list[Planned]:
+def _rows(models: Sequence[ComparedModel], status: ModeStatus) -> list[PlannedVariant]:
     packs = _packs_sparse(status)
     taken = [m for m in models if not (packs and m.dense)] or list(models[:1])
     return [
-        Planned(
+        PlannedVariant(
             name=variant_name(model.weights, status.engine, status.mode),
             model=model,
             engine=status.engine,
@@ -462,7 +464,7 @@ def _why_no_form(engine: str, model: ComparedModel) -> str | None:
     return None if built or model.onnx is not None else "there is no ONNX file of it"
 
 
-def _with_twins(rows: Sequence[Planned], baseline: str) -> list[Planned]:
+def _with_twins(rows: Sequence[PlannedVariant], baseline: str) -> list[PlannedVariant]:
     """One twin for each engine and mode that needs it: of the baseline, else of the first."""
     groups: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -473,7 +475,7 @@ def _with_twins(rows: Sequence[Planned], baseline: str) -> list[Planned]:
         for names in groups.values()
         if baseline in names or len(names) > 1
     }
-    result: list[Planned] = []
+    result: list[PlannedVariant] = []
     for row in rows:
         result.append(row)
         if row.name in twinned:

@@ -16,7 +16,7 @@ from twofour.inputs.examples import beyond_ranges, opt_shapes, profiles_for
 from twofour.inputs.fits import at_shapes, shapes_of
 from twofour.latency.ratios import ratios_and_noise, unpaired_ratios
 from twofour.pipeline.folder import BUILD, DENSE, INPUTS, SPARSE, onnx_files, onnx_name, record_of
-from twofour.pipeline.stages import Made, Run, Stage
+from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.records.export import VariantBuild
 from twofour.records.latency import (
     ComparedVariant,
@@ -68,7 +68,7 @@ def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[Vari
     chosen = run.options.builder
     source = run.file(onnx_name(SPARSE if chosen.builds_from_sparse else variant))
 
-    def work() -> Made[VariantBuild]:
+    def work() -> StageOutput[VariantBuild]:
         request = BuildRequest(
             variant=variant,
             onnx=source,
@@ -112,7 +112,7 @@ def time_variants(
     engine = run.options.builder
     tries = Tries(engine=engine.row.title, levels=_levels_from(run, variants), note=run.host.note)
 
-    def work() -> Made[LatencyComparison]:
+    def work() -> StageOutput[LatencyComparison]:
         machine = describe_machine()
         asked = [_request(run, v, build.threads, precision) for v in variants]
         there = [a for a, v in zip(asked, variants, strict=True) if v.error is None]
@@ -157,7 +157,7 @@ def build_result(
     """build.json over the variants."""
     chosen = run.options.builder
 
-    def work() -> Made[BuildResult]:
+    def work() -> StageOutput[BuildResult]:
         return BuildResult(
             engine=chosen.status,
             asked_for=run.options.engine,

@@ -13,7 +13,7 @@ from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.inputs.fits import save_arrays, stored_arrays
 from twofour.pipeline.folder import ACCURACY, DENSE, INPUTS, SPARSE, onnx_files, record_of
-from twofour.pipeline.stages import Made, Run, Stage
+from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions
@@ -25,7 +25,7 @@ from twofour.workers.host import RUNTIMES, CrashedError, Session, lasts, tries_o
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
 
 
-def check(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
+def check_variant(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
     """Run one file: against the module, its outputs kept, and the user's metric.
 
     Raises PatternBrokenError when it does not agree with the module.
@@ -33,7 +33,7 @@ def check(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
     path, variant = run.file(exported.onnx.file), exported.onnx.variant
     metric_files: list[Path] = []
 
-    def work() -> Made[VariantCheck]:
+    def work() -> StageOutput[VariantCheck]:
         session = None
         try:
             session = run.sessions.open(path)
@@ -70,7 +70,7 @@ def check(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
     )
 
 
-def accuracy(
+def compare_outputs(
     run: Run,
     exports: Sequence[ExportedVariant],
     checks: Sequence[VariantCheck],
@@ -80,7 +80,7 @@ def accuracy(
     dense, sparse = checks
     compared = _compared(exports, checks)
 
-    def work() -> Made[Accuracy]:
+    def work() -> StageOutput[Accuracy]:
         metrics = tuple(
             Metric(name=name, dense=value, sparse=sparse.metrics[name])
             for name, value in dense.metrics.items()

@@ -178,7 +178,7 @@ def _take_layer_map(onnx: Path, folder: Path) -> str | None:
     return LAYERS
 
 
-def read_times(path: Path, *, warmup_ms: float) -> tuple[float, ...]:
+def read_trtexec_times(path: Path, *, warmup_ms: float) -> tuple[float, ...]:
     """Milliseconds that the GPU computed for each run behind the warm-up, in order.
 
     Older releases export the warm-up too. Raises BadInputError for a file that cannot be read or
@@ -249,7 +249,7 @@ def _read_passes(folder: Path, rounds: TrtexecRounds) -> Mapping[str, Passes]:
         engine, _, number = path.name.removesuffix(".json").partition(".")
         if path.suffix == ".json" and engine in passes and number.isdecimal():
             with contextlib.suppress(BadInputError):  # a damaged file costs its round alone
-                passes[engine][int(number)] = read_times(path, warmup_ms=rounds.warmup_ms)
+                passes[engine][int(number)] = read_trtexec_times(path, warmup_ms=rounds.warmup_ms)
     return passes
 
 

@@ -106,7 +106,7 @@ def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
     Raises BadInputError for a folder of something else or in use, and links out of it.
     """
     _make_folder(path)
-    with writing_into(path):
+    with lock_folder(path):
         manifest = _manifest(path, source)
         if manifest is None:
             manifest = RunManifest(source=source, twofour_version=__version__, stages=())
@@ -116,7 +116,7 @@ def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
 
 
 @contextlib.contextmanager
-def writing_into(path: Path) -> Iterator[None]:
+def lock_folder(path: Path) -> Iterator[None]:
     """Hold the lock of a folder; the operating system drops it when the process ends.
 
     Raises BadInputError where another process holds it, and where one of FOLDERS is a link.
@@ -164,7 +164,9 @@ def read_manifest(folder: Path) -> RunManifest:
     return manifest
 
 
-def changes(folder: Path, files: Collection[str], beside: Collection[str] = ()) -> tuple[str, ...]:
+def changed_files(
+    folder: Path, files: Collection[str], beside: Collection[str] = ()
+) -> tuple[str, ...]:
     """A sentence for each file that is not as the run left it, by the hashes in run.json.
 
     Compared are `files` and `beside`, and what was read for `files`; only these may not be gone.
@@ -191,11 +193,11 @@ def changes(folder: Path, files: Collection[str], beside: Collection[str] = ()) 
 
 def refuse_changed(folder: Path, files: Collection[str]) -> None:
     """Raise BadInputError for the first of `changes`."""
-    for sentence in changes(folder, files):
+    for sentence in changed_files(folder, files):
         raise BadInputError(f"{folder}: {sentence}", hint=BROUGHT_UP_TO_DATE)
 
 
-def left(folder: Path, files: Iterable[str]) -> dict[str, str]:
+def recorded_hashes(folder: Path, files: Iterable[str]) -> dict[str, str]:
     """Of these files of a run folder, those that a stage left, with their sha256 in run.json."""
     stages = read_manifest(folder).stages
     known = {name: value for stage in stages for name, value in stage.outputs.items()}

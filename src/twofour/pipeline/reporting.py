@@ -38,14 +38,14 @@ from twofour.pipeline.folder import (
     LAYERS,
     PRUNE,
     SPARSE,
-    changes,
+    changed_files,
     is_run_folder,
-    left,
     onnx_files,
     onnx_name,
     read_manifest,
+    recorded_hashes,
 )
-from twofour.pipeline.stages import Made, Run, Stage
+from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap, LayerName
 from twofour.records.latency import LatencyComparison
@@ -73,17 +73,17 @@ LATENCY = "latency.json"
 """What `twofour compare` writes; the page shows it."""
 
 
-def report(
+def make_report(
     run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
 ) -> Stage[EligibilityReport]:
     """eligibility.json, report.md and report.html; `layers` are those of sparse.onnx."""
     path = run.file(onnx_name(SPARSE))
     files = files_of_folder(run.path, onnx_name(SPARSE))
 
-    def work() -> Made[EligibilityReport]:
+    def work() -> StageOutput[EligibilityReport]:
         model = run.models.open(path)
         found = model.weights(HARDWARE_PATTERN)
-        weights = named(found.weights, layers, known_to_pruning(pruned))
+        weights = with_module_names(found.weights, layers, known_to_pruning(pruned))
         evidence = read_evidence(files, model, layers)
         version = None
         if ENGINES[built.engine.engine].is_tensorrt:
@@ -127,7 +127,7 @@ def report(
     )
 
 
-def named(
+def with_module_names(
     weights: Sequence[Weight], layers: LayerMap, more: Mapping[str, Weight]
 ) -> tuple[Weight, ...]:
     """Weights of the graph under their modules' names, with what pruning said about each.
@@ -224,7 +224,7 @@ def report_onnx(
         build=build,
     )
     weights = [replace(w, reasons=(*w.reasons, *sharing_reasons(w))) for w in found.weights]
-    judged = named(weights, layers or LayerMap(layers=()), {})
+    judged = with_module_names(weights, layers or LayerMap(layers=()), {})
     return predict(judged, check_onnx(model, HARDWARE_PATTERN), context)
 
 
@@ -313,7 +313,7 @@ def _with_stale(folder: Path, report: EligibilityReport) -> EligibilityReport:
         return report
     model = onnx_name(SPARSE)
     files = (REPORT, PRUNE, EXPORT, BUILD, ACCURACY, *files_of_folder(folder, model).names())
-    found = changes(folder, (*files, *onnx_files(folder / model)), (LAYERS, SENSITIVITY))
+    found = changed_files(folder, (*files, *onnx_files(folder / model)), (LAYERS, SENSITIVITY))
     made_by = read_manifest(folder).twofour_version
     if made_by != __version__:
         found = (f"twofour {made_by} made the folder, this is {__version__}", *found)
@@ -354,7 +354,7 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
     if (
         comparison is not None
         and comparison.files
-        and left(folder, comparison.files) != comparison.files
+        and recorded_hashes(folder, comparison.files) != comparison.files
     ):
         said = f"{LATENCY} is of models that were there before: its times are left out"
         comparison, others = None, (f"{said} (compare again)",)

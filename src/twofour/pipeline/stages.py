@@ -80,7 +80,7 @@ class Silent:
     note: Callable[..., None] = stage
 
 
-Made = tuple[R, Sequence[str]]
+StageOutput = tuple[R, Sequence[str]]
 """What a stage's work gives: its record, and the names of the files that it wrote beside it."""
 
 
@@ -91,7 +91,7 @@ class Stage(Generic[R]):
     name: str
     title: str
     kind: type[R]
-    work: Callable[[], Made[R]]
+    work: Callable[[], StageOutput[R]]
     """Writes the stage's files; called where it has to be done."""
     record: str = ""
     """File of its record in the run folder, written last; "": `record_of` its name."""
@@ -365,7 +365,7 @@ def refuse_kept_without_change(options: RunOptions, precision: Precision | None)
         )
 
 
-def resolve(
+def resolve_options(
     options: RunOptions, model: Model, status_of: StatusOf | None, note: Callable[[str], None]
 ) -> Settings:
     """Decide what the options leave open; `status_of` tries an engine, None: none is needed.

@@ -18,14 +18,14 @@ from twofour.pipeline.folder import (
     SPARSE,
     VALIDATE,
     WEIGHTS,
-    changes,
+    changed_files,
     is_run_folder,
     onnx_files,
     onnx_name,
     read_manifest,
     record_of,
 )
-from twofour.pipeline.stages import Made, Run, Stage
+from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.verify import guess_weights, read_header, validate_onnx, validate_safetensors
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.run import ExportedVariant, VariantCheck
@@ -58,10 +58,10 @@ def validate_path(path: Path, pattern: Pattern | None, selection: Selection) -> 
     return replace(_selected(merged(parts), selection), stale=_stale(path))
 
 
-def validate(run: Run, pruned: PruneResult, names: Sequence[str]) -> Stage[Validation]:
+def validate_weights(run: Run, pruned: PruneResult, names: Sequence[str]) -> Stage[Validation]:
     """validate.json: the pruned weights as they were saved, read back from these files."""
 
-    def work() -> Made[Validation]:
+    def work() -> StageOutput[Validation]:
         parts = []
         for name in names:
             if name.endswith(".onnx"):
@@ -83,7 +83,7 @@ def validate(run: Run, pruned: PruneResult, names: Sequence[str]) -> Stage[Valid
     )
 
 
-def put_together(
+def combine_exports(
     run: Run,
     pruned: PruneResult,
     validation: Validation,
@@ -97,7 +97,7 @@ def put_together(
     sparse = variants[-1]
     path = run.file(sparse.onnx.file)
 
-    def work() -> Made[ExportResult]:
+    def work() -> StageOutput[ExportResult]:
         checked = validation
         if validation.files != (path.name,):
             checked = _exported(run.models.open(path), pruned, sparse.layers, pruned.pattern)
@@ -184,7 +184,7 @@ def _stale(path: Path) -> tuple[str, ...]:
         return ()
     judged = _written_by_run(folder) if path.is_dir() else (str(path.relative_to(folder)),)
     models = (n for name in judged if name.endswith(".onnx") for n in onnx_files(folder / name))
-    return changes(folder, (PRUNE, *judged, *models), (VALIDATE, LAYERS))
+    return changed_files(folder, (PRUNE, *judged, *models), (VALIDATE, LAYERS))
 
 
 def _folder_of(path: Path) -> Path:

@@ -41,7 +41,7 @@ from twofour.pipeline.folder import (
     onnx_name,
     reference_name,
 )
-from twofour.pipeline.stages import Made, Run, Stage, exported_variant
+from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
@@ -113,7 +113,7 @@ class OnnxModel:
             self._take_over(run, self._base, self._source)
         base, options = run.file(onnx_name(self._base)), run.options
 
-        def work() -> Made[PruneResult]:
+        def work() -> StageOutput[PruneResult]:
             result = _prune(run, base)
             refuse_nothing_pruned(result)
             return result, self.weights(run)
@@ -141,7 +141,7 @@ class OnnxModel:
     def export_sparse(self, run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
         """What an export would say of sparse.onnx, which pruning wrote."""
 
-        def work() -> Made[ExportedVariant]:
+        def work() -> StageOutput[ExportedVariant]:
             return replace(_described(run, SPARSE), precision=dense.precision), ()
 
         return Stage(
@@ -159,7 +159,7 @@ class OnnxModel:
         asked, opened = run.options.precision, source.opened()
         precision = None if asked is Precision.FLOAT32 else asked
 
-        def work() -> Made[ExportedVariant]:
+        def work() -> StageOutput[ExportedVariant]:
             target = run.file(onnx_name(variant))
             _remove_data(target)
             with _within_reach(opened, run.file(STAGES)) as (reached, notes):
@@ -246,7 +246,7 @@ def _make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
     options = run.options
     by_data = _is_sized_by_data(run, taken)
 
-    def work() -> Made[ExampleArrays]:
+    def work() -> StageOutput[ExampleArrays]:
         arrays, note = _inputs(run, taken, by_data=by_data)
         if note is not None:
             run.progress.note(note)
@@ -306,7 +306,7 @@ def _with_original_outputs(run: Run, source: OnnxSource, taken: ExportedVariant)
     name = reference_name(taken.onnx.variant)
     passing: list[str] = []
 
-    def work() -> Made[OriginalOutputs]:
+    def work() -> StageOutput[OriginalOutputs]:
         from twofour.export.int8 import refuse_overflow, split_ranges
 
         try:

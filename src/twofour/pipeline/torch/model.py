@@ -23,7 +23,7 @@ from twofour.pipeline.folder import (
     onnx_name,
     reference_name,
 )
-from twofour.pipeline.stages import Made, Run, Stage, exported_variant
+from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.pipeline.torch.weights import load_weights, save_tensors
 from twofour.records.export import TensorShape
 from twofour.records.options import (
@@ -119,7 +119,7 @@ class TorchModel:
         """dense.onnx, and inputs.npz with the example inputs as the file takes them."""
         model = self._reference or self
 
-        def work() -> Made[ExportedVariant]:
+        def work() -> StageOutput[ExportedVariant]:
             loaded = model.dense()
             if model is not self:  # on the inputs of the model that is pruned
                 loaded = replace(self.dense(), module=loaded.module)
@@ -145,7 +145,7 @@ class TorchModel:
         """weights.safetensors and prune.json."""
         from twofour.pipeline.torch.weights import prune_by_options, refitted_to_key
 
-        def work() -> Made[PruneResult]:
+        def work() -> StageOutput[PruneResult]:
             loaded = self.dense()
             dense = self._reference
             reference = None if dense is None else lambda: dense.dense().module
@@ -183,7 +183,7 @@ class TorchModel:
         """sparse.onnx, exported from the pruned module exactly as dense.onnx was."""
         free = (dense.dynamic, dense.ranges)
 
-        def work() -> Made[ExportedVariant]:
+        def work() -> StageOutput[ExportedVariant]:
             loaded = self.pruned(run.file(WEIGHTS))
             outputs = _reference(loaded)
             exported = _export(run, loaded, SPARSE, free, outputs, traces=self.traces)

@@ -15,7 +15,7 @@ import psutil
 from twofour.errors import BadInputError
 from twofour.pipeline.checks import refuse_nothing_pruned
 from twofour.pipeline.folder import CHECKPOINT, PRUNE, STAGES, own_folder
-from twofour.pipeline.stages import Made, Run, Stage
+from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.weights import PruneResult
 from twofour.sources.checkpoint import check_weight_file, read_checkpoint
@@ -61,7 +61,7 @@ def is_streamed(run: Run) -> bool:
 def prune(run: Run) -> Stage[PruneResult]:
     """checkpoint/, a copy of the folder with pruned weights, and prune.json."""
 
-    def work() -> Made[PruneResult]:
+    def work() -> StageOutput[PruneResult]:
         result = replace(_pruned(run), source=run.source.text)
         refuse_nothing_pruned(result)
         return result, tuple(f"{CHECKPOINT}/{file.name}" for file in _copies(run))
