@@ -19,7 +19,7 @@ from support.fuzzing import SECONDS, read_all, try_many
 from support.unlucky import at_change, full_from
 
 from twofour.comparing.variants import open_compared
-from twofour.eligibility.gates import Gates, check_gates
+from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_prune
 from twofour.pipeline.folder import changed_files
@@ -92,7 +92,7 @@ def _check_report(folder: Path, expected: str) -> None:
     report = report_folder(folder)
     assert report.stale or _said(report) == expected, "another report, and not a word"
     if report.stale:
-        assert check_gates(report, Gates(no_broken=True)) == report.stale
+        assert missed_gates(report, Gates(no_broken=True)) == report.stale
     document = report_document(folder, report)
     assert ("STALE" in markdown(document)) == bool(report.stale)
     assert explained_folder(folder)[0] == report

@@ -26,8 +26,8 @@ from onnx import TensorProto, helper
 from support.join_cases import DENSE, SPARSE, build, chain, chosen, eligible, tuned
 from support.report_cases import check, conv, report
 
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.report import join_report
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.eligibility.join import join_report
 from twofour.records.log import Build
 from twofour.store import write_record
 

@@ -24,9 +24,9 @@ from support.join_cases import (
 )
 from support.report_cases import check, context, conv, gpu, int8, matmul, report, validation
 
-from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.eligibility.join import join_report
 from twofour.eligibility.predict import predict, unjudged, with_not_exported
-from twofour.eligibility.report import join_report
 from twofour.graph.weights import find_weights
 from twofour.pipeline.reporting import with_module_names
 from twofour.pruning.selection import choose

@@ -10,6 +10,7 @@ from support.join_cases import DENSE, build, chosen, eligible, information, laye
 from support.report_cases import check, conv, gpu, int8, matmul, reason, report
 
 from twofour.eligibility import remedies
+from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.build_facts import (
     NOTHING_KNOWN,
     BuildFacts,
@@ -17,9 +18,8 @@ from twofour.eligibility.build_facts import (
     build_facts,
     typing_of,
 )
-from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.join import join_report, report_from_engine
 from twofour.eligibility.remedies import Remedy, still_to_do
-from twofour.eligibility.report import join_report, report_from_engine
 from twofour.engines.trtexec import RELEASES
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.log import Build, BuildOutcome, SparsityFlag, TimingCache

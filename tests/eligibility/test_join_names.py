@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from support.join_cases import build, chain, chosen, eligible, node
 from support.report_cases import conv, matmul, report
 
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.names import KnownNames, split_name
-from twofour.eligibility.report import join_report
-from twofour.eligibility.resolve import NameInUse, Resolved, index_nodes, resolve
-from twofour.eligibility.rows import pair
+from twofour.eligibility.build_evidence import BuildEvidence, match_rows
+from twofour.eligibility.join import join_report
+from twofour.eligibility.layer_nodes import EngineName, LayerNodes, find_nodes, index_nodes
+from twofour.eligibility.node_names import KnownNames, split_name
 from twofour.records.eligibility import VerdictName
 from twofour.records.export import GraphNode
 
@@ -32,13 +31,13 @@ MNIST = (
 )
 
 
-def resolved(name: str | NameInUse, *nodes: GraphNode) -> Resolved:
+def resolved(name: str | EngineName, *nodes: GraphNode) -> LayerNodes:
     index = index_nodes(nodes, {}, [name if isinstance(name, str) else name.name])
-    (found,) = resolve([name], index)
+    (found,) = find_nodes([name], index)
     return found
 
 
-def named(name: str | NameInUse, *nodes: GraphNode) -> list[str]:
+def named(name: str | EngineName, *nodes: GraphNode) -> list[str]:
     return [nodes[at].name for at in resolved(name, *nodes).nodes]
 
 
@@ -78,7 +77,7 @@ def test_a_region_holds_what_no_other_layer_of_the_engine_names() -> None:
         *("node_conv2d + node_relu", "node_max_pool2d", "node_conv2d_1 + node_relu_1"),
         "{ForeignNode[gemm1.weight...ONNXTRT_castHelper_9]}",
     ]
-    found = resolve(names, index_nodes(MNIST, {}, names), whole=True)[-1]
+    found = find_nodes(names, index_nodes(MNIST, {}, names), whole=True)[-1]
     assert [MNIST[at].name for at in found.region] == [
         *("node_view", "node_linear", "node_relu_2", "node_linear_1", "node_softmax")
     ]
@@ -93,7 +92,7 @@ def test_of_layers_that_may_not_be_all_a_region_surely_has_the_user_of_its_const
 
 def test_a_region_leaves_out_what_another_layer_names() -> None:
     index = index_nodes(MNIST, {}, [])
-    region, other = resolve(
+    region, other = find_nodes(
         ["{ForeignNode[node_conv2d...node_softmax]}", "node_linear_myl0_1"], index
     )
     assert 6 not in region.region
@@ -111,7 +110,7 @@ def test_of_two_regions_the_shorter_has_what_both_could() -> None:
         "{ForeignNode[node_conv2d...node_softmax]}",
         "{ForeignNode[node_linear...node_relu_2]}",
     ]
-    wide, narrow = resolve(names, index)
+    wide, narrow = find_nodes(names, index)
     assert narrow.region == (6, 7)
     assert not set(wide.region) & {6, 7}
 
@@ -124,7 +123,7 @@ def test_ends_of_a_region_may_be_fusions() -> None:
 
 
 def test_metadata_names_the_nodes_of_a_generated_kernel() -> None:
-    use = NameInUse(name="__myl_FcSoft_myl1_0", sources=("node_linear_1", "node_softmax"))
+    use = EngineName(name="__myl_FcSoft_myl1_0", sources=("node_linear_1", "node_softmax"))
     assert named(use, *MNIST) == ["node_linear_1", "node_softmax"]
 
 
@@ -157,7 +156,7 @@ def test_a_torch_tensorrt_name_leads_to_its_module() -> None:
         "[CONVOLUTION]-[aten_ops.convolution.default]-[/layer1/0/conv1/convolution_1] + "
         "[SCALE]-[aten_ops._native_batch_norm_legit_no_training.default]-[/layer1/0/bn1/bn]"
     )
-    (found,) = resolve([name], index)
+    (found,) = find_nodes([name], index)
     assert found.nodes == (1,)
 
 
@@ -174,14 +173,14 @@ def test_the_parsers_copy_of_a_name_is_the_node_of_that_name() -> None:
 def test_unnamed_layers_of_a_kind_are_the_nodes_of_it_in_order() -> None:
     nodes = chain(("Conv:0", "Conv"), ("Relu:1", "Relu"), ("Conv:2", "Conv"))
     names = ["(Unnamed Layer* 14) [Convolution]", "(Unnamed Layer* 3) [Convolution] + x"]
-    found = resolve(names, index_nodes(nodes, {}, names))
+    found = find_nodes(names, index_nodes(nodes, {}, names))
     assert [r.nodes for r in found] == [(2,), (0,)]
 
 
 def test_unnamed_layers_of_another_number_than_the_nodes_are_not_guessed() -> None:
     nodes = chain(("Conv:0", "Conv"), ("Conv:1", "Conv"))
     names = ["(Unnamed Layer* 14) [Convolution]"]
-    (found,) = resolve(names, index_nodes(nodes, {}, names))
+    (found,) = find_nodes(names, index_nodes(nodes, {}, names))
     assert not found.matched
 
 
@@ -193,8 +192,8 @@ def test_a_name_with_separators_in_it_is_taken_whole() -> None:
 def test_of_two_nodes_of_one_name_the_number_the_builder_gave_tells_which() -> None:
     twins = (node("conv", "Conv", "x"), node("conv", "Conv", "y", outputs=("other_out",)))
 
-    def source(name: str) -> NameInUse:
-        return NameInUse(name=name, sources=("conv",))
+    def source(name: str) -> EngineName:
+        return EngineName(name=name, sources=("conv",))
 
     assert resolved(source("conv_1 + relu"), *twins).nodes == (1,)
     assert resolved(source("conv + relu"), *twins).nodes == (0,)
@@ -280,7 +279,7 @@ def test_ten_thousand_layers_and_regions_take_well_under_a_few_seconds() -> None
     names = [f"/l/{i}/Conv + /l/{i + 1}/Conv" for i in range(0, 10_000, 2)]
     names += ["{ForeignNode[/l/0/Conv.../l/9999/Conv]}"] * 5_000
     before = time.process_time()
-    found = resolve(names, index_nodes(nodes, {}, names))
+    found = find_nodes(names, index_nodes(nodes, {}, names))
     assert time.process_time() - before < 1.5
     assert found[0].nodes == (0, 1)
     assert found[-1].region == ()
@@ -296,11 +295,11 @@ def test_a_very_long_name_is_split_in_linear_time(text: str) -> None:
 def test_nodes_of_one_name_go_to_their_verdicts_by_label_and_else_by_order() -> None:
     nodes = (node("fc"), node("fc", label="if.then/fc"), node("fc", label="if.else/fc"))
     weights = [conv(n, 64, 64, node="fc") for n in ("if.else/fc", "module.a", "module.b")]
-    complete, found = pair(report(*weights).verdicts, nodes)
+    complete, found = match_rows(report(*weights).verdicts, nodes)
     assert (complete, found) == (nodes, (2, 0, 1))
 
 
 def test_a_verdict_without_a_node_gets_one_of_its_own_name() -> None:
-    complete, found = pair(report(conv("fc", 64, 64, node="other")).verdicts, (node("fc"),))
+    complete, found = match_rows(report(conv("fc", 64, 64, node="other")).verdicts, (node("fc"),))
     assert found == (1,)
     assert (complete[1].name, complete[1].label) == ("other", "fc")

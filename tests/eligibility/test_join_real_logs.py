@@ -8,8 +8,8 @@ from support.join_cases import node, report_from_log
 from support.real_logs import real_log
 from support.report_cases import codes, conv, matmul, report
 
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.report import join_report, report_from_engine
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.eligibility.join import join_report, report_from_engine
 from twofour.logs.layer_info import read_layer_information
 from twofour.logs.read import read_build_log
 from twofour.records.eligibility import Evidence, VerdictName

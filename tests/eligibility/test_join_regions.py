@@ -23,9 +23,9 @@ from support.join_cases import (
 )
 from support.report_cases import codes, conv, matmul, report
 
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.report import join_report
-from twofour.eligibility.resolve import NameInUse, Resolved, index_nodes, resolve
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.eligibility.join import join_report
+from twofour.eligibility.layer_nodes import EngineName, LayerNodes, find_nodes, index_nodes
 from twofour.logs.read import parse_lines
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import GraphNode
@@ -68,7 +68,7 @@ def encoder(blocks: int) -> tuple[GraphNode, ...]:
 
 def held(names: Sequence[str], nodes: Sequence[GraphNode], which: int) -> list[str]:
     """Nodes that the one name of a whole engine surely holds."""
-    found = resolve(names, index_nodes(nodes, {}, names), whole=True)[which]
+    found = find_nodes(names, index_nodes(nodes, {}, names), whole=True)[which]
     return [nodes[at].name for at in (*found.nodes, *found.region)]
 
 
@@ -94,7 +94,7 @@ def test_a_region_reaches_to_its_neighbours_whatever_it_is_named_after(
 ) -> None:
     nodes = encoder(1)
     names = ["/stem/Conv", f"{{ForeignNode[{first}...{last}]}}", "/head/Gemm"]
-    found = resolve(names, index_nodes(nodes, {}, names), whole=True)[1]
+    found = find_nodes(names, index_nodes(nodes, {}, names), whole=True)[1]
     inside = {nodes[at].name for at in (*found.region, *found.perhaps)}
     assert inside == {n.name for n in nodes} - {"/stem/Conv", "/head/Gemm"}
     anchored = "Helper" not in first + last and first != "shape"
@@ -117,7 +117,7 @@ def test_what_lies_between_two_regions_without_a_border_is_in_one_of_them() -> N
     nodes = encoder(2)
     names = ["/stem/Conv", "/head/Gemm"]
     names += [f"{{ForeignNode[b{i}.q.weight...ONNXTRT_castHelper_{i}]}}" for i in (0, 1)]
-    one, other = resolve(names, index_nodes(nodes, {}, names), whole=True)[2:]
+    one, other = find_nodes(names, index_nodes(nodes, {}, names), whole=True)[2:]
     of = {nodes[at].name: kind for kind in ("region", "shared") for at in getattr(one, kind)}
     assert (of["/b0/q/Gemm"], of["/b0/ln1"], of["/b0/fc2/Gemm"]) == ("region", "region", "shared")
     assert one.shared == other.shared
@@ -165,9 +165,9 @@ def cut(nodes: Sequence[GraphNode], rng: random.Random) -> list[list[int]]:
 
 def engine_of(
     pieces: Sequence[Sequence[int]], nodes: Sequence[GraphNode], rng: random.Random
-) -> tuple[list[NameInUse], dict[int, int]]:
+) -> tuple[list[EngineName], dict[int, int]]:
     """Layers of an engine, and which of them holds each product: a region, or one by one."""
-    uses: list[NameInUse] = []
+    uses: list[EngineName] = []
     holder: dict[int, int] = {}
     for piece in pieces:
         constants = [c for at in piece for c in nodes[at].constants]
@@ -177,12 +177,12 @@ def engine_of(
                 for end in (piece[0], piece[-1])
             )
             holder.update(dict.fromkeys(piece, len(uses)))
-            uses.append(NameInUse(name=f"{{ForeignNode[{first}...{last}]}}"))
+            uses.append(EngineName(name=f"{{ForeignNode[{first}...{last}]}}"))
             continue
         for at in piece:
             if is_product(nodes[at]) or rng.random() < 0.7:
                 holder[at] = len(uses)
-                uses.append(NameInUse(name=nodes[at].name))
+                uses.append(EngineName(name=nodes[at].name))
     return uses, holder
 
 
@@ -191,7 +191,7 @@ def test_no_product_of_any_cut_is_lost_from_the_engine(seed: int) -> None:
     rng = random.Random(seed)
     nodes = encoder(2)
     uses, holder = engine_of(cut(nodes, rng), nodes, rng)
-    found = resolve(uses, index_nodes(nodes, {}, [u.name for u in uses]), whole=True)
+    found = find_nodes(uses, index_nodes(nodes, {}, [u.name for u in uses]), whole=True)
     for at, given in enumerate(nodes):
         if is_product(given):
             assert given.name in {nodes[i].name for f in found for i in _may_hold(f)}
@@ -199,7 +199,7 @@ def test_no_product_of_any_cut_is_lost_from_the_engine(seed: int) -> None:
             assert at in _may_hold(own) or any(at in f.region for f in found)
 
 
-def _may_hold(found: Resolved) -> set[int]:
+def _may_hold(found: LayerNodes) -> set[int]:
     return {*found.nodes, *found.region, *found.shared, *found.perhaps}
 
 
@@ -404,7 +404,7 @@ def test_the_log_of_a_loaded_engine_proves_nothing_of_what_was_built() -> None:
         assert verdict.evidence is Evidence.PREDICTED
         assert "SPARSITY_OFF" not in codes(verdict)
         assert verdict.reasons[-1].message == (
-            "the log is of a loaded engine: only the log of its build speaks of sparsity"
+            "the log is of a loaded engine: only the log of its build reports on sparsity"
         )
 
 

@@ -19,8 +19,8 @@ from support.join_cases import (
 )
 from support.report_cases import check, codes, conv, grouped, matmul, report
 
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.report import join_report
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.eligibility.join import join_report
 from twofour.records.eligibility import Verdict, VerdictName
 from twofour.records.weights import Reason, ReasonCode
 

@@ -6,9 +6,9 @@ import pytest
 from support.join_cases import build, chosen, eligible, information, layer, node
 from support.report_cases import conv, report
 
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.names import module_path, paths_of_layer
-from twofour.eligibility.report import join_report
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.eligibility.join import join_report
+from twofour.eligibility.node_names import module_path, paths_of_layer
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.weights import Weight
 

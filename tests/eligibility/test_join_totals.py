@@ -21,10 +21,10 @@ from support.join_cases import (
 from support.rendered import eligibility_table, to_html, to_markdown
 from support.report_cases import check, context, conv, matmul, report, validation
 
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.gates import Gates, check_gates
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.eligibility.join import join_report, report_from_engine
+from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.eligibility.predict import predict
-from twofour.eligibility.report import join_report, report_from_engine
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, EligibilityTotals, ShareUnit, VerdictName
 from twofour.records.log import BuildOutcome
@@ -198,33 +198,33 @@ def test_a_page_states_one_share_of_weights_for_what_can_run_sparse() -> None:
 
 def test_gates_that_are_met_offend_nobody() -> None:
     gates = Gates(min_eligible=0.6, min_chosen=0.3, no_broken=True)
-    assert check_gates(whole(), gates) == ()
+    assert missed_gates(whole(), gates) == ()
 
 
 def test_a_gate_names_the_layers_that_miss_it() -> None:
-    said, line = check_gates(whole(), Gates(min_eligible=0.9))
+    said, line = missed_gates(whole(), Gates(min_eligible=0.9))
     assert said == "2 of 3 layers eligible: 0.67, gate 0.9"
     assert line.startswith("g: not-eligible, GROUPED_CONV: 32 groups")
 
 
 def test_an_allowed_reason_does_not_count() -> None:
     gates = Gates(min_eligible=1.0, allow_reasons=(ReasonCode.GROUPED_CONV,))
-    assert check_gates(whole(), gates) == ()
+    assert missed_gates(whole(), gates) == ()
 
 
 def test_allowed_reasons_alone_demand_that_all_else_is_eligible() -> None:
-    _, line = check_gates(whole(), Gates(allow_reasons=(ReasonCode.DTYPE,)))
+    _, line = missed_gates(whole(), Gates(allow_reasons=(ReasonCode.DTYPE,)))
     assert line.startswith("g: ")
 
 
 def test_too_few_chosen_layers_are_named_in_order() -> None:
-    lines = check_gates(whole(), Gates(min_chosen=0.5))
+    lines = missed_gates(whole(), Gates(min_chosen=0.5))
     assert lines[0] == "1 of 3 layers chosen: 0.33, gate 0.5"
     assert [line.split(":")[0] for line in lines[1:]] == ["b", "g"]
 
 
 def test_a_share_just_below_its_gate_is_not_rounded_up_to_it() -> None:
-    assert check_gates(whole(), Gates(min_eligible=0.667))[0] == (
+    assert missed_gates(whole(), Gates(min_eligible=0.667))[0] == (
         "2 of 3 layers eligible: 0.666667, gate 0.667"
     )
 
@@ -240,8 +240,8 @@ def test_a_share_just_below_its_gate_is_not_rounded_up_to_it() -> None:
 )
 def test_gates_with_no_layer_to_hold_to_them_are_refused(gates: Gates) -> None:
     with pytest.raises(BadInputError, match="no layer to hold to the gates"):
-        check_gates(report(), gates)
-    assert check_gates(report(), Gates()) == ()
+        missed_gates(report(), gates)
+    assert missed_gates(report(), Gates()) == ()
 
 
 def test_gates_of_the_engine_are_refused_for_a_build_that_failed_or_of_another_model() -> None:
@@ -250,17 +250,17 @@ def test_gates_of_the_engine_are_refused_for_a_build_that_failed_or_of_another_m
     for found in (failed, foreign):
         for gates in (Gates(min_eligible=0.1), Gates(min_chosen=0.1)):
             with pytest.raises(BadInputError, match="no engine to hold to the gates"):
-                check_gates(found, gates)
-        assert check_gates(found, Gates(no_broken=True)) == ()
+                missed_gates(found, gates)
+        assert missed_gates(found, Gates(no_broken=True)) == ()
 
 
 def test_a_broken_pattern_offends_where_none_may_be() -> None:
     weight = conv("a", 512, 512, node="a")
     found = report((weight, check(weight, violations=3)))
-    said, line = check_gates(found, Gates(no_broken=True))
+    said, line = missed_gates(found, Gates(no_broken=True))
     assert said == "pattern broken in 1 of 1 weight, gate 0"
     assert line.startswith("a: not-eligible, PATTERN_BROKEN")
-    assert check_gates(found, Gates()) == ()
+    assert missed_gates(found, Gates()) == ()
 
 
 def test_what_was_left_dense_on_purpose_is_held_to_no_gate() -> None:
@@ -268,15 +268,15 @@ def test_what_was_left_dense_on_purpose_is_held_to_no_gate() -> None:
     broken = conv("lost", 512, 512)
     left = [(w, replace(check(w, violations=9), required=False)) for w in (stem, dense)]
     gates = Gates(min_eligible=1.0, no_broken=True)
-    assert check_gates(report(conv("mix", 512, 512), *left), gates) == ()
-    lines = check_gates(report(*left, (broken, check(broken, violations=9))), gates)
+    assert missed_gates(report(conv("mix", 512, 512), *left), gates) == ()
+    lines = missed_gates(report(*left, (broken, check(broken, violations=9))), gates)
     assert lines[:2] == (
         "0 of 1 layer eligible: 0, gate 1",
         "pattern broken in 1 of 1 weight, gate 0",
     )
     assert [line.split(":")[0] for line in lines[2:]] == ["lost"]
     with pytest.raises(BadInputError, match="no layer to hold to the gates"):
-        check_gates(report(*left), gates)
+        missed_gates(report(*left), gates)
 
 
 def test_a_layer_whose_weight_is_computed_counts_although_nothing_could_be_pruned() -> None:
@@ -285,13 +285,15 @@ def test_a_layer_whose_weight_is_computed_counts_although_nothing_could_be_prune
         [computed, conv("a", 512, 512)], validation(check(conv("a", 512, 512))), context()
     )
     assert [v.required for v in found.verdicts] == [None, True]
-    assert check_gates(found, Gates(min_eligible=0.9))[0] == "1 of 2 layers eligible: 0.5, gate 0.9"
+    assert (
+        missed_gates(found, Gates(min_eligible=0.9))[0] == "1 of 2 layers eligible: 0.5, gate 0.9"
+    )
 
 
 def test_a_broken_weight_that_two_layers_share_is_one_broken_weight() -> None:
     pair = [matmul(name, 512, 512, weight="shared") for name in ("a", "b")]
     found = report(*((w, check(w, violations=3)) for w in pair), conv("c", 512, 512))
-    lines = check_gates(found, Gates(no_broken=True))
+    lines = missed_gates(found, Gates(no_broken=True))
     assert lines[0] == "pattern broken in 1 of 2 weights, gate 0"
     assert [line.split(":")[0] for line in lines[1:]] == ["a", "b"]
 
@@ -300,13 +302,13 @@ def test_a_model_known_from_its_engine_alone_is_held_to_the_gates_as_a_whole() -
     layers = information(layer("a", SPARSE), layer("g", DENSE, groups=4))
     found = report_from_engine(BuildEvidence(build=LOG, layers=layers))
     assert {v.layer: v.required for v in found.verdicts}["g"] is False
-    assert check_gates(found, Gates(min_chosen=0.1)) == ()
+    assert missed_gates(found, Gates(min_chosen=0.1)) == ()
 
 
 def test_no_broken_is_refused_where_no_pattern_is_known() -> None:
     alone = report_from_log(LOG)
     with pytest.raises(BadInputError, match="no pattern is known of any layer") as caught:
-        check_gates(alone, Gates(no_broken=True))
+        missed_gates(alone, Gates(no_broken=True))
     assert caught.value.hint == "name the model too: --onnx model.onnx"
 
 
@@ -317,14 +319,14 @@ def test_any_reason_of_a_layer_may_be_the_allowed_one() -> None:
         *("PATTERN_BROKEN", "SMALL_CHANNELS")
     ]
     for gates in (Gates(no_broken=True), Gates(min_eligible=1.0)):
-        assert len(check_gates(broken, gates)) == 2
+        assert len(missed_gates(broken, gates)) == 2
         allowed = replace(gates, allow_reasons=(ReasonCode.SMALL_CHANNELS,))
-        assert check_gates(broken, allowed) == ()
+        assert missed_gates(broken, allowed) == ()
 
 
 def test_a_layer_that_meets_the_gate_counts_whatever_reason_is_allowed() -> None:
     gates = Gates(min_eligible=0.6, allow_reasons=(ReasonCode.QUALIFIES,))
-    assert check_gates(whole(), gates) == ()
+    assert missed_gates(whole(), gates) == ()
 
 
 def test_a_share_above_one_is_refused() -> None:

@@ -23,11 +23,10 @@ from support.join_cases import (
 )
 from support.report_cases import big, check, codes, conv, gpu, grouped, matmul, report
 
+from twofour.eligibility.build_evidence import BuildEvidence, choose_build
 from twofour.eligibility.build_facts import build_facts
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.gates import Gates, check_gates
-from twofour.eligibility.report import report_from_engine
-from twofour.eligibility.same_model import choose_build
+from twofour.eligibility.join import report_from_engine
+from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.log import BuildOutcome, SparsityFlag
@@ -63,7 +62,7 @@ def test_what_runs_on_overwritten_weights_says_nothing_of_the_models_own() -> No
         assert codes(found.verdicts[1]) == ["PATTERN_BROKEN", "SPARSITY_FORCED"]
         assert found.totals is not None
         assert [s.runs_sparse for s in found.totals.shares] == [0.0]
-        assert advice_lines(found)[0].startswith("WARNING: --sparsity=force overwrote weights")
+        assert advice_lines(found)[0].startswith("WARNING: --sparsity=force overwrote the weights")
 
 
 def test_gates_of_the_engine_are_refused_for_overwritten_weights() -> None:
@@ -71,8 +70,8 @@ def test_gates_of_the_engine_are_refused_for_overwritten_weights() -> None:
     found = joined(report(big()), build=log)
     for gates in (Gates(min_chosen=0.7), Gates(min_eligible=0.7)):
         with pytest.raises(BadInputError, match="--sparsity=force"):
-            check_gates(found, gates)
-    assert check_gates(found, Gates(no_broken=True)) == ()
+            missed_gates(found, gates)
+    assert missed_gates(found, Gates(no_broken=True)) == ()
 
 
 def test_choices_of_a_pass_that_was_not_kept_do_not_count() -> None:
@@ -304,7 +303,7 @@ def test_a_run_that_fails_after_the_build_leaves_the_lists_as_evidence(made: str
     found = joined(report(big("a"), big("b")), build=log)
     assert names(found) == [CHOSEN, ELIGIBLE]
     assert found.not_evidence is None
-    assert check_gates(found, Gates(min_chosen=0.5)) == ()
+    assert missed_gates(found, Gates(min_chosen=0.5)) == ()
     assert answer(log) == "1 layer runs sparse"
     assert build_facts(log, None).built
     none = replace(log, build_s=None)
@@ -377,7 +376,7 @@ def test_a_list_that_lacks_names_says_nothing_of_a_layer_it_leaves_out(
     assert found.totals is not None
     assert found.totals.disagreements == ()
     assert not any("NOT_LISTED" in codes(v) for v in found.verdicts)
-    assert check_gates(found, Gates(min_eligible=1.0)) == ()
+    assert missed_gates(found, Gates(min_eligible=1.0)) == ()
 
 
 def test_a_list_that_is_cut_asks_for_the_whole_log() -> None:
@@ -395,7 +394,7 @@ def test_a_list_of_choices_that_lacks_names_leaves_the_other_choices_open() -> N
     assert codes(found.verdicts[0]) == ["QUALIFIES", "LOG_SILENT"]
     assert "names are missing" in found.verdicts[0].reasons[-1].message
     with pytest.raises(BadInputError, match="nothing says of 2 layers whether sparse"):
-        check_gates(found, Gates(min_chosen=0.5))
+        missed_gates(found, Gates(min_chosen=0.5))
 
 
 def test_a_count_of_choices_is_held_against_the_count_of_a_cut_list() -> None:
@@ -419,17 +418,17 @@ def test_a_gate_on_choices_is_refused_where_nothing_says_what_was_chosen() -> No
     unfinished = replace(build(*tuned("a", (DENSE, 0.02))), outcome=BuildOutcome.UNFINISHED)
     for found in (joined(report(big()), build=unfinished), report(big())):
         with pytest.raises(BadInputError, match="nothing says of 1 layer whether sparse"):
-            check_gates(found, Gates(min_chosen=0.5))
-        assert check_gates(found, Gates(min_eligible=1.0)) == ()
+            missed_gates(found, Gates(min_chosen=0.5))
+        assert missed_gates(found, Gates(min_eligible=1.0)) == ()
 
 
 def test_choices_that_are_not_told_are_refused_only_where_they_decide() -> None:
     log = build(eligible("a", "b"), "(Sparsity) Chose 1 layer(s) using sparse tactics")
     found = joined(report(big("a"), big("b"), grouped()), build=log)
     with pytest.raises(BadInputError, match="nothing says of 2 layers whether sparse"):
-        check_gates(found, Gates(min_chosen=0.5))
-    assert check_gates(found, Gates(min_chosen=1.0))[0] == "0 of 3 layers chosen: 0, gate 1"
-    assert check_gates(found, Gates(min_chosen=0.0)) == ()
+        missed_gates(found, Gates(min_chosen=0.5))
+    assert missed_gates(found, Gates(min_chosen=1.0))[0] == "0 of 3 layers chosen: 0, gate 1"
+    assert missed_gates(found, Gates(min_chosen=0.0)) == ()
     assert "eligible and dense" not in " ".join(advice_lines(found))
 
 

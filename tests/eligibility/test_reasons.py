@@ -13,7 +13,14 @@ from reason_cases import MAKERS
 from support.report_cases import check, codes, context, conv, matmul, report, validation, verdict
 
 from twofour.eligibility.predict import predict
-from twofour.eligibility.reasons import REASONS, LeftDense, Origin, ReasonRow, changes, headlines
+from twofour.eligibility.reasons import (
+    REASONS,
+    LeftDense,
+    Origin,
+    ReasonRow,
+    headline_changes,
+    headlines,
+)
 from twofour.eligibility.remedies import Remedy
 from twofour.eligibility.rules import Case, Remark
 from twofour.pruning.selection import choose
@@ -40,7 +47,7 @@ def test_every_code_has_a_row_with_sentence_documentation_and_remedy(code: Reaso
     texts = [remedy.text for remedy in row.remedies]
     assert len(set(texts)) == len(texts)
     asked = [r for r in row.remedies if r.headline is not None]
-    assert all(changes(r.text, headlines()) == (r.headline,) for r in asked)
+    assert all(headline_changes(r.text, headlines()) == (r.headline,) for r in asked)
 
 
 def test_no_row_is_of_another_code_and_the_order_is_that_of_explaining() -> None:
@@ -172,7 +179,7 @@ def _facts(row: ReasonRow) -> Iterator[str]:
         yield "- rules sparse math out only where the weight is dense"
     if row.builder_obeys:
         yield "- no builder gets round it: a layer that runs sparse all the same is of another file"
-    if not row.foretold:
+    if not row.is_predicted:
         yield "- the rules do not foretell it, so it never counts against them"
     if row.is_doubt:
         yield "- a doubt: a layer with no other reason qualifies all the same"

@@ -13,9 +13,9 @@ from support.join_cases import DENSE, SPARSE, build, chain, chosen, eligible, in
 from support.rendered import eligibility_table, to_csv, to_html, to_markdown
 from support.report_cases import check, conv, gpu, matmul, report
 
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.gates import Gates, check_gates
-from twofour.eligibility.report import join_report
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.eligibility.join import join_report
+from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.log import Build
 from twofour.reports.explain import explain
@@ -87,7 +87,7 @@ def test_a_gate_names_what_the_rules_said_before_what_the_log_says_of_itself() -
     found, _ = _joined({"build": odd, "layers": information(layer("fc", SPARSE))})
     fc = next(v for v in found.verdicts if v.layer == "fc")
     assert fc.verdict is VerdictName.CHOSEN
-    line = check_gates(found, Gates(no_broken=True))[-1]
+    line = missed_gates(found, Gates(no_broken=True))[-1]
     assert line.startswith("fc: chosen, LOG_CONTRADICTS: the rules said not-eligible (PATTERN_BROK")
 
 
@@ -100,7 +100,7 @@ def test_a_gate_says_of_a_broken_weight_what_the_rules_said_and_not_what_else_is
         VerdictName.ELIGIBLE,
         "the log calls it chosen, and",
     )
-    line = check_gates(found, Gates(no_broken=True))[-1]
+    line = missed_gates(found, Gates(no_broken=True))[-1]
     assert line.startswith("fc: eligible, LOG_CONTRADICTS: the rules said not-eligible (PATTERN_B")
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from support.rendered import eligibility_table, to_csv, to_html, to_markdown
 from support.report_cases import check, conv, matmul, reason, report
 
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.gates import Gates, check_gates
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.eligibility.join import join_report
+from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.eligibility.predict import not_covered_lines, not_exported, with_not_exported
-from twofour.eligibility.report import join_report
 from twofour.records.eligibility import EligibilityReport, Evidence, Share, ShareUnit, VerdictName
 from twofour.records.weights import NotCovered, PrunedWeight, ReasonCode
 from twofour.reports.eligibility_words import advice_lines, totals
@@ -113,30 +113,32 @@ def test_a_model_without_a_row_has_its_weights_in_the_totals_all_the_same() -> N
 
 
 def test_a_share_of_layers_counts_the_nodes_that_no_row_names() -> None:
-    assert check_gates(recurrent(), Gates(min_eligible=0.9)) == (
+    assert missed_gates(recurrent(), Gates(min_eligible=0.9)) == (
         "1 of 3 layers eligible: 0.33, gate 0.9",
         "not covered: 600,000 weights in LSTM (2): neither pruned nor judged; each counts as "
         "a layer (--allow-reason UNSUPPORTED_OP leaves them out)",
     )
-    assert check_gates(recurrent(), Gates(min_eligible=0.3)) == ()
+    assert missed_gates(recurrent(), Gates(min_eligible=0.3)) == ()
 
 
 def test_what_no_row_names_may_be_allowed_and_breaks_no_pattern() -> None:
     allowed = Gates(min_eligible=1.0, allow_reasons=(ReasonCode.UNSUPPORTED_OP,))
-    assert check_gates(recurrent(), allowed) == ()
-    assert check_gates(recurrent(), Gates(no_broken=True)) == ()
+    assert missed_gates(recurrent(), allowed) == ()
+    assert missed_gates(recurrent(), Gates(no_broken=True)) == ()
 
 
 def test_weights_that_the_models_own_code_uses_count_as_well() -> None:
     by_hand = matmul("hand", 512, 512, reasons=(reason(ReasonCode.NOT_A_LAYER),))
     dense = replace(check(by_hand, violations=9), required=False)
     made = report(matmul("head", 512, 512), (by_hand, dense))
-    (headline, line) = check_gates(made, Gates(min_eligible=0.9))
+    (headline, line) = missed_gates(made, Gates(min_eligible=0.9))
     assert headline == "1 of 2 layers eligible: 0.5, gate 0.9"
     assert line.startswith("hand: not-eligible, NOT_A_LAYER")
     assert line.endswith("it counts all the same (--allow-reason NOT_A_LAYER leaves it out)")
-    assert check_gates(made, Gates(min_eligible=1.0, allow_reasons=(ReasonCode.NOT_A_LAYER,))) == ()
-    assert check_gates(made, Gates(no_broken=True)) == ()
+    assert (
+        missed_gates(made, Gates(min_eligible=1.0, allow_reasons=(ReasonCode.NOT_A_LAYER,))) == ()
+    )
+    assert missed_gates(made, Gates(no_broken=True)) == ()
 
 
 # --- layers that the export lacks -----------------------------------------------------------------
@@ -172,7 +174,7 @@ def test_a_layer_that_was_not_exported_is_a_row_that_counts() -> None:
     assert (summary.weights, summary.weights_eligible) == (512 * 512 + 64 * 32, 512 * 512)
     assert made.totals is not None
     assert (made.totals.shares[0].total, made.totals.shares[0].other) == (264_192.0, 2048.0)
-    assert check_gates(made, Gates(min_eligible=1.0)) == ()
+    assert missed_gates(made, Gates(min_eligible=1.0)) == ()
 
 
 def test_a_report_of_which_all_is_exported_stays_as_it_is() -> None:

@@ -14,7 +14,7 @@ import pytest
 from support.join_cases import report_from_log
 from support.real_logs import NOT_THERE, REAL_LOGS
 
-from twofour.eligibility.evidence import BuildEvidence
+from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.logs.read import parse_lines, read_build_log
 from twofour.records.log import Build, BuildLog
 from twofour.reports.explain import explain

@@ -15,7 +15,7 @@ from support import onnx_models as om
 from support.small_run import Recorder
 
 from twofour.comparing.variants import open_compared
-from twofour.eligibility.gates import Gates, check_gates
+from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_prune
 from twofour.packages import __version__
@@ -84,9 +84,9 @@ def test_a_report_of_other_files_than_are_there_is_stale_and_meets_no_gate(
         r"\(run\.json has its sha256\)",
         told,
     )
-    assert check_gates(report, Gates()) == ()
-    assert check_gates(report, Gates(no_broken=True)) == (told,)
-    assert check_gates(report, Gates(min_eligible=0.0)) == (told,)
+    assert missed_gates(report, Gates()) == ()
+    assert missed_gates(report, Gates(no_broken=True)) == (told,)
+    assert missed_gates(report, Gates(min_eligible=0.0)) == (told,)
 
 
 def test_what_is_stale_stands_first_in_every_format(run: Path) -> None:

@@ -10,7 +10,7 @@ from support.small_run import OPTIONS, Recorder
 from typer.testing import CliRunner
 
 from twofour.cli import application
-from twofour.eligibility.gates import Gates, check_gates
+from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
 from twofour.main_job import run_all
 from twofour.pipeline.validating import validate_path
@@ -59,7 +59,7 @@ def test_a_table_tied_to_the_head_is_named_in_the_report(tmp_path: Path) -> None
     assert "table of embedding emb" in verdict.reasons[0].message
     assert "--include head" in (verdict.remedy or "")
     assert (verdict.required, verdict.verdict) == (False, VerdictName.NOT_ELIGIBLE)
-    assert check_gates(result.report, Gates(min_eligible=1.0, no_broken=True)) == ()
+    assert missed_gates(result.report, Gates(min_eligible=1.0, no_broken=True)) == ()
     asked = replace(OPTIONS, selection=Selection(include=("head",)))
     found = run_all(model, tmp_path / "asked", asked).report.verdicts
     verdict = next(v for v in found if v.layer == "head")

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support import onnx_models as om
 
-from twofour.eligibility.gates import Gates, check_gates
+from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
 from twofour.pipeline.evidence import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
@@ -146,7 +146,7 @@ def test_of_several_builds_the_one_that_tells_of_this_model_is_taken(
     assert evidence.build is not None
     first, last = evidence.build.first_line, evidence.build.last_line
     assert (
-        f"{tmp_path / 'l.log'} holds 2 builds: number {used} is used (lines {first} to {last})"
+        f"{tmp_path / 'l.log'} contains 2 builds: number {used} is used (lines {first} to {last})"
         in report.notes
     )
 
@@ -274,7 +274,7 @@ def test_gates_pass_a_pruned_network_whose_stem_and_depthwise_layer_stayed_dense
     )
     report, _ = report_files(EvidenceFiles(onnx=path))
     assert [v.required for v in report.verdicts] == [False, False, False, True]
-    assert check_gates(report, Gates(min_eligible=0.9, no_broken=True)) == ()
+    assert missed_gates(report, Gates(min_eligible=0.9, no_broken=True)) == ()
 
 
 # --- what cannot be judged ------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.report import join_report, report_from_engine
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.eligibility.join import join_report, report_from_engine
 from twofour.logs.read import parse_lines
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import GraphNode

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
-from twofour.eligibility.evidence import NO_ENGINE
+from twofour.eligibility.build_evidence import NO_ENGINE
 from twofour.eligibility.predict import predict
 from twofour.eligibility.rules import ReportContext
 from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds

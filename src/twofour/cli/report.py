@@ -67,7 +67,7 @@ def report(
 
     Example: twofour report --onnx model.onnx --log build.log --layers layers.json
     """
-    from twofour.eligibility.gates import Gates, check_gates
+    from twofour.eligibility.layer_gates import Gates, missed_gates
     from twofour.pipeline.reporting import report_document, report_files, report_folder
 
     gates = Gates(
@@ -85,7 +85,7 @@ def report(
         show(render(report_document(folder, verdicts)))
     for line in verdicts.stale if json or layout != TABLE else ():
         say(f"warning: {line}")
-    failing = check_gates(verdicts, gates)
+    failing = missed_gates(verdicts, gates)
     if failing:
         raise PatternBrokenError("\n".join(("the report does not meet the gates", *failing)))
 

@@ -6,21 +6,36 @@ chosen line, the count on it. Weights marked as sparse in layer information prov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from twofour.eligibility.build import JoinCase, Outcome, in_myelin, is_version_8, measured
-from twofour.eligibility.dense import Silence, silence, silent_choice, why_dense
-from twofour.eligibility.names import MOST_SIBLINGS, quoted_name
+from twofour.eligibility.build_evidence import quote_line, quote_tactic, quoted_name
+from twofour.eligibility.build_facts import BuildFacts
+from twofour.eligibility.build_view import (
+    Gap,
+    JoinCase,
+    choice_gap,
+    eligibility_gap,
+    left_out,
+)
 from twofour.eligibility.predict import contradicted
-from twofour.eligibility.reasons import REASONS, leaves_dense
+from twofour.eligibility.reasons import REASONS, leaves_dense, obstacles
 from twofour.eligibility.remedies import (
+    ACCEPT_DENSE,
+    ALLOW_FLOAT16,
     ALLOW_SPARSE,
+    DELETE_CACHE,
+    EXPORT_FLOAT16,
     GIVE_MODEL,
+    LARGER_BATCH,
+    LARGER_WORKSPACE,
     LEAVE_FUSED,
+    LOG_OF_TYPE,
     MEND_FUSED,
+    MORE_MEMORY,
     NAME_KERNELS,
     NEWER_GPU,
+    NO_CACHE,
     NO_PLUGIN,
     NOT_FORCED,
     PRUNE_ALONG,
@@ -31,28 +46,36 @@ from twofour.eligibility.remedies import (
     Remedy,
     still_to_do,
 )
-from twofour.eligibility.rows import line_source, mention_source
 from twofour.eligibility.rules import gpu_in_words
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
-from twofour.records.log import SparsityKind
+from twofour.records.export import FIRST_WITH_SPARSE
+from twofour.records.log import SkippedTactic, SkipReason, SparsityKind, TunedLayer
 from twofour.records.weights import Reason, ReasonCode
-from twofour.words import listed, one_of, tactic_times_words
+from twofour.words import count, listed, one_of, tactic_times_words
 
-FORCED = "--sparsity=force overwrote weights: the log says nothing about the model's own"
-_Rule = Callable[[JoinCase], "Outcome | None"]
+FORCED = "--sparsity=force overwrote the weights: the log says nothing about the model's own"
+_MIB = 1 << 20
+_LOW_TYPES = frozenset({"float16", "half", "bfloat16", "int8"})
+"""Types of weights, as ONNX and layer information call them, that have sparse kernels."""
 
 
-def judge(case: JoinCase) -> Outcome:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What is to be changed in the row."""
+
+    verdict: VerdictName
+    reasons: tuple[Reason, ...]
+    remedy: str | None
+    evidence: Evidence | None = Evidence.MEASURED
+    refuted: Reason | None = None
+
+
+def judge(case: JoinCase) -> Judgement:
     """The verdict of one layer; predicted still, where the evidence does not speak of it."""
-    found = _judged(case)
-    fused = _fused_with(case)
-    if fused is None or any(reason.code is fused.code for reason in found.reasons):
-        return found
-    return replace(found, reasons=(*found.reasons, fused))
-
-
-def _judged(case: JoinCase) -> Outcome:
-    rules: tuple[_Rule, ...] = (
+    # The first rule that answers decides. A layer with a sparse kernel in layer information is
+    # chosen even if the log lists nothing; one that the chosen line names and layer information
+    # shows with a dense kernel is eligible, as the engine counts more than the log.
+    rules: tuple[Callable[[JoinCase], Judgement | None], ...] = (
         _chosen,
         _old_gpu,
         _off,
@@ -64,28 +87,56 @@ def _judged(case: JoinCase) -> Outcome:
     )
     found = next((o for rule in rules if (o := rule(case)) is not None), None)
     if found is None:
-        return _unsaid(case)
-    if found.evidence is None:
+        found = _unsaid(case)
+    elif found.evidence is not None:
+        found = _checked(case, found)
+    fused = case.siblings
+    if fused is None or any(reason.code is fused.code for reason in found.reasons):
         return found
-    said = _refuted(case, found)
-    contradiction = () if said is None else (contradicted(case.row.predicted, said),)
+    return replace(found, reasons=(*found.reasons, fused))
+
+
+def _checked(case: JoinCase, found: Judgement) -> Judgement:
+    """What was measured, with what it contradicts: the rules, or the log itself."""
+    row, usable = case.row, found.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
+    # the rules predict no choice, unknown is no prediction, and on some outcomes they are silent
+    chosen = found.verdict is VerdictName.CHOSEN and row.predicted is VerdictName.ELIGIBLE
+    agrees = row.predicted in (VerdictName.UNKNOWN, found.verdict) or chosen
+    is_wrong = not agrees and REASONS[found.reasons[0].code].is_predicted
+    said = row.reasons[0] if is_wrong else None
+    contradiction = () if said is None else (contradicted(row.predicted, said),)
     reasons = (*found.reasons, *contradiction, *_log_contradicts(case))
-    remedy = SAME_MODEL.text if _cannot_be(case, found) else found.remedy
-    return replace(measured(found.verdict, tuple(dict.fromkeys(reasons)), remedy), refuted=said)
+    # the engine does what the weights of this file do not allow
+    is_other = usable and row.predicted is VerdictName.NOT_ELIGIBLE
+    is_other = is_other and any(REASONS[r.code].builder_obeys for r in row.reasons)
+    remedy = SAME_MODEL.text if is_other else found.remedy
+    return replace(found, reasons=tuple(dict.fromkeys(reasons)), remedy=remedy, refuted=said)
 
 
-def _cannot_be(case: JoinCase, found: Outcome) -> bool:
-    """Whether the engine does what the weights of this file do not allow."""
-    usable = found.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
-    ruled_out = case.row.predicted is VerdictName.NOT_ELIGIBLE
-    return usable and ruled_out and any(REASONS[r.code].builder_obeys for r in case.row.reasons)
+def _log_contradicts(case: JoinCase) -> tuple[Reason, ...]:
+    """Where the log contradicts itself on the lines that name this layer."""
+    lines = {m.line.line for m in (case.seen.eligible, case.seen.chosen) if m is not None}
+    return tuple(
+        Reason(
+            code=ReasonCode.LOG_CONTRADICTS,
+            message=f"the log contradicts itself: {c.message}",
+            source=f"{case.view.file}:{c.line}",
+        )
+        for c in case.view.contradictions
+        if c.line in lines
+    )
 
 
-def _chosen(case: JoinCase) -> Outcome | None:
-    if case.around.forced:
+# --- the rules, in their order --------------------------------------------------------------------
+
+
+def _chosen(case: JoinCase) -> Judgement | None:
+    if case.view.forced:
         return None
     reason = _by_kernel(case) or (None if case.runs_dense else _by_line(case))
-    return None if reason is None else measured(VerdictName.CHOSEN, (reason,), None)
+    if reason is None:
+        return None
+    return Judgement(verdict=VerdictName.CHOSEN, reasons=(reason,), remedy=None)
 
 
 def _by_kernel(case: JoinCase) -> Reason | None:
@@ -93,130 +144,106 @@ def _by_kernel(case: JoinCase) -> Reason | None:
     if holder is None or not holder.sparse:
         return None
     kernel = quoted_name(holder.kernel or "")
-    message = f"the engine runs the sparse kernel {kernel}{_with_times(case)}"
-    source = f"{case.around.seen.engine_file}: {quoted_name(holder.name)}: {kernel}"
+    message = f"the engine runs the sparse kernel {kernel}{case.with_times}"
+    source = f"{case.view.seen.engine_file}: {quoted_name(holder.name)}: {kernel}"
     return Reason(code=ReasonCode.QUALIFIES, message=message, source=source)
 
 
 def _by_line(case: JoinCase) -> Reason | None:
-    around, mention = case.around, case.seen.chosen
+    view, mention = case.view, case.seen.chosen
     if mention is not None:
-        message = f"the builder chose a sparse kernel{_with_times(case)}"
-        source = mention_source(around.file, mention)
-        return Reason(code=ReasonCode.QUALIFIES, message=message, source=source)
-    line = around.counted_as_all(case.seen)
-    if line is None:
+        message, source = "the builder chose a sparse kernel", mention.source(view.file)
+    elif (line := view.counted_as_all(case.seen)) is not None:
+        message = "the builder chose sparse kernels for as many layers as are eligible"
+        source = quote_line(view.file, line)
+    else:
         return None
-    message = (
-        f"the builder chose sparse kernels for as many layers as are eligible{_with_times(case)}"
-    )
-    source = line_source(around.file, line)
-    return Reason(code=ReasonCode.QUALIFIES, message=message, source=source)
+    return Reason(code=ReasonCode.QUALIFIES, message=message + case.with_times, source=source)
 
 
-def _off(case: JoinCase) -> Outcome | None:
-    if not case.around.off:
+def _old_gpu(case: JoinCase) -> Judgement | None:
+    build = case.view.build
+    if build is None or (capability := build.compute_capability) is None:
+        return None
+    if capability >= FIRST_WITH_SPARSE:
+        return None
+    message = gpu_in_words(build.gpu or "the GPU", capability)
+    reason = Reason(code=ReasonCode.GPU_HAS_NO_SPARSE, message=message, source=build.file)
+    off = (_switched_off(case),) if case.view.off else ()
+    return _ruled_out_by_build(case, (reason, *off), NEWER_GPU)
+
+
+def _off(case: JoinCase) -> Judgement | None:
+    if not case.view.off:
         return None
     return _ruled_out_by_build(case, (_switched_off(case),), ALLOW_SPARSE)
 
 
-def _ruled_out_by_build(case: JoinCase, said: tuple[Reason, ...], step: Remedy) -> Outcome:
-    """What the model itself lacks comes first; its remedy too, if that is not to leave it dense."""
-    against = case.row.reasons if case.row.predicted is VerdictName.NOT_ELIGIBLE else ()
-    known = {reason.code for reason in said}
-    if against and against[0].code in known:
-        against = ()
-    reasons = (*against, *said)
-    left_dense = bool(against) and leaves_dense(case.row.remedy or "")
-    steps = () if left_dense else still_to_do(case.around.facts, step)
-    remedy = "; ".join(s for s in (case.row.remedy if against else None, *steps) if s)
-    return measured(VerdictName.NOT_ELIGIBLE, reasons, remedy or None)
-
-
 def _switched_off(case: JoinCase) -> Reason:
     message = "sparse weights were not allowed in this build"
-    return Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=f"{case.around.file}")
+    return Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=case.view.file)
 
 
-def _eligible(case: JoinCase) -> Outcome | None:
-    if case.around.forced:
+def _ruled_out_by_build(case: JoinCase, said: tuple[Reason, ...], step: Remedy) -> Judgement:
+    """What the model itself lacks comes first; its remedy too, if that is not to leave it dense."""
+    against = case.row.reasons if case.row.predicted is VerdictName.NOT_ELIGIBLE else ()
+    if against and against[0].code in {reason.code for reason in said}:
+        against = ()
+    left_dense = bool(against) and leaves_dense(case.row.remedy or "")
+    steps = () if left_dense else still_to_do(case.view.facts, step)
+    remedy = "; ".join(s for s in (case.row.remedy if against else None, *steps) if s)
+    return Judgement(
+        verdict=VerdictName.NOT_ELIGIBLE, reasons=(*against, *said), remedy=remedy or None
+    )
+
+
+def _eligible(case: JoinCase) -> Judgement | None:
+    if case.view.forced or (proof := _proof_of_eligibility(case)) is None:
         return None
-    proof = _proof_of_eligibility(case)
-    if proof is None:
-        return None
-    if not _choice_known(case):
-        gap = silent_choice(case.around)
-        source = case.around.file or None
+    mention, verdict = case.seen.eligible, VerdictName.ELIGIBLE
+    passes = (False, True) if mention is None else (mention.line.foreign_node,)
+    listed = any(case.view.lists(SparsityKind.CHOSEN, foreign=foreign) for foreign in passes)
+    if not case.runs_dense and not listed:
+        gap = choice_gap(case.view)
+        source = case.view.file or None
         silent = Reason(code=ReasonCode.LOG_SILENT, message=gap.why, source=source)
-        return measured(VerdictName.ELIGIBLE, (proof, silent), gap.remedy)
-    reasons, remedy = why_dense(case)
-    if case.seen.chosen is not None:
-        return measured(VerdictName.ELIGIBLE, (_choice_denied(case), *reasons), SAME_BUILD.text)
-    return measured(VerdictName.ELIGIBLE, (*reasons, proof), remedy)
+        return Judgement(verdict=verdict, reasons=(proof, silent), remedy=gap.remedy)
+    reasons, remedy = _why_dense(case)
+    if case.seen.chosen is None:
+        return Judgement(verdict=verdict, reasons=(*reasons, proof), remedy=remedy)
+    denied = Reason(
+        code=ReasonCode.LOG_CONTRADICTS,
+        message=f"the log calls it chosen, and the engine runs {case.dense_kernels}",
+        source=case.seen.chosen.source(case.view.file),
+    )
+    return Judgement(verdict=verdict, reasons=(denied, *reasons), remedy=SAME_BUILD.text)
 
 
 def _proof_of_eligibility(case: JoinCase) -> Reason | None:
     mention = case.seen.eligible or case.seen.chosen
-    code = ReasonCode.QUALIFIES
-    if mention is not None:
-        source = mention_source(case.around.file, mention)
-        message = "the builder lists it as eligible"
-        return Reason(code=code, message=message, source=source)
     marked = next((h for h in case.seen.holders if h.has_sparse_weights), None)
-    if marked is None:
+    if mention is not None:
+        source = mention.source(case.view.file)
+        message = "the builder lists it as eligible"
+    elif marked is not None:
+        file = case.view.seen.engine_file
+        source = f"{file}: {quoted_name(marked.name)}: HasSparseWeights: 1"
+        message = "layer information marks its weights as sparse: it is eligible, not chosen"
+    else:
         return None
-    message = "layer information marks its weights as sparse, which makes it eligible, not chosen"
-    source = f"{case.around.seen.engine_file}: {quoted_name(marked.name)}: HasSparseWeights: 1"
-    return Reason(code=code, message=message, source=source)
+    return Reason(code=ReasonCode.QUALIFIES, message=message, source=source)
 
 
-def _choice_known(case: JoinCase) -> bool:
-    """Whether the kernel in the engine is named, or a whole list of chosen layers was printed."""
-    if case.runs_dense:
-        return True
-    mention = case.seen.eligible
-    passes = (False, True) if mention is None else (mention.line.foreign_node,)
-    return any(case.around.lists(SparsityKind.CHOSEN, foreign=foreign) for foreign in passes)
-
-
-def _choice_denied(case: JoinCase) -> Reason:
-    mention = case.seen.chosen
-    assert mention is not None
-    message = f"the log calls it chosen, and the engine runs {case.dense_kernels}"
-    source = mention_source(case.around.file, mention)
-    return Reason(code=ReasonCode.LOG_CONTRADICTS, message=message, source=source)
-
-
-def _absent(case: JoinCase) -> Outcome | None:
-    seen, around = case.seen, case.around
-    is_there = bool(seen.holders or seen.region or seen.among or seen.perhaps)
-    if is_there or seen.in_log or not around.seen.engine_complete or not around.seen.engine:
+def _absent(case: JoinCase) -> Judgement | None:
+    seen, view = case.seen, case.view
+    is_there = seen.holders or seen.region or seen.among or seen.perhaps or seen.in_log
+    if is_there or view.listing_cut or not view.seen.engine_complete or not view.seen.engine:
         return None
-    if around.listing_cut:
-        return None
-    return measured(VerdictName.NOT_IN_ENGINE, (around.whereabouts.reason(seen.node),), None)
+    reasons = (view.absence(seen.node),)
+    return Judgement(verdict=VerdictName.NOT_IN_ENGINE, reasons=reasons, remedy=None)
 
 
-def _unplaced(case: JoinCase) -> Outcome | None:
-    """In a region whose ends do not tell what is in it, or in no layer of the engine."""
-    seen, around = case.seen, case.around
-    if not seen.perhaps or seen.in_log or not around.seen.engine_complete or around.listing_cut:
-        return None
-    names = [quoted_name(layer.name) for layer in seen.perhaps]
-    region = one_of("Myelin region", names)
-    message = f"it may lie in {region}: neither name nor neighbours say what is in there"
-    source = around.seen.engine_file
-    steps = " or ".join(still_to_do(around.facts, NAME_KERNELS, VERBOSE_LOG))
-    said = Reason(code=ReasonCode.LOG_SILENT, message=message, source=source)
-    return Outcome(
-        verdict=VerdictName.UNKNOWN,
-        evidence=None,
-        reasons=(said, *case.row.reasons),
-        remedy="; ".join(r for r in (case.row.remedy, steps) if r) or None,
-    )
-
-
-def _plugin(case: JoinCase) -> Outcome | None:
+def _plugin(case: JoinCase) -> Judgement | None:
     kinds = [(h.name, h.layer_type or "") for h in case.seen.holders]
     if case.seen.tuned is not None:
         kinds.append((case.seen.tuned.name, case.seen.tuned.runner or ""))
@@ -225,158 +252,190 @@ def _plugin(case: JoinCase) -> Outcome | None:
         return None
     name = quoted_name(found)
     message = f"it runs in the plugin {name}, whose kernels TensorRT does not choose"
-    source = case.around.seen.engine_file or case.around.file
-    reason = Reason(code=ReasonCode.IN_PLUGIN, message=message, source=f"{source}: {name}")
-    return measured(VerdictName.NOT_ELIGIBLE, (reason,), NO_PLUGIN.text)
+    source = f"{case.view.seen.engine_file or case.view.file}: {name}"
+    reason = Reason(code=ReasonCode.IN_PLUGIN, message=message, source=source)
+    return Judgement(verdict=VerdictName.NOT_ELIGIBLE, reasons=(reason,), remedy=NO_PLUGIN.text)
 
 
-def _old_gpu(case: JoinCase) -> Outcome | None:
-    build = case.around.build
-    if build is None or not case.around.old_gpu or build.compute_capability is None:
-        return None
-    message = gpu_in_words(build.gpu or "the GPU", build.compute_capability)
-    reason = Reason(code=ReasonCode.GPU_HAS_NO_SPARSE, message=message, source=build.file)
-    off = (_switched_off(case),) if case.around.off else ()
-    return _ruled_out_by_build(case, (reason, *off), NEWER_GPU)
-
-
-def _not_listed(case: JoinCase) -> Outcome | None:
+def _not_listed(case: JoinCase) -> Judgement | None:
     """A whole list of eligible layers without it; or layer information that leaves it unmarked."""
-    if case.around.forced:
-        return None
-    reason = _left_out(case) or _unmarked(case)
+    row, verdict = case.row, VerdictName.NOT_ELIGIBLE
+    reason = None if case.view.forced else left_out(case.view, case.seen) or _unmarked(case)
     if reason is None:
         return None
-    if case.row.predicted is VerdictName.NOT_ELIGIBLE:
-        return measured(VerdictName.NOT_ELIGIBLE, (*case.row.reasons, reason), case.row.remedy)
-    if case.row.predicted is not VerdictName.UNKNOWN:
-        return _spoiled(case, reason) or measured(
-            VerdictName.NOT_ELIGIBLE, (reason,), SAME_MODEL.text
-        )
-    if not case.row.shape:
-        return measured(VerdictName.NOT_ELIGIBLE, (reason,), GIVE_MODEL.text)
-    return measured(VerdictName.NOT_ELIGIBLE, (reason, *case.row.reasons), case.row.remedy)
-
-
-def _spoiled(case: JoinCase, reason: Reason) -> Outcome | None:
-    """A layer that its own weights allow, fused with one whose weights do not."""
-    fused = _fused_with(case)
-    against = [v for v in case.fused if v.predicted is VerdictName.NOT_ELIGIBLE]
-    if fused is None or not against:
-        return None
-    names = listed([v.layer for v in against])
-    codes = ", ".join(dict.fromkeys(v.reasons[0].code.value for v in against))
-    message = f"{fused.message}; of them {names} cannot run sparse ({codes})"
-    said = replace(fused, message=message)
-    return measured(VerdictName.NOT_ELIGIBLE, (said, reason), _remedy_of_fused(names, against))
-
-
-def _remedy_of_fused(names: str, against: Sequence[Verdict]) -> str:
-    remedies = list(dict.fromkeys(v.remedy for v in against if v.remedy))
-    if not remedies or any(map(leaves_dense, remedies)):
-        return f"{LEAVE_FUSED.text} {names}"
-    if all(remedy.startswith(PRUNE_ALONG.text) for remedy in remedies):
-        return f"{PRUNE_FUSED.text}: {names}"
-    return f"{MEND_FUSED.text}: {names} ({'; '.join(remedies)})"
-
-
-def _fused_with(case: JoinCase) -> Reason | None:
-    """The siblings of a horizontal fusion: what was seen, with no advice in it."""
-    fused = case.seen.siblings
-    if fused is None:
-        return None
-    around, nodes = case.around, case.around.seen.nodes
-    names = [nodes[at].name for at in fused.nodes]
-    names += ["others"] if len(names) == MOST_SIBLINGS else []
-    message = f"runs as one engine layer with {listed(names)}: they read the same input"
-    mentions = (case.seen.chosen, case.seen.eligible)
-    line = next((m for m in mentions if m is not None and m.name == fused.name), None)
-    file = around.seen.engine_file or around.file
-    source = (
-        f"{file}: {quoted_name(fused.name)}" if line is None else mention_source(around.file, line)
-    )
-    return Reason(code=ReasonCode.FUSED_SIBLINGS, message=message, source=source)
-
-
-def _left_out(case: JoinCase) -> Reason | None:
-    around = case.around
-    if around.build is None or silence(around, case.seen) is not None:
-        return None
-    own = in_myelin(case.seen) and not is_version_8(around.build)
-    lists = around.lists(SparsityKind.ELIGIBLE, foreign=own)
-    others = around.lists(SparsityKind.ELIGIBLE, foreign=not own)
-    listed = around.eligible_count
-    message = f"not among the {listed:,} layers that the builder lists as eligible"
-    if listed < 2:
-        alone = "not the one layer that the builder lists as eligible"
-        message = alone if listed else "the builder lists no layer as eligible"
-    quoted = [next((line for line in part if line.names), None) for part in (others, lists)]
-    lines = [line for line in quoted if line is not None] or lists[:1]
-    source = "; ".join(line_source(around.file, line) for line in lines)
-    return Reason(code=ReasonCode.NOT_LISTED, message=message, source=source)
+    if row.predicted is verdict:
+        return Judgement(verdict=verdict, reasons=(*row.reasons, reason), remedy=row.remedy)
+    if row.predicted is not VerdictName.UNKNOWN:
+        own = Judgement(verdict=verdict, reasons=(reason,), remedy=SAME_MODEL.text)
+        return _spoiled(case, reason) or own
+    if not row.shape:
+        return Judgement(verdict=verdict, reasons=(reason,), remedy=GIVE_MODEL.text)
+    return Judgement(verdict=verdict, reasons=(reason, *row.reasons), remedy=row.remedy)
 
 
 def _unmarked(case: JoinCase) -> Reason | None:
     """HasSparseWeights: 0 where other layers of the engine have 1, so that sparsity was allowed."""
     unmarked = next((h for h in case.seen.holders if h.has_sparse_weights is False), None)
-    if unmarked is None or not case.around.sparse_weights_seen:
+    if unmarked is None or not case.view.sparse_weights_seen:
         return None
     message = "layer information marks weights as sparse in other layers, not in this one"
-    source = f"{case.around.seen.engine_file}: {quoted_name(unmarked.name)}: HasSparseWeights: 0"
+    source = f"{case.view.seen.engine_file}: {quoted_name(unmarked.name)}: HasSparseWeights: 0"
     return Reason(code=ReasonCode.NOT_LISTED, message=message, source=source)
 
 
-def _unsaid(case: JoinCase) -> Outcome:
+def _spoiled(case: JoinCase, reason: Reason) -> Judgement | None:
+    """A layer that its own weights allow, fused with one whose weights do not."""
+    fused = case.siblings
+    against = [v for v in case.fused if v.predicted is VerdictName.NOT_ELIGIBLE]
+    if fused is None or not against:
+        return None
+    names = listed([v.layer for v in against])
+    codes = ", ".join(dict.fromkeys(v.reasons[0].code.value for v in against))
+    said = replace(fused, message=f"{fused.message}; of them {names} cannot run sparse ({codes})")
+    remedies = list(dict.fromkeys(v.remedy for v in against if v.remedy))
+    if not remedies or any(map(leaves_dense, remedies)):
+        remedy = f"{LEAVE_FUSED.text} {names}"
+    elif all(remedy.startswith(PRUNE_ALONG.text) for remedy in remedies):
+        remedy = f"{PRUNE_FUSED.text}: {names}"
+    else:
+        remedy = f"{MEND_FUSED.text}: {names} ({'; '.join(remedies)})"
+    return Judgement(verdict=VerdictName.NOT_ELIGIBLE, reasons=(said, reason), remedy=remedy)
+
+
+def _unplaced(case: JoinCase) -> Judgement | None:
+    """In a region whose ends do not show what is in it, or in no layer of the engine."""
+    seen, view = case.seen, case.view
+    if not seen.perhaps or seen.in_log or not view.seen.engine_complete or view.listing_cut:
+        return None
+    region = one_of("Myelin region", [quoted_name(layer.name) for layer in seen.perhaps])
+    message = f"it may lie in {region}: neither name nor neighbours say what is in there"
+    source = view.seen.engine_file
+    steps = " or ".join(still_to_do(view.facts, NAME_KERNELS, VERBOSE_LOG))
+    said = Reason(code=ReasonCode.LOG_SILENT, message=message, source=source)
+    return Judgement(
+        verdict=VerdictName.UNKNOWN,
+        evidence=None,
+        reasons=(said, *case.row.reasons),
+        remedy="; ".join(r for r in (case.row.remedy, steps) if r) or None,
+    )
+
+
+def _unsaid(case: JoinCase) -> Judgement:
     """The prediction, and why the evidence neither confirms nor refutes it."""
-    around, row = case.around, case.row
+    view, row = case.view, case.row
     remedy: str | None
-    if around.forced:
+    if view.forced:
         said, remedy = REASONS[ReasonCode.SPARSITY_FORCED].reason(FORCED), NOT_FORCED.text
     else:
-        gap = silence(around, case.seen) or Silence(why="nothing speaks of it", remedy=None)
+        gap = eligibility_gap(view, case.seen) or Gap(why="no evidence mentions it", remedy=None)
         why = f"it runs {case.dense_kernels}; {gap.why}" if case.runs_dense else gap.why
-        source = around.file or None
-        said = Reason(code=ReasonCode.LOG_SILENT, message=why, source=source)
+        said = Reason(code=ReasonCode.LOG_SILENT, message=why, source=view.file or None)
         remedy = gap.remedy
     evidence = None if row.predicted is VerdictName.UNKNOWN else Evidence.PREDICTED
-    remedies = (row.remedy, remedy) if row.remedy else (remedy,)
-    ran_dense = case.runs_dense and around.facts.sparse_weights is True
+    ran_dense = case.runs_dense and view.facts.sparse_weights is True
     first = evidence is None or (ran_dense and row.predicted is VerdictName.ELIGIBLE)
-    return Outcome(
+    return Judgement(
         verdict=row.predicted,
         evidence=evidence,
         reasons=(said, *row.reasons) if first else (*row.reasons, said),
-        remedy="; ".join(dict.fromkeys(r for r in remedies if r)) or None,
+        remedy="; ".join(dict.fromkeys(r for r in (row.remedy, remedy) if r)) or None,
     )
 
 
-def _with_times(case: JoinCase) -> str:
-    if case.sparse_ms is None or case.dense_ms is None:
-        return ""
-    return f": {tactic_times_words(case.sparse_ms, case.dense_ms)}"
+# --- why a dense kernel was taken -----------------------------------------------------------------
 
 
-def _refuted(case: JoinCase, found: Outcome) -> Reason | None:
-    """Why the rules foretold another verdict than was measured; None where they did not.
-
-    They foretell no choice, unknown is no forecast, and of some outcomes they say nothing.
-    """
-    row = case.row
-    chosen = found.verdict is VerdictName.CHOSEN and row.predicted is VerdictName.ELIGIBLE
-    if row.predicted in (VerdictName.UNKNOWN, found.verdict) or chosen:
-        return None
-    return row.reasons[0] if REASONS[found.reasons[0].code].foretold else None
-
-
-def _log_contradicts(case: JoinCase) -> tuple[Reason, ...]:
-    """What the log says against itself on the lines that name this layer."""
-    file = case.around.file
-    lines = {m.line.line for m in (case.seen.eligible, case.seen.chosen) if m is not None}
-    return tuple(
-        Reason(
-            code=ReasonCode.LOG_CONTRADICTS,
-            message=f"the log contradicts itself: {c.message}",
-            source=f"{file}:{c.line}",
+def _why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
+    """Reasons, the main one first, and the remedy; what the rules said against it comes along."""
+    tuned, facts, own = case.seen.tuned, case.view.facts, case.row.remedy
+    wanting = (s for s in case.seen.skipped if s.reason is not SkipReason.ERROR)
+    skipped = max(wanting, key=lambda s: s.requested_bytes or 0, default=None)
+    named = [t for t in (tuned.tactics if tuned is not None else ()) if t.kernel is not None]
+    row, remedy = REASONS[ReasonCode.DENSE_TAKEN], own or LARGER_BATCH.text
+    if case.sparse_ms is not None and case.dense_ms is not None:
+        found = _both_timed(case, case.sparse_ms, case.dense_ms)
+    elif skipped is not None and case.sparse_ms is None:
+        found, remedy = _skipped(case, skipped)
+    elif _is_hidden(case):
+        steps = still_to_do(facts, DELETE_CACHE, NO_CACHE)
+        source = f"{row.source}; {case.view.file}" if case.view.file else row.source
+        message = "eligible, a dense kernel was taken; a timing cache hides what was timed"
+        found, remedy = row.reason(message, source), steps[0] if steps else remedy
+    elif tuned and named and not tuned.dropped_tactics and not any(t.sparse for t in named):
+        found, remedy = _none_offered(case, tuned), own or _other_type(case)
+    else:
+        kernel = (
+            f"it runs {case.dense_kernels}" if case.kernel_holder else "a dense kernel was taken"
         )
-        for c in case.around.contradictions_at(lines)
-    )
+        found = row.reason(f"eligible, and {kernel}; no time of a sparse one is in the log")
+    if is_of_lower_type(case.row, facts) and not leaves_dense(own or ""):
+        remedy = f"{LOG_OF_TYPE.text} {case.row.dtype} file and give its log"
+    known = obstacles(case.row.reasons) if case.row.predicted is VerdictName.ELIGIBLE else ()
+    return (found, *known), remedy
+
+
+def is_of_lower_type(row: Verdict, build: BuildFacts) -> bool:
+    """Whether a layer of the model has a type that a build in FP32 alone cannot have met."""
+    is_low = bool(row.shape) and row.dtype.lower() in _LOW_TYPES
+    return is_low and build.types == frozenset() and not build.is_strongly_typed
+
+
+def _both_timed(case: JoinCase, sparse: float, dense: float) -> Reason:
+    tactics = case.seen.tuned.tactics if case.seen.tuned is not None else ()
+    tactic = next((t for t in tactics if t.sparse and t.ms is not None), None)
+    words = tactic_times_words(sparse, dense)
+    message = f"dense was faster: {words}"
+    if sparse < dense:
+        message = f"dense was taken although {words}: times are the best over all formats, "
+        message += "and reformats around the layer count too"
+    source = None if tactic is None else quote_tactic(case.view.file, tactic)
+    return Reason(code=ReasonCode.DENSE_FASTER, message=message, source=source)
+
+
+def _skipped(case: JoinCase, tactic: SkippedTactic) -> tuple[Reason, str]:
+    of_workspace = tactic.reason is SkipReason.WORKSPACE
+    asked = "size not said"
+    if tactic.requested_bytes is not None:
+        asked = f"{tactic.requested_bytes:,} bytes wanted"
+    if tactic.available_bytes is not None:
+        asked += f", {tactic.available_bytes:,} available"
+    what = "workspace" if of_workspace else "memory"
+    message = f"tactics were skipped for lack of {what}: {asked}; no sparse one was timed"
+    source = quote_tactic(case.view.file, tactic)
+    build = case.view.build
+    wanted = (build.workspace_wanted_bytes if build else 0) or 0
+    most = max(wanted, *(s.requested_bytes or 0 for s in case.seen.skipped))
+    remedy = MORE_MEMORY.text
+    if of_workspace and most:
+        size = f"{-(-most // _MIB):,} MiB or more"
+        remedy = f"{LARGER_WORKSPACE.text} {size} (--memPoolSize=workspace:)"
+    return Reason(code=ReasonCode.TACTIC_SKIPPED, message=message, source=source), remedy
+
+
+def _is_hidden(case: JoinCase) -> bool:
+    """Whether a timing cache keeps the times of this layer out of the log."""
+    build, tuned = case.view.build, case.seen.tuned
+    if build is None or case.sparse_ms is not None:
+        return False
+    if tuned is not None and tuned.cached:
+        return True
+    return (tuned is None or not tuned.tactics) and build.timing_cache.hides_timings
+
+
+def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
+    named = [t for t in tuned.tactics if t.kernel is not None]
+    message = f"none of the {count(len(named), 'kernel')} that were timed by name is sparse"
+    if tuned.pruned_tactics:
+        message += f"; {tuned.pruned_tactics:,} more were left out by the builder's estimate"
+    if case.view.facts.types == frozenset():
+        message += "; the build is in FP32 alone, for which none is known"
+    first = next((t for t in named if t.ms is not None), None)
+    source = None if first is None else quote_tactic(case.view.file, first)
+    return Reason(code=ReasonCode.NO_SPARSE_TACTIC, message=message, source=source)
+
+
+def _other_type(case: JoinCase) -> str:
+    steps = still_to_do(case.view.facts, EXPORT_FLOAT16, ALLOW_FLOAT16)
+    if not steps or case.row.dtype.lower() in _LOW_TYPES:
+        return ACCEPT_DENSE.text
+    return " or ".join(steps)

@@ -55,7 +55,7 @@ class ReasonRow:
     """It tells why a weight was left dense, and counts only where the weight is."""
     builder_obeys: bool = False
     """No builder is known to get round it: where one seems to, the files are of two models."""
-    foretold: bool = True
+    is_predicted: bool = True
     """False: the rules say nothing about it, so that it never proves them wrong."""
     is_doubt: bool = False
     """It is told and foretells nothing: a layer with no other reason qualifies all the same."""
@@ -94,7 +94,7 @@ _ROWS = (
         documentation="They exist from compute capability 8.0 (Ampere) on. The GPU is that of the "
         "build log, or that of this machine where no log is given. Pruning may be done anywhere.",
         best=VerdictName.NOT_ELIGIBLE,
-        foretold=False,
+        is_predicted=False,
         source=GUIDE,
         found_by=(rules.old_gpu,),
         remedies=(do.NEWER_GPU,),
@@ -337,7 +337,7 @@ _ROWS = (
         sentence="Sparse weights were not allowed in the build.",
         documentation="Without the builder flag SPARSE_WEIGHTS no layer is even looked at.",
         best=VerdictName.NOT_ELIGIBLE,
-        foretold=False,
+        is_predicted=False,
         remedies=(do.ALLOW_SPARSE,),
     ),
     ReasonRow(
@@ -399,7 +399,7 @@ _ROWS = (
         sentence="It runs in a plugin, whose kernels TensorRT does not choose.",
         documentation="Layer information or the runner of its tactics says so.",
         best=VerdictName.NOT_ELIGIBLE,
-        foretold=False,
+        is_predicted=False,
         remedies=(do.NO_PLUGIN,),
     ),
     ReasonRow(
@@ -408,7 +408,7 @@ _ROWS = (
         sentence="It runs as one engine layer with others that read the same input.",
         documentation="A horizontal fusion runs sparse only where all of its layers can.",
         best=VerdictName.CHOSEN,
-        foretold=False,
+        is_predicted=False,
         remedies=(do.PRUNE_FUSED, do.MEND_FUSED, do.LEAVE_FUSED),
     ),
     ReasonRow(
@@ -418,7 +418,7 @@ _ROWS = (
         documentation="Folded into a constant, or fused or left out; the log's line where one says "
         "so.",
         best=VerdictName.NOT_IN_ENGINE,
-        foretold=False,
+        is_predicted=False,
     ),
     ReasonRow(
         code=ReasonCode.LOG_SILENT,
@@ -437,8 +437,8 @@ _ROWS = (
         code=ReasonCode.LOG_CONTRADICTS,
         origin=Origin.EVIDENCE,
         sentence="The evidence contradicts the rules, or itself.",
-        documentation="A verdict other than the rules foretold, lines of a log that cannot both be "
-        "true, or a log that calls chosen what the engine runs dense.",
+        documentation="A verdict other than the rules predicted, lines of a log that cannot both "
+        "be true, or a log that calls chosen what the engine runs dense.",
         best=VerdictName.CHOSEN,
         remedies=(do.SAME_MODEL, do.SAME_BUILD),
     ),
@@ -447,7 +447,7 @@ REASONS = {row.code: row for row in _ROWS}
 """Every code with its row, in the order in which reasons explain a layer."""
 
 
-def against(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+def obstacles(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """Those that tell of an obstacle or a doubt, not of what sparse math has for it."""
     return tuple(r for r in reasons if not REASONS[r.code].in_favour)
 
@@ -462,7 +462,7 @@ def headlines() -> Mapping[str, str]:
     return {r.text: r.headline for row in REASONS.values() for r in row.remedies if r.headline}
 
 
-def changes(remedy: str, known: Mapping[str, str]) -> tuple[str, ...]:
+def headline_changes(remedy: str, known: Mapping[str, str]) -> tuple[str, ...]:
     """Which of the `headlines` a row's remedy asks for, without the figures of the layer.
 
     () where it leaves the layer dense, or asks only to build, to time or to look.

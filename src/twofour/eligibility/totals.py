@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
 from math import prod
 
-from twofour.eligibility.evidence import Sightings
 from twofour.eligibility.predict import NOT_COVERED, count_not_covered, count_weights, uses_of
-from twofour.eligibility.reasons import against
-from twofour.eligibility.rows import Timed
+from twofour.eligibility.reasons import obstacles
+from twofour.eligibility.sightings import Sightings, Timed
 from twofour.records.eligibility import (
     ConfusionCell,
     Disagreement,
@@ -61,7 +60,7 @@ def status_of(verdict: Verdict) -> LayerStatus:
     """
     if verdict.verdict is not VerdictName.ELIGIBLE:
         return STATUS_OF_VERDICT[verdict.verdict]
-    return LayerStatus.DOUBTFUL if against(verdict.reasons[:1]) else LayerStatus.CAN
+    return LayerStatus.DOUBTFUL if obstacles(verdict.reasons[:1]) else LayerStatus.CAN
 
 
 def by_status(verdicts: Sequence[Verdict]) -> dict[LayerStatus, list[Verdict]]:

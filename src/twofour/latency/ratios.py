@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import fsum
 
-from twofour.eligibility.resolve import index_nodes, resolve
+from twofour.eligibility.layer_nodes import find_nodes, index_nodes
 from twofour.latency.noise import (
     floor_at,
     half_ratios,
@@ -238,7 +238,7 @@ def _parts_of(names: Sequence[str], nodes: Sequence[GraphNode]) -> Mapping[str, 
         return {name: frozenset({name}) for name in names}
     return {
         found.name: frozenset(str(at) for at in (*found.nodes, *found.region)) or {found.name}
-        for found in resolve(names, index_nodes(nodes, None, names), whole=True)
+        for found in find_nodes(names, index_nodes(nodes, None, names), whole=True)
     }
 
 

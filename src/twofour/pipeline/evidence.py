@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twofour.eligibility.evidence import BuildEvidence
-from twofour.eligibility.same_model import ChosenBuild, choose_build
+from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming
 from twofour.inputs.fits import shapes_of, sizes_by_symbol, stored_arrays
 from twofour.logs.prefix import loads

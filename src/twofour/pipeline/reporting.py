@@ -8,13 +8,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
+from twofour.eligibility.build_evidence import NO_ENGINE, BuildEvidence, engine_layers, name_places
 from twofour.eligibility.build_facts import NOTHING_KNOWN, BuildFacts, build_facts
-from twofour.eligibility.evidence import NO_ENGINE, BuildEvidence, engine_layers, name_places
+from twofour.eligibility.join import join_report, own_evidence, report_from_engine
 from twofour.eligibility.predict import not_covered_lines, not_exported, predict, with_not_exported
 from twofour.eligibility.reasons import REASONS
-from twofour.eligibility.report import join_report, report_from_engine
 from twofour.eligibility.rules import ReportContext
-from twofour.eligibility.same_model import own_evidence
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import isfinite, isnan
 
 from twofour.eligibility.predict import NOT_COVERED, count_weights, not_covered_lines, uses_of
-from twofour.eligibility.reasons import against, changes, headlines
+from twofour.eligibility.reasons import headline_changes, headlines, obstacles
 from twofour.eligibility.rules import holds_trivially
 from twofour.eligibility.totals import LayerStatus, by_status, counted_once, weights_by_status
 from twofour.records.eligibility import (
@@ -154,7 +154,7 @@ def _drift_line(output: OutputAgreement, examples: int) -> str:
 def _total(
     status: LayerStatus, layers: list[Verdict], weights: int, of: EligibilitySummary
 ) -> Total:
-    codes = Counter(r.code for v in layers for r in against(v.reasons[:1]))
+    codes = Counter(r.code for v in layers for r in obstacles(v.reasons[:1]))
     ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0].value))
     return Total(
         status=status,
@@ -178,7 +178,7 @@ def _changes(report: EligibilityReport) -> tuple[str, ...]:
     known = headlines()
     for verdict in report.verdicts:
         is_open = verdict.verdict is not VerdictName.CHOSEN and verdict.remedy is not None
-        for change in changes(verdict.remedy or "", known) if is_open else ():
+        for change in headline_changes(verdict.remedy or "", known) if is_open else ():
             wanting.setdefault(change, []).append(verdict)
     of, whole = counted_once(report.verdicts), report.summary.weights
     found = [(c, layers, count_weights(filter(of, layers))) for c, layers in wanting.items()]
@@ -344,14 +344,14 @@ def surprise(verdict: Verdict) -> str | None:
 def main_reason(verdict: Verdict) -> str:
     """The sentence of the main reason, without its code."""
     main = verdict.reasons[0]
-    if not against((main,)) and verdict.evidence is not Evidence.MEASURED:
+    if not obstacles((main,)) and verdict.evidence is not Evidence.MEASURED:
         return "nothing rules it out" if verdict.reasons[1:] else "nothing known against it"
     return printable(main.message)
 
 
 def other_codes(verdict: Verdict) -> str:
     """Codes of the further reasons that say something against it: "also SMALL_CHANNELS"."""
-    others = dict.fromkeys(r.code.value for r in against(verdict.reasons[1:]))
+    others = dict.fromkeys(r.code.value for r in obstacles(verdict.reasons[1:]))
     return f"also {', '.join(others)}" if others else ""
 
 

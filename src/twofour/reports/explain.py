@@ -8,9 +8,9 @@ from itertools import islice
 
 from rich.console import RenderableType
 
-from twofour.eligibility.evidence import BuildEvidence, Sighting, look
-from twofour.eligibility.names import NO_NAMES, split_name
-from twofour.eligibility.rows import mention_source, quoted_source
+from twofour.eligibility.build_evidence import BuildEvidence, quote_tactic
+from twofour.eligibility.node_names import NO_NAMES, split_name
+from twofour.eligibility.sightings import Sighting, find_sightings
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.log import TunedLayer
@@ -28,7 +28,7 @@ def explain(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> R
 
     Raises BadInputError for a name that no layer has, or that several have.
     """
-    seen = look(report, evidence)
+    seen = find_sightings(report, evidence)
     at = find_layer(report, layer, aliases=[_names_in_use(sighting) for sighting in seen.rows])
     verdict, sighting = report.verdicts[at], seen.rows[at]
     file = evidence.build.file if evidence.build is not None else ""
@@ -142,9 +142,9 @@ def _engine_lines(sighting: Sighting) -> Iterator[str]:
 def _log_lines(sighting: Sighting, file: str) -> Iterator[str]:
     for mention in (sighting.eligible, sighting.chosen):
         if mention is not None:
-            yield mention_source(file, mention)
+            yield mention.source(file)
     for skipped in islice(sighting.skipped, _TACTICS_SHOWN):
-        yield quoted_source(file, skipped)
+        yield quote_tactic(file, skipped)
 
 
 def _section(title: str, lines: Iterator[str]) -> tuple[str, ...]:

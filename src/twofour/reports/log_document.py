@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from twofour.eligibility.build_evidence import causes_first
 from twofour.eligibility.build_facts import (
     Typing,
     build_facts,
@@ -12,7 +13,6 @@ from twofour.eligibility.build_facts import (
     typing_of,
     version_numbers,
 )
-from twofour.eligibility.same_model import causes_first
 from twofour.records.log import (
     Build,
     BuildLog,

@@ -1,4 +1,4 @@
-"""Engine layers -> the nodes of the model they hold; what leads to no node is said, not dropped."""
+"""Which nodes of the model each engine layer holds, those inside of Myelin regions included."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 
-from twofour.eligibility.names import Part, number_unnamed, split_name
-from twofour.eligibility.nodes import MYELIN_SUFFIX, Dataflow, Found, NodeIndex, StatedNames
+from twofour.eligibility.node_names import (
+    MYELIN_SUFFIX,
+    Dataflow,
+    NamedNodes,
+    NodeIndex,
+    Part,
+    StatedNames,
+    split_name,
+)
 from twofour.logs.names import without_profile
 from twofour.records.export import GraphNode
 
@@ -21,8 +28,8 @@ COPY = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """What one name of an engine or log stands for; indices into the nodes of the model."""
+class LayerNodes:
+    """The nodes that one name of an engine or log stands for, as indices into the model's."""
 
     name: str
     nodes: tuple[int, ...] = ()
@@ -42,8 +49,8 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NameInUse:
-    """A name to resolve, with what layer information states of it."""
+class EngineName:
+    """A name to look up, with what layer information states of it."""
 
     name: str
     sources: tuple[str, ...] = ()
@@ -66,7 +73,7 @@ class Region:
 
 
 @dataclass(slots=True)
-class Held:
+class RegionNodes:
     """The nodes of one region."""
 
     surely: list[int] = field(default_factory=list)
@@ -77,20 +84,35 @@ class Held:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _ParsedName:
     """One name while its regions wait for what the other names claim."""
 
-    use: NameInUse
+    use: EngineName
     nodes: set[int] = field(default_factory=set)
     parts: set[int] = field(default_factory=set)
     around: set[int] = field(default_factory=set)
     regions: list[Region] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    held: list[RegionNodes] = field(default_factory=list)
     matched: bool = False
 
-    def kept(self, kind: str) -> tuple[int, ...]:
+    def add(self, found: NamedNodes) -> None:
+        """Add what one part of the name leads to."""
+        (self.parts if found.is_part else self.nodes).update(found.nodes)
+        self.around.update(found.around)
+        self.matched |= found.anything
+
+    def in_regions(self, kind: str) -> tuple[int, ...]:
         """Nodes of one kind in all the regions of the name."""
         return tuple(sorted({at for held in self.held for at in getattr(held, kind)}))
+
+
+_UNNAMED = re.compile(r"\(Unnamed Layer\* (\d{1,9})\) \[([^\[\]]{1,80})\]")
+_OPS_OF_KIND: Mapping[str, frozenset[str]] = {
+    "Convolution": frozenset({"Conv"}),
+    "Deconvolution": frozenset({"ConvTranspose"}),
+    "Fully Connected": frozenset({"Gemm", "MatMul"}),
+    "Matrix Multiply": frozenset({"Gemm", "MatMul"}),
+}
 
 
 def index_nodes(
@@ -106,87 +128,83 @@ def index_nodes(
     """
     index = NodeIndex(nodes, modules, stated)
     names = list(dict.fromkeys(names))
-    if any("(Unnamed Layer*" in name for name in names):
-        named = {
-            at
-            for name in names
-            for p in split_name(name, index.known)
-            if not p.is_region
-            for at in index.find(p.text).nodes
-        }
-        index.number_unnamed(number_unnamed(names, nodes, named))
+    # [Convolution] -> {3, 7}: the numbers count all layers, so only their order says which is which
+    numbers: dict[str, set[int]] = {}
+    for match in (match for name in names for match in _UNNAMED.finditer(name)):
+        numbers.setdefault(match[2], set()).add(int(match[1]))
+    if not numbers:
+        return index
+    parts = (part for name in names for part in split_name(name, index.known))
+    named = {at for part in parts if not part.is_region for at in index.find(part.text).nodes}
+    for kind, seen in numbers.items():
+        ops = _OPS_OF_KIND.get(kind, frozenset())
+        free = [i for i, node in enumerate(nodes) if node.op in ops and i not in named]
+        if len(free) == len(seen):
+            for number, at in zip(sorted(seen), free, strict=True):
+                index.settle_unnamed(f"(Unnamed Layer* {number}) [{kind}]", at)
     return index
 
 
-def resolve(
-    names: Iterable[str | NameInUse], index: NodeIndex, *, whole: bool = False
-) -> tuple[Resolved, ...]:
+def find_nodes(
+    names: Iterable[str | EngineName], index: NodeIndex, *, whole: bool = False
+) -> tuple[LayerNodes, ...]:
     """The nodes of every layer of one engine, in the order given.
 
-    `whole` says that the names are
-    all layers of an engine: then what none of them names is in a region, if there is one for it.
-    Linear in names and nodes.
+    `whole` says that the names are all layers of an engine: then what none of them names is in a
+    region, if there is one for it. Linear in names and nodes.
     """
-    uses = [use if isinstance(use, NameInUse) else NameInUse(name=use) for use in names]
-    readings = [_read(use, index) for use in uses]
-    _fill_regions(readings, index, whole=whole)
+    uses = [use if isinstance(use, EngineName) else EngineName(name=use) for use in names]
+    parsed = [_parse(use, index) for use in uses]
+    _fill_regions(parsed, index, whole=whole)
     return tuple(
-        Resolved(
-            name=reading.use.name,
-            nodes=tuple(sorted(reading.nodes)),
-            parts=tuple(sorted(reading.parts - reading.nodes)),
-            region=reading.kept("surely"),
-            shared=reading.kept("shared"),
-            perhaps=reading.kept("perhaps"),
-            around=tuple(sorted(reading.around)),
-            matched=reading.matched,
+        LayerNodes(
+            name=name.use.name,
+            nodes=tuple(sorted(name.nodes)),
+            parts=tuple(sorted(name.parts - name.nodes)),
+            region=name.in_regions("surely"),
+            shared=name.in_regions("shared"),
+            perhaps=name.in_regions("perhaps"),
+            around=tuple(sorted(name.around)),
+            matched=name.matched,
         )
-        for reading in readings
+        for name in parsed
     )
 
 
-def _read(use: NameInUse, index: NodeIndex) -> _Reading:
+def _parse(use: EngineName, index: NodeIndex) -> _ParsedName:
+    # The name `/fc/Gemm + /act/Relu` holds two nodes. `Reformatting CopyNode for Input Tensor 0 to
+    # /fc/Gemm` holds none: it only brings data to one. `{ForeignNode[/q/MatMul.../out/Add]}` names
+    # the two ends of a region; what is between them is known once all other names are read.
     name = use.name if use.name in index.known.names else without_profile(use.name)
     copies = COPY.match(name)
     if copies is None:
-        return _read_layer(use, name, index)
-    near = _read_layer(use, name[copies.end() :], index)
-    return _Reading(use=use, around=near.nodes | near.parts | near.around, matched=True)
+        return _parse_layer(use, name, index)
+    near = _parse_layer(use, name[copies.end() :], index)
+    return _ParsedName(use=use, around=near.nodes | near.parts | near.around, matched=True)
 
 
-def _read_layer(use: NameInUse, name: str, index: NodeIndex) -> _Reading:
-    reading = _Reading(use=use)
+def _parse_layer(use: EngineName, name: str, index: NodeIndex) -> _ParsedName:
+    parsed = _ParsedName(use=use)
     stated = None if use.sources else index.stated(name)
     if stated is not None:
-        _add(reading, stated)
-        return reading
+        parsed.add(stated)
+        return parsed
     for part in split_name(name, index.known):
-        if part.is_region:
-            region = _region(part, index)
-            reading.matched |= region is not None
-            reading.regions += [] if region is None else [region]
-        else:
-            _add(reading, index.find(part.text))
+        if not part.is_region:
+            parsed.add(index.find(part.text))
+        elif (region := _region(part, index)) is not None:
+            parsed.matched = True
+            parsed.regions.append(region)
     for source in use.sources:
-        _add_source(reading, source, index)
-    if use.sources and reading.nodes:
-        reading.regions = []  # Metadata lists a region's nodes, so its ends say nothing more
-    return reading
-
-
-def _add(reading: _Reading, found: Found) -> None:
-    (reading.parts if found.is_part else reading.nodes).update(found.nodes)
-    reading.around.update(found.around)
-    reading.matched |= found.anything
-
-
-def _add_source(reading: _Reading, source: str, index: NodeIndex) -> None:
-    """Of several nodes of one name, the layer's own name tells which."""
-    found = index.find(source)
-    reading.matched |= found.anything
-    names = {index.nodes[at].name for at in found.nodes}
-    if all(index.nodes[at].name not in names for at in reading.nodes):
-        reading.nodes.update(found.nodes)
+        found = index.find(source)
+        parsed.matched |= found.anything
+        # of several nodes of one name, the layer's own name says which
+        names = {index.nodes[at].name for at in found.nodes}
+        if all(index.nodes[at].name not in names for at in parsed.nodes):
+            parsed.nodes.update(found.nodes)
+    if use.sources and parsed.nodes:
+        parsed.regions = []  # Metadata lists a region's nodes, so its ends say nothing more
+    return parsed
 
 
 def _region(part: Part, index: NodeIndex) -> Region | None:
@@ -224,30 +242,48 @@ def _end(
     return tuple(nodes), tuple(near), known
 
 
-def _fill_regions(readings: Sequence[_Reading], index: NodeIndex, *, whole: bool) -> None:
-    """Share out the nodes that no layer names among the regions."""
-    waiting = [reading for reading in readings if reading.regions]
+def _fill_regions(parsed: Sequence[_ParsedName], index: NodeIndex, *, whole: bool) -> None:
+    """Share out the nodes that no layer names among the regions.
+
+    Linear in nodes, edges and regions. A region of two names is one region; shorter ones come
+    first, as a node on the way through two of them is in the shorter.
+    """
+    waiting = [(name, region) for name in parsed for region in name.regions]
     if not waiting:
         return
-    taken = {at for reading in readings for at in reading.nodes}
-    complete = whole and all(r.matched or not r.use.is_product for r in readings)
-    owners = [(reading, region) for reading in waiting for region in reading.regions]
-    places = {region: place for place, region in enumerate(dict.fromkeys(r for _, r in owners))}
-    apart = {at for reading in readings if not _inside(reading) for at in reading.nodes}
-    others = _Neighbours(taken=taken, apart=apart, whole=complete)
-    found = _fill(tuple(places), index.flow, others)
-    for reading, region in owners:
-        reading.held.append(found[places[region]])
+    place = {at: i for i, at in enumerate(index.flow.order)}
+
+    def length(region: Region) -> int:
+        """Places between its ends; regions without two ends come last."""
+        if not region.first or not region.last:
+            return len(place) if region.first or region.last else 2 * len(place)
+        return max(place[at] for at in region.last) - min(place[at] for at in region.first)
+
+    regions = sorted(dict.fromkeys(region for _, region in waiting), key=length)
+    others = _OtherLayers(
+        taken={at for name in parsed for at in name.nodes},
+        apart={at for name in parsed if not _is_inner_kernel(name) for at in name.nodes},
+        whole=whole and all(name.matched or not name.use.is_product for name in parsed),
+    )
+    owners = _Owners(regions, index.flow, others)
+    found = {region: RegionNodes() for region in regions}
+    for at in range(len(index.flow.before)):
+        for bits, kind in zip(owners.of(at), RegionNodes.__slots__, strict=True):
+            for bit, region in enumerate(regions):
+                if bits >> bit & 1:
+                    getattr(found[region], kind).append(at)
+    for name, region in waiting:
+        name.held.append(found[region])
 
 
-def _inside(reading: _Reading) -> bool:
+def _is_inner_kernel(parsed: _ParsedName) -> bool:
     """Whether a layer is a kernel that Myelin lists apart from the region it belongs to."""
-    name = reading.use.name
+    name = parsed.use.name
     return name.startswith("__my") or MYELIN_SUFFIX.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Neighbours:
+class _OtherLayers:
     """What the other layers of an engine hold."""
 
     taken: Set[int]
@@ -258,27 +294,6 @@ class _Neighbours:
     """The layers are all that the engine has."""
 
 
-def _fill(regions: Sequence[Region], flow: Dataflow, others: _Neighbours) -> tuple[Held, ...]:
-    """The nodes of every region, in the order given; linear in nodes, edges and regions."""
-    place = {at: i for i, at in enumerate(flow.order)}
-    ranks = sorted(range(len(regions)), key=lambda i: _length(regions[i], place))
-    owners = _Owners([regions[i] for i in ranks], flow, others)
-    found = tuple(Held() for _ in regions)
-    for at in range(len(flow.before)):
-        for bits, kind in zip(owners.of(at), Held.__slots__, strict=True):
-            for bit, rank in enumerate(ranks):
-                if bits >> bit & 1:
-                    getattr(found[rank], kind).append(at)
-    return found
-
-
-def _length(region: Region, place: dict[int, int]) -> int:
-    """Places between its ends; regions without two ends come last."""
-    if not region.first or not region.last:
-        return len(place) if region.first or region.last else 2 * len(place)
-    return max(place[at] for at in region.last) - min(place[at] for at in region.first)
-
-
 class _Owners:
     """For each node the regions that hold it, share it or may hold it: bit i is region i.
 
@@ -286,7 +301,7 @@ class _Owners:
     and the region holds b to d too where no other layer of a whole engine names them.
     """
 
-    def __init__(self, regions: Sequence[Region], flow: Dataflow, others: _Neighbours) -> None:
+    def __init__(self, regions: Sequence[Region], flow: Dataflow, others: _OtherLayers) -> None:
         self._flow = flow
         self._others = others
         nodes = range(len(flow.before))

@@ -1,41 +1,49 @@
-"""The eligibility report: every layer with its verdict, from the model and its evidence."""
+"""The eligibility report of an engine: the predicted report joined with what its files show.
+
+Files that are about another model are left aside, and a warning says so.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
-from twofour.eligibility.build import BuildAround, JoinCase
-from twofour.eligibility.dense import is_of_lower_type
-from twofour.eligibility.evidence import (
+from twofour.eligibility.build_evidence import (
     NO_ENGINE,
     BuildEvidence,
-    Sighting,
-    Sightings,
+    causes_first,
     engine_layers,
-    look,
+    quote_error,
+    quoted_name,
 )
-from twofour.eligibility.judge import FORCED, judge
-from twofour.eligibility.names import NO_NAMES, quoted_name, split_name
-from twofour.eligibility.nodes import MYELIN_SUFFIX
+from twofour.eligibility.build_view import BuildView, JoinCase
+from twofour.eligibility.judge import FORCED, is_of_lower_type, judge
+from twofour.eligibility.node_names import MYELIN_SUFFIX, NO_NAMES, split_name
 from twofour.eligibility.predict import summarize
 from twofour.eligibility.reasons import REASONS
-from twofour.eligibility.remedies import LEAVE_GROUPED_ENGINE
+from twofour.eligibility.remedies import (
+    LAYERS_OF_MODEL,
+    LEAVE_GROUPED_ENGINE,
+    LOG_OF_MODEL,
+    MEND_BUILD,
+)
 from twofour.eligibility.rules import groups_in_words
-from twofour.eligibility.same_model import NoEvidence, no_evidence, set_aside, without_strangers
+from twofour.eligibility.sightings import (
+    DENSE_LOG,
+    LAYER_INFORMATION,
+    LOG,
+    EvidenceFile,
+    Sighting,
+    Sightings,
+    find_sightings,
+)
 from twofour.eligibility.totals import count_totals
 from twofour.logs.names import without_profile
-from twofour.records.eligibility import (
-    EligibilityReport,
-    EligibilitySummary,
-    Evidence,
-    Verdict,
-    VerdictName,
-)
+from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import Gpu
-from twofour.records.log import Build, BuildOutcome, EngineLayer
+from twofour.records.log import Build, EngineLayer
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
 from twofour.words import count
 
@@ -46,29 +54,30 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
     Each row keeps what the rules said (`predicted`). Where the evidence is silent about a layer the
     verdict stays predicted and says so; with no evidence at all the verdicts are as they were.
     """
-    seen = look(predicted, evidence)
-    evidence, warnings = without_strangers(predicted, evidence, seen)
+    seen = find_sightings(predicted, evidence)
+    evidence, warnings = _without_strangers(predicted, evidence, seen)
     if warnings:
-        seen = look(predicted, evidence)
-    void = no_evidence(evidence.build, seen)
-    if void is not None:
-        return _without(predicted, void, seen, notes=(*warnings, *evidence.notes))
-    around = BuildAround.of(evidence.build, seen)
+        seen = find_sightings(predicted, evidence)
+    unusable = _why_unusable(evidence.build, seen)
+    if unusable is not None:
+        return _left_aside(predicted, unusable, seen, notes=(*warnings, *evidence.notes))
+    view = BuildView(build=evidence.build, seen=seen)
     is_built = evidence.build is not None or seen.engine is not None
-    verdicts = _judged(predicted.verdicts, around) if is_built else predicted.verdicts
+    verdicts = _judged(predicted.verdicts, view) if is_built else predicted.verdicts
     verdicts = tuple(
         replace(v, profile_ms=s.profile_ms) for v, s in zip(verdicts, seen.rows, strict=True)
     )
+    products = predicted.summary.activation_products
     return replace(
         predicted,
         engine=_engine_words(predicted, evidence) if is_built else predicted.engine,
         gpu=_gpu_of(predicted, evidence.build),
         verdicts=verdicts,
-        summary=_summary(verdicts, predicted),
+        summary=summarize(verdicts, products, predicted.not_covered),
         unmatched_engine_layers=seen.unmatched,
         totals=count_totals(verdicts, seen, predicted.not_covered),
-        notes=(*warnings, *predicted.notes, *_notes(evidence, around, verdicts)),
-        not_evidence=FORCED if around.forced else None,
+        notes=(*warnings, *predicted.notes, *_notes(evidence, view, verdicts)),
+        not_evidence=FORCED if view.forced else None,
     )
 
 
@@ -102,55 +111,28 @@ def _gpu_of(predicted: EligibilityReport, build: Build | None) -> Gpu | None:
     return None if other_name or other_kind else gpu
 
 
-def _summary(verdicts: Sequence[Verdict], predicted: EligibilityReport) -> EligibilitySummary:
-    return summarize(verdicts, predicted.summary.activation_products, predicted.not_covered)
-
-
-def _without(
-    predicted: EligibilityReport, void: NoEvidence, seen: Sightings, *, notes: tuple[str, ...]
-) -> EligibilityReport:
-    """The predicted report, which says why nothing was measured."""
-    verdicts = tuple(set_aside(row, void) for row in predicted.verdicts)
-    return replace(
-        predicted,
-        engine=void.engine or predicted.engine,
-        verdicts=verdicts,
-        summary=_summary(verdicts, predicted),
-        unmatched_engine_layers=seen.unmatched,
-        notes=(void.note, *notes, *predicted.notes),
-        not_evidence=void.note,
-    )
-
-
-def _judged(predicted: Sequence[Verdict], around: BuildAround) -> tuple[Verdict, ...]:
-    rows = list(zip(predicted, around.seen.rows, strict=True))
+def _judged(predicted: Sequence[Verdict], view: BuildView) -> tuple[Verdict, ...]:
+    rows = list(zip(predicted, view.seen.rows, strict=True))
     of_node = {sighting.node: row for row, sighting in rows}
-    return tuple(
-        _row(
-            JoinCase(
-                row=row,
-                seen=seen,
-                around=around,
-                fused=tuple(of_node[at] for at in (seen.siblings.nodes if seen.siblings else ())),
+    found = []
+    for row, seen in rows:
+        fused = tuple(of_node[at] for at in (seen.siblings.nodes if seen.siblings else ()))
+        case = JoinCase(row=row, seen=seen, view=view, fused=fused)
+        judged = judge(case)
+        found.append(
+            replace(
+                row,
+                verdict=judged.verdict,
+                evidence=judged.evidence,
+                reasons=judged.reasons,
+                remedy=judged.remedy,
+                refuted=judged.refuted,
+                engine_layer=_engine_layer(seen),
+                sparse_ms=case.sparse_ms,
+                dense_ms=case.dense_ms,
             )
         )
-        for row, seen in rows
-    )
-
-
-def _row(case: JoinCase) -> Verdict:
-    found = judge(case)
-    return replace(
-        case.row,
-        verdict=found.verdict,
-        evidence=found.evidence,
-        reasons=found.reasons,
-        remedy=found.remedy,
-        refuted=found.refuted,
-        engine_layer=_engine_layer(case.seen),
-        sparse_ms=case.sparse_ms,
-        dense_ms=case.dense_ms,
-    )
+    return tuple(found)
 
 
 def _engine_layer(seen: Sighting) -> str | None:
@@ -160,12 +142,18 @@ def _engine_layer(seen: Sighting) -> str | None:
     return next((quoted_name(place.name) for place in found if place is not None), None)
 
 
-def _notes(
-    evidence: BuildEvidence, around: BuildAround, verdicts: Sequence[Verdict]
-) -> Iterator[str]:
+def _notes(evidence: BuildEvidence, view: BuildView, verdicts: Sequence[Verdict]) -> Iterator[str]:
     build = evidence.build
-    yield from _odd_layers(verdicts)
-    low = [v for v in verdicts if is_of_lower_type(v, around.facts)]
+    usable = (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
+    measured = [v for v in verdicts if v.evidence is Evidence.MEASURED and v.verdict in usable]
+    odd = sum(v.pattern_holds is False for v in measured)
+    if odd:  # the surest sign of a log of another file
+        what, verb = ("layer breaks", "is") if odd == 1 else ("layers break", "are")
+        yield (
+            f"WARNING: {odd:,} {what} the pattern in this ONNX file and {verb} eligible or "
+            "chosen in the engine: they may not belong together"
+        )
+    low = [v for v in verdicts if is_of_lower_type(v, view.facts)]
     if build is not None and low:
         yield (
             f"WARNING: {build.file} is of a build in FP32 alone, and {count(len(low), 'layer')} of "
@@ -174,38 +162,135 @@ def _notes(
         )
     yield from evidence.notes
     if build is not None:
-        if build.outcome is BuildOutcome.UNFINISHED and build.engine_layers is None:
+        if view.unfinished and build.engine_layers is None:
             yield f"{build.file} ends before the build does: a layer it leaves out may still come"
-        for said in around.contradictions:
+        for said in view.contradictions:
             place = build.file if said.line is None else f"{build.file}:{said.line}"
             yield f"{place}: the log contradicts itself: {said.message}"
-        if around.forced:
+        if view.forced:
             yield FORCED
         if build.timing_cache.hides_timings:
             yield "a timing cache was in use: layers may have been tuned without a time in the log"
         if build.sparsity_lines:
-            yield "chosen layers can differ from build to build; eligible ones hardly do"
+            yield "chosen layers can differ from build to build; eligible ones rarely do"
     layers, file = engine_layers(evidence)
     if layers is not None and all(layer.kernel is None for layer in layers):
         yield f"{file} names no kernels: build with detailed profiling verbosity to see them"
 
 
-def _odd_layers(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Broken weights with a sparse kernel are the surest sign of a log of another file."""
-    usable = (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
-    odd = [
-        v
-        for v in verdicts
-        if v.pattern_holds is False and v.verdict in usable and v.evidence is Evidence.MEASURED
-    ]
-    if odd:
-        what = "layer breaks" if len(odd) == 1 else "layers break"
-        verb = "is" if len(odd) == 1 else "are"
-        yield (
-            f"WARNING: {len(odd):,} {what} the pattern in this ONNX file and {verb} eligible or "
-            "chosen in the engine: they may not belong together"
-        )
+# --- files that do not count ----------------------------------------------------------------------
 
+_NOT_TOGETHER = "the {} and the model do not belong together"
+_ERROR_SHOWN = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unusable:
+    """Why everything that was given about an engine is to be left aside."""
+
+    note: str
+    """For the whole report."""
+    reason: Reason
+    """For each layer, beside what the rules say of it."""
+    remedy: str
+    engine: str | None = None
+    """What the report says in place of an engine."""
+
+
+def own_evidence(predicted: EligibilityReport, evidence: BuildEvidence) -> BuildEvidence:
+    """The evidence without every file that is about another model, even if nothing is left."""
+    files = find_sightings(predicted, evidence).files
+    return _without(evidence, [file for file in files if file.is_strange])
+
+
+def _without_strangers(
+    predicted: EligibilityReport, evidence: BuildEvidence, seen: Sightings
+) -> tuple[BuildEvidence, tuple[str, ...]]:
+    """The evidence without the files that are about another model, and a warning for each.
+
+    All is left as it is where no file is about this model, or where there is no model.
+    """
+    has_model = any(v.shape for v in predicted.verdicts)
+    if not has_model or not any(s.related for s in seen.files if s.kind != DENSE_LOG):
+        return evidence, ()
+    strange = [s for s in seen.files if s.is_strange]
+    warnings = (f"WARNING: {_stranger(s)}; {s.file} is left aside" for s in strange)
+    return _without(evidence, strange), tuple(warnings)
+
+
+def _without(evidence: BuildEvidence, strange: Sequence[EvidenceFile]) -> BuildEvidence:
+    kinds = {file.kind for file in strange}
+    return replace(
+        evidence,
+        build=None if LOG in kinds else evidence.build,
+        layers=None if LAYER_INFORMATION in kinds else evidence.layers,
+        dense_build=None if DENSE_LOG in kinds else evidence.dense_build,
+    )
+
+
+def _why_unusable(build: Build | None, seen: Sightings) -> _Unusable | None:
+    """A failed build, or names of which none is a layer of the model; None: it does count."""
+    code = ReasonCode.LOG_SILENT
+    if build is not None and build.made_no_engine:
+        where, source = f"line {build.last_line}: no error is in the log", build.file
+        if errors := causes_first(build.errors):
+            where = f"line {errors[0].line}: {' '.join(errors[0].text.split())[:_ERROR_SHOWN]}"
+            source = quote_error(build.file, errors[0])
+        message = "the build failed, so there is no engine to look at"
+        return _Unusable(
+            note=f"the build failed: {where}",
+            reason=Reason(code=code, message=message, source=source),
+            remedy=MEND_BUILD.text,
+            engine="no engine: the build failed",
+        )
+    named = [file for file in seen.files if file.names and file.kind != DENSE_LOG]
+    if not seen.rows or not named or not all(file.is_strange for file in named):
+        return None
+    kind, message = named[0].kind, _NOT_TOGETHER.format(named[0].kind)
+    return _Unusable(
+        note=_stranger(named[0]),
+        reason=Reason(code=code, message=message, source=named[0].file),
+        remedy=(LAYERS_OF_MODEL if kind == LAYER_INFORMATION else LOG_OF_MODEL).text,
+    )
+
+
+def _stranger(file: EvidenceFile) -> str:
+    names = f"none of {count(file.names, 'engine name')} is a node"
+    if file.names == 1:
+        names = "the one engine name is no node"
+    return f"{_NOT_TOGETHER.format(file.kind)}: {names} of the model that has a weight"
+
+
+def _left_aside(
+    predicted: EligibilityReport, why: _Unusable, seen: Sightings, *, notes: tuple[str, ...]
+) -> EligibilityReport:
+    """The predicted report, whose rows say why nothing was measured."""
+    verdicts = []
+    for row in predicted.verdicts:
+        unknown = row.predicted is VerdictName.UNKNOWN
+        reasons = (why.reason, *row.reasons) if unknown else (*row.reasons, why.reason)
+        verdicts.append(
+            replace(
+                row,
+                verdict=row.predicted,
+                evidence=None if unknown else Evidence.PREDICTED,
+                reasons=reasons,
+                remedy="; ".join(r for r in (row.remedy, why.remedy) if r),
+            )
+        )
+    products = predicted.summary.activation_products
+    return replace(
+        predicted,
+        engine=why.engine or predicted.engine,
+        verdicts=tuple(verdicts),
+        summary=summarize(verdicts, products, predicted.not_covered),
+        unmatched_engine_layers=seen.unmatched,
+        notes=(why.note, *notes, *predicted.notes),
+        not_evidence=why.note,
+    )
+
+
+# --- an engine without its model ------------------------------------------------------------------
 
 _PRODUCT = re.compile(r"conv|gemm|matmul|matrix.?multiply|fully.?connected", re.IGNORECASE)
 _COPIES = re.compile(r"Reformatting CopyNode|Optimizer Reformat|ONNXTRT_")

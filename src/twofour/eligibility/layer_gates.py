@@ -50,7 +50,7 @@ class Gates:
                 )
 
 
-def check_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
+def missed_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
     """A line for each gate that is missed, with the share reached, then one for each bad layer.
 
     A report that is stale meets none: the lines say why it is.

@@ -1,0 +1,342 @@
+"""What is given about a model's engines: which build of a log counts, and how it is quoted."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from twofour.eligibility.layer_nodes import COPY, find_nodes, index_nodes
+from twofour.eligibility.node_names import NodeIndex, StatedNames, paths_of_layer
+from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.export import GraphNode, LayerMap, qualified_op
+from twofour.records.log import (
+    Build,
+    BuildOutcome,
+    EngineLayer,
+    LayerInformation,
+    LogMessage,
+    Profile,
+    SkippedTactic,
+    SparsityFlag,
+    SparsityLine,
+    Tactic,
+)
+
+NO_ENGINE = "no engine"
+"""What a report says before anything about an engine is joined with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildEvidence:
+    """Everything there is about one model's engines, as it was read from their files."""
+
+    build: Build | None = None
+    """The build with sparse weights allowed."""
+    layers: LayerInformation | None = None
+    """The layers of the sparse engine."""
+    profile: Profile | None = None
+    """Times in the sparse engine."""
+    dense_build: Build | None = None
+    dense_profile: Profile | None = None
+    nodes: tuple[GraphNode, ...] = ()
+    """The ONNX model's nodes, in graph order; () where only the predicted report is known."""
+    layer_map: LayerMap | None = None
+    """Which modules the nodes come from."""
+    engine_names: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Names in the engine and the layers or nodes that each holds, as the user says."""
+    built_with: str | None = None
+    """The TensorRT that a run built with, in words; None: no record says."""
+    notes: tuple[str, ...] = ()
+    """How the files were read, such as which build of several was taken."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to join."""
+        parts = (self.build, self.layers, self.profile, self.dense_build, self.dense_profile)
+        return all(part is None for part in parts)
+
+    @property
+    def profiles(self) -> tuple[Profile | None, Profile | None]:
+        """The sparse and the dense engine's: its own file, else the table in the log."""
+        both = ((self.profile, self.build), (self.dense_profile, self.dense_build))
+        sparse, dense = (own or (build.profile if build else None) for own, build in both)
+        return sparse, dense
+
+
+def engine_layers(evidence: BuildEvidence) -> tuple[tuple[EngineLayer, ...] | None, str | None]:
+    """The layers of the sparse engine and the file that lists them; None where none does."""
+    listed, build = evidence.layers, evidence.build
+    in_log = build.engine_layers if build is not None else None
+    if listed is not None and (listed.detailed or in_log is None):
+        return listed.layers, listed.file
+    return (None, None) if in_log is None or build is None else (in_log, build.file)
+
+
+def stated_names(builds: Iterable[Build | None]) -> StatedNames:
+    """What logs state of layers that have other names than the nodes of the model."""
+    there = [build for build in builds if build is not None]
+    renamed = ((r.layer, r.node) for b in there for r in b.renamed_layers)
+    sources = ((s.layer, s.onnx_nodes) for b in there for s in b.layer_sources)
+    return StatedNames(renamed=tuple(dict.fromkeys(renamed)), sources=tuple(dict.fromkeys(sources)))
+
+
+def names_in(build: Build, engine: Sequence[EngineLayer] = ()) -> Iterator[str]:
+    """Names of the engine's layers, of those that were tuned and on the (Sparsity) lines."""
+    yield from (layer.name for layer in engine)
+    yield from (layer.name for layer in build.layers)
+    for line in build.sparsity_lines:
+        yield from line.names or ()
+
+
+def given_names(names: Iterable[str]) -> set[str]:
+    """The names without the copies and Myelin kernels that the builder names itself."""
+    return {name for name in names if not name.startswith("__my") and not COPY.match(name)}
+
+
+# --- the model's nodes, and what evidence calls them ----------------------------------------------
+
+
+def match_rows(
+    verdicts: Sequence[Verdict], nodes: Sequence[GraphNode]
+) -> tuple[tuple[GraphNode, ...], tuple[int, ...]]:
+    """The nodes, with one made up for each verdict that none fits, and the index of each verdict's.
+
+    They are matched by name and op. Nodes of one name are told apart by their labels; where those
+    are no help they go in the order of the graph, as both lists come from one walk through it.
+    """
+    by_name: dict[tuple[str, str], list[int]] = defaultdict(list)
+    by_label: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index, node in reversed(list(enumerate(nodes))):
+        op = qualified_op(node.op, node.domain)
+        by_name[node.name, op].append(index)
+        by_label[node.label, op].append(index)
+    complete, found = list(nodes), []
+    taken: set[int] = set()
+
+    def first_free(waiting: list[int]) -> int | None:
+        """The index that is next in the graph."""
+        while waiting and waiting[-1] in taken:
+            waiting.pop()
+        return waiting.pop() if waiting else None
+
+    for verdict in verdicts:
+        named = by_name[verdict.node or verdict.layer, verdict.op]
+        labelled = by_label[verdict.layer, verdict.op] if len(named) > 1 else []
+        at = first_free(labelled)
+        at = first_free(named) if at is None else at
+        if at is None:
+            at = len(complete)
+            label, op = verdict.layer, verdict.op
+            name = label if verdict.node is None else verdict.node
+            complete.append(
+                GraphNode(name=name, label=label, op=op, domain="", inputs=(), outputs=())
+            )
+        taken.add(at)
+        found.append(at)
+    return tuple(complete), tuple(found)
+
+
+def index_evidence(
+    report: EligibilityReport,
+    evidence: BuildEvidence,
+    nodes: Sequence[GraphNode],
+    rows: Sequence[int],
+) -> NodeIndex:
+    """The model's nodes by name, with all that logs, engine, profiles and the user call them."""
+    engine, _ = engine_layers(evidence)
+    names = [layer.name for layer in engine or ()]
+    for build in filter(None, (evidence.build, evidence.dense_build)):
+        names += names_in(build)
+    for profile in filter(None, evidence.profiles):
+        names += (layer.name for layer in profile.layers)
+    places = name_places(report, evidence.nodes) if evidence.engine_names else {}
+    given = (
+        (name, tuple(places[layer] for layer in layers if layer in places))
+        for name, layers in evidence.engine_names
+    )
+    stated = stated_names((evidence.build, evidence.dense_build))
+    modules = _modules(report.verdicts, rows, evidence)
+    return index_nodes(nodes, modules, names, replace(stated, given=tuple(given)))
+
+
+def name_places(report: EligibilityReport, nodes: Sequence[GraphNode]) -> Mapping[str, int]:
+    """The node of each name that a user may give a layer: layer, node, weight or module path."""
+    complete, rows = match_rows(report.verdicts, nodes)
+    pairs = list(zip(report.verdicts, rows, strict=True))
+    names = (
+        *((verdict.layer, at) for verdict, at in pairs),
+        *((name, at) for verdict, at in pairs for name in (verdict.node, verdict.weight)),
+        *((name, at) for at, node in enumerate(complete) for name in (node.label, node.name)),
+        *_stated_paths(report.verdicts, rows),
+    )
+    return {name: at for name, at in reversed(names) if name}
+
+
+def _stated_paths(verdicts: Sequence[Verdict], rows: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Paths of modules that names of nodes and weights state, where no other layer has the same."""
+    stated: dict[str, set[int]] = defaultdict(set)
+    for verdict, node in zip(verdicts, rows, strict=True):
+        for path in paths_of_layer(verdict.node, verdict.weight):
+            stated[path].add(node)
+    return ((path, min(meant)) for path, meant in stated.items() if len(meant) == 1)
+
+
+def _modules(
+    verdicts: Sequence[Verdict], rows: Sequence[int], evidence: BuildEvidence
+) -> Mapping[str, int]:
+    """The node of each module, by the paths that the names of Torch-TensorRT have.
+
+    Paths are those of the layer map and of the report's own names; then those that names of nodes
+    and weights state, where no other node has the same.
+    """
+    pairs = list(zip(verdicts, rows, strict=True))
+    found = {v.layer: node for v, node in pairs if v.layer != v.node or "/" not in v.layer}
+    nodes = {v.node: node for v, node in pairs if v.node}
+    mapped = evidence.layer_map.layers if evidence.layer_map else ()
+    paths = [(name.layer, nodes[name.node]) for name in mapped if name.node in nodes]
+    for path, node in (*paths, *_stated_paths(verdicts, rows)):
+        found.setdefault(path, node)
+    return found
+
+
+# --- which build of a log -------------------------------------------------------------------------
+
+_FITS = 0.5
+"""Least part of the best build's share of names that lead to the model: fusions differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenBuild:
+    """A build, and what to say of those beside it."""
+
+    build: Build
+    note: str | None
+    """Which of how many it is; None where there is one alone."""
+
+
+def choose_build(
+    builds: Sequence[Build], nodes: Sequence[GraphNode], wanted: SparsityFlag
+) -> ChosenBuild:
+    """The build that says most about this model; the last of those that say as much.
+
+    `builds` are of one log and at least one. Without nodes every build may be of the model, and so
+    may one that names no layer.
+    """
+    fitting = _fitting(builds, nodes)
+    ranks = [
+        (
+            fits,
+            build.sparsity is wanted,
+            not build.made_no_engine,
+            build.outcome is not BuildOutcome.LOADED,
+            bool(build.sparsity_lines),
+            build.outcome is not BuildOutcome.FAILED,
+            at,
+        )
+        for at, (build, fits) in enumerate(zip(builds, fitting, strict=True))
+    ]
+    at = max(ranks)[-1]
+    build, note = builds[at], None
+    loaded = sum(b.outcome is BuildOutcome.LOADED for b in builds)
+    if len(builds) - loaded >= 2:
+        kind = "builds and runs" if loaded else "builds"
+        note = f"{build.file} contains {len(builds)} {kind}: number {at + 1} is used "
+        note += f"(lines {build.first_line} to {build.last_line})"
+    return ChosenBuild(build=build, note=note)
+
+
+def _fitting(builds: Sequence[Build], nodes: Sequence[GraphNode]) -> list[bool]:
+    """Whether enough of the names of each lead to nodes of the model, or it names no layer."""
+    if len(builds) < 2 or not nodes:
+        return [True] * len(builds)
+    names = [list(names_in(build, build.engine_layers or ())) for build in builds]
+    index = index_nodes(nodes, None, [n for own in names for n in own], stated_names(builds))
+    shares = []
+    for own in names:
+        found = find_nodes(sorted(given_names(own)), index)
+        shares.append(sum(bool(r.nodes or r.region) for r in found) / len(found) if found else None)
+    least = _FITS * max((share for share in shares if share is not None), default=0.0)
+    return [share is None or share >= least for share in shares]
+
+
+# --- errors, and what is quoted -------------------------------------------------------------------
+
+_FRAME = re.compile(r"--- (?:Begin|End) node ---$")
+"""What the ONNX parser prints around a node, as errors too."""
+_CAUSE = re.compile(
+    r"ERROR: |In node -?\d|Assertion failed|not found|Could not find any implementation"
+    r"|out of memory|must have|not supported|[Uu]nsupported"
+)
+_CONSEQUENCE = re.compile(
+    r"^(?:Failed to (?:parse|create)|Parsing model failed|Engine set up failed"
+    r"|Building engine failed|Skipping tactic )|buildSerializedNetwork: Error"
+)
+
+
+def causes_first(errors: Iterable[LogMessage]) -> list[LogMessage]:
+    """Causes first, consequences last, without the frames around a node."""
+    plain = [error for error in errors if not _FRAME.search(error.text)]
+    plain.sort(key=lambda e: (not _CAUSE.search(e.text), _CONSEQUENCE.search(e.text) is not None))
+    return plain
+
+
+_LONGEST_NAME = 2_000
+"""Characters of a name in the row of each layer it holds; real ones have some hundreds."""
+_LONGEST = 300
+"""Characters that are quoted of one line."""
+_HEAD = re.compile(r".{0,200}?tactics:")
+"""What a list begins with."""
+_CUT = " ..."
+"""Between the pieces of a long line: a search finds each of them."""
+
+
+def quoted_name(name: str) -> str:
+    """The name for a row of the report: the beginning of a very long one, which many rows have."""
+    return name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + "..."
+
+
+def quote_line(file: str, line: SparsityLine, name: str | None = None) -> str:
+    """A (Sparsity) line, or the row of it that names a layer: the pieces that say so."""
+    rows = line.raw.split("\n")
+    at, place = next(
+        ((at, place) for at, row in enumerate(rows) if (place := _place(row, name)) >= 0), (0, 0)
+    )
+    return _cited(file, line.line + at, _pieces(rows[at], place, len(name or "")))
+
+
+def quote_tactic(file: str, found: Tactic | SkippedTactic) -> str:
+    """The line of a tactic's fastest time, or of why it has none."""
+    return _cited(file, found.line, (found.raw or "")[:_LONGEST])
+
+
+def quote_error(file: str, error: LogMessage) -> str:
+    """The line of an error, without what follows it on the next."""
+    return _cited(file, error.line, error.raw.partition("\n")[0][:_LONGEST])
+
+
+def _cited(file: str, line: int, words: str) -> str:
+    return f"{file}:{line}: {words}" if words else f"{file}:{line}"
+
+
+def _place(row: str, name: str | None) -> int:
+    """Where the name is a whole entry of the row; -1 where it is none."""
+    if name is None:
+        return 0
+    found = re.search(rf"(?:^|[:,|])\s*({re.escape(name)})\s*(?:$|[,\[|])", row)
+    return -1 if found is None else found.start(1)
+
+
+def _pieces(row: str, place: int, length: int) -> str:
+    """A long row's beginning, as far as its list, and the entry there; each piece to the letter."""
+    if len(row) <= _LONGEST:
+        return row
+    head = _HEAD.match(row)
+    if not length or head is None:
+        return row[place : place + (length or _LONGEST)][:_LONGEST] + _CUT
+    entry = row[place : place + length][:_LONGEST]
+    between = "" if place + length == len(row) else _CUT
+    if row[head.end() : place].strip(" ,"):
+        return f"{head[0]}{_CUT} {entry}{between}"
+    return row[: place + length][: 2 * _LONGEST] + between

@@ -1,0 +1,409 @@
+"""The build as one layer sees it: what its log lists, and what the log leaves unsaid."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from twofour.eligibility.build_evidence import quote_line, quoted_name
+from twofour.eligibility.build_facts import BuildFacts, build_facts, version_numbers
+from twofour.eligibility.node_names import REGION, Dataflow
+from twofour.eligibility.remedies import (
+    ALLOW_SPARSE,
+    FINISH_BUILD,
+    LOG_OF_BUILD,
+    NAME_KERNELS,
+    NAMES_IN_LOG,
+    VERBOSE_LOG,
+    WHOLE_LOG,
+    Remedy,
+    still_to_do,
+)
+from twofour.eligibility.sightings import MOST_SIBLINGS, Sighting, Sightings
+from twofour.records.eligibility import Verdict
+from twofour.records.log import (
+    Build,
+    BuildOutcome,
+    Contradiction,
+    EngineLayer,
+    SparsityFlag,
+    SparsityKind,
+    SparsityLine,
+)
+from twofour.records.weights import Reason, ReasonCode
+from twofour.words import count, listed, tactic_times_words
+
+_FARTHEST = 64
+"""Nodes looked at behind the missing one."""
+_KERNELS_SHOWN = 4
+_COUNTS_CHOICES = (10, 14)
+"""First TensorRT seen to count choices right: 10.3 prints "Chose 0" before the names of eight."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BuildView:
+    """The build, seen from any of its layers.
+
+    What is the same for all of them is worked out once (so it has no slots): each layer asks.
+    """
+
+    build: Build | None
+    seen: Sightings
+
+    @cached_property
+    def facts(self) -> BuildFacts:
+        """What is known to have been done, so that no remedy asks for it."""
+        return build_facts(self.build, self.seen.engine)
+
+    @property
+    def file(self) -> str:
+        """The log's name, for quoting it."""
+        return self.build.file if self.build is not None else ""
+
+    @property
+    def lines(self) -> tuple[SparsityLine, ...]:
+        """The (Sparsity) lines; () without a log."""
+        return self.build.sparsity_lines if self.build is not None else ()
+
+    @property
+    def forced(self) -> bool:
+        """Whether trtexec overwrote the weights."""
+        return self.build is not None and self.build.sparsity is SparsityFlag.FORCED
+
+    @cached_property
+    def off(self) -> bool:
+        """Whether the builder was not allowed to use sparse kernels, and did not."""
+        build = self.build
+        if build is None or build.engine_loaded:
+            return False
+        return build.sparsity is SparsityFlag.DISABLED and not self.lines
+
+    @cached_property
+    def unfinished(self) -> bool:
+        """Whether the log ends before the build does."""
+        return self.build is not None and self.build.outcome is BuildOutcome.UNFINISHED
+
+    @property
+    def listing_cut(self) -> bool:
+        """Whether the layers of the engine are from a log without an end, which may lack some."""
+        return self.unfinished and self.seen.engine_file == self.file
+
+    @cached_property
+    def sparse_weights_seen(self) -> bool:
+        """Whether layer information marks any layer's weights as sparse: so they were allowed."""
+        return any(layer.has_sparse_weights for layer in self.seen.engine or ())
+
+    @cached_property
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        """Where the log contradicts itself, except for counts that fit the layers of the model."""
+        build = self.build
+        if build is None:
+            return ()
+        # such a line counts each of the products that Myelin joined under one name
+        settled = self.seen.settled if build.sparsity is not SparsityFlag.DISABLED else frozenset()
+        return tuple(c for c in build.contradictions if c.line is None or c.line not in settled)
+
+    def lists(self, kind: SparsityKind, *, foreign: bool) -> tuple[SparsityLine, ...]:
+        """The lines of a kind and pass that give their whole list."""
+        return self._lists.get((kind, foreign), ())
+
+    @cached_property
+    def _lists(self) -> Mapping[tuple[SparsityKind, bool], tuple[SparsityLine, ...]]:
+        found: dict[tuple[SparsityKind, bool], tuple[SparsityLine, ...]] = defaultdict(tuple)
+        counts_choices = version_numbers(self.facts.tensorrt_version) >= _COUNTS_CHOICES
+        for line in self.lines:
+            counts = line.kind is SparsityKind.ELIGIBLE or counts_choices
+            there = line.names is not None or (line.printed_count == 0 and counts)
+            part = line.elided or line.uncertain or self.is_short(line) or _undone(line)
+            if there and not part:
+                found[line.kind, line.foreign_node] += (line,)
+        return found
+
+    @cached_property
+    def eligible_count(self) -> int:
+        """Names on the whole lists of eligible layers, each once; fusions one by one."""
+        kind = SparsityKind.ELIGIBLE
+        lines = (*self.lists(kind, foreign=False), *self.lists(kind, foreign=True))
+        return len({name for line in lines for name in line.constituents or line.names or ()})
+
+    def is_short(self, line: SparsityLine) -> bool:
+        """Whether names are missing behind its count, so that a layer it leaves out may be meant.
+
+        A name of Myelin's may stand for several layers of the model, which are counted one by one.
+        """
+        return line.missing > 0 and line.line not in self.seen.settled
+
+    def counted_as_all(self, sighting: Sighting) -> SparsityLine | None:
+        """A chosen line without names whose count says that every eligible layer was chosen."""
+        mention = sighting.eligible
+        if mention is None:
+            return None
+        listed = mention.line
+        counts = {len(listed.names or ()), len(listed.constituents or ())}
+        if listed.elided or listed.uncertain or self.is_short(listed):
+            counts = {listed.printed_count or 0}
+        return next(
+            (
+                line
+                for line in self.lines
+                if line.kind is SparsityKind.CHOSEN
+                and line.names is None
+                and not _undone(line)
+                and line.foreign_node is listed.foreign_node
+                and line.printed_count in counts - {0}
+            ),
+            None,
+        )
+
+    @cached_property
+    def _flow(self) -> Dataflow:
+        return Dataflow(self.seen.nodes)
+
+    def absence(self, node: int) -> Reason:
+        """Into what a node was folded or fused that no layer of the engine holds."""
+        into = self._behind(node)
+        if node in self._flow.fixed:
+            goes = f" into {into.name}" if into is not None else ""
+            message = f"all its inputs are constants: folded{goes}"
+        elif into is not None:
+            message = f"no layer of the engine is named after it; what follows it is in {into.name}"
+        else:
+            message = "no layer of the engine is named after it, nor after what follows it"
+        return Reason(code=ReasonCode.FOLDED, message=message)
+
+    def _behind(self, node: int) -> EngineLayer | None:
+        """The engine layer that holds the nearest node that uses this one's output."""
+        found = [node]
+        for at in found:
+            if at != node and at in self.seen.holders_of:
+                return self.seen.holders_of[at]
+            if len(found) < _FARTHEST:
+                found += [user for user in self._flow.after[at] if user not in found]
+        return None
+
+
+def _in_myelin(sighting: Sighting) -> bool:
+    """Whether the layer is compiled by Myelin, whose lists are printed apart."""
+    if sighting.tuned is not None and sighting.tuned.foreign_node:
+        return True
+    if sighting.holders:
+        return any(
+            holder.layer_type in ("Myelin", "kgen", "gemm", "shape_call")
+            or REGION in holder.name
+            or "_myl" in holder.name
+            for holder in sighting.holders
+        )
+    return bool(sighting.region or sighting.among or sighting.perhaps)
+
+
+def _is_version_8(build: Build) -> bool:
+    """Whether the log was written by TensorRT 8."""
+    return (build.tensorrt_version or "").startswith("8.")
+
+
+def _undone(line: SparsityLine) -> bool:
+    """Whether the choices are of a pass that the builder did not keep."""
+    return line.kind is SparsityKind.CHOSEN and line.discarded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinCase:
+    """One row of the predicted report, and everything that was seen of it."""
+
+    row: Verdict
+    seen: Sighting
+    view: BuildView
+    fused: tuple[Verdict, ...] = ()
+    """Rows of the report that run as one engine layer with it and read the same input."""
+
+    @property
+    def kernel_holder(self) -> EngineLayer | None:
+        """The engine layer whose kernel is named, one with a sparse kernel first."""
+        return next((h for h in self.seen.holders if h.kernel is not None), None)
+
+    @property
+    def runs_dense(self) -> bool:
+        """Whether kernels are named for it in the engine, none of them sparse."""
+        holder = self.kernel_holder
+        return holder is not None and not holder.sparse
+
+    @property
+    def dense_kernels(self) -> str:
+        """The named kernels of a layer that runs dense, for a sentence."""
+        kernels = list(dict.fromkeys(h.kernel for h in self.seen.holders if h.kernel is not None))
+        if len(kernels) == 1:
+            return f"the dense kernel {kernels[0]}"
+        more = len(kernels) - _KERNELS_SHOWN
+        shown = kernels if more <= 0 else [*kernels[:_KERNELS_SHOWN], f"{more} more"]
+        return f"the kernels {', '.join(shown[:-1])} and {shown[-1]}, none of them sparse"
+
+    @property
+    def sparse_ms(self) -> float | None:
+        """Fastest sparse tactic."""
+        return self.seen.tuned.best_sparse_ms if self.seen.tuned is not None else None
+
+    @property
+    def dense_ms(self) -> float | None:
+        """Fastest dense tactic: the sparse build's where it timed one."""
+        both = (self.seen.tuned, self.seen.dense_tuned)
+        found = (t.best_dense_ms for t in both if t is not None)
+        return next((ms for ms in found if ms is not None), None)
+
+    @property
+    def with_times(self) -> str:
+        """Both times, behind a sentence; "" where one is not known."""
+        if self.sparse_ms is None or self.dense_ms is None:
+            return ""
+        return f": {tactic_times_words(self.sparse_ms, self.dense_ms)}"
+
+    @property
+    def siblings(self) -> Reason | None:
+        """The siblings of a horizontal fusion: what was seen, with no advice in it."""
+        fused, seen = self.seen.siblings, self.view.seen
+        if fused is None:
+            return None
+        names = [seen.nodes[at].name for at in fused.nodes]
+        names += ["others"] if len(names) == MOST_SIBLINGS else []
+        message = f"runs as one engine layer with {listed(names)}: they read the same input"
+        mentions = (self.seen.chosen, self.seen.eligible)
+        line = next((m for m in mentions if m is not None and m.name == fused.name), None)
+        file = seen.engine_file or self.view.file
+        source = f"{file}: {quoted_name(fused.name)}"
+        source = source if line is None else line.source(self.view.file)
+        return Reason(code=ReasonCode.FUSED_SIBLINGS, message=message, source=source)
+
+
+# --- what nothing says ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """What is missing in the evidence, and how to come by it."""
+
+    why: str
+    remedy: str | None
+    """None: all that would help was done already."""
+
+
+def _more_of_the_log(build: BuildFacts) -> str | None:
+    """What makes a build report on sparsity, as far as it was not done."""
+    steps = still_to_do(build, ALLOW_SPARSE, VERBOSE_LOG) or still_to_do(build, NAME_KERNELS)
+    return "; ".join(steps) or None
+
+
+def _or_layers(build: BuildFacts, *first: Remedy) -> str | None:
+    """Layer information says the same where it is not at hand."""
+    return ", or ".join(still_to_do(build, *first, NAME_KERNELS)) or None
+
+
+def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
+    """Why nothing says whether this layer is eligible; None where a whole list leaves it out."""
+    build, facts = view.build, view.facts
+    if build is None:
+        why = "layer information alone does not say whether the builder found it eligible"
+        if view.seen.engine is None:
+            why = "there is no build log"
+        return Gap(why=why, remedy=_more_of_the_log(facts))
+    if not view.lines or view.unfinished:
+        return _silent_log(view, build)
+    foreign = _in_myelin(sighting)
+    lists = view.lists(SparsityKind.ELIGIBLE, foreign=False)
+    if foreign:
+        own = view.lists(SparsityKind.ELIGIBLE, foreign=True)
+        # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
+        lists = own if own or not _is_version_8(build) else lists
+    placed = sighting.tuned or sighting.holders or sighting.region or sighting.among
+    # it may be on either list where nothing shows in which pass it was built
+    missing = (_cut_list(view, foreign=part) for part in ((foreign,) if placed else (False, True)))
+    if (gap := next(filter(None, missing), None)) is not None:
+        return gap
+    if not lists:
+        where = (
+            "for the Myelin region it lies in" if foreign else "for the layers outside of Myelin"
+        )
+        why = f"the log has no list of eligible layers {where}"
+        return Gap(why=why, remedy=_more_of_the_log(facts))
+    strange = len(view.seen.unresolved)
+    if not strange:
+        return None
+    leads = "name leads" if strange == 1 else "names lead"  # and it may be behind any of them
+    why = f"not among the layers listed as eligible, of which {strange} {leads} to no layer of "
+    return Gap(why=f"{why}the model", remedy=_or_layers(facts))
+
+
+def left_out(view: BuildView, sighting: Sighting) -> Reason | None:
+    """That the builder's whole list of eligible layers leaves this one out; None if it may not."""
+    if view.build is None or eligibility_gap(view, sighting) is not None:
+        return None
+    own = _in_myelin(sighting) and not _is_version_8(view.build)
+    lists = view.lists(SparsityKind.ELIGIBLE, foreign=own)
+    others = view.lists(SparsityKind.ELIGIBLE, foreign=not own)
+    message = f"not among the {view.eligible_count:,} layers that the builder lists as eligible"
+    if view.eligible_count < 2:
+        alone = "not the one layer that the builder lists as eligible"
+        message = alone if view.eligible_count else "the builder lists no layer as eligible"
+    quoted = [next((line for line in part if line.names), None) for part in (others, lists)]
+    lines = [line for line in quoted if line is not None] or lists[:1]
+    source = "; ".join(quote_line(view.file, line) for line in lines)
+    return Reason(code=ReasonCode.NOT_LISTED, message=message, source=source)
+
+
+def choice_gap(view: BuildView) -> Gap:
+    """Why it is not known whether an eligible layer runs sparse."""
+    why = "nothing says whether a sparse kernel was chosen for it"
+    lines = [line for line in view.lines if line.kind is SparsityKind.CHOSEN]
+    if view.unfinished:
+        return Gap(why=why, remedy=FINISH_BUILD.text)
+    if any(line.elided or (line.names and view.is_short(line)) for line in lines):
+        why += ": names are missing in the list of chosen layers"
+        return Gap(why=why, remedy=WHOLE_LOG.text)
+    if any(not line.names and line.printed_count for line in lines):
+        most = max(line.printed_count or 0 for line in lines)
+        why += f": {count(most, 'layer')} without names"
+    elif any(line.names is None and line.printed_count == 0 for line in lines):
+        why += ": a count of 0 without names, which TensorRT 10.3 prints whatever it chose"
+    else:
+        return Gap(why=why, remedy=_more_of_the_log(view.facts))
+    return Gap(why=why, remedy=_or_layers(view.facts, NAMES_IN_LOG))
+
+
+def _cut_list(view: BuildView, *, foreign: bool) -> Gap | None:
+    """What is missing in the lists of eligible layers of this pass."""
+    kind = SparsityKind.ELIGIBLE
+    lines = [x for x in view.lines if x.foreign_node is foreign and x.kind is kind]
+    if any(
+        not x.names and (x.missing or (x.names, x.printed_count) == (None, None)) for x in lines
+    ):
+        why = "the log has no names behind its (Sparsity) lines"
+        return Gap(why=why, remedy=_or_layers(view.facts, NAMES_IN_LOG))
+    if any(line.elided or line.uncertain or view.is_short(line) for line in lines):
+        why = "names are missing in the list of eligible layers"
+        return Gap(why=why, remedy=WHOLE_LOG.text)
+    return None
+
+
+def _silent_log(view: BuildView, build: Build) -> Gap:
+    """Why a log without (Sparsity) lines, or without an end, does not list the layer."""
+    facts = view.facts
+    if not view.lines and (build.engine_loaded or build.outcome is BuildOutcome.LOADED):
+        why = "the log is of a loaded engine: only the log of its build reports on sparsity"
+        return Gap(why=why, remedy=_or_layers(facts, LOG_OF_BUILD))
+    if view.unfinished:
+        last = "and has not named it yet" if view.lines else "without a word about sparsity"
+        why = f"the log ends before the build does, {last}"
+        return Gap(why=why, remedy=FINISH_BUILD.text)
+    allowed = "sparse weights were allowed, and the "
+    if build.made_no_engine:
+        why = "the build failed before it said anything about sparsity"
+    elif facts.verbose and facts.sparse_weights:
+        why = f"{allowed}verbose log has no (Sparsity) line"
+    elif facts.verbose:
+        why = "the verbose log has no (Sparsity) line: sparse weights were probably not allowed"
+    elif facts.sparse_weights:
+        why = f"{allowed}log has no (Sparsity) line: not verbose enough"
+    else:
+        why = "the log has no (Sparsity) line: not verbose enough, or sparse weights were not "
+        why += "allowed"
+    return Gap(why=why, remedy=_more_of_the_log(facts))
