@@ -34,7 +34,7 @@ def baseline(folder: str, out: Path, precision: str) -> None:
     import torch
 
     from twofour.records.options import ExampleInputs
-    from twofour.sources.open import open_source
+    from twofour.sources.source import open_source
 
     loaded = open_source(folder, ExampleInputs()).load()  # type: ignore[union-attr]  # not ONNX
     module = loaded.module.to(getattr(torch, precision))

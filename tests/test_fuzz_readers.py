@@ -44,7 +44,7 @@ from twofour.records.run import RunManifest
 from twofour.records.weights import Pattern, Selection
 from twofour.reports.terminal import plain_text
 from twofour.sources.checkpoint import read_checkpoint, read_sentences
-from twofour.sources.open import OnnxSource
+from twofour.sources.source import OnnxSource
 from twofour.store import read_record, to_json
 
 _LOGS = Path(__file__).parent / "data" / "logs"

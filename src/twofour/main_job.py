@@ -47,8 +47,7 @@ from twofour.records.run import (
     VariantCheck,
 )
 from twofour.records.weights import PruneResult, Validation
-from twofour.sources.open import OnnxSource, identity, open_source, refuse_untrusted
-from twofour.sources.source import TorchSource
+from twofour.sources.source import OnnxSource, TorchSource, identity, open_source, refuse_untrusted
 from twofour.store import write_record
 from twofour.workers.host import EngineHost, Sessions
 

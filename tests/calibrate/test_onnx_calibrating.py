@@ -22,7 +22,7 @@ from twofour.calibrate.onnx.service import CalibrationWorker
 from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import open_onnx
-from twofour.inputs.calibration import Batch, CalibrationData
+from twofour.inputs.samples import Batch, CalibrationData
 from twofour.main_job import run_prune
 from twofour.pattern import check
 from twofour.pipeline.onnx.calibrating import OnnxCalibration

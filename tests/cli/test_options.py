@@ -13,7 +13,7 @@ from twofour.cli import application
 from twofour.pruning.methods import METHODS
 from twofour.records.export import TrtexecFolder
 from twofour.records.options import RunOptions
-from twofour.sources.calibration.open import KINDS
+from twofour.sources.calibration.kinds import KINDS
 from twofour.store import read_record
 
 SHAPE = "1x8x6x6"

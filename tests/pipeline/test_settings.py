@@ -33,7 +33,7 @@ from twofour.records.options import (
 from twofour.records.run import BuildResult, VariantCheck
 from twofour.records.weights import Pattern, Selection
 from twofour.sources.callable import CallableSource
-from twofour.sources.open import OnnxSource
+from twofour.sources.source import OnnxSource
 from twofour.sources.user_code import parse_reference
 from twofour.store import read_record
 

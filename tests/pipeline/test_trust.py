@@ -19,7 +19,7 @@ from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.records.options import Trust
 from twofour.records.run import RunManifest, StageRecord
-from twofour.sources.open import identity, refuse_untrusted
+from twofour.sources.source import identity, refuse_untrusted
 from twofour.store import write_record
 
 MODEL = Path(__file__).parents[1] / "support" / "small_model.py"

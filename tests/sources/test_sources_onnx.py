@@ -7,7 +7,7 @@ from support import onnx_models as om
 
 from twofour.errors import BadInputError
 from twofour.records.options import ExampleInputs
-from twofour.sources.open import OnnxSource
+from twofour.sources.source import OnnxSource
 
 
 def _source(path: Path, options: ExampleInputs | None = None) -> OnnxSource:
@@ -78,7 +78,7 @@ def test_a_damaged_file_of_any_size_is_never_hashed(
     def read(path: Path) -> str:
         raise AssertionError(f"{path} is hashed")
 
-    monkeypatch.setattr("twofour.sources.open.sha256_file", read)
+    monkeypatch.setattr("twofour.sources.source.sha256_file", read)
     assert len(_source(path).key()) == 64
     with pytest.raises(BadInputError, match="has only 5"):
         _source(path).opened()

@@ -13,7 +13,7 @@ import torch
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.records.options import ExampleInputs
-from twofour.sources.hf import TimmSource, open_timm
+from twofour.sources.callable import TimmSource, open_timm
 from twofour.sources.source import LoadedModule
 
 STAND_IN = """

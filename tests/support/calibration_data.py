@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from twofour.inputs.calibration import CalibrationData, ModelInputs
+from twofour.inputs.samples import CalibrationData, ModelInputs
 from twofour.records.export import TensorShape
 from twofour.records.options import CalibrationOptions
-from twofour.sources.calibration.open import onnx_inputs, open_calibration
+from twofour.sources.calibration.kinds import onnx_inputs, open_calibration
 
 
 def onnx_model(

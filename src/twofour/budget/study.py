@@ -29,8 +29,8 @@ from twofour.budget.choosing import (
 from twofour.budget.measuring import MEASURED, MEASURED_ON, Places, SetMeasurements, open_workers
 from twofour.budget.savings import PruningUnit, Savings, find_savings, find_units, read_layer_times
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.inputs.calibration import Batch
 from twofour.inputs.fits import save_arrays
+from twofour.inputs.samples import Batch
 from twofour.pipeline.checks import check_variant, metric_key
 from twofour.pipeline.folder import (
     DENSE,
@@ -60,7 +60,7 @@ from twofour.records.run import (
 from twofour.records.weights import PruneResult
 from twofour.reports.html import write_pages
 from twofour.reports.sensitivity_document import in_order_of_worth, loss_words, sensitivity_document
-from twofour.sources.calibration.open import onnx_inputs
+from twofour.sources.calibration.kinds import onnx_inputs
 from twofour.sources.user_code import parse_reference
 from twofour.store import link_or_copy, sha256_bytes, sha256_file, write_text
 from twofour.words import count

@@ -50,7 +50,7 @@ from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyR
 from twofour.records.options import CompareOptions
 from twofour.reports.html import write_pages
 from twofour.reports.latency_document import latency_document
-from twofour.sources.open import refuse_untrusted
+from twofour.sources.source import refuse_untrusted
 from twofour.store import read_record, write_record
 from twofour.workers.process import WorkerDiedError
 

@@ -315,7 +315,7 @@ def _program(torch: TorchRequest) -> TorchProgram:
     """The module with the weights of the source, or with those that the prune stage saved."""
     from twofour.engines.torch.program import TorchProgram
     from twofour.pipeline.torch.model import TorchModel
-    from twofour.sources.open import OnnxSource, open_source
+    from twofour.sources.source import OnnxSource, open_source
 
     source = open_source(torch.source, torch.arguments)
     assert not isinstance(source, OnnxSource), "planned only for torch sources"

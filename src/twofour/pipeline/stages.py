@@ -47,7 +47,7 @@ from twofour.workers.host import EngineHost, Sessions
 if TYPE_CHECKING:
     import numpy as np
 
-    from twofour.inputs.calibration import CalibrationData, ModelInputs
+    from twofour.inputs.samples import CalibrationData, ModelInputs
     from twofour.sources.source import Source
 
 
@@ -318,13 +318,13 @@ class Run:
         options = self.options
         if options.calibration.data is None:
             return ""
-        from twofour.sources.calibration.open import calibration_key
+        from twofour.sources.calibration.kinds import calibration_key
 
         return calibration_key(options.calibration, self.described_in, seed=options.seed)
 
     def open_calibration(self, inputs: ModelInputs) -> CalibrationData:
         """The calibration data, checked to fit a model that takes these inputs."""
-        from twofour.sources.calibration.open import open_calibration
+        from twofour.sources.calibration.kinds import open_calibration
 
         options, folder = self.options, self.file(STAGES)
         data = open_calibration(options.calibration, inputs, seed=options.seed, folder=folder)

@@ -1,23 +1,29 @@
-"""Modules as sources: what a function returns, and one in memory, of which loads are copies."""
+"""Modules as sources: what a function returns, what timm creates, and one in memory."""
 
 from __future__ import annotations
 
 import copy
+import difflib
 import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from twofour.errors import BadInputError
+from twofour.export.model_code import described
+from twofour.packages import installed_version
 from twofour.records.options import ExampleInputs
 from twofour.sources.source import (
     IN_MEMORY,
+    TIMM,
     Arguments,
     LoadedModule,
+    import_extra,
     inputs_from_options,
     inputs_from_value,
     key_of,
@@ -29,6 +35,7 @@ from twofour.sources.user_code import (
     CodeReference,
     call,
     import_attribute,
+    parse_reference,
     reference_key,
     seed_everything,
     user_code,
@@ -83,7 +90,7 @@ def _checked_module(reference: CodeReference, module: object) -> nn.Module:
 
 def _own_inputs(reference: CodeReference, module: nn.Module, options: ExampleInputs) -> Arguments:
     """Example inputs the module itself knows: by its config, as Lightning's or as dummy_inputs."""
-    from twofour.sources.hf_io import invented_inputs, is_transformers_model
+    from twofour.sources.hf import invented_inputs, is_transformers_model
 
     if is_transformers_model(module):
         return invented_inputs(module, options.seed)
@@ -122,7 +129,7 @@ class CallableSource:
         """Import and call it, with all random numbers seeded; a module is taken as it is."""
         from torch import nn
 
-        from twofour.sources.hf_io import (
+        from twofour.sources.hf import (
             give_tensors,
             is_transformers_model,
             with_free_sizes,
@@ -183,7 +190,7 @@ class ModuleSource:
 
     def load(self) -> LoadedModule:
         """A copy of the module in eval mode on the CPU, with the example inputs."""
-        from twofour.sources.hf_io import (
+        from twofour.sources.hf import (
             give_tensors,
             invented_inputs,
             is_transformers_model,
@@ -257,3 +264,86 @@ def _hash(value: object) -> str:
     plain = value.detach().cpu().contiguous()
     content = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.zeros(0)
     return sha256_bytes(f"{value.dtype} {list(value.shape)}".encode(), content.tobytes())
+
+
+def open_callable(text: str, options: ExampleInputs) -> CallableSource:
+    """Read `file.py:callable` or `package.module:callable`; raises BadInputError."""
+    return CallableSource(text=text, reference=parse_reference(text), options=options)
+
+
+_ROWS = 2
+_PRETRAINED = {"": True, "pretrained=true": True, "pretrained=false": False}
+
+
+def _create_timm(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=pretrained)
+    except Exception as error:
+        reason = f"timm cannot create {name!r}: {described(error)}"
+        if not pretrained:
+            raise BadInputError(reason) from error
+        raise BadInputError(
+            reason,
+            hint="its trained weights are downloaded on first use; without a network, give "
+            f"timm:{name}?pretrained=false for random weights, or a file.py:callable",
+        ) from error
+    return model
+
+
+def _timm_images(model: nn.Module, seed: int) -> Arguments:
+    import torch
+
+    settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    size = settings.get("input_size") if isinstance(settings, dict) else None
+    if not size:
+        raise BadInputError(
+            f"{type(model).__name__} does not say which images it takes",
+            hint="give --input-shape 2x3x224x224",
+        )
+    generator = torch.Generator().manual_seed(seed)
+    return Arguments(args=(torch.randn((_ROWS, *size), generator=generator),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimmSource:
+    """A model of the timm library by its name."""
+
+    text: str
+    model: str
+    pretrained: bool
+    options: ExampleInputs
+
+    @property
+    def name(self) -> str:
+        """The name timm knows it by."""
+        return safe_name(self.model)
+
+    def key(self) -> str:
+        """sha256 over timm's version, the name and the options."""
+        version = installed_version("timm") or "none"
+        return key_of(version, self.model, str(self.pretrained), options_key(self.options))
+
+    def load(self) -> LoadedModule:
+        """The model, with 2 random images as example inputs unless the user gives others."""
+        timm = import_extra("timm", "a timm: model")
+        if not timm.is_model(self.model.partition(".")[0]):
+            close = difflib.get_close_matches(self.model, timm.list_models(), n=3)
+            raise BadInputError(
+                f"timm {timm.__version__} has no model {self.model!r}",
+                hint=f"did you mean {', '.join(close)}?" if close else "see timm.list_models()",
+            )
+        seed_everything(self.options.seed)
+        model = _create_timm(timm, self.model, pretrained=self.pretrained)
+        inputs = inputs_from_options(model, self.options) or _timm_images(model, self.options.seed)
+        return loaded_module(model, inputs.args, inputs.kwargs)
+
+
+def open_timm(text: str, options: ExampleInputs) -> TimmSource:
+    """Read `timm:NAME`; raises BadInputError for another option than pretrained."""
+    name, _, query = text.removeprefix(TIMM).partition("?")
+    if not name or query not in _PRETRAINED:
+        raise BadInputError(
+            f"{text!r} names no timm model",
+            hint="write timm:resnet50, or timm:resnet50?pretrained=false for random weights",
+        )
+    return TimmSource(text=text, model=name, pretrained=_PRETRAINED[query], options=options)

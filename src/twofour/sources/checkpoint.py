@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError
+from twofour.export.model_code import described
 from twofour.pruning.verify import read_header
 from twofour.sources.source import CONFIG, MODULES, import_extra
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -29,6 +31,8 @@ SETTINGS_FILES = (
     PREPROCESSOR, "sentence_bert_config.json",
 )  # fmt: skip
 _BUILT_IN_SENTENCES = Path(__file__).with_name("sentences.txt")
+_MOST_TOKENS = 512
+"""Most tokens of a sentence where neither tokenizer nor config names a number."""
 _SAFE = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
 POOLING_MODES = ("cls", "max", "mean")
@@ -330,3 +334,39 @@ def reading(folder: Path, tokenizer: Any, *limits: int | None) -> tuple[int, boo
     stated = (tokenizer.model_max_length, sentence.get("max_seq_length"), most, *limits)
     known = [limit for limit in stated if isinstance(limit, (int, float)) and limit > 0]
     return int(min(known)), sentence.get("do_lower_case") is True
+
+
+def tokenised_sentences(folder: Path, file: Path | None) -> dict[str, torch.Tensor]:
+    """Token ids, mask and so on, [sentences, longest sentence], padded to that length."""
+    sentences = read_sentences(file)
+    try:
+        tokenizer = open_tokenizer(folder)
+        longest, lower_case = reading(folder, tokenizer, _MOST_TOKENS)
+        encoded = tokenizer(
+            [sentence.lower() if lower_case else sentence for sentence in sentences],
+            padding=True,
+            truncation=True,
+            max_length=longest,
+            return_tensors="pt",
+        )
+    except Exception as error:
+        raise BadInputError(
+            f"the tokenizer in {folder} cannot be used: {described(error)}",
+            hint="give token ids with --inputs FILE.npz",
+        ) from error
+    return dict(encoded)
+
+
+def image_size(folder: Path) -> tuple[int, int] | None:
+    """Height and width of the model's images as preprocessor_config.json has them."""
+    file = folder / PREPROCESSOR
+    settings = read_json_object(file) if file.is_file() else {}
+    for name in ("crop_size", "size"):
+        size = settings.get(name)
+        if isinstance(size, int):
+            return (size, size)
+        if isinstance(size, dict) and isinstance(size.get("height"), int):
+            return (size["height"], size["width"])
+        if isinstance(size, dict) and isinstance(size.get("shortest_edge"), int):
+            return (size["shortest_edge"], size["shortest_edge"])
+    return None

@@ -1,11 +1,14 @@
-"""What every model source offers: its name, its key, and the model with example inputs."""
+"""A model as the user names it: the forms of naming one, and what every source offers.
+
+Nothing is loaded until it is asked for, and torch is not imported.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -19,18 +22,22 @@ from twofour.errors import BadInputError, MissingToolError
 from twofour.inputs.examples import refuse_large_example
 from twofour.inputs.fits import read_arrays
 from twofour.packages import how_to_install
-from twofour.records.options import DynamicAxis, ExampleInputs
+from twofour.records.options import DynamicAxis, ExampleInputs, Trust
 from twofour.store import sha256_bytes, sha256_file
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from twofour.graph.opened import OpenedModel, OpenedModels
+
 CONFIG = "config.json"
 MODULES = "modules.json"
 """A folder that has one of these is a checkpoint."""
 IN_MEMORY = "the module "
 """Begins the text of a source that only lives in one process; a class follows."""
+TIMM = "timm:"
+_STATE_DICTS = (".pt", ".pth", ".pkl", ".bin", ".ckpt", ".safetensors")
 _FLOAT_BYTES = 4
 _POSITIONAL = re.compile(r"arr_(\d+)")
 """How numpy.savez calls arrays that were given without a name."""
@@ -98,6 +105,163 @@ class TorchSource(Source, Protocol):
 
     def load(self) -> LoadedModule:
         """Build the module and its example inputs; the same on every call."""
+
+
+def _opened_models() -> OpenedModels:
+    from twofour.graph.opened import OpenedModels
+
+    return OpenedModels()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxSource:
+    """An ONNX file; whether it is a sound one is found when the graph is read."""
+
+    text: str
+    path: Path
+    options: ExampleInputs
+    models: OpenedModels = field(default_factory=_opened_models, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The file's stem."""
+        return safe_name(self.path.stem)
+
+    def key(self) -> str:
+        """sha256 over the file, its external data and the options; a damaged file is not hashed."""
+        try:
+            opened = self.opened()
+        except BadInputError:
+            return key_of("damaged", self.path.name, options_key(self.options))
+        files = (self.path, *sorted(opened.data_files))
+        parts = (part for file in files for part in (file.name, sha256_file(file)))
+        return key_of(*parts, options_key(self.options))
+
+    def opened(self) -> OpenedModel:
+        """The graph, parsed once while the file stays as it is; raises BadInputError."""
+        return self.models.open(self.path)
+
+
+def open_onnx(text: str, options: ExampleInputs) -> OnnxSource:
+    """The source of an .onnx file."""
+    return OnnxSource(text=text, path=path_of(text), options=options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceForm:
+    """One form of naming a model: how it is written, which texts have it, and what opens them."""
+
+    written: str
+    """As help and errors show it."""
+    fits: Callable[[str, Path], bool]
+    """Takes the text, and the same as a path."""
+    opened_by: str
+    """`package.module:function` of the text and the example inputs, imported when it is used."""
+    runs_code: bool = False
+    """Whether the text names code of the user."""
+
+    def open(self, text: str, options: ExampleInputs) -> OnnxSource | TorchSource:
+        """The source that the text names; raises BadInputError."""
+        module, _, name = self.opened_by.partition(":")
+        source: OnnxSource | TorchSource
+        source = getattr(importlib.import_module(module), name)(text, options)
+        return source
+
+
+FORMS = (
+    SourceForm(
+        written="file.onnx",
+        fits=lambda _text, path: path.is_file() and path.suffix.lower() == ".onnx",
+        opened_by="twofour.sources.source:open_onnx",
+    ),
+    SourceForm(
+        written="a Hugging Face checkpoint folder",
+        fits=lambda _text, path: (path / CONFIG).is_file() or (path / MODULES).is_file(),
+        opened_by="twofour.sources.hf:open_hf",
+    ),
+    SourceForm(
+        written="timm:NAME",
+        fits=lambda text, _path: text.startswith(TIMM),
+        opened_by="twofour.sources.callable:open_timm",
+    ),
+    SourceForm(
+        written="file.py:callable, package.module:callable",
+        fits=names_code,
+        opened_by="twofour.sources.callable:open_callable",
+        runs_code=True,
+    ),
+)
+"""Every source there is; the first that fits opens the text."""
+
+
+def open_source(text: str, options: ExampleInputs) -> OnnxSource | TorchSource:
+    """The source a text names; raises BadInputError with a hint for what comes near one."""
+    if options.file is not None and not options.file.is_file():
+        raise BadInputError(f"--inputs {options.inputs} is no file")
+    form = _form(text)
+    if form is None:
+        raise _no_model(text, path_of(text))
+    return form.open(text, options)
+
+
+def runs_code(text: str) -> bool:
+    """Whether loading the source that a text names runs code of the user's."""
+    form = _form(text)
+    return form is not None and form.runs_code
+
+
+def identity(text: str) -> str:
+    """What a run folder belongs to: the absolute path where the source is one, else its text."""
+    place, colon, name = text.rpartition(":")
+    path = path_of(place if colon else text)
+    if not path.exists():
+        return text
+    return f"{path.resolve()}{colon}{name if colon else ''}"
+
+
+def _form(text: str) -> SourceForm | None:
+    path = path_of(text)
+    return next((form for form in FORMS if form.fits(text, path)), None)
+
+
+def _no_model(text: str, path: Path) -> BadInputError:
+    forms = f"a model is {', '.join(form.written for form in FORMS)}"
+    if path.is_file():
+        hint = forms
+        if path.suffix == ".py":
+            hint = f"name the function that returns the model: {text}:make_model"
+        elif path.suffix.lower() in _STATE_DICTS:
+            hint = (
+                "weights alone have no architecture; write a file.py:callable that builds the "
+                "module, loads this file and returns the module, or name the folder with "
+                "config.json"
+            )
+        return BadInputError(f"{text} is a file, but no .onnx model", hint=hint)
+    if path.is_dir():
+        models = sorted(f.name for f in path.glob("*.onnx"))
+        hint = f"name the file: {path / models[0]}" if models else forms
+        return BadInputError(f"{text} is a folder without config.json: no checkpoint", hint=hint)
+    if path.suffix:
+        return BadInputError(f"there is no file {text}", hint=forms)
+    hint = forms
+    if text.count("/") == 1:
+        hint = (
+            f"models are not downloaded; fetch it with `hf download` and name the folder ({forms})"
+        )
+    return BadInputError(f"there is no model {text!r}", hint=hint)
+
+
+def refuse_untrusted(folder: Path, source: str, trust: Trust) -> None:
+    """Raise BadInputError where a folder's source is code that `trust` does not reach."""
+    if trust.everything or not runs_code(source):
+        return
+    if any(source in (named, identity(named)) for named in trust.sources):
+        return
+    raise BadInputError(
+        f"{folder}/run.json names code that this command would run: {source}",
+        hint=f"if you know that code, name it too (--source {source}), or allow whatever the "
+        "folder names (--trust)",
+    )
 
 
 def import_extra(package: str, who: str) -> ModuleType:

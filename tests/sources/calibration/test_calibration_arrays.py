@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from support.calibration_data import onnx_model, opened
 
 from twofour.errors import BadInputError
-from twofour.inputs.calibration import BATCH_SAMPLES, CalibrationData, ModelInputs
+from twofour.inputs.samples import BATCH_SAMPLES, CalibrationData, ModelInputs
 from twofour.records.options import CalibrationOptions
-from twofour.sources.calibration.open import calibration_key
+from twofour.sources.calibration.kinds import calibration_key
 
 X = np.arange(20 * 3, dtype=np.float32).reshape(20, 3)
 

@@ -12,7 +12,7 @@ from support.calibration_data import onnx_model, opened
 
 from twofour.errors import BadInputError
 from twofour.records.options import CalibrationOptions
-from twofour.sources.calibration.open import calibration_key
+from twofour.sources.calibration.kinds import calibration_key
 
 MODEL = onnx_model(x=("float32", ("batch", 3)))
 
@@ -108,8 +108,8 @@ def test_arrays_and_code_need_no_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('torch', name='torch')\n")
     script = (
         "from pathlib import Path\n"
-        "from twofour.sources.calibration.open import open_calibration\n"
-        "from twofour.sources.calibration.open import onnx_inputs\n"
+        "from twofour.sources.calibration.kinds import open_calibration\n"
+        "from twofour.sources.calibration.kinds import onnx_inputs\n"
         "from twofour.records.export import TensorShape\n"
         "from twofour.records.options import CalibrationOptions\n"
         "x = TensorShape(name='x', dtype='float32', shape=('b', 3))\n"

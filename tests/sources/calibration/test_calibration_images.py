@@ -15,10 +15,10 @@ from support.calibration_data import onnx_model, opened
 from torch import nn
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.inputs.calibration import CalibrationData, ModelInputs
+from twofour.inputs.samples import CalibrationData, ModelInputs
 from twofour.records.options import CalibrationOptions
 from twofour.sources.calibration.images import spread
-from twofour.sources.calibration.open import calibration_key, loaded_inputs
+from twofour.sources.calibration.kinds import calibration_key, loaded_inputs
 from twofour.sources.source import loaded_module
 
 PLAIN: dict[str, Any] = {"image_mean": (0.0,), "image_std": (1.0,)}

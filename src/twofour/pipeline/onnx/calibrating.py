@@ -44,8 +44,8 @@ from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.graph.constants import has_half
 from twofour.graph.files import Array, read_tensor, storage_key
 from twofour.graph.opened import OpenedModel
-from twofour.inputs.calibration import CalibrationData
 from twofour.inputs.fits import save_arrays
+from twofour.inputs.samples import CalibrationData
 from twofour.pattern import as_bits
 from twofour.pipeline.stages import Progress, Settings, versions
 from twofour.pruning.methods import left_to, method_named, without_data
@@ -53,7 +53,7 @@ from twofour.pruning.onnx import Calibrated, choices_of
 from twofour.pruning.solve import SolvedLayer, solve_layers
 from twofour.pruning.statistics import Statistics, added
 from twofour.records.weights import Calibration, Solution
-from twofour.sources.calibration.open import calibration_record
+from twofour.sources.calibration.kinds import calibration_record
 from twofour.sources.source import key_of
 from twofour.store import atomic_file, link_or_copy, sha256_file
 from twofour.words import in_seconds

@@ -52,9 +52,9 @@ from twofour.workers.process import may_pass
 
 if TYPE_CHECKING:
     from twofour.export.casts import Conversion
-    from twofour.inputs.calibration import CalibrationData
+    from twofour.inputs.samples import CalibrationData
     from twofour.pruning.onnx import Calibrated
-    from twofour.sources.open import OnnxSource
+    from twofour.sources.source import OnnxSource
 
 
 class OnnxModel:
@@ -296,7 +296,7 @@ def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
 
 def _calibration_data(run: Run, opened: OpenedModel) -> CalibrationData:
     """The run's calibration data for the file, which is named as the user did."""
-    from twofour.sources.calibration.open import onnx_inputs
+    from twofour.sources.calibration.kinds import onnx_inputs
 
     return run.open_calibration(onnx_inputs(Path(run.source.text).absolute(), opened.inputs))
 

@@ -160,8 +160,8 @@ def _by_data(run: Run, streamed: StreamedModule) -> PruneResult:
     """What is done stays in the copy: after a kill the same command continues behind it."""
     from twofour.calibrate.torch.pruning import prune_streamed_calibrated
     from twofour.pipeline.torch.weights import calls_of, work_of_run
-    from twofour.sources.calibration.open import calibration_record, loaded_inputs
-    from twofour.sources.hf_io import with_made_up_inputs
+    from twofour.sources.calibration.kinds import calibration_record, loaded_inputs
+    from twofour.sources.hf import with_made_up_inputs
 
     assert isinstance(run.source, HfSource)
     loaded = with_made_up_inputs(streamed.module, run.options.seed)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
-from twofour.inputs.calibration import CalibrationData
+from twofour.inputs.samples import CalibrationData
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.stages import versions
 from twofour.records.weights import LoadedWeights, PruneResult, Selection
-from twofour.sources.calibration.open import (
+from twofour.sources.calibration.kinds import (
     calibration_record,
     loaded_inputs,
     module_inputs,
@@ -233,7 +233,7 @@ def prune_by_batches(
     """
     from twofour.calibrate.torch.pruning import prune_calibrated
     from twofour.pruning.torch.layers import find_weights
-    from twofour.sources.calibration.values import calibration_from_value
+    from twofour.sources.calibration.loaders import calibration_from_value
 
     find_weights(module)  # what has none that could be told is refused before the data are read
     value, samples = batches
@@ -272,6 +272,6 @@ def refitted_to_key(run: Run) -> str:
 
 def calls_of(module: nn.Module, data: CalibrationData) -> Iterator[Call]:
     """The data's batches in forward's order, read as they are asked for."""
-    from twofour.sources.calibration.values import torch_call
+    from twofour.sources.calibration.loaders import torch_call
 
     return (torch_call(module, batch) for batch in data.batches())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, first_line
 from twofour.export.model_code import described
-from twofour.inputs.calibration import (
+from twofour.inputs.samples import (
     Batch,
     CalibrationData,
     ImageScaling,
@@ -29,7 +29,7 @@ from twofour.inputs.calibration import (
     usable,
 )
 from twofour.packages import installed_version
-from twofour.sources.calibration.values import on_disk
+from twofour.sources.calibration.loaders import on_disk
 from twofour.sources.checkpoint import PREPROCESSOR
 from twofour.sources.source import import_extra, key_of
 from twofour.store import sha256_file

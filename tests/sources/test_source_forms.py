@@ -9,10 +9,9 @@ from typer.testing import CliRunner
 from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.records.options import ExampleInputs
-from twofour.sources.callable import CallableSource
-from twofour.sources.hf import HfSource, TimmSource
-from twofour.sources.open import FORMS, OnnxSource, open_source
-from twofour.sources.source import safe_name
+from twofour.sources.callable import CallableSource, TimmSource
+from twofour.sources.hf import HfSource
+from twofour.sources.source import FORMS, OnnxSource, open_source, safe_name
 
 OPTIONS = ExampleInputs()
 
@@ -108,7 +107,7 @@ def test_opening_a_source_and_its_key_import_no_torch(tmp_path: Path) -> None:
     (tmp_path / "zoo.py").write_text("import torch\ndef make(): ...\n")
     code = (
         "import sys\n"
-        "from twofour.sources.open import open_source\n"
+        "from twofour.sources.source import open_source\n"
         "from twofour.sources.source import ExampleInputs\n"
         "key = open_source('zoo.py:make', ExampleInputs()).key()\n"
         "print(len(key), 'torch' in sys.modules)\n"

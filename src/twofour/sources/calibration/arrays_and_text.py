@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from twofour.errors import BadInputError, MissingToolError, TwofourError, first_line
 from twofour.export.model_code import described
 from twofour.graph.files import map_region
-from twofour.inputs.calibration import (
+from twofour.inputs.fits import Arrays, numpy_dtype
+from twofour.inputs.samples import (
     Batch,
     CalibrationData,
     ModelInput,
@@ -36,7 +37,6 @@ from twofour.inputs.calibration import (
     rows_of,
     usable,
 )
-from twofour.inputs.fits import Arrays, numpy_dtype
 from twofour.pruning.verify import read_header
 from twofour.sources.checkpoint import (
     SETTINGS_FILES,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
-from twofour.inputs.calibration import (
+from twofour.inputs.samples import (
     CalibrationData,
     ImageScaling,
     ModelInput,
@@ -21,9 +21,9 @@ from twofour.pruning.statistics import held_out_samples
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import CalibrationOptions
 from twofour.records.weights import Calibration
-from twofour.sources.calibration.files import file_key, open_arrays, open_text, text_key
+from twofour.sources.calibration.arrays_and_text import file_key, open_arrays, open_text, text_key
 from twofour.sources.calibration.images import IMAGE_SUFFIXES, images_key, open_images
-from twofour.sources.calibration.values import calibration_from_value
+from twofour.sources.calibration.loaders import calibration_from_value
 from twofour.sources.checkpoint import described_in
 from twofour.sources.source import key_of, names_code, path_of
 from twofour.sources.user_code import (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.model_code import described
-from twofour.inputs.calibration import (
+from twofour.inputs.samples import (
     MASKS,
     Batch,
     CalibrationData,

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from twofour.errors import BadInputError
-from twofour.inputs.calibration import CalibrationData, ModelInputs
-from twofour.sources.calibration.open import loaded_inputs, module_inputs
-from twofour.sources.calibration.values import calibration_from_value, torch_call
+from twofour.inputs.samples import CalibrationData, ModelInputs
+from twofour.sources.calibration.kinds import loaded_inputs, module_inputs
+from twofour.sources.calibration.loaders import calibration_from_value, torch_call
 from twofour.sources.source import loaded_module
 
 X = torch.arange(20 * 3, dtype=torch.float32).reshape(20, 3)
